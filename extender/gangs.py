@@ -129,7 +129,7 @@ class GangKeeper:
         self._wake()
         if not refused:
             return None
-        self._state.cancel(pod.uid)
+        self._end_own(pod.uid)
         return FilterResult(
             unresolvable={self._refusal(group) or GANG_MAKES_WAY: list(dict.fromkeys(args.node_names or ()))}
         )
@@ -187,7 +187,7 @@ class GangKeeper:
         return reservation.firm or reservation.node == node
 
     def _end_own(self, uid: str) -> None:
-        """The pod goes, and its gang stays."""
+        """Only this one's."""
         own = self._state.reservations.get(uid)
         if own is not None and not own.firm:
             self._state.cancel(uid)

@@ -1,4 +1,4 @@
-"""Nominate pods to nodes ahead of their turn, while many wait in a large cluster (`vgpu.nominate` says who and when).
+"""Nominate pods to nodes ahead of their turn, while many wait (`vgpu.nominate` says who and when) and it is worth it (`vgpu.pacing`).
 
     pods that wait --Line--> due --placement over the fleet--> Plan (room is held) --one write--> status.nominatedNodeName
     scheduler, one node --filter--> the plan becomes a reservation; or it looks at all nodes, as without
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -28,6 +28,7 @@ from kube.objects import Condition, Needs, Node, Pod
 from kube.patch import nominate
 from vgpu.errors import BadAsk
 from vgpu.nominate import Line, Trust, Waiting, due
+from vgpu.pacing import Pacing
 from vgpu.placement import NoRoom, Placement, place
 from vgpu.policy import POLICIES
 from vgpu.request import PodAsk
@@ -52,11 +53,14 @@ GATED: Final = "SchedulingGated"
 TOGETHER: Final = 512
 """Nodes judged before the scheduler's calls have their turn: 0.5 ms."""
 
+When = Literal["auto", "always", "never"]
+"""Whether pods are nominated ahead: where it is worth it, wherever pods wait, or not at all."""
+
 log = structlog.get_logger("extender.nominating")
 
 
 class Nominator:
-    """`pod_of` finds a pod by `namespace/name`; `nodes` answers all there are. With `from_nodes` 0 it does nothing."""
+    """`pod_of` finds a pod by `namespace/name`; `nodes` answers all there are. With `when` never it does nothing."""
 
     def __init__(
         self,
@@ -67,14 +71,14 @@ class Nominator:
         nodes: Callable[[], Cache[Node]],
         clock: Callable[[], float],
         scheduler: str,
-        from_nodes: int,
+        when: When,
     ) -> None:
         self.plans = Plans(state)
         self.counts = {"written": 0, "refused": 0, "taken": 0, "left": 0}
         """Nominations written, refused by the API server, followed by the scheduler, not followed."""
         self._client, self._state, self._pod_of, self._nodes = client, state, pod_of, nodes
-        self._clock, self._scheduler, self._from_nodes = clock, scheduler, from_nodes
-        self._line, self._trust = Line[Needs](), Trust()
+        self._clock, self._scheduler, self._when = clock, scheduler, when
+        self._line, self._trust, self._pacing = Line[Needs](), Trust(), Pacing()
         self._seen: dict[str, str] = {}
         """UID of every waiting pod that was nominated, or is not to be -> its node, or nothing."""
         self._written: set[str] = set()
@@ -105,7 +109,7 @@ class Nominator:
         elif self._is_anothers(new):
             self._forget(new.uid)
             self.read_back(new)
-        elif self._from_nodes and new.uid not in self._seen and new.uid not in self._line:
+        elif self._when != "never" and new.uid not in self._seen and new.uid not in self._line:
             self._join(new)
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
@@ -151,8 +155,11 @@ class Nominator:
     def asked(self, pod: Pod) -> None:
         """The scheduler has come to this pod: it is placed now, and its plan is over."""
         self._asked_at = self._clock()
+        nominated = pod.uid in self._written
         if self._line.leave(pod.uid):
             self._seen[pod.uid] = ""
+        waiting = len(self._line) + len(self.plans)
+        self._pacing.called(self._asked_at, nominated=nominated, waiting=waiting)
         if self.plans.drop(pod.uid) or self._line:
             self._wake.set()
 
@@ -171,7 +178,12 @@ class Nominator:
             ask = self._state.ask_of(pod)
         except BadAsk:
             return
-        if not self._from_nodes or not ask or self._state.claims.place_of(pod.uid) is not None or pod.uid in self.plans:
+        if (
+            self._when == "never"
+            or not ask
+            or self._state.claims.place_of(pod.uid) is not None
+            or pod.uid in self.plans
+        ):
             return
         found = self._place(ask, [node])
         if found is not None:
@@ -187,7 +199,7 @@ class Nominator:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if not self._from_nodes:
+        if self._when == "never":
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan_ahead())
@@ -207,7 +219,9 @@ class Nominator:
 
     def _next(self) -> Waiting[Needs] | None:
         now_s = self._clock()
-        if not self.is_asked() or self._trust.paused(now_s) or len(self._nodes()) < self._from_nodes:
+        if not self.is_asked() or self._trust.paused(now_s):
+            return None
+        if self._when == "auto" and not self._pacing.worth(now_s):
             return None
         return due(self._line, len(self.plans))
 

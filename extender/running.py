@@ -71,14 +71,14 @@ class Extender:
             nodes=lambda: self.nodes,
             clock=time.monotonic,
             scheduler=settings.scheduler_name,
-            from_nodes=settings.nominate_ahead_from_nodes,
+            when=settings.nominate_ahead,
         )
         self.preemption = Preemption(client, self.state, settings, self.ahead)
         self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
         self.pods = self.preemption.pods = Cache(
             client,
             PODS,
-            WholePod if settings.nominate_ahead_from_nodes else Pod,
+            WholePod if settings.nominate_ahead != "never" else Pod,
             on_change=self._pod_changed,
             field_selector=UNFINISHED,
             shrink=small_pod_of(names, controllers=settings.kueue),
@@ -103,7 +103,7 @@ class Extender:
             missed=lambda: self.preemption.missed,
         )
         self._retrier = Retrier(client, self._waiting)
-        if settings.preemption or settings.nominate_ahead_from_nodes:  # else it may not nominate
+        if settings.preemption or settings.nominate_ahead != "never":  # else it may not nominate
             self.state.on_lapse = self._retrier.room_came_free
         self._operations = Operations(
             Pages(self.metrics.registry, self.not_ready),

@@ -75,14 +75,14 @@ async def _send_snapshot(
     headers = [(b"content-type", _JSON), (b"vary", b"accept-encoding")] + [(b"content-encoding", b"gzip")] * compressed
     gone = asyncio.ensure_future(receive())
     try:
-        async with verbs.snapshots.turn() as mine, asyncio.timeout(MOST_S):
+        async with verbs.snapshots.turn(gone) as mine, asyncio.timeout(MOST_S):
+            if gone.done():
+                return
             if not mine:
                 outcome, said = "refused", f"{BUSY}\n".encode()
                 refused = [(b"content-type", _TEXT), (b"retry-after", b"5"), (b"content-length", b"%d" % len(said))]
                 await send({"type": "http.response.start", "status": HTTPStatus.TOO_MANY_REQUESTS, "headers": refused})
                 await send({"type": "http.response.body", "body": said})
-                return
-            if gone.done():
                 return
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
             async with aclosing(verbs.snapshots.pieces(compressed=compressed)) as pieces:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import lru_cache
+from sys import intern
+from typing import Final
 
 import msgspec
 
@@ -11,70 +13,110 @@ from extender.constraints import constraints_of
 from extender.nominating import unplaced
 from extender.reasons import said_of_a_pause
 from kube.needs import WholeSpec, needs_of
-from kube.objects import Condition, Metadata, Node, NodeSpec, NodeStatus, OwnerReference, Pod, PodSpec, PodStatus
-from kube.pod_requests import requests_of, shared
+from kube.objects import (
+    Condition,
+    Container,
+    Metadata,
+    Needs,
+    Node,
+    NodeSpec,
+    NodeStatus,
+    OwnerReference,
+    Pod,
+    PodSpec,
+    PodStatus,
+)  # fmt: skip
+from kube.pod_requests import applicant_requests, holder_requests, shared, tells_resources
+from vgpu.constraints import NodeConstraints
 from vgpu.names import Names
-from vgpu.request import asks_for_ours
+
+TEMPLATES: Final = 1024
+"""Specs that are remembered, 3 KB each. Pods of one template share what is kept of it. Guessed."""
+
+_ENCODER: Final = msgspec.json.Encoder()
 
 
-def small_pod(names: Names) -> Callable[[Pod], Pod]:
-    """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything."""
+class _Template(msgspec.Struct, frozen=True, gc=False):
+    """What is kept alike of all pods with one spec."""
 
-    def shrink(pod: Pod) -> Pod:
-        meta, spec = pod.metadata, pod.spec
-        annotations = {key: value for key, value in (meta.annotations or {}).items() if names.ours(key)}
-        kept = Metadata(meta.name, meta.namespace, meta.uid, meta.resource_version, annotations=annotations or None)
-        asks = any(
-            asks_for_ours(msgspec.to_builtins(part), names) for part in (*spec.init_containers, *spec.containers)
-        )
+    asks: bool
+    """Does it request anything of ours?"""
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...]
+    requests: dict[str, int]
+    """As long as no container was resized."""
+    constraints: NodeConstraints | None
+    needs: Needs | None
+
+
+def _templates(names: Names) -> Callable[[PodSpec], _Template]:
+    @lru_cache(TEMPLATES)
+    def read(kind: type[PodSpec], text: bytes) -> _Template:
+        spec = msgspec.json.decode(text, type=kind)
+        asks = any(_asks(one, names) for one in (*spec.init_containers, *spec.containers))
         containers = (spec.containers, spec.init_containers) if asks else ((), ())
-        status = PodStatus(pod.status.phase, pod.status.start_time)
         constraints = constraints_of(spec) if asks else None
-        requests = shared(requests_of(pod))
-        small = PodSpec(spec.node_name, "", None, *containers, requests=requests, constraints=constraints)
-        return Pod(kept, small, status)
+        needs = needs_of(spec, names.ours) if asks and isinstance(spec, WholeSpec) else None
+        return _Template(asks, *containers, shared(applicant_requests(spec)), constraints, needs)
 
-    return shrink
+    def of(spec: PodSpec) -> _Template:
+        bound = spec.node_name
+        return read(type(spec), _ENCODER.encode(msgspec.structs.replace(spec, node_name="") if bound else spec))
+
+    return of
+
+
+def _asks(one: Container, names: Names) -> bool:
+    """As `vgpu.request.asks_for_ours`."""
+    return any(names.ours(key) for amounts in (one.resources.limits, one.resources.requests) for key in amounts or ())
+
+
+def _requests(pod: Pod, template: _Template) -> dict[str, int]:
+    if pod.spec.node_name and tells_resources(pod.status):
+        return shared(holder_requests(pod))
+    return template.requests
+
+
+def _annotations(pod: Pod, names: Names) -> dict[str, str] | None:
+    return {key: value for key, value in (pod.metadata.annotations or {}).items() if names.ours(key)} or None
 
 
 def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], Pod]:
-    """As `small_pod`, with what matters for evicting: of all pods priority and deletion, of those that ask for ours the rest.
+    """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything: what matters for evicting, priority and deletion.
 
     Of a pod of a PodGroup also whether kube-scheduler found no place for it (`gangs`). With `controllers` also whose each pod is.
     """
-    shrink = small_pod(names)
+    template_of = _templates(names)
 
     def keep(pod: Pod) -> Pod:
-        small, meta, spec, status = shrink(pod), pod.metadata, pod.spec, pod.status
-        ours = bool(small.spec.containers or small.spec.init_containers)
+        meta, spec, status = pod.metadata, pod.spec, pod.status
+        template = template_of(spec)
+        ours = bool(template.containers or template.init_containers)
         followed = ours or spec.scheduling_group is not None
         told = (
             tuple(_told(one) for one in status.conditions if one.type == "DisruptionTarget" or unplaced(one))
-            if followed
+            if followed and status.conditions
             else ()
         )
         waits = ours and not spec.node_name and isinstance(spec, WholeSpec)
-        change = msgspec.structs.replace
-        return change(
-            small,
-            metadata=change(
-                small.metadata,
-                deletion_timestamp=meta.deletion_timestamp,
-                labels=meta.labels if ours else None,
+        return Pod(
+            Metadata(
+                meta.name, intern(meta.namespace), meta.uid, meta.resource_version,
+                deletion_timestamp=meta.deletion_timestamp, labels=meta.labels if ours else None,
+                annotations=_annotations(pod, names),
                 owner_references=meta.owner_references if ours else _controllers(meta) if controllers else (),
             ),
-            spec=change(
-                small.spec,
-                priority=spec.priority,
-                preemption_policy=spec.preemption_policy,
-                scheduling_group=spec.scheduling_group,
-                scheduler_name=spec.scheduler_name if waits else "",
-                needs=needs_of(spec, names.ours) if waits and isinstance(spec, WholeSpec) else None,
+            PodSpec(
+                intern(spec.node_name), spec.scheduler_name if waits else "", spec.priority,
+                template.containers, template.init_containers, spec.preemption_policy,
+                scheduling_group=spec.scheduling_group, requests=_requests(pod, template),
+                constraints=template.constraints, needs=template.needs if waits else None,
             ),
-            status=change(
-                small.status, nominated_node_name=status.nominated_node_name if followed else "", conditions=told
+            PodStatus(
+                intern(status.phase), status.start_time,
+                nominated_node_name=status.nominated_node_name if followed else "", conditions=told,
             ),
-        )
+        )  # fmt: skip
 
     return keep
 
@@ -98,12 +140,12 @@ def small_node(names: Names) -> Callable[[Node], Node]:
         kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
         if text is not None:
             # thousands of nodes say the same
-            labels = {sys.intern(key): sys.intern(value) for key, value in (meta.labels or {}).items()}
+            labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
             kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
         if text is None:
             return Node(kept, NodeSpec(), NodeStatus())
         there = (node.status.allocatable or {}).items()
-        allocatable = {sys.intern(name): sys.intern(amount) for name, amount in there if not names.ours(name)}
+        allocatable = {intern(name): intern(amount) for name, amount in there if not names.ours(name)}
         return Node(kept, node.spec, NodeStatus(allocatable or None))
 
     return shrink

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from vgpu.snapshot import Records, snapshot_pieces
 
@@ -28,8 +28,8 @@ WAITING: Final = 4
 """Clients that wait so. One more is refused at once."""
 BEGUN_PART: Final = 0.005
 """Of the event loop's time, for the beginnings of snapshots: what changes is copied then, all in one go, which takes 3 to 15 ms for 10,000 nodes."""
-MOST_BETWEEN_S: Final = 5.0
-"""Between two snapshots. A beginning that takes longer than 25 ms was paused, as by a bound on the container's processors: who calls next would wait in vain."""
+REST_AT_MOST_S: Final = 5.0
+"""Before the next snapshot begins, however large the cluster: who waits for it is not refused for that alone."""
 GZIP: Final = 16 + zlib.MAX_WBITS
 
 BUSY: Final = "another client reads a snapshot: retry in some seconds"
@@ -44,20 +44,24 @@ class Snapshots:
         """When another one may begin; monotonic."""
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[bool]:
-        """Whether a snapshot may be written now: after at most `WAIT_S`."""
+    async def turn(self, gone: asyncio.Future[Any]) -> AsyncIterator[bool]:
+        """Whether a snapshot may be written now: after at most `WAIT_S`, or when the client is `gone`."""
         if self._waiting >= WAITING:
             yield False
             return
         self._waiting += 1
+        begin = asyncio.ensure_future(self._begin())
         try:
-            async with asyncio.timeout(WAIT_S):
-                await self._begin()
-        except TimeoutError:
-            yield False
-            return
+            await asyncio.wait({begin, gone}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not begin.cancel():
+                self._lock.release()
+            raise
         finally:
             self._waiting -= 1
+        if begin.cancel():
+            yield False
+            return
         try:
             yield True
         finally:
@@ -74,10 +78,10 @@ class Snapshots:
     async def pieces(self, *, compressed: bool) -> AsyncGenerator[bytes]:
         """The document of this moment, as gzip or as it is. To be called in a `turn`."""
         compress = zlib.compressobj(1, zlib.DEFLATED, GZIP) if compressed else None
-        began_s = time.monotonic()
+        before_s = time.thread_time()
         records = self._take()
-        ended_s = time.monotonic()
-        self._next_s = ended_s + min(MOST_BETWEEN_S, (ended_s - began_s) / BEGUN_PART)
+        took_s = time.thread_time() - before_s
+        self._next_s = time.monotonic() + min(REST_AT_MOST_S, took_s / BEGUN_PART)
         made = bytearray()
         await asyncio.sleep(REST_S)
         for piece in _for_a_time(snapshot_pieces(records)):

@@ -29,8 +29,9 @@ import msgspec
 import structlog
 
 from kube.client import JSON, METADATA, METADATA_LIST, Client
+from kube.documents import EVENTS, THERE, Anonymous, Page
 from kube.errors import ApiError
-from kube.objects import Slim, key_of
+from kube.objects import key_of
 from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
 
 PAGE: Final = 500
@@ -44,40 +45,8 @@ BACKOFF_S: Final = (0.2, 30.0)
 
 log = structlog.get_logger("kube.cache")
 
-
 T = TypeVar("T", bound=Keyed)
 Found = TypeVar("Found")
-
-
-class _ListMeta(Slim, frozen=True):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class _List(msgspec.Struct, gc=False):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    type: str
-    object: msgspec.Raw
-
-
-class _Name(Slim, frozen=True):
-    """Of an object's metadata."""
-
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-
-
-class _Anonymous(msgspec.Struct, gc=False):
-    """Any object: enough to say which one it is, also where the rest of its metadata cannot be decoded."""
-
-    metadata: _Name = _Name()
-    code: int = 0
-    message: str = ""
 
 
 class _RelistError(Exception):
@@ -223,20 +192,19 @@ class Cache(Generic[T]):
         """Read everything, tell of every difference, and take the version to watch from."""
         began_s, seen = self._clock(), set[str]()
         params = {**self._selectors, "limit": str(self._page)}
-        while True:
-            body = await self._client.get(self.path, params, accept=self._accept_list)
-            self._heard()
-            try:
-                page = msgspec.json.decode(body, type=_List)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise ApiError(
-                    0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path
-                ) from error
-            for raw in page.items or ():
-                seen.add(self._take(raw))
-            if not page.metadata.continue_:
-                break
-            params["continue"] = page.metadata.continue_
+        coming = asyncio.create_task(self._read_page(params))
+        try:
+            while True:
+                page = await coming
+                if page.metadata.continue_:
+                    coming = asyncio.create_task(self._read_page(params | {"continue": page.metadata.continue_}))
+                    await asyncio.sleep(0)  # the API server makes the next page while this one is told of
+                for raw in page.items or ():
+                    seen.add(self._take(raw))
+                if not page.metadata.continue_:
+                    break
+        finally:
+            coming.cancel()
         for key in [key for key in (*self._items, *self.unknown) if key not in seen]:
             self._drop(key, self._items.get(key))
         self._version, self.listed_s = page.metadata.resource_version, began_s
@@ -244,6 +212,14 @@ class Cache(Generic[T]):
         self._failed_in_a_row = 0
         self.has_synced.set()
         self._tell_waiters()
+
+    async def _read_page(self, params: Mapping[str, str]) -> Page:
+        body = await self._client.get(self.path, params, accept=self._accept_list)
+        self._heard()
+        try:
+            return msgspec.json.decode(body, type=Page)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ApiError(0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path) from error
 
     async def _watch(self) -> bool:
         """Follow changes until the server ends the watch. Answers whether it told us anything. Raises _RelistError and ApiError."""
@@ -265,8 +241,14 @@ class Cache(Generic[T]):
     def _follow(self, line: bytes) -> None:
         """One line of the watch."""
         try:
-            event = msgspec.json.decode(line, type=_Event)
-            about = msgspec.json.decode(event.object, type=_Anonymous)
+            event = EVENTS.decode(line)
+            if event.type in THERE and (new := self._decoded(event.object)) is not None:
+                self._version = new.metadata.resource_version or self._version
+                self._events += 1
+                self._keep(new)
+                self._tell_waiters()
+                return
+            about = msgspec.json.decode(event.object, type=Anonymous)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("a line of the watch cannot be read", path=self.path, error=str(error))
             raise _RelistError("undecodable") from error
@@ -286,12 +268,21 @@ class Cache(Generic[T]):
             self._take(event.object)
         self._tell_waiters()
 
+    def _decoded(self, raw: msgspec.Raw) -> T | None:
+        """The object, None where it cannot be decoded: `_take` then says why."""
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return self._decoder.decode(raw)
+        return None
+
     def _take(self, raw: msgspec.Raw) -> str:
         """Keep an object as it is now and tell of the change. Answers its key."""
         try:
             new = self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return self._take_unknown(raw, str(error))
+        return self._keep(new)
+
+    def _keep(self, new: T) -> str:
         key = new.metadata.key
         self.unknown.pop(key, None)
         if self._shrink:
@@ -306,7 +297,7 @@ class Cache(Generic[T]):
     def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
         self._undecodable += 1
         try:
-            meta = msgspec.json.decode(raw, type=_Anonymous).metadata
+            meta = msgspec.json.decode(raw, type=Anonymous).metadata
             key = key_of(meta.namespace, meta.name)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             key = ""

@@ -75,6 +75,13 @@ def requests_of(pod: Pod) -> dict[str, int]:
     return holder_requests(pod) if pod.spec.node_name else applicant_requests(pod.spec)
 
 
+def tells_resources(status: PodStatus) -> bool:
+    """Does it say what the pod or a container really has? Else a holder has what its spec requests."""
+    if status.resources is not None:
+        return True
+    return any(one.resources is not None for one in (*status.container_statuses, *status.init_container_statuses))
+
+
 @lru_cache(maxsize=4096)
 def _one_for_all(items: tuple[tuple[str, int], ...]) -> dict[str, int]:
     return dict(items)

@@ -185,7 +185,8 @@ class OfAddress:
 
     @property
     def place(self) -> Place:
-        return self.weight, -next(rank for rank, ordered in enumerate(self.by_rank) if ordered)
+        unserved, idle, _busy = self.by_rank
+        return self.weight, -(Rank.UNSERVED if unserved else Rank.IDLE if idle else Rank.BUSY)
 
     def oldest(self) -> Connection:
         """Of the first rank that it has."""
@@ -320,10 +321,10 @@ class Connections:
         self._order += 1
         one.order = self._order
         self._open[one] = None
-        of_address = self._addresses[one.address]
-        of_address.by_rank[one.rank][one] = None
+        of_address, rank = self._addresses[one.address], one.rank
+        of_address.by_rank[rank][one] = None
         self._file(of_address)
-        if one.rank is Rank.UNSERVED:
+        if rank is Rank.UNSERVED:
             self._unserved[one] = None
 
     def _take(self, one: Connection) -> None:

@@ -21,6 +21,7 @@ from observe.bounds import Connection, Connections, Phase
 from observe.fairness import FairQueue
 from observe.pace import LongRequest, Pace
 from observe.resting import RestingFlow, closed
+from observe.with_head import WithHead
 
 PIPELINED: Final = 4
 """Requests that wait on one connection for the answer to an earlier one. No client of ours sends any."""
@@ -217,6 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_body = True
         super().on_headers_complete()
+        self.cycle.transport = cast(Any, WithHead(self.transport))
         if self.expect_100_continue:
             self.cycle.waiting_for_100_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -258,6 +260,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._answering is not None:
+            cast(WithHead, self._answering.transport).flush()
             self._judge(self._answering.scope)
             self._connections.release(self._one, self._answering_bytes)
             self._answering = None

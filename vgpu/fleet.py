@@ -126,7 +126,7 @@ class Fleet:
 
     def look_up(self, asked: Sequence[str]) -> Candidates:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
-        if isinstance(asked, Quoted):
+        if isinstance(asked, Quoted) and not asked.names_few:
             found = self._listed().find(asked)
             if found is not None:
                 return Candidates(found.columns, found.strangers)

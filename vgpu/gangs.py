@@ -1,9 +1,9 @@
 """Gangs: pods that are of use together only, and when the room that is reserved for one of them is given up.
 
 kube-scheduler 1.36 tries the pods of a PodGroup one after the other, in one cycle (pkg/scheduler/schedule_one_podgroup.go). A pod that is refused
-does not end the cycle. After the last pod either at least minCount pods have a node, and all that have one are bound; or none is bound, and all
-are tried again: after a back-off, or at once where nothing else waits (feature gate SchedulerPopFromBackoffQ, on by default). An extender is told
-neither how a cycle ended nor of a pod that kube-scheduler's own filters refused. So it counts.
+does not end the cycle. After the last pod either at least minCount pods have a node, and all that have one are bound; or none is bound, and all are tried
+again: after a back-off, or at once where nothing else waits. An extender is told neither how a cycle ended nor of a pod that kube-scheduler's own
+filters refused. So it counts.
 
 A pod of a gang counts
     bound                 always
@@ -24,7 +24,7 @@ them again. So are all others where enough seem to count, and yet a pod for whic
 
 A gang that fits only if pods in question count, or pods without a request of ours that are unschedulable or doubted, keeps its room until
 kube-scheduler goes on to a pod of others. `QUIET_S` after that a pod in question counts, and keeps its room, only if kube-scheduler is seen to bind it
-(`Room.expected`). If a pod of others was refused meanwhile, the gang makes way: it is refused until one of them was tried, or for `WAY_S`. Otherwise
+(`Room.expected`). If a pod of others was refused meanwhile, the gang makes way, then or when it is tried again before: it is refused for `WAY_S`, or until a pod of others is refused again. Otherwise
 kube-scheduler, which tries all of them again together, might come to the gang first each time.
 
 A gang may fit and one of its pods fail on its way to be bound, for a volume say. kube-scheduler then tries that pod again, and binds the others
@@ -61,7 +61,7 @@ Ask = Callable[[str], bool]
 
 
 def nobody(_uid: str) -> bool:
-    """No pod."""
+    """No pod is meant."""
     return False
 
 
@@ -85,7 +85,7 @@ class Failed:
     uids: tuple[str, ...]
     """All of its pods but those in flight, with one that is gone now: reservations of those that are not bound end."""
     others_wait: bool
-    """Was a pod of no group, or of another one, refused since the gang's first call?"""
+    """Was a pod of others refused since the gang's first call?"""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Gangs:
     def fitted(self, group: str, room: Room) -> None:
         """kube-scheduler says for the first time that the group is scheduled: it binds those that have a node."""
         waits = {uid for uid, standing in self._pods.get(group, {}).items() if standing == "waits" and _has(uid, room)}
-        found = {uid for uid in waits if not room.expected(uid)}
+        found = {uid for uid in waits - self._stale.get(group, set()) if not room.expected(uid)}
         if found and group in self._min_count:
             self._in_flight[group] = found
 
@@ -157,7 +157,8 @@ class Gangs:
 
     def withdrawn(self, uid: str, group: str, at_s: float) -> None:
         """The pod was expected to be bound, and is no longer: it failed before that. It is in question whether it was tried again since."""
-        self._attempts.setdefault(group, _Attempt(at_s))
+        attempt = self._attempts.setdefault(group, _Attempt(at_s))
+        attempt.quiet = False  # there is room to lose
         self._stale.setdefault(group, set()).add(uid)
 
     def see(self, uid: str, group: str, standing: Standing) -> None:
@@ -180,8 +181,7 @@ class Gangs:
         if not self._pods[group]:
             del self._pods[group]
             self._forget(group)
-        attempt = self._attempts.get(group)
-        if attempt is not None:
+        if (attempt := self._attempts.get(group)) is not None:
             attempt.called.pop(uid, None)
         if standing == "bound" or group not in self._min_count or not self._lacks(group, room):
             return None
@@ -217,14 +217,14 @@ class Gangs:
         for other, attempt in self._attempts.items():
             if other != group and attempt.over_s is None:
                 attempt.over_s = at_s
-        self._end_way(lambda other, _: other != group)
+        own = self._attempts.get(group, _Attempt(at_s))
+        others_wait = own.over_s is not None and own.others_wait and not own.quiet
+        if others_wait and uid in own.called and self._lacks_bound(group):  # it had room in vain
+            self._makes_way.setdefault(group, at_s + WAY_S)
+            self._stale[group] = set(self._uids(group))
         if group in self._makes_way and at_s < self._makes_way[group]:
             return True
         return self._pauses.refuses(uid, group, at_s)
-
-    def quiet_s(self, group: str) -> float:
-        """Without a call for so long a cycle of this group seems to be over. Longer after each cycle in which `refuses` refused, up to a limit."""
-        return self._pauses.quiet_s(group)
 
     def refusal(self, group: str) -> Refusal | None:
         """Why `refuses` refuses pods of this group; None where it refuses none."""
@@ -311,10 +311,10 @@ class Gangs:
 
     def answered(self, uid: str, group: str, *, fits: bool, reserved: bool) -> None:
         """Filter answered for a pod of this group (empty: of none)."""
-        attempt = self._attempts.get(group)
-        if attempt is not None:
+        if (attempt := self._attempts.get(group)) is not None:
             attempt.called[uid] = fits and not reserved
         if not fits:
+            self._end_way(lambda other, _: other != group)
             for other, waiting in self._attempts.items():
                 waiting.others_wait = waiting.others_wait or other != group
 
@@ -323,7 +323,7 @@ class Gangs:
         are not. End their reservations before the next call."""
         self._pauses.expire(now_s)
         self._end_way(lambda _, until_s: now_s >= until_s)
-        for group, attempt in [item for item in self._attempts.items() if now_s >= self._over_s(*item)]:
+        for group, attempt in [one for one in self._attempts.items() if now_s >= self._over_s(*one)]:
             failing, lacks = self._unscheduled(group, attempt, now_s, room)
             if failing is None:
                 continue
@@ -334,7 +334,7 @@ class Gangs:
                 attempt.quiet = True
                 self._attempts[group] = attempt
             elif lost and not attempt.quiet:
-                if attempt.over_s is not None and attempt.others_wait:
+                if lacks and attempt.over_s is not None and attempt.others_wait:
                     self._makes_way[group] = now_s + WAY_S
                 before, last = self._last
                 if before == group and not lost.isdisjoint(attempt.called):

@@ -74,9 +74,10 @@ uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", in
 """
 
 
-def start_extender(api_port: int) -> tuple[subprocess.Popen[bytes], int, int]:
+def start_extender(api_port: int, *more: str) -> tuple[subprocess.Popen[bytes], int, int]:
+    """The process, the port of its verbs and that of its metrics. `more`: further flags."""
     port, metrics_port = free_port(), free_port()
-    flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--metrics-host", "127.0.0.1"]
+    flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--metrics-host", "127.0.0.1", *more]
     command = [sys.executable, "-c", AS_IN_A_POD, f"http://127.0.0.1:{api_port}", *flags, "--log-level", "warning"]
     return subprocess.Popen(command), port, metrics_port
 

@@ -4,7 +4,7 @@ etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it 
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
 configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
-nominates pods that wait ahead of their turn. All may call the API server as often as they like, where kube-scheduler's default of 50
+nominates pods that wait ahead of their turn where it finds that faster (`vgpu.pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
@@ -67,7 +67,7 @@ async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, m
     asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
     async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
         load, before = os.getloadavg()[0], await _writes(stack.api)
-        pair = await stack.pair(alone=mode == "alone", ahead_from_nodes=nodes if mode == "ahead" else 0)
+        pair = await stack.pair(alone=mode == "alone", ahead="auto" if mode == "ahead" else "never")
         its = {
             "scheduler": [pair.pid()],
             "extender": [pair.extender.pid] if pair.extender else [],

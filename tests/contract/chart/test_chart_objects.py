@@ -300,14 +300,17 @@ def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm
     assert env(local.container("webhook"))["TANGRAM_WEBHOOK_SCHEDULER_NAME"] == "tangram-scheduler"
 
 
-@pytest.mark.parametrize(("preempts", "nodes", "may"), [(False, 0, False), (True, 0, True), (False, 1, True)])
-def test_the_scheduler_may_nominate_only_where_it_does(helm: Helm, preempts: bool, nodes: int, may: bool) -> None:
-    values = {"preemption": {"enabled": preempts}, "nominateAheadFromNodes": nodes, "name": "other"}
+@pytest.mark.parametrize(
+    ("preempts", "ahead", "may"),
+    [(False, "never", False), (True, "never", True), (False, "always", True), (False, "auto", True)],
+)
+def test_the_scheduler_may_nominate_only_where_it_does(helm: Helm, preempts: bool, ahead: str, may: bool) -> None:
+    values = {"preemption": {"enabled": preempts}, "nominateAhead": ahead, "name": "other"}
     objects = helm.objects({"scheduler": values})
     rules = objects.one("ClusterRole", "tangram-scheduler")["rules"]
     assert ("pods/status" in {resource for rule in rules for resource in rule["resources"]}) is may
     given = env(objects.container("extender"))
-    assert given["TANGRAM_EXTENDER_NOMINATE_AHEAD_FROM_NODES"] == str(nodes)
+    assert given["TANGRAM_EXTENDER_NOMINATE_AHEAD"] == ahead
     assert given["TANGRAM_EXTENDER_SCHEDULER_NAME"] == "other"
 
 

@@ -152,13 +152,12 @@ class Stack:
         elected: bool = False,
         alone: bool = False,
         lease_s: int = 9,
-        ahead_from_nodes: int = 0,
+        ahead: str = "never",
         spare_weight: int | None = None,
         before: Sequence[Thing] = (),
     ) -> Pair:
         """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender;
-        `ahead_from_nodes`: pods that wait are nominated ahead of their turn in clusters of so many nodes; `spare_weight`: the chart's
-        value of that name; `before`: other extenders, which kube-scheduler calls before this one.
+        `ahead` and `spare_weight`: the chart's values nominateAhead and spareWeight; `before`: other extenders, which kube-scheduler calls before this one.
         """
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
         extender_values = {"port": port, "metricsPort": metrics_port}
@@ -169,7 +168,7 @@ class Stack:
                 "leaderElect": elected,
                 "replicas": 2 if elected else 1,
                 "leaseDurationSeconds": lease_s,
-                "nominateAheadFromNodes": ahead_from_nodes,
+                "nominateAhead": ahead,
                 "extender": extender_values,
             }
         }

@@ -65,7 +65,7 @@ async def waiting(api: FakeApi, scheduler: Scheduler, count: int) -> list[PodBui
 
 
 async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 40)
         counts, fleet = scheduler.extender.ahead.counts, scheduler.extender.state.fleet
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 39)
@@ -82,7 +82,7 @@ async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi
 
 
 async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 80)
         ahead, fleet = scheduler.extender.ahead, scheduler.extender.state.fleet
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 63)
@@ -95,9 +95,9 @@ async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
         assert sum(one.stage == "planned" for one in snapshot.pods) == 63
 
 
-@pytest.mark.parametrize("why", ["few", "small", "off"])
+@pytest.mark.parametrize("why", ["few", "fast", "off"])
 async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str) -> None:
-    async with running(api, nominate_ahead_from_nodes={"few": 4, "small": 5, "off": 0}[why]) as scheduler:
+    async with running(api, nominate_ahead={"few": "always", "fast": "auto", "off": "never"}[why]) as scheduler:
         count = BACKLOG if why == "few" else 40
         built = await waiting(api, scheduler, count)  # one less wait once the first is come to
         for one in built[1:4]:
@@ -107,17 +107,14 @@ async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str)
         if why == "few":
             for at in range(8):
                 put(api, half(f"q{at}"))
-        if why == "small":
-            api.put(node("n4").with_gpus(1).plain())
-            await scheduler.comes_to_hold(lambda: len(scheduler.extender.nodes) == 5)
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= count)
-        if why != "off":
+        if why == "few":
             await scheduler.filter(built[4], *NODES)
             await scheduler.comes_to_hold(lambda: writes(api) > 0)
 
 
 async def test_who_was_not_asked_lately_is_not_the_active_one(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         for at in range(40):
             put(api, half(f"p{at:02}"))
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
@@ -140,7 +137,7 @@ async def test_labels_and_taints_are_kept_to_and_other_conditions_left_to_the_sc
     cordoned["spec"]["unschedulable"] = True
     api.put(cordoned)
     near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         for at in range(20):
             put(api, small(f"a{at}"), nodeSelector={"pool": "a"})
             put(api, small(f"b{at}"), nodeSelector={"pool": "b"})
@@ -165,7 +162,7 @@ async def test_labels_and_taints_are_kept_to_and_other_conditions_left_to_the_sc
 
 
 async def test_a_nomination_that_the_scheduler_does_not_follow_is_not_made_again(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
         ahead = scheduler.extender.ahead
         await scheduler.comes_to_hold(lambda: {"p20", "p21"} <= set(nominations(api)))
@@ -191,7 +188,7 @@ async def test_a_nomination_that_the_scheduler_does_not_follow_is_not_made_again
 
 async def test_a_write_that_is_refused_gives_the_room_back_and_is_not_tried_again(api: FakeApi) -> None:
     api.faults.append(answer_with("PATCH", "/p10/status", 409, "Conflict", "the object has been modified"))
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
         ahead = scheduler.extender.ahead
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
@@ -203,7 +200,7 @@ async def test_a_write_that_is_refused_gives_the_room_back_and_is_not_tried_agai
 
 
 async def test_planned_room_yields_to_a_pod_that_goes_first_and_to_no_other(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         for at in range(70):
             put(api, half(f"p{at:02}", priority=5))
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) == 70)
@@ -221,7 +218,7 @@ async def test_an_extender_that_starts_holds_the_room_of_those_nominated_before(
     for at in range(3):
         put(api, pod(f"p{at}").asking(mib=8 * FULL_MIB).annotated(gpu_count="8").nominated_to(f"n{at}"))
     whole = pod("late").asking(mib=8 * FULL_MIB).annotated(gpu_count="8")
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         assert (await scheduler.filter(whole.of_priority(-1), "n0", "n1"))["NodeNames"] == []
         assert (await scheduler.filter(whole.of_priority(-1), *NODES))["NodeNames"] == ["n3"]
         assert len(scheduler.extender.ahead.plans) == 3
@@ -248,7 +245,7 @@ async def test_room_made_by_eviction_is_kept_over_a_restart_also_when_the_victim
 async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nominated_and_nominates_none_anew(
     api: FakeApi,
 ) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         built = [half(f"p{at:02}") for at in range(40)]
         for one in built:
             put(api, one)
@@ -272,7 +269,7 @@ async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nomin
 
 
 async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api: FakeApi) -> None:
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
         ahead = scheduler.extender.ahead
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 29)
@@ -296,7 +293,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
         return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
 
     api.faults.append(lambda request, _: late() if request.path.endswith("/p10/status") else None)
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
         counts, claims = scheduler.extender.ahead.counts, scheduler.extender.state.claims
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
@@ -319,7 +316,7 @@ async def test_pods_that_the_scheduler_could_not_ask_for_are_nominated_and_those
         plain = half(f"p{at:02}").plain()
         plain["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason}]
         api.put(plain)
-    async with running(api, nominate_ahead_from_nodes=4) as scheduler:
+    async with running(api, nominate_ahead="always") as scheduler:
         await scheduler.filter(half("p00"), *NODES)
         await scheduler.extender.ahead.flush()
         assert len(nominations(api)) == nominated

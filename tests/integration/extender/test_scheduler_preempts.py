@@ -84,11 +84,11 @@ def there(built: PodBuilder, klass: str) -> Thing:
     return thing
 
 
-@pytest.fixture(params=[0, 1], ids=["in-turn", "nominated-ahead"])
+@pytest.fixture(params=["never", "always"])
 async def world(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     nodes = [node(f"n{at:02}").with_gpus(2) for at in range(20)]
     async with priority_classes(stack.api, low=1, high=1000), watched(stack.api, *nodes) as cluster:
-        yield World(cluster, await stack.pair(ahead_from_nodes=request.param))
+        yield World(cluster, await stack.pair(ahead=request.param))
 
 
 async def test_each_preemptor_takes_one_card_of_best_effort_pods_and_is_bound_where_they_were(world: World) -> None:

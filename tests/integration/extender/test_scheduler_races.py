@@ -22,7 +22,7 @@ from vgpu.snapshot import Snapshot
 NODE_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_NODES", "1000"))
 POD_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_PODS", "1500"))
 PATIENCE_S: Final = int(os.environ.get("TANGRAM_SCHEDULER_PATIENCE_S", "200"))
-AHEAD: Final = pytest.mark.parametrize("ahead_from_nodes", [0, 1], ids=["in-turn", "nominated-ahead"])
+AHEAD: Final = pytest.mark.parametrize("ahead", ["never", "always"])
 FULL_MIB: Final = 81_920
 GIB: Final = 1_024
 PODS: Final = "/api/v1/namespaces/default/pods"
@@ -165,21 +165,19 @@ class Nominated:
         elif to and self._to.setdefault(uid, to) != to:
             self.twice.append(pod["metadata"]["name"])
 
-    def check(self, ahead_from_nodes: int, *, at_least: int) -> None:
+    def check(self, ahead: str, *, at_least: int) -> None:
         """Many went where they were nominated to, and nobody was nominated again; or nobody was."""
         assert self.twice == []
-        assert self.followed > at_least if ahead_from_nodes else not self.followed and not self._to
+        assert self.followed > at_least if ahead == "always" else not self.followed and not self._to
 
 
 @AHEAD
 @pytest.mark.timeout(4 * PATIENCE_S)
-async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(
-    world: World, ahead_from_nodes: int
-) -> None:
+async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(world: World, ahead: str) -> None:
     chance = random.Random(1)
     nodes = [node(f"n{at:05}").with_gpus(2) for at in range(NODE_COUNT)]
     await world.add(*nodes)
-    pair = await world.stack.pair(ahead_from_nodes=ahead_from_nodes)
+    pair = await world.stack.pair(ahead=ahead)
     changes, impatient = Changes(world, nodes, chance), Impatient(world, chance)
     nominated = Nominated()
     world.follower.told += [changes.tell, impatient.tell, nominated.tell]
@@ -201,7 +199,7 @@ async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(
     assert changes.made > POD_COUNT // 10
     assert len(world.ledger.held) + len(impatient.deleted) == POD_COUNT
     await world.agrees(pair)
-    nominated.check(ahead_from_nodes, at_least=POD_COUNT // 10)
+    nominated.check(ahead, at_least=POD_COUNT // 10)
 
 
 async def settled(world: World, impatient: Impatient) -> None:
@@ -218,20 +216,20 @@ async def settled(world: World, impatient: Impatient) -> None:
 @AHEAD
 @pytest.mark.timeout(2 * PATIENCE_S)
 async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_nothing_and_book_nothing_twice(
-    world: World, ahead_from_nodes: int
+    world: World, ahead: str
 ) -> None:
     names, room = [f"n{at:03}" for at in range(100)], 400
     await world.add(*(node(name).with_cards(card(0, FULL_MIB, name), card(1, FULL_MIB, name)) for name in names))
     nominated = Nominated()
     world.follower.told.append(nominated.tell)
-    first = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
+    first = await world.stack.pair(elected=True, ahead=ahead)
     await first.comes_to_lead()
-    second = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
+    second = await world.stack.pair(elected=True, ahead=ahead)
     asking = (pod(f"p{at}").asking(mib=FULL_MIB // 2, core=50) for at in range(room + 40))
     creating = asyncio.create_task(world.api.create(PODS, map(pod_object, asking)))
     await bound(world, lambda count: count >= room // 4)
     await first.kill()
-    third = await world.stack.pair(elected=True, ahead_from_nodes=ahead_from_nodes)
+    third = await world.stack.pair(elected=True, ahead=ahead)
     await second.comes_to_lead()
     await bound(world, lambda count: count >= room // 2)
     second.scheduler.kill()  # its extender lives on, and nobody asks it
@@ -241,7 +239,7 @@ async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_
     assert world.ledger.wrong == []
     await world.agrees(third)
     await world.agrees_on_who_is_bound(second)
-    nominated.check(ahead_from_nodes, at_least=room // 10)
+    nominated.check(ahead, at_least=room // 10)
     assert len(world.ledger.bound()) == room, "every card is full and none more than full"
     mib, percent = world.ledger.used()
     assert set(mib.values()) == {FULL_MIB}

@@ -128,7 +128,9 @@ def test_who_changed_its_root_comes_back_by_proc_where_it_may_clone_no_thread_of
 
 def test_who_had_no_descriptor_for_the_arbiters_page_gets_it_when_there_is_one(node: Node) -> None:
     program = node.run("one", core=20)
-    program.do("allow_descriptors(3)")  # not used up: the page would take the number of a connection that has just ended
+    program.do(
+        "allow_descriptors(3)"
+    )  # not used up: the page would take the number of a connection that has just ended
     restart(node)
     until(lambda: '"no-page"' in node.log())
     program.do("allow_descriptors(1024)")

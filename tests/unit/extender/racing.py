@@ -87,7 +87,7 @@ class Races(RuleBasedStateMachine):
         self.pods = Pods()
         self.ahead = Nominator(
             Network(), self.state, pod_of=self.pods.get, nodes=cast("Any", list), clock=lambda: self.now_s,
-            scheduler="tangram-scheduler", from_nodes=1,
+            scheduler="tangram-scheduler", when="always",
         )  # fmt: skip
         self.preemption = Preemption(Network(), self.state, CHOSEN, self.ahead, clock=lambda: self.now_s)
         self.preemption.pods = cast("Any", self.pods)

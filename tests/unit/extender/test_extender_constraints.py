@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.constraints import MOST_CONDITIONS, MOST_TOLERATIONS, MOST_VALUES, constraints_of, taints_of
-from extender.small import small_node, small_pod
+from extender.small import small_node, small_pod_of
 from extender.state import State
 from kube.needs import WholePod, needs_of, suits
 from kube.objects import Node, NodeSpec, Pod
@@ -114,7 +114,7 @@ def test_so_does_a_pod_that_names_too_many_values() -> None:
 
 def small(built: PodBuilder, **spec: Any) -> Pod:
     plain = built.plain()
-    return small_pod(DEFAULT)(msgspec.convert(plain | {"spec": plain["spec"] | spec}, Pod))
+    return small_pod_of(DEFAULT)(msgspec.convert(plain | {"spec": plain["spec"] | spec}, Pod))
 
 
 def cluster() -> State:

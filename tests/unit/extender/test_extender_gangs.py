@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extender.gangs import LOOK_S, GangKeeper
-from extender.reasons import GANG_PAUSED, said_of_a_pause
+from extender.reasons import GANG_MAKES_WAY, GANG_PAUSED, said_of_a_pause
 from extender.small import small_pod_of
 from extender.state import State
 from extender.wire import FilterArgs, FilterResult
@@ -134,6 +134,17 @@ def test_the_room_of_pods_that_failed_before_they_were_bound_is_free_for_others_
     ganging.world.now_s += QUIET_S
     ganging.keeper.expire()
     assert (ganging.stages(), ganging.woken) == ([], ["n1"])
+
+
+def test_pods_that_wait_are_woken_when_a_gang_makes_way_for_them() -> None:
+    ganging = Ganging(group(min_count=GPUS + 1))
+    ganging.tell(turned_down(pod("launcher").in_group("gang")))
+    ganging.cycle(GPUS)
+    assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
+    for built in ganging.pods:
+        assert list(ganging.filter(built).unresolvable) == [GANG_MAKES_WAY]
+    assert (ganging.stages(), set(ganging.woken)) == ([], {"n1"})
+    assert ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
 
 
 def test_a_nomination_to_another_node_does_not_say_that_a_pod_is_to_be_bound() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from extender.filtering import filter_nodes
 from extender.node_resources import NodeResources, cpu_milli_of
-from extender.small import small_node, small_pod
+from extender.small import small_node, small_pod_of
 from extender.state import SAMPLE, State
 from extender.wire import FilterArgs
 from kube.objects import Node, Pod
@@ -49,7 +49,7 @@ def test_a_pod_asks_for_what_it_requests_at_its_peak(
     plain = {"metadata": {"name": "a"}, "spec": {"containers": containers, "initContainers": init}}
     whole = msgspec.convert(plain, Pod)
     assert cpu_milli_of(requests_of(whole)) == expected
-    small = small_pod(DEFAULT)(whole)
+    small = small_pod_of(DEFAULT)(whole)
     assert small.spec.containers == ()
     assert cpu_milli_of(requests_of(small)) == expected, "also when it is kept small"
 
@@ -102,7 +102,7 @@ def test_a_node_is_kept_with_what_it_has_beside_our_resources() -> None:
 def test_a_pod_without_a_gpu_is_kept_with_all_that_it_requests() -> None:
     requests = {"cpu": "2", "memory": "1Gi", "example.com/nic": "1"}
     plain = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}}
-    small = small_pod(DEFAULT)(msgspec.convert(plain, Pod))
+    small = small_pod_of(DEFAULT)(msgspec.convert(plain, Pod))
     assert requests_of(small) == {"cpu": 2000, "memory": 2**30, "example.com/nic": 1}
 
 
@@ -126,7 +126,7 @@ class Cluster:
         }
         resources = plain["spec"]["containers"][0]["resources"]
         resources["requests"] = dict(resources.get("requests") or {}) | {"cpu": cpu}
-        return small_pod(DEFAULT)(msgspec.convert(plain, Pod))
+        return small_pod_of(DEFAULT)(msgspec.convert(plain, Pod))
 
     def free(self, name: str = "n1") -> int:
         return int(self.state.fleet.free_cpu_milli[self.state.fleet.column[name]])

@@ -10,13 +10,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from extender.nominating import ASKED_S, VAIN_S, Nominator
+from extender.nominating import ASKED_S, VAIN_S, Nominator, When
 from extender.state import State
 from kube.objects import Condition, Needs, Node, Pod
 from tests.builders import node, pod
 from tests.unit.extender.world import Pods, Server
 from vgpu.names import DEFAULT
 from vgpu.nominate import BACKLOG, FRONT
+from vgpu.pacing import SAMPLES, SLOW_S
 from vgpu.placement import Placement
 
 FULL_MIB = 81_920
@@ -38,7 +39,7 @@ class Nodes:
 class World:
     """One node with eight cards, and pods that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, when: When = "always") -> None:
         self.now_s = 100.0
         self.made = 0
         self.pods = Pods()
@@ -47,7 +48,7 @@ class World:
         self.state.node_changed(None, built)
         self.ahead = Nominator(
             Server(), self.state, pod_of=self.pods.get, nodes=cast("Any", lambda: Nodes(built)),
-            clock=lambda: self.now_s, scheduler="tangram-scheduler", from_nodes=1,
+            clock=lambda: self.now_s, scheduler="tangram-scheduler", when=when,
         )  # fmt: skip
 
     def wait(self, count: int, mib: int = 1024) -> list[Pod]:
@@ -95,6 +96,22 @@ async def test_who_is_not_asked_any_more_plans_no_more() -> None:
         world.wait(1)
         await world.looked()
         assert len(world.ahead.plans) > planned
+
+
+@pytest.mark.parametrize(("when", "slow", "expected"), [
+    ("auto", True, True), ("auto", False, False), ("always", False, True), ("never", True, False),
+])  # fmt: skip
+async def test_pods_are_nominated_where_the_scheduler_is_slow_or_always_or_never(
+    when: When, slow: bool, expected: bool
+) -> None:
+    world = World(when)
+    pods = world.wait(SAMPLES + 2 * BACKLOG)
+    for one in pods[: 1 + SAMPLES]:
+        world.now_s += 2 * SLOW_S if slow else SLOW_S / 2
+        world.ahead.asked(one)
+    async with world.planning():
+        await world.looked()
+        assert (len(world.ahead.plans) > 0) is expected
 
 
 async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

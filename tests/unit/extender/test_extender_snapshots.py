@@ -95,7 +95,11 @@ def test_the_pieces_are_what_the_documents_own_writer_makes() -> None:
 async def test_others_have_the_event_loop_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, clock = Cluster(1000), iter(range(10**9))
     monkeypatch.setattr(
-        snapshots, "time", SimpleNamespace(perf_counter=lambda: next(clock) * PIECE_S / 10, monotonic=lambda: 0.0)
+        snapshots,
+        "time",
+        SimpleNamespace(
+            perf_counter=lambda: next(clock) * PIECE_S / 10, monotonic=lambda: 0.0, thread_time=lambda: 0.0
+        ),
     )
     most, before = 0, 0
 
@@ -145,12 +149,56 @@ async def test_one_is_written_at_a_time_and_too_many_that_wait_are_refused(monke
 async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "WAIT_S", 0.05)
     one = Snapshots(Cluster(1).snapshot)
-    async with one.turn() as first:
+    async with one.turn(never()) as first:
         assert first
-        async with one.turn() as second:
+        async with one.turn(never()) as second:
             assert not second
-    async with one.turn() as third:
+    async with one.turn(never()) as third:
         assert third
+
+
+async def test_who_hangs_up_or_is_cancelled_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "WAIT_S", 1000.0)
+    one = Snapshots(Cluster(1).snapshot)
+
+    async def wait(gone: asyncio.Future[object]) -> bool:
+        async with one.turn(gone) as mine:
+            return mine
+
+    async with one.turn(never()):
+        gone = never()
+        calls = [asyncio.create_task(wait(gone if at == 0 else never())) for at in range(WAITING)]
+        await asyncio.sleep(0)
+        gone.set_result(None)
+        assert not await calls[0]
+        for call in calls[1:]:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        later = [asyncio.create_task(wait(never())) for _ in range(WAITING)]
+        await asyncio.sleep(0)
+        assert not any(call.done() for call in later), "there is room for as many again"
+    assert await asyncio.gather(*later) == [True] * WAITING
+
+
+async def test_who_is_cancelled_as_the_turn_comes_passes_it_on() -> None:
+    one = Snapshots(Cluster(1).snapshot)
+
+    async def wait() -> None:
+        async with one.turn(never()):
+            raise AssertionError("it was cancelled")
+
+    call = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # its turn has begun, and it does not know
+    call.cancel()
+    assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError)
+    async with one.turn(never()) as mine:
+        assert mine
+
+
+def never() -> asyncio.Future[object]:
+    """A client that stays."""
+    return asyncio.get_running_loop().create_future()
 
 
 async def test_a_reader_of_snapshots_is_not_taken_for_the_scheduler() -> None:
@@ -169,32 +217,30 @@ async def test_a_reader_of_snapshots_is_not_taken_for_the_scheduler() -> None:
         writer.close()
 
 
-@pytest.mark.parametrize(
-    ("beginning_s", "rest_s"), [(0.01, 0.01 / snapshots.BEGUN_PART), (1.0, snapshots.MOST_BETWEEN_S)]
-)
-async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_a_pause_refuses_nobody(
-    monkeypatch: pytest.MonkeyPatch, beginning_s: float, rest_s: float
+@pytest.mark.parametrize("took_s", [0.01, 1.0])
+async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_the_next_is_soon(
+    monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
     clock_s, rests_s, sleep = 0.0, list[float](), asyncio.sleep
 
     def take() -> Records:
         nonlocal clock_s
-        clock_s += beginning_s
+        clock_s += took_s
         return Cluster(1).snapshot()
 
     async def rest(seconds: float) -> None:
         rests_s.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(snapshots, "time", SimpleNamespace(perf_counter=lambda: clock_s, monotonic=lambda: clock_s))
+    times = SimpleNamespace(perf_counter=lambda: clock_s, monotonic=lambda: clock_s, thread_time=lambda: clock_s)
+    monkeypatch.setattr(snapshots, "time", times)
     monkeypatch.setattr(snapshots, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
     one = Snapshots(take)
     for _ in range(2):
-        async with one.turn() as mine:
+        async with one.turn(never()) as mine:
             assert mine
             assert [piece async for piece in one.pieces(compressed=False)]
-    assert max(rests_s) == pytest.approx(rest_s)
-    assert max(rests_s) < snapshots.WAIT_S
+    assert max(rests_s) == pytest.approx(min(took_s / snapshots.BEGUN_PART, snapshots.REST_AT_MOST_S))
 
 
 def test_a_reader_that_takes_longer_than_a_snapshot_may_take_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class World:
             nodes=cast("Any", list),
             clock=lambda: self.now_s,
             scheduler="tangram-scheduler",
-            from_nodes=1,
+            when="always",
         )
         chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
         self.preemption = Preemption(self.server, self.state, chosen, self.ahead, clock=lambda: self.now_s)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from kube.cache import Cache
-from kube.objects import Pod
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Node, Pod
 from kube.owed import DEPARTURES
 from kube.paths import PODS
 from tests.builders import PodBuilder, pod
@@ -337,3 +339,43 @@ async def test_waiting_for_an_object_ends_when_it_comes_or_time_is_up(api: FakeA
         found = await waiting
         assert found is not None
         assert found.key == "default/a"
+
+
+class Paged:
+    """Stands for the client: pages of two nodes, and no watch. A page that is not there is an error."""
+
+    def __init__(self, pages: int, there: int) -> None:
+        self.asked: list[str] = []
+        self._pages, self._there = pages, there
+
+    async def get(self, _path: str, params: Mapping[str, str], **_: object) -> bytes:
+        at = int(params.get("continue", "0"))
+        self.asked.append(params.get("continue", ""))
+        await asyncio.sleep(0)
+        if at >= self._there:
+            raise ApiError(503, "Unavailable", "later")
+        metadata = {"resourceVersion": "7"} | ({"continue": str(at + 1)} if at + 1 < self._pages else {})
+        items = [{"metadata": {"name": f"n{at}-{which}", "resourceVersion": "1"}} for which in range(2)]
+        return json.dumps({"metadata": metadata, "items": items}).encode()
+
+
+async def test_the_next_page_is_on_its_way_while_one_is_told_of() -> None:
+    client = Paged(3, there=3)
+    asked_when_told: dict[str, int] = {}
+    cache = Cache(
+        cast(Client, client), "/api/v1/nodes", Node,
+        on_change=lambda _, new: asked_when_told.setdefault(new.key if new else "", len(client.asked)),
+    )  # fmt: skip
+    await cache._list()
+    assert asked_when_told == {"n0-0": 2, "n0-1": 2, "n1-0": 3, "n1-1": 3, "n2-0": 3, "n2-1": 3}
+    assert client.asked == ["", "1", "2"], "and each page once"
+    assert cache.has_synced.is_set()
+
+
+async def test_a_list_whose_next_page_fails_is_not_complete() -> None:
+    client = Paged(3, there=1)
+    cache = Cache(cast(Client, client), "/api/v1/nodes", Node)
+    with pytest.raises(ApiError):
+        await cache._list()
+    assert {one.key for one in cache.items()} == {"n0-0", "n0-1"}
+    assert not cache.has_synced.is_set()

@@ -73,30 +73,33 @@ async def test_a_shorter_request_is_not_behind_many_long_ones_of_its_own_address
             writer.transport.abort()
 
 
-async def test_long_requests_that_end_in_whatever_way_leave_nothing_behind() -> None:
+async def test_connections_that_end_while_their_requests_wait_leave_nothing_behind() -> None:
+    """Nobody reads from a connection that waits, so its end is seen when its time is up."""
+    async with running(replace(PACED, long_bytes_per_s=1, request_s=3)) as one:
+        pace = acceptor_of(one)._listener.pace
+        writers = await flood(one, ["127.0.0.2"] * 7 + ["127.0.0.3"], 3 * MB)
+        await until(lambda: len(pace) == 8)
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: not pace._addresses and not pace._waiting and len(pace) == 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (post(b"x" * 300_000), b"HTTP/1.1 200 OK"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n186A0\r\n" + b"x" * 100_000 + b"\r\nno\r\n", b"HTTP/1.1 400 Bad Request"),
+    ],
+)  # fmt: skip
+async def test_long_requests_that_are_answered_leave_nothing_behind(sent: bytes, answer: bytes) -> None:
     async with running(PACED) as one:
         pace = acceptor_of(one)._listener.pace
-        bytes_per_s, pace._bytes_per_s = pace._bytes_per_s, 1e-6  # so that all of them wait at one time
-        writers = await flood(one, ["127.0.0.2"] * 3 + ["127.0.0.3"], 3 * MB)
-        await until(lambda: len(pace) == 4)
-        writers[0].transport.abort()
-        writers[3].transport.abort()
-        pace._bytes_per_s, pace._due = bytes_per_s, False
-        pace._arrange()
-        writers[1].write(b"f")
-        await until(lambda: len(one.bodies) == 1)
-        _, writer = await one.connect("127.0.0.4")
-        writer.write(
-            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-            + b"186A0\r\n"
-            + b"x" * 100_000
-            + b"\r\nno\r\n"
-        )
-        assert await first_line(_) == b"HTTP/1.1 400 Bad Request"
-        writers[2].transport.abort()
-        await until(lambda: not pace._addresses and not pace._waiting and len(pace) == 0)
+        reader, writer = await one.connect()
+        writer.write(sent)
+        assert await first_line(reader) == answer
+        assert not pace._addresses
+        assert not pace._waiting
         writer.close()
-        writers[1].close()
 
 
 async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_without_an_error(

@@ -115,14 +115,29 @@ def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_i
     assert [one.others_wait for one in gangs.quiet(1.0 + QUIET_S, at)] == [True]
     assert [gangs.refuses(uid, "g", 4.0) for uid in uids] == [True, True]
     assert not gangs.wakes()
+    others(gangs, at, 5.0)
+    gangs.answered("other", "", fits=True, reserved=True)
+    assert gangs.refuses("g0", "g", 5.0), "more may fit"
     if end == "a pod of others":
-        others(gangs, at, 5.0)
+        gangs.answered("other", "", fits=False, reserved=False)
     elif end == "time":
         assert list(gangs.quiet(1.0 + QUIET_S + WAY_S, at)) == []
     else:
         gangs.set_min_count("g", None)
     assert gangs.wakes()
     assert not gangs.refuses("g0", "g", 5.0)
+
+
+def test_a_gang_makes_way_also_if_it_is_tried_again_at_once() -> None:
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "unschedulable")
+    at = room(held(*uids))
+    cycle(gangs, uids, held(*uids))
+    others(gangs, at, 1.0)
+    gangs.answered("other", "", fits=False, reserved=False)
+    assert gangs.refuses("g0", "g", 1.0)
+    assert list(gangs.quiet(1.0 + QUIET_S, room(held("g1")))) == [Failed("g", ("g0", "g1", "launcher"), True)]
+    assert gangs.refuses("g0", "g", 1.0 + QUIET_S)
 
 
 def test_a_gang_that_nobody_waits_for_makes_no_way() -> None:

@@ -82,8 +82,12 @@ class Slow:
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
         for other in [one for one in self.last_s if one != group]:
             self.over_s.setdefault(other, now_s)
-        for other in [one for one in self.way_s if one != group]:
-            self.way_ends(other)
+        called = any(one.uid == uid for one in self.cycle)
+        bound = sum(one[0] == group and standing == "bound" for one, standing in self.shown.items())
+        waits = group in self.over_s and self.others_wait[group] and group not in self.quiet
+        if called and waits and bound < self.min_count.get(group, 0):
+            self.way_s.setdefault(group, now_s + WAY_S)
+            self.stale |= self.pods(group)
         if now_s < self.way_s.get(group, 0):
             return True
         for other in [one for one in self.paused if one != group]:
@@ -187,7 +191,7 @@ class Machine(RuleBasedStateMachine):
     def the_group_is_shown_to_fit(self, group: str) -> None:
         self.gangs.fitted(group, self.room)
         waits = {uid for uid, standing in self.slow.shown.items() if uid[0] == group and standing == "waits"}
-        found = waits & (self.slow.reserved | self.slow.kept) - self.slow.expected
+        found = waits & (self.slow.reserved | self.slow.kept) - self.slow.expected - self.slow.stale
         if group in self.slow.min_count and found:
             self.slow.in_flight -= {uid for uid in UIDS if uid[0] == group}
             self.slow.in_flight |= found
@@ -208,6 +212,7 @@ class Machine(RuleBasedStateMachine):
         if uid[0] not in self.slow.last_s:
             self.slow.last_s[uid[0]], self.slow.others_wait[uid[0]] = self.now_s, False
         self.slow.stale.add(uid)
+        self.slow.quiet.discard(uid[0])
 
     @rule(uid=st.sampled_from(UIDS), kept=st.booleans())
     def room_is_kept_or_not(self, uid: str, kept: bool) -> None:
@@ -262,6 +267,8 @@ class Machine(RuleBasedStateMachine):
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
             self.slow.cycle.append(Call(uid, self.now_s, answer == "listed"))
         self.gangs.answered(uid, group, fits=answer != "refused", reserved=answer == "reserved")
+        for other in [one for one in self.slow.way_s if one != group and answer == "refused"]:
+            self.slow.way_ends(other)
         for other in self.slow.last_s:
             self.slow.others_wait[other] |= answer == "refused" and other != group
 
@@ -404,7 +411,7 @@ class Machine(RuleBasedStateMachine):
             called = slow.run(group)
             slow.paused[group] = [*(uid for uid in called if uid != slow.last[1]), slow.last[1], MARK]
             slow.paused_s[group] = slow.last_s[group]
-        if group in slow.over_s and slow.others_wait[group]:
+        if all_fail and group in slow.over_s and slow.others_wait[group]:
             slow.way_s[group] = self.now_s + WAY_S
         self._failed(failed, ended)
         slow.forget(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -10,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpu import roster as rosters
 from vgpu.fleet import Fleet
 from vgpu.inventory import Inventory
-from vgpu.roster import Quoted, Roster
+from vgpu.roster import FEW_BYTES, Quoted, Roster
 
 NAME = st.text("ab-", max_size=3) | st.text("ab", min_size=6, max_size=26) | st.text('\u00e9",\\ ]\n', max_size=4)
 NAMES = st.lists(NAME, max_size=12)
+
+
+FEW = (-1, FEW_BYTES)
+"""All lists that tests look up are looked up by the roster, or one name after another."""
 
 
 def quoted(text: str) -> Quoted:
@@ -44,8 +50,10 @@ def test_names_are_found_as_when_each_is_looked_up(
     fleet = Fleet()
     for name in known:
         fleet.set_node(name, Inventory(()))
-    candidates = fleet.look_up(quoted(text))
-    assert (candidates.columns.tolist(), list(candidates.strangers)) == looked_up(asked, fleet.column)
+    for few_bytes in FEW:
+        with patch.object(rosters, "FEW_BYTES", few_bytes):
+            candidates = fleet.look_up(quoted(text))
+        assert (candidates.columns.tolist(), list(candidates.strangers)) == looked_up(asked, fleet.column)
 
 
 BROKEN = [
@@ -54,8 +62,12 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("few_bytes", FEW)
 @pytest.mark.parametrize("text", BROKEN)
-def test_what_is_no_list_of_strings_is_not_read_as_one(text: str) -> None:
+def test_what_is_no_list_of_strings_is_not_read_as_one(
+    monkeypatch: pytest.MonkeyPatch, text: str, few_bytes: int
+) -> None:
+    monkeypatch.setattr(rosters, "FEW_BYTES", few_bytes)
     fleet = Fleet()
     for name in ("a", "b"):
         fleet.set_node(name, Inventory(()))
@@ -73,7 +85,9 @@ def test_names_that_share_a_place_in_the_table_are_told_apart() -> None:
     assert (found.columns.tolist(), found.strangers) == ([7, 499, 0], ("node-500",))
 
 
-def test_a_fleet_finds_the_nodes_that_it_has_now() -> None:
+@pytest.mark.parametrize("few_bytes", FEW)
+def test_a_fleet_finds_the_nodes_that_it_has_now(monkeypatch: pytest.MonkeyPatch, few_bytes: int) -> None:
+    monkeypatch.setattr(rosters, "FEW_BYTES", few_bytes)
     fleet = Fleet()
     for name in ("a", "b"):
         fleet.set_node(name, Inventory(()))

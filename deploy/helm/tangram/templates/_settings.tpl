@@ -166,8 +166,8 @@ env:
   - name: TANGRAM_EXTENDER_SCHEDULER_PROCESS
     value: kube-scheduler
   {{- end }}
-  - name: TANGRAM_EXTENDER_NOMINATE_AHEAD_FROM_NODES
-    value: {{ .Values.scheduler.nominateAheadFromNodes | int | quote }}
+  - name: TANGRAM_EXTENDER_NOMINATE_AHEAD
+    value: {{ .Values.scheduler.nominateAhead | quote }}
   - name: TANGRAM_EXTENDER_LOG_LEVEL
     value: {{ .Values.logLevel }}
   {{- with .Values.scheduler.extender.extraEnv }}
