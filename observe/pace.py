@@ -8,9 +8,11 @@ the first one would let requests that are always new keep a long one waiting for
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
 QUANTUM_BYTES: Final = 64 * 2**10
@@ -23,7 +25,7 @@ MOST_DEBT_BYTES: Final = 2**20
 """What was read beyond the pace delays all clients by this at most (63 ms at 16 MiB a second). More counts against those who sent it alone."""
 
 REMEMBERED: Final = 1024
-"""Clients that are known before those are forgotten that count as new ones."""
+"""Clients that do not wait and are known: those that had most. Twice as many are, until others are forgotten."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,7 +40,7 @@ class Shares(Generic[K]):
         """What the client had that had least when it was read. Grows."""
         self._by_need = False
         self._look_at = REMEMBERED
-        """So many clients are known when those are looked for that can be forgotten."""
+        """So many clients are known when those that had little are forgotten."""
 
     def __len__(self) -> int:
         return len(self._had_bytes)
@@ -51,8 +53,10 @@ class Shares(Generic[K]):
         """One that joined, of those in the order in which they wait."""
         if len(self._had_bytes) > self._look_at:
             floor = self._floor
-            self._had_bytes = {one: had for one, had in self._had_bytes.items() if had > floor or one in waiting}
-            self._look_at = max(REMEMBERED, 2 * len(self._had_bytes))
+            others = ((had, one) for one, had in self._had_bytes.items() if had > floor and one not in waiting)
+            known = {one: self._had_bytes[one] for one in waiting}
+            known |= {one: had for had, one in heapq.nlargest(REMEMBERED, others, key=itemgetter(0))}
+            self._had_bytes, self._look_at = known, 2 * REMEMBERED + len(waiting)
         self._by_need = not self._by_need
         if not self._by_need:
             return next(iter(waiting))

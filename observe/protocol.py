@@ -112,10 +112,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
-        self._in_body = self._refused = False
+        self._begun = self._in_body = self._refused = False
         self._unread_bytes = self._answering_bytes = 0
         """Of the answer that the client has not read, and of the body of the request that is answered."""
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
+        self._piece_bytes = self._parsed_bytes = 0
+        """Of what is being read, and what of that the parser has reported."""
         self._rest_s = REFUSED_S
         self._body: list[bytes | bytearray] = []
         """Of the request that arrives."""
@@ -159,8 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shed(self) -> None:
         """Drop what is in memory for this connection, which others need: a request that arrives is answered 503, any other connection is closed, and so is one
-        with another request that waits or is answered."""
-        if self._in_body and self._answering is None and not self._refused:
+        with another request that waits or is answered, or with an answer that is not read."""
+        if self._in_body and self._answering is None and not self._unread_bytes and not self._refused:
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, self._memory_sentence())
         else:
             self._connections.remove(self._one)
@@ -173,12 +175,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._enter(Phase.REQUEST)
         awaited = self._one.phase is Phase.REQUEST
         self._wire_bytes += len(data)
+        self._piece_bytes, self._parsed_bytes = len(data), 0
         super().data_received(data)
-        if self._refused:
+        if self._refused or self._refused_as_too_large():
             return
-        if (
-            not awaited
-        ):  # another request, before the answer to this one: it is read after that, whatever pieces it comes in
+        if not awaited:  # it is read after the answer to the earlier request, whatever pieces it comes in
             self.flow.pause_reading()
         if self._one.phase is not Phase.REQUEST:
             return
@@ -187,15 +188,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.rest(SMALL_S)
         elif len(data) >= ROUND_BYTES and not self._one.well:
             self.flow.rest(0)
+
+    def _refused_as_too_large(self) -> bool:
+        """By what was read of a request that is not complete: the parser reports a header when it has all of it."""
         if self._in_body and self._wire_bytes > self._bounds.header_bytes + CHUNKED * self._bounds.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif not self._in_body and self._wire_bytes > self._bounds.header_bytes:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        return self._refused
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED:
             raise self._refusal(HTTPStatus.TOO_MANY_REQUESTS)
         self._header_bytes = self._body_bytes = 0
+        self._begun, self._wire_bytes = True, self._piece_bytes - self._parsed_bytes  # not more than that is its own
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -219,6 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        self._parsed_bytes += len(body)
         if self._body_bytes > self._bounds.body_bytes:
             raise self._refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         self._hold(len(body))
@@ -237,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.flow.rest_until(self._long.wait)
 
     def on_message_complete(self) -> None:
-        self._in_body = False
+        self._begun = self._in_body = False
         self._wire_bytes = self._small_pieces = 0
         self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
         if self._long is not None:
@@ -270,7 +277,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Once an answer was read."""
         if self._answering is not None:
             return self._working(Phase.WORK if self._withdraw is closed else Phase.TURN)
-        return Phase.REQUEST if self._incomplete is not None else Phase.IDLE
+        return Phase.REQUEST if self._begun else Phase.IDLE
 
     def _working(self, phase: Phase) -> Phase:
         """A program cannot go on while the client does not read: the time is the client's."""
@@ -297,12 +304,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._enter(Phase.ANSWER)
 
     def resume_writing(self) -> None:
+        """What comes before the end of an answer is not read with each piece of that answer."""
         super().resume_writing()
         self._connections.release(self._one, self._unread_bytes)
         self._unread_bytes = 0
         if self._one.phase is Phase.ANSWER and not self._refused:
             self._enter(self._phase())
-            self.flow.resume_reading()
+            if self._answering is None:
+                self.flow.resume_reading()
 
     def send_400_response(self, _msg: str) -> None:
         if not self._refused and not self.transport.is_closing():
@@ -340,8 +349,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.body = bytearray()
         self.pipeline.clear()
         self.headers, self.url, self.cycle, self._incomplete = [], b"", self._answering, None  # type: ignore[assignment]
-        has_bytes = self._answering_bytes if self._answering is not None else 0
-        self._connections.release(self._one, max(0, self._one.held_bytes - has_bytes))
+        stay_bytes = self._unread_bytes + (self._answering_bytes if self._answering is not None else 0)
+        self._connections.release(self._one, max(0, self._one.held_bytes - stay_bytes))
 
     def _enter(self, phase: Phase) -> None:
         self._connections.enter(self._one, phase, time.monotonic())
@@ -361,6 +370,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _count_header(self, more_bytes: int) -> None:
         self._header_bytes += more_bytes
+        self._parsed_bytes += more_bytes
         if self._header_bytes > self._bounds.header_bytes:
             raise self._refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 

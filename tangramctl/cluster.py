@@ -22,7 +22,8 @@ from vgpu.errors import BadDocument
 from vgpu.names import Names
 from vgpu.snapshot import NodeRecord, PodRecord, Snapshot
 
-EXTENDER_TIMEOUT_S: Final = 10.0
+EXTENDER_TIMEOUT_S: Final = 20.0
+"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshots.WAIT_S`) before it is refused, and is told why."""
 KUBECTL_TIMEOUT_S: Final = 120.0
 """10,000 pods take some seconds. Guessed."""
 _LOGGED: Final = re.compile(r"[IWEF][0-9]{4} ")

@@ -3,9 +3,12 @@
  *
  * Compiled with the library's own sources, so that the sanitizers see them. */
 #include <assert.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -289,7 +292,7 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
     for (size_t i = 0; i < spins; i++)
-        assert(!atomic_flag_test_and_set(&spin[i]->busy));
+        assert(spin_try(spin[i]));
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
@@ -297,7 +300,7 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
         for (size_t i = 0; i < locks; i++)
             held += pthread_mutex_trylock(lock[i]) != 0;
         for (size_t i = 0; i < spins; i++)
-            held += atomic_flag_test_and_set(&spin[i]->busy);
+            held += !spin_try(spin[i]);
         _exit(held);
     }
     int status;
@@ -306,6 +309,38 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
         pthread_mutex_unlock(lock[i]);
     for (size_t i = 0; i < spins; i++)
         spin_unlock(spin[i]);
+}
+
+static struct spin awaited;
+static _Atomic bool waits;
+
+static void *wait_for_it(void *sleeps)
+{
+    struct rusage before, after;
+    getrusage(RUSAGE_THREAD, &before);
+    atomic_store(&waits, true);
+    spin_lock(&awaited);
+    getrusage(RUSAGE_THREAD, &after);
+    spin_unlock(&awaited);
+    *(long *)sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    return NULL;
+}
+
+/* Who tries again from time to time finds it held by those who do not sleep, for seconds. */
+static void who_waits_for_a_lock_sleeps_until_it_is_woken(void)
+{
+    pthread_t thread;
+    long sleeps = -1;
+    assert(spin_try(&awaited));
+    assert(pthread_create(&thread, NULL, wait_for_it, &sleeps) == 0);
+    while (!atomic_load(&waits))
+        sched_yield();
+    usleep(50000); /* hundreds of tries of 20 us */
+    spin_unlock(&awaited);
+    assert(pthread_join(thread, NULL) == 0);
+    assert(sleeps >= 0 && sleeps < 10);
+    assert(spin_try(&awaited));
+    spin_unlock(&awaited);
 }
 
 int main(void)
@@ -319,6 +354,7 @@ int main(void)
     an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();
     every_lock_is_free_in_a_forked_child_that_has_no_memory();
+    who_waits_for_a_lock_sleeps_until_it_is_woken();
     puts("ok");
     return 0;
 }

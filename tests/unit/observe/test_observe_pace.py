@@ -185,7 +185,19 @@ def test_a_clients_bytes_count_up_to_its_credit(seed: int) -> None:
         if random_.random() < 0.1:
             shares.pass_by(20)
             at += 20
-    assert len(shares) <= 2 * REMEMBERED
+
+
+def test_clients_that_are_always_new_are_forgotten_and_those_that_had_much_are_not() -> None:
+    shares = Shares[int](inf)
+    shares.join(-1)
+    shares.charge(-1, 100 * QUANTUM_BYTES)
+    for new in range(20 * REMEMBERED):
+        shares.join(new)
+        assert shares.next_of({new: None}) == new
+        shares.charge(new, QUANTUM_BYTES)
+        assert len(shares) <= 2 * REMEMBERED + 2
+    shares.join(-1)
+    assert shares._had_bytes[-1] == 100 * QUANTUM_BYTES
 
 
 async def test_what_is_read_beyond_a_turn_is_charged_and_delays_all_clients_by_little() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from observe.bounds import Phase
+from observe.ports import listen
 from observe.protocol import PIPELINED, BoundedProtocol
+from observe.serving import Server
 from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
 from tests.unit.observe.test_observe_serving import Running, first_line, post, running
 
@@ -105,3 +108,77 @@ async def test_a_request_that_comes_while_an_answer_is_not_read_is_answered_once
             assert await first_line(reader) == b"HTTP/1.1 200 OK"
             await reader.readuntil(b"ok")
         writer.close()
+
+
+@pytest.mark.parametrize("header_bytes", [5000, 60_000])
+async def test_a_header_that_comes_with_an_earlier_request_is_bounded_too(header_bytes: int) -> None:
+    async with running(LARGE) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a" * 60_000) + b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"h" * header_bytes)
+        assert await first_line(reader) == b"HTTP/1.1 431 Request Header Fields Too Large"
+        writer.close()
+
+
+async def test_a_header_within_the_bound_that_comes_with_an_earlier_request_has_the_time_of_a_request() -> None:
+    async with running(replace(LARGE, request_s=0.3, idle_s=60)) as one:
+        reader, writer = await one.connect()
+        writer.write(post(b"a" * 60_000) + b"GET / HTTP/1.1\r\nhost: x\r\nlong: " + b"h" * 3000)
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        await reader.readuntil(b"ok")
+        (connection,) = acceptor_of(one).connections
+        assert connection.phase is Phase.REQUEST
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_what_comes_while_an_answer_is_sent_in_pieces_is_not_read_with_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_bytes, received = 0, BoundedProtocol.data_received
+
+    def counted(protocol: BoundedProtocol, data: bytes) -> None:
+        nonlocal read_bytes
+        read_bytes += len(data)
+        received(protocol, data)
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(2000):
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+        at_end.append(read_bytes)
+        await send({"type": "http.response.body", "body": b""})
+
+    at_end = list[int]()
+    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    server, sock = (
+        Server(app, replace(LARGE, body_bytes=2**30, held_bytes=2**31, long_bytes=2**30)),
+        listen("127.0.0.1", 0),
+    )
+    task = asyncio.create_task(server.serve([sock]))
+    await server.up.wait()
+    reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
+    writer.write(post(b"a"))
+    assert await first_line(reader) == b"HTTP/1.1 200 OK"
+    writer.write(post(b"b" * 100_000_000)[:-1])
+    async with asyncio.timeout(20):
+        while not at_end:
+            await reader.read(2**20)
+    assert at_end[0] < 1_000_000, "one or two pieces"
+    writer.transport.abort()
+    server.should_exit = True
+    await task
+
+
+async def test_an_answer_that_is_not_read_counts_after_the_next_request_is_refused() -> None:
+    async with running(replace(LARGE, held_bytes=30_000_000)) as one:
+        _, writer = await one.connect()
+        writer.write(post(b"a").replace(b" / ", b" /big ", 1))
+        connections = acceptor_of(one).connections
+        await until(lambda: connections.held_bytes > 1_000_000)
+        unread_bytes = connections.held_bytes
+        writer.write(b"nonsense\r\n\r\n")
+        await until(lambda: protocol_of(one)._refused)
+        assert connections.held_bytes == unread_bytes
+        writer.transport.abort()
+        await until(lambda: connections.held_bytes == 0)

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tangramctl.cluster import snapshot_at
+from extender.snapshots import WAIT_S
+from tangramctl.cluster import EXTENDER_TIMEOUT_S, snapshot_at
 from tangramctl.errors import BadOption
 
 COMPRESSED = gzip.compress(b"{}", mtime=0)
@@ -61,3 +62,7 @@ def test_an_extender_that_has_no_time_says_so_and_any_other_failure_is_as_no_ext
         snapshot_at(url)
     with answering(503, b"") as url:
         assert snapshot_at(url) is None
+
+
+def test_tangramctl_waits_longer_than_the_extender_lets_it_wait_for_its_turn() -> None:
+    assert EXTENDER_TIMEOUT_S > WAIT_S + 5
