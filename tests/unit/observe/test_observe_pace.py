@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
 
@@ -18,20 +19,27 @@ from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
 from tests.unit.observe.test_observe_serving import Running, first_line, post, running
 
 KB, MB = 1000, 1_000_000
+MOST = 6 * MB
+"""Of others is read while a long request is: its own size as often as turns go by waiting, and what was on its way."""
 PACED = replace(
     LARGE, body_bytes=4 * MB, held_bytes=200 * MB, read_bytes=32_768, long_bytes=10_000, trusted=False, connections=200,
     per_address=200, long_bytes_per_s=60e6,
 )  # fmt: skip
 
 
-async def flood(one: Running, addresses: Iterable[str], body_bytes: int) -> list[asyncio.StreamWriter]:
+@asynccontextmanager
+async def flood(one: Running, addresses: list[str], body_bytes: int) -> AsyncIterator[None]:
     """A long body from each, that is not complete."""
     writers = []
-    for address in addresses:
-        _, writer = await one.connect(address)
-        writer.write(post(b"f" * body_bytes)[:-1])
-        writers.append(writer)
-    return writers
+    try:
+        for address in addresses:
+            _, writer = await one.connect(address)
+            writers.append(writer)
+            writer.write(post(b"f" * body_bytes)[:-1])
+        yield
+    finally:
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def read_meanwhile(one: Running, address: str, body_bytes: int) -> int:
@@ -47,40 +55,29 @@ async def read_meanwhile(one: Running, address: str, body_bytes: int) -> int:
 
 
 async def test_a_long_request_is_not_behind_those_of_an_address_that_sends_many() -> None:
-    async with running(PACED) as one:
-        writers = await flood(one, ["127.0.0.2"] * 30, 3 * MB)
+    async with running(PACED) as one, flood(one, ["127.0.0.2"] * 30, 3 * MB):
         await until(lambda: acceptor_of(one).connections.held_bytes > 2 * MB)
-        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < 3 * MB  # in order of arrival it would be 27 MB
-        for writer in writers:
-            writer.transport.abort()
+        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < MOST  # in order of arrival it would be 27 MB
 
 
 async def test_a_long_request_is_not_behind_those_of_many_addresses_that_had_much() -> None:
-    async with running(PACED) as one:
-        writers = await flood(one, [f"127.0.1.{at}" for at in range(1, 31)], 3 * MB)
+    async with running(PACED) as one, flood(one, [f"127.0.1.{at}" for at in range(1, 31)], 3 * MB):
         await until(lambda: acceptor_of(one).connections.held_bytes > 30 * MB)
-        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < 3 * MB  # in order of arrival it would be 27 MB
-        for writer in writers:
-            writer.transport.abort()
+        assert await read_meanwhile(one, "127.0.0.3", 900 * KB) < MOST  # in order of arrival it would be 27 MB
 
 
 async def test_a_shorter_request_is_not_behind_many_long_ones_of_its_own_address() -> None:
-    async with running(PACED) as one:
-        writers = await flood(one, ["127.0.0.2"] * 30, 3 * MB)
+    async with running(PACED) as one, flood(one, ["127.0.0.2"] * 30, 3 * MB):
         await until(lambda: acceptor_of(one).connections.held_bytes > 15 * MB)
-        assert await read_meanwhile(one, "127.0.0.2", 400 * KB) < 3 * MB  # in order of arrival it would be 12 MB
-        for writer in writers:
-            writer.transport.abort()
+        assert await read_meanwhile(one, "127.0.0.2", 400 * KB) < MOST  # in order of arrival it would be 12 MB
 
 
 async def test_connections_that_end_while_their_requests_wait_leave_nothing_behind() -> None:
     """Nobody reads from a connection that waits, so its end is seen when its time is up."""
     async with running(replace(PACED, long_bytes_per_s=1, request_s=3)) as one:
         pace = acceptor_of(one)._listener.pace
-        writers = await flood(one, ["127.0.0.2"] * 7 + ["127.0.0.3"], 3 * MB)
-        await until(lambda: len(pace) == 8)
-        for writer in writers:
-            writer.transport.abort()
+        async with flood(one, ["127.0.0.2"] * 7 + ["127.0.0.3"], 3 * MB):
+            await until(lambda: len(pace) == 8)
         await until(lambda: not pace._addresses and not pace._waiting and len(pace) == 0)
 
 
@@ -107,10 +104,8 @@ async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_w
 ) -> None:
     async with running(replace(PACED, held_bytes=1 * MB, body_bytes=900 * KB)) as one:
         connections = acceptor_of(one).connections
-        writers = await flood(one, ["127.0.0.2"] * 10, 800 * KB)
-        await until(lambda: any(each.phase is Phase.ANSWER for each in connections))
-        for writer in writers:
-            writer.transport.abort()
+        async with flood(one, ["127.0.0.2"] * 10, 800 * KB):
+            await until(lambda: any(each.phase is Phase.ANSWER for each in connections))
         await until(lambda: len(connections) == 0)
         assert connections.held_bytes == 0
     assert caplog.records == []
