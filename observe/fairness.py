@@ -6,6 +6,7 @@ A flood from one address, or from many, then delays an occasional client by one 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -51,18 +52,54 @@ class Attained:
             }  # a client that waits and had little counts as one that had nothing
 
 
-class FairQueue:
+class InTurn(ABC):
+    """Begins what waits, one piece in each round of the event loop, whenever there may be one more."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due = False
+
+    @abstractmethod
+    def _any_waits(self) -> bool:
+        """All may have been withdrawn."""
+
+    @abstractmethod
+    def _wait_s(self) -> float:
+        """Until there may be one more."""
+
+    @abstractmethod
+    def _take(self) -> Callable[[], object]:
+        """Take out the piece whose turn it is; what is called begins it."""
+
+    def _arrange(self) -> None:
+        if self._any_waits() and not self._due:
+            self._due = True
+            self._loop.call_soon(self._begin_one)
+
+    def _begin_one(self) -> None:
+        self._due = False
+        if not self._any_waits():
+            return
+        if (wait_s := self._wait_s()) > 0:
+            self._due = True
+            self._loop.call_later(wait_s, self._begin_one)
+            return
+        begin = self._take()
+        self._arrange()
+        begin()
+
+
+class FairQueue(InTurn):
     """Begins one piece of work in each round of the event loop, and `per_s` of them after `at_once`. Holds no more pieces than clients have
     connections."""
 
     def __init__(self, per_s: float = inf, at_once: float = inf) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._per_s, self._at_once = per_s, at_once
         self._left, self._filled_s = at_once, self._loop.time()
         self._waiting: dict[str, dict[int, Callable[[], object]]] = {}
         self._number = self._count = 0
         self._attained = Attained(self._loop.time())
-        self._due = False
 
     def submit(self, address: str, begin: Callable[[], object]) -> Callable[[], None]:
         """Call `begin` when it is this address's turn, never at once. Returns what to call if nobody wants it any more; it then costs nothing."""
@@ -96,19 +133,7 @@ class FairQueue:
             for begin in pieces.values():
                 begin()
 
-    def _arrange(self) -> None:
-        if self._waiting and not self._due:
-            self._due = True
-            self._loop.call_soon(self._begin_one)
-
-    def _begin_one(self) -> None:
-        self._due = False
-        if not self._waiting:  # all were withdrawn
-            return
-        if (wait_s := self._wait_s()) > 0:
-            self._due = True
-            self._loop.call_later(wait_s, self._begin_one)
-            return
+    def _take(self) -> Callable[[], object]:
         self._left -= 1
         self._attained.decay(self._loop.time())
         address = min(self._waiting, key=self._attained.of)
@@ -118,11 +143,12 @@ class FairQueue:
         if not pieces:
             del self._waiting[address]
         self._attained.charge(address)
-        self._arrange()
-        begin()
+        return begin
+
+    def _any_waits(self) -> bool:
+        return bool(self._waiting)
 
     def _wait_s(self) -> float:
-        """Until there may be one more."""
         now_s = self._loop.time()
         if self._per_s < inf:
             self._left = min(self._at_once, self._left + (now_s - self._filled_s) * self._per_s)

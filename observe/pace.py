@@ -7,13 +7,14 @@ the first one would let requests that are always new keep a long one waiting for
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from operator import itemgetter
 from typing import Final, Generic, TypeVar
+
+from observe.fairness import InTurn
 
 QUANTUM_BYTES: Final = 64 * 2**10
 """Of one turn. 16 MiB a second are 256 turns."""
@@ -91,18 +92,17 @@ class _Address:
     shares: Shares[LongRequest] = field(default_factory=lambda: Shares(inf))
 
 
-class Pace:
+class Pace(InTurn):
     """Of one listener. A turn is `QUANTUM_BYTES`, and is paid for when it begins: who then sends nothing delays others by that much once."""
 
     def __init__(self, bytes_per_s: float, credit_bytes: float) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._bytes_per_s = bytes_per_s
         self._most_bytes = self._left_bytes = float(AT_ONCE * QUANTUM_BYTES)
         self._filled_s = self._loop.time()
         self._shares = Shares[str](credit_bytes)
         self._addresses: dict[str, _Address] = {}
         self._waiting: dict[str, _Address] = {}
-        self._due = False
 
     def __len__(self) -> int:
         """Requests that wait for a turn."""
@@ -154,20 +154,14 @@ class Pace:
         if not self._waiting:
             self._shares.pass_by(left_bytes - self._left_bytes)
 
-    def _arrange(self) -> None:
-        if self._waiting and not self._due:
-            self._due = True
-            self._loop.call_soon(self._begin_one)
+    def _any_waits(self) -> bool:
+        return bool(self._waiting)
 
-    def _begin_one(self) -> None:
-        self._due = False
-        if not self._waiting:  # all were withdrawn
-            return
+    def _wait_s(self) -> float:
         self._fill()
-        if self._left_bytes < QUANTUM_BYTES:
-            self._due = True
-            self._loop.call_later((QUANTUM_BYTES - self._left_bytes) / self._bytes_per_s, self._begin_one)
-            return
+        return (QUANTUM_BYTES - self._left_bytes) / self._bytes_per_s
+
+    def _take(self) -> Callable[[], object]:
         address = self._shares.next_of(self._waiting)
         one = self._waiting.pop(address)
         request = one.shares.next_of(one.waiting)
@@ -175,8 +169,7 @@ class Pace:
         if one.waiting:
             self._waiting[address] = one  # behind the others
         self.charge(request, QUANTUM_BYTES)
-        self._arrange()
-        begin()
+        return begin
 
 
 class LongRequest:

@@ -17,7 +17,7 @@ from vgpu.request import PodAsk
 from vgpu.victim_bounds import Bound, Rules, lower_bounds
 
 KEPT: Final = 4
-"""Bounds with each view, those for the searches that came last: 300 bytes each. Guessed."""
+"""Bounds with each view, those that were worked out last: 300 bytes each. Guessed."""
 
 SEARCHES: Final = 64
 """Kinds of searches that are told apart at a time. Guessed."""

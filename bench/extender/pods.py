@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ from typing import Any, Final
 from bench.calls import Kept, posted, wait_for
 from bench.extender.filter import SIZES_MIB, ready, start_extender
 from bench.process import cpu_s
+from bench.rows import append
 from tests.builders import node, pod
 from tests.fake_api import FakeApi
 from tests.ports import free_port
@@ -190,16 +190,6 @@ def main() -> int:
         if asked.label:
             append(HERE / "pods.csv", row)
     return 0
-
-
-def append(path: Path, row: dict[str, object]) -> None:
-    """After the rows of other versions."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

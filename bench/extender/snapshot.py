@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import os
 import platform
 import socket
@@ -31,6 +30,7 @@ from bench.calls import Kept
 from bench.extender.filter import HERE, NAME, bodies, ready, start_extender
 from bench.floods.__main__ import commit_of_tree
 from bench.process import memory_mib
+from bench.rows import append
 from tests.builders import node, pod, share
 from tests.fake_api import FakeApi
 
@@ -138,12 +138,8 @@ def main() -> None:
         for nodes in options.nodes
         for row in asyncio.run(measure(nodes, options.seconds))
     ]
-    path = HERE / "snapshot.csv"
-    old = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    with path.open("w", newline="") as file:
-        written = csv.DictWriter(file, rows[0], lineterminator="\n")
-        written.writeheader()
-        written.writerows([*old, *rows])
+    for row in rows:
+        append(HERE / "snapshot.csv", row)
 
 
 if __name__ == "__main__":

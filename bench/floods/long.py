@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -32,6 +31,7 @@ from bench.calls import posted, read_answer
 from bench.floods.__main__ import commit_of_tree
 from bench.floods.flood import HERE
 from bench.floods.servers import extender, webhook
+from bench.rows import append
 from bench.webhook.admission import MUTATE
 from observe.bounds import ADMISSION, MIB, VERBS
 from tests.builders import pod
@@ -169,19 +169,8 @@ def main() -> None:
                         "most_s": most(seen),
                         "all": " ".join(seen),
                     }
-                    keep(row | about)
+                    append(HERE / "long.csv", row | about)
                     print(row, flush=True)
-
-
-def keep(row: dict[str, Any]) -> None:
-    """In the CSV."""
-    path = HERE / "long.csv"
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        written = csv.DictWriter(file, row, lineterminator="\n")
-        if new:
-            written.writeheader()
-        written.writerow(row)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -86,6 +87,13 @@ class Ganging:
         self.world.now_s += QUIET_S
         self.keeper.expire()
         assert self.stages() == []
+
+    def refused_after(self, pause_s: float) -> Iterable[str]:
+        """What the last pod is told when kube-scheduler pauses before it for so long."""
+        self.cycle()
+        self.world.now_s += pause_s
+        self.keeper.expire()
+        return self.filter(self.pods[2]).unresolvable
 
     def stages(self) -> list[str]:
         return [one.stage for one in self.world.state.reservations]
@@ -364,10 +372,7 @@ def test_a_second_refusal_says_something_else_so_that_kube_scheduler_writes_it()
     """It patches no condition that stays as it was, and until it is seen nobody is woken."""
     ganging, said = Ganging(), list[str]()
     for pause_s in (QUIET_S, 2 * QUIET_S):
-        ganging.cycle()
-        ganging.world.now_s += pause_s
-        ganging.keeper.expire()
-        said += ganging.filter(ganging.pods[2]).unresolvable
+        said += ganging.refused_after(pause_s)
         ganging.tell(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[-1]}."))
     assert ganging.woken == ["n1", "n1"]
     assert len(set(said)) == 2
@@ -377,10 +382,7 @@ def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
     """The watch shows the pod again, for a label say, before kube-scheduler has written anew."""
     ganging, said = Ganging(), list[str]()
     for pause_s in (QUIET_S, 2 * QUIET_S):
-        ganging.cycle()
-        ganging.world.now_s += pause_s
-        ganging.keeper.expire()
-        said += ganging.filter(ganging.pods[2]).unresolvable
+        said += ganging.refused_after(pause_s)
         ganging.tell(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[0]}."))
     assert ganging.woken == ["n1"]
     assert not ganging.filter(ganging.pods[2]).node_names

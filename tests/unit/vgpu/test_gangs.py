@@ -26,6 +26,14 @@ def a_gang_of(pods: int, *, min_count: int | None = None) -> tuple[Gangs, list[s
     return gangs, uids
 
 
+def a_gang_without_its_launcher() -> tuple[Gangs, Room]:
+    """Its two pods with GPUs have room, and kube-scheduler finds no node for its third."""
+    gangs, uids = a_gang_of(2, min_count=3)
+    gangs.see("launcher", "g", "unschedulable")
+    cycle(gangs, uids, held(*uids))
+    return gangs, room(held(*uids))
+
+
 def cycle(gangs: Gangs, uids: list[str], reserved: set[str], now_s: float = 0.0) -> list[Failed]:
     """Filter is called for each of the gang; it answers a node where room is reserved."""
     failed: list[Failed] = []
@@ -117,14 +125,11 @@ def test_room_that_is_kept_while_others_are_evicted_is_not_lost_in_a_pause(kept:
 
 @pytest.mark.parametrize("end", ["a pod of others", "time", "its group is gone"])
 def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_it(end: str) -> None:
-    gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "unschedulable")
-    at = room(held(*uids))
-    cycle(gangs, uids, held(*uids))
+    gangs, at = a_gang_without_its_launcher()
     assert others(gangs, at, 1.0) == []
     gangs.answered("other", "", fits=False, reserved=False)
     assert [one.others_wait for one in gangs.quiet(1.0 + QUIET_S, at)] == [True]
-    assert [gangs.refuses(uid, "g", 4.0) for uid in uids] == [True, True]
+    assert [gangs.refuses(uid, "g", 4.0) for uid in ("g0", "g1")] == [True, True]
     assert not gangs.wakes()
     others(gangs, at, 5.0)
     gangs.answered("other", "", fits=True, reserved=True)
@@ -140,10 +145,7 @@ def test_a_gang_that_had_room_in_vain_makes_way_for_pods_that_were_refused_for_i
 
 
 def test_a_gang_makes_way_also_if_it_is_tried_again_at_once() -> None:
-    gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "unschedulable")
-    at = room(held(*uids))
-    cycle(gangs, uids, held(*uids))
+    gangs, at = a_gang_without_its_launcher()
     others(gangs, at, 1.0)
     gangs.answered("other", "", fits=False, reserved=False)
     assert gangs.refuses("g0", "g", 1.0)
@@ -152,10 +154,7 @@ def test_a_gang_makes_way_also_if_it_is_tried_again_at_once() -> None:
 
 
 def test_a_gang_that_nobody_waits_for_makes_no_way() -> None:
-    gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "unschedulable")
-    at = room(held(*uids))
-    cycle(gangs, uids, held(*uids))
+    gangs, at = a_gang_without_its_launcher()
     others(gangs, at, 1.0)
     gangs.answered("other", "", fits=True, reserved=True)
     assert len(list(gangs.quiet(1.0 + QUIET_S, at))) == 1
@@ -163,10 +162,7 @@ def test_a_gang_that_nobody_waits_for_makes_no_way() -> None:
 
 
 def test_a_gang_that_pods_without_a_request_may_complete_keeps_its_room_until_kube_scheduler_goes_on() -> None:
-    gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "unschedulable")
-    at = room(held(*uids))
-    cycle(gangs, uids, held(*uids))
+    gangs, at = a_gang_without_its_launcher()
     assert list(gangs.quiet(60.0, at)) == [], "it may be the launcher's turn"
     assert others(gangs, at, 61.0) == [], "the launcher may have a node"
     assert list(gangs.quiet(61.0 + QUIET_S, at)) == [Failed("g", ("g0", "g1", "launcher"), False)]
