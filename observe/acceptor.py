@@ -114,7 +114,14 @@ class Acceptor:
         task = self._loop.create_task(self._shake_hands(client, one))
         self._handshakes.add(task)
         one.close, one.withdraw = partial(self._break_off, client, one), _nothing
-        task.add_done_callback(self._handshakes.discard)
+        task.add_done_callback(partial(self._ended, client, one))
+
+    def _ended(self, client: socket.socket, one: Connection, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        if task.cancelled():  # before its first step: none of its lines has run
+            self.connections.remove(one)
+            one.close = _nothing
+            client.close()
 
     async def _shake_hands(self, client: socket.socket, one: Connection) -> None:
         tls = self._config.ssl

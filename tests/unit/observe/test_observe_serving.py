@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 import ssl
 import struct
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from observe.bounds import Bounds
+from observe.bounds import Bounds, Connection
 from observe.fair_loop import FairLoop
 from observe.ports import listen
 from observe.protocol import UNREADABLE, BoundedProtocol
@@ -306,6 +307,21 @@ async def test_who_connects_for_requests_that_are_answered_comes_before_those_wh
         async with asyncio.timeout(10):
             while acceptor._listener.new._attained.of("127.0.0.1") < 2:  # type: ignore[attr-defined]  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_is_begun_as_the_server_stops_is_closed() -> None:
+    async with running() as one:
+        (acceptor,) = one.server.servers
+        ours, theirs = socket.socketpair()
+        with ours:
+            connection, fd = Connection("127.0.0.1", 0.0), theirs.detach()
+            acceptor.connections.add(connection)
+            acceptor._begin(fd, connection)  # type: ignore[attr-defined]
+            acceptor.close()
+            await asyncio.gather(*acceptor._handshakes, return_exceptions=True)  # type: ignore[attr-defined]
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(fd)
+            assert connection not in acceptor.connections  # type: ignore[attr-defined]
 
 
 def protocols() -> list[BoundedProtocol]:
