@@ -13,26 +13,26 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.acquaintance import FILE as FILE_OF_CONNECTED
-from arbiter.acquaintance import Acquaintance
-from arbiter.attributing import Attributing
-from arbiter.bypassing import Rules
-from arbiter.container import Limits
-from arbiter.contexts import Measuring
 from arbiter.files import connections_of, raise_limit
-from arbiter.meter import Meter
+from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.trial_verdicts import BOOT_ID, Verdicts, text_of
+from arbiter.gputime.usage_check import UsageCheck
+from arbiter.memory.attribution import Attributing
+from arbiter.memory.bypass import Rules
+from arbiter.memory.container import Limits
+from arbiter.memory.contexts import Measuring
+from arbiter.memory.device_openers import Openers
+from arbiter.memory.known_processes import FILE as FILE_OF_CONNECTED
+from arbiter.memory.known_processes import Acquaintance
+from arbiter.memory.meter import Meter
+from arbiter.memory.tracer import Tracer
+from arbiter.memory.unlisted import Unlisting
 from arbiter.metrics import pages
 from arbiter.nvml_source import nvml_source
-from arbiter.openers import Openers
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
-from arbiter.tracer import Tracer
-from arbiter.turns import Turns
-from arbiter.unlisted import Unlisting
-from arbiter.verdicts import BOOT_ID, Verdicts, text_of
-from arbiter.witness import Witness
 from nvml.queries import Nvml
 from nvml.supervisor import Limits as NvmlLimits
 from observe import collecting
@@ -41,8 +41,8 @@ from observe.log import log_json
 from observe.operations import Operations, run_in_thread
 from observe.options import read
 from observe.refusals import Refusals
-from vgpu.timing import Settings
-from vgpu.trial import FILE
+from vgpu.gputime.timing import Settings
+from vgpu.gputime.trial import FILE
 
 MIB: Final = 2**20
 
@@ -84,10 +84,10 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
         lambda: server.stop(),
         _policy(settings),
         awake_s=settings.awake_ms / 1000,
-        heal_s=settings.heal_ms / 1000,
+        watchdog_s=settings.watchdog_ms / 1000,
         suspending=verdicts.of,
         copies=settings.suspend_copies,
-        hold_untold=settings.hold_untold,
+        hold_unreported=settings.hold_unreported,
         processes=connections,
     )
     openers = Openers(nvml()) if settings.processes_visible else None
@@ -112,7 +112,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     )
     run_in_thread(operations)
     status = StatusSocket(status_socket, server)
-    witness = Witness(turns, nvml(), grants, named_in)
+    usage_check = UsageCheck(turns, nvml(), grants, named_in)
     meter.start()
     try:
         tracer.start()
@@ -124,7 +124,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     except RuntimeError as error:
         log.error("no container is named for memory that NVML lists for no process", reason=str(error))
     if settings.check_idle:
-        witness.start()
+        usage_check.start()
     log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=operations.port, directories=len(server.containers)
     )
@@ -132,7 +132,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     notify_ready()
     server.run()
     turns.close()  # first: nobody stays suspended for NVML's sake
-    witness.close()
+    usage_check.close()
     status.close()
     meter.close()
     tracer.close()

@@ -10,7 +10,7 @@ the arbiter 20 us."""
 AT_ONCE: Final = 256.0
 """A container of many processes that starts or connects again. Guessed."""
 CHANNELS_COST: Final = 20.0
-"""Of a message after which the driver is called: half a millisecond of a card's thread and more."""
+"""Of a message after which the driver is called: half a millisecond of a GPU's thread and more."""
 
 
 class Budget:

@@ -1,6 +1,6 @@
 """How many files the arbiter may have open, and who may have how many of them.
 
-A tenant decides how many connections it opens, and each is a file of the arbiter. So the limit is raised to what the kernel lets,
+A container decides how many connections it opens, and each is a file of the arbiter. So the limit is raised to what the kernel lets,
 a container gets a part of it, and the last few are nobody's: the arbiter reads folders and grants with them.
 """
 
@@ -10,8 +10,8 @@ import resource
 from typing import Final
 
 SPARE: Final = 128
-"""Files that no connection and no descriptor of a tenant gets. Guessed: a folder, a grant, readers of metrics and status, five for
-the thread of each card."""
+"""Files that no connection and no descriptor of a container gets. Guessed: a folder, a grant, readers of metrics and status, five for
+the thread of each GPU."""
 PART: Final = 8
 """One container has at most this part of the rest. Guessed: more containers than one then go on beside one that takes all it can."""
 

@@ -1,8 +1,8 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
-The kernel alone is asked: nothing here but `grant_named` is what a tenant says of itself. Which container a process belongs to is told by what is
+The kernel alone is asked: nothing here but `grant_named` is what a container says of itself. Which container a process belongs to is told by what is
 its cgroup, and by what is mounted at one of `GRANT_DIRS` in its mount namespace: a directory of the grants folder, put there by the node and
-read-only. What follows from the two `vgpu.attribution` decides.
+read-only. What follows from the two `vgpu.memory.attribution` decides.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from arbiter.grant_file import read_container_id, read_grant
-from vgpu.attribution import Owner, Owners
-from vgpu.cgroup import Place, depth_of
-from vgpu.cgroup import place_of as place_in
-from vgpu.contract import CONTAINER_ID, GRANT, GRANT_DIRS
-from vgpu.errors import BadDocument
-from vgpu.mountinfo import mounts_in
-from vgpu.process_stat import process_stat
+from arbiter.memory.grant_file import read_container_id, read_grant
+from vgpu.api.cgroup import Place, depth_of
+from vgpu.api.cgroup import place_of as place_in
+from vgpu.api.contract import CONTAINER_ID, GRANT, GRANT_DIRS
+from vgpu.api.errors import BadDocument
+from vgpu.api.mountinfo import mounts_in
+from vgpu.api.process_stat import process_stat
+from vgpu.memory.attribution import Owner, Owners
 
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
 LIBRARY_THREAD: Final = "tangram"
-"""What the library calls its thread. Specified: shim/src/helper.c."""
+"""What the library calls its thread. Specified: shim/src/link/helper.c."""
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
 NAMED_LOOKED_AT: Final = 4
@@ -205,7 +205,7 @@ def sees_grant(pid: int, grants: Path) -> bool | None:
     return any(one.device == ours[0] and one.directory.rpartition("/")[0] == ours[1] for one in mounts_in(mountinfo))
 
 
-def stranger(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
+def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
     """Why a process has no business at the socket of grant directory `key`; None when it has.
 
     With `mount_needed` that very directory must be mounted somewhere in its mount namespace, as the node does it for the container

@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from arbiter import turn_metrics
-from arbiter.enforcing import enforcements
+from arbiter.enforcement import enforcements
+from arbiter.gputime import metrics as turn_metrics
 from arbiter.server import Server
 from observe.pages import Pages
 from observe.refusals import Refusals, refused_family
 
 STUCK_AFTER_S: Final = 5.0
-"""The loop comes round at least once a second, a card's thread five times. Guessed from that."""
+"""The loop comes round at least once a second, a GPU's thread five times. Guessed from that."""
 
-_CARD_LABELS: Final = ("namespace", "pod", "container", "gpu_uuid")
+_GPU_LABELS: Final = ("namespace", "pod", "container", "gpu_uuid")
 _GAUGES: Final = {
     "limit": "GPU memory the container may hold",
     "leased": "GPU memory leased by the container's processes; never above the limit unless re-stated after a restart",
@@ -32,7 +32,7 @@ _GAUGES: Final = {
 
 
 class LedgerCollector(Collector):
-    """Metrics of every container, read when they are asked for."""
+    """Metrics of every container, read when they are requested."""
 
     def __init__(self, server: Server, restarts: int = 0, refusals: Refusals | None = None) -> None:
         self._server, self._restarts, self._refusals = server, restarts, refusals or Refusals("arbiter")
@@ -40,14 +40,14 @@ class LedgerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Families of one moment."""
         gauges = {
-            name: GaugeMetricFamily(f"tangram_arbiter_{name}_bytes", text, labels=_CARD_LABELS)
+            name: GaugeMetricFamily(f"tangram_arbiter_{name}_bytes", text, labels=_GPU_LABELS)
             for name, text in _GAUGES.items()
         }
-        connections = GaugeMetricFamily("tangram_arbiter_connections", "processes connected", labels=_CARD_LABELS[:3])
+        connections = GaugeMetricFamily("tangram_arbiter_connections", "processes connected", labels=_GPU_LABELS[:3])
         throttles = CounterMetricFamily(
             "tangram_arbiter_throttles",
             "times the processes of a container had to wait, having used the container's part of the arbiter's time",
-            labels=_CARD_LABELS[:3],
+            labels=_GPU_LABELS[:3],
         )
         bad = CounterMetricFamily("tangram_arbiter_bad_packets", "packets that ended their connection")
         kills = CounterMetricFamily(
@@ -56,7 +56,7 @@ class LedgerCollector(Collector):
         unenforced = GaugeMetricFamily(
             "tangram_arbiter_unenforced",
             "1 while a limit of the container is not enforced, for this reason",
-            labels=(*_CARD_LABELS[:3], "reason"),
+            labels=(*_GPU_LABELS[:3], "reason"),
         )
         measures = GaugeMetricFamily(
             "tangram_arbiter_measures", "1 while NVML is read; 0 = contexts are unknown and the guard sees nothing"
@@ -80,15 +80,15 @@ class LedgerCollector(Collector):
                     throttles.add_metric(place, throttled[key])
                 for finding in found[key].findings:
                     unenforced.add_metric([*place, finding.reason], 1)
-                for number, card in enumerate(grant.cards):
-                    labels = [*place, card.uuid]
-                    gauges["limit"].add_metric(labels, card.mib * 2**20)
+                for number, gpu in enumerate(grant.gpus):
+                    labels = [*place, gpu.uuid]
+                    gauges["limit"].add_metric(labels, gpu.mib * 2**20)
                     gauges["leased"].add_metric(labels, container.ledger.leased_bytes(number))
                     gauges["used"].add_metric(labels, container.ledger.used_bytes(number))
                     gauges["context"].add_metric(labels, container.ledger.context_bytes(number))
                     gauges["shared"].add_metric(labels, container.ledger.shared_bytes(number))
                     over = sum(
-                        e.measured_bytes - e.limit_bytes for e in container.lookout.excesses if e.uuid == card.uuid
+                        e.measured_bytes - e.limit_bytes for e in container.lookout.excesses if e.uuid == gpu.uuid
                     )
                     gauges["over_limit"].add_metric(labels, over)
             grants = {key: c.grant for key, c in self._server.containers.items() if c.grant is not None}
@@ -118,7 +118,7 @@ def _ungranted(server: Server) -> list[Metric]:
     )
     with server.lock:
         found = server.attributing.ungranted
-        uuids = {card.uuid for one in server.containers.values() if one.grant is not None for card in one.grant.cards}
+        uuids = {gpu.uuid for one in server.containers.values() if one.grant is not None for gpu in one.grant.gpus}
     for uuid in sorted(uuids | {one.uuid for one in found}):
         held.add_metric([uuid], sum(one.held_bytes or 0 for one in found if one.uuid == uuid))
         count.add_metric([uuid], sum(one.uuid == uuid for one in found))
@@ -141,12 +141,12 @@ def _unlisted(server: Server) -> Metric:
 
 
 def stuck(server: Server, at_s: float) -> str:
-    """Which thread has not come round for long, the loop or a card's; empty = all do."""
+    """Which thread has not come round for long, the loop or a GPU's; empty = all do."""
     idle_s = at_s - server.turned_at_s
     if idle_s >= STUCK_AFTER_S:
         return f"the loop has not come round for {idle_s:.0f} s"
-    card, idle_s = server.turns.lanes.stuck(at_s) if server.turns is not None else ("", 0.0)
-    return f"the thread of card {card} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
+    gpu, idle_s = server.turns.gpu_threads.stuck(at_s) if server.turns is not None else ("", 0.0)
+    return f"the thread of GPU {gpu} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 
 def pages(server: Server, restarts: int = 0, refusals: Refusals | None = None) -> Pages:

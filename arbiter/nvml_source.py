@@ -16,7 +16,7 @@ from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
 from nvml.replacing import End
 from nvml.supervisor import Limits, Supervisor
-from vgpu.enforcement import STALE_S
+from vgpu.api.enforcement import STALE_S
 
 READ_S: Final = STALE_S
 """For one answer: a later one is of no use."""

@@ -23,16 +23,16 @@ from typing import Final
 import structlog
 
 from arbiter.attention import TURN_S, Attention
-from arbiter.attributing import Attributing
-from arbiter.connection import Connection
-from arbiter.container import Container, Limits
-from arbiter.contexts import Measuring
-from arbiter.grant_file import same_place
-from arbiter.tracer import Suspect
-from arbiter.turns import Turns
-from arbiter.unlisted import Unlisting
-from arbiter.watch import Watch
-from vgpu.status import KillStatus
+from arbiter.gputime.scheduler import Turns
+from arbiter.grant_watch import Watch
+from arbiter.memory.attribution import Attributing
+from arbiter.memory.connection import Connection
+from arbiter.memory.container import Container, Limits
+from arbiter.memory.contexts import Measuring
+from arbiter.memory.grant_file import same_place
+from arbiter.memory.tracer import Suspect
+from arbiter.memory.unlisted import Unlisting
+from vgpu.protocol.status import KillStatus
 
 ACCEPTS_A_PIECE: Final = 2
 """So that many processes that start at once do not keep those that run waiting: one takes up to half a millisecond (measured)."""
@@ -179,10 +179,10 @@ class Server:
             for container in self.containers.values():
                 container.traced()
 
-    def _want_cards(self) -> None:
+    def _want_gpus(self) -> None:
         if self.measuring.meter is not None:
             grants = [container.grant for container in self.containers.values() if container.grant is not None]
-            self.measuring.meter.want(card.uuid for grant in grants for card in grant.cards)
+            self.measuring.meter.want(gpu.uuid for grant in grants for gpu in grant.gpus)
 
     def _pause_s(self) -> float:
         deadlines = (at_s + LATE_S * (one in self._resting) for one, at_s in self._deadlines.items())
@@ -210,7 +210,7 @@ class Server:
         for name in changed:
             if name is not None and name in self.containers:
                 self._load(self.containers[name])
-        self._want_cards()
+        self._want_gpus()
 
     def _load(self, container: Container) -> None:
         before = container.grant
@@ -247,7 +247,7 @@ class Server:
         for name in sorted(there.keys() - self.containers.keys()):
             if not name.startswith("."):
                 self._add(name, opens_at_s)
-        self._want_cards()
+        self._want_gpus()
 
     def _add(self, name: str, opens_at_s: float) -> None:
         folder = self._folder / name
@@ -358,9 +358,9 @@ class Server:
             if attention is not None:
                 attention.remove(connection.sock.fileno())
             connection.sock.close()
-        spared = container.newly_spared()
-        if self.turns is not None and spared is not None:
-            self.turns.never_suspend(container.folder.name, spared)
+        exempt = container.newly_exempt()
+        if self.turns is not None and exempt is not None:
+            self.turns.never_suspend(container.folder.name, exempt)
         contexts = container.memory.begun_contexts()
         if self.turns is not None and contexts is not None:
             self.turns.contexts(container.folder.name, contexts)

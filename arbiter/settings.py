@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
-from vgpu.bypass import DEFAULT, QUIET_S, Policy
+from vgpu.memory.bypass import DEFAULT, QUIET_S, Policy
 
 
 class ArbiterSettings(ProgramSettings):
@@ -111,19 +111,19 @@ class ArbiterSettings(ProgramSettings):
     )
     grants_in_environment: bool = Field(
         False,
-        description="the guard counts a process of the arbiter's own user also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where tenants choose their environment",
+        description="the guard counts a process of the arbiter's own user also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where containers choose their environment",
     )
     frame_ms: int = Field(
-        50, ge=5, le=1000, description="one round of turns between containers that share a card's time"
+        50, ge=5, le=1000, description="one round of turns between containers that share a GPU's time"
     )
     idle_grace_us: int = Field(
-        200, ge=0, le=100_000, description="how long a latency-critical container keeps the card after its last work"
+        200, ge=0, le=100_000, description="how long a latency-critical container keeps the GPU after its last work"
     )
     starve_after_ms: int = Field(
         1000, ge=50, le=600_000, description="how long a container with work waits at most for more urgent ones"
     )
     starve_slice_ms: int = Field(20, ge=1, le=1000, description="the slice that it then gets")
-    heal_ms: int = Field(
+    watchdog_ms: int = Field(
         100,
         ge=0,
         le=60_000,
@@ -137,7 +137,7 @@ class ArbiterSettings(ProgramSettings):
         True,
         description="compare what containers say of their work with what NVML counts of their processes, once a second, and say in log, metric and status which compute while they say they are idle",
     )
-    hold_untold: bool = Field(
+    hold_unreported: bool = Field(
         False,
         description="what check-idle finds has effect: such a container counts as working best-effort; on a GPU honest ones were found, too",
     )
@@ -148,5 +148,5 @@ class ArbiterSettings(ProgramSettings):
         100,
         ge=0,
         le=60_000,
-        description="how long a card's thread sleeps no longer than 0.1 ms at a time after the last word of a latency-critical container: its next request is served 0.1 ms sooner, for a twentieth of a processor core meanwhile; 0 = it sleeps until something comes",
+        description="how long a GPU's thread sleeps no longer than 0.1 ms at a time after the last word of a latency-critical container: its next request is served 0.1 ms sooner, for a twentieth of a processor core meanwhile; 0 = it sleeps until something comes",
     )

@@ -1,4 +1,4 @@
-"""The status socket: a reader that connects is written one document (`vgpu.status`) and hung up on.
+"""The status socket: a reader that connects is written one document (`vgpu.protocol.status`) and hung up on.
 
 A thread of its own, so that a reader that does not read delays no lease: the loop's lock is held while numbers are copied,
 and names of commands are looked up and bytes sent without it. Nor does such a reader delay another: `Readers` sends to several at once.
@@ -21,19 +21,19 @@ import structlog
 from msgspec import structs
 
 from arbiter import host
-from arbiter.attributing import Ungranted
 from arbiter.budget import Budget
-from arbiter.connection import Connection, bound_socket
-from arbiter.container import Container
-from arbiter.enforcing import enforcements
+from arbiter.enforcement import enforcements
+from arbiter.memory.attribution import Ungranted
+from arbiter.memory.connection import Connection, bound_socket
+from arbiter.memory.container import Container
 from arbiter.server import Server
-from vgpu.enforcement import TABLE, Enforcement
-from vgpu.ledger import Ledger
-from vgpu.status import (
+from vgpu.api.enforcement import TABLE, Enforcement
+from vgpu.memory.ledger import Ledger
+from vgpu.protocol.status import (
     BRIEF,
-    CardStatus,
     ContainerStatus,
-    ProcessCard,
+    GpuStatus,
+    ProcessGpu,
     ProcessStatus,
     Status,
     TurnStatus,
@@ -175,7 +175,7 @@ class Waiting:
 
 
 class Documents:
-    """Encoded, of the moment when they are asked for, and not too many."""
+    """Encoded, of the moment when they are requested, and not too many."""
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock, self._commands = server, clock, Commands()
@@ -254,7 +254,7 @@ class Readers:
 
 
 class Commands:
-    """Command lines of connected processes. Each is a file of /proc, and a document is asked for every 0.8 s."""
+    """Command lines of connected processes. Each is a file of /proc, and a document is requested every 0.8 s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -322,31 +322,31 @@ def _container(key: str, container: Container, turn: TurnStatus | None, found: E
     grant, ledger = container.grant, container.ledger
     if grant is None:
         return None
-    cards = tuple(
-        CardStatus(
-            uuid=card.uuid,
-            limit_bytes=card.mib * 2**20,
-            core_percent=card.core_percent,
+    gpus = tuple(
+        GpuStatus(
+            uuid=gpu.uuid,
+            limit_bytes=gpu.mib * 2**20,
+            core_percent=gpu.core_percent,
             leased_bytes=ledger.leased_bytes(number),
             used_bytes=ledger.used_bytes(number),
             context_bytes=ledger.context_bytes(number),
             shared_bytes=ledger.shared_bytes(number),
         )
-        for number, card in enumerate(grant.cards)
+        for number, gpu in enumerate(grant.gpus)
     )
-    uuids = [card.uuid for card in grant.cards]
+    uuids = [gpu.uuid for gpu in grant.gpus]
     connected = [_connected(c, ledger, uuids) for c in container.connections.values() if c.welcomed]
     return ContainerStatus(
         key=key,
         pod=f"{grant.namespace}/{grant.pod}",
         uid=grant.uid,
         container=grant.container,
-        klass=grant.klass,
+        service_class=grant.service_class,
         level=grant.level,
         guard=grant.guard,
         over=bool(container.lookout.excesses),
-        cards=cards,
-        processes=(*connected, *_strangers(container.contexts.strangers)),
+        gpus=gpus,
+        processes=(*connected, *_unconnected(container.contexts.unconnected_usage)),
         turn=turn,
         memory_state=found.memory,
         gpu_time_state=found.gpu_time,
@@ -359,18 +359,18 @@ def _container(key: str, container: Container, turn: TurnStatus | None, found: E
 
 def _connected(connection: Connection, ledger: Ledger, uuids: list[str]) -> ProcessStatus:
     parts = [ledger.part_of(connection.number, number) for number in range(len(uuids))]
-    cards = (
-        ProcessCard(uuid, part.used_bytes, part.context_bytes, part.measured_bytes, part.managed_bytes)
+    gpus = (
+        ProcessGpu(uuid, part.used_bytes, part.context_bytes, part.measured_bytes, part.managed_bytes)
         for uuid, part in zip(uuids, parts, strict=True)
     )
-    return ProcessStatus(connection.pid, connection.pid_in_container, "", tuple(cards))
+    return ProcessStatus(connection.pid, connection.pid_in_container, "", tuple(gpus))
 
 
-def _strangers(held: Mapping[str, Mapping[int, int]]) -> Iterator[ProcessStatus]:
+def _unconnected(held: Mapping[str, Mapping[int, int]]) -> Iterator[ProcessStatus]:
     """Processes of the container that never connected: nothing explains what they hold."""
     for pid in sorted({pid for by_pid in held.values() for pid in by_pid}):
-        cards = (ProcessCard(uuid, 0, 0, by_pid[pid]) for uuid, by_pid in held.items() if pid in by_pid)
-        yield ProcessStatus(pid, 0, "", tuple(cards))
+        gpus = (ProcessGpu(uuid, 0, 0, by_pid[pid]) for uuid, by_pid in held.items() if pid in by_pid)
+        yield ProcessStatus(pid, 0, "", tuple(gpus))
 
 
 def _with_commands(container: ContainerStatus, commands: Commands) -> ContainerStatus:

@@ -79,7 +79,7 @@ class Supervisor:
         self._spare_word = -1
         """The end of a pipe at which the spare waits."""
         self._spare_at_s = -inf
-        self._told = False
+        self._reported = False
         """To end."""
         self._served = self._ever_served = False
         self._restarts = 0
@@ -101,7 +101,7 @@ class Supervisor:
         while True:
             self._start()
             status = self._wait_for_end()
-            if self._told:
+            if self._reported:
                 return status
             if not self._ever_served:
                 _say("error", "the arbiter ended before it served", status=status)
@@ -118,11 +118,11 @@ class Supervisor:
             if delay_s:
                 _say("error", "the arbiter dies again and again", deaths=self._back_off.in_a_row, delay_s=delay_s)
             self._pause(delay_s)
-            if self._told:
+            if self._reported:
                 return 0
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._told = self._told or number in ENDING
+        self._reported = self._reported or number in ENDING
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child, number)
@@ -149,7 +149,13 @@ class Supervisor:
     def _keep_spare(self) -> None:
         """One arbiter more, once the one that serves is there: it takes no processor from its start."""
         now_s = time.monotonic()
-        if self._spare or not self._served or not self._child or self._told or now_s < self._spare_at_s + SPARE_EVERY_S:
+        if (
+            self._spare
+            or not self._served
+            or not self._child
+            or self._reported
+            or now_s < self._spare_at_s + SPARE_EVERY_S
+        ):
             return
         self._spare_at_s = now_s
         reads, self._spare_word = os.pipe()
@@ -166,7 +172,7 @@ class Supervisor:
         if pid == 0:
             self._become(parent, environment)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        if self._told:  # while nobody was there to be told
+        if self._reported:  # while nobody was there to be told
             os.kill(pid, signal.SIGTERM)
         return pid
 
@@ -213,7 +219,7 @@ class Supervisor:
     def _pause(self, seconds: float, *, whole: bool = True) -> None:
         """For so long, or until the end is wished; where it is not to be whole, until any signal or word of the arbiter's."""
         until_s = time.monotonic() + seconds
-        while not (self._told and whole) and (left_s := until_s - time.monotonic()) > 0:
+        while not (self._reported and whole) and (left_s := until_s - time.monotonic()) > 0:
             select.select([self._bell, self._notes], [], [], left_s)
             with contextlib.suppress(BlockingIOError):
                 self._bell.recv(4096)

@@ -10,35 +10,35 @@ from typing import Final
 
 import structlog
 
-from deviceplugin import cdi
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.allocate import Request
-from deviceplugin.calls import Calls
-from deviceplugin.containerids import ContainerIds
-from deviceplugin.earlier import PreloadingPod, without_variables
-from deviceplugin.files import make_folder
-from deviceplugin.grants import Grants
-from deviceplugin.guard import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, Guard, Offence, Trouble
-from deviceplugin.kubelet import Kubelet
-from deviceplugin.ledger import Ledger
-from deviceplugin.machine import Machine
-from deviceplugin.management import Management
+from deviceplugin.admission import PreStart, Swapped, Unserved
+from deviceplugin.allocation import Request
+from deviceplugin.calls_in_progress import Calls
+from deviceplugin.device_ledger import Ledger
+from deviceplugin.gpus import cdi
+from deviceplugin.gpus.node_gpus import Machine
+from deviceplugin.gpus.nvml_service import Management
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.publish import Publisher
+from deviceplugin.grants.container_ids import ContainerIds
+from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
+from deviceplugin.grants.files import make_folder
+from deviceplugin.grants.mount_check import REASON as MISPLACED
+from deviceplugin.grants.mount_check import Mounted
 from deviceplugin.metrics import Metrics
-from deviceplugin.mounted import REASON as MISPLACED
-from deviceplugin.mounted import Mounted
-from deviceplugin.offer import Offer
-from deviceplugin.orphans import Orphans
-from deviceplugin.podbooks import PodBooks
-from deviceplugin.podresources import KubeletSilent, PodResources
-from deviceplugin.pods import NodePods, fetch_pod
-from deviceplugin.prestart import PreStart, Swapped, Unserved
-from deviceplugin.processes import Processes
-from deviceplugin.publish import Publisher
-from deviceplugin.removal import Remover
-from deviceplugin.server import Service
+from deviceplugin.pod_resources import KubeletSilent, PodResources
+from deviceplugin.pods.orphans import Orphans
+from deviceplugin.pods.over_limit import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, Guard, Offence, Trouble
+from deviceplugin.pods.pods import NodePods, fetch_pod
+from deviceplugin.pods.processes import Processes
+from deviceplugin.pods.removal import Remover
+from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
+from deviceplugin.pods.service_class import Followers
+from deviceplugin.pods.usage_records import UsageRecords
+from deviceplugin.registration import Kubelet
+from deviceplugin.service import Service
 from deviceplugin.settings import DevicePluginSettings
-from deviceplugin.terms import REASON as CLASS_IGNORED
-from deviceplugin.terms import Followers
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
@@ -50,9 +50,9 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
-from vgpu.inventory import Inventory, Orphan
-from vgpu.readiness import Missing
-from vgpu.trial import Outcome, Verdict
+from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.readiness import Missing
+from vgpu.gputime.trial import Outcome, Verdict
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -100,7 +100,7 @@ class DevicePlugin:
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
         self.grants = Grants(settings.state_root, settings.library, lull=self.calls.lull)
-        self.podbooks = PodBooks(settings.state_root, self.grants.boot)
+        self.podbooks = UsageRecords(settings.state_root, self.grants.boot)
         self.grants.settling.afterwards.append(self.podbooks.begin_next)
         self.orphans = Orphans(
             self.podbooks, self.pods, processes, self._orphans_changed, lull=self.calls.lull
@@ -108,9 +108,9 @@ class DevicePlugin:
         self.ledger = Ledger(
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.users, waiting=self.calls.waiting,
         )  # fmt: skip
-        self.books = PodResources(settings.pod_resources)
+        self.records = PodResources(settings.pod_resources)
         self.prestart = PreStart(
-            names, unit_mib, pods=self.pods, books=self.books, ledger=self.ledger, grants=self.grants,
+            names, unit_mib, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             podbooks=self.podbooks, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
             clear=settings.clear_memory, waiting=self.calls.waiting,
         )  # fmt: skip
@@ -126,11 +126,11 @@ class DevicePlugin:
             self.offer, self.metrics, self.management.supervisor, access=settings.access, unit_mib=unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
             try_out=Trier(
-                settings.plugin_folder, settings.trial_program, settings.driver_root, tell=_tell_of_trial
+                settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
             ).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
-            names, books=self.books, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
+            names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
             orphans=self.orphans, remover=self.remover, metrics=self.metrics, lull=self.calls.lull,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
@@ -167,7 +167,7 @@ class DevicePlugin:
         finally:
             await asyncio.to_thread(self.management.close)
             await self.remover.close()
-            await self.books.close()
+            await self.records.close()
 
     def not_ready(self) -> str:
         """Why this node cannot serve pods; empty when it can."""
@@ -193,8 +193,8 @@ class DevicePlugin:
         """A call of the kubelet was refused: tell the pod's user, and have a swapped pod replaced."""
         self.metrics.refused(call, request)
         pod = error.pod if isinstance(error, Unserved) else None
-        if pod is None and call == "Allocate" and (stranger := self.pods.stranger_pod(request)):
-            pod = stranger.pod
+        if pod is None and call == "Allocate" and (other_scheduler := self.pods.other_schedulers_pod(request)):
+            pod = other_scheduler.pod
         if pod is None:
             return
         reason = "DevicesSwapped" if isinstance(error, Swapped) else f"{call}Refused"
@@ -225,12 +225,12 @@ class DevicePlugin:
 
     def ungranted(self, note: str) -> None:
         """Memory of a shared GPU belongs to no grant: tell the operator, on the node."""
-        self._tell_on_node(UNGRANTED, note)
+        self._report_on_node(UNGRANTED, note)
 
     def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
         """Memory of a shared GPU is in use and NVML lists it for no process: tell the operator, on the node, or the user of the pod that may hold it."""
         if pod is None:
-            self._tell_on_node(UNLISTED, note)
+            self._report_on_node(UNLISTED, note)
         else:
             self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
 
@@ -246,7 +246,7 @@ class DevicePlugin:
         """The arbiter did not say who is over its limit."""
         self.metrics.arbiter_silent.labels(trouble).inc()
 
-    def _tell_on_node(self, reason: str, note: str) -> None:
+    def _report_on_node(self, reason: str, note: str) -> None:
         name = self.settings.node_name
         self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, "Warning")
 
@@ -265,7 +265,7 @@ class DevicePlugin:
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()
         try:
-            await restore(self.books, self.pods, self.ledger, self.grants, self.podbooks, self._names)
+            await restore(self.records, self.pods, self.ledger, self.grants, self.podbooks, self._names)
         except KubeletSilent as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
         collecting.set_aside()
@@ -314,14 +314,14 @@ class DevicePlugin:
         self.mounted.starting(await self.prestart(resource, ids))
 
     def _write_cdi(self, inventory: Inventory) -> None:
-        if inventory.access != "cdi" or not inventory.cards:
+        if inventory.access != "cdi" or not inventory.gpus:
             return
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
         if cdi.write(self.settings.cdi_dir, inventory, root):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
 
 
-def _tell_of_trial(verdict: Verdict, model: str, driver: str) -> None:
+def _report_of_trial(verdict: Verdict, model: str, driver: str) -> None:
     say = log.info if verdict.outcome is Outcome.WORKS else log.warning
     say(
         "tried whether the driver suspends", outcome=verdict.outcome, why=verdict.why, model=model, driver=driver,

@@ -8,9 +8,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from deviceplugin.allocate import Request
+from deviceplugin.allocation import Request
 from observe.refusals import Refusals
-from vgpu.inventory import Orphan
+from vgpu.api.inventory import Orphan
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
@@ -69,8 +69,8 @@ class Metrics:
             "tangram_deviceplugin_processes_visible",
             "1 when the node's processes can be seen, 0 when not: then the room of a pod that is deleted by force is free at once.",
         )  # fmt: skip
-        self.books_damaged = gauge(
-            "tangram_deviceplugin_books_damaged", "Books of allocations and pods that cannot be read.",
+        self.records_damaged = gauge(
+            "tangram_deviceplugin_books_damaged", "Records of allocations and pods that cannot be read.",
         )  # fmt: skip
         self.nvml_ends = counter(
             "tangram_deviceplugin_nvml_processes_ended_total", "NVML processes that were ended, by reason.", ("reason",),

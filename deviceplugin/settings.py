@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
-from vgpu.names import DEFAULT, DEFAULT_GUARD, Guard, Names
-from vgpu.quantity import MEMORY_UNITS_MIB
+from vgpu.api.names import DEFAULT, DEFAULT_GUARD, Guard, Names
+from vgpu.api.quantity import MEMORY_UNITS_MIB
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -54,7 +54,7 @@ class DevicePluginSettings(ProgramSettings):
         description="the program on which suspending is tried, once a boot for each driver and GPU model",
     )
     guard_policy: Guard = Field(
-        DEFAULT_GUARD, description="what happens to a container over its limit; a pod may ask for more, not for less"
+        DEFAULT_GUARD, description="what happens to a container over its limit; a pod may request more, not for less"
     )
     latency_critical_namespaces: list[str] = Field(
         ["*"], description="namespaces whose pods may be latency-critical, also by an edit; * = all"
@@ -75,9 +75,9 @@ class DevicePluginSettings(ProgramSettings):
         "open",
         description="who may read /metrics: everybody who reaches the port, or whose bearer token the API server accepts and who may get the nonResourceURL /metrics; then tokens for the arbiter's port are reviewed too",
     )
-    health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each card whether it is well")
+    health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each GPU whether it is well")
     probe_s: float = Field(
-        60.0, gt=0, le=86_400, description="seconds between looks at which cards and MIG instances exist"
+        60.0, gt=0, le=86_400, description="seconds between looks at which GPUs and MIG instances exist"
     )
 
     nvml_start_s: float = Field(

@@ -1,4 +1,4 @@
-"""What is looked at now and then: folders nobody needs, drift between the books, what a restart must know again."""
+"""What is looked at now and then: folders nobody needs, drift between the records, what a restart must know again."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.calls import at_once
+from deviceplugin.calls_in_progress import at_once
+from deviceplugin.device_ledger import Ledger
 from deviceplugin.drift import Drift, drift
-from deviceplugin.grants import Grants
-from deviceplugin.ledger import Ledger
+from deviceplugin.grants.allocation_record import Record, order_of
+from deviceplugin.grants.directories import Grants
 from deviceplugin.metrics import Metrics
-from deviceplugin.orphans import Orphans
-from deviceplugin.podbooks import PodBook, PodBooks
-from deviceplugin.podresources import Holding, KubeletSilent, PodResources
-from deviceplugin.pods import NodePods, initialized
-from deviceplugin.record import Record, order_of
-from deviceplugin.removal import Remover
-from vgpu.grant import Assignment, Grant, Slice
-from vgpu.names import Names
+from deviceplugin.pod_resources import Holding, KubeletSilent, PodResources
+from deviceplugin.pods.orphans import Orphans
+from deviceplugin.pods.pods import NodePods, initialized
+from deviceplugin.pods.removal import Remover
+from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
+from vgpu.api.grant import Assignment, Grant, Slice
+from vgpu.api.names import Names
 
 EVERY_S: Final = 30.0
 GARBAGE_AGE_S: Final = 300.0
-"""A folder that nobody needs is left alone for this long: the kubelet's books and the watch may both be late. Guessed."""
+"""A folder that nobody needs is left alone for this long: the kubelet's records and the watch may both be late. Guessed."""
 ENDED_AGE_S: Final = 15.0
 """The same, once its pod has ended or is gone: a container that is killed may take some seconds. Guessed."""
 
@@ -47,25 +47,25 @@ def needed(
     in_use = {frozenset(h.ids) for h in holdings if h.resource == names.gpu_mem}
     for given in ledger.done.values():
         in_use |= {frozenset(ids) for (_, resource), ids in given.items() if resource == names.gpu_mem}
-    tenants = {tenant.uid: tenant for tenant in pods.tenants()}
-    starting = {uid for uid in tenants if (pod := pods.pod(uid)) and not initialized(pod)}
-    init_units = {ask.units for uid in starting for ask in tenants[uid].asks if ask.init}
-    books = grants.books()
+    node_pods = {node_pod.uid: node_pod for node_pod in pods.node_pods()}
+    starting = {uid for uid in node_pods if (pod := pods.pod(uid)) and not initialized(pod)}
+    init_units = {request.units for uid in starting for request in node_pods[uid].requests if request.init}
+    records = grants.records()
     granted: dict[frozenset[str], int] = {}
-    for key, book in books.items():
+    for key, record in records.items():
         if grants.granted(key):
-            ids = frozenset(book.ids)
+            ids = frozenset(record.ids)
             granted[ids] = max(granted.get(ids, 0), order_of(key))
 
-    def keep(key: str, book: Record) -> bool:
-        if book.uid in tenants or book.uid in living:
+    def keep(key: str, record: Record) -> bool:
+        if record.uid in node_pods or record.uid in living:
             return True
-        ids = frozenset(book.ids)
+        ids = frozenset(record.ids)
         if order_of(key) <= granted.get(ids, -1):
             return False  # whose it is, is known; or a later allocation of these IDs has begun to run
         return ids in in_use or len(ids) in init_units
 
-    return {key for key, book in books.items() if keep(key, book)}
+    return {key for key, record in records.items() if keep(key, record)}
 
 
 def ended(pods: NodePods, grants: Grants) -> set[str]:
@@ -75,24 +75,24 @@ def ended(pods: NodePods, grants: Grants) -> set[str]:
     return {key for key, uid in owners.items() if uid not in alive}
 
 
-def enter_started(holdings: Iterable[Holding], pods: NodePods, podbooks: PodBooks) -> None:
-    """Bring the pods' books in step with what the API and the kubelet's books say of pods that have started. Raises OSError."""
+def enter_started(holdings: Iterable[Holding], pods: NodePods, podbooks: UsageRecords) -> None:
+    """Bring the pods' records in step with what the API and the kubelet's records say of pods that have started. Raises OSError."""
     listed: dict[tuple[str, str], dict[tuple[str, str], frozenset[str] | None]] = {}
     for one in holdings:
         of_pod, what = listed.setdefault((one.namespace, one.pod), {}), (one.container, one.resource)
         of_pod[what] = (
             None if what in of_pod else one.ids
         )  # named twice: a pod that goes and its successor have one name
-    for tenant in pods.tenants():
-        if tenant.waiting or not tenant.assignment.held():
+    for node_pod in pods.node_pods():
+        if node_pod.waiting or not node_pod.assignment.held():
             continue
         ids: dict[str, set[str]] = {}
-        for (_, resource), has in listed.get((tenant.namespace, tenant.name), {}).items():
+        for (_, resource), has in listed.get((node_pod.namespace, node_pod.name), {}).items():
             ids.setdefault(resource, set()).update(has or ())
-        podbooks.enter(PodBook(tenant.uid, tenant.namespace, tenant.name, tenant.assignment.held()), ids)
+        podbooks.enter(UsageRecord(node_pod.uid, node_pod.namespace, node_pod.name, node_pod.assignment.held()), ids)
 
 
-def remember_granted(grants: Grants, podbooks: PodBooks, names: Names) -> None:
+def remember_granted(grants: Grants, podbooks: UsageRecords, names: Names) -> None:
     """Pods that have a grant and no book that can be read: what they use, as their grants say. Whole GPUs have no grant."""
     found: dict[str, list[Grant]] = {}
     for key in grants.keys():  # noqa: SIM118 (a method, not a mapping)
@@ -101,12 +101,12 @@ def remember_granted(grants: Grants, podbooks: PodBooks, names: Names) -> None:
             found.setdefault(grant.uid, []).append(grant)
     for uid, of_pod in found.items():
         containers = {
-            grant.container: tuple(Slice(c.uuid, 0, c.mib, c.core_percent) for c in grant.cards) for grant in of_pod
+            grant.container: tuple(Slice(c.uuid, 0, c.mib, c.core_percent) for c in grant.gpus) for grant in of_pod
         }
         held = Assignment(containers).held()
-        ids = [record.ids for record in grants.books().values() if record.uid == uid]
+        ids = [record.ids for record in grants.records().values() if record.uid == uid]
         podbooks.remember(
-            PodBook(
+            UsageRecord(
                 uid, of_pod[0].namespace, of_pod[0].pod, held,
                 {names.gpu_mem: tuple(sorted({one for part in ids for one in part}))}, podbooks.boot,
             )
@@ -114,11 +114,11 @@ def remember_granted(grants: Grants, podbooks: PodBooks, names: Names) -> None:
 
 
 async def restore(
-    books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks, names: Names
+    records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords, names: Names
 ) -> None:
     """After a start: enter into the ledger what the kubelet and our own records say was given. Raises KubeletSilent."""
     try:
-        holdings = await books.holdings(names.domain)
+        holdings = await records.holdings(names.domain)
     except KubeletSilent:
         _restore_own(pods, ledger, grants, podbooks, names)
         raise
@@ -130,10 +130,10 @@ async def restore(
     try:
         await asyncio.to_thread(enter_started, holdings, pods, podbooks)
     except OSError as error:
-        log.warning("what pods use is not all in our books yet", error=str(error))
+        log.warning("what pods use is not all in our records yet", error=str(error))
 
 
-def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks, names: Names) -> None:
+def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords, names: Names) -> None:
     for key in grants.keys():  # noqa: SIM118
         record = grants.record(key)
         if record is not None and pods.pod(record.uid) is not None:
@@ -145,12 +145,12 @@ class Upkeep:
     """Runs every `EVERY_S`. `lull` as `calls.Calls.lull`."""
 
     def __init__(
-        self, names: Names, *, books: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: PodBooks,
+        self, names: Names, *, records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords,
         orphans: Orphans, remover: Remover, metrics: Metrics,
         lull: Callable[[], Awaitable[None]] = at_once,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        self._names, self._books, self._pods, self._ledger = names, books, pods, ledger
+        self._names, self._records, self._pods, self._ledger = names, records, pods, ledger
         self._grants, self._podbooks, self._orphans = grants, podbooks, orphans
         self._remover, self._metrics = remover, metrics
         self._lull, self._now = lull, now
@@ -167,13 +167,13 @@ class Upkeep:
                 log.warning("upkeep was left out this time", error=str(error))
 
     async def once(self) -> None:
-        """Collect garbage and compare the books. Raises KubeletSilent, OSError."""
-        holdings = await self._books.holdings(self._names.domain)
-        found = drift(holdings, self._pods.tenants(), self._names)
+        """Collect garbage and compare the records. Raises KubeletSilent, OSError."""
+        holdings = await self._records.holdings(self._names.domain)
+        found = drift(holdings, self._pods.node_pods(), self._names)
         self._metrics.set_drift(found)
         if found and found == self._drift:
-            told = {f"{resource} on {uuid}": count for (resource, uuid), count in found.items()}
-            log.warning("the kubelet's books differ from the assignments", devices_beyond_assigned=told)
+            reported = {f"{resource} on {uuid}": count for (resource, uuid), count in found.items()}
+            log.warning("the kubelet's records differ from the assignments", devices_beyond_assigned=reported)
         self._drift = found
         if not self._pods.synced:
             return
@@ -183,13 +183,13 @@ class Upkeep:
         await self._collect(holdings)
         self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118
         self._metrics.processes_seen.set(not self._orphans.blind)
-        self._metrics.books_damaged.set(len(self._podbooks.damaged) + self._grants.damaged_count)
+        self._metrics.records_damaged.set(len(self._podbooks.damaged) + self._grants.damaged_count)
 
     async def _collect(self, holdings: Collection[Holding]) -> None:
         """Remove what no container needs, has or had: never while a process of its pod lives. Raises OSError."""
         over = ended(self._pods, self._grants)
         owners = self._grants.owners()
-        finished = {book.uid for book in self._podbooks if (pod := self._pods.pod(book.uid)) and pod.finished}
+        finished = {record.uid for record in self._podbooks if (pod := self._pods.pod(record.uid)) and pod.finished}
         living = await self._orphans.living({owners[key] for key in over if key in owners} | finished)
         await asyncio.to_thread(self._podbooks.forget, finished - living)
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names, living)

@@ -3,8 +3,8 @@
 settings    what an operator sets
 wire        the scheduler's JSON
 reasons     why a node cannot take a pod, as the scheduler shows it
-claims      who holds what on which card; one claim a pod
-holds, plans    how room that is set aside is taken and yielded; `vgpu.reservations` says for whom and how long
+claims      who holds what on which GPU; one claim a pod
+holds, plans    how room that is set aside is taken and yielded; `vgpu.scheduling.reservations` says for whom and how long
 orphans     claims of pods that the API has lost and whose processes run on, as their nodes name them
 small       what the caches keep of pods and nodes
 state       pods and nodes as the watch tells of them -> claims; the one writer

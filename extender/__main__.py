@@ -5,7 +5,7 @@ from __future__ import annotations
 import uvloop
 
 from extender import heap
-from extender.running import run
+from extender.app import run
 from extender.settings import Settings
 from observe.program import run_program
 

@@ -1,4 +1,4 @@
-"""What the extender reserves for pods of a gang, and when it gives that up (`vgpu.gangs` decides).
+"""What the extender reserves for pods of a gang, and when it gives that up (`vgpu.scheduling.gangs` decides).
 
     kube-scheduler --filter, preempt--> calls --+
     API server --watch--> pods, PodGroups ------+--> Gangs --failed--> reservations end
@@ -15,18 +15,18 @@ from typing import Final
 
 import structlog
 
-from extender.books import leaving
-from extender.nominating import turned_down
+from extender.nominate.nominator import turned_down
+from extender.preemption.candidates import leaving
+from extender.protocol import FilterArgs, FilterResult
 from extender.reasons import GANG_MAKES_WAY, gang_paused
 from extender.state import State
-from extender.wire import FilterArgs, FilterResult
 from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Pod
 from kube.pod_groups import API, POD_GROUPS, PodGroup
-from vgpu.gangs import Failed, Gangs, Room, Standing
-from vgpu.pauses import LONGEST_QUIET_S
+from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
+from vgpu.scheduling.gangs import Failed, Gangs, Room, Standing
 
 LOOK_S: Final = 60.0
 """Between looks whether the API server serves PodGroups. Guessed: an operator who turns them on restarts the API server."""

@@ -22,7 +22,7 @@ MOST_SPARE: Final = 64 << 20
 
 def keep() -> bool:
     """To be called once, early. Answers whether the C library could be told: only glibc can."""
-    tell = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tell is None:
+    report = getattr(ctypes.CDLL(None), "mallopt", None)
+    if report is None:
         return False
-    return bool(tell(_M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(tell(_M_TRIM_THRESHOLD, MOST_SPARE))
+    return bool(report(_M_MMAP_THRESHOLD, LARGEST_KEPT)) and bool(report(_M_TRIM_THRESHOLD, MOST_SPARE))

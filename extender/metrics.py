@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from extender.state import State
 from kube.cache import Statistics
 from observe.refusals import Refusals
-from vgpu.reservations import STAGES
+from vgpu.scheduling.reservations import STAGES
 
 BUCKETS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Around the targets: filter 1 and 3 ms at 1,000 nodes; bind is an API write, some 10 ms, and ends at 5 s (httpTimeout)."""
@@ -106,21 +106,23 @@ class _Scraped(Collector):
             "Times that reservations of a gang ended because it was not scheduled.",
             self._gangs_failed(),
         )
-        yield _gauge("pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.claims))
+        yield _gauge(
+            "pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.allocations)
+        )
         yield _gauge(
             "orphans",
             "Pods that were deleted by force and keep their room, because their nodes say that their processes run on.",
             len(state.orphans),
         )
         yield _gauge(
-            "unassigned_pods", "Bound pods that ask for GPUs and were not placed by Tangram.", len(state.unassigned)
+            "unassigned_pods", "Bound pods that request GPUs and were not placed by Tangram.", len(state.unassigned)
         )
         yield _gauge("nodes", "Nodes that can take pods.", len(state.fleet))
         yield _gauge(
             "excluded_nodes", "Nodes left out until an inventory or an assignment is mended.", len(state.excluded_nodes)
         )
         yield _gauge(
-            "overcommitted_cards",
+            "overcommitted_gpus",
             "GPUs and MIG instances with more assigned than they have.",
             len(state.fleet.overcommitted()),
         )
@@ -129,7 +131,9 @@ class _Scraped(Collector):
             "Controllers of pods that are waiting to be read or could not be: with Kueue those pods are not evicted.",
             self._unread(),
         )
-        yield _counter("nodes_mended", "Nodes whose books differed from a count from scratch (drift).", state.repaired)
+        yield _counter(
+            "nodes_mended", "Nodes whose records differed from a count from scratch (drift).", state.repaired
+        )
 
     def _of_caches(self) -> Iterable[Metric]:
         caches = self._caches()
@@ -137,7 +141,7 @@ class _Scraped(Collector):
             "age_seconds": ("Since the API server was last heard.", lambda seen: seen.age_s),
             "objects": ("Objects known.", lambda seen: seen.objects),
             "unknown_objects": ("Objects that cannot be decoded.", lambda seen: seen.unknown),
-            "untold_objects": ("Objects whose last update failed; it is tried again.", lambda seen: seen.untold),
+            "untold_objects": ("Objects whose last update failed; it is tried again.", lambda seen: seen.unreported),
             "synced": ("1 when the first list is complete.", lambda seen: seen.synced),
         }
         for name, (what, read) in families.items():

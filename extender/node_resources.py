@@ -12,8 +12,8 @@ from typing import Final
 
 from kube.objects import NodeStatus
 from kube.pod_requests import CPU, amounts_of
-from vgpu.holder import PODS
-from vgpu.quantity import LARGEST_CPU_MILLI
+from vgpu.api.quantity import LARGEST_CPU_MILLI
+from vgpu.scheduling.victims.allocated_pod import PODS
 
 NOTHING: Final[Mapping[str, int]] = {}
 
@@ -34,7 +34,7 @@ class NodeResources:
     def __init__(self) -> None:
         self._allocatable: dict[str, Mapping[str, int]] = {}
         self._taken: dict[str, dict[str, int]] = {}
-        self._holders: dict[str, tuple[str, Mapping[str, int]]] = {}
+        self._allocated_pods: dict[str, tuple[str, Mapping[str, int]]] = {}
         """Pod UID -> node and what it has."""
 
     def set_node(self, name: str, allocatable: Mapping[str, int]) -> None:
@@ -46,10 +46,10 @@ class NodeResources:
 
     def hold(self, uid: str, node: str, requests: Mapping[str, int]) -> set[str]:
         """The pod has this, and no longer what it had. Do not change `requests`. Answers the nodes on which something changed."""
-        if self._holders.get(uid) == (node, requests):
+        if self._allocated_pods.get(uid) == (node, requests):
             return set()
         changed = self.release(uid)
-        self._holders[uid] = node, requests
+        self._allocated_pods[uid] = node, requests
         taken = self._taken.setdefault(node, {PODS: 0})
         taken[PODS] += 1
         for resource, amount in requests.items():
@@ -59,7 +59,7 @@ class NodeResources:
 
     def release(self, uid: str) -> set[str]:
         """The pod has nothing. Answers the node on which something changed."""
-        held = self._holders.pop(uid, None)
+        held = self._allocated_pods.pop(uid, None)
         if held is None:
             return set()
         node, requests = held
@@ -77,7 +77,7 @@ class NodeResources:
 
     def held(self, uid: str) -> Mapping[str, int]:
         """What a pod has."""
-        return self._holders.get(uid, ("", NOTHING))[1]
+        return self._allocated_pods.get(uid, ("", NOTHING))[1]
 
     def free_cpu_milli(self, name: str) -> int | None:
         """What is left, less than nothing included; None when nobody told what there is."""

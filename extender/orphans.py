@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from extender.claims import Claim, Claims
-from vgpu.inventory import Orphan
+from extender.accounting import Accounting, Allocation
+from vgpu.api.inventory import Orphan
 
 
 class Orphans:
     """Iterates over the UIDs that hold something because a node says so."""
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
-        self._told: dict[str, dict[str, Orphan]] = {}
+    def __init__(self, allocations: Accounting) -> None:
+        self._allocations = allocations
+        self._reported: dict[str, dict[str, Orphan]] = {}
         """Node -> UID -> orphan, as the inventory has them."""
         self._node_of: dict[str, str] = {}
         self._holding: set[str] = set()
@@ -29,21 +29,21 @@ class Orphans:
     def __len__(self) -> int:
         return len(self._holding)
 
-    def told(self, node: str, orphans: Iterable[Orphan]) -> None:
+    def reported(self, node: str, orphans: Iterable[Orphan]) -> None:
         """The node's inventory names these, and no longer those that it named before."""
-        now, before = {orphan.uid: orphan for orphan in orphans}, self._told.pop(node, {})
+        now, before = {orphan.uid: orphan for orphan in orphans}, self._reported.pop(node, {})
         for uid in before.keys() - now.keys():
             if self._node_of.get(uid) == node:
                 del self._node_of[uid]
                 if uid in self._holding:
                     self._holding.discard(uid)
-                    self._claims.release(uid)
+                    self._allocations.release(uid)
         if now:
-            self._told[node] = now
+            self._reported[node] = now
         for uid, orphan in now.items():
             if self._node_of.setdefault(uid, node) != node:
                 continue  # another node has it: a pod is on one
-            if self._claims.get(uid) is None or (uid in self._holding and before.get(uid) != orphan):
+            if self._allocations.get(uid) is None or (uid in self._holding and before.get(uid) != orphan):
                 self._hold(node, orphan)
 
     def hold_again(self, uid: str) -> None:
@@ -51,12 +51,12 @@ class Orphans:
         node = self._node_of.get(uid)
         self._holding.discard(uid)
         if node is not None:
-            self._hold(node, self._told[node][uid])
+            self._hold(node, self._reported[node][uid])
 
     def seen(self, uid: str) -> None:
         """The API has the pod: its own claim stands."""
         self._holding.discard(uid)
 
     def _hold(self, node: str, orphan: Orphan) -> None:
-        self._claims.hold(orphan.uid, Claim(node, orphan.assignment, {}, orphan.key))
+        self._allocations.hold(orphan.uid, Allocation(node, orphan.assignment, {}, orphan.key))
         self._holding.add(orphan.uid)

@@ -1,4 +1,4 @@
-"""Why a node cannot take a pod, beyond what `vgpu.placement` says.
+"""Why a node cannot take a pod, beyond what `vgpu.scheduling.placement` says.
 
 Few and constant: the scheduler counts equal strings and shows the counts to the user ("3 no single GPU has enough ...").
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from vgpu.placement import SWAP_RISK, UNRESOLVABLE
+from vgpu.scheduling.placement import SWAP_RISK, UNRESOLVABLE
 
 UNKNOWN_NODE: Final = "node is not known to Tangram's scheduler yet"
 UNREADABLE_INVENTORY: Final = "node's GPU inventory cannot be read"

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from extender.snapshots import BUSY, MOST_S, accepts_gzip
+from extender.snapshot_writer import BUSY, MOST_S, accepts_gzip
 from extender.verbs import Answer, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import App, Message

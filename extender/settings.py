@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from extender.starvation import PERIOD_S, TIMES
+from extender.preemption.history import PERIOD_S, TIMES
 from observe.options import ProgramSettings, config
-from vgpu.names import Names
-from vgpu.quantity import MEMORY_UNITS_MIB
-from vgpu.reservations import STAGES
+from vgpu.api.names import Names
+from vgpu.api.quantity import MEMORY_UNITS_MIB
+from vgpu.scheduling.reservations import STAGES
 
 KUEUE_CONTROLLERS: Final = ",".join(
     (
@@ -26,7 +26,7 @@ KUEUE_CONTROLLERS: Final = ",".join(
 
 
 class Settings(ProgramSettings):
-    """Tangram's scheduler extender: chooses the node and the GPU of each pod that asks for a share, and binds it.
+    """Tangram's scheduler extender: chooses the node and the GPU of each pod that requests a share, and binds it.
 
     It runs beside a kube-scheduler in one pod. That scheduler's configuration names it:
 
@@ -54,7 +54,7 @@ class Settings(ProgramSettings):
         4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
     )
     preemption: bool = Field(
-        True, description="Whether pods may be evicted for GPUs that a pod of higher priority asks for."
+        True, description="Whether pods may be evicted for GPUs that a pod of higher priority requests."
     )
     preemption_deadline_s: float = Field(
         3.0,

@@ -15,28 +15,28 @@ from typing import Final
 import numpy as np
 import structlog
 
-from extender.asks import Asks
-from extender.claims import Claim, Claims, sizes_of
-from extender.constraints import taints_of
-from extender.moment import moment
+from extender.accounting import Accounting, Allocation, sizes_of
+from extender.node_constraints import taints_of
 from extender.node_resources import NodeResources, allocatable_of
 from extender.orphans import Orphans
-from extender.peers import Peers
 from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
+from extender.request_cache import RequestCache
+from extender.snapshot import moment
+from extender.spread_index import SpreadIndex
 from kube.objects import Node, Pod
 from kube.pod_requests import requests_of
-from vgpu.codec import assignment_from_json, inventory_from_json
-from vgpu.constraints import ANYWHERE
-from vgpu.errors import BadAsk, BadDocument, NewerVersion
-from vgpu.fleet import UNKNOWN_CPU, Fleet
-from vgpu.grant import Assignment
-from vgpu.inventory import Inventory
-from vgpu.names import Names
-from vgpu.placement import NO_INVENTORY, NoRoom, Placement, place
-from vgpu.request import PodAsk
-from vgpu.reservations import STAGES, Event, Kind, Reservations, Shown
-from vgpu.snapshot import Records
-from vgpu.wishes import Wishes
+from vgpu.api.codec import assignment_from_json, inventory_from_json
+from vgpu.api.errors import BadDocument, BadRequest, NewerVersion
+from vgpu.api.grant import Assignment
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import Names
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet
+from vgpu.scheduling.nodes.constraints import ANYWHERE
+from vgpu.scheduling.placement import NO_INVENTORY, NoRoom, Placement, place
+from vgpu.scheduling.preferences import Preferences
+from vgpu.scheduling.reservations import STAGES, Event, Kind, Reservations, Shown
+from vgpu.scheduling.snapshot import Records
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that may hold something. A pod that ends leaves the watch as if deleted."""
@@ -61,32 +61,32 @@ class State:
         shown: Callable[[], Shown] = Shown,
     ) -> None:
         self.names, self.unit_mib = names, unit_mib
-        self.claims = Claims()
+        self.allocations = Accounting()
         in_gang_s = max(STAGES["in gang"].life_s, reservation_life_s)
         self.reservations = Reservations({"reserved": reservation_life_s, "in gang": in_gang_s, "kept": hold_s})
         self.expired = self.repaired = 0
-        """Reservations that nobody bound; nodes whose books had to be mended."""
+        """Reservations that nobody bound; nodes whose records had to be mended."""
         self.unassigned: set[str] = set()
-        """UIDs of bound pods that ask for ours and came past us: the device plugin refuses them."""
+        """UIDs of bound pods that request ours and came past us: the device plugin refuses them."""
         self.clock, self._shown = clock, shown
         self.on_lapse: Callable[[str], object] = str
         """Told of the node of each reservation that lapses."""
         self._nodes: dict[str, Inventory | None] = {}
-        """Every node of the cluster, and its cards as last understood."""
+        """Every node of the cluster, and its GPUs as last understood."""
         self._excluded: dict[str, str] = {}
         """Node -> what is wrong with its inventory."""
         self._blocked: dict[str, set[str]] = {}
         """Node -> UIDs of its pods whose assignment cannot be read."""
-        self.orphans = Orphans(self.claims)
+        self.orphans = Orphans(self.allocations)
         self._resources = NodeResources()
-        self.peers = Peers(self.claims)
+        self.spread_index = SpreadIndex(self.allocations)
         self._seen_started = 0
-        self._asks = Asks(names, unit_mib)
+        self._requests = RequestCache(names, unit_mib)
 
     @property
     def fleet(self) -> Fleet:
         """What is free on the nodes that can take pods."""
-        return self.claims.fleet
+        return self.allocations.fleet
 
     @property
     def excluded_nodes(self) -> set[str]:
@@ -103,14 +103,14 @@ class State:
             return
         name, text = new.metadata.name, new.metadata.annotation(self.names.inventory)
         self._resources.set_node(name, allocatable_of(new.status))
-        self._tell_cpu({name})
+        self._report_cpu({name})
         self.fleet.say(name, new.metadata.labels, taints_of(new.spec))
         if old is not None and name in self._nodes and old.metadata.annotation(self.names.inventory) == text:
             return
         inventory = self._inventory(name, text)
         self._nodes[name] = inventory
         if inventory is not None or text is None:  # one that cannot be read frees nothing
-            self.orphans.told(name, inventory.orphans if inventory is not None else ())
+            self.orphans.reported(name, inventory.orphans if inventory is not None else ())
         self._offer(name)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -122,26 +122,26 @@ class State:
             return
         if old is None or old.uid != new.uid:
             self._learn(new)
-        self.peers.see(new)
+        self.spread_index.see(new)
         if new.spec.node_name:
             self._end_set_aside(new.uid)
-            self._tell_cpu(self._resources.hold(new.uid, new.spec.node_name, requests_of(new)))
+            self._report_cpu(self._resources.hold(new.uid, new.spec.node_name, requests_of(new)))
             self._bound(new)
 
     def _learn(self, pod: Pod) -> None:
-        """Let policies know what pods ask for. Of those that ran before we looked, some are enough: reading an ask takes 0.1 ms."""
+        """Let policies know what pods request. Of those that ran before we looked, some are enough: reading an ask takes 0.1 ms."""
         if pod.status.start_time:
             self._seen_started += 1
             if self._seen_started % SAMPLE != 1:
                 return
         try:
-            ask = self.ask_of(pod)
-        except BadAsk:  # the user is told when the pod is filtered
+            request = self.request_of(pod)
+        except BadRequest:  # the user is told when the pod is filtered
             return
-        if ask:
-            self.fleet.saw(ask, pod.spec.constraints or ANYWHERE)
+        if request:
+            self.fleet.saw(request, pod.spec.constraints or ANYWHERE)
 
-    def _tell_cpu(self, nodes: Iterable[str]) -> None:
+    def _report_cpu(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             if node in self.fleet:
                 free = self._resources.free_cpu_milli(node)
@@ -162,25 +162,25 @@ class State:
             return
         self.reservations.drop_all(pod.uid)
         self.orphans.seen(pod.uid)
-        self.claims.hold(pod.uid, self._claim(pod, assignment))
+        self.allocations.hold(pod.uid, self._allocation(pod, assignment))
         self._unblock(pod.uid)
 
-    def _claim(self, pod: Pod, assignment: Assignment) -> Claim:
-        sizes = {} if pod.status.start_time else sizes_of(self._ask_or_nothing(pod), assignment, self.names)
-        return Claim(pod.spec.node_name, assignment, sizes, pod.key)
+    def _allocation(self, pod: Pod, assignment: Assignment) -> Allocation:
+        sizes = {} if pod.status.start_time else sizes_of(self._request_or_nothing(pod), assignment, self.names)
+        return Allocation(pod.spec.node_name, assignment, sizes, pod.key)
 
     def _unassigned(self, pod: Pod) -> None:
-        if self._ask_or_nothing(pod) and pod.uid not in self.unassigned:
+        if self._request_or_nothing(pod) and pod.uid not in self.unassigned:
             log.warning("a pod was bound past Tangram", pod=pod.key, node=pod.spec.node_name)
             self.unassigned.add(pod.uid)
         if self.reservations.drop(pod.uid):
-            self.claims.release(pod.uid)
+            self.allocations.release(pod.uid)
 
     def _forget_pod(self, uid: str) -> None:
-        self._tell_cpu(self._resources.release(uid))
+        self._report_cpu(self._resources.release(uid))
         self.reservations.drop_all(uid)
-        self.claims.release(uid)
-        self.peers.forget(uid)
+        self.allocations.release(uid)
+        self.spread_index.forget(uid)
         self.orphans.hold_again(uid)
         self.unassigned.discard(uid)
         self._unblock(uid)
@@ -195,10 +195,10 @@ class State:
     def _forget_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._excluded.pop(name, None)
-        self.orphans.told(name, ())
+        self.orphans.reported(name, ())
         self._resources.set_node(name, {})
         self.fleet.say(name, None)
-        self.claims.set_node(name, None)
+        self.allocations.set_node(name, None)
 
     def _inventory(self, name: str, text: str | None) -> Inventory | None:
         self._excluded.pop(name, None)
@@ -217,25 +217,27 @@ class State:
         return inventory
 
     def _offer(self, name: str) -> None:
-        self.claims.set_node(name, None if name in self._blocked else self._nodes.get(name))
-        self._tell_cpu({name})
+        self.allocations.set_node(name, None if name in self._blocked else self._nodes.get(name))
+        self._report_cpu({name})
 
     # --- what filter and bind need ---
 
-    def ask_of(self, pod: Pod) -> PodAsk:
-        """What the pod asks for. Raises BadAsk."""
-        return self._asks.of(pod)
+    def request_of(self, pod: Pod) -> PodRequest:
+        """What the pod requests. Raises BadAsk."""
+        return self._requests.of(pod)
 
-    def _ask_or_nothing(self, pod: Pod) -> PodAsk:
+    def _request_or_nothing(self, pod: Pod) -> PodRequest:
         try:
-            return self.ask_of(pod)
-        except BadAsk as error:
+            return self.request_of(pod)
+        except BadRequest as error:
             log.warning("a bound pod's ask cannot be read", pod=pod.key, error=str(error))
-            return PodAsk(())
+            return PodRequest(())
 
-    def place(self, ask: PodAsk, candidates: Iterable[str], wishes: Wishes | None = None) -> Placement | NoRoom:
+    def place(
+        self, request: PodRequest, candidates: Iterable[str], preferences: Preferences | None = None
+    ) -> Placement | NoRoom:
         """The best of the candidates, or why each cannot take the pod."""
-        answer = place(self.fleet, ask, candidates, self.claims.only(ask, self.names), wishes)
+        answer = place(self.fleet, request, candidates, self.allocations.only(request, self.names), preferences)
         if isinstance(answer, NoRoom):
             for node in answer.nodes.pop(NO_INVENTORY, ()):
                 answer.nodes.setdefault(self._reason(node), []).append(node)
@@ -249,56 +251,56 @@ class State:
 
     def unplaced(self, known: Pod | None, uid: str) -> Pod | None:
         """What is known under a pod's name, if it is the pod with this UID and has no place yet."""
-        if known is None or known.uid != uid or known.spec.node_name or self.claims.place_of(uid) is not None:
+        if known is None or known.uid != uid or known.spec.node_name or self.allocations.place_of(uid) is not None:
             return None
         return known
 
-    def lacking(self, node: str, ask: PodAsk, before: Sequence[Mapping[str, int]] = ()) -> dict[str, int]:
+    def lacking(self, node: str, request: PodRequest, before: Sequence[Mapping[str, int]] = ()) -> dict[str, int]:
         """By resource that is not a GPU, what the node has too little for the pod; nothing of what the node does not name. `before`: what pods request
         that come before it."""
-        return self._resources.lacking(node, ask.requests, before)
+        return self._resources.lacking(node, request.requests, before)
 
-    def reserve(self, uid: str, key: str, ask: PodAsk, placement: Placement) -> None:
+    def reserve(self, uid: str, key: str, request: PodRequest, placement: Placement) -> None:
         """Hold a place for a pod until it is bound, or time is up."""
         self.reservations.put("scheduling", uid, key, placement.node, self.clock())
-        self.keep(uid, key, ask, placement)
+        self.keep(uid, key, request, placement)
 
-    def keep(self, uid: str, key: str, ask: PodAsk, placement: Placement, *, own: bool = True) -> None:
+    def keep(self, uid: str, key: str, request: PodRequest, placement: Placement, *, own: bool = True) -> None:
         """Hold a place until it is given back; not the pod's own where it is only set aside for it."""
-        sizes = sizes_of(ask, placement.assignment, self.names)
-        self.claims.hold(uid, Claim(placement.node, placement.assignment, sizes, key, own))
-        self._tell_cpu(self._resources.hold(uid, placement.node, ask.requests))
+        sizes = sizes_of(request, placement.assignment, self.names)
+        self.allocations.hold(uid, Allocation(placement.node, placement.assignment, sizes, key, own))
+        self._report_cpu(self._resources.hold(uid, placement.node, request.requests))
 
     def give_back(self, uid: str) -> None:
         """The reverse of `keep`."""
-        self.claims.release(uid)
-        self._tell_cpu(self._resources.release(uid))
+        self.allocations.release(uid)
+        self._report_cpu(self._resources.release(uid))
 
     def _end_set_aside(self, uid: str) -> None:
         """The pod is bound: what was set aside for it ends before its own place counts."""
         for kind in ("preemption", "nomination"):
             self.reservations.drop(uid, kind)
-        claim = self.claims.get(uid)
-        if claim is not None and not claim.own:
+        allocation = self.allocations.get(uid)
+        if allocation is not None and not allocation.own:
             self.give_back(uid)
 
-    def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Claim, Mapping[str, int]]]:
+    def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Allocation, Mapping[str, int]]]:
         """Give much of what is set aside back for a moment: `put_back` takes what is answered."""
         lifted = {
-            uid: (claim, self._resources.held(uid))
+            uid: (allocation, self._resources.held(uid))
             for uid in uids
-            if (claim := self.claims.get(uid)) is not None and not claim.own
+            if (allocation := self.allocations.get(uid)) is not None and not allocation.own
         }
         for uid in lifted:
-            self.claims.release(uid)
-        self._tell_cpu(set().union(*map(self._resources.release, lifted)))
+            self.allocations.release(uid)
+        self._report_cpu(set().union(*map(self._resources.release, lifted)))
         return lifted
 
-    def put_back(self, lifted: Mapping[str, tuple[Claim, Mapping[str, int]]]) -> None:
+    def put_back(self, lifted: Mapping[str, tuple[Allocation, Mapping[str, int]]]) -> None:
         """The reverse of `lift`."""
-        for uid, (claim, _) in lifted.items():
-            self.claims.hold(uid, claim)
-        self._tell_cpu(set().union(*(self._resources.hold(uid, one.node, had) for uid, (one, had) in lifted.items())))
+        for uid, (allocation, _) in lifted.items():
+            self.allocations.hold(uid, allocation)
+        self._report_cpu(set().union(*(self._resources.hold(uid, one.node, had) for uid, (one, had) in lifted.items())))
 
     def assume(self, pod: Pod) -> None:
         """The API says that this pod is bound; the watch will say so too, or has already. Until then the place is held.
@@ -309,7 +311,7 @@ class State:
             self.cancel(pod.uid)
             return
         uid = pod.uid
-        if self.claims.place_of(uid) is not None and self.reservations.get(uid) is None:
+        if self.allocations.place_of(uid) is not None and self.reservations.get(uid) is None:
             return
         text = pod.metadata.annotation(self.names.assignment)
         try:
@@ -320,7 +322,7 @@ class State:
         if assignment is None:
             return
         self.reservations.put("scheduling", uid, pod.key, pod.spec.node_name, self.clock())
-        self.claims.hold(uid, self._claim(pod, assignment))
+        self.allocations.hold(uid, self._allocation(pod, assignment))
         self.on("bind", uid)
         self.on("accepted", uid)
 
@@ -350,19 +352,19 @@ class State:
     # --- housekeeping ---
 
     def mend(self, node: str) -> bool:
-        """Compare a node's books with a count from scratch and mend them. Answers whether they were right."""
+        """Compare a node's records with a count from scratch and mend them. Answers whether they were right."""
         if node not in self.fleet:
             return True
         at = self.fleet.column[node]
         before = [array[:, at].copy() for array in self.fleet.snapshot().values()]
-        instances = dict(self.fleet.mig_tenants[node])
-        self.claims.set_node(node, self.fleet.inventory[node])
+        instances = dict(self.fleet.mig_containers[node])
+        self.allocations.set_node(node, self.fleet.inventory[node])
         after = [array[:, at] for array in self.fleet.snapshot().values()]
         right = all(np.array_equal(b, a) for b, a in zip(before, after, strict=True))
-        if right and instances == self.fleet.mig_tenants[node]:
+        if right and instances == self.fleet.mig_containers[node]:
             return True
         self.repaired += 1
-        log.error("a node's books were wrong and are mended", node=node)
+        log.error("a node's records were wrong and are mended", node=node)
         return False
 
     def snapshot(self) -> Records:
@@ -370,5 +372,11 @@ class State:
         excluded = self._excluded | dict.fromkeys(self._blocked, UNREADABLE_ASSIGNMENT)
         stages = {one.uid: one.stage for one in reversed(list(self.reservations))}  # the first of a pod's has the room
         return moment(
-            self.names.domain, self.unit_mib, dict(self._nodes), excluded, self.claims, stages, frozenset(self.orphans)
+            self.names.domain,
+            self.unit_mib,
+            dict(self._nodes),
+            excluded,
+            self.allocations,
+            stages,
+            frozenset(self.orphans),
         )

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from extender.binding import Binder
-from extender.filtering import prioritize_nodes, spare_nodes
+from extender.bind import Binder
+from extender.filter import prioritize_nodes, spare_nodes
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
-from extender.preempting import PreemptionArgs, PreemptionResult
-from extender.preemption import Preemption
-from extender.snapshots import Snapshots
+from extender.preemption.coordinator import Preemption
+from extender.preemption.verb import PreemptionArgs, PreemptionResult
+from extender.protocol import BindingArgs, BindingResult, FilterArgs, FilterReader, FilterResult, HostPriority
+from extender.snapshot_writer import Snapshots
 from extender.state import State
-from extender.wire import BindingArgs, BindingResult, FilterArgs, FilterReader, FilterResult, HostPriority
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 log = structlog.get_logger("extender")
 
@@ -88,7 +88,7 @@ class Verbs:
         """ExtenderArgs -> HostPriorityList, for a pod with a share whose node kube-scheduler chooses."""
 
         def rated(args: FilterArgs) -> dict[str, int]:
-            with self._preemption.holds.lifted(args.pod.uid):
+            with self._preemption.reservations.lifted(args.pod.uid):
                 return prioritize_nodes(self._state, args)
 
         return self._rate("prioritize", body, rated)

@@ -25,7 +25,7 @@ from hack.kubectl import ROOT, CommandFailed, Kubectl
 from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_driver
 from hack.waiting import NotSoon, eventually
 
-CARDS: Final = "card h200 count=2"
+GPUS: Final = "gpu h200 count=2"
 """Two H200, as the fake driver is told."""
 UNITS: Final = 280
 """GiB that they offer together."""
@@ -64,7 +64,7 @@ class Demo:
         if why:
             self.console.print(why, style="dim", highlight=False)
 
-    def tell(self, command: str) -> None:
+    def report(self, command: str) -> None:
         """What is run, as a person would type it."""
         self.console.print(f"$ {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
@@ -99,7 +99,7 @@ class Demo:
             "The first time its programs and images are built, which takes some minutes; seconds when they are there.",
         )
         for program in (["hack.prepare"], ["hack.cluster", "up"], ["hack.cluster", "load"]):
-            self.tell(f"uv run python -m {' '.join(program)}")
+            self.report(f"uv run python -m {' '.join(program)}")
             # the paths that it prints are for programs; what a person wants to see is on standard error
             subprocess.run([sys.executable, "-m", *program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
@@ -109,13 +109,13 @@ class Demo:
             "Install Tangram",
             "One chart: device plugin and arbiter on each GPU node, scheduler with extender, webhook.",
         )
-        self.tell(f"export KUBECONFIG={kubectl.kubeconfig} PATH={kubectl.path.partition(':')[0]}:$PATH")
+        self.report(f"export KUBECONFIG={kubectl.kubeconfig} PATH={kubectl.path.partition(':')[0]}:$PATH")
         real = real_gpus_here()
         if not real:
             self.console.print(
                 "No GPU here: a fake driver plays two H200 (real libcuda and NVML interfaces; memory is only counted)."
             )
-            install_fake_driver(kubectl, CARDS)
+            install_fake_driver(kubectl, GPUS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
         # those that an upgrade has just replaced say nothing of what is installed
         self.show(kubectl, "-n", NAMESPACE, "get", "pods", but="Terminating")
@@ -123,14 +123,14 @@ class Demo:
         offered = f"--for=jsonpath={{.status.allocatable.tangram\\.sh/gpu-mem}}{units}"
         kubectl("wait", "node", "--all", offered, "--timeout=120s")
 
-        self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole cards.")
+        self.step("What the node offers", "gpu-mem counts GiB, gpu-core percent of a GPU's time, gpu whole GPUs.")
         node = kubectl("get", "nodes", "-o", "name").split()[0]
         self.show(kubectl, "describe", node, only=("Capacity:", "Allocatable:", "tangram.sh/gpu.*:"))
         return node
 
     def share(self, kubectl: Kubectl, node: str) -> None:
         """Three pods on one GPU, and what each sees of it."""
-        self.step("Three pods ask for pieces of one GPU", "A plain pod spec: two lines under limits, nothing else.")
+        self.step("Three pods request pieces of one GPU", "A plain pod spec: two lines under limits, nothing else.")
         fresh_namespace(kubectl)
         self.say(kubectl.shell(f"cat {PODS}"))
         self.in_demo(kubectl, "apply", "-f", PODS)
@@ -139,7 +139,7 @@ class Demo:
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi tell it",
-            "chat asked for 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what "
+            "chat requested 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what "
             "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
         )
         self.in_demo(kubectl, "logs", "chat")
@@ -151,7 +151,7 @@ class Demo:
         for pod in ("embed", "notebook"):
             self.in_demo(kubectl, "exec", pod, "--", "gpuview")
 
-        self.step("The node's books")
+        self.step("The node's records")
         self.show(kubectl, "describe", node, only=("Allocated resources:", "  Resource ", "tangram.sh/gpu[^:]*$"))
         self.on_node(kubectl, "ps", SHARERS)
 
@@ -233,7 +233,7 @@ def real_gpus_here() -> bool:
 
 def has_said(kubectl: Kubectl, pod: str, lines: int) -> bool:
     """Has a pod of the demo logged so much?"""
-    quiet = dataclasses.replace(kubectl, tell=lambda _command: None)
+    quiet = dataclasses.replace(kubectl, report=lambda _command: None)
     return len(quiet("-n", DEMO, "logs", pod).splitlines()) >= lines
 
 
@@ -253,11 +253,11 @@ def run(demo: Demo) -> None:
     """All steps."""
     if "KUBECONFIG" not in os.environ:
         demo.cluster()
-    kubectl = dataclasses.replace(Kubectl.local(), tell=demo.tell)
+    kubectl = dataclasses.replace(Kubectl.local(), report=demo.report)
     node = demo.install(kubectl)
     demo.share(kubectl, node)
     demo.refuse(kubectl)
-    if not real_gpus_here():  # the sizes are those of the two cards that the fake driver plays
+    if not real_gpus_here():  # the sizes are those of the two GPUs that the fake driver plays
         demo.wait_for_room(kubectl)
     demo.share_time(kubectl)
     demo.end(kubectl)

@@ -30,11 +30,11 @@ def _nobody(_command: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """Runs kubectl and helm against one cluster, in the root of the tree. `tell` gets each command as a person would type it."""
+    """Runs kubectl and helm against one cluster, in the root of the tree. `report` gets each command as a person would type it."""
 
     kubeconfig: Path
     path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
-    tell: Callable[[str], None] = _nobody
+    report: Callable[[str], None] = _nobody
 
     @classmethod
     def local(cls) -> Kubectl:
@@ -46,7 +46,7 @@ class Kubectl:
     def run(self, program: str, *arguments: str, stdin: str | None = None, timeout_s: float = 300) -> str:
         """Standard output of a command. Raises CommandFailed with both streams when it fails."""
         words = self.words(program, *arguments)
-        self.tell(shlex.join([program, *arguments]))
+        self.report(shlex.join([program, *arguments]))
         return self._run(words, f"{program} {' '.join(arguments)}", stdin, timeout_s)
 
     def words(self, program: str, *arguments: str) -> Sequence[str]:
@@ -62,7 +62,7 @@ class Kubectl:
 
     def shell(self, command: str, timeout_s: float = 300) -> str:
         """Standard output of a line for the shell."""
-        self.tell(command)
+        self.report(command)
         return self._run(["/bin/sh", "-c", command], command, None, timeout_s)
 
     def _run(self, words: Sequence[str], name: str, stdin: str | None, timeout_s: float) -> str:

@@ -29,12 +29,12 @@ NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {
 """Values under `node`, where a driver is found as everywhere else."""
 
 
-def install_fake_driver(kubectl: Kubectl, cards: str) -> None:
-    """The fake driver on every node, with the cards that the description names. Restarts it when they changed, and who knows them."""
+def install_fake_driver(kubectl: Kubectl, gpus: str) -> None:
+    """The fake driver on every node, with the GPUs that the description names. Restarts it when they changed, and who knows them."""
     kubectl("apply", "-f", FAKE_DRIVER)
-    described = f"--from-literal=cards.conf={shlex.quote(cards)}"
+    described = f"--from-literal=gpus.conf={shlex.quote(gpus)}"
     changed = kubectl.shell(
-        f"kubectl -n fake-gpu create configmap fake-driver-cards {described} --dry-run=client -o yaml | kubectl apply -f -"
+        f"kubectl -n fake-gpu create configmap fake-driver-gpus {described} --dry-run=client -o yaml | kubectl apply -f -"
     )
     if "configured" in changed:
         kubectl("-n", "fake-gpu", "rollout", "restart", "daemonset/fake-driver")

@@ -123,7 +123,7 @@ async def _from_kubeconfig(path: str, contexts: TlsContexts) -> Access:
 def _tls(files: TlsFiles) -> ssl.SSLContext:
     """Trust this CA alone.
 
-    Python 3.13 began to insist on certificate extensions that Kubernetes' installers do not all write and Go does not ask for.
+    Python 3.13 began to insist on certificate extensions that Kubernetes' installers do not all write and Go does not request.
     """
     tls = ssl.create_default_context(cafile=files.ca)
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT

@@ -35,7 +35,7 @@ from kube.objects import key_of
 from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
 
 PAGE: Final = 500
-"""Objects a list call asks for at once, as kubectl does: pages bound the server's memory and ours."""
+"""Objects a list call requests at once, as kubectl does: pages bound the server's memory and ours."""
 
 WATCH_TIMEOUT_S: Final = (240, 480)
 """A watch ends by itself after a random time in this range, as in client-go, so that connections spread over API servers."""
@@ -55,7 +55,7 @@ class _RelistError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a cache has seen since it began. Counts never go down, except `objects`, `unknown` and `untold`."""
+    """What a cache has seen since it began. Counts never go down, except `objects`, `unknown` and `unreported`."""
 
     objects: int
     unknown: int
@@ -68,7 +68,7 @@ class Statistics:
     """Why the cache listed again: `gone`, `undecodable`, `error`."""
     undecodable: int
     callback_errors: int
-    untold: int
+    unreported: int
     """Objects of whose last change the callback raised: it is called again."""
     failures: int
     age_s: float
@@ -160,14 +160,14 @@ class Cache(Generic[T]):
             objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
             lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
             relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
-            untold=len(self._owed), failures=self._failures, age_s=self._clock() - self.heard_s,
+            unreported=len(self._owed), failures=self._failures, age_s=self._clock() - self.heard_s,
         )  # fmt: skip
 
     async def run(self) -> None:
         """Keep the copy in step until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_on())
-            group.create_task(self._tell_owed())
+            group.create_task(self._report_owed())
 
     async def _follow_on(self) -> None:
         while True:
@@ -211,7 +211,7 @@ class Cache(Generic[T]):
         self._lists += 1
         self._failed_in_a_row = 0
         self.has_synced.set()
-        self._tell_waiters()
+        self._report_waiters()
 
     async def _read_page(self, params: Mapping[str, str]) -> Page:
         body = await self._client.get(self.path, params, accept=self._accept_list)
@@ -229,14 +229,14 @@ class Cache(Generic[T]):
             "timeoutSeconds": str(round(low + (high - low) * self._jitter())),
         }  # fmt: skip
         self._watches += 1
-        told = False
+        reported = False
         async with aclosing(self._client.stream(self.path, params, accept=self._accept)) as lines:
             async for line in lines:
                 self._heard()
-                told = True
+                reported = True
                 self._failed_in_a_row = 0
                 self._follow(line)
-        return told
+        return reported
 
     def _follow(self, line: bytes) -> None:
         """One line of the watch."""
@@ -246,7 +246,7 @@ class Cache(Generic[T]):
                 self._version = new.metadata.resource_version or self._version
                 self._events += 1
                 self._keep(new)
-                self._tell_waiters()
+                self._report_waiters()
                 return
             about = msgspec.json.decode(event.object, type=Anonymous)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -266,7 +266,7 @@ class Cache(Generic[T]):
             self._drop(key, self._items.get(key))
         else:
             self._take(event.object)
-        self._tell_waiters()
+        self._report_waiters()
 
     def _decoded(self, raw: msgspec.Raw) -> T | None:
         """The object, None where it cannot be decoded: `_take` then says why."""
@@ -291,7 +291,7 @@ class Cache(Generic[T]):
         if old is not None and old.metadata.resource_version == new.metadata.resource_version != "":
             return key
         self._items[key] = new
-        self._tell(key, old, new)
+        self._report(key, old, new)
         return key
 
     def _take_unknown(self, raw: msgspec.Raw, why: str) -> str:
@@ -309,9 +309,9 @@ class Cache(Generic[T]):
         self.unknown.pop(key, None)
         self._items.pop(key, None)
         if old is not None:
-            self._tell(key, old, None)
+            self._report(key, old, None)
 
-    def _tell(self, key: str, old: T | None, new: T | None) -> None:
+    def _report(self, key: str, old: T | None, new: T | None) -> None:
         """Tell of a change, and first of what is owed of this object. Where the callback raises, this is owed from now on."""
         owed = self._owed.pop(key, None)
         tries = owed.tries if owed is not None else 0
@@ -333,7 +333,7 @@ class Cache(Generic[T]):
             return False
         return True
 
-    async def _tell_owed(self) -> None:
+    async def _report_owed(self) -> None:
         """Call the callback again for the objects on which it raised."""
         first, longest = BACKOFF_S
         wait_s = first
@@ -345,14 +345,14 @@ class Cache(Generic[T]):
             await self._sleep(wait_s * (1 - self._jitter() / 2))
             wait_s = min(2 * wait_s, longest)
             for key in list(self._owed):
-                self._tell(key, None, self._items.get(key))
+                self._report(key, None, self._items.get(key))
                 owed = self._owed.get(key)
                 if owed is not None and owed.tries >= DEPARTURES and key not in self._items:
                     del self._owed[key]
                     log.error("on_change is not told that an object is gone", path=self.path, object=key)
-            self._tell_waiters()
+            self._report_waiters()
 
-    def _tell_waiters(self) -> None:
+    def _report_waiters(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 
 class NoClusterError(TangramError):

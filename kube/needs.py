@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint
-from kube.pod_requests import applicant_requests
-from vgpu.constraints import REPELS
+from kube.pod_requests import pending_pod_requests
+from vgpu.scheduling.nodes.constraints import REPELS
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 """Those that `Requirement` judges. Gt and Lt, which nobody uses, are left to the scheduler."""
@@ -72,7 +72,7 @@ def needs_of(spec: WholeSpec, ours: Callable[[str], bool]) -> Needs | None:
         spec.scheduling_gates, spec.resource_claims, spec.scheduling_group, spec.workload_ref,
         [one for one in spec.volumes if one.persistent_volume_claim or one.ephemeral],
         [port for one in containers for port in one.ports if port.host_port],
-        [name for name in applicant_requests(spec) if name not in PLAIN and not ours(name)],
+        [name for name in pending_pod_requests(spec) if name not in PLAIN and not ours(name)],
     )  # fmt: skip
     if any(beyond):
         return None

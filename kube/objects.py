@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from vgpu.constraints import NodeConstraints
+from vgpu.scheduling.nodes.constraints import NodeConstraints
 
 
 class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
@@ -283,9 +283,11 @@ class Pod(Slim, frozen=True):
         return self.status.phase in ("Succeeded", "Failed")
 
     def plain(self) -> dict[str, Any]:
-        """Annotations and containers as `vgpu.request.pod_ask` reads them."""
-        asked: dict[str, Any] = msgspec.to_builtins(_Asked(_AskedMetadata(self.metadata.annotations), self.spec))
-        return asked
+        """Annotations and containers as `vgpu.api.request.pod_request` reads them."""
+        requested: dict[str, Any] = msgspec.to_builtins(
+            _Requested(_RequestedMetadata(self.metadata.annotations), self.spec)
+        )
+        return requested
 
     def asking(self, annotations: dict[str, str]) -> bytes:
         """A pod that requests the same, with these annotations only, as JSON: one text for all pods of a template."""
@@ -300,12 +302,12 @@ class Pod(Slim, frozen=True):
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class _AskedMetadata(Slim, frozen=True):
+class _RequestedMetadata(Slim, frozen=True):
     annotations: dict[str, str] | None = None
 
 
-class _Asked(Slim, frozen=True):
-    metadata: _AskedMetadata
+class _Requested(Slim, frozen=True):
+    metadata: _RequestedMetadata
     spec: PodSpec
 
 
@@ -372,7 +374,7 @@ class Budget(Slim, frozen=True):
 
 
 class MetadataOnly(Slim, frozen=True):
-    """PartialObjectMetadata: what is asked for of an object of which only its metadata matter."""
+    """PartialObjectMetadata: what is requested of an object of which only its metadata matter."""
 
     metadata: Metadata = Metadata()
 

@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from kube.objects import Amounts, Container, Pod, PodSpec, PodStatus, Resources
-from vgpu.errors import BadAsk
-from vgpu.quantity import LARGEST, parse
+from vgpu.api.errors import BadRequest
+from vgpu.api.quantity import LARGEST, parse
 
 CPU: Final = "cpu"
 
@@ -40,7 +40,7 @@ _Nanos: TypeAlias = Mapping[str, int]
 _Counted: TypeAlias = Callable[[Container], _Nanos]
 
 
-def applicant_requests(spec: PodSpec) -> dict[str, int]:
+def pending_pod_requests(spec: PodSpec) -> dict[str, int]:
     """What a pod that is to be placed requests. Do not change what is answered: pods may share it."""
     if spec.requests is not None:
         return spec.requests
@@ -48,7 +48,7 @@ def applicant_requests(spec: PodSpec) -> dict[str, int]:
     return _rounded(_total(spec, lambda one: _nanos(one.resources.requests), per_pod))
 
 
-def holder_requests(pod: Pod) -> dict[str, int]:
+def bound_pod_requests(pod: Pod) -> dict[str, int]:
     """What a pod has of its node. Do not change what is answered: pods may share it."""
     spec, status = pod.spec, pod.status
     if spec.requests is not None:
@@ -64,18 +64,18 @@ def holder_requests(pod: Pod) -> dict[str, int]:
 
     per_pod = _whole_pod(spec)
     if per_pod and status.resources is not None:
-        asked = _nanos(spec.resources.requests if spec.resources is not None else None)
-        effective = _effective(asked, status.resources, status.allocated_resources, infeasible=infeasible)
+        requested = _nanos(spec.resources.requests if spec.resources is not None else None)
+        effective = _effective(requested, status.resources, status.allocated_resources, infeasible=infeasible)
         per_pod = {resource: effective.get(resource, 0) for resource in per_pod}
     return _rounded(_total(spec, counted, per_pod))
 
 
 def requests_of(pod: Pod) -> dict[str, int]:
     """As a holder, once it is bound; before that as an applicant."""
-    return holder_requests(pod) if pod.spec.node_name else applicant_requests(pod.spec)
+    return bound_pod_requests(pod) if pod.spec.node_name else pending_pod_requests(pod.spec)
 
 
-def tells_resources(status: PodStatus) -> bool:
+def reports_resources(status: PodStatus) -> bool:
     """Does it say what the pod or a container really has? Else a holder has what its spec requests."""
     if status.resources is not None:
         return True
@@ -159,7 +159,7 @@ def _nano(quantity: str | float) -> int:
     """Billionths, rounded up."""
     try:
         return min(LARGEST * NANO, max(0, -int(-parse(str(quantity)) * NANO // 1)))
-    except BadAsk:
+    except BadRequest:
         return 0
 
 

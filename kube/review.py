@@ -75,17 +75,17 @@ async def may_get(client: Client, token: str, path: str) -> Verdict:
 
 async def _reviewed(client: Client, token: str, path: str) -> Verdict:
     """Raises ApiError, MsgspecError."""
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
         "spec": {"token": token},
     }
-    answer = await client.send("POST", TOKEN_REVIEWS, asked, timeout_s=CALL_S)
+    answer = await client.send("POST", TOKEN_REVIEWS, requested, timeout_s=CALL_S)
     token_status = msgspec.json.decode(answer, type=TokenReview).status
     if not token_status.authenticated or not token_status.user.username:
         return Verdict(HTTPStatus.UNAUTHORIZED, "the API server does not know this token")
     user = token_status.user
-    asked = {
+    requested = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
         "spec": {
@@ -93,7 +93,7 @@ async def _reviewed(client: Client, token: str, path: str) -> Verdict:
             "nonResourceAttributes": {"path": path, "verb": "get"},
         },
     }  # fmt: skip
-    answer = await client.send("POST", ACCESS_REVIEWS, asked, timeout_s=CALL_S)
+    answer = await client.send("POST", ACCESS_REVIEWS, requested, timeout_s=CALL_S)
     access = msgspec.json.decode(answer, type=AccessReview).status
     if access.allowed and not access.denied:
         return Verdict(HTTPStatus.OK, "ok")

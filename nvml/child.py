@@ -32,16 +32,16 @@ from nvml.messages import (
     Answers,
     AnyReply,
     AnyRequest,
-    CardAt,
     Computed,
     Computes,
     Count,
     Descriptors,
     Failed,
+    GpuAt,
     Health,
     Held,
     Maps,
-    OneCard,
+    OneGpu,
     Open,
     Opened,
     Processes,
@@ -120,8 +120,8 @@ class Session:
                 return self._opened(Path(driver_root))
             case Count():
                 return probe.count()
-            case CardAt(index):
-                return OneCard(probe.card_at(index))
+            case GpuAt(index):
+                return OneGpu(probe.gpu_at(index))
             case Answers(uuid):
                 return Health(probe.answers(uuid))
             case Processes(uuid):

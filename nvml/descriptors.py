@@ -5,7 +5,7 @@ program. So an open file is no proof of memory. It is looked for by the device's
 as for maps (`nvml.mapped`).
 
 A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are looked at, though they are the same
-in nearly every program. To ask for the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
+in nearly every program. To request the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
 """
 
 from __future__ import annotations

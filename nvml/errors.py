@@ -11,7 +11,7 @@ Knows nothing of NVML itself, so that every program may import it.
 
 from __future__ import annotations
 
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 
 class NvmlError(TangramError):

@@ -15,7 +15,7 @@ MOST: Final = 64
 
 
 class Events:
-    """XID events of some cards."""
+    """XID events of some GPUs."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.deaf: dict[str, str] = {}
@@ -24,7 +24,7 @@ class Events:
             self._set: Any = nv.nvmlEventSetCreate()
         for uuid in uuids:
             try:
-                with naming(f"events of card {uuid}"):
+                with naming(f"events of GPU {uuid}"):
                     handle = nv.nvmlDeviceGetHandleByUUID(uuid)
                     nv.nvmlDeviceRegisterEvents(handle, nv.nvmlEventTypeXidCriticalError, self._set)
             except NvmlError as error:
@@ -39,7 +39,7 @@ class Events:
                 return None
         if event.eventType != nv.nvmlEventTypeXidCriticalError:
             return None
-        with naming("the card of an XID event"):
+        with naming("the GPU of an XID event"):
             return Xid(str(nv.nvmlDeviceGetUUID(event.device)), int(event.eventData))
 
     def seen(self) -> tuple[Xid, ...]:

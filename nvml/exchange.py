@@ -9,7 +9,7 @@ from typing import Final
 from nvml.messages import MALFORMED, AnyReply, AnyRequest, RequestPacket, decode_replies, encode
 from nvml.process import PACKET_BYTES, Child, Wake
 
-TOLD: Final = 200
+REPORTED: Final = 200
 """Characters of what is wrong with an answer."""
 
 
@@ -59,5 +59,5 @@ def _understood(packet: bytes, numbers: Sequence[int]) -> list[AnyReply]:
         if not found or found != list(numbers[: len(found)]):
             raise ValueError(f"numbers {found}, not {list(numbers)}")
     except (*MALFORMED, ValueError) as error:
-        raise NoAnswer(str(error)[:TOLD]) from None
+        raise NoAnswer(str(error)[:REPORTED]) from None
     return [answer.reply for answer in answers]

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from vgpu.contract import LIBRARY
-from vgpu.process_stat import process_stat
+from vgpu.api.contract import LIBRARY
+from vgpu.api.process_stat import process_stat
 
 WAIT_S: Final = 1.0
 """For all processes of one request. The arbiter waits 3 s for its answer. Guessed: a read takes milliseconds."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Literal
 import msgspec
 
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
-from vgpu.inventory import Card
+from vgpu.api.inventory import Gpu
 
 REQUEST_BYTES: Final = 16 * 1024
 """Largest request: the UUIDs of 64 GPUs are 3 KiB."""
@@ -26,7 +26,7 @@ ENOUGH_BYTES: Final = 64 * 1024
 """Replies of this size together are not added to: with one of the largest they are below what a socket's buffer takes as one packet by
 default, 208 KiB."""
 MOST_MAPS: Final = 16
-"""Processes whose maps, or descriptors, one request names. More are asked for one after the other."""
+"""Processes whose maps, or descriptors, one request names. More are requested one after the other."""
 MOST_PROCESSES: Final = 3000
 """Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU has room for so many."""
 
@@ -39,7 +39,7 @@ WHOLE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """Memory of one process on one card or MIG instance. `used_bytes` is None where the driver does not tell."""
+    """Memory of one process on one GPU or MIG instance. `used_bytes` is None where the driver does not tell."""
 
     pid: int
     uuid: str
@@ -50,7 +50,7 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One look at a card."""
+    """One look at a GPU."""
 
     percent: Mapping[int, int]
     """Host pid -> percent of the time since the last look in which the process computed. Who did not is left out."""
@@ -62,7 +62,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An XID event of a card."""
+    """An XID event of a GPU."""
 
     uuid: str
     xid: int
@@ -92,7 +92,7 @@ class Count(Request, frozen=True, tag=True):
     wants: ClassVar[str] = "the number of GPUs"
 
 
-class CardAt(Request, frozen=True, tag=True):
+class GpuAt(Request, frozen=True, tag=True):
     """All about the GPU with this index. `uuid`: which one was there before, empty = none."""
 
     wants: ClassVar[str] = "its description"
@@ -177,8 +177,8 @@ class Counted(Reply, frozen=True, tag=True):
     driver: str
 
 
-class OneCard(Reply, frozen=True, tag=True):
-    card: Card
+class OneGpu(Reply, frozen=True, tag=True):
+    gpu: Gpu
 
 
 class Health(Reply, frozen=True, tag=True):
@@ -242,8 +242,8 @@ class Failed(Reply, frozen=True, tag=True):
         return self.KINDS[self.kind](self.text, self.code)
 
 
-AnyRequest = Open | Count | CardAt | Answers | Processes | Computes | Xids | Maps | Descriptors
-AnyReply = Opened | Counted | OneCard | Health | Held | Computed | XidsSeen | Mapped | Opens | Failed
+AnyRequest = Open | Count | GpuAt | Answers | Processes | Computes | Xids | Maps | Descriptors
+AnyReply = Opened | Counted | OneGpu | Health | Held | Computed | XidsSeen | Mapped | Opens | Failed
 Served = Count | Processes | Computes | Maps | Descriptors
 """What other programs may request. Each XID event is reported once, to the supervisor's program."""
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from nvml.binding import nv
 from nvml.errors import NvmlError
-from vgpu.driver import too_old
+from vgpu.api.driver import too_old
 
 
 @contextmanager

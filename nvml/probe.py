@@ -1,7 +1,7 @@
 """What a GPU is, as NVML tells it. States facts and decides nothing.
 
-What a card cannot tell (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must tell and
-does not (its UUID, its memory) is an error that names the card.
+What a GPU cannot tell (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must tell and
+does not (its UUID, its memory) is an error that names the GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import Counted
 from nvml.naming import naming
-from vgpu.inventory import Card, MigInstance
+from vgpu.api.inventory import Gpu, MigInstance
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -35,19 +35,19 @@ def count() -> Counted:
 
 
 def answers(uuid: str) -> str | None:
-    """None when the card answers and asks for no reset; else why it does not, for a person."""
+    """None when the GPU answers and requests no reset; else why it does not, for a person."""
     try:
-        with naming(f"card {uuid}"):
+        with naming(f"GPU {uuid}"):
             handle = nv.nvmlDeviceGetHandleByUUID(uuid)
             nv.nvmlDeviceGetMemoryInfo(handle)
     except NvmlError as error:
         return str(error)
     action = _recovery_action(handle)
-    return f"card {uuid}: the driver asks for recovery action {action}" if action else None
+    return f"GPU {uuid}: the driver requests recovery action {action}" if action else None
 
 
 def _recovery_action(handle: Any) -> int:
-    """The driver's own word on what the card needs (0 = nothing), from R565 on; 0 where it has none."""
+    """The driver's own word on what the GPU needs (0 = nothing), from R565 on; 0 where it has none."""
     field = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return 0
@@ -58,16 +58,16 @@ def _recovery_action(handle: Any) -> int:
     return int(value.value.uiVal) if value.nvmlReturn == nv.NVML_SUCCESS else 0
 
 
-def card_at(index: int) -> Card:
-    """The card with this index; its links by the PCI bus of the peer. Raises NvmlError."""
-    with naming(f"card {index}"):
+def gpu_at(index: int) -> Gpu:
+    """The GPU with this index; its links by the PCI bus of the peer. Raises NvmlError."""
+    with naming(f"GPU {index}"):
         handle = nv.nvmlDeviceGetHandleByIndex(index)
         uuid = str(nv.nvmlDeviceGetUUID(handle))
-    with naming(f"card {index} ({uuid})"):
+    with naming(f"GPU {index} ({uuid})"):
         total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
         model = str(nv.nvmlDeviceGetName(handle))
     mig = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), False)
-    return Card(
+    return Gpu(
         uuid=uuid,
         index=index,
         model=model,
@@ -84,7 +84,7 @@ def card_at(index: int) -> Card:
 def _numa(handle: Any) -> int:
     """The one NUMA node whose memory is nearest, -1 when there are several.
 
-    nvmlDeviceGetNumaNodeId means the node of the card's own memory, which only coherent platforms have: an H200 on x86
+    nvmlDeviceGetNumaNodeId means the node of the GPU's own memory, which only coherent platforms have: an H200 on x86
     answers NOT_SUPPORTED (measured, driver 580).
     """
     words = nv.nvmlDeviceGetMemoryAffinity(handle, NUMA_WORDS, nv.NVML_AFFINITY_SCOPE_NODE)
@@ -95,7 +95,7 @@ def _numa(handle: Any) -> int:
 def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, ...]:
     found = []
     for at in range(_optional(lambda: int(nv.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
-        with naming(f"MIG instance {at} of card {uuid}"):
+        with naming(f"MIG instance {at} of GPU {uuid}"):
             try:
                 instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
             except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
@@ -104,53 +104,53 @@ def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, .
     return tuple(found)
 
 
-def _instance(card: Any, instance: Any, total_bytes: int) -> MigInstance:
+def _instance(gpu: Any, instance: Any, total_bytes: int) -> MigInstance:
     return MigInstance(
         uuid=str(nv.nvmlDeviceGetUUID(instance)),
-        profile=_profile(card, instance, total_bytes),
+        profile=_profile(gpu, instance, total_bytes),
         mib=int(nv.nvmlDeviceGetMemoryInfo(instance).total) // MIB,
         gpu_instance=int(nv.nvmlDeviceGetGpuInstanceId(instance)),
         compute_instance=int(nv.nvmlDeviceGetComputeInstanceId(instance)),
     )
 
 
-def _profile(card: Any, instance: Any, total_bytes: int) -> str:
+def _profile(gpu: Any, instance: Any, total_bytes: int) -> str:
     """NVIDIA's name of the instance's profile, `+` written as `.` as Kubernetes resource names need it."""
     found = _PROFILE_IN_NAME.search(_optional(lambda: str(nv.nvmlDeviceGetName(instance)), ""))
     if found:
         return found[1].replace("+", ".")
     attributes = nv.nvmlDeviceGetAttributes_v2(instance)
-    compute, gpu = int(attributes.computeInstanceSliceCount), int(attributes.gpuInstanceSliceCount)
-    head = f"{compute}c.{gpu}g" if compute != gpu else f"{gpu}g"
+    compute, slices = int(attributes.computeInstanceSliceCount), int(attributes.gpuInstanceSliceCount)
+    head = f"{compute}c.{slices}g" if compute != slices else f"{slices}g"
     size = f"{profile_gb(int(attributes.memorySizeMB) * MIB, total_bytes)}gb"
-    return f"{head}.{size}" + (".me" if _media_extensions(card, instance) else "")
+    return f"{head}.{size}" + (".me" if _media_extensions(gpu, instance) else "")
 
 
 def profile_gb(instance_bytes: int, total_bytes: int) -> int:
-    """The number in a profile's name: the card's GiB, rounded up, times the instance's share of it in eighths, rounded up.
+    """The number in a profile's name: the GPU's GiB, rounded up, times the instance's share of it in eighths, rounded up.
 
-    So 4,864 MiB of a 40,536 MiB card is `5gb`. As NVIDIA's tools name profiles.
+    So 4,864 MiB of a 40,536 MiB GPU is `5gb`. As NVIDIA's tools name profiles.
     """
     eighths = -(-instance_bytes * 8 // total_bytes)
     gib = -(-total_bytes // GIB)
     return int(eighths * gib / 8 + 0.5)
 
 
-def _media_extensions(card: Any, instance: Any) -> bool:
+def _media_extensions(gpu: Any, instance: Any) -> bool:
     """Is the instance of a `+me` profile? Only its GPU instance's profile number tells."""
 
-    def asked() -> bool:
-        of_card = nv.nvmlDeviceGetGpuInstanceById(card, nv.nvmlDeviceGetGpuInstanceId(instance))
-        wanted = nv.nvmlGpuInstanceGetInfo(of_card).profileId
+    def requested() -> bool:
+        of_gpu = nv.nvmlDeviceGetGpuInstanceById(gpu, nv.nvmlDeviceGetGpuInstanceId(instance))
+        wanted = nv.nvmlGpuInstanceGetInfo(of_gpu).profileId
         with_media = (nv.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, nv.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
-        numbers = [_optional(partial(_profile_number, card, profile), -1) for profile in with_media]
+        numbers = [_optional(partial(_profile_number, gpu, profile), -1) for profile in with_media]
         return wanted in numbers
 
-    return _optional(asked, False)
+    return _optional(requested, False)
 
 
-def _profile_number(card: Any, profile: int) -> int:
-    return int(nv.nvmlDeviceGetGpuInstanceProfileInfo(card, profile).id)
+def _profile_number(gpu: Any, profile: int) -> int:
+    return int(nv.nvmlDeviceGetGpuInstanceProfileInfo(gpu, profile).id)
 
 
 def _nvlinks(handle: Any) -> dict[str, int]:
@@ -167,9 +167,9 @@ def _nvlinks(handle: Any) -> dict[str, int]:
     return peers
 
 
-def _optional(ask: Callable[[], T], otherwise: T) -> T:
-    """What NVML answers, or `otherwise` when this card or driver does not know."""
+def _optional(request: Callable[[], T], otherwise: T) -> T:
+    """What NVML answers, or `otherwise` when this GPU or driver does not know."""
     try:
-        return ask()
+        return request()
     except nv.NVMLError:
         return otherwise

@@ -59,7 +59,7 @@ class Child:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         self._answered: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._told = False
+        self._reported = False
         """Has it got that number?"""
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
@@ -79,11 +79,11 @@ class Child:
         """Raises Ended; also when its buffer is full, which a child that answers each request never lets happen."""
         self.answered()
         try:
-            if self._told or self._answered is None:
+            if self._reported or self._answered is None:
                 self._sock.send(packet, socket.MSG_NOSIGNAL)
             else:
                 socket.send_fds(self._sock, [packet], [self._answered], socket.MSG_NOSIGNAL)
-            self._told = True
+            self._reported = True
         except OSError as error:
             raise Ended(self._how(str(error))) from None
 

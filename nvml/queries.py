@@ -11,25 +11,25 @@ from nvml.messages import (
     AnyReply,
     AnyRequest,
     Busy,
-    CardAt,
     Computed,
     Computes,
     Count,
     Counted,
     Descriptors,
     Failed,
+    GpuAt,
     Health,
     Held,
     Mapped,
     Maps,
-    OneCard,
+    OneGpu,
     Opens,
     Processes,
     ProcessUsage,
     Xids,
     XidsSeen,
 )
-from vgpu.inventory import Card
+from vgpu.api.inventory import Gpu
 
 R = TypeVar("R", bound=AnyReply)
 
@@ -51,24 +51,24 @@ class Nvml:
         """How many GPUs there are, and the driver's version."""
         return self._call(Count(), Counted)
 
-    def card_at(self, index: int, uuid: str = "") -> Card:
-        """The card with this index; its links by the PCI bus of the peer. `uuid`: of the card that was there before."""
-        return self._call(CardAt(index, uuid), OneCard).card
+    def gpu_at(self, index: int, uuid: str = "") -> Gpu:
+        """The GPU with this index; its links by the PCI bus of the peer. `uuid`: of the GPU that was there before."""
+        return self._call(GpuAt(index, uuid), OneGpu).gpu
 
     def answers(self, uuid: str) -> str | None:
         """None when the GPU answers and needs no reset; else the reason, for a person."""
         return self._call(Answers(uuid), Health).trouble
 
     def processes(self, uuid: str) -> tuple[ProcessUsage, ...]:
-        """Every process with a context on the card, by host pid."""
+        """Every process with a context on the GPU, by host pid."""
         return self._call(Processes(uuid), Held).processes
 
     def held_of(self, uuids: Iterable[str]) -> dict[str, Held | NvmlError]:
-        """The same of several cards, and the memory in use, each as if it was queried alone. Raises NvmlAway only."""
+        """The same of several GPUs, and the memory in use, each as if it was queried alone. Raises NvmlAway only."""
         return self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
 
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
-        """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
+        """Who computed on a GPU after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
         return self._call(Computes(uuid, since_us, until_us), Computed).busy
 
     def mapped(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
@@ -86,7 +86,7 @@ class Nvml:
         return found
 
     def busy_of(self, since_us: Mapping[str, int], until_us: int) -> dict[str, Busy | NvmlError]:
-        """The same of several cards, each since its own time. Raises NvmlAway only."""
+        """The same of several GPUs, each since its own time. Raises NvmlAway only."""
         found = self._call_all({uuid: Computes(uuid, since, until_us) for uuid, since in since_us.items()}, Computed)
         return {uuid: one if isinstance(one, NvmlError) else one.busy for uuid, one in found.items()}
 

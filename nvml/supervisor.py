@@ -26,8 +26,8 @@ from nvml.exchange import Hangs, NoAnswer, exchange
 from nvml.messages import (
     AnyReply,
     AnyRequest,
-    CardAt,
     Failed,
+    GpuAt,
     OfGpu,
     Open,
     Opened,
@@ -276,13 +276,13 @@ class Supervisor:
     def _answered(self, calls: Sequence[Call]) -> None:
         """The child has come back from these calls."""
         for call in calls:
-            if isinstance(call.request, (OfGpu, CardAt)):
+            if isinstance(call.request, (OfGpu, GpuAt)):
                 self.hangs = 0
                 self._quarantine.answered(call.request.key)
 
     def _hung(self, call: Call) -> str:
         """It has not come back from this one. Returns why."""
-        request, of_gpu = call.request, isinstance(call.request, (OfGpu, CardAt))
+        request, of_gpu = call.request, isinstance(call.request, (OfGpu, GpuAt))
         name = f"{request.key}: " if of_gpu else ""
         why = f"{name}a call of NVML for {request.wants} did not return within {self._limits.call_s:g} s"
         if of_gpu:

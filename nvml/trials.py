@@ -1,6 +1,6 @@
 """Before the first share of a GPU model is offered in this boot: does its driver suspend? The arbiter reads what is found here.
 
-The device plugin makes the trials, and without a cluster tangramctl. A trial runs in processes of its own (`python -m arbiter.trial`), as a
+The device plugin makes the trials, and without a cluster tangramctl. A trial runs in processes of its own (`python -m arbiter.gputime.trial`), as a
 call of a driver that nobody knows may never return: after `LIMIT_S` they are killed, and that is a verdict, too. A trial that could not run is
 made again by the next `Trier`; every other verdict stands until the next boot, driver or model.
 """
@@ -18,9 +18,18 @@ from types import MappingProxyType
 from typing import Final
 
 from nvml.library import library_folder
-from vgpu.errors import BadDocument
-from vgpu.inventory import Card, Inventory
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text, verdict_from_text
+from vgpu.api.errors import BadDocument
+from vgpu.api.inventory import Gpu, Inventory
+from vgpu.gputime.trial import (
+    FILE,
+    Outcome,
+    Trials,
+    Tried,
+    Verdict,
+    trials_from_text,
+    trials_to_text,
+    verdict_from_text,
+)
 
 LIMIT_S: Final = 45.0
 """Of one trial, which takes a second, or some seconds where nobody keeps the GPU initialised. Guessed."""
@@ -33,17 +42,17 @@ MODULE_VERSION: Final = Path("/sys/module/nvidia/version")
 class Trier:
     """Has each GPU model tried that has no verdict yet, and keeps the verdicts in the state folder.
 
-    `tell` hears of each verdict, with the model and the driver. `env` is added to the trial's environment. `again`: what could not run is
+    `report` hears of each verdict, with the model and the driver. `env` is added to the trial's environment. `again`: what could not run is
     made again, once by each `Trier`.
     """
 
     def __init__(
-        self, state_root: Path, program: Path, driver_root: Path, *, tell: Callable[[Verdict, str, str], None],
+        self, state_root: Path, program: Path, driver_root: Path, *, report: Callable[[Verdict, str, str], None],
         env: Mapping[str, str] = MappingProxyType({}), limit_s: float = LIMIT_S,
         again: bool = True,
     ) -> None:  # fmt: skip
         self._path, self._program, self._driver_root = state_root / FILE, program, driver_root
-        self._tell, self._env, self._limit_s, self._again = tell, env, limit_s, again
+        self._report, self._env, self._limit_s, self._again = report, env, limit_s, again
         self._given_up: set[str] = set()
         """Models whose trial could not run since this start: not made again, so that no probe waits for one."""
 
@@ -55,14 +64,14 @@ class Trier:
     async def try_out(self, inventory: Inventory) -> None:
         """Returns when every model that is shared has a verdict. Raises OSError when the verdicts cannot be written."""
         trials = self._read(inventory)
-        for model, cards in _by_model(inventory):
+        for model, gpus in _by_model(inventory):
             verdict = self._verdict(trials, model)
             if verdict is None:
-                verdict = await self._run(cards[0].uuid)
-                self._tell(verdict, model, trials.driver)
+                verdict = await self._run(gpus[0].uuid)
+                self._report(verdict, model, trials.driver)
                 if verdict.outcome is Outcome.CANNOT_RUN:
                     self._given_up.add(model)
-            tried = Tried(model, tuple(card.uuid for card in cards), verdict)
+            tried = Tried(model, tuple(gpu.uuid for gpu in gpus), verdict)
             others = tuple(one for one in trials.tried if one.model != model)
             trials = Trials(boot_id=trials.boot_id, driver=trials.driver, tried=(*others, tried))
         self._write(trials_to_text(trials).encode())
@@ -83,7 +92,7 @@ class Trier:
         fresh.replace(self._path)
 
     async def _run(self, uuid: str) -> Verdict:
-        command = [sys.executable, "-P", "-m", "arbiter.trial", "--program", str(self._program)]
+        command = [sys.executable, "-P", "-m", "arbiter.gputime.trial", "--program", str(self._program)]
         if folder := library_folder(self._driver_root):
             command += ["--libraries", str(folder)]
         env = {**os.environ, **self._env, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
@@ -122,12 +131,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), END_S)
 
 
-def _by_model(inventory: Inventory) -> Iterator[tuple[str, list[Card]]]:
-    """Healthy cards that are shared. MIG instances are given whole, so nobody is suspended there."""
-    models: dict[str, list[Card]] = {}
-    for card in inventory.cards:
-        if card.shareable:
-            models.setdefault(card.model, []).append(card)
+def _by_model(inventory: Inventory) -> Iterator[tuple[str, list[Gpu]]]:
+    """Healthy GPUs that are shared. MIG instances are given whole, so nobody is suspended there."""
+    models: dict[str, list[Gpu]] = {}
+    for gpu in inventory.gpus:
+        if gpu.shareable:
+            models.setdefault(gpu.model, []).append(gpu)
     yield from models.items()
 
 

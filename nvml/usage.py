@@ -1,4 +1,4 @@
-"""How much memory of a card is in use, and which processes hold it, as the driver counts both. Reads, and decides nothing."""
+"""How much memory of a GPU is in use, and which processes hold it, as the driver counts both. Reads, and decides nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nvml.naming import naming
 
 
 def processes(uuid: str) -> tuple[ProcessUsage, ...]:
-    """Every process with a context on the card, compute, MPS and graphics, by pid. Pids are the host's. Raises NvmlError."""
-    with naming(f"processes of card {uuid}"):
+    """Every process with a context on the GPU, compute, MPS and graphics, by pid. Pids are the host's. Raises NvmlError."""
+    with naming(f"processes of GPU {uuid}"):
         handle = nv.nvmlDeviceGetHandleByUUID(uuid)
         held: dict[int, int | None] = {}
         computing = _listed(nv.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -27,13 +27,13 @@ def processes(uuid: str) -> tuple[ProcessUsage, ...]:
 
 
 def used_bytes(uuid: str) -> int | None:
-    """Memory of the card or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not tell.
+    """Memory of the GPU or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not tell.
 
     Version 2 of the call, which drivers have from R510 on, counts both apart; version 1 counts them as one on some drivers and not on others, so it is
     not asked. Where the GPU's memory is a NUMA node of the machine (Grace Hopper), the kernel's own use of it is in the number: that is no answer
     either.
     """
-    with naming(f"used memory of card {uuid}"):
+    with naming(f"used memory of GPU {uuid}"):
         handle = nv.nvmlDeviceGetHandleByUUID(uuid)
     if _is_numa_node(handle):
         return None

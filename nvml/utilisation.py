@@ -1,4 +1,4 @@
-"""Which processes keep a card's multiprocessors busy, as the driver counts it. Reads, and decides nothing."""
+"""Which processes keep a GPU's multiprocessors busy, as the driver counts it. Reads, and decides nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRIES: Final = 3
 
 
 def busy(uuid: str, since_us: int, until_us: int) -> Busy:
-    """Who computed on a card after `since_us`, 0 = in all that the driver remembers. Raises NvmlError.
+    """Who computed on a GPU after `since_us`, 0 = in all that the driver remembers. Raises NvmlError.
 
     Samples of after `until_us` are of a clock that was set back, and left out. Nobody, where the driver does not tell it by process,
-    as for a card in MIG mode.
+    as for a GPU in MIG mode.
     """
-    with naming(f"utilisation of card {uuid}"):
+    with naming(f"utilisation of GPU {uuid}"):
         handle = nv.nvmlDeviceGetHandleByUUID(uuid)
         try:
             samples = _samples(handle, since_us)

@@ -53,7 +53,7 @@ class Access:
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
         """When each token was accepted last."""
         self._refused: OrderedDict[bytes, tuple[float, Page]] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Future[Page]] = {}
+        self._requested: dict[bytes, asyncio.Future[Page]] = {}
         self._queue = NewTokens(clock)
 
     async def refusal(self, address: str, authorization: bytes | None) -> Page | None:
@@ -74,16 +74,16 @@ class Access:
             return None
         if key in self._refused and now_s - self._refused[key][0] < REFUSED_S:
             return self._refused[key][1]
-        if key not in self._asked:
-            self._asked[key] = asyncio.ensure_future(self._ask(key, token.decode(), address))
-        page = await asyncio.shield(self._asked[key])
+        if key not in self._requested:
+            self._requested[key] = asyncio.ensure_future(self._request(key, token.decode(), address))
+        page = await asyncio.shield(self._requested[key])
         if page.status == 200:
             return None
         if page.status == 503 and accepted_s is not None and self._clock() - accepted_s < ACCEPTED_S + STALE_S:
             return None
         return page
 
-    async def _ask(self, key: bytes, token: str, address: str) -> Page:
+    async def _request(self, key: bytes, token: str, address: str) -> Page:
         """For all requests that come with this token meanwhile."""
         try:
             if key in self._accepted:
@@ -96,7 +96,7 @@ class Access:
             else:
                 return text(429, "too many new tokens: retry in a while")
         finally:
-            del self._asked[key]
+            del self._requested[key]
         if page.status == 200:
             self._accepted[key] = self._clock()
             self._accepted.move_to_end(key)

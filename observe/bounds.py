@@ -66,7 +66,7 @@ class Bounds:
     among new ones. Where others can have answers too, an API server's new connection must not come after theirs."""
 
     @property
-    def strangers_bytes(self) -> int:
+    def unproven_bytes(self) -> int:
         """Of `held_bytes`, what connections together may hold that were not answered well, on a listener that trusts others: beside them there is room for one
         request of any size, whatever answers to strangers are being made."""
         return max(self.body_bytes, self.held_bytes - self.body_bytes)
@@ -291,9 +291,9 @@ class Connections:
     def _is_too_much(self, one: Connection) -> bool:
         if self.held_bytes > self.bounds.held_bytes:
             return True
-        if one.well or not self.bounds.trusted or self.held_bytes <= self.bounds.strangers_bytes:
+        if one.well or not self.bounds.trusted or self.held_bytes <= self.bounds.unproven_bytes:
             return False
-        return sum(each.held_bytes for each in self._open if not each.well) > self.bounds.strangers_bytes
+        return sum(each.held_bytes for each in self._open if not each.well) > self.bounds.unproven_bytes
 
     def release(self, one: Connection, bytes_: int) -> None:
         """So much less is in memory for it. No error for what was dropped before."""
@@ -383,10 +383,10 @@ class Connections:
         holders = [
             one for one in self._open if one.held_bytes > 0 and one.phase is not Phase.WORK and one is not asking
         ]
-        strangers = [one for one in holders if not one.well]
-        if not strangers and not asking.well:
+        unproven = [one for one in holders if not one.well]
+        if not unproven and not asking.well:
             return None
-        holders = strangers or holders
+        holders = unproven or holders
         if not holders:
             return None
         if late := self._choose_late((one for one in holders if one.rank is Rank.UNSERVED), asking.since_s):

@@ -53,7 +53,7 @@ class Source:
         self._refused = dict.fromkeys(REASONS, 0)
         self._last: dict[str, Page] = {}
         self._credit = {path: (BURST_S * per_s, time.monotonic()) for path, per_s in PER_S.items()}
-        self._asked: dict[int, asyncio.Future[Page]] = {}
+        self._requested: dict[int, asyncio.Future[Page]] = {}
         self._paths: dict[int, str] = {}
         """Of those of these requests that are for a page."""
         self._asking: dict[str, asyncio.Future[Page]] = {}
@@ -64,9 +64,9 @@ class Source:
             return unknown(path)
         asking = self._asking.get(path)
         if asking is None:
-            if path in self._last and not self._may_ask(path):
+            if path in self._last and not self._may_request(path):
                 return self._last[path]
-            asking = self._asking[path] = self._ask(path)
+            asking = self._asking[path] = self._request(path)
         done, _ = await asyncio.wait([asking], timeout=ANSWER_S)
         return asking.result() if done else text(503, "the program does not answer")
 
@@ -82,14 +82,14 @@ class Source:
         """The program learns of it with the next request."""
         self._refused[reason] = (self._refused[reason] + more) % 2**32
 
-    def _may_ask(self, path: str) -> bool:
+    def _may_request(self, path: str) -> bool:
         per_s, now_s = PER_S[path], time.monotonic()
         had, at_s = self._credit[path]
         has = min(BURST_S * per_s, had + (now_s - at_s) * per_s)
         self._credit[path] = has - (has >= 1), now_s
         return has >= 1
 
-    def _ask(self, path: str) -> asyncio.Future[Page]:
+    def _request(self, path: str) -> asyncio.Future[Page]:
         number, future = self._send(PATHS.index(path))
         self._paths[number] = path
         return future
@@ -97,7 +97,7 @@ class Source:
     def _send(self, index: int, token: bytes = b"") -> tuple[int, asyncio.Future[Page]]:
         self._number = (self._number + 1) % 2**32
         future: asyncio.Future[Page] = asyncio.get_running_loop().create_future()
-        self._asked[self._number] = future
+        self._requested[self._number] = future
         self._writer.write(REQUEST.pack(self._number, index, len(token), *self._refused.values()) + token)
         return self._number, future
 
@@ -111,7 +111,7 @@ class Source:
                 if (path := self._paths.pop(number, None)) is not None:
                     self._last[path] = page
                     self._asking.pop(path, None)
-                self._asked.pop(number).set_result(page)
+                self._requested.pop(number).set_result(page)
         except (OSError, asyncio.IncompleteReadError):
             return
 

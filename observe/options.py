@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 
 class ProgramSettings(BaseSettings):

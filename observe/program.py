@@ -13,7 +13,7 @@ from typing import Any
 
 from observe.log import log_json
 from observe.options import S, read
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 Work = Coroutine[Any, Any, None]
 

@@ -5,8 +5,8 @@ is not root) has one state root with a directory for each run, and the run itsel
 between a shell and the program it started.
 
     errors    exit codes                     machine   paths and locks of one state root
-    ask       options to an ask              cards     what NVML says
-    choose    which card                     book      which runs there are
+    ask       options to an ask              GPUs     what NVML says
+    choose    which GPU                     book      which runs there are
     keeper    the daemon that keeps the arbiter running as long as there are runs
     service   starting, finding and stopping it
     run, ps   the two commands

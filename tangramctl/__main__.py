@@ -27,7 +27,7 @@ ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who ho
 No cluster is needed. On a node of a Tangram cluster, ps (as root) also shows the pods' containers.
 """
 
-RUN = """Run a command with a share of one GPU: it sees a GPU of the size asked for, and cannot take more.
+RUN = """Run a command with a share of one GPU: it sees a GPU of the size requested, and cannot take more.
 
 \b
   tangramctl run --gpu-mem 8Gi -- python train.py
@@ -35,7 +35,7 @@ RUN = """Run a command with a share of one GPU: it sees a GPU of the size asked 
   tangramctl run --gpu-mem 20Gi --gpu 1 -- ./server     on GPU 1, and no other
   tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when there is room
   tangramctl run --gpu-mem 8Gi -- bash                  a shell; all that starts in it shares the 8 GiB
-  tangramctl run --fake cards.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
+  tangramctl run --fake GPUs.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
 
 The GPU with the least free memory that has room is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
 Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 no room, 126 and 127 as in a shell.
@@ -48,7 +48,7 @@ PS = """Show the runs of this user, and as root on a cluster's node its containe
   tangramctl ps --watch
   tangramctl ps --json | jq '.entries[] | select(.over)'
 
-CORE is the part of the GPU's time that was asked for, TIME what it had of it so far.
+CORE is the part of the GPU's time that was requested, TIME what it had of it so far.
 LIMIT is what was granted, LEASED what the processes may use without asking, USED what they allocated, CONTEXT what CUDA itself takes.
 """
 
@@ -135,7 +135,7 @@ def run(
     command: parameters.Command,
     gpu_mem: parameters.GpuMem,
     gpu_core: parameters.GpuCore = 0,
-    klass: parameters.Class = "standard",
+    service_class: parameters.Class = "standard",
     level: parameters.Level = 2,
     gpu: parameters.Gpu = None,
     wait: parameters.Wait = False,
@@ -152,7 +152,7 @@ def run(
     from tangramctl.run import run as start
 
     options = Options(
-        gpu_mem=gpu_mem, gpu_core=gpu_core, klass=klass, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
+        gpu_mem=gpu_mem, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
         fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
     )  # fmt: skip
     with _answering(f"state folder {options.state}"):
@@ -232,7 +232,7 @@ def simulate(
                 policy=policy,
                 gpu_mem=gpu_mem,
                 gpu_core=gpu_core,
-                cards=gpu_count,
+                gpus=gpu_count,
                 models=gpu_model,
                 json=json,
             )
@@ -241,7 +241,7 @@ def simulate(
             raise BadOption("simulate needs --nodes and --pods, or --snapshot and --gpu-mem")
         if of_pod:
             raise BadOption(
-                f"--nodes and --pods cannot stand with {', '.join(of_pod)}: what pods ask for is in the file of --pods"
+                f"--nodes and --pods cannot stand with {', '.join(of_pod)}: what pods request is in the file of --pods"
             )
         replay(nodes, pods, policy=policy, seeds=seeds, arrive=arrive, json=json, plot=plot, jobs=jobs)
 

@@ -1,6 +1,6 @@
-"""Which card a run is given: the cluster's own placement, over a fleet of one node. Pure.
+"""Which GPU a run is given: the cluster's own placement, over a fleet of one node. Pure.
 
-What is free of a card is its memory less what runs were granted, whether they use it or not, less what processes of nobody's run
+What is free of a GPU is its memory less what runs were granted, whether they use it or not, less what processes of nobody's run
 hold now.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tangramctl.errors import BadOption, NoRoom
-from vgpu.fleet import Fleet
-from vgpu.grant import Slice
-from vgpu.inventory import Card, Inventory
-from vgpu.placement import TOO_LARGE, Placement, place
-from vgpu.request import PodAsk
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.placement import TOO_LARGE, Placement, place
 
 HERE: Final = "this machine"
 
@@ -30,28 +30,32 @@ class Holding:
 
 
 def choose(
-    ask: PodAsk, inventory: Inventory, holdings: Iterable[Holding], foreign_mib: Mapping[str, int], hint: str = ""
+    request: PodRequest,
+    inventory: Inventory,
+    holdings: Iterable[Holding],
+    foreign_mib: Mapping[str, int],
+    hint: str = "",
 ) -> Slice:
-    """The slice to grant. Raises BadOption, with `hint` at its end, when no card is large enough even when empty, and NoRoom when one
+    """The slice to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoRoom when one
     would be."""
     held = list(holdings)
-    rows = {card.uuid: card.index for card in inventory.cards}
+    rows = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     foreign = [Slice(uuid, rows[uuid], mib) for uuid, mib in foreign_mib.items() if mib > 0 and uuid in rows]
     fleet = Fleet()
     fleet.set_node(HERE, inventory, [*(holding.piece for holding in held), *foreign])
-    answer = place(fleet, ask, [HERE])
+    answer = place(fleet, request, [HERE])
     if isinstance(answer, Placement):
         (piece,) = answer.assignment.containers["run"]
         return piece
-    (wanted,) = ask.containers
-    allowed = [card for card in inventory.cards if not ask.uuids or card.uuid in ask.uuids]
+    (wanted,) = request.containers
+    allowed = [gpu for gpu in inventory.gpus if not request.uuids or gpu.uuid in request.uuids]
     if answer.reasons[HERE] == TOO_LARGE:
         raise BadOption(_too_large(wanted.mib, allowed, hint))
-    free = {card.uuid: _free(fleet, row) for row, card in enumerate(inventory.cards)}
+    free = {gpu.uuid: _free(fleet, row) for row, gpu in enumerate(inventory.gpus)}
     cap = f" and {wanted.core_percent} % of its time" if wanted.core_percent else ""
     lines = [f"no GPU has {wanted.mib} MiB{cap} free:"]
-    for card in allowed:
-        lines += _card_lines(card, free[card.uuid], foreign_mib.get(card.uuid, 0), held)
+    for gpu in allowed:
+        lines += _gpu_lines(gpu, free[gpu.uuid], foreign_mib.get(gpu.uuid, 0), held)
     raise NoRoom("\n".join(lines))
 
 
@@ -60,24 +64,24 @@ def _free(fleet: Fleet, row: int) -> tuple[int, int]:
     return max(0, int(fleet.free_mib[row, column])), max(0, int(fleet.free_percent[row, column]))
 
 
-def _too_large(mib: int, allowed: list[Card], hint: str) -> str:
-    shared = [card for card in allowed if card.shareable]
+def _too_large(mib: int, allowed: list[Gpu], hint: str) -> str:
+    shared = [gpu for gpu in allowed if gpu.shareable]
     if not shared:
         return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (ill, or in MIG mode)"
-    largest = max(shared, key=lambda card: card.mib)
+    largest = max(shared, key=lambda gpu: gpu.mib)
     return (
         f"--gpu-mem is {mib} MiB: it must be 1 to {largest.mib} MiB, "
         f"what GPU {largest.index} ({largest.model}, the largest here) has{hint}"
     )
 
 
-def _card_lines(card: Card, free: tuple[int, int], foreign_mib: int, held: list[Holding]) -> list[str]:
-    name = f"  GPU {card.index} ({card.model}, {card.uuid})"
-    if not card.shareable:
-        return [f"{name}: may not be shared ({'MIG mode' if card.mig else 'ill'})"]
-    lines = [f"{name}: {free[0]} of {card.mib} MiB and {free[1]} % free"]
+def _gpu_lines(gpu: Gpu, free: tuple[int, int], foreign_mib: int, held: list[Holding]) -> list[str]:
+    name = f"  GPU {gpu.index} ({gpu.model}, {gpu.uuid})"
+    if not gpu.shareable:
+        return [f"{name}: may not be shared ({'MIG mode' if gpu.mig else 'ill'})"]
+    lines = [f"{name}: {free[0]} of {gpu.mib} MiB and {free[1]} % free"]
     for holding in sorted(held, key=lambda holding: -holding.piece.mib):
-        if holding.piece.uuid == card.uuid:
+        if holding.piece.uuid == gpu.uuid:
             core = f", {holding.piece.core_percent} %" if holding.piece.core_percent else ""
             lines.append(f"    {holding.piece.mib} MiB{core} granted to {holding.by}")
     if foreign_mib:

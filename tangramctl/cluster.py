@@ -17,13 +17,13 @@ import zlib
 from typing import Any, Final
 
 from tangramctl.errors import BadOption, NotFound
-from vgpu.codec import assignment_from_json, inventory_from_json
-from vgpu.errors import BadDocument
-from vgpu.names import Names
-from vgpu.snapshot import NodeRecord, PodRecord, Snapshot
+from vgpu.api.codec import assignment_from_json, inventory_from_json
+from vgpu.api.errors import BadDocument
+from vgpu.api.names import Names
+from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot
 
 EXTENDER_TIMEOUT_S: Final = 20.0
-"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshots.WAIT_S`) before it is refused, and is told why."""
+"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshot_writer.WAIT_S`) before it is refused, and is told why."""
 KUBECTL_TIMEOUT_S: Final = 120.0
 """10,000 pods take some seconds. Guessed."""
 _LOGGED: Final = re.compile(r"[IWEF][0-9]{4} ")

@@ -3,9 +3,9 @@
     TangramError
     └── Trouble         something that a person can do something about
         ├── BadOption   2    an option's value is not one that this machine can serve
-        ├── NoGpu       69   no driver, or no card that may be shared (EX_UNAVAILABLE)
+        ├── NoGpu       69   no driver, or no GPU that may be shared (EX_UNAVAILABLE)
         ├── Broken      70   the arbiter cannot be started, the library is missing (EX_SOFTWARE)
-        ├── NoRoom      75   no card has so much free now (EX_TEMPFAIL: later there may be)
+        ├── NoRoom      75   no GPU has so much free now (EX_TEMPFAIL: later there may be)
         ├── CannotRun   126  the command is there and cannot be executed
         └── NotFound    127  the command is not there
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 
 
 class Trouble(TangramError):
@@ -32,7 +32,7 @@ class BadOption(Trouble):
 
 
 class NoGpu(Trouble):
-    """No driver, or no card that may be shared."""
+    """No driver, or no GPU that may be shared."""
 
     code = 69
 
@@ -44,7 +44,7 @@ class Broken(Trouble):
 
 
 class NoRoom(Trouble):
-    """No card has so much free now."""
+    """No GPU has so much free now."""
 
     code = 75
 

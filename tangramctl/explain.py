@@ -1,4 +1,4 @@
-"""`tangramctl explain pod`: why a pod is pending. It reads and prints; `vgpu.explain` decides."""
+"""`tangramctl explain pod`: why a pod is pending. It reads and prints; `vgpu.scheduling.explain` decides."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.table import Table
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
 from tangramctl.screen import console, put
-from vgpu.contract import GPUS_ENV
-from vgpu.errors import BadAsk, TangramError
-from vgpu.explain import Nearest, Row, cards_of, need_of, rows_of, summary
-from vgpu.names import Names
-from vgpu.placement import TOO_LARGE
-from vgpu.policy import POLICIES
-from vgpu.request import PodAsk, asks_for_ours, pod_ask
-from vgpu.snapshot import PodRecord, Snapshot, snapshot_from_json
+from vgpu.api.contract import GPUS_ENV
+from vgpu.api.errors import BadRequest, TangramError
+from vgpu.api.names import Names
+from vgpu.api.request import PodRequest, pod_request, requests_ours
+from vgpu.scheduling.explain import Nearest, Row, gpus_of, need_of, rows_of, summary
+from vgpu.scheduling.placement import TOO_LARGE
+from vgpu.scheduling.policies.registry import POLICIES
+from vgpu.scheduling.snapshot import PodRecord, Snapshot, snapshot_from_json
 
 SHOWN = 20
 """Nodes in the table; `--json` has all."""
@@ -64,15 +64,15 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     if phase in ENDED:
         _say_ended(name, phase, json=json)
         return True
-    ask = _ask(name, found, known)
-    rows = rows_of(known, ask)
+    request = _request(name, found, known)
+    rows = rows_of(known, request)
     admitted = met_webhook(found, Names(known.domain))
     orphans = [one for one in known.pods if one.stage == ORPHANED]
     if json:
         document = _document(name, rows, admitted=admitted) | {"orphans": [_orphan(one) for one in orphans]}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
-        _say(name, ask, rows, "" if admitted else _never_admitted(found))
+        _say(name, request, rows, "" if admitted else _never_admitted(found))
         _say_orphans(orphans)
     return any(not row.reason for row in rows)
 
@@ -112,14 +112,14 @@ def _pod(name: str, file: Path | None) -> dict[str, Any]:
     return found
 
 
-def _ask(name: str, found: dict[str, Any], known: Snapshot) -> PodAsk:
+def _request(name: str, found: dict[str, Any], known: Snapshot) -> PodRequest:
     try:
-        ask = pod_ask(found, names=Names(known.domain), unit_mib=known.unit_mib, policies=POLICIES)
-    except BadAsk as error:
+        request = pod_request(found, names=Names(known.domain), unit_mib=known.unit_mib, policies=POLICIES)
+    except BadRequest as error:
         raise BadOption(f"pod {name}: {error}") from None
-    if not ask:
-        raise BadOption(f"pod {name} asks for no resource of {known.domain}: Tangram has no say in where it goes")
-    return ask
+    if not request:
+        raise BadOption(f"pod {name} requests no resource of {known.domain}: Tangram has no say in where it goes")
+    return request
 
 
 def met_webhook(found: dict[str, Any], names: Names) -> bool:
@@ -128,7 +128,7 @@ def met_webhook(found: dict[str, Any], names: Names) -> bool:
     asking = [
         one
         for one in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-        if asks_for_ours(one, names)
+        if requests_ours(one, names)
     ]
     return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in asking)
 
@@ -187,16 +187,16 @@ def _say_ended(name: str, phase: str, *, json: bool) -> None:
         print(f"pod {name} has ended ({phase}): it holds no GPU and waits for none")
 
 
-def _say(name: str, ask: PodAsk, rows: list[Row], wrong: str) -> None:
+def _say(name: str, request: PodRequest, rows: list[Row], wrong: str) -> None:
     """`wrong` is what keeps it pending whatever the nodes have; may be empty."""
     fit = [row.node for row in rows if not row.reason]
     why = "" if wrong else ": the scheduler has other reasons"
     verdict = f"fits {len(fit)} of {len(rows)} nodes{why}" if fit else "fits no node"
-    print(f"pod {name} asks for {_wanted(ask)} and {verdict}")
-    for condition in filter(None, [wrong, *_conditions(ask)]):
+    print(f"pod {name} requests {_wanted(request)} and {verdict}")
+    for condition in filter(None, [wrong, *_conditions(request)]):
         print(f"  {condition}")
     for reason, count in summary(rows).items():
-        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{figures(reason, ask, rows)}")
+        print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{figures(reason, request, rows)}")
     table = Table("NODE", "BEST GPU", "FREE", "LACKS", "WHY NOT", box=None, pad_edge=False)
     for row in rows[:SHOWN]:
         best = row.nearest
@@ -207,22 +207,22 @@ def _say(name: str, ask: PodAsk, rows: list[Row], wrong: str) -> None:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 
 
-def figures(reason: str, ask: PodAsk, rows: list[Row]) -> str:
+def figures(reason: str, request: PodRequest, rows: list[Row]) -> str:
     """What is asked of a GPU and what the largest has, where none is large enough; else nothing."""
-    need, largest_mib = need_of(ask), max((row.largest_mib for row in rows if row.reason == reason), default=0)
+    need, largest_mib = need_of(request), max((row.largest_mib for row in rows if row.reason == reason), default=0)
     if reason != TOO_LARGE or need is None or not largest_mib:
         return ""
     return f" ({size(need[0])} asked, the largest allowed there has {size(largest_mib)})"
 
 
-def _wanted(ask: PodAsk) -> str:
-    """What is asked of the cards, in words."""
-    need, cards = need_of(ask), cards_of(ask)
-    mig = sorted({f"MIG instances {part.profile}" for part in ask.containers if part.kind == "mig"})
-    if any(part.kind == "whole" for part in ask.containers):
-        parts = [f"{cards} whole GPU{'s' if cards > 1 else ''}", *([f"{_share(*need)} of one GPU"] if need else [])]
+def _wanted(request: PodRequest) -> str:
+    """What is asked of the GPUs, in words."""
+    need, gpus = need_of(request), gpus_of(request)
+    mig = sorted({f"MIG instances {part.profile}" for part in request.containers if part.kind == "mig"})
+    if any(part.kind == "whole" for part in request.containers):
+        parts = [f"{gpus} whole GPU{'s' if gpus > 1 else ''}", *([f"{_share(*need)} of one GPU"] if need else [])]
     else:
-        parts = [f"{_share(*need)} of {'one GPU' if cards == 1 else f'each of {cards} GPUs'}"] if need else []
+        parts = [f"{_share(*need)} of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"] if need else []
     return ", ".join([*parts, *mig])
 
 
@@ -236,24 +236,30 @@ def size(mib: int) -> str:
     return f"{mib} MiB" if mib % 1024 or not mib else f"{mib // 1024} GiB"
 
 
-def _conditions(ask: PodAsk) -> list[str]:
-    """The pod's conditions on cards, a line each."""
-    told = (("of model", ask.models), ("not of model", ask.not_models), ("", ask.uuids), ("not", ask.not_uuids))
-    return [f"only GPUs {how} {' or '.join(sorted(names))}".replace("  ", " ") for how, names in told if names]
+def _conditions(request: PodRequest) -> list[str]:
+    """The pod's conditions on GPUs, a line each."""
+    reported = (
+        ("of model", request.models),
+        ("not of model", request.not_models),
+        ("", request.uuids),
+        ("not", request.not_uuids),
+    )
+    return [f"only GPUs {how} {' or '.join(sorted(names))}".replace("  ", " ") for how, names in reported if names]
 
 
 def _best(row: Row) -> str:
-    """The nearest card, or what the node has where the pod may have none of it."""
+    """The nearest GPU, or what the node has where the pod may have none of it."""
     if row.nearest is not None:
         return f"{row.nearest.index} {row.nearest.model}"
     return f"none of {', '.join(row.models)}" if row.models else "-"
 
 
-def free_text(card: Nearest) -> str:
-    """What is free of it; less than nothing where a card shrank below what was granted."""
-    parts = (card.free_mib, size, "0 MiB"), (card.free_percent, lambda percent: f"{percent} %", "0 %")
+def free_text(gpu: Nearest) -> str:
+    """What is free of it; less than nothing where a GPU shrank below what was granted."""
+    parts = (gpu.free_mib, size, "0 MiB"), (gpu.free_percent, lambda percent: f"{percent} %", "0 %")
     return ", ".join(
-        told(free) if free >= 0 else f"{nothing} ({told(-free)} too much is granted)" for free, told, nothing in parts
+        reported(free) if free >= 0 else f"{nothing} ({reported(-free)} too much is granted)"
+        for free, reported, nothing in parts
     )
 
 
@@ -261,8 +267,8 @@ def _lacks(row: Row) -> str:
     best = row.nearest
     if best is None:
         return "-"
-    if row.lacks_cards:
-        return f"{row.lacks_cards} GPU{'s' if row.lacks_cards > 1 else ''}"
+    if row.lacks_gpus:
+        return f"{row.lacks_gpus} GPU{'s' if row.lacks_gpus > 1 else ''}"
     parts = [size(best.lacks_mib)] if best.lacks_mib else []
     parts += [f"{best.lacks_percent} %"] if best.lacks_percent else []
     return ", ".join(parts) or "nothing"

@@ -1,4 +1,4 @@
-"""A machine of its own for each description given to --fake: runs with the same file and text share its cards."""
+"""A machine of its own for each description given to --fake: runs with the same file and text share its GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_BYTES: Final = 64 * 1024
 def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     """The state root of this description, made when it is not there. Raises BadOption, Broken.
 
-    It is found by the file's path and text: who edits the file gets new cards, and runs on the old ones keep theirs.
+    It is found by the file's path and text: who edits the file gets new GPUs, and runs on the old ones keep theirs.
     """
     try:
         if not stat.S_ISREG(file.stat().st_mode):
@@ -26,10 +26,10 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
             text = opened.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise BadOption(
-            f"--fake is {file}: {error.strerror}; it must be a description of cards (docs/reference/fake-driver.md)"
+            f"--fake is {file}: {error.strerror}; it must be a description of GPUs (docs/reference/fake-driver.md)"
         ) from None
     if len(text) > LARGEST_BYTES:
-        raise BadOption(f"--fake is {file}, with more than {LARGEST_BYTES} bytes: it must be a description of cards")
+        raise BadOption(f"--fake is {file}, with more than {LARGEST_BYTES} bytes: it must be a description of GPUs")
     digest = hashlib.sha256(bytes(file.resolve()) + b"\0" + text).hexdigest()[:12]
     found = Machine(machine.root / "fake" / digest, programs)
     with machine.locked():

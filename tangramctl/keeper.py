@@ -5,7 +5,7 @@
 It is born with the keeper's lock in hand (a descriptor that `service.ensure` took and passed on), so there is one of it however
 many runs start at once; the lock is free the moment it is dead. Its children die with it, and hold a lock of their own until they have: the
 next keeper waits for that, so nobody takes an arbiter that is ending for one that stays. It takes away what dead runs left, starts the arbiter again when
-it died, and asks for nothing: whoever wants to know its pid reads keeper.json.
+it died, and requests nothing: whoever wants to know its pid reads keeper.json.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tangramctl.book import runs
 from tangramctl.errors import Trouble
 from tangramctl.machine import Machine, let_nobody_else_write, try_lock
 from tangramctl.proc import carried, start_ticks
+from tangramctl.records import runs
 from tangramctl.service import answers
 
 LOOK_S: Final = 0.5
@@ -57,7 +57,7 @@ class Keeper:
         self._vain_starts = 0
         """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
-        self._told = True
+        self._reported = True
         self._said = ""
 
     def keep(self) -> None:
@@ -71,8 +71,8 @@ class Keeper:
             if not self._still_ours():
                 return  # the session is over and took its folder along
             self._mend()
-            if not self._told:
-                self._tell()
+            if not self._reported:
+                self._report()
             with self._machine.locked():
                 if self._idle():
                     self._stop_children()  # before a new run can take the arbiter for one that stays
@@ -154,7 +154,7 @@ class Keeper:
             command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, pass_fds=self._passed
         )
         self._vain_starts += 1
-        self._tell()
+        self._report()
 
     def _start_driver(self) -> None:
         machine = self._machine
@@ -176,21 +176,26 @@ class Keeper:
                 raise GaveUp(f"the fake driver does not start: {why}")
             signal.sigtimedwait({signal.SIGCHLD}, DRIVER_LOOK_S)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Who runs. Where it cannot be written, as on a full disk, the arbiter is of use all the same: later, then."""
         if self._arbiter is None:
             return
         pid = os.getpid()
         fresh = self._machine.keeper_file.with_suffix(".new")
-        told = {"pid": pid, "start_ticks": start_ticks(pid), "arbiter_pid": self._arbiter.pid, "idle_s": self._idle_s}
+        reported = {
+            "pid": pid,
+            "start_ticks": start_ticks(pid),
+            "arbiter_pid": self._arbiter.pid,
+            "idle_s": self._idle_s,
+        }
         try:
-            fresh.write_text(json.dumps(told))
+            fresh.write_text(json.dumps(reported))
             fresh.rename(self._machine.keeper_file)
         except OSError as error:
-            self._told = False
+            self._reported = False
             self._say(f"{self._machine.keeper_file} cannot be written: {error.strerror}")
         else:
-            self._told = True
+            self._reported = True
 
     def _say(self, text: str) -> None:
         """In the log, once in a row: it lies on the same disk."""

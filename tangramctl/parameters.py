@@ -67,7 +67,7 @@ Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
-        metavar="CARD",
+        metavar="GPU",
         help="Index or UUID, or several by comma: one of these. Default: of $CUDA_VISIBLE_DEVICES, else any.",
     ),
 ]
@@ -78,7 +78,7 @@ Clear = Annotated[
 ]
 Fake = Annotated[
     Path | None,
-    typer.Option("--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: card t4"),
+    typer.Option("--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: gpu t4"),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr which GPU was chosen.")]
 Library = Annotated[

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from vgpu.process_stat import process_stat
+from vgpu.api.process_stat import process_stat
 
 GRANT_VARIABLE = "TANGRAM_GRANT"
 

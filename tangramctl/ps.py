@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from tangramctl import book, fake, service, view
+from tangramctl import fake, records, service, view
 from tangramctl.errors import BadOption
 from tangramctl.machine import default_root, found
 
@@ -46,7 +46,7 @@ def arbiter_status(state: Path | None) -> bool:
     for machine, described in fake.all_of(found(state or default_root())):
         keeper = service.running(machine)
         with machine.locked():
-            count = len(book.runs(machine))
+            count = len(records.runs(machine))
         if keeper is None and not count:
             continue
         arbiter = service.arbiter_pid(machine) if keeper is not None else None
@@ -71,7 +71,7 @@ def arbiter_stop(state: Path | None, *, force: bool) -> None:
     machines = fake.all_of(found(state or default_root()))
     for machine, _ in machines:
         with machine.locked():
-            alive = book.runs(machine)
+            alive = records.runs(machine)
         if alive and not force and service.running(machine) is not None:
             pids = ", ".join(str(run.pid) for run in alive)
             verb, them = ("lives", "it") if len(alive) == 1 else ("live", "them")

@@ -1,4 +1,4 @@
-"""`tangramctl run`: grant this process a share of a card, then become the command.
+"""`tangramctl run`: grant this process a share of a GPU, then become the command.
 
 Nothing of tangramctl stays behind in between, so exit code, signals, terminal and standard streams are the command's own.
 """
@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn
 
 from nvml.errors import NvmlError
 from nvml.queries import Nvml
-from tangramctl import ask as asking
-from tangramctl import book, cards, service
+from tangramctl import gpus, records, service
+from tangramctl import request as asking
 from tangramctl.choose import Holding, choose
 from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
 from tangramctl.fake import faked
@@ -28,10 +28,10 @@ from tangramctl.library import fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, Machine, held, let_nobody_else_write, prepared
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
-from vgpu.contract import GRANT_DIRS
-from vgpu.grant import Slice
-from vgpu.inventory import Inventory
-from vgpu.request import PodAsk
+from vgpu.api.contract import GRANT_DIRS
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.request import PodRequest
 
 WAIT_LOOK_S: Final = 0.5
 _RESTORED: Final = ("SIGPIPE", "SIGXFSZ")
@@ -44,7 +44,7 @@ class Options:
 
     gpu_mem: str
     gpu_core: int
-    klass: str
+    service_class: str
     level: int
     gpu: str | None
     wait: bool
@@ -62,7 +62,7 @@ def run(options: Options) -> NoReturn:
     umask = let_nobody_else_write()
     _refuse_inside()
     mib = asking.memory_mib(options.gpu_mem)
-    asking.ask(mib, options.gpu_core, options.klass, options.level, frozenset())
+    asking.request(mib, options.gpu_core, options.service_class, options.level, frozenset())
     preload = library(options.library)
     programs = None if options.fake is None else fake_driver(preload)
     path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
@@ -113,21 +113,23 @@ def _await_driver(machine: Machine, options: Options) -> None:
             raise
         where = f", line {why}" if why[:1].isdigit() else f", which{why}"  # else the whole file is meant
         raise BadOption(
-            f"--fake is {options.fake}{where}; it must be a description of cards (docs/reference/fake-driver.md)"
+            f"--fake is {options.fake}{where}; it must be a description of GPUs (docs/reference/fake-driver.md)"
         ) from None
 
 
-def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> book.Run:
+def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> records.Run:
     """Enters the run into the book, waiting for room where that is wished."""
-    with cards.driver(machine) as (inventory, nvml):
+    with gpus.driver(machine) as (inventory, nvml):
         try_out(machine, inventory, preload)
-        ask = asking.ask(mib, options.gpu_core, options.klass, options.level, _allowed(options, inventory))
+        request = asking.request(
+            mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory)
+        )
         full: NoRoom | None = None
         try:
-            return _grant(machine, inventory, nvml, ask, options)
+            return _grant(machine, inventory, nvml, request, options)
         except NoRoom as error:
             if not options.wait:
-                raise NoRoom(f"{error}\nwait for room with --wait, or ask for less") from None
+                raise NoRoom(f"{error}\nwait for room with --wait, or request less") from None
             full = error
         with _progress() as show:
             pause = threading.Event()
@@ -135,40 +137,40 @@ def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> boo
                 show(str(full))
                 pause.wait(WAIT_LOOK_S)
                 try:
-                    return _grant(machine, inventory, nvml, ask, options)
+                    return _grant(machine, inventory, nvml, request, options)
                 except NoRoom as error:
                     full = error
 
 
 def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
-    """The cards that may be chosen; empty = any. What the caller's environment hides stays hidden."""
+    """The GPUs that may be chosen; empty = any. What the caller's environment hides stays hidden."""
     if options.gpu is not None:
-        return asking.cards_named(options.gpu, inventory, "--gpu")
+        return asking.gpus_named(options.gpu, inventory, "--gpu")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return frozenset()
     if visible.strip() in ("", "-1", "NoDevFiles"):
         raise NoGpu(f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU: unset it, or give --gpu")
-    return asking.cards_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
+    return asking.gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
-def _grant(machine: Machine, inventory: Inventory, nvml: Nvml, ask: PodAsk, options: Options) -> book.Run:
+def _grant(machine: Machine, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
     try:
-        usages = cards.usages(inventory, nvml)  # outside the lock: a driver may hang
+        usages = gpus.usages(inventory, nvml)  # outside the lock: a driver may hang
     except NvmlError as error:
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():
-        there = book.runs(machine)
+        there = records.runs(machine)
         held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in there]
-        foreign = cards.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
-        piece = choose(ask, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
-        terms = book.Terms(ask.klass, ask.level, options.clear, _model(inventory, piece))
-        return book.write(machine, options.command, piece, terms)
+        foreign = gpus.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
+        piece = choose(request, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
+        terms = records.Terms(request.service_class, request.level, options.clear, _model(inventory, piece))
+        return records.write(machine, options.command, piece, terms)
 
 
 def _model(inventory: Inventory, piece: Slice) -> str:
-    card = inventory.card(piece.uuid)
-    return card.model if card is not None else ""
+    gpu = inventory.gpu(piece.uuid)
+    return gpu.model if gpu is not None else ""
 
 
 def _progress() -> Any:
@@ -187,8 +189,8 @@ def _progress() -> Any:
     return spinner()
 
 
-def _environment(machine: Machine, granted: book.Run, preload: Path) -> dict[str, str]:
-    """The command's: the caller's own, with the library, the grant and the card."""
+def _environment(machine: Machine, granted: records.Run, preload: Path) -> dict[str, str]:
+    """The command's: the caller's own, with the library, the grant and the GPU."""
     env = _own_environment()
     for name, value in machine.driver_env().items():
         env[name] = _before(value, env.get(name)) if name in DRIVER_LISTS else value
@@ -211,11 +213,11 @@ def _before(first: str, rest: str | None) -> str:
     return f"{first}:{rest}" if rest else first
 
 
-def _granted_text(run: book.Run, machine: Machine) -> str:
+def _granted_text(run: records.Run, machine: Machine) -> str:
     core = f", {run.core_percent} % of its time" if run.core_percent else ""
     return (
         f"tangramctl: {run.mib} MiB{core} of GPU {run.index} ({run.model}, {run.uuid}); "
-        f"{run.klass}, level {run.level}; grant {machine.grant(run.key)}"
+        f"{run.service_class}, level {run.level}; grant {machine.grant(run.key)}"
     )
 
 

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from tangramctl.top import Row as TimeRow
 from tangramctl.top import Table as TimeTable
-from tangramctl.view import CardView, Entry, View, unenforced_limit, why_unenforced
-from vgpu.enforcement import Limit
-from vgpu.status import UnenforcedStatus
+from tangramctl.view import Entry, GpuView, View, unenforced_limit, why_unenforced
+from vgpu.api.enforcement import Limit
+from vgpu.protocol.status import UnenforcedStatus
 
 GIB: Final = 2**30
 MIB: Final = 2**20
-UNTOLD: Final = "computes while it says it is idle"
+UNREPORTED: Final = "computes while it says it is idle"
 STOPPED: Final = "something other than the arbiter seems to stop its work again and again"
 PLAIN_WIDTH: Final = 100_000
 """Columns where output is no terminal: more than a line has. Whoever reads the lines cuts them."""
@@ -97,7 +97,7 @@ def drawn(view: View, width: int) -> RenderableType:
     notes += [Text(why, style="red") for entry in view.entries for why in why_unenforced(entry.name, entry.unenforced)]
     if not view.entries:
         return Group(Text("no run holds a share of a GPU"), *notes)
-    rows = [_row(entry, card) for entry in view.entries for card in entry.cards]
+    rows = [_row(entry, gpu) for entry in view.entries for gpu in entry.gpus]
     return Group(_table(PS_COLUMNS, rows, PS_EXPENDABLE, width), *notes)
 
 
@@ -120,22 +120,22 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], expendable: Seq
     return table
 
 
-def _row(entry: Entry, card: CardView) -> list[Text]:
+def _row(entry: Entry, gpu: GpuView) -> list[Text]:
     over = "bold red" if entry.over else ""
-    klass = entry.klass if entry.level == 2 else f"{entry.klass}/{entry.level}"
-    name = f"{card.index}" if card.index is not None else card.uuid[:12]
+    service_class = entry.service_class if entry.level == 2 else f"{entry.service_class}/{entry.level}"
+    name = f"{gpu.index}" if gpu.index is not None else gpu.uuid[:12]
     return [
         Text(str(entry.pid) if entry.pid else "-"),
         Text(entry.name),
         Text(f"{name} fake" if entry.fake else name),
-        Text(klass),
-        marked(f"{card.core_percent}%" if card.core_percent else "-", Limit.GPU_TIME, entry.unenforced),
+        Text(service_class),
+        marked(f"{gpu.core_percent}%" if gpu.core_percent else "-", Limit.GPU_TIME, entry.unenforced),
         Text("-" if entry.turn is None else clock(entry.turn.on_s)),
-        marked(amount(card.limit_bytes), Limit.MEMORY, entry.unenforced),
-        Text(amount(card.leased_bytes)),
-        Text(amount(card.used_bytes), style=over),
-        Text(amount(card.context_bytes)),
-        Text(amount(card.shared_bytes)),
+        marked(amount(gpu.limit_bytes), Limit.MEMORY, entry.unenforced),
+        Text(amount(gpu.leased_bytes)),
+        Text(amount(gpu.used_bytes), style=over),
+        Text(amount(gpu.context_bytes)),
+        Text(amount(gpu.shared_bytes)),
         Text("?" if entry.processes is None else str(len(entry.processes))),
         Text(entry.command),
     ]
@@ -168,7 +168,7 @@ def drawn_top(table: TimeTable, width: int) -> RenderableType:
     """What everybody got of the last second, in so many columns."""
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
-    notes += [Text(f"{row.name}: {UNTOLD}", style="yellow") for row in table.rows if row.untold]
+    notes += [Text(f"{row.name}: {UNREPORTED}", style="yellow") for row in table.rows if row.unreported]
     notes += [Text(f"{row.name}: {STOPPED}", style="yellow") for row in table.rows if row.stopped]
     notes += [Text(why, style="red") for row in table.rows for why in why_unenforced(row.name, row.unenforced)]
     if not table.rows:
@@ -182,9 +182,9 @@ def _top_row(row: TimeRow) -> list[Text]:
     return [
         Text("-" if row.pid is None else str(row.pid)),
         Text(row.name),
-        Text(row.klass if row.level == 2 else f"{row.klass}/{row.level}"),
+        Text(row.service_class if row.level == 2 else f"{row.service_class}/{row.level}"),
         Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
-        marked(f"{row.asked_percent}%" if row.asked_percent else "-", Limit.GPU_TIME, row.unenforced),
+        marked(f"{row.requested_percent}%" if row.requested_percent else "-", Limit.GPU_TIME, row.unenforced),
         *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
         Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
         Text("?" if row.suspends is None else str(row.suspends)),

@@ -30,7 +30,7 @@ STOP_S: Final = 15.0
 IDLE_S: Final = 60.0
 """How long a keeper stays after the last run, unless told otherwise. Guessed: the next run saves the start, half a second."""
 _PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")
-"""Of a run's environment. Not its LD_PRELOAD, grant or visible cards: the arbiter outlives it and serves others."""
+"""Of a run's environment. Not its LD_PRELOAD, grant or visible GPUs: the arbiter outlives it and serves others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ def answers(path: Path) -> bool:
 def running(machine: Machine) -> Keepers | None:
     """The keeper that runs now, or None."""
     try:
-        told = json.loads(machine.keeper_file.read_text())
-        if start_ticks(told["pid"]) == told["start_ticks"]:
-            return Keepers(told["pid"], told["idle_s"])
+        reported = json.loads(machine.keeper_file.read_text())
+        if start_ticks(reported["pid"]) == reported["start_ticks"]:
+            return Keepers(reported["pid"], reported["idle_s"])
     except (OSError, ValueError, KeyError, TypeError):  # TypeError: it is no object
         return None
     return None

@@ -1,4 +1,4 @@
-"""`tangramctl simulate`: what would fit, in numbers. It reads files, shows progress and prints; `vgpu.simulate` decides."""
+"""`tangramctl simulate`: what would fit, in numbers. It reads files, shows progress and prints; `vgpu.scheduling.simulate` decides."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tangramctl.ask import memory_mib
 from tangramctl.errors import BadOption
 from tangramctl.explain import figures
 from tangramctl.plot import curve_svg
-from vgpu.errors import TangramError
-from vgpu.explain import rows_of
-from vgpu.placement import Placement, explain, place
-from vgpu.policy import POLICIES
-from vgpu.quantity import LARGEST_CARD_MIB
-from vgpu.request import MOST_CARDS, Ask, PodAsk
-from vgpu.simulate import Run, replay, too_large
-from vgpu.snapshot import Snapshot, fleet_of, snapshot_from_json
-from vgpu.workload import read_nodes, read_pods
+from tangramctl.request import memory_mib
+from vgpu.api.errors import TangramError
+from vgpu.api.quantity import LARGEST_GPU_MIB
+from vgpu.api.request import MOST_GPUS, GpuRequest, PodRequest
+from vgpu.scheduling.explain import rows_of
+from vgpu.scheduling.placement import Placement, explain, place
+from vgpu.scheduling.policies.registry import POLICIES
+from vgpu.scheduling.simulate import Run, replay, too_large
+from vgpu.scheduling.snapshot import Snapshot, fleet_of, snapshot_from_json
+from vgpu.scheduling.workload import read_nodes, read_pods
 
 MOST_SEEDS: Final = 1000
 SHOWN: Final = (50, 60, 70, 80, 85, 90, 95, 100, 105, 110, 120, 130)
@@ -47,20 +47,22 @@ def simulate(
         raise BadOption(f"--arrive is {arrive}: it must be above 0 and at most 10")
     try:
         hosts = read_nodes(_text(nodes, "--nodes"), str(nodes))
-        asked = read_pods(_text(pods, "--pods"), str(pods), policy)
+        requested = read_pods(_text(pods, "--pods"), str(pods), policy)
     except TangramError as error:
         raise BadOption(str(error)) from None
-    _warn(too_large(hosts, asked), len(asked))
+    _warn(too_large(hosts, requested), len(requested))
     start = time.monotonic()
     runs: list[Run] = []
     with _bar() as bar:
         task = bar.add_task(policy, total=float(len(wanted)))
         if jobs == 1 or len(wanted) == 1:
             for seed in wanted:
-                runs.append(replay(hosts, asked, seed, arrive, partial(_advance, bar, task, len(runs))))
+                runs.append(replay(hosts, requested, seed, arrive, partial(_advance, bar, task, len(runs))))
         else:
             with ProcessPoolExecutor(min(jobs, len(wanted))) as pool:
-                for found in pool.map(replay, *zip(*((hosts, asked, seed, arrive) for seed in wanted), strict=True)):
+                for found in pool.map(
+                    replay, *zip(*((hosts, requested, seed, arrive) for seed in wanted), strict=True)
+                ):
                     runs.append(found)
                     bar.advance(task)
     found_all = summary(policy, runs, arrive, time.monotonic() - start)
@@ -114,22 +116,22 @@ def summary(policy: str, runs: Sequence[Run], arrive: float, seconds: float) -> 
     }
 
 
-def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, cards: int, models: str, json: bool) -> bool:
-    """Does a pod fit, where, and why not elsewhere? GPU memory is of each card. Returns whether it fits."""
+def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, gpus: int, models: str, json: bool) -> bool:
+    """Does a pod fit, where, and why not elsewhere? GPU memory is of each GPU. Returns whether it fits."""
     if policy not in POLICIES:
         raise BadOption(f"--policy is {policy!r}: it must be one of {', '.join(POLICIES)}")
-    if not 1 <= cards <= MOST_CARDS:
-        raise BadOption(f"--gpu-count is {cards}: it must be 1 to {MOST_CARDS}")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise BadOption(f"--gpu-count is {gpus}: it must be 1 to {MOST_GPUS}")
     body = _bytes(snapshot, "--snapshot")
     try:
         known = snapshot_from_json(body)
     except TangramError as error:
         raise BadOption(f"{snapshot}: {error}") from None
     mib = -(-memory_mib(gpu_mem) // known.unit_mib) * known.unit_mib
-    mib = min(mib, LARGEST_CARD_MIB)
-    share = Ask("main", "share", cards, units=cards * mib // known.unit_mib, mib=mib, core_percent=gpu_core)
+    mib = min(mib, LARGEST_GPU_MIB)
+    share = GpuRequest("main", "share", gpus, units=gpus * mib // known.unit_mib, mib=mib, core_percent=gpu_core)
     allowed = frozenset(model.strip() for model in models.split(",")) - {""}
-    wanted = PodAsk((share,), policy=policy, models=allowed)
+    wanted = PodRequest((share,), policy=policy, models=allowed)
     answer = _answer(known, wanted)
     if json:
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
@@ -138,12 +140,12 @@ def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, cards
     return bool(answer["fits"])
 
 
-def _answer(known: Snapshot, ask: PodAsk) -> dict[str, Any]:
+def _answer(known: Snapshot, request: PodRequest) -> dict[str, Any]:
     fleet = fleet_of(known)
     names = tuple(sorted(node.name for node in known.nodes))
     excluded = {node.name: node.excluded for node in known.nodes if node.excluded}
-    found = place(fleet, ask, names)
-    reasons = explain(fleet, ask, names) | excluded
+    found = place(fleet, request, names)
+    reasons = explain(fleet, request, names) | excluded
     fits = isinstance(found, Placement)
     return {
         "fits": fits,
@@ -156,15 +158,15 @@ def _answer(known: Snapshot, ask: PodAsk) -> dict[str, Any]:
     }
 
 
-def _say(answer: dict[str, Any], known: Snapshot, ask: PodAsk) -> None:
+def _say(answer: dict[str, Any], known: Snapshot, request: PodRequest) -> None:
     if answer["fits"]:
         also = f"; {len(answer['also'])} more nodes could take it" if answer["also"] else ""
         print(f"fits: node {answer['node']}, {', '.join(answer['gpus'])}{also}")
     else:
         print("does not fit")
-    rows = {row.node: row for row in rows_of(known, ask)}
+    rows = {row.node: row for row in rows_of(known, request)}
     for node, reason in sorted(answer["why_not"].items()):
-        print(f"  {node}: {reason}{figures(reason, ask, [rows[node]])}")
+        print(f"  {node}: {reason}{figures(reason, request, [rows[node]])}")
 
 
 def _show(found: dict[str, Any]) -> None:

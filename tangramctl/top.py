@@ -15,24 +15,24 @@ import msgspec
 
 from tangramctl import view
 from tangramctl.view import Entry, View
-from vgpu.status import UnenforcedStatus
+from vgpu.protocol.status import UnenforcedStatus
 
 PERIOD_S: Final = 1.0
 """What a share is of. A second holds twenty turns."""
 
 
-class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
+class Row(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """One run or container in the time between two looks. Percent of that time; None where it was not there before."""
 
     key: str
     name: str
     pid: int | None
     """Of the run; None for a container."""
-    klass: str
+    service_class: str
     level: int
     state: str
     """runs, waits, capped, or idle; unknown of one that reports no GPU time and should"""
-    asked_percent: int
+    requested_percent: int
     """0 = no cap"""
     got_percent: float | None
     """It had work and might run."""
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     mode: str
     trouble: str
     command: str
-    untold: bool = False
+    unreported: bool = False
     """It computes while it says it is idle."""
     stopped: bool = False
     """Something other than the arbiter seems to stop its work again and again."""
@@ -90,10 +90,10 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
         key=now.key,
         name=now.name,
         pid=now.pid,
-        klass=now.klass,
+        service_class=now.service_class,
         level=now.level,
         state=_state(turn.working, turn.on, capped=(capped or 0.0) > (waited or 0.0)),
-        asked_percent=turn.asked_percent,
+        requested_percent=turn.requested_percent,
         got_percent=got,
         waited_percent=waited,
         capped_percent=capped,
@@ -102,7 +102,7 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
         mode=turn.mode,
         trouble=turn.trouble,
         command=now.command,
-        untold=turn.untold,
+        unreported=turn.unreported,
         stopped=turn.stopped,
         unenforced=now.unenforced,
     )
@@ -114,10 +114,10 @@ def _unknown(entry: Entry) -> Row:
         key=entry.key,
         name=entry.name,
         pid=entry.pid,
-        klass=entry.klass,
+        service_class=entry.service_class,
         level=entry.level,
         state="unknown",
-        asked_percent=max((card.core_percent for card in entry.cards), default=0),
+        requested_percent=max((gpu.core_percent for gpu in entry.gpus), default=0),
         got_percent=None,
         waited_percent=None,
         capped_percent=None,

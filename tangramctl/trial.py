@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from nvml.trials import Trier
-from tangramctl import book, cards
+from tangramctl import gpus, records
 from tangramctl.machine import Machine, held
-from vgpu.inventory import Inventory
-from vgpu.trial import Outcome, Verdict
+from vgpu.api.inventory import Inventory
+from vgpu.gputime.trial import Outcome, Verdict
 
 PROGRAM: Final = "tangram-trial"
 """Lies beside the library."""
@@ -24,8 +24,10 @@ def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
     """
     env = machine.driver_env()
     with machine.locked():  # else it takes what another run has half made for what a dead one left
-        first = not book.runs(machine)
-    trier = Trier(machine.root, library.parent / PROGRAM, cards.driver_root(machine), tell=_tell, env=env, again=first)
+        first = not records.runs(machine)
+    trier = Trier(
+        machine.root, library.parent / PROGRAM, gpus.driver_root(machine), report=_report, env=env, again=first
+    )
     with held(machine.root / "trial.lock", fcntl.LOCK_EX):
         if not trier.untried(inventory):
             return
@@ -37,7 +39,7 @@ def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
             print(f"tangramctl: what the trial of the driver said cannot be kept: {error}", file=sys.stderr)
 
 
-def _tell(verdict: Verdict, model: str, driver: str) -> None:
+def _report(verdict: Verdict, model: str, driver: str) -> None:
     if verdict.outcome is not Outcome.WORKS:
         print(
             f"tangramctl: driver {driver or 'of unknown version'} was tried on {model}: {verdict.outcome}"

@@ -14,13 +14,13 @@ from typing import Final
 import msgspec
 
 from tangramctl import fake, service
-from tangramctl.book import Run, Unread, runs
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine, default_root, found
 from tangramctl.proc import called_by_kubectl
-from vgpu.enforcement import Limit, row_of
-from vgpu.errors import BadDocument
-from vgpu.status import (
+from tangramctl.records import Run, Unread, runs
+from vgpu.api.enforcement import Limit, row_of
+from vgpu.api.errors import BadDocument
+from vgpu.protocol.status import (
     ContainerStatus,
     Status,
     TurnStatus,
@@ -38,8 +38,8 @@ ANSWER_S: Final = 2.0
 DOCUMENT_LIMIT: Final = 16 * 2**20
 
 
-class CardView(msgspec.Struct, frozen=True):
-    """One card of a run or container. Bytes; None where no arbiter says."""
+class GpuView(msgspec.Struct, frozen=True):
+    """One GPU of a run or container. Bytes; None where no arbiter says."""
 
     uuid: str
     index: int | None
@@ -53,7 +53,7 @@ class CardView(msgspec.Struct, frozen=True):
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """A process that uses a card under the grant."""
+    """A process that uses a GPU under the grant."""
 
     pid: int
     command: str
@@ -61,7 +61,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     context_bytes: int
 
 
-class Entry(msgspec.Struct, frozen=True, rename={"klass": "class"}):
+class Entry(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """A run, or a container of a pod."""
 
     kind: str
@@ -72,15 +72,15 @@ class Entry(msgspec.Struct, frozen=True, rename={"klass": "class"}):
     pid: int | None
     command: str
     started_unix: int | None
-    klass: str
+    service_class: str
     level: int
     over: bool
     fake: str | None
-    """The description that its cards come from; None on real ones."""
-    cards: tuple[CardView, ...]
+    """The description that its GPUs come from; None on real ones."""
+    gpus: tuple[GpuView, ...]
     processes: tuple[ProcessView, ...] | None
     turn: TurnStatus | None = None
-    """What it got of the card's time; None while none of its processes computes, or no arbiter says."""
+    """What it got of the GPU's time; None while none of its processes computes, or no arbiter says."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
 
@@ -119,27 +119,27 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
         notes += note
     if os.access(cluster_socket, os.W_OK):
         try:
-            told = asked(cluster_socket)
-            entries += map(_container, told.containers)
-            notes += map(ungranted_note, told.ungranted)
-            notes += map(unlisted_note, told.unlisted)
+            reported = requested(cluster_socket)
+            entries += map(_container, reported.containers)
+            notes += map(ungranted_note, reported.ungranted)
+            notes += map(unlisted_note, reported.unlisted)
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
-    return View(tuple(entries), (*notes, *map(_not_held, filter(_tells_nothing, entries))))
+    return View(tuple(entries), (*notes, *map(_not_held, filter(_reports_nothing, entries))))
 
 
-def _tells_nothing(entry: Entry) -> bool:
-    """It asked for a part of a card's time and has a context, and nobody heard of channels of its processes."""
+def _reports_nothing(entry: Entry) -> bool:
+    """It requested a part of a GPU's time and has a context, and nobody heard of channels of its processes."""
     return (
         entry.turn is None
         and not entry.unenforced
-        and any(card.core_percent and card.context_bytes for card in entry.cards)
+        and any(gpu.core_percent and gpu.context_bytes for gpu in entry.gpus)
     )
 
 
 def _not_held(entry: Entry) -> str:
-    percent = max(card.core_percent for card in entry.cards)
-    return f"{entry.name} asked for {percent} % of a GPU's time and is not held to it: none of its processes has told of its channels yet (docs/gpu-time.md)"
+    percent = max(gpu.core_percent for gpu in entry.gpus)
+    return f"{entry.name} requested {percent} % of a GPU's time and is not held to it: none of its processes has told of its channels yet (docs/gpu-time.md)"
 
 
 def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
@@ -178,19 +178,19 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
     if not there:
         return [], []
     notes = [run.why for run in there if isinstance(run, Unread)]
-    told: dict[str, ContainerStatus] = {}
+    reported: dict[str, ContainerStatus] = {}
     try:
         service.await_socket(machine, machine.status_socket, service.IDLE_S)
-        status = asked(machine.status_socket)
-        told = {one.key: one for one in status.containers}
+        status = requested(machine.status_socket)
+        reported = {one.key: one for one in status.containers}
         notes += map(ungranted_note, status.ungranted)
         notes += map(unlisted_note, status.unlisted)
     except (OSError, BadDocument, Broken) as error:
         notes.append(f"the arbiter of {machine.root} does not tell what is used: {error}")
-    return [_run(run, told.get(run.key), described) for run in there], notes
+    return [_run(run, reported.get(run.key), described) for run in there], notes
 
 
-def asked(path: Path) -> Status:
+def requested(path: Path) -> Status:
     """The status document of the arbiter behind a socket. Raises OSError, BadDocument."""
     received = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -204,9 +204,9 @@ def asked(path: Path) -> Status:
 
 
 def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Entry:
-    cards = {card.uuid: card for card in status.cards} if status is not None else {}
-    said = cards.get(run.uuid)
-    card = CardView(
+    gpus = {gpu.uuid: gpu for gpu in status.gpus} if status is not None else {}
+    said = gpus.get(run.uuid)
+    gpu = GpuView(
         uuid=run.uuid,
         index=None if isinstance(run, Unread) else run.index,
         model=None if isinstance(run, Unread) else run.model,
@@ -224,11 +224,11 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
         pid=run.pid,
         command=run.name,
         started_unix=run.started_unix,
-        klass=run.klass,
+        service_class=run.service_class,
         level=run.level,
         over=status.over if status else False,
         fake=described,
-        cards=(card,),
+        gpus=(gpu,),
         processes=_processes(status) if status else None,
         turn=status.turn if status else None,
         unenforced=status.unenforced if status else (),
@@ -236,19 +236,19 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
 
 
 def _container(status: ContainerStatus) -> Entry:
-    cards = tuple(
-        CardView(
-            uuid=card.uuid,
+    gpus = tuple(
+        GpuView(
+            uuid=gpu.uuid,
             index=None,
             model=None,
-            limit_bytes=card.limit_bytes,
-            core_percent=card.core_percent,
-            leased_bytes=card.leased_bytes,
-            used_bytes=card.used_bytes,
-            context_bytes=card.context_bytes,
-            shared_bytes=card.shared_bytes,
+            limit_bytes=gpu.limit_bytes,
+            core_percent=gpu.core_percent,
+            leased_bytes=gpu.leased_bytes,
+            used_bytes=gpu.used_bytes,
+            context_bytes=gpu.context_bytes,
+            shared_bytes=gpu.shared_bytes,
         )
-        for card in status.cards
+        for gpu in status.gpus
     )
     return Entry(
         kind="container",
@@ -257,11 +257,11 @@ def _container(status: ContainerStatus) -> Entry:
         pid=None,
         command=status.processes[0].command if status.processes else "",
         started_unix=None,
-        klass=status.klass,
+        service_class=status.service_class,
         level=status.level,
         over=status.over,
         fake=None,
-        cards=cards,
+        gpus=gpus,
         processes=_processes(status),
         turn=status.turn,
         unenforced=status.unenforced,
@@ -273,8 +273,8 @@ def _processes(status: ContainerStatus) -> tuple[ProcessView, ...]:
         ProcessView(
             process.pid,
             process.command,
-            sum(card.used_bytes for card in process.cards),
-            sum(card.context_bytes for card in process.cards),
+            sum(gpu.used_bytes for gpu in process.gpus),
+            sum(gpu.context_bytes for gpu in process.gpus),
         )
         for process in status.processes
     )

@@ -98,8 +98,8 @@ class ApiServer:
 
     def compact(self) -> None:
         """Have etcd forget all versions but the newest, as it does by itself every five minutes."""
-        asked = {"key": base64.b64encode(b"none").decode()}
-        revision = httpx.post(f"{self.etcd}/v3/kv/range", json=asked).json()["header"]["revision"]
+        requested = {"key": base64.b64encode(b"none").decode()}
+        revision = httpx.post(f"{self.etcd}/v3/kv/range", json=requested).json()["header"]["revision"]
         httpx.post(f"{self.etcd}/v3/kv/compaction", json={"revision": revision}).raise_for_status()
 
     def apply(self, thing: Mapping[str, Any], path: str) -> Any:

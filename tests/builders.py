@@ -1,7 +1,7 @@
 """Small builders of Kubernetes objects, for tests and benches that need one with a GPU in it.
 
     pod("a").asking(mib=8192, core=30).on("n1").assigned(...).json()
-    node("n1").with_cards(card(0), card(1, mib=40_000)).json()
+    node("n1").with_inventory(gpu(0), gpu(1, mib=40_000)).json()
 
 Each step answers a new builder, so a half-built one can be a starting point for many.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from kube.objects import Node, Pod
-from vgpu.codec import assignment_to_json, inventory_to_json
-from vgpu.grant import Assignment, Slice
-from vgpu.inventory import AccessMode, Card, Inventory, MigInstance
-from vgpu.names import DEFAULT, Names
+from vgpu.api.codec import assignment_to_json, inventory_to_json
+from vgpu.api.grant import Assignment, Slice
+from vgpu.api.inventory import AccessMode, Gpu, Inventory, MigInstance
+from vgpu.api.names import DEFAULT, Names
 
 NAMESPACE = uuid.UUID("6f1d4a52-0000-4000-8000-000000000000")
 
@@ -28,22 +28,22 @@ def uuid_of(text: str, prefix: str = "GPU") -> str:
     return f"{prefix}-{uuid.uuid5(NAMESPACE, text)}"
 
 
-def card(index: int, mib: int = 81_920, node: str = "n1", model: str = "NVIDIA A100-SXM4-80GB", **more: Any) -> Card:
-    """Card `index` of a node."""
-    return Card(uuid_of(f"{node}/{index}"), index, model, mib, minor=index, **more)
+def gpu(index: int, mib: int = 81_920, node: str = "n1", model: str = "NVIDIA A100-SXM4-80GB", **more: Any) -> Gpu:
+    """GPU `index` of a node."""
+    return Gpu(uuid_of(f"{node}/{index}"), index, model, mib, minor=index, **more)
 
 
-def mig_card(index: int, *profiles: str, node: str = "n1", mib: int = 81_920) -> Card:
-    """A card in MIG mode with one instance for each profile named."""
+def mig_gpu(index: int, *profiles: str, node: str = "n1", mib: int = 81_920) -> Gpu:
+    """A GPU in MIG mode with one instance for each profile named."""
     instances = tuple(
         MigInstance(uuid_of(f"{node}/{index}/{at}", "MIG"), profile, 9_728, at, 0)
         for at, profile in enumerate(profiles)
     )
-    return card(index, mib, node, mig=True, instances=instances)
+    return gpu(index, mib, node, mig=True, instances=instances)
 
 
-def share(of: Card, mib: int, core: int = 0) -> Slice:
-    """Part of a card."""
+def share(of: Gpu, mib: int, core: int = 0) -> Slice:
+    """Part of a GPU."""
     return Slice(of.uuid, of.index, mib, core)
 
 
@@ -193,20 +193,20 @@ class NodeBuilder:
     """A node in the making."""
 
     name: str
-    cards: tuple[Card, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     access: AccessMode = "nvidia"
     unit_mib: int = 1024
     text: str | None = None
     version: int = 1
     names: Names = DEFAULT
 
-    def with_cards(self, *cards: Card) -> NodeBuilder:
-        """Publishing an inventory of these cards."""
-        return replace(self, cards=cards)
+    def with_inventory(self, *gpus: Gpu) -> NodeBuilder:
+        """Publishing an inventory of these GPUs."""
+        return replace(self, gpus=gpus)
 
     def with_gpus(self, count: int, mib: int = 81_920) -> NodeBuilder:
-        """Publishing an inventory of equal cards."""
-        return self.with_cards(*(card(at, mib, self.name) for at in range(count)))
+        """Publishing an inventory of equal GPUs."""
+        return self.with_inventory(*(gpu(at, mib, self.name) for at in range(count)))
 
     def with_access(self, access: AccessMode) -> NodeBuilder:
         """How its containers get their devices."""
@@ -224,8 +224,8 @@ class NodeBuilder:
         """As the API shows it, decoded."""
         metadata: dict[str, Any] = {"name": self.name, "uid": f"uid-{self.name}", "resourceVersion": str(self.version)}
         text = self.text
-        if text is None and self.cards:
-            text = inventory_to_json(Inventory(self.cards, self.unit_mib, self.access))
+        if text is None and self.gpus:
+            text = inventory_to_json(Inventory(self.gpus, self.unit_mib, self.access))
         if text is not None:
             metadata["annotations"] = {self.names.inventory: text}
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": {}}

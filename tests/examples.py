@@ -16,5 +16,5 @@ settings.register_profile(FUZZ, max_examples=int(os.environ.get("EXAMPLES") or 1
 
 
 def examples(usual: int) -> int:
-    """Of one test: the usual number, or what EXAMPLES asks for."""
+    """Of one test: the usual number, or what EXAMPLES requests."""
     return int(os.environ.get("EXAMPLES") or usual)

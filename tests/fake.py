@@ -1,11 +1,11 @@
-"""Start the fake NVIDIA driver for a test, and make things happen to its cards.
+"""Start the fake NVIDIA driver for a test, and make things happen to its GPUs.
 
     from tests.fake import fake_driver, FakeDriver          # fake_driver is a pytest fixture: a factory
 
     def test_something(fake_driver):
-        driver = fake_driver("card h200 memory_mib=1024 context_mib=0")
+        driver = fake_driver("gpu h200 memory_mib=1024 context_mib=0")
         subprocess.run([program], env=driver.env())          # LD_LIBRARY_PATH and TANGRAM_FAKE_DRIVER are set
-        driver.xid(card=0, number=79)
+        driver.xid(gpu=0, number=79)
 
 The module knows the daemon's command line and its ready line; the description's format is the daemon's own affair
 (docs/reference/fake-driver.md).
@@ -28,10 +28,10 @@ from tests.built import fake_build
 
 
 @dataclass(frozen=True, slots=True)
-class CardStatus:
-    """One line of `ctl status` about a card or a MIG instance. Memory in MiB."""
+class GpuStatus:
+    """One line of `ctl status` about a GPU or a MIG instance. Memory in MiB."""
 
-    card: int
+    gpu: int
     model: str
     uuid: str
     used_mib: int
@@ -40,7 +40,7 @@ class CardStatus:
     processes: Mapping[int, int]
     """pid -> MiB held, as the daemon sees PIDs"""
     gi: int | None
-    """GPU instance ID; None for a whole card"""
+    """GPU instance ID; None for a whole GPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FakeDriver:
         return self.libraries / "libnvidia-ml.so.1"
 
     def env(self, **more: str) -> dict[str, str]:
-        """The environment of a program that is to load the fake libraries and see every card."""
+        """The environment of a program that is to load the fake libraries and see every GPU."""
         path = os.pathsep.join(p for p in (str(self.libraries), os.environ.get("LD_LIBRARY_PATH", "")) if p)
         return {**os.environ, "LD_LIBRARY_PATH": path, "TANGRAM_FAKE_DRIVER": str(self.socket), **more}
 
@@ -75,33 +75,33 @@ class FakeDriver:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def xid(self, card: int, number: int) -> None:
-        self.ctl("xid", card, number)
+    def xid(self, gpu: int, number: int) -> None:
+        self.ctl("xid", gpu, number)
 
-    def recover(self, card: int) -> None:
-        self.ctl("recover", card)
+    def recover(self, gpu: int) -> None:
+        self.ctl("recover", gpu)
 
-    def status(self) -> list[CardStatus]:
-        """Cards and MIG instances, each card before its instances."""
-        found: list[CardStatus] = []
+    def status(self) -> list[GpuStatus]:
+        """GPUs and MIG instances, each GPU before its instances."""
+        found: list[GpuStatus] = []
         processes: dict[int, int] = {}
         line_of = re.compile(
-            r"card (\d+) (?:instance (\d+) )?(\S+)(?: mig=\S+ xid=\d+)? (\S+) used_mib=(\d+) limit_mib=(\d+) busy_percent=(\d+)"
+            r"GPU (\d+) (?:instance (\d+) )?(\S+)(?: mig=\S+ xid=\d+)? (\S+) used_mib=(\d+) limit_mib=(\d+) busy_percent=(\d+)"
         )
         for line in self.ctl("status").splitlines():
             if match := line_of.fullmatch(line):
-                card, gi, model, uuid, used, limit, busy = match.groups()
+                gpu, gi, model, uuid, used, limit, busy = match.groups()
                 processes = {}
                 instance = None if gi is None else int(gi)
-                found.append(CardStatus(int(card), model, uuid, int(used), int(limit), int(busy), processes, instance))
+                found.append(GpuStatus(int(gpu), model, uuid, int(used), int(limit), int(busy), processes, instance))
             elif match := re.match(r"  pid=(\d+) used_mib=(\d+)", line):
                 pid, mib = map(int, match.groups())
                 processes[pid] = processes.get(pid, 0) + mib
         return found
 
-    def used_mib(self, card: int = 0) -> int:
-        """MiB that processes hold on a card, its MIG instances not included."""
-        return next(s.used_mib for s in self.status() if s.card == card and s.gi is None)
+    def used_mib(self, gpu: int = 0) -> int:
+        """MiB that processes hold on a GPU, its MIG instances not included."""
+        return next(s.used_mib for s in self.status() if s.gpu == gpu and s.gi is None)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -128,7 +128,7 @@ def fake_driver() -> Iterator[Callable[[str], FakeDriver]]:
     """Factory: description -> FakeDriver. All daemons it started are stopped after the test."""
     started: list[FakeDriver] = []
 
-    def start(description: str = "card h200 memory_mib=1024 context_mib=0\n") -> FakeDriver:
+    def start(description: str = "gpu h200 memory_mib=1024 context_mib=0\n") -> FakeDriver:
         driver = start_fake_driver(description, Path(tempfile.mkdtemp(prefix="fake-")))
         started.append(driver)
         return driver

@@ -1,4 +1,4 @@
-"""A small API server over HTTP, for faults that a real one cannot be asked for: cut streams, garbage, lost replies, old versions.
+"""A small API server over HTTP, for faults that a real one cannot be requested: cut streams, garbage, lost replies, old versions.
 
     async with FakeApi() as api:
         api.put(pod("a").plain())
@@ -91,7 +91,7 @@ class FakeApi:
 
     # --- what happens in the cluster ---
 
-    def put(self, thing: Object, *, told: bool = True) -> Object:
+    def put(self, thing: Object, *, reported: bool = True) -> Object:
         """Create or change an object; watches are told, unless they are to miss it."""
         path, key = self._place(thing)
         thing = copy.deepcopy(thing)
@@ -99,18 +99,18 @@ class FakeApi:
         thing["metadata"]["resourceVersion"] = str(self.version)
         known = key in self.objects[path]
         self.objects[path][key] = thing
-        if told:
-            self._tell(path, "MODIFIED" if known else "ADDED", thing)
+        if reported:
+            self._report(path, "MODIFIED" if known else "ADDED", thing)
         return thing
 
-    def remove(self, thing: Object, *, told: bool = True) -> None:
+    def remove(self, thing: Object, *, reported: bool = True) -> None:
         """Delete an object; watches are told, unless they are to miss it."""
         path, key = self._place(thing)
         gone = copy.deepcopy(self.objects[path].pop(key))
         self.version += 1
         gone["metadata"]["resourceVersion"] = str(self.version)
-        if told:
-            self._tell(path, "DELETED", gone)
+        if reported:
+            self._report(path, "DELETED", gone)
 
     def serve_kueue(self, *versions: str) -> None:
         """Workloads, in these versions."""
@@ -259,7 +259,7 @@ class FakeApi:
         found.update(body)
         return web.json_response(found)
 
-    def _tell(self, path: str, kind: str, thing: Object) -> None:
+    def _report(self, path: str, kind: str, thing: Object) -> None:
         event = {"type": kind, "object": thing}
         self._history.append((self.version, path, event))
         for watch in self.watches:
@@ -330,8 +330,8 @@ def hang_up(request: web.Request) -> None:
 
 
 def _is(request: web.Request, verb: str, ending: str) -> bool:
-    asked = "WATCH" if "watch" in request.query else request.method
-    return asked == verb and request.path.endswith(ending)
+    requested = "WATCH" if "watch" in request.query else request.method
+    return requested == verb and request.path.endswith(ending)
 
 
 def _selected(thing: Object, selector: str) -> bool:

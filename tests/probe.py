@@ -18,7 +18,7 @@ class Probe:
         self.process = process
         self._ended = False
 
-    def ask(self, *words: object) -> list[int]:
+    def request(self, *words: object) -> list[int]:
         """One call and its answer: the CUresult, then what came back."""
         self.start(*words)
         return self.finish()
@@ -37,11 +37,11 @@ class Probe:
 
     def alloc(self, mib: float) -> int:
         """The CUresult."""
-        return self.ask("alloc", int(mib * MIB))[0]
+        return self.request("alloc", int(mib * MIB))[0]
 
     def info_mib(self) -> tuple[float, float]:
         """cuMemGetInfo: free, total."""
-        code, free, total = self.ask("info")
+        code, free, total = self.request("info")
         assert code == 0
         return free / MIB, total / MIB
 

@@ -1,7 +1,7 @@
-"""What a pod that asks for GPUs must not bring along.
+"""What a pod that requests GPUs must not bring along.
 
 Every check raises BadAsk with a sentence, or passes. The ask itself (quantities, classes, policies) is judged by
-`vgpu.request`; here it is about the rest of the pod: whatever would let it past the scheduler, out of the library or to
+`vgpu.api.request`; here it is about the rest of the pod: whatever would let it past the scheduler, out of the library or to
 GPUs that it was not given. What is allowed is not changed here.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from vgpu.confinement import Rights, folder_behind, way_out
-from vgpu.contract import GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
-from vgpu.errors import BadAsk
-from vgpu.inventory import kind_of_uuid
-from vgpu.mountpaths import refusal
-from vgpu.names import CLASSES, DEFAULT_CLASS, Names
-from vgpu.request import PodAsk
+from vgpu.api.confinement import Rights, folder_behind, way_out
+from vgpu.api.contract import GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
+from vgpu.api.errors import BadRequest
+from vgpu.api.inventory import kind_of_uuid
+from vgpu.api.mount_paths import refusal
+from vgpu.api.names import CLASSES, DEFAULT_CLASS, Names
+from vgpu.api.request import PodRequest
 from webhook.objects import Capabilities, Container, Pod, SecurityContext
 from webhook.rules import EVERYWHERE, STOCK_SCHEDULER, Rules
 
@@ -42,7 +42,7 @@ def own_annotations(pod: Pod, names: Names) -> None:
     """Only the scheduler writes what was decided for a pod."""
     for key in pod.metadata.annotations or {}:
         if key.startswith(names.own_annotation_prefixes):
-            raise BadAsk(f"annotation {key} is written by Tangram when it places a pod: leave it out")
+            raise BadRequest(f"annotation {key} is written by Tangram when it places a pod: leave it out")
 
 
 def unknown_annotations(pod: Pod, names: Names) -> None:
@@ -54,51 +54,51 @@ def unknown_annotations(pod: Pod, names: Names) -> None:
             named = key.removeprefix(domain)  # all share the domain
             near = get_close_matches(named, [one.removeprefix(domain) for one in known], n=1, cutoff=ALIKE)
             rather = f"did you mean {domain}{near[0]}?" if near else f"it must be one of {', '.join(known)}"
-            raise BadAsk(f"annotation {key} is unknown to Tangram: {rather}")
+            raise BadRequest(f"annotation {key} is unknown to Tangram: {rather}")
 
 
-def misplaced_asks(pod: Pod, names: Names) -> None:
+def misplaced_requests(pod: Pod, names: Names) -> None:
     """Asks stand on init and app containers only."""
     for container in pod.spec.ephemeral_containers or []:
         if any(map(names.ours, container.resource_names())):
-            raise BadAsk(f"ephemeral container {container.name} asks for GPUs: only init and app containers can")
+            raise BadRequest(f"ephemeral container {container.name} requests GPUs: only init and app containers can")
     whole = pod.spec.resources
     if whole and any(map(names.ours, [*(whole.limits or ()), *(whole.requests or ())])):
-        raise BadAsk("spec.resources asks for GPUs for the pod as a whole: write it under a container's resources")
+        raise BadRequest("spec.resources requests GPUs for the pod as a whole: write it under a container's resources")
 
 
 def past_the_scheduler(pod: Pod, rules: Rules) -> None:
     """A node would refuse a pod that nobody placed, so it is better told now."""
     if pod.spec.node_name:
-        raise BadAsk(
-            f"spec.nodeName is {pod.spec.node_name}: a pod that asks for GPUs is placed by the scheduler; to choose the node use a nodeSelector"
+        raise BadRequest(
+            f"spec.nodeName is {pod.spec.node_name}: a pod that requests GPUs is placed by the scheduler; to choose the node use a nodeSelector"
         )
     named = pod.spec.scheduler_name or STOCK_SCHEDULER
     allowed = {STOCK_SCHEDULER, rules.scheduler_name, *rules.other_schedulers}
     if named not in allowed:
-        raise BadAsk(
+        raise BadRequest(
             f"spec.schedulerName is {named}, which does not place GPU shares: leave it out or write {' or '.join(sorted(allowed - {STOCK_SCHEDULER}) or [STOCK_SCHEDULER])}"
         )
 
 
-def names_of_gpus(ask: PodAsk, names: Names) -> None:
+def names_of_gpus(request: PodRequest, names: Names) -> None:
     """Names that no GPU can have. One that only this cluster's GPUs do not have is not seen here: such a pod waits."""
-    for key, uuids in ((names.gpu_uuid, ask.uuids), (names.not_gpu_uuid, ask.not_uuids)):
+    for key, uuids in ((names.gpu_uuid, request.uuids), (names.not_gpu_uuid, request.not_uuids)):
         for uuid in sorted(uuids):
             if kind_of_uuid(uuid) is None:
-                raise BadAsk(
+                raise BadRequest(
                     f"annotation {key} names {uuid!r}: it must be a whole UUID as nvidia-smi -L prints it, such as {A_UUID}"
                 )
-    for part in ask.containers:
+    for part in request.containers:
         if part.kind == "mig" and int(part.profile.partition("g.")[0]) > MOST_SLICES:
-            raise BadAsk(
-                f"container {part.container} asks for {names.mig(part.profile)}: a GPU has at most {MOST_SLICES} compute slices, it must be {names.domain}/mig-1g.<memory>gb to mig-{MOST_SLICES}g.<memory>gb"
+            raise BadRequest(
+                f"container {part.container} requests {names.mig(part.profile)}: a GPU has at most {MOST_SLICES} compute slices, it must be {names.domain}/mig-1g.<memory>gb to mig-{MOST_SLICES}g.<memory>gb"
             )
 
 
-def without_effect(pod: Pod, ask: PodAsk, names: Names) -> list[str]:
+def without_effect(pod: Pod, request: PodRequest, names: Names) -> list[str]:
     """What the pod says and nobody reads, a sentence each."""
-    if names.gpu_count in (pod.metadata.annotations or {}) and all(part.kind != "share" for part in ask.containers):
+    if names.gpu_count in (pod.metadata.annotations or {}) and all(part.kind != "share" for part in request.containers):
         return [
             f"annotation {names.gpu_count} has no effect: it is for {names.gpu_mem}; how many whole GPUs or instances, the limit says"
         ]
@@ -117,8 +117,8 @@ def foreign_gpus(container: Container) -> None:
     """NVIDIA's plugin and ours would each tell the container its GPUs, and one of them would win."""
     for resource in sorted(container.resource_names()):
         if resource.startswith(NVIDIA_DOMAIN):
-            raise BadAsk(
-                f"container {container.name} asks for {resource} and for GPUs of Tangram: it must be one of them, or two containers"
+            raise BadRequest(
+                f"container {container.name} requests {resource} and for GPUs of Tangram: it must be one of them, or two containers"
             )
 
 
@@ -126,17 +126,17 @@ def visible_gpus(container: Container, field_path: str) -> None:
     """Variables of a container that asks: only Tangram says which GPUs it sees."""
     for env in container.env or []:
         if env.name in (NVIDIA_ENV, GPUS_ENV) and env.field_path != field_path:
-            raise BadAsk(
+            raise BadRequest(
                 f"container {container.name} sets {env.name}{_as(env.value)}: Tangram sets it to the GPUs that the container is given, leave it out"
             )
 
 
 def no_gpus(container: Container) -> None:
-    """Variables of a container that asks for nothing beside one that does: it sees no GPU."""
+    """Variables of a container that requests nothing beside one that does: it sees no GPU."""
     for env in container.env or []:
         if env.name == NVIDIA_ENV and (env.value_from or (env.value or "") not in NO_GPU_VALUES):
-            raise BadAsk(
-                f"container {container.name} asks for no GPU and sets {NVIDIA_ENV}{_as(env.value)}: leave it out, or ask for a share"
+            raise BadRequest(
+                f"container {container.name} requests no GPU and sets {NVIDIA_ENV}{_as(env.value)}: leave it out, or request a share"
             )
 
 
@@ -144,9 +144,9 @@ def preload(container: Container) -> None:
     """LD_PRELOAD can be prepended to only when its text is there to read."""
     found = [env for env in container.env or [] if env.name == PRELOAD_ENV]
     if len(found) > 1:
-        raise BadAsk(f"container {container.name} sets {PRELOAD_ENV} {len(found)} times: it must be set once")
+        raise BadRequest(f"container {container.name} sets {PRELOAD_ENV} {len(found)} times: it must be set once")
     if found and found[0].value_from:
-        raise BadAsk(
+        raise BadRequest(
             f"container {container.name} sets {PRELOAD_ENV} by valueFrom: Tangram puts its library in front, so it must be written as a value"
         )
 
@@ -157,7 +157,7 @@ def mounts(pod: Pod) -> None:
         for what, path in _mounted_at(container):
             why = refusal(path)
             if why:
-                raise BadAsk(
+                raise BadRequest(
                     f"{kind} {container.name} mounts {what} at {path}, which a pod with a GPU share may not: {why}"
                 )
 
@@ -194,34 +194,37 @@ def _mounted(pod: Pod, volume: str) -> str:
 def service_class(pod: Pod, rules: Rules, namespace: str) -> str:
     """The class that a pod has: by its annotation, else by its priority class. Not every namespace may have the first one.
 
-    A latency-critical container goes before its neighbours on a card, whatever it does there, so who may be one is the
+    A latency-critical container goes before its neighbours on a GPU, whatever it does there, so who may be one is the
     operator's decision. A PriorityClass is no proof of it: everybody may name one.
     """
-    named, priority_class = (pod.metadata.annotations or {}).get(rules.names.klass), pod.spec.priority_class_name or ""
-    klass = named or rules.classes_by_priority_class.get(priority_class, DEFAULT_CLASS)
+    named, priority_class = (
+        (pod.metadata.annotations or {}).get(rules.names.service_class),
+        pod.spec.priority_class_name or "",
+    )
+    service_class = named or rules.classes_by_priority_class.get(priority_class, DEFAULT_CLASS)
     allowed = rules.latency_critical_namespaces
-    if klass != MOST_URGENT or EVERYWHERE in allowed or namespace in allowed:
-        return klass
-    where = f"annotation {rules.names.klass}" if named else f"the class of priorityClassName {priority_class}"
+    if service_class != MOST_URGENT or EVERYWHERE in allowed or namespace in allowed:
+        return service_class
+    where = f"annotation {rules.names.service_class}" if named else f"the class of priorityClassName {priority_class}"
     others = ", ".join(sorted(allowed)) or "no namespace"
-    raise BadAsk(
-        f"{where} is {klass}, which pods of namespace {namespace} may not be (those of {others} may): name another class, or have the operator add the namespace to the chart value webhook.latencyCriticalNamespaces"
+    raise BadRequest(
+        f"{where} is {service_class}, which pods of namespace {namespace} may not be (those of {others} may): name another class, or have the operator add the namespace to the chart value webhook.latencyCriticalNamespaces"
     )
 
 
-def whole_pod(pod: Pod, ask: PodAsk, rules: Rules) -> None:
+def whole_pod(pod: Pod, request: PodRequest, rules: Rules) -> None:
     """Every check on a pod that asks."""
     unknown_annotations(pod, rules.names)
     past_the_scheduler(pod, rules)
-    names_of_gpus(ask, rules.names)
-    asks = {ask.container: ask for ask in ask.containers}
+    names_of_gpus(request, rules.names)
+    requests = {request.container: request for request in request.containers}
     for _, container in pod.located():
-        wanted = asks.get(container.name)
+        wanted = requests.get(container.name)
         if wanted:
             foreign_gpus(container)
         if wanted and wanted.kind == "share":
             preload(container)
-    if any(wanted.kind == "share" for wanted in ask.containers):
+    if any(wanted.kind == "share" for wanted in request.containers):
         mounts(pod)
 
 

@@ -26,7 +26,7 @@ import structlog
 
 from kube.client import JSON_PATCH
 from kube.errors import ApiError
-from vgpu.errors import BadDocument, TangramError
+from vgpu.api.errors import BadDocument, TangramError
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 from webhook.metrics import Metrics
 from webhook.tls import Serving

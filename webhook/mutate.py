@@ -2,14 +2,14 @@
 
 Pure: reads a decoded pod and the cluster's rules, answers with a `Verdict` or raises BadAsk. It knows no cluster: whether a
 well-formed ask fits is placement's business. Applying the patch and asking again changes nothing (the API server may call
-twice), and a pod that asks for nothing of ours is left alone.
+twice), and a pod that requests nothing of ours is left alone.
 
 What a pod that asks is given
     limits, requests    quantities in the cluster's units, the same in both
     asking containers   NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
-    the pod             scheduler, service class (that of its priority class, where the operator wishes); runtime class, priority class and placement policy where the operator wishes
+    the pod             scheduler, service class (that of its priority class, where the operator preferences); runtime class, priority class and placement policy where the operator preferences
 
 A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
 after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
@@ -24,11 +24,11 @@ from typing import Any, Final
 
 import msgspec
 
-from vgpu.contract import CONTAINER_LIBRARY, EARLIER_CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
-from vgpu.errors import BadAsk
-from vgpu.names import DEFAULT_POLICY
-from vgpu.quantity import counted, rounds_up
-from vgpu.request import Ask, PodAsk, pod_ask
+from vgpu.api.contract import CONTAINER_LIBRARY, EARLIER_CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
+from vgpu.api.errors import BadRequest
+from vgpu.api.names import DEFAULT_POLICY
+from vgpu.api.quantity import counted, rounds_up
+from vgpu.api.request import GpuRequest, PodRequest, pod_request
 from webhook import checks
 from webhook.objects import Container, Pod, Resources, pod_of
 from webhook.patch import Op, Patch
@@ -56,51 +56,51 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
     try:
         pod = pod_of(document)
     except msgspec.ValidationError as error:
-        raise BadAsk(f"this is no pod that Kubernetes would store: {error}") from None
+        raise BadRequest(f"this is no pod that Kubernetes would store: {error}") from None
     checks.own_annotations(pod, rules.names)
-    checks.misplaced_asks(pod, rules.names)
-    ask = _ask(document, rules)
-    if not ask:
+    checks.misplaced_requests(pod, rules.names)
+    request = _request(document, rules)
+    if not request:
         return Verdict()
-    checks.whole_pod(pod, ask, rules)
+    checks.whole_pod(pod, request, rules)
     namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
     patch = Patch()
-    warnings = [*_confine(pod, ask, rules, namespace), *checks.without_effect(pod, ask, rules.names)]
-    klass = checks.service_class(pod, rules, namespace)
-    asks = {ask.container: ask for ask in ask.containers}
+    warnings = [*_confine(pod, request, rules, namespace), *checks.without_effect(pod, request, rules.names)]
+    service_class = checks.service_class(pod, rules, namespace)
+    requests = {request.container: request for request in request.containers}
     for path, container in pod.located():
-        wanted = asks.get(container.name)
+        wanted = requests.get(container.name)
         if wanted is None:
             _hide_gpus(patch, path, container)
         else:
             warnings += _normalise(patch, path, container, wanted, rules)
             _inject(patch, path, container, wanted, rules)
-    _pod_wide(patch, pod, klass, rules)
+    _pod_wide(patch, pod, service_class, rules)
     return Verdict(tuple(patch.ops), tuple(warnings))
 
 
-def _ask(document: Mapping[str, Any], rules: Rules) -> PodAsk:
+def _request(document: Mapping[str, Any], rules: Rules) -> PodRequest:
     try:
-        return pod_ask(
+        return pod_request(
             document, names=rules.names, unit_mib=rules.unit_mib, policies=rules.policies,
-            default_policy=rules.default_policy, largest_card_mib=rules.largest_card_mib,
+            default_policy=rules.default_policy, largest_gpu_mib=rules.largest_gpu_mib,
         )  # fmt: skip
-    except BadAsk as error:
-        raise BadAsk(f"{error}{checks.by_limit_range(document, rules.names)}") from None
+    except BadRequest as error:
+        raise BadRequest(f"{error}{checks.by_limit_range(document, rules.names)}") from None
 
 
-def _normalise(patch: Patch, path: str, container: Container, ask: Ask, rules: Rules) -> list[str]:
+def _normalise(patch: Patch, path: str, container: Container, request: GpuRequest, rules: Rules) -> list[str]:
     """Quantities as the kubelet counts them."""
     resources = container.resources or Resources()
     limits, requests = resources.limits or {}, resources.requests
-    wanted = {name: str(number) for name, number in ask.resources(rules.names).items()}
+    wanted = {name: str(number) for name, number in request.resources(rules.names).items()}
     patch.put(f"{path}/resources/limits", _differing(wanted, limits), there=True)
     patch.put(f"{path}/resources/requests", _differing(wanted, requests or {}), there=requests is not None)
-    asked = limits.get(rules.names.gpu_mem)
-    if asked is None or not rounds_up(str(asked), unit_mib=rules.unit_mib):
+    requested = limits.get(rules.names.gpu_mem)
+    if requested is None or not rounds_up(str(requested), unit_mib=rules.unit_mib):
         return []
     return [
-        f"container {container.name}: {rules.names.gpu_mem} {asked} is rounded up to {counted(ask.units)} of {rules.unit_mib} MiB ({ask.units * rules.unit_mib} MiB)"
+        f"container {container.name}: {rules.names.gpu_mem} {requested} is rounded up to {counted(request.units)} of {rules.unit_mib} MiB ({request.units * rules.unit_mib} MiB)"
     ]
 
 
@@ -108,14 +108,14 @@ def _differing(wanted: dict[str, str], found: Mapping[str, str | int | float]) -
     return {name: number for name, number in wanted.items() if str(found.get(name)) != number}
 
 
-def _inject(patch: Patch, path: str, container: Container, ask: Ask, rules: Rules) -> None:
+def _inject(patch: Patch, path: str, container: Container, request: GpuRequest, rules: Rules) -> None:
     """Variables of a container that asks. Ours come first, so that the user's own may refer to them."""
     field_path = f"metadata.annotations['{rules.names.gpus_of(container.name)}']"
     checks.visible_gpus(container, field_path)
     names = {env.name for env in container.env or []}
     reference = {"fieldRef": {"apiVersion": "v1", "fieldPath": field_path}}
     added: list[Op] = [{"name": name, "valueFrom": reference} for name in (NVIDIA_ENV, GPUS_ENV) if name not in names]
-    if ask.kind == "share":
+    if request.kind == "share":
         for index, env in enumerate(container.env or []):
             if env.name == PRELOAD_ENV and env.value != (text := _preloading(env.value or "")):
                 patch.set(f"{path}/env/{index}/value", text)
@@ -131,7 +131,7 @@ def _preloading(value: str) -> str:
 
 
 def _hide_gpus(patch: Patch, path: str, container: Container) -> None:
-    """A container that asks for nothing; NVIDIA's own plugin keeps its word to those that ask it."""
+    """A container that requests nothing; NVIDIA's own plugin keeps its word to those that ask it."""
     if any(name.startswith(checks.NVIDIA_DOMAIN) for name in container.resource_names()):
         return
     checks.no_gpus(container)
@@ -147,9 +147,9 @@ def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> 
         patch.set(f"{path}/env/0", entry)
 
 
-def _pod_wide(patch: Patch, pod: Pod, klass: str, rules: Rules) -> None:
+def _pod_wide(patch: Patch, pod: Pod, service_class: str, rules: Rules) -> None:
     spec, annotations = pod.spec, pod.metadata.annotations
-    wanted = {rules.names.klass: klass}
+    wanted = {rules.names.service_class: service_class}
     if rules.default_policy != DEFAULT_POLICY:
         wanted[rules.names.placement] = rules.default_policy
     missing = {key: value for key, value in wanted.items() if key not in (annotations or {})}
@@ -158,7 +158,7 @@ def _pod_wide(patch: Patch, pod: Pod, klass: str, rules: Rules) -> None:
         patch.set("/spec/schedulerName", rules.scheduler_name)
     if rules.runtime_class and not spec.runtime_class_name:
         patch.set("/spec/runtimeClassName", rules.runtime_class)
-    priority_class = rules.priority_classes.get(klass)
+    priority_class = rules.priority_classes.get(service_class)
     if priority_class and not spec.priority_class_name:
         patch.set("/spec/priorityClassName", priority_class)
         if spec.priority is not None:
@@ -167,16 +167,16 @@ def _pod_wide(patch: Patch, pod: Pod, klass: str, rules: Rules) -> None:
             patch.remove("/spec/preemptionPolicy")
 
 
-def _confine(pod: Pod, ask: PodAsk, rules: Rules, namespace: str) -> list[str]:
+def _confine(pod: Pod, request: PodRequest, rules: Rules, namespace: str) -> list[str]:
     """One warning for each way out of a share; BadAsk where the operator does not let such pods in.
 
     All containers of a pod with a share are looked at: what one of them may do, it may do for the others.
     """
-    if all(ask.kind != "share" for ask in ask.containers):
+    if all(request.kind != "share" for request in request.containers):
         return []
     ways = checks.ways_out(pod, rules.node_folders)
     if ways and rules.privileged == "deny" and namespace not in rules.privileged_namespaces:
-        raise BadAsk(
-            f"{ways[0]}: a pod with a GPU share must be held to it, so do without, ask for whole GPUs ({rules.names.gpu}), or have the operator name namespace {namespace} in the chart value webhook.privilegedNamespaces"
+        raise BadRequest(
+            f"{ways[0]}: a pod with a GPU share must be held to it, so do without, request whole GPUs ({rules.names.gpu}), or have the operator name namespace {namespace} in the chart value webhook.privilegedNamespaces"
         )
     return [f"{way}: it can leave the limits of its GPU share" for way in ways]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 import structlog
 
-from vgpu.errors import TangramError
+from vgpu.api.errors import TangramError
 from webhook.mutate import Verdict, mutate
 from webhook.rules import Rules
 

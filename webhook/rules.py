@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from vgpu.confinement import NODE_FOLDERS
-from vgpu.names import DEFAULT, DEFAULT_POLICY, POLICY_NAMES, Names
+from vgpu.api.confinement import NODE_FOLDERS
+from vgpu.api.names import DEFAULT, DEFAULT_POLICY, POLICY_NAMES, Names
 
 STOCK_SCHEDULER: Final = "default-scheduler"
 """What the API server writes when a pod names no scheduler. Specified by Kubernetes."""
@@ -15,7 +15,7 @@ STOCK_SCHEDULER: Final = "default-scheduler"
 EVERYWHERE: Final = "*"
 """Stands for every namespace. No namespace can have that for its name."""
 
-LARGEST_CARD_MIB: Final = 2**20
+LARGEST_GPU_MIB: Final = 2**20
 """1 TiB: more than any GPU sold has (guessed to hold for years; 288 GiB is the most in 2025)."""
 
 
@@ -36,7 +36,7 @@ class Rules:
     """Placement policies that a pod may name."""
     default_policy: str = DEFAULT_POLICY
     """Given to pods that name none; where it is what such a pod gets anyway, nothing is written."""
-    largest_card_mib: int = LARGEST_CARD_MIB
+    largest_gpu_mib: int = LARGEST_GPU_MIB
     """A share that wants more than this on one GPU is denied at once."""
     privileged: Literal["deny", "warn"] = "deny"
     """What happens to a pod with a share that its own rights or volumes let out of every limit."""
@@ -45,7 +45,7 @@ class Rules:
     node_folders: Mapping[str, str] = field(default_factory=lambda: NODE_FOLDERS)
     """Folders that a pod with a share may not have from its node -> what is there."""
     latency_critical_namespaces: frozenset[str] = frozenset({EVERYWHERE})
-    """Where pods may be of class latency-critical, which goes before everybody else on a card."""
+    """Where pods may be of class latency-critical, which goes before everybody else on a GPU."""
     classes_by_priority_class: Mapping[str, str] = field(default_factory=dict)
     """PriorityClass -> service class of pods that name the one and not the other."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from observe.pages import Pages
 from observe.ports import listen
 from observe.serving import Server
 from observe.signals import on_stop_signal
-from vgpu.readiness import Missing
+from vgpu.api.readiness import Missing
 from webhook.keeper import FileKeeper, Keeper, SecretKeeper, keep
 from webhook.metrics import Metrics
 from webhook.server import admission_app

@@ -8,11 +8,11 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from observe.options import ProgramSettings, config
-from vgpu.confinement import NODE_FOLDERS
-from vgpu.names import CLASSES, DEFAULT_POLICY, POLICY_NAMES, Names
-from vgpu.quantity import MEMORY_UNITS_MIB, MIB, whole_number
+from vgpu.api.confinement import NODE_FOLDERS
+from vgpu.api.names import CLASSES, DEFAULT_POLICY, POLICY_NAMES, Names
+from vgpu.api.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.keeper import Places
-from webhook.rules import EVERYWHERE, LARGEST_CARD_MIB, Rules
+from webhook.rules import EVERYWHERE, LARGEST_GPU_MIB, Rules
 
 
 class Settings(ProgramSettings):
@@ -34,8 +34,8 @@ class Settings(ProgramSettings):
         list(POLICY_NAMES), description="Placement policies that a pod may name, of docs/reference/policies.md."
     )
     default_policy: str = Field(DEFAULT_POLICY, description="Policy of pods that name none. One of policies.")
-    largest_card: str = Field(
-        f"{LARGEST_CARD_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
+    largest_gpu: str = Field(
+        f"{LARGEST_GPU_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
     )
     privileged: Literal["deny", "warn"] = Field(
         "deny",
@@ -88,10 +88,10 @@ class Settings(ProgramSettings):
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
 
-    @field_validator("largest_card")
+    @field_validator("largest_gpu")
     @classmethod
     def _is_bytes(cls, text: str) -> str:
-        if whole_number(text, what="largest_card") < MIB:
+        if whole_number(text, what="largest_gpu") < MIB:
             raise ValueError(f"{text} is less than 1 MiB: write bytes, such as 141Gi")
         return text
 
@@ -134,13 +134,13 @@ class Settings(ProgramSettings):
             runtime_class=self.runtime_class,
             policies=tuple(self.policies),
             default_policy=self.default_policy,
-            largest_card_mib=whole_number(self.largest_card, what="largest_card") // MIB,
+            largest_gpu_mib=whole_number(self.largest_gpu, what="largest_gpu") // MIB,
             privileged=self.privileged,
             privileged_namespaces=frozenset(self.privileged_namespaces),
             node_folders=NODE_FOLDERS
             | {
                 self.state_root: "Tangram's grants and the arbiter's sockets",
-                self.kubelet_dir: "volumes and secrets of other pods, and the kubelet's books of devices",
+                self.kubelet_dir: "volumes and secrets of other pods, and the kubelet's records of devices",
                 self.cdi_dir: NODE_FOLDERS["/etc/cdi"],
             },
             latency_critical_namespaces=frozenset(self.latency_critical_namespaces),

@@ -11,7 +11,7 @@ import os
 import ssl
 from datetime import datetime
 
-from vgpu.errors import BadDocument
+from vgpu.api.errors import BadDocument
 from webhook.certs import not_after
 from webhook.metrics import Metrics
 

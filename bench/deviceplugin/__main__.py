@@ -10,7 +10,7 @@ fsync of a small new file, which each container needs once. The last row is how 
 milliseconds in a process of its own).
 
 What an admission causes beside its answers (the next grant directory, a look at all processes of the machine after a pod has gone) is in the
-processor time of a round and not in its figures: the plugin does it between the calls (`deviceplugin/calls.py`). Rounds follow each other
+processor time of a round and not in its figures: the plugin does it between the calls (`deviceplugin/calls_in_progress.py`). Rounds follow each other
 faster than admissions of a node do. With TMPDIR on a tmpfs the figures are those of the plugin without the disk.
 
 The plugin's resident memory is that with a kubeconfig, which takes some 20 MiB to read; in a pod there is none.
@@ -42,17 +42,17 @@ from hack.cluster.toolchain import find_go
 from tests.builders import PodBuilder, pod
 from tests.fake import start_fake_driver
 from tests.integration.deviceplugin.harness import PluginNode, plugin_node
-from vgpu.codec import inventory_from_json
-from vgpu.grant import Slice
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
 
-CARDS = "card h200 memory_mib=144384\n" * 8
-"""141 GiB each, as the card is sold; NVML of a real one tells 143,771 MiB, which is 140 units and so 1,120 IDs."""
+GPUS = "gpu h200 memory_mib=144384\n" * 8
+"""141 GiB each, as the GPU is sold; NVML of a real one tells 143,771 MiB, which is 140 units and so 1,120 IDs."""
 UNITS, CORE = 8, 5
 CALLS = 5
 """Of a round."""
-BOOK_BYTES = 1024
+RECORD_BYTES = 1024
 WATCH_S = 0.02
 """The watch brings a pod within this; the kubelet's own watch takes as long."""
 SOURCE = Path(__file__).with_name("kubelet")
@@ -75,8 +75,8 @@ class Kubelet:
         assert self.process.stdin
         assert self.process.stdout
         named = {getattr(DEFAULT, name): count for name, count in limits.items()}
-        ask = {"do": what, "pod": pod, "container": "main", "limits": named, "times": times}
-        self.process.stdin.write(json.dumps(ask).encode() + b"\n")
+        request = {"do": what, "pod": pod, "container": "main", "limits": named, "times": times}
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
         answer: dict[str, Any] = json.loads(await self.process.stdout.readline())
         if "error" in answer:
             raise RuntimeError(f"kubelet: {what} {pod}: {answer['error']}")
@@ -87,9 +87,9 @@ class Kubelet:
         await self.process.wait()
 
 
-def share(name: str, on: Inventory, card: int) -> PodBuilder:
-    """A pod of one container with 8 units and 5 percent of a card."""
-    piece = Slice(on.cards[card].uuid, card, UNITS * 1024, CORE)
+def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
+    """A pod of one container with 8 units and 5 percent of a GPU."""
+    piece = Slice(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
     return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
 
 
@@ -108,7 +108,7 @@ async def measure(
     rounds: int, folder: Path, program: Path
 ) -> tuple[int, list[tuple[float, float]], list[float], list[float], float, float]:
     """(memory IDs, seconds of each round, of as many empty calls, of one fsync, MiB of resident memory afterwards, ms of the plugin's CPU time a round)."""
-    driver = start_fake_driver(CARDS, folder)
+    driver = start_fake_driver(GPUS, folder)
     async with AsyncExitStack() as stack:
         stack.callback(driver.stop)
         kubelet = await Kubelet.start(program, folder / "node" / "kubelet")
@@ -140,7 +140,7 @@ async def measure(
 def fsync_s(path: Path) -> float:
     """How long the disk takes for a new file of the size of an allocation's book."""
     with path.open("wb") as file:
-        file.write(bytes(BOOK_BYTES))
+        file.write(bytes(RECORD_BYTES))
         file.flush()
         began_s = time.perf_counter()
         os.fsync(file.fileno())
@@ -177,8 +177,8 @@ def main() -> None:
     ):
         cuts = statistics.quantiles(seconds, n=100)
         cuts_of[what] = cuts[49], cuts[98], max(seconds)
-        told = (f"{1000 * s:.2f}" for s in cuts_of[what])
-        rows.append([what, ids, len(seconds), *told, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"])
+        reported = (f"{1000 * s:.2f}" for s in cuts_of[what])
+        rows.append([what, ids, len(seconds), *reported, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"])
     machine_s = zip(cuts_of["as many empty calls"], cuts_of["one fsync"], strict=True)
     times = (f"{s / (calls + fsync):.2f}" for s, (calls, fsync) in zip(cuts_of["sum"], machine_s, strict=True))
     rows.append(

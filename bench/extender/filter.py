@@ -38,7 +38,7 @@ from tests.ports import free_port
 HERE = Path(__file__).parent
 SIZES_MIB = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
 START_LIMIT_S = 60
-CARD_MIB = 81_920
+GPU_MIB = 81_920
 NAME = "gke-production-gpu-pool-{:02}-5d8f1c2e-{:04}"
 """As long as clouds make them."""
 RUNS = (
@@ -105,7 +105,7 @@ def in_chunks(names: list[str], shuffled: random.Random) -> list[str]:
     return [name for chunk in chunks for name in chunk]
 
 
-def bodies(names: list[str], calls: int, order: str, asks: str, policy: str) -> Iterator[bytes]:
+def bodies(names: list[str], calls: int, order: str, requests: str, policy: str) -> Iterator[bytes]:
     """Requests as Go's client writes them."""
     shuffled = random.Random(7)
     encoded = json.dumps(names, separators=(",", ":"))
@@ -113,10 +113,10 @@ def bodies(names: list[str], calls: int, order: str, asks: str, policy: str) -> 
         if order == "chunks":
             encoded = json.dumps(in_chunks(names, shuffled), separators=(",", ":"))
         built = pod(f"asks-{at}").annotated(placement=policy)
-        if asks == "mig":
+        if requests == "mig":
             built = built.asking(mig="1g.10gb")
         else:
-            mib = 2 * CARD_MIB if asks == "full" else SIZES_MIB[at % len(SIZES_MIB)]
+            mib = 2 * GPU_MIB if requests == "full" else SIZES_MIB[at % len(SIZES_MIB)]
             built = built.asking(mib=mib, core=10 * (at % 4))
         yield posted("/filter", f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{encoded}}}'.encode())
 
@@ -150,7 +150,7 @@ async def events(api: FakeApi, where: NodeBuilder, per_second: int) -> None:
     at = 0
     began = time.perf_counter()
     while True:
-        one = where.cards[at % len(where.cards)]
+        one = where.gpus[at % len(where.gpus)]
         built = pod(f"busy-{at % 500}").asking(mib=1024).on(where.name).assigned(share(one, 1024))
         api.put((built.with_phase("Running") if at % 1000 >= 500 else built).plain())
         at += 1
@@ -158,18 +158,18 @@ async def events(api: FakeApi, where: NodeBuilder, per_second: int) -> None:
 
 
 async def measure(
-    nodes: int, calls: int, events_s: int, pods: int, order: str, asks: str, policy: str
+    nodes: int, calls: int, events_s: int, pods: int, order: str, requests: str, policy: str
 ) -> dict[str, object]:
     async with FakeApi() as api:
         built = [node(NAME.format(at // 250, at % 250)).with_gpus(8) for at in range(nodes)]
-        pool = {POOL_LABEL: ""} if asks == "pools" else {}
+        pool = {POOL_LABEL: ""} if requests == "pools" else {}
         for at, one in enumerate(built):
             plain = one.plain()
             plain["metadata"]["labels"] = dict.fromkeys(pool, f"pool-{at % POOLS}")
             api.put(plain)
         for at in range(pods):
             where = built[at % nodes]
-            bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.cards[at % 8], 2048))
+            bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.gpus[at % 8], 2048))
             plain = bound.with_phase("Running").plain()
             plain["spec"]["nodeSelector"] = dict.fromkeys(pool, f"pool-{at % nodes % POOLS}")
             api.put(plain)
@@ -177,11 +177,11 @@ async def measure(
         try:
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
-            await asyncio.to_thread(call, port, bodies(names, 50, order, asks, policy))
-            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, asks, policy))
+            await asyncio.to_thread(call, port, bodies(names, 50, order, requests, policy))
+            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, requests, policy))
             noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
-            took = await asyncio.to_thread(call, port, bodies(names, calls, order, asks, policy))
+            took = await asyncio.to_thread(call, port, bodies(names, calls, order, requests, policy))
             spent_ms = (cpu_s(process.pid) - before_s) * 1000 / calls
             if noise:
                 noise.cancel()
@@ -191,7 +191,7 @@ async def measure(
             process.wait()
     p50, p99, bare_p50, bare_p99 = (round(float(np.percentile(of, q)), 2) for of in (took, bare) for q in (50, 99))
     return {
-        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "policy": policy, "order": order, "asks": asks, "events_per_s": events_s, "calls": calls,
+        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "policy": policy, "order": order, "asks": requests, "events_per_s": events_s, "calls": calls,
         "p50_ms": p50, "p99_ms": p99, "bare_p50_ms": bare_p50, "bare_p99_ms": bare_p99,
         "max_ms": round(float(took.max()), 2), "cpu_ms_a_call": round(spent_ms, 2), "rss_mib": rss, "start_s": round(started_s, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
@@ -205,18 +205,18 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--pods", type=int, default=2_000)
     parser.add_argument("--policies", nargs="*", default=["binpack", "fragmentation"])
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     rows = read_rows()
-    for nodes, policy in product(asked.nodes, asked.policies):
-        for order, asks, events_s in (*RUNS, *(POOLED if policy == "fragmentation" else ())):
-            row = asyncio.run(measure(nodes, asked.calls, events_s, asked.pods, order, asks, policy))
+    for nodes, policy in product(requested.nodes, requested.policies):
+        for order, requests, events_s in (*RUNS, *(POOLED if policy == "fragmentation" else ())):
+            row = asyncio.run(measure(nodes, requested.calls, events_s, requested.pods, order, requests, policy))
             print(
-                f"{nodes} nodes x 8, {policy}, {order}, {asks}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
+                f"{nodes} nodes x 8, {policy}, {order}, {requests}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
                 f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}; "
                 f"bare {row['bare_p50_ms']} / {row['bare_p99_ms']}), {row['cpu_ms_a_call']} ms of CPU a call, {row['rss_mib']} MiB, ready after {row['start_s']} s",
                 flush=True,
             )
-            rows[nodes, policy, order, asks, events_s] = row
+            rows[nodes, policy, order, requests, events_s] = row
             write_rows(rows)
     return 0
 

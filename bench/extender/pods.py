@@ -181,13 +181,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--label", default="", help="commit that is measured; without it nothing is written")
-    asked = parser.parse_args()
-    for nodes, _, mode in product(asked.nodes, range(asked.repeats), asked.modes):
+    requested = parser.parse_args()
+    for nodes, _, mode in product(requested.nodes, range(requested.repeats), requested.modes):
         row: dict[str, object] = {
-            "label": asked.label, "date": time.strftime("%Y-%m-%d"), **asyncio.run(measure(nodes, asked.pods, mode)),
+            "label": requested.label, "date": time.strftime("%Y-%m-%d"), **asyncio.run(measure(nodes, requested.pods, mode)),
         }  # fmt: skip
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-        if asked.label:
+        if requested.label:
             append(HERE / "pods.csv", row)
     return 0
 

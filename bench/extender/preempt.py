@@ -33,7 +33,7 @@ import numpy as np
 from bench.calls import Kept, posted
 from bench.extender.filter import NAME, ready, start_extender
 from bench.process import memory_mib
-from extender.budgets import Budgets
+from extender.preemption.disruption_budgets import Budgets
 from kube.objects import Budget
 from tests.builders import NodeBuilder, PodBuilder, node, pod, share
 from tests.fake_api import FakeApi
@@ -41,9 +41,9 @@ from tests.fake_api import FakeApi
 HERE = Path(__file__).parent
 FILE = HERE / "preempt.csv"
 START_LIMIT_S = 240
-CARDS = PODS_A_CARD = 8
-CARD_MIB = 81_920
-POD_MIB = CARD_MIB // PODS_A_CARD
+GPUS = PODS_A_GPU = 8
+GPU_MIB = 81_920
+POD_MIB = GPU_MIB // PODS_A_GPU
 FREE_NODES = 40
 NAMESPACES = 20
 APPS = 100
@@ -54,13 +54,13 @@ EACH_S = 0.01
 MEETS_S = 0.05
 """For the extender's watch to hear of a preemptor, which the call would wait for."""
 CLASSES = ("standard", "standard", "standard", "best-effort", "latency-critical")
-ASKS: dict[str, Callable[[PodBuilder], PodBuilder]] = {
+REQUESTS: dict[str, Callable[[PodBuilder], PodBuilder]] = {
     "share": lambda built: built.asking(mib=2 * POD_MIB, core=20, cpu="4", memory="8Gi"),
     "two GPUs": lambda built: built.asking(mib=4 * POD_MIB, cpu="4").annotated(gpu_count="2"),
     "whole": lambda built: built.asking(gpus=1, cpu="16"),
 }
 RUNS = (("share", 0), ("two GPUs", 0), ("whole", 0), ("share", 2_000))
-"""What is asked for, and disruption budgets; those stay."""
+"""What is requested, and disruption budgets; those stay."""
 SWITCH_S = 0.0005
 """Threads of this process stand for programs of their own."""
 SETTLES_S = 2.0
@@ -69,12 +69,12 @@ SETTLES_S = 2.0
 
 def full(one: NodeBuilder, number: int, random_: random.Random) -> Iterator[dict[str, Any]]:
     """The pods of a full node."""
-    for at in range(CARDS * PODS_A_CARD):
+    for at in range(GPUS * PODS_A_GPU):
         namespace, app = f"team-{random_.randrange(NAMESPACES)}", f"app-{random_.randrange(APPS)}"
         built = pod(f"old-{number}-{at}", namespace).labelled(app=app).of_priority(random_.randrange(4))
         built = built.asking(mib=POD_MIB, core=12, cpu=random_.choice(("1", "2", "2500m")), memory="4Gi")
         built = built.annotated(**{"class": random_.choice(CLASSES)})
-        built = built.on(one.name).assigned(share(one.cards[at % CARDS], POD_MIB, 12)).with_phase("Running")
+        built = built.on(one.name).assigned(share(one.gpus[at % GPUS], POD_MIB, 12)).with_phase("Running")
         plain = built.plain()
         plain["status"]["startTime"] = f"2026-01-{random_.randint(1, 28):02}T{random_.randrange(24):02}:00:00Z"
         yield plain
@@ -106,7 +106,7 @@ class Cluster:
         self._api, self._loop, self.port, self.names = api, loop, port, names
         self._placed = 0
 
-    def told(self, change: Callable[[dict[str, Any]], object], thing: dict[str, Any]) -> None:
+    def reported(self, change: Callable[[dict[str, Any]], object], thing: dict[str, Any]) -> None:
         """The API server carries out a change."""
         done = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (change(thing), done.set()))
@@ -121,7 +121,7 @@ class Cluster:
         while goes_on(at):
             began, at, self._placed = time.perf_counter(), at + 1, self._placed + 1
             built = pod(f"new-{self._placed}").asking(mib=1024, cpu="100m")
-            self.told(self._api.put, built.plain())
+            self.reported(self._api.put, built.plain())
             body = f'{{"Pod":{json.dumps(built.plain())},"Nodes":null,"NodeNames":{names}}}'
             took, answer = called(connection, "/filter", body.encode())
             filtered.append(took)
@@ -145,23 +145,23 @@ class Cluster:
         took, connection = list[float](), Kept(self.port)
         connection.open()
         for preemptor, body in calls:
-            self.told(self._api.put, preemptor)
+            self.reported(self._api.put, preemptor)
             time.sleep(MEETS_S)
             ms, answer = called(connection, "/preempt", body)
             assert len(answer["NodeNameToMetaVictims"]) == 1, answer
             took.append(ms)
-            self.told(self._api.remove, preemptor)
+            self.reported(self._api.remove, preemptor)
         connection.close()
         return took
 
 
 def preempting(
-    asks: str, count: int, victims: dict[str, list[str]], calls: int, random_: random.Random
+    requests: str, count: int, victims: dict[str, list[str]], calls: int, random_: random.Random
 ) -> list[tuple[dict[str, Any], bytes]]:
     """Pods and the calls for them. Written before anything is measured: this process, too, does one thing at a time."""
     made = []
     for at in range(calls + 1):
-        built = ASKS[asks](pod(f"urgent-{asks.replace(' ', '-').lower()}-{count}-{at}")).of_priority(1000)
+        built = REQUESTS[requests](pod(f"urgent-{requests.replace(' ', '-').lower()}-{count}-{at}")).of_priority(1000)
         proposed = {
             name: {"Pods": [{"UID": uid} for uid in random_.sample(uids, 2)], "NumPDBViolations": 0}
             for name, uids in victims.items()
@@ -175,7 +175,7 @@ async def measure(nodes: int, calls: int) -> list[dict[str, object]]:
     random_ = random.Random(7)
     rows = []
     async with FakeApi() as api:
-        built = [node(NAME.format(at // 250, at % 250)).with_gpus(CARDS) for at in range(nodes + FREE_NODES)]
+        built = [node(NAME.format(at // 250, at % 250)).with_gpus(GPUS) for at in range(nodes + FREE_NODES)]
         victims: dict[str, list[str]] = {}
         for at, one in enumerate(built):
             api.put(one.plain() | {"status": {"allocatable": {"cpu": "192"}}})
@@ -190,11 +190,11 @@ async def measure(nodes: int, calls: int) -> list[dict[str, object]]:
             await asyncio.sleep(2)  # budgets are read after the pods
             cluster = Cluster(api, asyncio.get_running_loop(), port, [one.name for one in built])
             idle = await asyncio.to_thread(cluster.place_pods, calls_so_many(IDLE_CALLS))
-            for asks, count in RUNS:
+            for requests, count in RUNS:
                 for thing in budgets(count):
                     api.put(thing | {"kind": "PodDisruptionBudget"})
                 await asyncio.sleep(SETTLES_S)
-                rows.append(await beside_each_other(nodes, calls, cluster, victims, asks, count, idle, random_))
+                rows.append(await beside_each_other(nodes, calls, cluster, victims, requests, count, idle, random_))
                 rows[-1]["rss_mib"] = int(memory_mib(process.pid))
                 print(json.dumps(rows[-1]), flush=True)
         finally:
@@ -208,20 +208,20 @@ def calls_so_many(count: int) -> Callable[[int], bool]:
 
 
 async def beside_each_other(
-    nodes: int, calls: int, cluster: Cluster, victims: dict[str, list[str]], asks: str, count: int,
+    nodes: int, calls: int, cluster: Cluster, victims: dict[str, list[str]], requests: str, count: int,
     idle: tuple[list[float], list[float]], random_: random.Random,
 ) -> dict[str, object]:  # fmt: skip
     """Preempt calls, and filter and bind calls until those have ended."""
-    made = preempting(asks, count, victims, calls, random_)
+    made = preempting(requests, count, victims, calls, random_)
     ended, load = threading.Event(), os.getloadavg()[0]
     placing = asyncio.create_task(asyncio.to_thread(cluster.place_pods, lambda _: not ended.is_set()))
     took = await asyncio.to_thread(cluster.preempt, made)
     ended.set()
-    return row(nodes, asks, count, took, idle, await placing, load)
+    return row(nodes, requests, count, took, idle, await placing, load)
 
 
 def row(
-    nodes: int, asks: str, count: int, took: list[float], idle: tuple[list[float], list[float]],
+    nodes: int, requests: str, count: int, took: list[float], idle: tuple[list[float], list[float]],
     beside: tuple[list[float], list[float]], load: float,
 ) -> dict[str, object]:  # fmt: skip
     first, *others = took
@@ -231,7 +231,7 @@ def row(
     ):  # fmt: skip
         figures |= {f"{name}p{q}_ms": round(float(np.percentile(of, q)), 2) for q in (50, 99)}
     return {
-        "nodes": nodes, "gpus_a_node": CARDS, "pods_a_gpu": PODS_A_CARD, "asks": asks, "budgets": count, "calls": len(others),
+        "nodes": nodes, "gpus_a_node": GPUS, "pods_a_gpu": PODS_A_GPU, "asks": requests, "budgets": count, "calls": len(others),
         **figures, "placed_beside": len(beside[0]), "budgets_ms": round(of_one_node(count), 2), "rss_mib": 0,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
         "date": datetime.now(UTC).date().isoformat(), "commit": commit(),
@@ -255,10 +255,10 @@ def of_one_node(count: int) -> float:
 
 
 def commit() -> str:
-    told = subprocess.run(
+    reported = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
     )
-    return told.stdout.strip()
+    return reported.stdout.strip()
 
 
 def main() -> int:
@@ -268,10 +268,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=[100, 1_000])
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--no-csv", dest="keep", action="store_false", help="only print")
-    asked = parser.parse_args()
-    rows: list[dict[str, object]] = [row for nodes in asked.nodes for row in asyncio.run(measure(nodes, asked.calls))]
-    if asked.keep:
-        others = [one for one in written() if int(one["nodes"]) not in asked.nodes]
+    requested = parser.parse_args()
+    rows: list[dict[str, object]] = [
+        row for nodes in requested.nodes for row in asyncio.run(measure(nodes, requested.calls))
+    ]
+    if requested.keep:
+        others = [one for one in written() if int(one["nodes"]) not in requested.nodes]
         with FILE.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()

@@ -88,7 +88,7 @@ async def measure(nodes: int, seconds: float) -> list[dict[str, Any]]:
             api.put(one.plain())
         for at in range(2 * nodes):
             where = built[at % nodes]
-            bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.cards[at % 8], 2048))
+            bound = pod(f"old-{at}").asking(mib=2048).on(where.name).assigned(share(where.gpus[at % 8], 2048))
             api.put(bound.with_phase("Running").plain())
         process, port, metrics_port = start_extender(api.port)
         try:

@@ -50,14 +50,15 @@ def review(size: int) -> bytes:
     """An AdmissionReview of about that size."""
     made = pod("long").asking(mib=8192).annotated().plain()
     made["metadata"].setdefault("annotations", {})["note"] = "x" * size
-    asked = {
+    requested = {
         "uid": "1",
         "operation": "CREATE",
         "resource": {"group": "", "version": "v1", "resource": "pods"},
         "object": made,
     }
     return posted(
-        MUTATE, msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked})
+        MUTATE,
+        msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": requested}),
     )
 
 

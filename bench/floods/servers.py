@@ -32,7 +32,7 @@ from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.harness import node as plugin_node
 from tests.ports import free_port
-from vgpu.names import DEFAULT_POLICY
+from vgpu.api.names import DEFAULT_POLICY
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
 EVERY: Final = (
@@ -262,7 +262,7 @@ class Prometheus:
 @contextlib.contextmanager
 def plugin() -> Iterator[list[Listener]]:
     folder = Path(tempfile.mkdtemp(prefix="pf-"))  # a socket's path holds 107 characters
-    driver, loop = start_fake_driver("card h200\n" * 8, folder), asyncio.new_event_loop()
+    driver, loop = start_fake_driver("gpu h200\n" * 8, folder), asyncio.new_event_loop()
     stop, made = asyncio.Event(), list[Node]()
     up = threading.Event()
 

@@ -22,12 +22,12 @@ from tests.built import shim_build
 from tests.integration.shim.conftest import Worker
 from tests.ports import free_port
 from tests.probe import Probe
-from vgpu import wire
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.protocol import wire
 
-CARD: Final = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
-CARD_MIB: Final = 65_536
+GPU: Final = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
+GPU_MIB: Final = 65_536
 PIECE_MIB: Final = 320
 PIECES: Final = 24
 RETURNED_S: Final = 1.3
@@ -58,16 +58,16 @@ ATTACKS: Final = (
 
 
 class Node:
-    """A card, an arbiter, and two containers: `a` floods, `b` works."""
+    """A GPU, an arbiter, and two containers: `a` floods, `b` works."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.build = folder, shim_build().absolute()
         self.metrics_port = free_port()
         (folder / "root").mkdir()
         (folder / "root/lib").symlink_to(self.build / "fake")
-        (folder / "driver").write_text(f"driver 580\ncard h200 memory_mib={CARD_MIB} context_mib=300 uuid={CARD}\n")
+        (folder / "driver").write_text(f"driver 580\ngpu h200 memory_mib={GPU_MIB} context_mib=300 uuid={GPU}\n")
         for key in ("a", "b"):
-            grant = Grant("default", key, f"uid-{key}", "main", (GrantCard(CARD, CARD_MIB // 2),))
+            grant = Grant("default", key, f"uid-{key}", "main", (GrantGpu(GPU, GPU_MIB // 2),))
             (folder / "grants" / key).mkdir(parents=True)
             (folder / "grants" / key / "grant").write_text(grant_to_text(grant))
         self._socket = folder / "driver.sock"
@@ -119,7 +119,7 @@ class Neighbour:
             self._held = []
             time.sleep(RETURNED_S)
         began = time.perf_counter()
-        code, at = self._worker.ask(f"alloc({PIECE_MIB})")
+        code, at = self._worker.request(f"alloc({PIECE_MIB})")
         took_ms = (time.perf_counter() - began) * 1000
         assert code == 0, code
         self._held.append(at)
@@ -137,7 +137,7 @@ def start_another(node: Node) -> float:
     )
     probe = Probe(process)
     try:
-        assert probe.ask("use", 0) == [0]
+        assert probe.request("use", 0) == [0]
         assert probe.alloc(1) == 0
         return (time.perf_counter() - began) * 1000
     finally:

@@ -1,4 +1,4 @@
-"""Why an announced request takes longer beside large matrix products, though the GPU is free when it comes: the card's clock, seen at the end of
+"""Why an announced request takes longer beside large matrix products, though the GPU is free when it comes: the GPU's clock, seen at the end of
 each request. Beside products of random numbers and of zeros (the same kernels and the same bytes moved, for less power), and beside products that
 have less of the time. Announced 1.5 ms ahead where nothing else is said."""
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bench.gpu_time.book import Book, Requests
-from bench.gpu_time.models import UNDER_WAY_S, Pair, asked, beside, computes
-from bench.gpu_time.node import Node, ask, median
+from bench.gpu_time.models import UNDER_WAY_S, Pair, beside, computes, requested
+from bench.gpu_time.node import Node, median, request
+from bench.gpu_time.results import Requests, Results
 
 REPEATS = 5
 LEAST_S = 1.0
@@ -28,7 +28,7 @@ class Way:
     limit_percent: int = 0
     """Of the neighbour's time; 0 = none."""
     section: bool = False
-    """Is the neighbour off from the announcement on? A hint clears the card 1.5 ms before the request, however early it comes."""
+    """Is the neighbour off from the announcement on? A hint clears the GPU 1.5 ms before the request, however early it comes."""
 
 
 WAYS: Final = (
@@ -44,29 +44,29 @@ WAYS: Final = (
 )
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """All ways in turns, REPEATS times."""
-    if not computes(node, book, "clocks"):
+    if not computes(node, results, "clocks"):
         return
     end = time.monotonic() + seconds
     node.start_arbiter()
     node.grant_pair()
     lc, be = node.model("serve", "lc"), node.model("work", "be")
-    requests = Requests(book, "clocks", "ms")
+    requests = Requests(results, "clocks", "ms")
 
     def seen(case: str, repeat: int, found: dict[str, list[float]]) -> None:
         requests.add(case, repeat, found["ms"], alone=REQUEST.name)
-        book.add("clocks", case, "clock", "MHz", repeat, median(found["mhz"]))
+        results.add("clocks", case, "clock", "MHz", repeat, median(found["mhz"]))
 
     for repeat in range(REPEATS):
         left_s = (end - time.monotonic()) / (REPEATS - repeat)
         window_s = max(LEAST_S, left_s / (len(WAYS) + 1) - 2 * UNDER_WAY_S)
-        seen(REQUEST.name, repeat, ask(lc, *asked(REQUEST, window_s, repeat, 0.0), True))
+        seen(REQUEST.name, repeat, request(lc, *requested(REQUEST, window_s, repeat, 0.0), True))
         for way in WAYS:
             node.grant("be", "best-effort", way.limit_percent)
-            serve = partial(ask, lc, *asked(REQUEST, window_s, repeat, way.lead_us), True, way.section)
+            serve = partial(request, lc, *requested(REQUEST, window_s, repeat, way.lead_us), True, way.section)
             steps, found = beside(be, way.neighbour, serve)
             seen(way.name, repeat, found)
-            book.add("clocks", way.name, NEIGHBOUR, "1/s", repeat, steps)
+            results.add("clocks", way.name, NEIGHBOUR, "1/s", repeat, steps)
     requests.over_all()
-    book.sum_up("clocks")
+    results.sum_up("clocks")

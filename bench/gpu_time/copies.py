@@ -1,4 +1,4 @@
-"""What a best-effort tenant's copies do to a latency-critical one, and what stopping its copy channels does about that.
+"""What a best-effort container's copies do to a latency-critical one, and what stopping its copy channels does about that.
 
 A request copies 1 MiB in, computes for 48 us and copies 1 MiB out. The neighbour copies 64 MiB in both directions all the time and
 computes nothing, so that whatever it costs is the copies. The ways that need the option stand together in each repeat, as it takes
@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench.gpu_time.book import QUANTILES, Book, Requests
 from bench.gpu_time.latency import KERNEL_US, PERIOD_US, free_lc_rate
-from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
+from bench.gpu_time.node import Node, by_kind, quantile, rate, request
+from bench.gpu_time.results import QUANTILES, Requests, Results
 
 KIB, NEIGHBOUR_MIB = 1024, 64
 REPEATS = 5
@@ -26,7 +26,7 @@ class Way:
     neighbour: bool = True
     held: bool = True
     stopped: bool = False
-    """The arbiter stops the copies of best-effort tenants."""
+    """The arbiter stops the copies of best-effort containers."""
     ahead_us: int = 0
 
 
@@ -43,7 +43,7 @@ WAYS = (
 
 
 class Pair:
-    """The two tenants, held and not."""
+    """The two containers, held and not."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -70,17 +70,17 @@ class Pair:
         before = after = {"done": 0.0}
         suspends = self.node.turns()["be"].suspends if way.held else 0
         if way.neighbour:
-            ask(be, "copy", NEIGHBOUR_MIB)
+            request(be, "copy", NEIGHBOUR_MIB)
             time.sleep(UNDER_WAY_S)
-            before = ask(be, "count")
+            before = request(be, "count")
         if way.requests:
             count = max(10, int(seconds * 1e6 / PERIOD_US))
-            took = ask(lc, "moves", count, PERIOD_US, KIB, KERNEL_US, self.per_us, way.ahead_us)["us"]
+            took = request(lc, "moves", count, PERIOD_US, KIB, KERNEL_US, self.per_us, way.ahead_us)["us"]
         else:
             time.sleep(seconds)
         if way.neighbour:
-            after = ask(be, "count")
-            ask(be, "stop")
+            after = request(be, "count")
+            request(be, "stop")
         return took, rate(before, after) * NEIGHBOUR_MIB * 2**20 / 1e9, self._note(suspends) if way.held else ""
 
     def _note(self, suspends: int) -> str:
@@ -88,11 +88,11 @@ class Pair:
         return f"{turn.suspends - suspends} suspends" + (f", trouble: {turn.trouble}" if turn.trouble else "")
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """All ways in turns, REPEATS times."""
     end = time.monotonic() + seconds
     pair = Pair(node)
-    requests = Requests(book, "copies", "us")
+    requests = Requests(results, "copies", "us")
     for repeat in range(REPEATS):
         ways = sorted(WAYS, key=lambda way: way.stopped is (repeat % 2 == 0))
         for number, way in enumerate(ways):
@@ -101,11 +101,11 @@ def run(node: Node, book: Book, seconds: float) -> None:
             if way.requests:
                 requests.add(way.name, repeat, took, alone="copies: alone")
             if way.neighbour:
-                book.add("copies", way.name, "neighbour copies in each direction", "GB/s", repeat, beside, note)
+                results.add("copies", way.name, "neighbour copies in each direction", "GB/s", repeat, beside, note)
     requests.over_all(way.name for way in WAYS)
-    book.sum_up("copies")
+    results.sum_up("copies")
     for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
-            book.over_all(
+            results.over_all(
                 "copies", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls"
             )

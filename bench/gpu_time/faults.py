@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.gpu_time.book import Book
 from bench.gpu_time.latency import free_lc_rate
 from bench.gpu_time.node import Node
+from bench.gpu_time.results import Results
 from tests.gpu.kit.machine import Lines
 
 ROUNDS: Final = 50
@@ -40,12 +40,12 @@ VICTIMS: Final = ("arbiter", "be", "lc")
 
 @dataclass
 class Stage:
-    """A node with one tenant of each class, of which any may be gone or stopped."""
+    """A node with one container of each class, of which any may be gone or stopped."""
 
     node: Node
     per_us: int
     chance: random.Random
-    tenants: dict[str, Lines] = field(default_factory=dict)
+    containers: dict[str, Lines] = field(default_factory=dict)
     kernels: int = 0
     wrong: int = 0
 
@@ -54,37 +54,37 @@ class Stage:
         if not self.node.arbiter_lives():
             self.node.start_arbiter()
         for name in CLASSES:
-            if name not in self.tenants:
-                self.tenants[name] = self.node.load(name)
+            if name not in self.containers:
+                self.containers[name] = self.node.load(name)
         self.node.wait_for_turns(*CLASSES)
 
     def count(self, name: str) -> None:
-        """What a tenant's check found."""
-        found = self.tenants[name].receive(LIMIT_S)
+        """What a container's check found."""
+        found = self.containers[name].receive(LIMIT_S)
         self.kernels += found["kernels"]
         self.wrong += found["wrong"]
 
     def round(self, number: signal.Signals, victim: str, step: str) -> float:
         """One fault. When everybody is there again: seconds until both had results."""
-        self.tenants["be"].send("check", CHECK_S, KERNEL_US, self.per_us)
-        asked = self._begin(step)
+        self.containers["be"].send("check", CHECK_S, KERNEL_US, self.per_us)
+        requested = self._begin(step)
         time.sleep(self.chance.random() * 0.003)
         self._fault(number, victim)
-        if asked and "lc" in self.tenants:
-            self.tenants["lc"].receive(LIMIT_S)
-        if "be" in self.tenants:
+        if requested and "lc" in self.containers:
+            self.containers["lc"].receive(LIMIT_S)
+        if "be" in self.containers:
             self.count("be")
         self.settle()
         began = time.monotonic()
         for name in CLASSES:
-            self.tenants[name].send("check", AFTERWARDS_S, 500, self.per_us)
+            self.containers[name].send("check", AFTERWARDS_S, 500, self.per_us)
         for name in CLASSES:
             self.count(name)
         return time.monotonic() - began
 
     def _begin(self, step: str) -> bool:
         """Is an answer of the latency-critical one owed?"""
-        request, lc = REQUESTS[step], self.tenants["lc"]
+        request, lc = REQUESTS[step], self.containers["lc"]
         if request is None:
             time.sleep(self.chance.random() * 0.02)
             return False
@@ -98,7 +98,7 @@ class Stage:
         return True
 
     def _fault(self, number: signal.Signals, victim: str) -> None:
-        process = self.node.arbiter if victim == "arbiter" else self.tenants[victim].process
+        process = self.node.arbiter if victim == "arbiter" else self.containers[victim].process
         process.send_signal(number)
         if number == signal.SIGSTOP:
             time.sleep(self.chance.choice([0.0, 0.05] if victim != "arbiter" else [0.0, 0.7]))
@@ -106,33 +106,33 @@ class Stage:
         else:
             process.wait(LIMIT_S)
             if victim != "arbiter":
-                del self.tenants[victim]
-                self.node.machine.end_tenants(keep=tuple(self.tenants.values()))
+                del self.containers[victim]
+                self.node.machine.end_containers(keep=tuple(self.containers.values()))
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """ROUNDS of them, or as many as there is time for."""
     end = time.monotonic() + seconds
     node.start_arbiter()
-    for key, klass in CLASSES.items():
-        node.grant(key, klass)
+    for key, service_class in CLASSES.items():
+        node.grant(key, service_class)
     plain = node.load()
     stage = Stage(node, free_lc_rate(plain), random.Random(SEED))
-    node.machine.end_tenants()
+    node.machine.end_containers()
     stage.settle()
     rounds = 0
     for number, victim, step in _order(stage.chance):
         if time.monotonic() > end:
             break
         case = f"{number.name} to {victim} {step}"
-        book.add(
+        results.add(
             "faults", case, "seconds until everybody had right results", "s", rounds, stage.round(number, victim, step)
         )
         rounds += 1
     note = "the fake driver computes nothing" if node.machine.fake else ""
     seen = {"rounds": rounds, "kernels checked": stage.kernels, "kernels with a wrong sum": stage.wrong}
     for figure, value in seen.items():
-        book.add("faults", "all", figure, "", "all", value, note)
+        results.add("faults", "all", figure, "", "all", value, note)
     if stage.wrong and not node.machine.fake:
         raise AssertionError(f"{stage.wrong} of {stage.kernels} kernels with a wrong sum")
 

@@ -1,4 +1,4 @@
-/* flood.c - a tenant's program that asks the arbiter for memory all the time, or says how long it waits for it.
+/* flood.c - a container's program that asks the arbiter for memory all the time, or says how long it waits for it.
  *
  * One line in, one line of JSON out, as load.c.
  *   flood THREADS MIB    {"ok": 1}           threads that allocate and free MIB each, as fast as they can, from now on. What is refused is tried again
@@ -44,7 +44,7 @@ static void *flood(void *unused)
     return unused;
 }
 
-static void asks(unsigned count)
+static void requests(unsigned count)
 {
     static uint64_t at[MOST];
     static double took[MOST];
@@ -83,7 +83,7 @@ int main(void)
             return 1;
         bytes = (size_t)mib << 20;
         if (strcmp(word, "asks") == 0) {
-            asks((unsigned)first);
+            requests((unsigned)first);
             continue;
         }
         for (unsigned i = 0; i < (unsigned)first; i++) {

@@ -11,43 +11,43 @@ import subprocess
 import time
 from typing import Final
 
-from bench.gpu_time.book import Book, Requests
 from bench.gpu_time.latency import KERNEL_US, LAUNCHES, LONG_US, PERIOD_US, UNDER_WAY_S, free_lc_rate
-from bench.gpu_time.node import HERE, Node, ask
+from bench.gpu_time.node import HERE, Node, request
+from bench.gpu_time.results import Requests, Results
 from tests.gpu.kit.machine import Lines
 
 REPEATS: Final = 3
 THREADS, PIECE_MIB, ROOM_MIB, CONTEXT_MIB = 8, 64, 640, 600
-ASKS, ASK_MIB = 60, 320
+REQUESTS, REQUEST_MIB = 60, 320
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """Rows of the part `floods`."""
     end = time.monotonic() + seconds
     program = node.machine.folder / "flood"
     subprocess.run(["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-o", program, HERE / "flood.c", "-ldl"], check=True)  # fmt: skip
     node.start_arbiter()
     node.grant_pair()
-    node.grant("asks")
+    node.grant("allocating")
     plain = node.load()
     per_us = free_lc_rate(plain)
     plain.end()
     lc, be = node.load("lc"), node.load("be")
-    asks = _program(node, str(program), "asks")
-    requests, waits = Requests(book, "floods", "us"), Requests(book, "floods", "us")
+    allocating = _program(node, str(program), "allocating")
+    requests, waits = Requests(results, "floods", "us"), Requests(results, "floods", "us")
     for repeat in range(REPEATS):
         for flooded in (False, True):
             left = 2 * (REPEATS - repeat) - flooded
             window_s = max(0.5, (end - time.monotonic()) / left - UNDER_WAY_S - 1)
             flood = _flood(node, str(program)) if flooded else []
-            ask(be, "start", LONG_US, per_us)
+            request(be, "start", LONG_US, per_us)
             time.sleep(UNDER_WAY_S)
             beside = "flooded" if flooded else "quiet"
-            took = ask(lc, "lc", max(10, int(window_s * 1e6 / PERIOD_US)), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)["us"]  # fmt: skip
+            took = request(lc, "lc", max(10, int(window_s * 1e6 / PERIOD_US)), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)["us"]  # fmt: skip
             requests.add(f"request for GPU time, {beside}", repeat, took, alone="request for GPU time, quiet")
-            took = ask(asks, "asks", ASKS, ASK_MIB)["us"]
+            took = request(allocating, "asks", REQUESTS, REQUEST_MIB)["us"]
             waits.add(f"request for memory, {beside}", repeat, took, alone="request for memory, quiet")
-            ask(be, "stop")
+            request(be, "stop")
             for one in flood:
                 one.kill()
     requests.over_all()
@@ -65,5 +65,5 @@ def _flood(node: Node, program: str) -> list[Lines]:
     key = node.machine.grant(ROOM_MIB + 2 * CONTEXT_MIB)
     processes = [_program(node, program, key) for _ in range(2)]
     for one in processes:
-        ask(one, "flood", THREADS, PIECE_MIB)
+        request(one, "flood", THREADS, PIECE_MIB)
     return processes

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from bench.gpu_time.book import Book
 from bench.gpu_time.latency import free_lc_rate
-from bench.gpu_time.node import Node, ask, rate
-from vgpu.trial import Outcome, Tried, Verdict
+from bench.gpu_time.node import Node, rate, request
+from bench.gpu_time.results import Results
+from vgpu.gputime.trial import Outcome, Tried, Verdict
 
 KERNELS_US: Final = (100, 1000, 5000, 20_000, 100_000)
 LIMITS: Final = (20, 30, 50, 80)
@@ -22,17 +22,17 @@ LEAST_S: Final = 3.0
 ONE: Final = "one"
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """Rows of the part `gated`: percent had, and points beside what was asked. The verdict is taken back afterwards, for the other parts."""
     end = time.monotonic() + seconds
     node.machine.has_tried(Tried("this", (node.machine.uuid,), Verdict(Outcome.HUNG, "so said for a measurement")))
     try:
-        _measure(node, book, end)
+        _measure(node, results, end)
     finally:
         node.machine.has_tried()
 
 
-def _measure(node: Node, book: Book, end: float) -> None:
+def _measure(node: Node, results: Results, end: float) -> None:
     node.start_arbiter()
     node.grant(ONE)
     plain = node.load()
@@ -45,19 +45,19 @@ def _measure(node: Node, book: Book, end: float) -> None:
             free = 0.0
             for limit in (0, *LIMITS):
                 node.grant(ONE, core=limit)
-                ask(program, "start", us, per_us)
+                request(program, "start", us, per_us)
                 time.sleep(SETTLE_S)
-                before = ask(program, "count")
+                before = request(program, "count")
                 time.sleep(max(LEAST_S, (end - time.monotonic()) / windows - SETTLE_S))
                 windows -= 1
-                steps = rate(before, ask(program, "count"))
-                ask(program, "stop")
+                steps = rate(before, request(program, "count"))
+                request(program, "stop")
                 if not limit:
                     free = steps
                     continue
                 had = 100 * steps / free
                 case = f"{us / 1000:g} ms kernels, {limit} %"
                 turn = node.turns()[ONE]
-                book.add("gated", case, "had", "%", repeat, had, turn.mode)
-                book.add("gated", case, "beside what was asked", "points", repeat, had - limit)
-    book.sum_up("gated")
+                results.add("gated", case, "had", "%", repeat, had, turn.mode)
+                results.add("gated", case, "beside what was asked", "points", repeat, had - limit)
+    results.sum_up("gated")

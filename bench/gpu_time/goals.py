@@ -33,7 +33,7 @@ LOADS = (
     "1 ms kernels of two processes",
     "small operations",
 )
-"""Of core limits, away from the card's power cap."""
+"""Of core limits, away from the GPU's power cap."""
 WAITED = "8192^3 bf16 matmul, waited for"
 AT_POWER_CAP = ("8192^3 bf16 matmul", WAITED, "graph of 20 matmuls")
 """Loads whose clock is lower without a limit than with one: what they get done is not in proportion to their time."""
@@ -70,13 +70,13 @@ def lines(of_part: dict[str, Figures]) -> Iterator[Line]:
 
 
 def _limits(caps: Figures) -> Iterator[Line]:
-    loads = list(dict.fromkeys((*LOADS, *AT_POWER_CAP, *(_asked(case)[0] for case in caps if _is_limit(case)))))
+    loads = list(dict.fromkeys((*LOADS, *AT_POWER_CAP, *(_requested(case)[0] for case in caps if _is_limit(case)))))
     away = [load for load in loads if load not in AT_POWER_CAP]
     what = "GPU time at core limits, by the wall, most points off what was asked"
     yield _line(what, [LIMIT_POINTS], [_furthest(caps, loads, BY_THE_WALL)])
     what = "the same, of products that are waited for one by one, of the time in which they have work"
     yield _line(what, [LIMIT_POINTS], [_furthest(caps, [WAITED], TIME)])
-    what = "throughput at core limits, away from the card's power cap, most points off what was asked"
+    what = "throughput at core limits, away from the GPU's power cap, most points off what was asked"
     what += f" (left out: {'; '.join(AT_POWER_CAP)})"
     yield _line(what, [WORK_POINTS], [_furthest(caps, away, THROUGHPUT)])
     yield _line("the same, of those left out", [], [_furthest(caps, AT_POWER_CAP, THROUGHPUT)])
@@ -86,9 +86,9 @@ def _furthest(caps: Figures, loads: Sequence[str], name: str) -> float:
     """Of these loads, in points off what was asked. NaN where a load was not run, or a case of it has no such figure."""
     off: dict[str, list[float]] = {load: [] for load in loads}
     for case in filter(_is_limit, caps):
-        load, asked = _asked(case)
+        load, requested = _requested(case)
         if load in off:
-            off[load].append(abs(_figure(caps, case, name) - asked))
+            off[load].append(abs(_figure(caps, case, name) - requested))
     if any(not points or any(map(math.isnan, points)) for points in off.values()):
         return math.nan
     return max(max(points) for points in off.values())
@@ -98,7 +98,7 @@ def _is_limit(case: str) -> bool:
     return not case.endswith(", no limit")
 
 
-def _asked(case: str) -> tuple[str, float]:
+def _requested(case: str) -> tuple[str, float]:
     """Of which load, how many percent."""
     found = re.fullmatch(r"(.+), (\d+) %( beside \d+ %)?", case)
     assert found is not None, case

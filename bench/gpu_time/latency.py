@@ -1,4 +1,4 @@
-"""Requests of a latency-critical tenant beside kernels that fill the GPU."""
+"""Requests of a latency-critical container beside kernels that fill the GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.gpu_time import mps
-from bench.gpu_time.book import QUANTILES, Book, Requests
-from bench.gpu_time.node import Node, ask, by_kind, quantile, rate
+from bench.gpu_time.node import Node, by_kind, quantile, rate, request
+from bench.gpu_time.results import QUANTILES, Requests, Results
 from tests.gpu.kit.machine import Lines
 
 LAUNCHES, KERNEL_US, PERIOD_US, LONG_US = 5, 48, 10_000, 59_500
@@ -52,7 +52,7 @@ WAYS = (
 
 
 class Pair:
-    """The two tenants, held and not."""
+    """The two containers, held and not."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -84,17 +84,17 @@ class Pair:
         took: list[float] = []
         suspends = self._suspends() if way.held else 0
         if way.neighbour:
-            ask(be, "start", LONG_US, self.per_us)
+            request(be, "start", LONG_US, self.per_us)
             time.sleep(UNDER_WAY_S)
-            before = ask(be, "count")
+            before = request(be, "count")
         if way.requests:
             count = max(10, int(seconds * 1e6 / PERIOD_US))
-            took = ask(lc, "lc", count, PERIOD_US, LAUNCHES, KERNEL_US, self.per_us, way.ahead_us)["us"]
+            took = request(lc, "lc", count, PERIOD_US, LAUNCHES, KERNEL_US, self.per_us, way.ahead_us)["us"]
         else:
             time.sleep(seconds)
         if way.neighbour:
-            after = ask(be, "count")
-            ask(be, "stop")
+            after = request(be, "count")
+            request(be, "stop")
         return took, rate(before, after), (self._suspends() - suspends) if way.held else 0
 
     def _suspends(self) -> int:
@@ -103,30 +103,32 @@ class Pair:
 
 def free_lc_rate(lc: Lines) -> int:
     """Steps of the kernel in a microsecond, on a GPU of its own."""
-    return int(ask(lc, "calibrate")["per_us"])
+    return int(request(lc, "calibrate")["per_us"])
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """All ways in turns, REPEATS times; the ways that need the other arbiter stand together."""
     end = time.monotonic() + seconds
     pair = Pair(node)
-    requests = Requests(book, "lc", "us")
+    requests = Requests(results, "lc", "us")
     with ExitStack() as stack:
         try:
             env = stack.enter_context(mps.server(node.machine.folder))
-            stack.callback(node.machine.end_tenants)
+            stack.callback(node.machine.end_containers)
             pair.use_mps(env)
         except (mps.NoMps, RuntimeError) as error:
-            book.not_run("lc", "MPS", error)
-        _repeats(pair, book, end, requests)
+            results.not_run("lc", "MPS", error)
+        _repeats(pair, results, end, requests)
     requests.over_all(way.name for way in WAYS)
-    book.sum_up("lc")
+    results.sum_up("lc")
     for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
-            book.over_all("lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls")
+            results.over_all(
+                "lc", f"the last arbiter's {what}", name, "us", quantile(times, part), f"{len(times)} calls"
+            )
 
 
-def _repeats(pair: Pair, book: Book, end: float, requests: Requests) -> None:
+def _repeats(pair: Pair, results: Results, end: float, requests: Requests) -> None:
     there = [way for way in WAYS if way.held or way.mps_percent in pair.programs]
     for repeat in range(REPEATS):
         ways = sorted(there, key=lambda way: way.asleep is (repeat % 2 == 0))
@@ -137,4 +139,4 @@ def _repeats(pair: Pair, book: Book, end: float, requests: Requests) -> None:
             if way.requests:
                 requests.add(way.name, repeat, took, alone="alone")
             if way.neighbour:
-                book.add("lc", way.name, "neighbour's kernels", "1/s", repeat, beside, f"{suspends} suspends")
+                results.add("lc", way.name, "neighbour's kernels", "1/s", repeat, beside, f"{suspends} suspends")

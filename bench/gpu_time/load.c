@@ -1,4 +1,4 @@
-/* load.c - a tenant's program: keeps the GPU busy for stated times and says how long its requests took.
+/* load.c - a container's program: keeps the GPU busy for stated times and says how long its requests took.
  *
  * One line in, one line of JSON out; run.py drives it. Words may stand in JSON brackets.
  *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
@@ -293,7 +293,7 @@ static void begin_work(void *(*loop)(void *))
     printf("{\"ok\": 1}\n");
 }
 
-static void tell(void)
+static void report(void)
 {
     pthread_mutex_lock(&done.lock);
     printf("{\"done\": %lu, \"ended_at_s\": %.6f, \"at_s\": %.6f}\n", done.count, done.ended_at_us / 1e6, now_us() / 1e6);
@@ -386,11 +386,11 @@ static void obey(const char *word, const double *given)
         make_room((size_t)given[0] << 20);
         begin_work(keep_copying);
     } else if (strcmp(word, "count") == 0)
-        tell();
+        report();
     else if (strcmp(word, "stop") == 0) {
         atomic_store(&busy, false);
         pthread_join(worker, NULL);
-        tell();
+        report();
     } else if (strcmp(word, "check") == 0)
         check(given[0], (uint32_t)given[1], (uint32_t)given[2]);
     else if (strcmp(word, "carry") == 0)

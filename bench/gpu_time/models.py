@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.gpu_time import mps
-from bench.gpu_time.book import Book, Requests
-from bench.gpu_time.node import Node, ask, rate
+from bench.gpu_time.node import Node, rate, request
+from bench.gpu_time.results import Requests, Results
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
@@ -35,7 +35,7 @@ class Pair:
 @dataclass(frozen=True)
 class Way:
     name: str
-    tenants: str
+    containers: str
     """Of which programs: `free`, `held`, `mps`, `mps capped`."""
     ahead_us: float = 0.0
 
@@ -54,92 +54,92 @@ WAYS = (
     Way("found by the library", "held"),
     Way("announced 1.5 ms ahead", "held", ahead_us=1500),
 )
-Tenants = tuple[Lines, Lines]
+GpuTimeContainers = tuple[Lines, Lines]
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """All ways in turns, REPEATS times. What is alone is the server without a neighbour, and the neighbour without it."""
-    if not computes(node, book, "models"):
+    if not computes(node, results, "models"):
         return
     end = time.monotonic() + seconds
     node.start_arbiter()
     node.grant_pair()
-    requests = Requests(book, "models", "ms")
+    requests = Requests(results, "models", "ms")
     with ExitStack() as stack:
-        tenants = _tenants(node, book, stack)
-        ways = [way for way in WAYS if way.tenants in tenants]
+        containers = _containers(node, results, stack)
+        ways = [way for way in WAYS if way.containers in containers]
         for repeat in range(REPEATS):
             for at, pair in enumerate(PAIRS):
                 rounds = (REPEATS - repeat) * len(PAIRS) - at
                 window_s = max(LEAST_S, (end - time.monotonic()) / rounds / (len(ways) + 2) - UNDER_WAY_S)
-                _round(book, tenants, ways, pair, repeat, window_s, requests)
+                _round(results, containers, ways, pair, repeat, window_s, requests)
     requests.over_all()
-    book.sum_up("models")
+    results.sum_up("models")
 
 
-def _tenants(node: Node, book: Book, stack: ExitStack) -> dict[str, Tenants]:
-    def pair(lc: str, be: str, env: dict[str, str], be_env: dict[str, str]) -> Tenants:
+def _containers(node: Node, results: Results, stack: ExitStack) -> dict[str, GpuTimeContainers]:
+    def pair(lc: str, be: str, env: dict[str, str], be_env: dict[str, str]) -> GpuTimeContainers:
         return node.model("serve", lc, **env), node.model("work", be, **env, **be_env)
 
     made = {"free": pair("", "", {}, {}), "held": pair("lc", "be", {}, {})}
     try:
         env = stack.enter_context(mps.server(node.machine.folder))
-        stack.callback(node.machine.end_tenants)
+        stack.callback(node.machine.end_containers)
         made["mps"] = pair("", "", env, {})
         made["mps capped"] = pair("", "", env, mps.capped(CAP_PERCENT))
     except (mps.NoMps, RuntimeError) as error:
-        book.not_run("models", "MPS", error)
+        results.not_run("models", "MPS", error)
     return made
 
 
 def _round(
-    book: Book,
-    tenants: dict[str, Tenants],
+    results: Results,
+    containers: dict[str, GpuTimeContainers],
     ways: list[Way],
     pair: Pair,
     repeat: int,
     seconds: float,
     requests: Requests,
 ) -> None:
-    lc, be = tenants["free"]
+    lc, be = containers["free"]
     alone = f"{pair.name}: alone"
 
     requests.add(alone, repeat, served(lc, pair, seconds, repeat), alone=alone)
     solo, _ = beside(be, pair.neighbour, lambda: time.sleep(seconds))
-    book.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
+    results.add("models", f"{pair.name}: neighbour alone", "neighbour's steps", "1/s", repeat, solo)
     for way in ways:
-        lc, be = tenants[way.tenants]
+        lc, be = containers[way.containers]
         case = f"{pair.name}: {way.name}"
         kept, took = beside(be, pair.neighbour, lambda lc=lc, way=way: served(lc, pair, seconds, repeat, way.ahead_us))  # type: ignore[misc]
         requests.add(case, repeat, took, alone=alone)
-        book.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
+        results.add("models", case, "neighbour's steps of alone", "%", repeat, 100 * kept / solo)
 
 
-def computes(node: Node, book: Book, part: str) -> bool:
+def computes(node: Node, results: Results, part: str) -> bool:
     """Is there a GPU that computes? If not, a row says why the part was not run."""
     if node.machine.fake is False:
         return True
-    book.not_run(part, "PyTorch", "the fake driver computes nothing")
+    results.not_run(part, "PyTorch", "the fake driver computes nothing")
     return False
 
 
 def served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0.0) -> list[float]:
     """Milliseconds of each request."""
-    took: list[float] = ask(lc, *asked(pair, seconds, seed, ahead_us))["ms"]
+    took: list[float] = request(lc, *requested(pair, seconds, seed, ahead_us))["ms"]
     return took
 
 
-def asked(pair: Pair, seconds: float, seed: int, ahead_us: float) -> tuple[object, ...]:
-    """What torch_models.py is asked for to serve requests."""
+def requested(pair: Pair, seconds: float, seed: int, ahead_us: float) -> tuple[object, ...]:
+    """What torch_models.py is requested to serve requests."""
     return "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us
 
 
 def beside(be: Lines, neighbour: str, what: Callable[[], Any]) -> tuple[float, Any]:
     """The neighbour's steps in a second meanwhile, and what came out of it."""
-    ask(be, "start", neighbour)
+    request(be, "start", neighbour)
     time.sleep(UNDER_WAY_S)
-    before = ask(be, "count")
+    before = request(be, "count")
     found = what()
-    after = ask(be, "count")
-    ask(be, "stop")
+    after = request(be, "count")
+    request(be, "stop")
     return rate(before, after), found

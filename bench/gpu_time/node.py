@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.gpu.kit.machine import ROOT, Lines, Machine, machine
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import TurnStatus, decode_status
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.protocol.status import TurnStatus, decode_status
 
 HERE = Path(__file__).parent
 DRIVER_ROOT = Path("/usr/local/nvidia")
 PYTHON = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
 """That has PyTorch."""
 MIB = 20480
-"""Of memory for each container: the frameworks' own needs, far from the card's."""
+"""Of memory for each container: the frameworks' own needs, far from the GPU's."""
 
 RIGHTS = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all,+kill")
 """In front of the arbiter's words, as root: the rights that its container has in the chart, whatever this program's are."""
@@ -43,7 +43,7 @@ class Switch(NamedTuple):
     began_us: float
     """By CLOCK_MONOTONIC."""
     awake_us: float
-    """Since the card's thread woke up for it."""
+    """Since the GPU's thread woke up for it."""
 
 
 class Node:
@@ -117,18 +117,18 @@ class Node:
         self._timings.unlink()
         return seen
 
-    def grant(self, key: str, klass: str = "standard", core: int = 0) -> None:
+    def grant(self, key: str, service_class: str = "standard", core: int = 0) -> None:
         """Writes a container's grant, or writes it anew; waits until the arbiter has read it where it is in use."""
         folder = self.machine.folder / "grants" / key
         folder.mkdir(exist_ok=True)
-        grant = Grant("bench", key, f"uid-{key}", "main", (GrantCard(self.machine.uuid, MIB, core),), klass)
+        grant = Grant("bench", key, f"uid-{key}", "main", (GrantGpu(self.machine.uuid, MIB, core),), service_class)
         (folder / ".new").write_text(grant_to_text(grant))
         (folder / ".new").chmod(0o444)
         (folder / ".new").rename(folder / "grant")
         self.wait((folder / "arbiter.sock").exists, f"the socket of container {key}")
         turn = self.turns().get(key)
         if turn is not None:
-            self.wait(lambda: self.turns()[key].asked_percent == core, f"the core limit {core} of container {key}")
+            self.wait(lambda: self.turns()[key].requested_percent == core, f"the core limit {core} of container {key}")
 
     def grant_pair(self) -> None:
         """A latency-critical container `lc` and a best-effort one `be`."""
@@ -195,11 +195,11 @@ def node(fake: bool | None) -> Iterator[Node]:
         try:
             yield made
         finally:
-            here.end_tenants()
+            here.end_containers()
             made.stop_arbiter()
 
 
-def ask(lines: Lines, *words: object) -> dict[str, Any]:
+def request(lines: Lines, *words: object) -> dict[str, Any]:
     """A program's answer to one line."""
     lines.send(*words)
     return lines.receive()

@@ -45,8 +45,8 @@ def limits(axes: Axes, rows: list[Row]) -> None:
     shown = [row for row in rows if row["figure"] in ("GPU time", "throughput of no limit")]
     cases = list(dict.fromkeys(row["case"] for row in shown))
     for at, case in enumerate(reversed(cases)):
-        asked = float(re.findall(r"(\d+) %", case)[0])
-        axes.plot([asked, asked], [at - 0.35, at + 0.35], color="#444444", linewidth=1)
+        requested = float(re.findall(r"(\d+) %", case)[0])
+        axes.plot([requested, requested], [at - 0.35, at + 0.35], color="#444444", linewidth=1)
         for row in (row for row in shown if row["case"] == case):
             given = row["figure"] == "GPU time"
             axes.plot([float(row["low"]), float(row["high"])], [at, at], color=LIGHT, linewidth=3)

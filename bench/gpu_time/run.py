@@ -7,9 +7,9 @@
     work      an experiment: limits that are moved so that the work done, not the time, is what was asked
     sums      results of kernels that were suspended over and over
     models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us
-    clocks    why announced requests take longer beside large matrix products: the card's clock, by its power
-    copies    requests that copy in and out, beside a best-effort tenant that does nothing but copy; with its copy channels stopped too
-    faults    arbiter and tenants killed, stopped and started anew at every step, 50 times: who lives goes on, with right results
+    clocks    why announced requests take longer beside large matrix products: the GPU's clock, by its power
+    copies    requests that copy in and out, beside a best-effort container that does nothing but copy; with its copy channels stopped too
+    faults    arbiter and containers killed, stopped and started anew at every step, 50 times: who lives goes on, with right results
     switches  how long suspends and resumes take, and what NVML says meanwhile
     wakes     how late a thread of the arbiter is that sleeps, naps or spins; with 50 containers, how late the suspend for a request is
 
@@ -30,11 +30,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.gpu_time import caps, clocks, copies, faults, floods, gated, latency, models, switches, wakes, work
-from bench.gpu_time.book import Book
 from bench.gpu_time.node import Node, node
+from bench.gpu_time.results import Results
 
 HERE = Path(__file__).parent
-PARTS: dict[str, tuple[float, Callable[[Node, Book, float], None]]] = {
+PARTS: dict[str, tuple[float, Callable[[Node, Results, float], None]]] = {
     "lc": (0.28, latency.run),
     "floods": (0.1, floods.run),
     "sums": (0.04, switches.sums),
@@ -59,32 +59,34 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
     given = parser.parse_args()
-    asked = given.only.split(",")
-    if unknown := set(asked) - set(PARTS):
+    requested = given.only.split(",")
+    if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     began, failed, spent = time.monotonic(), False, 0.0
-    whole = sum(PARTS[name][0] for name in asked)
+    whole = sum(PARTS[name][0] for name in requested)
     with node(given.fake) as here:
-        book = Book(given.out / "gpu-time.csv", here.machine.describe())
-        for name in (name for name in PARTS if name in asked):
+        results = Results(given.out / "gpu-time.csv", here.machine.describe())
+        for name in (name for name in PARTS if name in requested):
             share, run = PARTS[name]
             left_s = given.budget - (time.monotonic() - began)
             seconds = left_s * share / (whole - spent)
             spent += share
             try:
-                run(here, book, seconds)
+                run(here, results, seconds)
             except Exception as error:  # noqa: BLE001 a part that breaks off is a row, and the others still run
                 failed = True
-                book.not_run(name, "the part", f"{type(error).__name__}: {error}")
-            here.machine.end_tenants()
+                results.not_run(name, "the part", f"{type(error).__name__}: {error}")
+            here.machine.end_containers()
             here.stop_arbiter()
         log = here.machine.folder / "arbiter.log"
         if log.exists():  # no arbiter was needed for a part that cannot run here
             accused = log.read_text(errors="replace").count("computes while it says it is idle")
-            book.add("all", "tenants, all of them honest", "taken for liars", "times", "all", accused, "0 is right")
+            results.add(
+                "all", "containers, all of them honest", "taken for liars", "times", "all", accused, "0 is right"
+            )
             shutil.copy(log, given.out / "arbiter.log")
-    if not {"lc", "caps"}.intersection(asked):
+    if not {"lc", "caps"}.intersection(requested):
         return int(failed)
     plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "gpu-time.csv")], check=False)
     return 1 if failed or plot.returncode else 0

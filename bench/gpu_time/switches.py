@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from bench.gpu_time.book import QUANTILES, Book
 from bench.gpu_time.latency import KERNEL_US, LAUNCHES, PERIOD_US, free_lc_rate
-from bench.gpu_time.node import Node, ask, by_kind, quantile
+from bench.gpu_time.node import Node, by_kind, quantile, request
+from bench.gpu_time.results import QUANTILES, Results
 from tests.gpu.kit.machine import Lines
 
 SUM_KERNEL_US = 100_000
@@ -16,8 +16,8 @@ FRAME_MS = 20
 LOOKS = 3
 
 
-def _tenants(node: Node, *words: str, **settings: str) -> tuple[Lines, Lines, int]:
-    """A latency-critical tenant, a best-effort one, and the steps of the kernel in a microsecond."""
+def _containers(node: Node, *words: str, **settings: str) -> tuple[Lines, Lines, int]:
+    """A latency-critical container, a best-effort one, and the steps of the kernel in a microsecond."""
     node.start_arbiter(*words, **settings)
     node.grant_pair()
     plain = node.load()
@@ -26,21 +26,21 @@ def _tenants(node: Node, *words: str, **settings: str) -> tuple[Lines, Lines, in
     return node.load("lc"), node.load("be"), per_us
 
 
-def sums(node: Node, book: Book, seconds: float) -> None:
+def sums(node: Node, results: Results, seconds: float) -> None:
     """Kernels that sum, beside requests that each suspend them; and copies, which are suspended with them then."""
     window_s = max(2.0, seconds / 2 - 4)
     if node.machine.fake:
-        book.not_run("sums", "results after suspends", "the fake driver computes nothing")
+        results.not_run("sums", "results after suspends", "the fake driver computes nothing")
     else:
-        lc, be, per_us = _tenants(node)
+        lc, be, per_us = _containers(node)
         seen, note = _disturbed(node, lc, be, per_us, window_s, "check", window_s, SUM_KERNEL_US, per_us)
-        book.add("sums", "results after suspends", "kernels checked", "", 0, seen["kernels"], note)
-        book.add("sums", "results after suspends", "kernels with a wrong sum", "", 0, seen["wrong"], note)
-        node.machine.end_tenants()
-    lc, be, per_us = _tenants(node, suspend_copies="true")
+        results.add("sums", "results after suspends", "kernels checked", "", 0, seen["kernels"], note)
+        results.add("sums", "results after suspends", "kernels with a wrong sum", "", 0, seen["wrong"], note)
+        node.machine.end_containers()
+    lc, be, per_us = _containers(node, suspend_copies="true")
     seen, note = _disturbed(node, lc, be, per_us, window_s, "carry", window_s, CARRIED_MIB)
-    book.add("sums", "copies after suspends", "rounds checked", "", 0, seen["rounds"], note)
-    book.add("sums", "copies after suspends", "rounds that came back wrong", "", 0, seen["wrong"], note)
+    results.add("sums", "copies after suspends", "rounds checked", "", 0, seen["rounds"], note)
+    results.add("sums", "copies after suspends", "rounds that came back wrong", "", 0, seen["wrong"], note)
 
 
 def _disturbed(
@@ -49,31 +49,31 @@ def _disturbed(
     """What a best-effort program answers that was told these words, beside requests; and how often it was suspended meanwhile."""
     before = node.turns()["be"].suspends
     be.send(*words)
-    ask(lc, "lc", int(seconds * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
+    request(lc, "lc", int(seconds * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
     return be.receive(), f"{node.turns()['be'].suspends - before} suspends"
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """Half of the time each."""
-    _, be, per_us = _tenants(node, "twice", frame_ms=str(FRAME_MS))
+    _, be, per_us = _containers(node, "twice", frame_ms=str(FRAME_MS))
     node.grant("be", "best-effort", 50)
     be.send("start", 1000, per_us)
     be.receive()
     time.sleep(max(1.0, seconds / 2 - 3))
     node.grant("be", "best-effort")
-    _standing(node, book, be)
-    book.over_all(
+    _standing(node, results, be)
+    results.over_all(
         "switches", "the arbiter", "effective capabilities", "mask", node.arbiters_capabilities, "32 = KILL alone"
     )
     be.send("stop")
     be.receive()
     for what, times in by_kind(node.stop_arbiter()).items():
         for name, part in QUANTILES:
-            book.over_all("switches", what, name, "us", quantile(times, part), f"{len(times)} calls")
+            results.over_all("switches", what, name, "us", quantile(times, part), f"{len(times)} calls")
 
 
-def _standing(node: Node, book: Book, be: Lines) -> None:
-    """NVML's figures while the best-effort tenant runs, and while an announced section keeps it off and nothing runs."""
+def _standing(node: Node, results: Results, be: Lines) -> None:
+    """NVML's figures while the best-effort container runs, and while an announced section keeps it off and nothing runs."""
     lc = next(line for line in node.machine._running if line.key == "lc")
     fields = ("utilization.gpu", "clocks.sm", "power.draw")
     units = ("%", "MHz", "W")
@@ -88,14 +88,14 @@ def _standing(node: Node, book: Book, be: Lines) -> None:
         for look in range(LOOKS):
             seen = node.smi(*fields)
             if seen is None:
-                book.not_run("switches", f"NVML while {case}", "no nvidia-smi query here")
+                results.not_run("switches", f"NVML while {case}", "no nvidia-smi query here")
                 break
             for field, unit, value in zip(fields, units, seen, strict=True):
-                book.add("switches", f"NVML while {case}", field, unit, look, float(value))
+                results.add("switches", f"NVML while {case}", field, unit, look, float(value))
             time.sleep(0.2)
         be.send("count")
         note = "0 = nothing ran; a slice against starvation is 20 ms a second"
-        book.add("switches", f"NVML while {case}", "kernels done", "", 0, be.receive()["done"] - before, note)
+        results.add("switches", f"NVML while {case}", "kernels done", "", 0, be.receive()["done"] - before, note)
         ended.set()
         if keeper:
             keeper.join()

@@ -147,7 +147,9 @@ def _accused(rows: list[Row]) -> list[str]:
         return []
     times = sum(float(row["value"]) for row in found)
     commits = " and ".join(dict.fromkeys(row["commit"] for row in found))
-    return [f"Taken for liars by NVML's count in the runs of {commits}, of tenants that were all honest: {times:.0f}."]
+    return [
+        f"Taken for liars by NVML's count in the runs of {commits}, of containers that were all honest: {times:.0f}."
+    ]
 
 
 def _limits(rows: list[Row]) -> list[str]:
@@ -236,8 +238,8 @@ def _faults(rows: list[Row]) -> list[str]:
 
 def is_kept(commit: str) -> bool:
     """Does this history have the commit?"""
-    asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
-    return subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False).returncode == 0
+    requested = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(requested, cwd=Path(__file__).parent, capture_output=True, check=False).returncode == 0
 
 
 def tables(rows: list[Row]) -> str:

@@ -1,4 +1,4 @@
-"""A tenant's PyTorch program that keeps the GPU busy; obeys run.py as load.c does.
+"""A container's PyTorch program that keeps the GPU busy; obeys run.py as load.c does.
 
 ["start", "matmul"], ["start", "waited"], ["start", "graph"] or ["start", "small"], ["count"], ["stop"]: each answered by one line of JSON.
 `waited` are matrix products of which each is waited for before the next is launched, as in a loop with a synchronise; of the others some

@@ -1,7 +1,7 @@
-"""A tenant's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
+"""A container's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
-["serve", ..., true]  the same, each with a kernel at its end, not counted, that tells the card's clock: MHz each, too
+["serve", ..., true]  the same, each with a kernel at its end, not counted, that tells the GPU's clock: MHz each, too
 ["serve", ..., true, true]  the same, each in a section that begins AHEAD_US before it
 ["start", "train", "gemm", "zeros" or "idler"], ["count"], ["stop"]  work without end
 
@@ -73,7 +73,7 @@ class Decoder:
 
     @torch.inference_mode()
     def request(self, tokens: int, graph: bool, clock: bool) -> float:
-        """Milliseconds that CLOCK_CYCLES took behind it; 0 where that was not asked for."""
+        """Milliseconds that CLOCK_CYCLES took behind it; 0 where that was not requested."""
         for _ in range(tokens):
             if graph:
                 self._graph.replay()
@@ -115,7 +115,7 @@ def multiplier(make: Callable[..., torch.Tensor]) -> Callable[[], Any]:
 
 
 def idler() -> Callable[[], Any]:
-    """One thread that waits, so that the card draws little power and its clock stays high."""
+    """One thread that waits, so that the GPU draws little power and its clock stays high."""
     return lambda: torch.cuda._sleep(IDLER_CYCLES)
 
 

@@ -1,4 +1,4 @@
-"""Work without end on the GPU, in a thread of its own, and how much of it was done: what the PyTorch tenants share."""
+"""Work without end on the GPU, in a thread of its own, and how much of it was done: what the PyTorch containers share."""
 
 from __future__ import annotations
 

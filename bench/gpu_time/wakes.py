@@ -11,19 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from arbiter.lane import NAP_US
-from arbiter.timer import Nap
-from bench.gpu_time.book import Book
+from arbiter.gputime.gpu_thread import NAP_US
+from arbiter.gputime.timer import Nap
 from bench.gpu_time.latency import ASLEEP, KERNEL_US, LAUNCHES, LONG_US, PERIOD_US, free_lc_rate
-from bench.gpu_time.node import Node, ask, quantile
+from bench.gpu_time.node import Node, quantile, request
+from bench.gpu_time.results import Results
 from bench.process import cpu_s
 from tests.gpu.kit.machine import Lines
 
 REPEATS = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99))
 CONTAINERS = 50
-CARDS = (1, 8)
-"""Threads that wait in the same way at once, as the arbiter of so many cards has; one of them is told something."""
+GPUS = (1, 8)
+"""Threads that wait in the same way at once, as the arbiter of so many GPUs has; one of them is told something."""
 WORDS_PERIOD_S = 0.005
 WAYS = ("sleeping", "napping", "spinning")
 KEPT: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
@@ -47,9 +47,9 @@ class Waiter:
     """A thread that waits for words on a socket. `late_us`: how long each was under way."""
 
     def __init__(self, how: str) -> None:
-        self.tell, self._told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.report, self._reported = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._epoll = select.epoll()
-        self._epoll.register(self._told.fileno(), select.EPOLLIN)
+        self._epoll.register(self._reported.fileno(), select.EPOLLIN)
         self._nap = Nap(self._epoll.fileno(), NAP_US)
         self._wait: Callable[[], bool] = {
             "sleeping": self._sleep,
@@ -61,11 +61,11 @@ class Waiter:
         self._thread.start()
 
     def end(self) -> None:
-        self.tell.send(b"end")
+        self.report.send(b"end")
         self._thread.join()
         self._epoll.close()
-        self.tell.close()
-        self._told.close()
+        self.report.close()
+        self._reported.close()
 
     def _sleep(self) -> bool:
         return bool(self._epoll.poll())
@@ -76,42 +76,42 @@ class Waiter:
     def _run(self) -> None:
         while True:
             if self._wait():
-                word = self._told.recv(64)
+                word = self._reported.recv(64)
                 if word == b"end":
                     return
                 self.late_us.append((time.monotonic() - float(word)) * 1e6)
 
 
-def run(node: Node, book: Book, seconds: float) -> None:
+def run(node: Node, results: Results, seconds: float) -> None:
     """First without any GPU, then with one."""
-    _threads(book, seconds * 0.25)
-    _containers(node, book, seconds * 0.75)
-    book.sum_up("wakes")
+    _threads(results, seconds * 0.25)
+    _containers(node, results, seconds * 0.75)
+    results.sum_up("wakes")
 
 
-def _threads(book: Book, seconds: float) -> None:
+def _threads(results: Results, seconds: float) -> None:
     pooled: dict[str, list[float]] = {}
-    words = max(50, int(seconds / (REPEATS * len(WAYS) * len(CARDS) * WORDS_PERIOD_S)) - 60)
+    words = max(50, int(seconds / (REPEATS * len(WAYS) * len(GPUS) * WORDS_PERIOD_S)) - 60)
     for repeat in range(REPEATS):
-        for cards in CARDS:
+        for gpus in GPUS:
             for how in WAYS:
-                case = f"a thread {how}, {cards} of them"
-                late_us, busy = _told(how, cards, words)
-                book.add("wakes", case, "processor", "% of a core", repeat, busy)
-                _quantiles(book, case, repeat, late_us)
+                case = f"a thread {how}, {gpus} of them"
+                late_us, busy = _reported(how, gpus, words)
+                results.add("wakes", case, "processor", "% of a core", repeat, busy)
+                _quantiles(results, case, repeat, late_us)
                 pooled.setdefault(case, []).extend(late_us)
     for case, all_us in pooled.items():
-        _over_all(book, case, all_us, f"{len(all_us)} of {REPEATS * words} words")
+        _over_all(results, case, all_us, f"{len(all_us)} of {REPEATS * words} words")
 
 
-def _told(how: str, cards: int, words: int) -> tuple[list[float], float]:
+def _reported(how: str, gpus: int, words: int) -> tuple[list[float], float]:
     """How late each word was, and percent of a core that all threads took together."""
-    waiters = [Waiter(how) for _ in range(cards)]
+    waiters = [Waiter(how) for _ in range(gpus)]
     one = waiters[0]
     began_s, used_s = time.monotonic(), time.process_time()
     try:
-        command = [sys.executable, "-c", SENDER, str(one.tell.fileno()), str(words), str(WORDS_PERIOD_S)]
-        subprocess.run(command, pass_fds=[one.tell.fileno()], check=True)
+        command = [sys.executable, "-c", SENDER, str(one.report.fileno()), str(words), str(WORDS_PERIOD_S)]
+        subprocess.run(command, pass_fds=[one.report.fileno()], check=True)
         busy = 100 * (time.process_time() - used_s) / (time.monotonic() - began_s)
     finally:
         for waiter in waiters:
@@ -119,7 +119,7 @@ def _told(how: str, cards: int, words: int) -> tuple[list[float], float]:
     return one.late_us, busy
 
 
-def _containers(node: Node, book: Book, seconds: float) -> None:
+def _containers(node: Node, results: Results, seconds: float) -> None:
     end = time.monotonic() + seconds
     node.start_arbiter()
     keys = ["lc", "be", *(f"idle-{number}" for number in range(CONTAINERS - 2))]
@@ -141,16 +141,16 @@ def _containers(node: Node, book: Book, seconds: float) -> None:
             )  # nothing is mounted here, which would be looked for again and again
             node.wait_for_turns(*keys)
             case = f"{CONTAINERS} containers{way}"
-            book.add("wakes", case, "processor while nothing happens", "% of a core", repeat, _idle(node, window_s))
+            results.add("wakes", case, "processor while nothing happens", "% of a core", repeat, _idle(node, window_s))
             late_us, awake_us, busy, made = _requests(node, lc, be, per_us, window_s)
             seen = f"{made} requests, {len(late_us)} of them with a suspend"
-            book.add("wakes", case, "processor beside requests", "% of a core", repeat, busy, seen)
+            results.add("wakes", case, "processor beside requests", "% of a core", repeat, busy, seen)
             requests[case] = requests.get(case, 0) + made
             for since, took in (("launch", late_us), ("wake-up", awake_us)):
-                _quantiles(book, f"{case}: {since} to suspend", repeat, took)
+                _quantiles(results, f"{case}: {since} to suspend", repeat, took)
                 pooled.setdefault((case, since), []).extend(took)
     for (case, since), took in pooled.items():
-        _over_all(book, f"{case}: {since} to suspend", took, f"{len(took)} of {requests[case]} requests")
+        _over_all(results, f"{case}: {since} to suspend", took, f"{len(took)} of {requests[case]} requests")
 
 
 def _idle(node: Node, seconds: float) -> float:
@@ -165,13 +165,13 @@ def _requests(
 ) -> tuple[list[float], list[float], float, int]:
     """How late the suspend for each request began, since its launch and since the arbiter's thread woke up for it; percent of a core,
     and how many requests there were. Ends the arbiter."""
-    ask(be, "start", LONG_US, per_us)
+    request(be, "start", LONG_US, per_us)
     time.sleep(UNDER_WAY_S)
     began_s, used_s = time.monotonic(), cpu_s(node.arbiter.pid)
     lc.send("lc", max(20, int(seconds * 1e6 / PERIOD_US)), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
     at_us = lc.receive()["at_us"]
     busy = 100 * (cpu_s(node.arbiter.pid) - used_s) / (time.monotonic() - began_s)
-    ask(be, "stop")
+    request(be, "stop")
     suspends = [one for one in node.stop_arbiter() if one.what == "suspend"]
     late_us, awake_us = [], []
     for at in at_us:
@@ -182,11 +182,11 @@ def _requests(
     return late_us, awake_us, busy, len(at_us)
 
 
-def _quantiles(book: Book, case: str, repeat: int, late_us: list[float]) -> None:
+def _quantiles(results: Results, case: str, repeat: int, late_us: list[float]) -> None:
     for name, part in QUANTILES:
-        book.add("wakes", case, name, "us", repeat, quantile(late_us, part))
+        results.add("wakes", case, name, "us", repeat, quantile(late_us, part))
 
 
-def _over_all(book: Book, case: str, late_us: list[float], of: str) -> None:
+def _over_all(results: Results, case: str, late_us: list[float], of: str) -> None:
     for name, part in QUANTILES:
-        book.over_all("wakes", case, name, "us", quantile(late_us, part), of)
+        results.over_all("wakes", case, name, "us", quantile(late_us, part), of)

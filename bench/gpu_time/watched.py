@@ -1,7 +1,7 @@
 """The arbiter, with a clock at each of its switches: python3 watched.py FILE [twice] [unrehearsed]
 
 What it saw is in FILE when it ends: `suspend,562.1,8123456.7,41.2` is one call, its microseconds, when it began by CLOCK_MONOTONIC, and for
-how long the card's thread had been awake then (of several calls in a row the first counts). With `twice` each resume is issued again at once, as `enabled`: what it costs to enable channels that are enabled. With `unrehearsed` nothing is kept warm for a
+how long the GPU's thread had been awake then (of several calls in a row the first counts). With `twice` each resume is issued again at once, as `enabled`: what it costs to enable channels that are enabled. With `unrehearsed` nothing is kept warm for a
 request. Settings come from the environment, as for the arbiter.
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from arbiter.__main__ import main
-from arbiter.lane import Lane
-from arbiter.rehearsal import Rehearsal
-from arbiter.seat import Seat
+from arbiter.gputime.channels import ChannelGroup
+from arbiter.gputime.gpu_thread import GpuThread
+from arbiter.gputime.warm_up import WarmUp
 
 Seen = tuple[str, float, float, float]
 _thread = threading.local()
 
 
-def waking(plain: Callable[[Lane], list[tuple[int, int]]]) -> Callable[[Lane], list[tuple[int, int]]]:
-    def call(lane: Lane) -> list[tuple[int, int]]:
-        ready = plain(lane)
+def waking(plain: Callable[[GpuThread], list[tuple[int, int]]]) -> Callable[[GpuThread], list[tuple[int, int]]]:
+    def call(gpu_thread: GpuThread) -> list[tuple[int, int]]:
+        ready = plain(gpu_thread)
         _thread.woke = time.monotonic_ns()
         return ready
 
@@ -33,10 +33,10 @@ def waking(plain: Callable[[Lane], list[tuple[int, int]]]) -> Callable[[Lane], l
 
 
 def timed(what: str, plain: Callable[..., int], seen: list[Seen]) -> Callable[..., int]:
-    def call(seat: Seat, **how: bool) -> int:
+    def call(channel_group: ChannelGroup, **how: bool) -> int:
         began = time.monotonic_ns()
         awake = began - getattr(_thread, "woke", began)
-        status = plain(seat, **how)
+        status = plain(channel_group, **how)
         seen.append((what, (time.monotonic_ns() - began) / 1000, began / 1000, awake / 1000))
         return status
 
@@ -45,17 +45,17 @@ def timed(what: str, plain: Callable[..., int], seen: list[Seen]) -> Callable[..
 
 def watch(file: Path, twice: bool, rehearsed: bool) -> None:
     seen: list[Seen] = []
-    suspend, resume = timed("suspend", Seat.suspend, seen), timed("resume", Seat.resume, seen)
-    again = timed("enabled", Seat.resume, seen)
+    suspend, resume = timed("suspend", ChannelGroup.suspend, seen), timed("resume", ChannelGroup.resume, seen)
+    again = timed("enabled", ChannelGroup.resume, seen)
 
-    def resume_twice(seat: Seat) -> int:
-        return resume(seat) or again(seat)
+    def resume_twice(channel_group: ChannelGroup) -> int:
+        return resume(channel_group) or again(channel_group)
 
-    Lane._wait = waking(Lane._wait)  # type: ignore[method-assign]
-    Seat.suspend = suspend  # type: ignore[method-assign, assignment]
-    Seat.resume = resume_twice if twice else resume  # type: ignore[method-assign, assignment]
+    GpuThread._wait = waking(GpuThread._wait)  # type: ignore[method-assign]
+    ChannelGroup.suspend = suspend  # type: ignore[method-assign, assignment]
+    ChannelGroup.resume = resume_twice if twice else resume  # type: ignore[method-assign, assignment]
     if not rehearsed:
-        Rehearsal.play = lambda *_: None  # type: ignore[method-assign]
+        WarmUp.play = lambda *_: None  # type: ignore[method-assign]
     try:
         main([])
     finally:

@@ -54,7 +54,7 @@ def arrays(rows: Rows) -> None:
     for form, channels in ((0x01, 1), (0x01, 4), (0x20, 1), (0x20, 2), (0x20, 4), (0x10, 2)):
         for width, height, depth, flags in shapes:
             how = Array3D(width, height, depth, form, channels, flags)
-            asked = width * max(height, 1) * max(depth, 1) * BITS[form] // 8 * channels
+            requested = width * max(height, 1) * max(depth, 1) * BITS[form] // 8 * channels
 
             def make(n: int, how: Array3D = how) -> list[object]:
                 made: list[object] = []
@@ -65,9 +65,9 @@ def arrays(rows: Rows) -> None:
                 return made
 
             for count in (1, 20, 100):
-                if asked * count > 8 << 30:
+                if requested * count > 8 << 30:
                     continue
-                measure(gpu, rows, "arrays", f"{width}x{height}x{depth} format={form:#x} channels={channels} flags={flags}", count, asked * count,
+                measure(gpu, rows, "arrays", f"{width}x{height}x{depth} format={form:#x} channels={channels} flags={flags}", count, requested * count,
                         lambda n=count: make(n), lambda made: [cuda.cuArrayDestroy(one) for one in made] and None)  # fmt: skip
     for width, height, depth, levels in (
         (64, 64, 0, 7),
@@ -81,7 +81,7 @@ def arrays(rows: Rows) -> None:
     ):
         for form, channels in ((0x01, 4), (0x20, 1), (0x20, 4)):
             how = Array3D(width, height, depth, form, channels, 0)
-            asked = (
+            requested = (
                 sum(max(width >> n, 1) * max(height >> n, 1) * max(depth >> n, 1) for n in range(levels))
                 * BITS[form]
                 // 8
@@ -100,7 +100,7 @@ def arrays(rows: Rows) -> None:
                 return made
 
             for count in (1, 20):
-                measure(gpu, rows, "mipmaps", f"{width}x{height}x{depth} levels={levels} format={form:#x} channels={channels}", count, asked * count,
+                measure(gpu, rows, "mipmaps", f"{width}x{height}x{depth} levels={levels} format={form:#x} channels={channels}", count, requested * count,
                         lambda n=count: make_mip(n), lambda made: [cuda.cuMipmappedArrayDestroy(one) for one in made] and None)  # fmt: skip
 
 
@@ -124,12 +124,12 @@ def requirements(gpu: Gpu, how: Array3D, levels: int = 0) -> str:
     array, got = make_array(later, levels), Requirements()
     if array is None:
         return "refused"
-    ask, end = (
+    request, end = (
         (cuda.cuMipmappedArrayGetMemoryRequirements, cuda.cuMipmappedArrayDestroy)
         if levels
         else (cuda.cuArrayGetMemoryRequirements, cuda.cuArrayDestroy)
     )
-    rc = ask(c.byref(got), array, gpu.device)
+    rc = request(c.byref(got), array, gpu.device)
     end(array)
     return f"size={got.size} alignment={got.alignment}" if rc == SUCCESS else f"answered {rc}"
 

@@ -92,17 +92,17 @@ def free(at: int) -> None:
     ok(cuda.cuMemFree_v2(u64(at)), "cuMemFree")
 
 
-def measure(gpu: Gpu, rows: Rows, part: str, case: str, count: int, asked: int, make: Callable[[], list[object]],
+def measure(gpu: Gpu, rows: Rows, part: str, case: str, count: int, requested: int, make: Callable[[], list[object]],
             undo: Callable[[list[object]], None], note: str = "") -> None:  # fmt: skip
     before, nvml_before = gpu.free(), gpu.nvml_used()
     try:
         made = make()
     except RuntimeError as error:
-        rows.add(part, case, count, asked, "", "", "", str(error))
+        rows.add(part, case, count, requested, "", "", "", str(error))
         return
     lost, nvml_lost = before - gpu.free(), gpu.nvml_used() - nvml_before
     undo(made)
-    rows.add(part, case, count, asked, lost, before - gpu.free(), nvml_lost, note)
+    rows.add(part, case, count, requested, lost, before - gpu.free(), nvml_lost, note)
 
 
 EMPTY = b".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry f() { ret; }\n\0"

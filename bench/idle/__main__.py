@@ -32,12 +32,12 @@ from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.turns.conftest import Program
-from vgpu.codec import inventory_from_json
-from vgpu.grant import Slice
-from vgpu.inventory import Inventory
-from vgpu.status import decode_status
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Inventory
+from vgpu.protocol.status import decode_status
 
-CARDS = 8
+GPUS = 8
 UNITS, CORE = 8, 10
 SETTLE_S = 65.0
 """After the last start, before anything is counted. For a minute the plugin looks for the mount of a container that starts, and here it finds none."""
@@ -45,9 +45,9 @@ KERNEL_US = 20_000
 PARTS = ("plugin", "arbiter", "nvml")
 
 
-def share(name: str, on: Inventory, card: int) -> PodBuilder:
-    """A pod of one container with 8 units and 10 percent of a card."""
-    piece = Slice(on.cards[card].uuid, card, UNITS * 1024, CORE)
+def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
+    """A pod of one container with 8 units and 10 percent of a GPU."""
+    piece = Slice(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
     return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
 
 
@@ -55,7 +55,7 @@ async def container(made: Node, driver: FakeDriver, number: int) -> Program:
     """Admitted, started, and with a process that has a context."""
     assert made.api.inventory
     has, name = inventory_from_json(made.api.inventory), f"c{number}"
-    one = share(name, has, number % CARDS)
+    one = share(name, has, number % GPUS)
     made.api.put(one.plain())
     await made.kubelet.admit(one.plain())
     await made.kubelet.start_container(name, "main")
@@ -66,7 +66,7 @@ async def container(made: Node, driver: FakeDriver, number: int) -> Program:
     env = driver.env(
         LD_PRELOAD=f"{shim_build() / 'libtangram.so'}:{fake_build() / 'libfake-kernel.so'}",
         TANGRAM_GRANT=str(folder / "grant"),
-        CUDA_VISIBLE_DEVICES=has.cards[number % CARDS].uuid,
+        CUDA_VISIBLE_DEVICES=has.gpus[number % GPUS].uuid,
     )
     return await asyncio.to_thread(Program, env, folder.name)
 
@@ -119,7 +119,7 @@ async def shares_of(pids: Sequence[int], seconds: float) -> list[float]:
 
 async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, int, list[float]]]:
     """(what, connected processes, percent of a core of each part), for each repetition."""
-    driver = start_fake_driver("card h200\n" * CARDS, folder)
+    driver = start_fake_driver("gpu h200\n" * GPUS, folder)
     rows: list[tuple[str, int, list[float]]] = []
     async with AsyncExitStack() as stack:
         stack.callback(driver.stop)
@@ -141,11 +141,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, 
         for _ in range(options.repeat):
             until_s = time.monotonic() + options.seconds + 2
             work = f"all((launch({KERNEL_US}), wait(), time.monotonic() < {until_s})[-1] for _ in range(10**9))"
-            for program in programs[:CARDS]:
+            for program in programs[:GPUS]:
                 program.start(work)
             await asyncio.sleep(1)
             rows.append(("8 GPUs work", await connected(made), await shares_of(watched, options.seconds)))
-            for program in programs[:CARDS]:
+            for program in programs[:GPUS]:
                 await asyncio.to_thread(program.finish)
     return rows
 
@@ -170,8 +170,8 @@ def main() -> None:
             ["what", "connected", "seconds", *(f"{part}_percent" for part in PARTS), "sum_percent", "machine"]
         )
         for what, count, percents in rows:
-            told = [f"{percent:.2f}" for percent in (*percents, sum(percents))]
-            writer.writerow([what, count, f"{options.seconds:g}", *told, machine])
+            reported = [f"{percent:.2f}" for percent in (*percents, sum(percents))]
+            writer.writerow([what, count, f"{options.seconds:g}", *reported, machine])
     print(options.csv.read_text(), end="")
 
 

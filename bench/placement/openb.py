@@ -1,4 +1,4 @@
-"""Replay the openb trace with every policy, and write `openb.csv`: allocation when the arrived pods ask for 100 % of the capacity.
+"""Replay the openb trace with every policy, and write `openb.csv`: allocation when the arrived pods request 100 % of the capacity.
 
 Run: python -m bench.placement.openb FOLDER [--lists default,...] [--policies binpack,...] [--seeds 10] [--jobs 2]
 FOLDER holds the trace's node list, pod lists and published_table.csv. Rows of lists and policies that are not run stay as they are.
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vgpu import policy
-from vgpu.cards import Cards
-from vgpu.outcome import Outcome, Scores
-from vgpu.simulate import Cluster, Host, Job, Numbers, least_gpu, replay
-from vgpu.workload import read_nodes, read_pods
+from vgpu.scheduling.arrays import GpuArrays
+from vgpu.scheduling.policies import registry as policy
+from vgpu.scheduling.policies.outcome import Outcome, Scores
+from vgpu.scheduling.simulate import Cluster, Host, Job, Numbers, least_gpu, replay
+from vgpu.scheduling.workload import read_nodes, read_pods
 
 FIRST_SEED = 42
 RESULTS = Path(__file__).with_name("openb.csv")
@@ -35,14 +35,14 @@ MOST_CPU_MILLI, MOST_GPU = 128_000, 8
 
 def best_fit(outcome: Outcome) -> Scores:
     """What is left of the node, CPU and GPU weighing the same."""
-    _, after = outcome.cards
+    _, after = outcome.gpus
     return (after.cpu_milli / MOST_CPU_MILLI + outcome.node_free_mib / 1000 / MOST_GPU,)
 
 
 def fgd(outcome: Outcome) -> Scores:
     """The drop of fragmentation as the paper scores it."""
-    before, after = outcome.cards
-    drop = outcome.mix.unusable(before) - outcome.mix.unusable(after, outcome.kind)
+    before, after = outcome.gpus
+    drop = outcome.distribution.unusable(before) - outcome.distribution.unusable(after, outcome.kind)
     return (-(100 / (1 + np.exp(-drop))).astype(int),)
 
 
@@ -55,12 +55,12 @@ def best_fit_bare(cluster: Cluster, _: Job, fit: Numbers) -> int:
 def fgd_bare(cluster: Cluster, job: Job, fit: Numbers) -> int:
     """FGD of a pod without a GPU."""
     fleet, columns = cluster.fleet, np.array([cluster.fleet.column[name] for name in cluster.names[fit]])
-    before = Cards(
+    before = GpuArrays(
         fleet.free_mib[:, columns], fleet.free_percent[:, columns], fleet.total_mib[:, columns],
         fleet.model[:, columns], cluster.cpu_milli[fit].astype(np.int32),
     )  # fmt: skip
     after = replace(before, cpu_milli=before.cpu_milli - np.int32(job.cpu_milli))
-    drop = fleet.mix.unusable(before) - fleet.mix.unusable(after)
+    drop = fleet.distribution.unusable(before) - fleet.distribution.unusable(after)
     return int(fit[np.argmax((100 / (1 + np.exp(-drop))).astype(int))])
 
 
@@ -73,7 +73,7 @@ def one(hosts: list[Host], jobs: list[Job], seed: int) -> tuple[float, float]:
     """(allocation at 100 %, CPU seconds) of a seed."""
     policy.POLICIES.update(POLICIES)  # type: ignore[attr-defined]
     start = time.process_time()
-    bare = BARE.get(jobs[0].ask.policy, least_gpu)
+    bare = BARE.get(jobs[0].request.policy, least_gpu)
     return replay(hosts, jobs, seed, 1.0, bare=bare).at(100).allocation, time.process_time() - start
 
 

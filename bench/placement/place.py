@@ -1,4 +1,4 @@
-"""Time `place()` on fleets of 8-card nodes, and write `place.csv`.
+"""Time `place()` on fleets of 8-GPU nodes, and write `place.csv`.
 
 Run: python -m bench.placement.place. Names come as new strings each time, as they do from a decoded request.
 """
@@ -15,23 +15,23 @@ from pathlib import Path
 
 import numpy as np
 
-from vgpu.fleet import Fleet
-from vgpu.grant import Slice
-from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.placement import place
-from vgpu.request import Ask, PodAsk
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.api.request import GpuRequest, PodRequest
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.placement import place
 
-CARDS = 8
-CARD_MIB = 80 * 1024
+GPUS = 8
+GPU_MIB = 80 * 1024
 ROUNDS = 200
 
-ASKS = {
-    "one share": PodAsk((Ask("a", "share", 1, 8, 8192, 30),)),
-    "share over 4 GPUs": PodAsk((Ask("a", "share", 4, 32, 8192, 30),)),
-    "3 shares": PodAsk(tuple(Ask(f"c{i}", "share", 1, 8, 8192 * (i + 1), 10) for i in range(3))),
-    "whole GPU": PodAsk((Ask("a", "whole", 1, core_percent=100),)),
-    "one share, fits nowhere": PodAsk((Ask("a", "share", 1, 81, CARD_MIB + 1024),)),
-    "MIG instance (one node in ten has MIG)": PodAsk((Ask("a", "mig", 1, profile="1g.10gb"),)),
+REQUESTS = {
+    "one share": PodRequest((GpuRequest("a", "share", 1, 8, 8192, 30),)),
+    "share over 4 GPUs": PodRequest((GpuRequest("a", "share", 4, 32, 8192, 30),)),
+    "3 shares": PodRequest(tuple(GpuRequest(f"c{i}", "share", 1, 8, 8192 * (i + 1), 10) for i in range(3))),
+    "whole GPU": PodRequest((GpuRequest("a", "whole", 1, core_percent=100),)),
+    "one share, fits nowhere": PodRequest((GpuRequest("a", "share", 1, 81, GPU_MIB + 1024),)),
+    "MIG instance (one node in ten has MIG)": PodRequest((GpuRequest("a", "mig", 1, profile="1g.10gb"),)),
 }
 
 
@@ -41,15 +41,15 @@ def fleet(nodes: int) -> Fleet:
     built = Fleet()
     for number in range(nodes):
         name, mig = f"node-{number:05d}", number % 10 == 0
-        cards = tuple(
-            Card(
-                f"GPU-{number}-{row}", row, "h100", CARD_MIB, mig=mig,
+        gpus = tuple(
+            Gpu(
+                f"GPU-{number}-{row}", row, "h100", GPU_MIB, mig=mig,
                 instances=tuple(MigInstance(f"MIG-{number}-{row}-{i}", "1g.10gb", 9856, i, 0) for i in range(7 * mig)),
             )
-            for row in range(CARDS)
+            for row in range(GPUS)
         )  # fmt: skip
-        used = [Slice(c.uuid, c.index, int(random.integers(0, 70)) * 1024, int(random.integers(0, 80))) for c in cards]
-        built.set_node(name, Inventory(cards), [piece for piece in used if piece.mib])
+        used = [Slice(c.uuid, c.index, int(random.integers(0, 70)) * 1024, int(random.integers(0, 80))) for c in gpus]
+        built.set_node(name, Inventory(gpus), [piece for piece in used if piece.mib])
     return built
 
 
@@ -57,19 +57,19 @@ def main() -> None:
     rows = []
     for nodes in (1_000, 10_000):
         built = fleet(nodes)
-        for what, ask in ASKS.items():
+        for what, request in REQUESTS.items():
             took_ms = []
             for _ in range(ROUNDS if "nowhere" not in what else ROUNDS // 10):
                 names = tuple(f"node-{number:05d}" for number in range(nodes))
                 start = time.perf_counter()
-                place(built, ask, names)
+                place(built, request, names)
                 took_ms.append(1000 * (time.perf_counter() - start))
             cuts = statistics.quantiles(took_ms, n=100)
-            rows.append([nodes, CARDS, what, f"{cuts[49]:.3f}", f"{cuts[98]:.3f}", os.cpu_count(), platform.machine()])
+            rows.append([nodes, GPUS, what, f"{cuts[49]:.3f}", f"{cuts[98]:.3f}", os.cpu_count(), platform.machine()])
             sys.stdout.write("  ".join(str(value) for value in rows[-1]) + "\n")
     with Path(__file__).with_name("place.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["nodes", "cards", "ask", "p50_ms", "p99_ms", "cpus", "machine"])
+        writer.writerow(["nodes", "gpus", "ask", "p50_ms", "p99_ms", "cpus", "machine"])
         writer.writerows(rows)
 
 

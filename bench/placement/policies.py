@@ -1,7 +1,7 @@
-"""What each policy costs: processor time of `place()` on fleets of 8-card nodes, and write `policies.csv`.
+"""What each policy costs: processor time of `place()` on fleets of 8-GPU nodes, and write `policies.csv`.
 
 Run: python -m bench.placement.policies. The cluster's pods were seen before, as the extender sees them, and nodes have labels, so that
-`fragmentation` judges by a mix and a pod's wishes have something to weigh. Between two pods `CHANGED` nodes change, as they do while others
+`fragmentation` judges by a mix and a pod's preferences have something to weigh. Between two pods `CHANGED` nodes change, as they do while others
 are placed. Pods are of one template, or in turn of `TEMPLATES`: more than any work is kept for. Processor time, since others may have the machine too.
 """
 
@@ -18,53 +18,53 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
-from bench.placement.place import ASKS, fleet
-from vgpu.constraints import Condition, Term
-from vgpu.fleet import Fleet
-from vgpu.placement import fitting, place, rate
-from vgpu.policy import POLICIES
-from vgpu.wishes import Spread, Wishes
+from bench.placement.place import REQUESTS, fleet
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.placement import fitting, place, rate
+from vgpu.scheduling.policies.registry import POLICIES
+from vgpu.scheduling.preferences import Preferences, Spread
 
 ROUNDS = 100
 CHANGED, TEMPLATES = 10, 40
 ZONE, DISK = "topology.kubernetes.io/zone", "disk"
-ASK = ASKS["one share"]
+REQUEST = REQUESTS["one share"]
 
 
 def seen(nodes: int) -> Fleet:
     """A fleet that has seen pods, and knows labels and processors."""
     built = fleet(nodes)
     for at in range(300):
-        for ask in ASKS.values():
-            built.saw(replace(ask, cpu_milli=1000 * (at % 8)))
+        for request in REQUESTS.values():
+            built.saw(replace(request, cpu_milli=1000 * (at % 8)))
     for at, name in enumerate(built.column):
         built.set_cpu(name, 64_000)
         built.labels.say(name, {ZONE: f"zone-{at % 3}", DISK: ("ssd", "hdd")[at % 2], "kubernetes.io/hostname": name})
     return built
 
 
-def wishes(nodes: int) -> Wishes:
+def preferences(nodes: int) -> Preferences:
     """A preferred label, and spreading over zones and nodes with 1,000 pods that count."""
     names = [f"node-{at:05d}" for at in range(min(nodes, 1000))]
     peers = dict.fromkeys(names, 1)
     preferred = (Term((Condition(DISK, "In", ("ssd",)),), 10),)
-    return Wishes(preferred, (Spread(ZONE, peers), Spread("kubernetes.io/hostname", peers)))
+    return Preferences(preferred, (Spread(ZONE, peers), Spread("kubernetes.io/hostname", peers)))
 
 
-def runs(built: Fleet, liked: Wishes) -> dict[tuple[str, str], Callable[[], object]]:
+def runs(built: Fleet, liked: Preferences) -> dict[tuple[str, str], Callable[[], object]]:
     """(policy, what) -> the work."""
     names = tuple(built.column)
     placing: dict[tuple[str, str], Callable[[], object]] = {
-        (policy, what): partial(place, built, replace(ASK, policy=policy), names, None, with_)
+        (policy, what): partial(place, built, replace(REQUEST, policy=policy), names, None, with_)
         for policy in POLICIES
-        for what, with_ in (("place", None), ("place with wishes", liked))
+        for what, with_ in (("place", None), ("place with preferences", liked))
         if not POLICIES[policy].lists
     }
-    requests = cycle([replace(ASK, policy="fragmentation", cpu_milli=1000 + at) for at in range(TEMPLATES)])
+    requests = cycle([replace(REQUEST, policy="fragmentation", cpu_milli=1000 + at) for at in range(TEMPLATES)])
     return placing | {
         ("fragmentation", f"place, {TEMPLATES} templates"): lambda: place(built, next(requests), names),
-        ("scheduler", "filter"): partial(fitting, built, ASK, names),
-        ("scheduler", "prioritize"): partial(rate, built, ASK, names),
+        ("scheduler", "filter"): partial(fitting, built, REQUEST, names),
+        ("scheduler", "prioritize"): partial(rate, built, REQUEST, names),
     }
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     rows = []
     for nodes in (1_000, 10_000):
         built = seen(nodes)
-        for (policy, what), work in runs(built, wishes(nodes)).items():
+        for (policy, what), work in runs(built, preferences(nodes)).items():
             work()
             cuts = statistics.quantiles(cpu_ms(work, built), n=100)
             machine = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
@@ -91,7 +91,7 @@ def main() -> None:
             print(*rows[-1], flush=True)
     with Path(__file__).with_name("policies.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["nodes", "cards", "policy", "what", "cpu_p50_ms", "cpu_p99_ms", "machine"])
+        writer.writerow(["nodes", "gpus", "policy", "what", "cpu_p50_ms", "cpu_p99_ms", "machine"])
         writer.writerows(rows)
 
 

@@ -18,14 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from vgpu.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
-from vgpu.fleet import Fleet
-from vgpu.inventory import Card, Inventory, MigInstance
-from vgpu.placement import Placement, place
-from vgpu.request import Ask, PodAsk
+from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.api.request import GpuRequest, PodRequest
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.nodes.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
+from vgpu.scheduling.placement import Placement, place
 
 FIRST_SEED = 42
-NODES, CARD_MIB, INSTANCE_MIB = 100, 80 * 1024, 9_728
+NODES, GPU_MIB, INSTANCE_MIB = 100, 80 * 1024, 9_728
 ARRIVE: Final = 0.95
 RESULTS = Path(__file__).with_name("pools.csv")
 COLUMNS = ["fleet", "seeds", "restricted_pods", "restricted_placed_percent", "restricted_placed_percent_without", "all_placed_percent", "all_placed_percent_without"]  # fmt: skip
@@ -47,7 +47,7 @@ class Node:
 class Pod:
     """`units` of `Scene.units` are what it requests."""
 
-    ask: PodAsk
+    request: PodRequest
     constraints: NodeConstraints
     units: int
     restricted: bool
@@ -67,16 +67,16 @@ class Scene:
 def gpus(name: str, count: int, model: str = "h100", mig: int = 0) -> Inventory:
     """The last `mig` of them are in MIG mode, with seven instances each."""
     return Inventory(tuple(
-        Card(f"{name}-{row}", row, model, CARD_MIB, mig=row >= count - mig, instances=tuple(
+        Gpu(f"{name}-{row}", row, model, GPU_MIB, mig=row >= count - mig, instances=tuple(
             MigInstance(f"{name}-{row}-{at}", "1g.10gb", INSTANCE_MIB, at, 0) for at in range(7 * (row >= count - mig))
         ))
         for row in range(count)
     ))  # fmt: skip
 
 
-def share(random: np.random.Generator) -> Ask:
-    mib, cards = SIZES[int(random.integers(len(SIZES)))]
-    return Ask("main", "share", cards, mib=mib)
+def share(random: np.random.Generator) -> GpuRequest:
+    mib, gpus = SIZES[int(random.integers(len(SIZES)))]
+    return GpuRequest("main", "share", gpus, mib=mib)
 
 
 def labelled() -> Scene:
@@ -84,13 +84,13 @@ def labelled() -> Scene:
     selected = NodeConstraints(((Term((Condition("network", "In", ("infiniband",)),)),),))
 
     def pod(random: np.random.Generator) -> Pod:
-        restricted, ask = random.random() < 0.09, share(random)
-        return Pod(PodAsk((ask,)), selected if restricted else ANYWHERE, ask.cards * ask.mib, restricted)
+        restricted, request = random.random() < 0.09, share(random)
+        return Pod(PodRequest((request,)), selected if restricted else ANYWHERE, request.gpus * request.mib, restricted)
 
     nodes = [
         Node(f"n{at:03}", gpus(f"n{at}", 4), {"network": "infiniband"} if at % 10 == 0 else {}) for at in range(NODES)
     ]
-    return Scene(nodes, NODES * 4 * CARD_MIB, pod)
+    return Scene(nodes, NODES * 4 * GPU_MIB, pod)
 
 
 def tainted() -> Scene:
@@ -98,12 +98,17 @@ def tainted() -> Scene:
     tolerating = NodeConstraints(tolerations=(Toleration("dedicated", "Equal", "batch"),))
 
     def pod(random: np.random.Generator) -> Pod:
-        restricted, ask = random.random() < 0.5, share(random)
-        return Pod(PodAsk((ask,)), NodeConstraints() if restricted else tolerating, ask.cards * ask.mib, restricted)
+        restricted, request = random.random() < 0.5, share(random)
+        return Pod(
+            PodRequest((request,)),
+            NodeConstraints() if restricted else tolerating,
+            request.gpus * request.mib,
+            restricted,
+        )
 
     batch = (Taint("dedicated", "batch"),)
     nodes = [Node(f"n{at:03}", gpus(f"n{at}", 4), {}, batch if at % 2 else ()) for at in range(NODES)]
-    return Scene(nodes, NODES * 4 * CARD_MIB, pod)
+    return Scene(nodes, NODES * 4 * GPU_MIB, pod)
 
 
 def instances() -> Scene:
@@ -112,7 +117,12 @@ def instances() -> Scene:
     def pod(random: np.random.Generator) -> Pod:
         restricted, count = random.random() < 0.19, int(random.integers(1, 4))
         models = frozenset({"h200"}) if restricted else frozenset[str]()
-        return Pod(PodAsk((Ask("main", "mig", count, profile="1g.10gb"),), models=models), ANYWHERE, count, restricted)
+        return Pod(
+            PodRequest((GpuRequest("main", "mig", count, profile="1g.10gb"),), models=models),
+            ANYWHERE,
+            count,
+            restricted,
+        )
 
     nodes = [Node(f"n{at:03}", gpus(f"n{at}", 2, ("h100", "h200")[at % 5 == 0], mig=2), {}) for at in range(NODES)]
     return Scene(nodes, NODES * 2 * 7, pod)
@@ -122,13 +132,13 @@ def beside_instances() -> Scene:
     """A fifth of the nodes has a GPU in MIG mode, and some pods request a share and an instance."""
 
     def pod(random: np.random.Generator) -> Pod:
-        restricted, ask = random.random() < 0.15, share(random)
-        ask = replace(ask, cards=1) if restricted else ask
-        beside = (Ask("beside", "mig", 1, profile="1g.10gb"),) if restricted else ()
-        return Pod(PodAsk((ask, *beside)), ANYWHERE, ask.cards * ask.mib, restricted)
+        restricted, request = random.random() < 0.15, share(random)
+        request = replace(request, gpus=1) if restricted else request
+        beside = (GpuRequest("beside", "mig", 1, profile="1g.10gb"),) if restricted else ()
+        return Pod(PodRequest((request, *beside)), ANYWHERE, request.gpus * request.mib, restricted)
 
     nodes = [Node(f"n{at:03}", gpus(f"n{at}", 4 + (at % 5 == 0), mig=int(at % 5 == 0)), {}) for at in range(NODES)]
-    return Scene(nodes, NODES * 4 * CARD_MIB, pod)
+    return Scene(nodes, NODES * 4 * GPU_MIB, pod)
 
 
 SCENES: Final[Mapping[str, Callable[[], Scene]]] = {
@@ -153,13 +163,13 @@ def run(scene: Scene, seed: int, *, learns: bool) -> list[tuple[Pod, bool]]:
     names, columns = list(fleet.column), np.array(list(fleet.column.values()))
     for pod in arriving(scene, seed):
         if learns:
-            fleet.saw(pod.ask, pod.constraints)
-        elif shares := tuple(part for part in pod.ask.containers if part.kind != "mig"):
-            fleet.saw(replace(pod.ask, containers=shares))
+            fleet.saw(pod.request, pod.constraints)
+        elif shares := tuple(part for part in pod.request.containers if part.kind != "mig"):
+            fleet.saw(replace(pod.request, containers=shares))
         met = fleet.pools.meets([pod.constraints], columns)[0]
         found = place(
             fleet,
-            replace(pod.ask, policy="fragmentation"),
+            replace(pod.request, policy="fragmentation"),
             [name for name, is_met in zip(names, met, strict=True) if is_met],
         )
         if isinstance(found, Placement):

@@ -28,11 +28,11 @@ from tests.builders import node, pod, share
 from tests.integration.extender.scheduling import Thing, node_object, pod_object
 from tests.ports import free_port
 
-CARDS: Final = 8
+GPUS: Final = 8
 A_TRANSACTION: Final = 100
 """Keys; etcd takes 128."""
 MADE: Final = "2026-01-01T00:00:00Z"
-ASKED_EACH_S: Final = 0.02
+REQUESTED_EACH_S: Final = 0.02
 PATIENCE_S: Final = 300
 
 
@@ -75,14 +75,14 @@ def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
         with httpx.Client(trust_env=False) as http:
             while not _ready(http, metrics_port):
                 assert time.monotonic() - began < PATIENCE_S, f"not ready after {PATIENCE_S} s"
-                time.sleep(ASKED_EACH_S)
+                time.sleep(REQUESTED_EACH_S)
         took = time.monotonic() - began
         rss_mib, highest_mib = (int(memory_mib(process.pid, what)) for what in ("VmRSS", "VmHWM"))
         cpu = cpu_s(process.pid)
     finally:
         process.terminate()
         process.wait()
-    return Cold(nodes, CARDS, pods, round(took, 1), round(cpu, 1), rss_mib, highest_mib, round(load, 1))
+    return Cold(nodes, GPUS, pods, round(took, 1), round(cpu, 1), rss_mib, highest_mib, round(load, 1))
 
 
 def _ready(http: httpx.Client, port: int) -> bool:
@@ -107,7 +107,7 @@ def fill(etcd: str, nodes: int, pods: int) -> None:
 
 
 def _things(nodes: int, pods: int) -> Iterator[tuple[str, Thing]]:
-    built = [node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes)]
+    built = [node(f"node-{at:05}").with_gpus(GPUS) for at in range(nodes)]
     for one in built:
         thing = node_object(one)
         thing["metadata"] |= {"uid": f"uid-{one.name}", "creationTimestamp": MADE}
@@ -118,7 +118,7 @@ def _things(nodes: int, pods: int) -> Iterator[tuple[str, Thing]]:
             pod(f"p{at:05}")
             .asking(mib=8_192, core=10)
             .on(where.name)
-            .assigned(share(where.cards[at // nodes % CARDS], 8_192, 10))
+            .assigned(share(where.gpus[at // nodes % GPUS], 8_192, 10))
         )
         thing = pod_object(running_pod)
         thing["metadata"] |= {"namespace": "default", "uid": f"uid-p{at:05}", "creationTimestamp": MADE}

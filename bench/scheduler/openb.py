@@ -4,7 +4,7 @@ Nodes are objects with the trace's processors, memory and GPUs; a thousandth of 
 are all created before kube-scheduler starts, named in the order of their arrival, which is the order in which it takes them. It has
 them all tried when each is bound or said to fit nowhere; none ends.
 
-Pods that ask for no GPU make a difference: by itself kube-scheduler puts them where most processors and memory are, so that GPUs
+Pods that request no GPU make a difference: by itself kube-scheduler puts them where most processors and memory are, so that GPUs
 elsewhere run out of processors; the published protocol has them go where the fewest GPUs are left, and so has the extender, as far as the
 chart's `spareWeight` lets it. The simulation is made the same way as the run.
 """
@@ -25,9 +25,9 @@ from bench.scheduler.stage import PODS, staged
 from tests.apiserver import ApiServer, running
 from tests.builders import NodeBuilder, pod, uuid_of
 from tests.integration.extender.scheduling import Api, Thing, node_object, pod_object
-from vgpu.inventory import Card
-from vgpu.simulate import Bare, Cluster, Numbers, arrivals, least_gpu, replay
-from vgpu.workload import Host, Job, read_nodes, read_pods
+from vgpu.api.inventory import Gpu
+from vgpu.scheduling.simulate import Bare, Cluster, Numbers, arrivals, least_gpu, replay
+from vgpu.scheduling.workload import Host, Job, read_nodes, read_pods
 
 UNIT_MIB: Final = 1024
 LOOK_S: Final = 5.0
@@ -47,7 +47,7 @@ class Run:
     """Of those."""
     bound: int
     allocation: float
-    """Percent of the GPUs, when the pods that arrived ask for all of them."""
+    """Percent of the GPUs, when the pods that arrived request all of them."""
     spare_weight: int | None
     """The chart's `scheduler.extender.spareWeight`; None: its default."""
     simulated: float
@@ -71,8 +71,8 @@ def measure(
     hosts = read_nodes((data / "openb_node_list_gpu_node.csv").read_text(), "nodes")
     jobs = read_pods((data / f"openb_pod_list_{pods_list}.csv").read_text(), pods_list, policy)
     if gpu_only:
-        jobs = [job for job in jobs if job.ask]
-    capacity = sum(card.mib for host in hosts for card in host.inventory.cards)
+        jobs = [job for job in jobs if job.request]
+    capacity = sum(gpu.mib for host in hosts for gpu in host.inventory.gpus)
     come = arrivals(jobs, seed, capacity, 1.0)
     with running(programs, folder) as server:
         bound, took_s = asyncio.run(_schedule(programs, server, folder, hosts, come, spare_weight))
@@ -80,7 +80,7 @@ def measure(
     bare = least_allocated(hosts) if spare_weight == 0 else least_gpu
     simulated = replay(hosts, jobs, seed, 1.0, bare=bare).at(100).allocation
     return Run(
-        pods_list, policy, seed, len(hosts), len(come), sum(not job.ask for job in come), len(bound),
+        pods_list, policy, seed, len(hosts), len(come), sum(not job.request for job in come), len(bound),
         round(100 * placed / capacity, 2), spare_weight, round(simulated, 2), round(took_s, 1),
     )  # fmt: skip
 
@@ -137,10 +137,8 @@ def _is_refused(one: dict[str, Any]) -> bool:
 
 def as_node(host: Host) -> Thing:
     """A host of the trace."""
-    cards = tuple(
-        Card(uuid_of(c.uuid), c.index, c.model, c.mib * UNIT_MIB, minor=c.index) for c in host.inventory.cards
-    )
-    made = node_object(replace(NodeBuilder(host.name), cards=cards, unit_mib=UNIT_MIB))
+    gpus = tuple(Gpu(uuid_of(c.uuid), c.index, c.model, c.mib * UNIT_MIB, minor=c.index) for c in host.inventory.gpus)
+    made = node_object(replace(NodeBuilder(host.name), gpus=gpus, unit_mib=UNIT_MIB))
     made["status"]["allocatable"] |= {"cpu": f"{host.cpu_milli}m", "memory": f"{host.memory_mib}Mi"}
     made["status"]["capacity"] = made["status"]["allocatable"]
     return made
@@ -148,13 +146,13 @@ def as_node(host: Host) -> Thing:
 
 def as_pod(job: Job, at: int) -> Thing:
     """A pod of the trace, as the webhook would leave it."""
-    built = pod(f"p{at:05}").annotated(placement=job.ask.policy)
-    if job.ask:
-        (part,) = job.ask.containers
-        built = built.asking(mib=job.gpu_mib * UNIT_MIB).annotated(gpu_count=str(part.cards))
-    if job.ask.models:
-        built = built.annotated(gpu_model=",".join(sorted(job.ask.models)))
-    made = pod_object(built if job.ask else replace(built, annotations={}))
+    built = pod(f"p{at:05}").annotated(placement=job.request.policy)
+    if job.request:
+        (part,) = job.request.containers
+        built = built.asking(mib=job.gpu_mib * UNIT_MIB).annotated(gpu_count=str(part.gpus))
+    if job.request.models:
+        built = built.annotated(gpu_model=",".join(sorted(job.request.models)))
+    made = pod_object(built if job.request else replace(built, annotations={}))
     (main,) = made["spec"]["containers"]
     resources = main.setdefault("resources", {})
     resources["requests"] = resources.get("requests", {}) | {

@@ -4,7 +4,7 @@ etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it 
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
 configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
-nominates pods that wait ahead of their turn where it finds that faster (`vgpu.pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
+nominates pods that wait ahead of their turn where it finds that faster (`vgpu.scheduling.nominate_pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
@@ -25,9 +25,9 @@ from tests.apiserver import ApiServer, running
 from tests.builders import node, pod
 from tests.integration.extender.scheduling import Api, Pair, Stack, node_object, pod_object
 
-CARDS: Final = 8
+GPUS: Final = 8
 SIZES_MIB: Final = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
-ASKED_EACH_S: Final = 0.25
+REQUESTED_EACH_S: Final = 0.25
 WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
 SCHEDULED: Final = re.compile(r'scheduler_schedule_attempts_total\{.*result="scheduled"\} (\d+)')
 REQUESTS: Final = re.compile(r"apiserver_request_total\{(.*)\} ([\d.e+]+)")
@@ -63,7 +63,7 @@ def measure(programs: dict[str, Path], folder: Path, mode: str, nodes: int, pods
 
 
 async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, mode: str, nodes: int, pods: int) -> Run:
-    built = (node(f"node-{at:05}").with_gpus(CARDS) for at in range(nodes))
+    built = (node(f"node-{at:05}").with_gpus(GPUS) for at in range(nodes))
     asking = (pod(f"p{at:05}").asking(mib=SIZES_MIB[at % len(SIZES_MIB)], core=10 * (at % 4)) for at in range(pods))
     async with staged(programs, server, folder, map(node_object, built), map(pod_object, asking)) as stack:
         load, before = os.getloadavg()[0], await _writes(stack.api)
@@ -93,7 +93,7 @@ async def _watch(stack: Stack, pair: Pair, pods: int) -> list[Point]:
         except OSError:  # it does not listen yet
             found = None
         points.append((time.monotonic(), int(found[1]) if found else 0))
-        await asyncio.sleep(ASKED_EACH_S)
+        await asyncio.sleep(REQUESTED_EACH_S)
     return points
 
 

@@ -127,12 +127,12 @@ def torch_rounds(here: Machine, table: Table, key: str, name: str, until: float)
         if number > 0 and time.monotonic() > until:
             break
 
-        def ask(held: bool, pair: dict[bool, Lines] = pair) -> Figures:
+        def request(held: bool, pair: dict[bool, Lines] = pair) -> Figures:
             pair[held].send("round")
             return {key: float(value) for key, value in pair[held].receive().items()}
 
-        in_turns(table, ROUNDS_OF_A_PAIR, until, ask)
-    here.end_tenants()
+        in_turns(table, ROUNDS_OF_A_PAIR, until, request)
+    here.end_containers()
 
 
 @contextmanager
@@ -151,8 +151,8 @@ PARTS = {"start": 0.02, "first": 0.1, "loads": 0.2, "calls": 0.3, "many": 0.35, 
 """In this order, and the part of the time at which each ends; each has two rounds at least."""
 
 
-def measure(here: Machine, seconds: float, asked: list[str], done: Callable[[Table], None]) -> Table:
-    """The parts that are asked for. `done` is told the table after each."""
+def measure(here: Machine, seconds: float, requested: list[str], done: Callable[[Table], None]) -> Table:
+    """The parts that are requested. `done` is told the table after each."""
     table = Table()
     key = here.grant(LIMIT_MIB)
     began = time.monotonic()
@@ -173,7 +173,7 @@ def measure(here: Machine, seconds: float, asked: list[str], done: Callable[[Tab
         "training": lambda until: torch_rounds(here, table, key, "training", until),
         "serving": lambda until: torch_rounds(here, table, key, "serving", until),
     }
-    for part in (part for part in PARTS if part in asked):
+    for part in (part for part in PARTS if part in requested):
         runs[part](began + PARTS[part] * seconds)
         done(table)
         print(f"{part}: {time.monotonic() - began:.0f} s", flush=True)
@@ -193,14 +193,14 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
     given = parser.parse_args()
-    asked = given.only.split(",")
-    if unknown := set(asked) - set(PARTS):
+    requested = given.only.split(",")
+    if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     with machine(given.fake) as here:
         about = here.describe()
         here.start_arbiter()
-        table = measure(here, given.budget, asked, lambda table: write(table, about, given.out))
+        table = measure(here, given.budget, requested, lambda table: write(table, about, given.out))
     for row in table.rows():
         print(*row[:5], row[-1], sep="  ")
     plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "results-gpu.csv")], check=False)

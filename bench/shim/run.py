@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.integration.shim.conftest import CARDS, Stage
+from tests.integration.shim.conftest import GPUS, Stage
 
 LIMIT_MIB = 16000
 
@@ -46,7 +46,7 @@ def main() -> None:
         (Path(folder) / "grants").mkdir()
         stage = Stage(given.build, Path(folder))
         stage.start_driver()
-        stage.grant((CARDS[0], LIMIT_MIB))
+        stage.grant((GPUS[0], LIMIT_MIB))
         stage.start_arbiter("--grace-ms", "0")
         libraries = {"without": "", "with": stage.library}
         if given.before:

@@ -41,13 +41,13 @@ def request(uid: int, path: str) -> bytes:
         "metadata": {"generateName": "web-", "namespace": "a"},
         "spec": {"containers": [main, container | {"name": "logs"}]},
     }
-    asked = {
+    requested = {
         "uid": str(uid),
         "operation": "CREATE",
         "resource": {"group": "", "version": "v1", "resource": "pods"},
         "object": pod,
     }
-    body = msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked})
+    body = msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": requested})
     return posted(path, body)
 
 

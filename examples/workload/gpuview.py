@@ -6,7 +6,7 @@
     gpuview grab 12Gi            allocate in steps of 1 GiB until done or refused; release everything; say what happened
     gpuview work                 compute until stopped: kernels of 20 ms one after the other; --kernel-ms and --every-ms for others
 
-Exit status: 0 when everything asked for was had, 3 when the driver refused memory, 1 on any other CUDA error.
+Exit status: 0 when everything requested was had, 3 when the driver refused memory, 1 on any other CUDA error.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def grab(cuda: Cuda, size: int) -> int:
         say(f"took {size / GIB:.1f} GiB and released them")
         return 0
     say(
-        f"asked for {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again"
+        f"requested {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again"
     )
     return 3 if refused.code == OUT_OF_MEMORY else 1
 

@@ -26,7 +26,7 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
 
 
 def make(path: str, root: Path = ROOT) -> None:
-    """Make the group in every hierarchy, with every controller on in its parents where that is asked for (v2)."""
+    """Make the group in every hierarchy, with every controller on in its parents where that is requested (v2)."""
     for hierarchy in hierarchies(root):
         group = hierarchy
         for part in path.split("/"):

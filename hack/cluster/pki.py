@@ -52,7 +52,7 @@ def identities(control_plane_address: str) -> list[Identity]:
 
 
 def node_identity(name: str, address: str) -> Identity:
-    """The name and group that the Node authorizer and NodeRestriction ask for."""
+    """The name and group that the Node authorizer and NodeRestriction request."""
     return Identity(name, f"system:node:{name}", ("system:nodes",), (name,), (address, "127.0.0.1"))
 
 

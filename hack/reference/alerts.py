@@ -9,7 +9,7 @@ from typing import Final
 
 ALERTS: Final = {
     "tangram_webhook_admissions_total": '`rate(...{result="error"}[5m]) > 0` for 10 min: it refuses pods because of faults of its own',
-    "tangram_webhook_admission_duration_seconds": "99th percentile > 0.1 s for 10 min: the API server waits for it with each pod that asks for GPUs",
+    "tangram_webhook_admission_duration_seconds": "99th percentile > 0.1 s for 10 min: the API server waits for it with each pod that requests GPUs",
     "tangram_webhook_certificate_not_after_timestamp_seconds": "`... - time() < 7 * 86400`: the certificate was not renewed",
     "tangram_webhook_certificate_failures_total": "`increase(...[1h]) > 10`: certificates cannot be kept; the one in use stays until it expires",
     "tangram_webhook_refused_total": "`increase(...[10m]) > 100`: a listener is flooded, or refuses clients that it should serve; the label says why",
@@ -17,10 +17,10 @@ ALERTS: Final = {
     "tangram_extender_requests_total": '`rate(...{outcome="error"}[5m]) > 0` for 10 min: calls of kube-scheduler fail',
     "tangram_extender_reservations": '`...{stage="in_doubt"} > 0` for 5 min: the API server does not say whether pods were bound',
     "tangram_extender_reservations_expired_total": "`rate(...[10m]) > 0.1`: kube-scheduler chooses nodes and then does not bind",
-    "tangram_extender_unassigned_pods": "`> 0` for 5 min: something else than Tangram's scheduler binds pods that ask for GPUs",
+    "tangram_extender_unassigned_pods": "`> 0` for 5 min: something else than Tangram's scheduler binds pods that request GPUs",
     "tangram_extender_excluded_nodes": "`> 0` for 15 min: an inventory or an assignment cannot be read; the log names the node",
-    "tangram_extender_overcommitted_cards": "`> 0` for 5 min: a GPU went or shrank under running pods",
-    "tangram_extender_nodes_mended_total": "`increase(...[1h]) > 0`: the books were wrong, which is a fault of Tangram: please report it",
+    "tangram_extender_overcommitted_gpus": "`> 0` for 5 min: a GPU went or shrank under running pods",
+    "tangram_extender_nodes_mended_total": "`increase(...[1h]) > 0`: the records were wrong, which is a fault of Tangram: please report it",
     "tangram_extender_cache_age_seconds": "`> 120`: the API server is not heard, and placement goes by old facts",
     "tangram_extender_cache_synced": "`== 0` of nodes or pods for 5 min: it cannot list them, and answers no filter call",
     "tangram_extender_cache_unknown_objects": "`> 0` for 15 min: objects that this version cannot decode; their last known state counts",

@@ -21,7 +21,7 @@ from extender.settings import Settings as ExtenderSettings
 from extender.state import State
 from kube.cache import Statistics
 from observe.options import ProgramSettings
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 from webhook.metrics import Metrics as WebhookMetrics
 from webhook.settings import Settings as WebhookSettings
 

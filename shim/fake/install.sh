@@ -1,12 +1,12 @@
 #!/bin/sh
-# Lays out a driver root as a real install has it: install.sh BUILT ROOT [CARDS] [INSTANCE-CAPS...]
+# Lays out a driver root as a real install has it: install.sh BUILT ROOT [GPUS] [INSTANCE-CAPS...]
 #   BUILT   folder with what `make fake` made        ROOT   the driver root to fill
-#   CARDS   number of /dev/nvidiaN to make (default 8)
-#   CAPS    numbers of /dev/nvidia-caps/nvidia-capN to make, for MIG instances: 3 + 135 x card + 9 x GPU instance, and that + 1
+#   GPUS    number of /dev/nvidiaN to make (default 8)
+#   CAPS    numbers of /dev/nvidia-caps/nvidia-capN to make, for MIG instances: 3 + 135 x GPU + 9 x GPU instance, and that + 1
 # The daemon then listens on ROOT/run/nvidia-persistenced/socket. Run again: replaces the libraries, keeps nodes and socket.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
-built=$1 root=$2 cards=${3:-8}
+built=$1 root=$2 gpus=${3:-8}
 shift 2; [ $# -eq 0 ] || shift
 version=580.65.06
 
@@ -33,10 +33,10 @@ node() { # node PATH MAJOR MINOR
         : >"$1"
     fi
 }
-card=0
-while [ "$card" -lt "$cards" ]; do
-    node "$root/dev/nvidia$card" 195 "$card"
-    card=$((card + 1))
+gpu=0
+while [ "$gpu" -lt "$gpus" ]; do
+    node "$root/dev/nvidia$gpu" 195 "$gpu"
+    gpu=$((gpu + 1))
 done
 node "$root/dev/nvidiactl" 195 255
 node "$root/dev/nvidia-modeset" 195 254

@@ -7,14 +7,14 @@
  * stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns that the process is gone and
  * what it held is free.
  *
- * Behind the page, the memfd holds what cards hold: each process that allocates has a region of its own, which others map by offset.
+ * Behind the page, the memfd holds what GPUs hold: each process that allocates has a region of its own, which others map by offset.
  *
  * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
  * where it is used), not its numbers.
  *
- * Units: a "unit" is what memory and time are counted on: a whole card, or a MIG GPU instance of a card.
- *     unit of card c          = c
- *     unit of c's instance i  = FAKE_CARDS + c * FAKE_INSTANCES + i, with i its GPU instance ID
+ * Units: a "unit" is what memory and time are counted on: a whole GPU, or a MIG GPU instance of a GPU.
+ *     unit of GPU c          = c
+ *     unit of c's instance i  = FAKE_GPUS + c * FAKE_INSTANCES + i, with i its GPU instance ID
  */
 #ifndef TANGRAM_FAKE_WIRE_H
 #define TANGRAM_FAKE_WIRE_H
@@ -23,11 +23,11 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define FAKE_CARDS 16u
+#define FAKE_GPUS 16u
 #define FAKE_INSTANCES 15u /* GPU instance IDs are 0 to 14; at most 7 exist at a time */
-#define FAKE_UNITS (FAKE_CARDS * (1u + FAKE_INSTANCES))
+#define FAKE_UNITS (FAKE_GPUS * (1u + FAKE_INSTANCES))
 #define FAKE_SLOTS 1024u
-#define FAKE_LINKS 18u    /* NVLinks of a Hopper card, the most of any card here */
+#define FAKE_LINKS 18u    /* NVLinks of a Hopper GPU, the most of any GPU here */
 #define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
 #define FAKE_PROFILES 8u
 #define FAKE_NAME 64u
@@ -40,18 +40,18 @@
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
 #define FAKE_PAGE_VERSION 9u /* of the page and of the message */
 
-/* One of NVIDIA's documented MIG profiles of a card model; daemon/models.def. */
+/* One of NVIDIA's documented MIG profiles of a GPU model; daemon/models.def. */
 struct fake_profile {
     char name[24];            /* as NVIDIA's device plugin writes it: "1g.18gb", "1g.18gb.me" */
     uint32_t id, nvml;        /* the ID that nvidia-smi mig -lgip prints, NVML_GPU_INSTANCE_PROFILE_* */
     uint32_t compute, memory; /* slices, of 7 and of 8 */
-    uint32_t most;            /* instances of it that fit on one card */
+    uint32_t most;            /* instances of it that fit on one GPU */
     uint32_t last_start;      /* memory slice: an instance begins at 0 or a multiple of `memory` up to it */
     uint32_t sms, copy_engines, decoders, jpegs, ofas;
     uint64_t bytes;
 };
 
-struct fake_card {
+struct fake_gpu {
     /* what its model says, in the order of daemon/models.def */
     char model[16], name[64]; /* "h200" */
     uint32_t pci_id, pci_subsystem, cc_major, cc_minor, architecture, brand, pcie;
@@ -62,16 +62,16 @@ struct fake_card {
     char uuid[48], serial[32];
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device;
-    int32_t numa, link_peer[FAKE_LINKS]; /* card at the other end, -1 = not connected, -2 = a switch */
+    int32_t numa, link_peer[FAKE_LINKS]; /* GPU at the other end, -1 = not connected, -2 = a switch */
     uint32_t mig_on, profiles;            /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
 };
 
 struct fake_unit {
-    uint32_t live, card;
-    uint32_t profile, start; /* of a MIG instance: index in the card's profile[], first memory slice */
-    char uuid[48];           /* the card's, or "MIG-..." */
+    uint32_t live, gpu;
+    uint32_t profile, start; /* of a MIG instance: index in the GPU's profile[], first memory slice */
+    char uuid[48];           /* the GPU's, or "MIG-..." */
     uint8_t uuid_bytes[16];
     /* memory, under the page's lock */
     uint64_t limit_bytes;            /* what processes can have */
@@ -80,7 +80,7 @@ struct fake_unit {
     /* time, under time_lock; gpu_time.c */
     pthread_mutex_t time_lock;  /* robust, shared between processes */
     _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */
-    uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the books are made */
+    uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the records are made */
     _Atomic uint64_t ran_ns;    /* all kernel time that ever ran */
     _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
 };
@@ -104,12 +104,12 @@ struct fake_slot {
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
     _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
-    _Atomic uint64_t sampled_ns[FAKE_CARDS][FAKE_SAMPLES]; /* ran_ns of whole cards, then */
+    _Atomic uint64_t sampled_ns[FAKE_GPUS][FAKE_SAMPLES]; /* ran_ns of whole GPUs, then */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
 
 struct fake_event {
-    uint32_t card, xid;
+    uint32_t gpu, xid;
 };
 
 enum fake_fault_kind { FAULT_NONE, FAULT_FAIL, FAULT_HANG, FAULT_MISSING, FAULT_SUSPEND, FAULT_ALLOC_FORM };
@@ -132,12 +132,12 @@ struct fake_object {
 };
 
 struct fake_page {
-    uint32_t magic, version, cards, cuda_version;
+    uint32_t magic, version, gpus, cuda_version;
     char driver_version[32];
     uint64_t kernel_ns; /* a kernel that does not say how long it takes */
     _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];         /* the last one, in words */
-    char seed[64];            /* mixed into the default UUIDs, so that two nodes' cards differ */
+    char seed[64];            /* mixed into the default UUIDs, so that two nodes' GPUs differ */
     pthread_mutex_t commands; /* of who runs a command; robust, shared between processes */
     pthread_mutex_t lock;     /* robust, shared between processes */
     uint32_t slots;           /* all that were ever used are below */
@@ -146,7 +146,7 @@ struct fake_page {
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
     _Atomic uint32_t faults;
     struct fake_fault fault[FAKE_FAULTS];
-    struct fake_card card[FAKE_CARDS];
+    struct fake_gpu gpu[FAKE_GPUS];
     struct fake_unit unit[FAKE_UNITS];
     struct fake_event event[FAKE_EVENTS];
     struct fake_slot slot[FAKE_SLOTS];
@@ -162,11 +162,11 @@ struct fake_page {
 #define FAKE_REGIONS (1u << 18)
 #define FAKE_FILE_BYTES (FAKE_REGIONS * FAKE_REGION_BYTES)
 
-static inline uint32_t fake_unit_of_instance(uint32_t card, uint32_t instance) { return FAKE_CARDS + card * FAKE_INSTANCES + instance; }
-static inline uint32_t fake_gi_of(uint32_t unit) { return (unit - FAKE_CARDS) % FAKE_INSTANCES; }
+static inline uint32_t fake_unit_of_instance(uint32_t gpu, uint32_t instance) { return FAKE_GPUS + gpu * FAKE_INSTANCES + instance; }
+static inline uint32_t fake_gi_of(uint32_t unit) { return (unit - FAKE_GPUS) % FAKE_INSTANCES; }
 static inline const struct fake_profile *fake_profile_of(const struct fake_page *page, const struct fake_unit *instance)
 {
-    return &page->card[instance->card % FAKE_CARDS].profile[instance->profile % FAKE_PROFILES];
+    return &page->gpu[instance->gpu % FAKE_GPUS].profile[instance->profile % FAKE_PROFILES];
 }
 
 struct fake_message {

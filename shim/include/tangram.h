@@ -1,6 +1,6 @@
 /* tangram.h - what a program may ask the library that holds it to its share of a GPU.
  *
- * A program never needs this header: the library is in every process of a container that asked for a share, and acts by
+ * A program never needs this header: the library is in every process of a container that requested a share, and acts by
  * itself. Link to nothing; look the functions up with dlsym(RTLD_DEFAULT, ...) so that the program also runs without us.
  */
 #ifndef TANGRAM_H
@@ -15,7 +15,7 @@ extern "C" {
 /* The library's version, e.g. "0.1.0". Never NULL; not to be freed. */
 const char *tangram_version(void);
 
-/* One card as the process's container is held to it. Bytes. */
+/* One GPU as the process's container is held to it. Bytes. */
 struct tangram_memory {
     uint64_t limit_bytes;    /* of the container */
     uint64_t used_bytes;     /* allocated by this process */
@@ -23,9 +23,9 @@ struct tangram_memory {
     uint64_t unleased_bytes; /* of the container's limit, held by none of its processes */
 };
 
-/* Fills *out for the card that is `card`-th in the grant, from 0.
- * Returns 0, or -1 when there is no such card, no grant, or the grant cannot be read. Never blocks. */
-int tangram_memory(unsigned card, struct tangram_memory *out);
+/* Fills *out for the GPU that is `gpu`-th in the grant, from 0.
+ * Returns 0, or -1 when there is no such GPU, no grant, or the grant cannot be read. Never blocks. */
+int tangram_memory(unsigned gpu, struct tangram_memory *out);
 
 /* For latency-critical work that knows when it comes: the GPU is cleared of best-effort work before it is there. Without this the
  * library notices the first launch itself, which costs the request the time of one suspend (0.7 ms).

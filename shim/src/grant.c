@@ -1,8 +1,8 @@
-/* grant.c - what the container is held to, read once from a file that its tenant cannot write.
+/* grant.c - what the container is held to, read once from a file that its container cannot write.
  *
  * The first of `mounts` that exists is a read-only mount made by the node. Only where none exists (a test, plain Docker) does TANGRAM_GRANT
  * name the file: inside a container of ours the environment decides nothing. A grant that cannot be read in full closes every
- * card: a library that guessed would be a limit that can be lifted by damaging a file.
+ * GPU: a library that guessed would be a limit that can be lifted by damaging a file.
  */
 #include "process.h"
 
@@ -14,12 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Specified: vgpu/contract.py, GRANT_DIRS. The second is that of the release before, whose containers may get this library. */
+/* Specified: vgpu/api/contract.py, GRANT_DIRS. The second is that of the release before, whose containers may get this library. */
 static const char *const mounts[] = {"/.tangram", "/run/tangram"};
 enum { MOUNTS = sizeof mounts / sizeof *mounts };
 
-/* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml holds this and vgpu/codec.py in step. */
-enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, CARD_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
+/* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml holds this and vgpu/api/codec.py in step. */
+enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, GPU_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
 
 struct reader {
     const char *at, *end; /* what is left */
@@ -138,47 +138,48 @@ static bool number(const char **at, const char *end, const char *key, uint64_t m
     return *at > first && (*first != '0' || *at == first + 1);
 }
 
-#define CARD_LINE "card <GPU uuid> mib=<1-16777215> core_percent=<0-100>"
+#define GRANT_GPU "card"
+#define GPU_LINE "card <GPU uuid> mib=<1-16777215> core_percent=<0-100>"
 
-static bool card_line(struct reader *in, struct grant *grant)
+static bool gpu_line(struct reader *in, struct grant *grant)
 {
     size_t length;
-    const char *at = field(in, "card", &length);
-    struct card *card = &grant->card[grant->cards];
-    if (at == NULL || grant->cards == CARDS_LIMIT)
-        return refuse(in, grant->cards == CARDS_LIMIT ? "end, after 64 cards" : CARD_LINE ", or end");
+    const char *at = field(in, GRANT_GPU, &length);
+    struct gpu *gpu = &grant->gpu[grant->gpus];
+    if (at == NULL || grant->gpus == GPUS_LIMIT)
+        return refuse(in, grant->gpus == GPUS_LIMIT ? "end, after 64 GPUs" : GPU_LINE ", or end");
     const char *end = at + length, *space = memchr(at, ' ', length);
     uint64_t mib, percent;
-    if (space == NULL || memcmp(at, "GPU-", length < 4 ? length : 4) != 0 || !uuid_parse(at, (size_t)(space - at), card->uuid))
-        return refuse(in, CARD_LINE);
-    if (!number(&space, end, " mib=", CARD_MIB_LIMIT, &mib) || mib == 0 ||
+    if (space == NULL || memcmp(at, "GPU-", length < 4 ? length : 4) != 0 || !uuid_parse(at, (size_t)(space - at), gpu->uuid))
+        return refuse(in, GPU_LINE);
+    if (!number(&space, end, " mib=", GPU_MIB_LIMIT, &mib) || mib == 0 ||
         !number(&space, end, " core_percent=", PERCENT_LIMIT, &percent) || space != end)
-        return refuse(in, CARD_LINE);
-    for (unsigned i = 0; i < grant->cards; i++)
-        if (memcmp(grant->card[i].uuid, card->uuid, sizeof card->uuid) == 0)
-            return refuse(in, "each card once");
-    card->at = grant->cards++;
-    atomic_store(&card->limit_bytes, mib * MIB);
-    atomic_store(&card->wire, -1);
+        return refuse(in, GPU_LINE);
+    for (unsigned i = 0; i < grant->gpus; i++)
+        if (memcmp(grant->gpu[i].uuid, gpu->uuid, sizeof gpu->uuid) == 0)
+            return refuse(in, "each GPU once");
+    gpu->at = grant->gpus++;
+    atomic_store(&gpu->limit_bytes, mib * MIB);
+    atomic_store(&gpu->wire, -1);
     return true;
 }
 
-/* Fills grant->card from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
+/* Fills grant->GPU from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
 static bool is_line(const struct reader *in, const char *text)
 {
     return is(in->line, in->length, text);
 }
 
-/* The lines that may stand before the cards, and then the line behind them. The guard is the node's business. */
+/* The lines that may stand before the GPUs, and then the line behind them. The guard is the node's business. */
 static bool options(struct reader *in, struct grant *grant)
 {
-    if (!next_line(in, CARD_LINE ", or end"))
+    if (!next_line(in, GPU_LINE ", or end"))
         return false;
     if ((is_line(in, "guard report") || is_line(in, "guard evict") || is_line(in, "guard kill")) &&
-        !next_line(in, CARD_LINE ", or end"))
+        !next_line(in, GPU_LINE ", or end"))
         return false;
     grant->clear = is_line(in, "clear yes");
-    return !(grant->clear || is_line(in, "clear no")) || next_line(in, CARD_LINE ", or end");
+    return !(grant->clear || is_line(in, "clear no")) || next_line(in, GPU_LINE ", or end");
 }
 
 bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes)
@@ -212,10 +213,10 @@ bool grant_read(const char *text, size_t length, struct grant *grant, char *why,
     if (!options(&in, grant))
         return false;
     while (!is_line(&in, "end"))
-        if (!card_line(&in, grant) || !next_line(&in, CARD_LINE ", or end"))
+        if (!gpu_line(&in, grant) || !next_line(&in, GPU_LINE ", or end"))
             return false;
-    if (grant->cards == 0) /* it would hold its container to nothing */
-        return refuse(&in, CARD_LINE " at least once");
+    if (grant->gpus == 0) /* it would hold its container to nothing */
+        return refuse(&in, GPU_LINE " at least once");
     if (in.at != in.end)
         return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
     return true;
@@ -287,7 +288,7 @@ static enum grant_state load(struct grant *grant)
         good = grant_read(text, length, grant, why, sizeof why);
     free(text);
     if (!good) {
-        grant->cards = 0;
+        grant->gpus = 0;
         grant->closed.closed = true;
         warn(WARN_GRANT, "grant %s cannot be read (%s): GPU memory is refused to this process", path, why);
     }

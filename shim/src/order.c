@@ -14,7 +14,7 @@ static int lock_rank(const pthread_mutex_t *lock)
 {
     const pthread_mutex_t *const ranked[] = {
         &tangram.asking, &tangram.bounding, &tangram.contexts.beginning, &tangram.link.holding, &tangram.link.listing, &tangram.turn.meeting,
-        &tangram.capture.telling, &tangram.activity.telling, &tangram.contexts.lock, &tangram.link.lock, &tangram.turn.lock,
+        &tangram.capture.reporting, &tangram.activity.reporting, &tangram.contexts.lock, &tangram.link.lock, &tangram.turn.lock,
         &tangram.capture.lock, &tangram.warm.lock, &tangram.stack_lock, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.activity.placing, &tangram.setup,
     };
     enum { RANKED = sizeof ranked / sizeof *ranked };

@@ -8,7 +8,7 @@
 int order_lock(pthread_mutex_t *lock);
 int order_trylock(pthread_mutex_t *lock);
 int order_unlock(pthread_mutex_t *lock);
-void order_spin(void); /* a lock of spin.h is taken: nothing is taken after it */
+void order_spin(void); /* a lock of lock.h is taken: nothing is taken after it */
 void order_unspin(void);
 void order_forget(void); /* in a forked child: its one thread holds nothing */
 #define pthread_mutex_lock order_lock

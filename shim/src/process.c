@@ -3,7 +3,7 @@
  * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and meets the
  * arbiter anew at its first CUDA call. The driver's functions and the grant stay as they are.
  *
- * A process that was cloned with CLONE_VM is no copy: the memory, its books and its connection are the parent's and stay so. Such a guest asks
+ * A process that was cloned with CLONE_VM is no copy: the memory, its records and its connection are the parent's and stay so. Such a guest asks
  * over that connection as a thread of the parent would, and neither connects nor reads nor starts the helper: its descriptors and threads may
  * be its own, and end with it. The two are told apart by a word that the kernel clears in a copy (Linux 4.14; before, a guest is taken for a fork).
  */
@@ -27,7 +27,7 @@ struct tangram tangram = {
 #define REAL(name, params) .driver.name = missing_##name,
 #define NVML(name, params) .management.name = missing_##name,
 #define REAL_NVML(name, params) .management.name = missing_##name,
-#include "hooks.def"
+#include "hooks/hooks.def"
     .setup = PTHREAD_MUTEX_INITIALIZER,
     .asking = PTHREAD_MUTEX_INITIALIZER,
     .bounding = PTHREAD_MUTEX_INITIALIZER,
@@ -39,11 +39,11 @@ struct tangram tangram = {
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .stack_lock = PTHREAD_MUTEX_INITIALIZER,
-    .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .telling = PTHREAD_MUTEX_INITIALIZER},
+    .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .reporting = PTHREAD_MUTEX_INITIALIZER},
     .turn = TURN_NEVER_MET,
-    .activity = {.telling = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
+    .activity = {.reporting = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
-    /* a lock of spin.h is free where it is zero: the pages and the shards need no line here */
+    /* a lock of lock.h is free where it is zero: the pages and the shards need no line here */
 };
 
 static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
@@ -110,7 +110,7 @@ static void in_child(void)
     holds_forget_all();
     atomic_store(&tangram.unsettled, false);
     atomic_store(&tangram.graphs, 0);
-    atomic_store(&tangram.only_card, NULL);
+    atomic_store(&tangram.only_gpu, NULL);
     atomic_fetch_add(&tangram.contexts_gone, 1);
 
     link_forget();
@@ -122,16 +122,16 @@ static void in_child(void)
     activity_forget();
     warm_forget();
 
-    for (unsigned i = 0; i < CARDS_LIMIT; i++) {
-        atomic_store(&tangram.grant.card[i].unused_bytes, 0);
-        atomic_store(&tangram.grant.card[i].leased_bytes, 0);
-        atomic_store(&tangram.grant.card[i].managed_bytes, 0);
-        atomic_store(&tangram.grant.card[i].stated_bytes, 0);
-        atomic_store(&tangram.grant.card[i].stated_managed_mib, 0);
-        atomic_store(&tangram.grant.card[i].wire, -1);
+    for (unsigned i = 0; i < GPUS_LIMIT; i++) {
+        atomic_store(&tangram.grant.gpu[i].unused_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].leased_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].managed_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].stated_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].stated_managed_mib, 0);
+        atomic_store(&tangram.grant.gpu[i].wire, -1);
     }
     for (unsigned i = 0; i < DEVICES_LIMIT; i++) /* the child may choose its own CUDA_VISIBLE_DEVICES */
-        atomic_store(&tangram.device_card[i], NULL);
+        atomic_store(&tangram.device_gpu[i], NULL);
 }
 
 /* What pthread_atfork is inside glibc (since 2.3.2). Called by its own name, weakly, because musl does not have it, and its
@@ -195,14 +195,14 @@ EXPORT const char *tangram_version(void)
 
 EXPORT int tangram_memory(unsigned at, struct tangram_memory *out)
 {
-    if (grant_ready() != GRANT_GOOD || at >= tangram.grant.cards)
+    if (grant_ready() != GRANT_GOOD || at >= tangram.grant.gpus)
         return -1;
-    struct card *card = &tangram.grant.card[at];
-    uint64_t unused = atomic_load(&card->unused_bytes), leased = atomic_load(&card->leased_bytes);
-    out->limit_bytes = atomic_load(&card->limit_bytes);
+    struct gpu *gpu = &tangram.grant.gpu[at];
+    uint64_t unused = atomic_load(&gpu->unused_bytes), leased = atomic_load(&gpu->leased_bytes);
+    out->limit_bytes = atomic_load(&gpu->limit_bytes);
     out->leased_bytes = leased;
     out->used_bytes = leased > unused ? leased - unused : 0; /* read one after the other: never below zero */
-    if (!link_unleased(card, &out->unleased_bytes))
+    if (!link_unleased(gpu, &out->unleased_bytes))
         out->unleased_bytes = 0;
     return 0;
 }

@@ -1,7 +1,7 @@
 /* process.h - everything the library keeps in a process: one struct, `tangram`.
  *
  * When the library is loaded it notes what the program may change before it is first needed, and sets nothing up. The driver's functions are found at the first call of a hook, the grant is
- * read when a hook first asks which card is meant, and the arbiter is met when memory is first asked for.
+ * read when a hook first asks which GPU is meant, and the arbiter is met when memory is first requested.
  *
  * Locks are held for short steps of our own and never while the driver is called. While several are held they are taken in the order of
  * lock_rank (order.c), which a library built with -DTANGRAM_LOCK_ORDER checks at every step: the sanitizers' builds are.
@@ -18,22 +18,22 @@
 
 #include "abi.h"
 #include "order.h"
-#include "activity.h"
-#include "capture.h"
-#include "bound.h"
-#include "context.h"
-#include "holds.h"
-#include "link.h"
-#include "management.h"
-#include "pages.h"
-#include "turn.h"
-#include "warm.h"
-#include "wire.h"
+#include "gputime/activity.h"
+#include "gputime/capture.h"
+#include "memory/bound.h"
+#include "memory/context.h"
+#include "memory/shared.h"
+#include "link/link.h"
+#include "views/management.h"
+#include "memory/pages.h"
+#include "gputime/turn.h"
+#include "gputime/warm.h"
+#include "link/wire.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-enum { CARDS_LIMIT = WIRE_CARDS, DEVICES_LIMIT = 64, SHARDS = 64 };
+enum { GPUS_LIMIT = WIRE_GPUS, DEVICES_LIMIT = 64, SHARDS = 64 };
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -52,15 +52,15 @@ enum warning {
     WARNINGS
 };
 
-/* A card that the grant names. `closed` is the one that stands for every card when the grant cannot be read. */
-struct card {
+/* A GPU that the grant names. `closed` is the one that stands for every GPU when the grant cannot be read. */
+struct gpu {
     uint8_t uuid[16];
     bool closed;
-    unsigned at;                     /* index in tangram.grant.card */
+    unsigned at;                     /* index in tangram.grant.gpu */
     _Atomic uint64_t limit_bytes;    /* of the container */
     _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
-    _Atomic int wire;                /* the arbiter's index of this card; -1 before WELCOME or when it has none */
+    _Atomic int wire;                /* the arbiter's index of this GPU; -1 before WELCOME or when it has none */
     _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */
     _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
     _Atomic uint32_t stated_managed_mib;
@@ -72,9 +72,9 @@ enum grant_state { GRANT_UNREAD, GRANT_NONE, GRANT_GOOD, GRANT_BAD };
 struct grant {
     _Atomic int state; /* enum grant_state */
     bool clear;        /* zero memory before the program has it */
-    unsigned cards;
-    struct card card[CARDS_LIMIT];
-    struct card closed;
+    unsigned gpus;
+    struct gpu gpu[GPUS_LIMIT];
+    struct gpu closed;
     char socket[256]; /* path of the arbiter's socket */
 };
 
@@ -82,7 +82,7 @@ struct grant {
 struct owned {
     uint64_t at;
     uint64_t bytes; /* charged; of linear memory that shares a page, its size, | OWNED_MANAGED; of an array that does, its place | PLACED */
-    struct card *card;
+    struct gpu *gpu;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
 enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED };
@@ -108,7 +108,7 @@ struct shard {
     struct spin lock;
     struct slot *slot;
     size_t slots, used;
-    bool unnumbered;         /* there may be entries whose number the driver was not asked for */
+    bool unnumbered;         /* there may be entries whose number the driver was not requested */
     _Atomic uint64_t serial; /* of the entry that was made last */
 } __attribute__((aligned(64)));
 
@@ -135,13 +135,13 @@ struct late; /* late.c */
 struct driver {
 #define HOOK(name, base, since, ptds, params) CUresult(*name) params;
 #define REAL(name, params) CUresult(*name) params;
-#include "hooks.def"
+#include "hooks/hooks.def"
 };
 
 struct management {
 #define NVML(name, params) nvmlReturn_t(*name) params;
 #define REAL_NVML(name, params) nvmlReturn_t(*name) params;
-#include "hooks.def"
+#include "hooks/hooks.def"
 };
 
 /* What a launch looks at. A program of many small kernels has done other things since its last one: every line of the cache that is
@@ -149,7 +149,7 @@ struct management {
 struct hot {
     _Atomic bool driver_found;
     _Atomic bool watched;          /* this process has channels: its work is counted from here on, also while the arbiter is away */
-    _Atomic bool told;             /* the arbiter was told that we work */
+    _Atomic bool reported;         /* the arbiter was told that we work */
     _Atomic bool noted;            /* a function needs more local memory than a new context has room for, or a kernel is not loaded yet: code.c */
     _Atomic bool several_contexts; /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
@@ -167,17 +167,17 @@ struct tangram {
     const char *mount; /* where the grant was when the program started; NULL: nowhere */
     struct management management;
     struct grant grant;
-    _Atomic(struct card *) device_card[DEVICES_LIMIT]; /* by the process's device number; NULL = not looked up yet */
-    struct card unshared;                              /* marks a device that the grant does not name */
+    _Atomic(struct gpu *) device_gpu[DEVICES_LIMIT];   /* by the process's device number; NULL = not looked up yet */
+    struct gpu unshared;                               /* marks a device that the grant does not name */
     struct shard shard[SHARDS];
     struct pages pages, array_pages, module_pages;
     struct link link;
     struct contexts contexts;
-    pthread_mutex_t asking; /* one thread at a time asks for a lease */
+    pthread_mutex_t asking; /* one thread at a time requests a lease */
     pthread_mutex_t bounding; /* or for what a context may grow by */
-    struct bound bounds[CONTEXT_CARDS]; /* by card->at */
+    struct bound bounds[CONTEXT_GPUS]; /* by GPU->at */
     struct vmm vmm;
-    _Atomic(struct card *) only_card; /* the card of the process's one device; NULL = not known, or several devices */
+    _Atomic(struct gpu *) only_gpu;   /* the GPU of the process's one device; NULL = not known, or several devices */
     _Atomic unsigned contexts_gone;   /* counts, so that what threads remember of contexts is dropped */
     pthread_mutex_t pools_lock;
     _Atomic(struct pool *) pools; /* every pool that was met; a list that only grows */
@@ -198,7 +198,7 @@ struct tangram {
 
 extern struct tangram tangram;
 
-#include "missing.h"
+#include "hooks/missing.h"
 
 /* real.c: the driver's own functions. False when the driver cannot be found at all. */
 bool driver_find(void);
@@ -230,24 +230,24 @@ enum grant_state grant_ready(void);
 bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes);
 bool uuid_parse(const char *text, size_t length, uint8_t uuid[16]);
 
-/* card.c: the card that is meant, or NULL when the process's allocation there is none of our business. */
-struct card *current_card(void);
-struct card *card_of_device(CUdevice device);
-struct card *card_of_location(const CUmemLocation *location);
-struct card *card_of_uuid(const uint8_t uuid[16]);
+/* gpu.c: the GPU that is meant, or NULL when the process's allocation there is none of our business. */
+struct gpu *current_gpu(void);
+struct gpu *gpu_of_device(CUdevice device);
+struct gpu *gpu_of_location(const CUmemLocation *location);
+struct gpu *gpu_of_uuid(const uint8_t uuid[16]);
 bool device_of_location(const CUmemLocation *location, CUdevice *device); /* false: it is on none */
 CUresult device_of_stream(CUstream stream, CUdevice *device);
 bool is_drivers_answer(CUresult rc); /* to a question of ours: the program's own call fails with it, too */
 
 /* lease.c */
-bool lease_reserve(struct card *card, uint64_t bytes);
-bool lease_take(struct card *card, uint64_t bytes); /* without asking anybody */
-void lease_give_back(struct card *card, uint64_t bytes);
-uint64_t lease_take_unused(struct card *card, uint64_t most_bytes);
-uint64_t lease_surplus_bytes(struct card *card);
-uint64_t lease_free_bytes(struct card *card);
-uint64_t lease_chunk_bytes(struct card *card);
-uint32_t lease_managed_mib(struct card *card); /* as USAGE states it */
+bool lease_reserve(struct gpu *gpu, uint64_t bytes);
+bool lease_take(struct gpu *gpu, uint64_t bytes); /* without asking anybody */
+void lease_give_back(struct gpu *gpu, uint64_t bytes);
+uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes);
+uint64_t lease_surplus_bytes(struct gpu *gpu);
+uint64_t lease_free_bytes(struct gpu *gpu);
+uint64_t lease_chunk_bytes(struct gpu *gpu);
+uint32_t lease_managed_mib(struct gpu *gpu); /* as USAGE states it */
 
 /* table.c: what this process owns. An entry under a key that is taken replaces the old one: the driver gave the address out
  * anew, so what was there is gone. */
@@ -260,14 +260,14 @@ void table_take(bool (*is_its)(const struct owned *entry, const void *what), con
 bool table_list(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
 bool owned_list_add(struct owned_list *list, const struct owned *entry);
 void table_forget_all(void);
-/* After the driver destroyed a context of that card (NULL: of any card), or reset it: whatever died with it is not counted any
+/* After the driver destroyed a context of that GPU (NULL: of any GPU), or reset it: whatever died with it is not counted any
  * more. `before` is the moment before the driver was called: what is known by the context's handle and is younger is another context's, to
  * which the driver gave that handle. Call both without locks, the second after the driver's success. */
 struct table_moment {
     uint64_t serial[SHARDS];
 };
 void table_now(struct table_moment *moment);
-void table_forget_context(CUcontext context, struct card *card, const struct table_moment *before);
+void table_forget_context(CUcontext context, struct gpu *gpu, const struct table_moment *before);
 
 /* pool.c, late.c: in a forked child */
 void pools_forget_all(void);
@@ -286,7 +286,7 @@ void helper_watch_end(void);
 
 /* state.c */
 void state_set(enum wire_reason reason, bool active); /* anywhere, with or without locks */
-void state_tell(void); /* so that an arbiter is told that this process has not met otherwise */
+void state_announce(void); /* so that an arbiter is told that this process has not met otherwise */
 bool state_report(void); /* link.lock is held and the arbiter connected; false: the connection is over */
 
 /* Around whatever may wait or call the kernel: the program's errno stays, and its thread is not cancelled in the middle, which

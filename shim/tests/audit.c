@@ -31,7 +31,7 @@ uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned int index, uintptr_t *refcook
     return symbol->st_value;
 }
 
-__attribute__((destructor)) static void tell(void)
+__attribute__((destructor)) static void report(void)
 {
     fprintf(stderr, "audit: %u libraries\n", objects);
 }

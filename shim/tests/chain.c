@@ -29,7 +29,7 @@ int getpagesize(void)
     return next == NULL || next == getpagesize ? -1 : next();
 }
 
-__attribute__((destructor)) static void tell(void)
+__attribute__((destructor)) static void report(void)
 {
     fprintf(stderr, "chain: %lu allocations, page %d\n", calls, getpagesize());
 }

@@ -128,9 +128,9 @@ void make_group(uint32_t client, uint32_t device, uint32_t group, uint32_t engin
 }
 
 /* The arbiter's side. */
-struct told next_told(void)
+struct reported next_reported(void)
 {
-    struct told told = {.fd = -1};
+    struct reported reported = {.fd = -1};
     struct {
         struct wire_header header;
         struct wire_channels channels;
@@ -143,16 +143,16 @@ struct told next_told(void)
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t got = recvmsg(peer, &message, MSG_DONTWAIT);
     if (got < 0)
-        return told;
+        return reported;
     assert(got == (ssize_t)sizeof packet && packet.header.magic == WIRE_MAGIC && packet.header.type == WIRE_CHANNELS);
     struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
     if (passed != NULL)
-        memcpy(&told.fd, CMSG_DATA(passed), sizeof(int));
-    told.any = true;
-    told.channels = packet.channels;
-    told.fresh = (told.channels.flags & WIRE_FRESH) != 0;
-    told.channels.flags &= ~(uint32_t)WIRE_FRESH;
-    return told;
+        memcpy(&reported.fd, CMSG_DATA(passed), sizeof(int));
+    reported.any = true;
+    reported.channels = packet.channels;
+    reported.fresh = (reported.channels.flags & WIRE_FRESH) != 0;
+    reported.channels.flags &= ~(uint32_t)WIRE_FRESH;
+    return reported;
 }
 
 static bool same_file(int a, int b)
@@ -170,32 +170,32 @@ int order(const void *a, const void *b)
 /* What was told next is exactly this. */
 void expect(uint32_t client, uint32_t subdevice, const uint32_t *compute, uint32_t computes, const uint32_t *copy, uint32_t copies)
 {
-    struct told told = next_told();
-    struct wire_channels wanted = {.card = 0, .client = client, .subdevice = subdevice, .computes = computes, .copies = copies};
+    struct reported reported = next_reported();
+    struct wire_channels wanted = {.gpu = 0, .client = client, .subdevice = subdevice, .computes = computes, .copies = copies};
     for (uint32_t i = 0; i < computes; i++)
         wanted.compute[i] = compute[i];
     for (uint32_t i = 0; i < copies; i++)
         wanted.copy[i] = copy[i];
-    assert(told.any);
-    qsort(told.channels.compute, told.channels.computes, sizeof(uint32_t), order);
-    qsort(told.channels.copy, told.channels.copies, sizeof(uint32_t), order);
-    assert(memcmp(&told.channels, &wanted, sizeof wanted) == 0);
+    assert(reported.any);
+    qsort(reported.channels.compute, reported.channels.computes, sizeof(uint32_t), order);
+    qsort(reported.channels.copy, reported.channels.copies, sizeof(uint32_t), order);
+    assert(memcmp(&reported.channels, &wanted, sizeof wanted) == 0);
     if (computes > 0) {
-        assert(told.fd >= 0 && same_file(told.fd, device_fd));
-        close(told.fd);
+        assert(reported.fd >= 0 && same_file(reported.fd, device_fd));
+        close(reported.fd);
     } else
-        assert(told.fd == -1);
+        assert(reported.fd == -1);
 }
 
 void expect_silence(void)
 {
-    capture_tell();
-    assert(!next_told().any);
+    capture_report();
+    assert(!next_reported().any);
 }
 
 void fresh(void)
 {
-    while (next_told().any)
+    while (next_reported().any)
         continue;
     objects_clear(&tangram.capture.book);
     capture_forget_all();
@@ -224,8 +224,8 @@ void set_up(void)
     tangram.link.threaded = true; /* this file is the arbiter, and no helper keeps the connection */
     device_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert(device_fd >= 0);
-    tangram.grant.cards = 1;
-    memcpy(tangram.grant.card[0].uuid, uuids[0], 16);
+    tangram.grant.gpus = 1;
+    memcpy(tangram.grant.gpu[0].uuid, uuids[0], 16);
     atomic_store(&tangram.grant.state, GRANT_GOOD);
     atomic_store(&tangram.capture.next, kernel_ioctl);
 }
@@ -234,5 +234,5 @@ void forget_driver(void)
 {
 #define HOOK(name, base, since, ptds, params) tangram.driver.name = missing_##name;
 #define REAL(name, params) tangram.driver.name = missing_##name;
-#include "../src/hooks.def"
+#include "../src/hooks/hooks.def"
 }

@@ -32,13 +32,13 @@ void make_device(uint32_t client, uint32_t device);
 void make_group(uint32_t client, uint32_t device, uint32_t group, uint32_t engine, uint32_t channels);
 
 /* The arbiter's side. */
-struct told {
+struct reported {
     bool any;
     int fd; /* -1: none came */
     bool fresh; /* taken out of the flags */
     struct wire_channels channels;
 };
-struct told next_told(void);
+struct reported next_reported(void);
 void expect(uint32_t client, uint32_t subdevice, const uint32_t *compute, uint32_t computes, const uint32_t *copy, uint32_t copies);
 void expect_silence(void);
 uint32_t *range(uint32_t first, uint32_t count);
@@ -46,9 +46,9 @@ int order(const void *a, const void *b); /* of numbers, for qsort */
 
 /* What the parts of the unit test offer its main: unit_graphics.c, unit_work.c, unit_contexts.c, unit_streams.c,
  * unit_copies.c, unit_book.c. */
-void a_process_that_draws_is_told_from_one_that_computes(void);
-void idleness_is_told_once_a_millisecond(bool urgent);
-void idleness_that_ended_is_not_told_later(void);
+void a_process_that_draws_is_reported_from_one_that_computes(void);
+void idleness_is_reported_once_a_millisecond(bool urgent);
+void idleness_that_ended_is_not_reported_later(void);
 void work_that_did_not_fit_is_said_by_the_next_launch(void);
 void work_that_did_not_fit_is_said_when_nothing_is_launched(void);
 void work_that_did_not_fit_and_has_ended_is_not_said(void);
@@ -56,8 +56,8 @@ void idleness_that_did_not_fit_is_said_later(bool urgent);
 void what_else_was_launched_and_did_not_fit_is_said_later(void);
 void a_flood_of_hints_displaces_no_work(void);
 void a_heart_beats_while_its_number_changes(uint64_t first);
-void work_that_is_told_late_says_so(void);
-void contexts_are_told_apart(void);
+void work_that_is_reported_late_says_so(void);
+void contexts_are_reported_apart(void);
 void streams_keep_their_places(void);
 void copies_are_work(void);
 void the_book_agrees_with_a_slow_one_also_on_garbage(void);

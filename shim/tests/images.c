@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../src/image.h"
-#include "../src/unpack.h"
+#include "../src/code/image.h"
+#include "../src/code/unpack.h"
 
 static void unpack(int how, uint64_t room, const unsigned char *data, uint64_t length)
 {

@@ -6,7 +6,7 @@
  * rawfork   takes 10 MiB; a child by the bare system call, which runs no handlers, takes 600 MiB and ends; then the parent takes 300. The codes
  * early     the same, but the parent has only initialised the driver: the arbiter's WELCOME is on its way
  * launches  threads that launch and wait are cancelled, again and again, while two others wait; then the main thread launches and waits: the codes
- * storm     while threads launch, take and give back, the main thread forks, and every child launches and asks for memory; then it takes 900 MiB, and 300 more. The
+ * storm     while threads launch, take and give back, the main thread forks, and every child launches and requests memory; then it takes 900 MiB, and 300 more. The
  *           codes; and how many of the children did not end as they should
  * threads   takes 10 MiB; prints the code and how many helper threads there are
  */

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "../src/launching.h"
+#include "../src/gputime/launching.h"
 #include "double.h"
 #include "queues.h"
 
@@ -68,7 +68,7 @@ CUresult not_capturing(CUstream stream, CUstreamCaptureStatus *status)
     return CUDA_SUCCESS;
 }
 
-void read_all_that_was_told(void)
+void read_all_that_was_reported(void)
 {
     char packet[4096];
     while (recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0)
@@ -118,7 +118,7 @@ void queues_end(void)
         free(of);
     }
     activity_forget();
-    read_all_that_was_told();
+    read_all_that_was_reported();
 }
 
 void launch(int context, CUstream stream, int ptds)

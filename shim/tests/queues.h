@@ -16,7 +16,7 @@ bool *queue_of(CUstream stream);
 CUresult get_current(CUcontext *context);
 CUresult not_capturing(CUstream stream, CUstreamCaptureStatus *status);
 void another_comes(int context);
-void read_all_that_was_told(void);
+void read_all_that_was_reported(void);
 
 void launch(int context, CUstream stream, int ptds);
 void wait_for(int context, CUstream stream, int ptds);

@@ -13,7 +13,7 @@ void warn(enum warning kind, const char *text, ...)
     (void)kind, (void)text;
 }
 
-/* Lines of text into `said`: "clear yes" or "clear no" and one "uuid mib" a card, or "refused: why". The text is copied to memory of
+/* Lines of text into `said`: "clear yes" or "clear no" and one "uuid mib" a GPU, or "refused: why". The text is copied to memory of
  * its exact size, so that a sanitizer sees a read past its end. */
 void read_grant(const char *text, size_t length, char *said, size_t room)
 {
@@ -30,11 +30,11 @@ void read_grant(const char *text, size_t length, char *said, size_t room)
         return;
     }
     size_t at = (size_t)snprintf(said, room, "clear %s", grant.clear ? "yes" : "no");
-    for (unsigned i = 0; i < grant.cards && at < room; i++) {
+    for (unsigned i = 0; i < grant.gpus && at < room; i++) {
         at += (size_t)snprintf(said + at, room - at, "\n");
         for (unsigned j = 0; j < 16 && at < room; j++)
-            at += (size_t)snprintf(said + at, room - at, "%02x", grant.card[i].uuid[j]);
+            at += (size_t)snprintf(said + at, room - at, "%02x", grant.gpu[i].uuid[j]);
         if (at < room)
-            at += (size_t)snprintf(said + at, room - at, " %llu", (unsigned long long)(grant.card[i].limit_bytes / MIB));
+            at += (size_t)snprintf(said + at, room - at, " %llu", (unsigned long long)(grant.gpu[i].limit_bytes / MIB));
     }
 }

@@ -88,7 +88,7 @@ static inline void take_routes(void)
     if (at == NULL)
         missing("cuGetProcAddress_v2");
     memcpy(&get, &at, sizeof at);
-    /* the runtime asks for the function itself once more, and goes on with what it gets */
+    /* the runtime requests the function itself once more, and goes on with what it gets */
     if (get("cuGetProcAddress", &at, 12000, 0, &status) != CUDA_SUCCESS)
         missing("cuGetProcAddress");
     memcpy(&get, &at, sizeof at);

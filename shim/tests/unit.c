@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../src/pool.h"
+#include "../src/memory/pool.h"
 
 #undef NDEBUG
 
@@ -30,8 +30,8 @@ static void a_good_grant_is_read(void)
     static struct grant grant;
     char why[256];
     assert(reads(good, strlen(good), &grant, why));
-    assert(grant.cards == 1 && grant.card[0].limit_bytes == 8192 * MIB);
-    assert(grant.card[0].uuid[0] == 0x01 && grant.card[0].uuid[15] == 0xef);
+    assert(grant.gpus == 1 && grant.gpu[0].limit_bytes == 8192 * MIB);
+    assert(grant.gpu[0].uuid[0] == 0x01 && grant.gpu[0].uuid[15] == 0xef);
 }
 
 static void a_bad_grant_is_refused(const char *from, const char *to, const char *says)
@@ -88,7 +88,7 @@ static void grants(void)
     a_bad_grant_is_refused("core_percent=30", "core_percent=30 more=1", "line 7");
     a_bad_grant_is_refused("GPU-0", "GPU-G", "line 7");
     a_bad_grant_is_refused("end\n", "end\nmore\n", "line 9");
-    a_bad_grant_is_refused("end\n", "card GPU-01234567-89ab-cdef-0123-456789abcdef mib=1 core_percent=0\nend\n", "each card once");
+    a_bad_grant_is_refused("end\n", "card GPU-01234567-89ab-cdef-0123-456789abcdef mib=1 core_percent=0\nend\n", "each GPU once");
     a_cut_grant_is_refused_wherever_it_is_cut();
     any_changed_byte_never_makes_the_parser_misbehave();
 }
@@ -125,7 +125,7 @@ static void the_table_agrees_with_an_array(void)
 
 /* The driver's numbers of memory: what is at an address now. */
 static uint64_t buffer_there;
-static unsigned numbers_asked;
+static unsigned numbers_requested;
 static const struct owned *own_meanwhile; /* by another thread, while the driver is asked */
 static const struct owned *own_now;       /* the same, when the driver has looked and not answered yet */
 
@@ -136,7 +136,7 @@ static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUd
     const struct owned *meanwhile = own_meanwhile;
     struct owned was;
     own_meanwhile = NULL;
-    numbers_asked++;
+    numbers_requested++;
     if (meanwhile != NULL) {
         buffer_there = 3;
         assert(table_disown(meanwhile->at, &was) && table_own(*meanwhile));
@@ -150,94 +150,94 @@ static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUd
     return buffer_there == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-static struct card *card_of_the_table(void)
+static struct gpu *gpu_of_the_table(void)
 {
-    static struct card card;
-    atomic_store(&card.unused_bytes, 0);
+    static struct gpu gpu;
+    atomic_store(&gpu.unused_bytes, 0);
     tangram.driver.cuPointerGetAttribute = pointer_attribute;
-    return &card;
+    return &gpu;
 }
 
-static void forget(uintptr_t context, struct card *card)
+static void forget(uintptr_t context, struct gpu *gpu)
 {
     struct table_moment before;
     table_now(&before);
-    table_forget_context((CUcontext)context, card, &before);
+    table_forget_context((CUcontext)context, gpu, &before);
 }
 
 static const uint64_t address = UINT64_C(0x7f1234000000);
 
 static void memory_is_forgotten_with_its_context_though_its_address_is_taken_again(void)
 {
-    struct card *card = card_of_the_table();
+    struct gpu *gpu = gpu_of_the_table();
     struct owned was;
     buffer_there = 1;
-    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
-    forget(8, card);
-    assert(atomic_load(&card->unused_bytes) == 0); /* it was another context's */
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .gpu = gpu}));
+    forget(8, gpu);
+    assert(atomic_load(&gpu->unused_bytes) == 0);  /* it was another context's */
     buffer_there = 2;                              /* of a node of a graph, which is in no table */
-    forget(8, card);
-    assert(atomic_load(&card->unused_bytes) == 10 * MIB && !table_disown(address, &was));
+    forget(8, gpu);
+    assert(atomic_load(&gpu->unused_bytes) == 10 * MIB && !table_disown(address, &was));
 }
 
 static void what_another_thread_owns_meanwhile_is_not_forgotten(void)
 {
-    struct card *card = card_of_the_table();
-    struct owned was, other = {.at = address, .bytes = 4 * MIB, .card = card};
+    struct gpu *gpu = gpu_of_the_table();
+    struct owned was, other = {.at = address, .bytes = 4 * MIB, .gpu = gpu};
     buffer_there = 1;
-    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .gpu = gpu}));
     struct table_moment before;
     table_now(&before);
     own_meanwhile = &other;
-    table_forget_context((CUcontext)8, card, &before);
-    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&card->unused_bytes) == 0);
+    table_forget_context((CUcontext)8, gpu, &before);
+    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&gpu->unused_bytes) == 0);
 }
 
-static void the_driver_is_asked_for_a_number_once_and_not_by_an_allocation(void)
+static void the_driver_is_requested_for_a_number_once_and_not_by_an_allocation(void)
 {
-    struct card *card = card_of_the_table();
+    struct gpu *gpu = gpu_of_the_table();
     struct owned was;
     struct table_moment moment;
     buffer_there = 1;
-    numbers_asked = 0;
-    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
-    assert(numbers_asked == 0);
+    numbers_requested = 0;
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .gpu = gpu}));
+    assert(numbers_requested == 0);
     table_now(&moment);
     table_now(&moment);
-    assert(numbers_asked == 1);
-    buffer_there = 0; /* it cannot be asked for now */
-    assert(table_own((struct owned){.at = address + PAGE, .bytes = 10 * MIB, .card = card}));
+    assert(numbers_requested == 1);
+    buffer_there = 0; /* it cannot be requested now */
+    assert(table_own((struct owned){.at = address + PAGE, .bytes = 10 * MIB, .gpu = gpu}));
     table_now(&moment);
     buffer_there = 2;
     table_now(&moment);
-    assert(numbers_asked == 3);
+    assert(numbers_requested == 3);
     assert(table_disown(address, &was) && table_disown(address + PAGE, &was));
 }
 
 static void a_number_is_not_given_to_what_another_thread_owns_meanwhile(void)
 {
-    struct card *card = card_of_the_table();
-    struct owned was, other = {.at = address, .bytes = 4 * MIB, .card = card};
+    struct gpu *gpu = gpu_of_the_table();
+    struct owned was, other = {.at = address, .bytes = 4 * MIB, .gpu = gpu};
     struct table_moment moment;
-    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .card = card}));
+    assert(table_own((struct owned){.at = address, .bytes = 10 * MIB, .gpu = gpu}));
     own_now = &other;
     buffer_there = 1; /* the old one's, though the new one is there when the answer comes */
     table_now(&moment);
     buffer_there = 2; /* the new one's */
-    table_forget_context((CUcontext)8, card, &moment);
-    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&card->unused_bytes) == 0);
+    table_forget_context((CUcontext)8, gpu, &moment);
+    assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&gpu->unused_bytes) == 0);
 }
 
 static void an_array_of_the_next_context_of_that_handle_is_not_forgotten(void)
 {
     const uint64_t of_old = OWNED_AS(OWNED_ARRAY, 0x1000), of_new = OWNED_AS(OWNED_ARRAY, 0x2000);
-    struct card *card = card_of_the_table();
+    struct gpu *gpu = gpu_of_the_table();
     struct table_moment before;
     struct owned was;
-    assert(table_own((struct owned){of_old, 4 * MIB, card, (void *)8}));
+    assert(table_own((struct owned){of_old, 4 * MIB, gpu, (void *)8}));
     table_now(&before);
-    assert(table_own((struct owned){of_new, 6 * MIB, card, (void *)8}));
-    table_forget_context((CUcontext)8, card, &before);
+    assert(table_own((struct owned){of_new, 6 * MIB, gpu, (void *)8}));
+    table_forget_context((CUcontext)8, gpu, &before);
     assert(!table_disown(of_old, &was) && table_disown(of_new, &was) && was.bytes == 6 * MIB);
 }
 
@@ -252,12 +252,12 @@ static unsigned pools_listed(void)
 /* What an allocation looks through must not grow with what a program did long ago. */
 static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 {
-    static struct card card;
-    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &card, false);
+    static struct gpu gpu;
+    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &gpu, false);
     atomic_store(&kept->live, 1); /* destroyed while the program has a pointer of it */
     atomic_store(&kept->gone, true);
     for (uintptr_t i = 2; i < 40000; i++) {
-        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &card, false);
+        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &gpu, false);
         assert(pool != NULL && pool != kept && pool_known((CUmemoryPool)i) == pool && pool->device == (CUdevice)(i % 3));
         atomic_store(&pool->gone, true);
         assert(pool_known((CUmemoryPool)i) == NULL);
@@ -278,16 +278,16 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
 {
     pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
-                               &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.telling, &tangram.turn.lock,
-                               &tangram.activity.telling, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
+                               &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.reporting, &tangram.turn.lock,
+                               &tangram.activity.reporting, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
                                &tangram.link.lock};
     struct spin *spin[] = {&tangram.pages.lock, &tangram.array_pages.lock, &tangram.module_pages.lock, &tangram.shard[0].lock,
                            &tangram.shard[SHARDS - 1].lock};
     const size_t locks = sizeof lock / sizeof *lock, spins = sizeof spin / sizeof *spin;
-    struct card *card = &tangram.grant.card[0];
-    atomic_store(&card->managed_bytes, 3 * MIB + 1);
-    atomic_store(&card->stated_managed_mib, lease_managed_mib(card));
-    assert(atomic_load(&card->stated_managed_mib) == 4);
+    struct gpu *gpu = &tangram.grant.gpu[0];
+    atomic_store(&gpu->managed_bytes, 3 * MIB + 1);
+    atomic_store(&gpu->stated_managed_mib, lease_managed_mib(gpu));
+    assert(atomic_load(&gpu->stated_managed_mib) == 4);
     process_check();
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
@@ -296,7 +296,7 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
-        int held = lease_managed_mib(card) != 0 || atomic_load(&card->stated_managed_mib) != 0;
+        int held = lease_managed_mib(gpu) != 0 || atomic_load(&gpu->stated_managed_mib) != 0;
         for (size_t i = 0; i < locks; i++)
             held += pthread_mutex_trylock(lock[i]) != 0;
         for (size_t i = 0; i < spins; i++)
@@ -349,7 +349,7 @@ int main(void)
     the_table_agrees_with_an_array();
     memory_is_forgotten_with_its_context_though_its_address_is_taken_again();
     what_another_thread_owns_meanwhile_is_not_forgotten();
-    the_driver_is_asked_for_a_number_once_and_not_by_an_allocation();
+    the_driver_is_requested_for_a_number_once_and_not_by_an_allocation();
     a_number_is_not_given_to_what_another_thread_owns_meanwhile();
     an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();

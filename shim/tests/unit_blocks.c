@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/hook.h"
-#include "../src/memory.h"
+#include "../src/hooks/hook.h"
+#include "../src/memory/memory.h"
 
 #undef NDEBUG
 
@@ -18,27 +18,27 @@ static struct {
     uint64_t next;           /* handle or address */
     const char *fails;       /* the function that fails */
     CUresult (*meanwhile)(void); /* done by another thread while the driver maps; its answer is the map's */
-} gpu;
+} fake;
 
 static CUresult step(const char *name)
 {
-    return gpu.fails != NULL && strcmp(gpu.fails, name) == 0 ? (CUresult)CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+    return fake.fails != NULL && strcmp(fake.fails, name) == 0 ? (CUresult)CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
     (void)bytes, (void)prop, (void)flags;
-    *handle = ++gpu.next;
-    gpu.blocks++;
+    *handle = ++fake.next;
+    fake.blocks++;
     return CUDA_SUCCESS;
 }
 static CUresult release(CUmemGenericAllocationHandle handle)
 {
     (void)handle;
     CUresult rc = step("cuMemRelease");
-    gpu.blocks -= rc == CUDA_SUCCESS;
-    if (gpu.meanwhile != NULL)
-        gpu.meanwhile();
+    fake.blocks -= rc == CUDA_SUCCESS;
+    if (fake.meanwhile != NULL)
+        fake.meanwhile();
     return rc;
 }
 static CUresult import(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
@@ -55,18 +55,18 @@ static CUresult properties(CUmemAllocationProp *prop, CUmemGenericAllocationHand
 static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     (void)at, (void)bytes, (void)offset, (void)handle, (void)flags;
-    CUresult rc = step("cuMemMap"), (*meanwhile)(void) = gpu.meanwhile;
-    gpu.meanwhile = NULL;
+    CUresult rc = step("cuMemMap"), (*meanwhile)(void) = fake.meanwhile;
+    fake.meanwhile = NULL;
     if (meanwhile != NULL)
         rc = meanwhile();
-    gpu.mapped += rc == CUDA_SUCCESS;
+    fake.mapped += rc == CUDA_SUCCESS;
     return rc;
 }
 static CUresult unmap(CUdeviceptr at, size_t bytes)
 {
     (void)at, (void)bytes;
     CUresult rc = step("cuMemUnmap");
-    gpu.mapped -= rc == CUDA_SUCCESS;
+    fake.mapped -= rc == CUDA_SUCCESS;
     return rc;
 }
 static CUresult address_reserve(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
@@ -107,10 +107,10 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes, CUstream
     return step("cuMemsetD8Async");
 }
 
-/* One card with so much of a lease, and nobody who gives more. */
-static struct card *card_with(uint64_t lease_bytes)
+/* One GPU with so much of a lease, and nobody who gives more. */
+static struct gpu *gpu_with(uint64_t lease_bytes)
 {
-    struct card *card = &tangram.grant.card[0];
+    struct gpu *gpu = &tangram.grant.gpu[0];
     tangram.driver.cuMemCreate = create;
     tangram.driver.cuMemRelease = release;
     tangram.driver.cuMemImportFromShareableHandle = import;
@@ -127,14 +127,14 @@ static struct card *card_with(uint64_t lease_bytes)
     tangram.driver.cuMemsetD8Async = fill;
     atomic_store(&tangram.hot.driver_found, true);
     atomic_store(&tangram.grant.state, GRANT_GOOD);
-    tangram.grant.cards = 1;
+    tangram.grant.gpus = 1;
     tangram.grant.clear = false;
-    atomic_store(&tangram.device_card[0], card);
-    atomic_store(&card->limit_bytes, 0);
-    atomic_store(&card->unused_bytes, lease_bytes);
-    gpu.fails = NULL;
-    gpu.meanwhile = NULL;
-    return card;
+    atomic_store(&tangram.device_gpu[0], gpu);
+    atomic_store(&gpu->limit_bytes, 0);
+    atomic_store(&gpu->unused_bytes, lease_bytes);
+    fake.fails = NULL;
+    fake.meanwhile = NULL;
+    return gpu;
 }
 
 static CUmemGenericAllocationHandle imported;
@@ -152,79 +152,79 @@ static CUresult another_maps_it(void)
 
 static void a_mapping_that_fails_leaves_that_of_another_thread_paid(void)
 {
-    struct card *card = card_with(1000 * MIB);
+    struct gpu *gpu = gpu_with(1000 * MIB);
     assert(cuMemImportFromShareableHandle(&imported, NULL, (CUmemAllocationHandleType)1) == CUDA_SUCCESS);
-    gpu.meanwhile = another_maps_it_and_this_one_fails;
+    fake.meanwhile = another_maps_it_and_this_one_fails;
     assert(cuMemMap(UINT64_C(0x7e0000000000), 500 * MIB, 0, imported, 0) == CUDA_ERROR_OUT_OF_MEMORY);
-    assert(gpu.mapped == 1 && atomic_load(&card->unused_bytes) == 500 * MIB);
+    assert(fake.mapped == 1 && atomic_load(&gpu->unused_bytes) == 500 * MIB);
     assert(cuMemUnmap(UINT64_C(0x7f0000000000), 500 * MIB) == CUDA_SUCCESS && cuMemRelease(imported) == CUDA_SUCCESS);
-    assert(gpu.mapped == 0 && gpu.blocks == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+    assert(fake.mapped == 0 && fake.blocks == 0 && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
 }
 
 static void two_threads_that_map_one_block_pay_for_it_once(size_t one_bytes, size_t other_bytes)
 {
-    struct card *card = card_with(1000 * MIB);
+    struct gpu *gpu = gpu_with(1000 * MIB);
     others_bytes = other_bytes;
     assert(cuMemImportFromShareableHandle(&imported, NULL, (CUmemAllocationHandleType)1) == CUDA_SUCCESS);
-    gpu.meanwhile = another_maps_it;
+    fake.meanwhile = another_maps_it;
     assert(cuMemMap(UINT64_C(0x7e0000000000), one_bytes, 0, imported, 0) == CUDA_SUCCESS);
-    assert(gpu.mapped == 2 && atomic_load(&card->unused_bytes) == 500 * MIB);
+    assert(fake.mapped == 2 && atomic_load(&gpu->unused_bytes) == 500 * MIB);
     assert(cuMemRelease(imported) == CUDA_SUCCESS && cuMemUnmap(UINT64_C(0x7f0000000000), other_bytes) == CUDA_SUCCESS);
-    assert(atomic_load(&card->unused_bytes) == 500 * MIB);
-    assert(cuMemUnmap(UINT64_C(0x7e0000000000), one_bytes) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == 1000 * MIB);
+    assert(atomic_load(&gpu->unused_bytes) == 500 * MIB);
+    assert(cuMemUnmap(UINT64_C(0x7e0000000000), one_bytes) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
 }
 
 enum { HANDLES = 64 }; /* the first room for them */
-static const CUmemAllocationProp on_card = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAllocationProp on_gpu = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 static CUmemGenericAllocationHandle made[HANDLES + 1];
 
 static CUresult another_takes_the_place(void)
 {
-    gpu.meanwhile = NULL;
-    return cuMemCreate(&made[HANDLES], 2 * MIB, &on_card, 0);
+    fake.meanwhile = NULL;
+    return cuMemCreate(&made[HANDLES], 2 * MIB, &on_gpu, 0);
 }
 
 static void a_handle_that_the_driver_does_not_release_stays_known(void)
 {
-    struct card *card = card_with(1000 * MIB);
+    struct gpu *gpu = gpu_with(1000 * MIB);
     for (unsigned i = 0; i < HANDLES; i++)
-        assert(cuMemCreate(&made[i], 2 * MIB, &on_card, 0) == CUDA_SUCCESS);
+        assert(cuMemCreate(&made[i], 2 * MIB, &on_gpu, 0) == CUDA_SUCCESS);
     assert(tangram.vmm.handles == tangram.vmm.handles_room);
-    gpu.fails = "cuMemRelease";
-    gpu.meanwhile = another_takes_the_place;
+    fake.fails = "cuMemRelease";
+    fake.meanwhile = another_takes_the_place;
     assert((int)cuMemRelease(made[3]) == CUDA_ERROR_UNKNOWN);
     assert(tangram.vmm.handles == HANDLES + 1 && tangram.vmm.handles <= tangram.vmm.handles_room);
-    gpu.fails = NULL;
+    fake.fails = NULL;
     for (unsigned i = 0; i <= HANDLES; i++)
         assert(cuMemRelease(made[i]) == CUDA_SUCCESS);
-    assert(gpu.blocks == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+    assert(fake.blocks == 0 && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
 }
 
 static void a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing(void)
 {
     static const char *const steps[] = {"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"};
     CUmemGenericAllocationHandle handle = 1234;
-    struct card *card = card_with(1000 * MIB);
+    struct gpu *gpu = gpu_with(1000 * MIB);
     tangram.grant.clear = true;
     for (unsigned i = 0; i < sizeof steps / sizeof *steps; i++) {
-        gpu.fails = steps[i];
-        assert((int)cuMemCreate(&handle, 400 * MIB, &on_card, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
-        assert(gpu.blocks == 0 && gpu.mapped == 0 && atomic_load(&card->unused_bytes) == 1000 * MIB);
+        fake.fails = steps[i];
+        assert((int)cuMemCreate(&handle, 400 * MIB, &on_gpu, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
+        assert(fake.blocks == 0 && fake.mapped == 0 && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
     }
-    gpu.fails = "cuMemUnmap"; /* it stays where it is, and is paid for */
-    assert((int)cuMemCreate(&handle, 400 * MIB, &on_card, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
-    assert(gpu.mapped == 1 && atomic_load(&card->unused_bytes) == 600 * MIB);
-    gpu.fails = NULL;
-    assert(cuMemUnmap(UINT64_C(0x7f0000000000), 400 * MIB) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == 1000 * MIB);
+    fake.fails = "cuMemUnmap"; /* it stays where it is, and is paid for */
+    assert((int)cuMemCreate(&handle, 400 * MIB, &on_gpu, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
+    assert(fake.mapped == 1 && atomic_load(&gpu->unused_bytes) == 600 * MIB);
+    fake.fails = NULL;
+    assert(cuMemUnmap(UINT64_C(0x7f0000000000), 400 * MIB) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
 }
 
 static void tiles_of_sparse_arrays_are_not_mapped_to_be_zeroed(void)
 {
-    const CUmemAllocationProp tiles = {.location = on_card.location, .allocFlags = {.usage = CU_MEM_CREATE_USAGE_TILE_POOL}};
+    const CUmemAllocationProp tiles = {.location = on_gpu.location, .allocFlags = {.usage = CU_MEM_CREATE_USAGE_TILE_POOL}};
     CUmemGenericAllocationHandle handle;
-    card_with(1000 * MIB);
+    gpu_with(1000 * MIB);
     tangram.grant.clear = true;
-    gpu.fails = "cuMemMap"; /* as the driver does (580, H100) */
+    fake.fails = "cuMemMap"; /* as the driver does (580, H100) */
     assert(cuMemCreate(&handle, 2 * MIB, &tiles, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
 }
 

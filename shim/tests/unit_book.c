@@ -64,7 +64,7 @@ static void *make_and_drop(void *number)
         make(client, client, client, RM_CLIENT, 0);
         make_device(client, DEVICE);
         make_group(client, DEVICE, CONTEXT, COMPUTE, 4);
-        capture_tell();
+        capture_report();
         if (round % 3 == 0)
             capture_enable_own();
         drop(client, round % 2 ? client : DEVICE);
@@ -77,9 +77,9 @@ static void *make_and_drop(void *number)
 static void *read_all(void *stop)
 {
     while (!atomic_load((_Atomic bool *)stop)) {
-        struct told told = next_told();
-        if (told.fd >= 0)
-            close(told.fd);
+        struct reported reported = next_reported();
+        if (reported.fd >= 0)
+            close(reported.fd);
     }
     return NULL;
 }

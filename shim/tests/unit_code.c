@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/hook.h"
-#include "../src/memory.h"
+#include "../src/hooks/hook.h"
+#include "../src/memory/memory.h"
 #include "unit_images.h"
 
 #undef NDEBUG
@@ -66,9 +66,9 @@ static CUresult launch(CUfunction function, int width, int height)
     return CUDA_SUCCESS;
 }
 
-static struct card *h200(uint64_t lease_bytes)
+static struct gpu *h200(uint64_t lease_bytes)
 {
-    struct card *card = &tangram.grant.card[0];
+    struct gpu *gpu = &tangram.grant.gpu[0];
     tangram.driver.cuCtxGetCurrent = get_current;
     tangram.driver.cuCtxGetDevice = get_device;
     tangram.driver.cuCtxGetLimit = get_limit;
@@ -79,11 +79,11 @@ static struct card *h200(uint64_t lease_bytes)
     tangram.driver.cuLaunchGrid = launch;
     atomic_store(&tangram.hot.driver_found, true);
     atomic_store(&tangram.grant.state, GRANT_GOOD);
-    tangram.grant.cards = 1;
-    atomic_store(&tangram.only_card, card);
-    atomic_store(&card->limit_bytes, 0); /* nobody can be asked for more */
-    atomic_store(&card->unused_bytes, lease_bytes);
-    return card;
+    tangram.grant.gpus = 1;
+    atomic_store(&tangram.only_gpu, gpu);
+    atomic_store(&gpu->limit_bytes, 0); /* nobody can be requested more */
+    atomic_store(&gpu->unused_bytes, lease_bytes);
+    return gpu;
 }
 
 static CUfunction function_of(const char *name, int local_bytes)
@@ -96,20 +96,20 @@ static CUfunction function_of(const char *name, int local_bytes)
 
 static void a_launch_that_grows_the_stacks_is_paid_for_or_refused(void)
 {
-    struct card *card = h200(UINT64_C(200) << 20);
+    struct gpu *gpu = h200(UINT64_C(200) << 20);
     CUfunction flat = function_of("flat", 1024);
     assert(!atomic_load(&tangram.hot.noted) && cuLaunchGrid(flat, 1, 1) == CUDA_SUCCESS && launches == 1);
 
     CUfunction deep = function_of("deep", 1504); /* measured: 130,023,424 bytes */
     assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && stack == 1504 && launches == 2);
-    uint64_t left = atomic_load(&card->unused_bytes);
+    uint64_t left = atomic_load(&gpu->unused_bytes);
     assert((UINT64_C(200) << 20) - left >= 130023424 - PAGE && (UINT64_C(200) << 20) - left <= 130023424 + PAGE);
-    assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == left && launches == 3);
+    assert(cuLaunchGrid(deep, 1, 1) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == left && launches == 3);
 
     CUfunction abyss = function_of("abyss", 131072);
-    assert(cuLaunchGrid(abyss, 1, 1) == CUDA_ERROR_OUT_OF_MEMORY && launches == 3 && atomic_load(&card->unused_bytes) == left);
+    assert(cuLaunchGrid(abyss, 1, 1) == CUDA_ERROR_OUT_OF_MEMORY && launches == 3 && atomic_load(&gpu->unused_bytes) == left);
 
-    assert(cuCtxSetLimit(0, 512) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == UINT64_C(200) << 20);
+    assert(cuCtxSetLimit(0, 512) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == UINT64_C(200) << 20);
     assert(cuCtxSetLimit(0, 65536) == CUDA_ERROR_OUT_OF_MEMORY && stack == 512);
     function_of("abyss", 16); /* the same handle, given out anew */
     assert(cuLaunchGrid(abyss, 1, 1) == CUDA_SUCCESS);
@@ -169,7 +169,7 @@ static CUresult instantiated_as(struct CUgraphNode_st *node)
 /* Of drivers that show the bodies of a conditional node those kernels count, in bodies of bodies, too; of others any kernel of the process. */
 static void kernels_in_the_bodies_of_conditional_nodes_are_paid_for_or_refused(void)
 {
-    struct card *card = h200(UINT64_C(200) << 20);
+    struct gpu *gpu = h200(UINT64_C(200) << 20);
     tangram.driver.cuGraphGetNodes = graph_nodes;
     tangram.driver.cuGraphNodeGetType = node_type;
     tangram.driver.cuGraphKernelNodeGetParams_v2 = kernel_params;
@@ -183,15 +183,15 @@ static void kernels_in_the_bodies_of_conditional_nodes_are_paid_for_or_refused(v
     struct CUgraphNode_st newer = {.type = (CUgraphNodeType)99}, batch = {.type = (CUgraphNodeType)14};
 
     tangram.driver.cuGraphNodeGetParams = node_params;
-    assert(instantiated_as(&outer) == CUDA_SUCCESS && atomic_load(&card->unused_bytes) == UINT64_C(200) << 20);
+    assert(instantiated_as(&outer) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == UINT64_C(200) << 20);
     conditional.body[1] = &body;
     assert(instantiated_as(&outer) == CUDA_SUCCESS && instantiated == 2);
-    const uint64_t left = atomic_load(&card->unused_bytes);
+    const uint64_t left = atomic_load(&gpu->unused_bytes);
     assert((UINT64_C(200) << 20) - left >= 130023424 - PAGE);
     deep.function = function_of("abyss body", 65536);
     assert(instantiated_as(&outer) == CUDA_ERROR_OUT_OF_MEMORY && instantiated == 2);
     deep.function = flat.function;
-    assert(instantiated_as(&outer) == CUDA_SUCCESS && instantiated == 3 && atomic_load(&card->unused_bytes) == left);
+    assert(instantiated_as(&outer) == CUDA_SUCCESS && instantiated == 3 && atomic_load(&gpu->unused_bytes) == left);
 
     tangram.driver.cuGraphNodeGetParams = missing_cuGraphNodeGetParams; /* which of them the bodies have is not shown */
     assert(instantiated_as(&conditional) == CUDA_ERROR_OUT_OF_MEMORY && instantiated_as(&newer) == CUDA_ERROR_OUT_OF_MEMORY && instantiated == 3);
@@ -262,22 +262,22 @@ static CUresult destroy_green_by_hook(void)
 /* The driver gives the handle of a context that ended out again, on another GPU. */
 static void what_a_thread_remembers_of_its_context_ends_with_any(CUresult (*end)(void))
 {
-    struct card *card = h200(0);
+    struct gpu *gpu = h200(0);
     tangram.driver.cuCtxDetach = detach;
     tangram.driver.cuGreenCtxDestroy = destroy_green;
     tangram.driver.cuDeviceGetCount = count_devices;
-    tangram.grant.cards = 2;
-    atomic_store(&tangram.only_card, NULL);
+    tangram.grant.gpus = 2;
+    atomic_store(&tangram.only_gpu, NULL);
     atomic_fetch_add(&tangram.contexts_gone, 1); /* by whatever ran here before */
     for (unsigned i = 0; i < 2; i++)
-        atomic_store(&tangram.device_card[i], &card[i]);
+        atomic_store(&tangram.device_gpu[i], &gpu[i]);
     device_there = 0;
-    assert(current_card() == &card[0]);
+    assert(current_gpu() == &gpu[0]);
     device_there = 1;
     answer = CUDA_ERROR_INVALID_CONTEXT;
-    assert(end() == CUDA_ERROR_INVALID_CONTEXT && current_card() == &card[0]);
+    assert(end() == CUDA_ERROR_INVALID_CONTEXT && current_gpu() == &gpu[0]);
     answer = CUDA_SUCCESS;
-    assert(end() == CUDA_SUCCESS && current_card() == &card[1]);
+    assert(end() == CUDA_SUCCESS && current_gpu() == &gpu[1]);
     device_there = 0;
 }
 

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "../src/hook.h"
-#include "../src/launching.h"
+#include "../src/hooks/hook.h"
+#include "../src/gputime/launching.h"
 #include "double.h"
 
 #undef NDEBUG
@@ -23,7 +23,7 @@ static CUresult query(CUstream stream)
 static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes)
 {
     (void)at, (void)value, (void)bytes;
-    reported = activity_is_told();
+    reported = activity_is_reported();
     left = answer == CUDA_SUCCESS; /* a fill is not waited for */
     return answer;
 }
@@ -31,7 +31,7 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes)
 static CUresult copy(void *to, CUdeviceptr from, size_t bytes)
 {
     (void)to, (void)from, (void)bytes;
-    reported = activity_is_told();
+    reported = activity_is_reported();
     left = false; /* what is read on the CPU was waited for */
     return answer;
 }
@@ -39,7 +39,7 @@ static CUresult copy(void *to, CUdeviceptr from, size_t bytes)
 static CUresult copy_2d(const CUDA_MEMCPY2D *how, CUstream stream)
 {
     (void)how, (void)stream;
-    reported = activity_is_told();
+    reported = activity_is_reported();
     left = true;
     return answer;
 }
@@ -47,7 +47,7 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *how, CUstream stream)
 static CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags)
 {
     (void)stream, (void)at, (void)value, (void)flags;
-    reported = activity_is_told();
+    reported = activity_is_reported();
     left = true;
     return answer;
 }
@@ -85,10 +85,10 @@ static void a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns(void)
 {
     begin();
     assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(reported && !activity_is_told());
+    assert(reported && !activity_is_reported());
     reported = false;
     assert(cuMemcpyDtoH_v2_ptds(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(reported && !activity_is_told());
+    assert(reported && !activity_is_reported());
     end();
 }
 
@@ -96,9 +96,9 @@ static void a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done(void)
 {
     begin();
     assert(cuMemsetD8_v2(0, 0, 1) == CUDA_SUCCESS);
-    assert(reported && activity_is_told());
+    assert(reported && activity_is_reported());
     assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(!activity_is_told());
+    assert(!activity_is_reported());
     end();
 }
 
@@ -107,7 +107,7 @@ static void what_the_driver_refuses_is_no_work(void)
     begin();
     answer = (CUresult)1;
     assert(cuMemsetD8_v2(0, 0, 1) == (CUresult)1);
-    assert(reported && !activity_is_told());
+    assert(reported && !activity_is_reported());
     end();
 }
 
@@ -115,12 +115,12 @@ static void copies_and_waits_in_a_stream_are_reported(void)
 {
     begin();
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
-    assert(reported && activity_is_told());
+    assert(reported && activity_is_reported());
     left = reported = false;
     activity_something_synced();
-    assert(!activity_is_told());
+    assert(!activity_is_reported());
     assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
-    assert(reported && activity_is_told());
+    assert(reported && activity_is_reported());
     end();
 }
 
@@ -158,7 +158,7 @@ static void work_says_whether_there_is_more_than_kernels(void)
     assert(times == 0);
     left = false;
     activity_something_synced();
-    assert(!activity_is_told());
+    assert(!activity_is_reported());
     last_said(&times);
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
     said = last_said(&times);

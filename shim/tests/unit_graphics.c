@@ -13,7 +13,7 @@ static bool drew(void)
     return (atomic_exchange(&tangram.states, 0) & DREW) != 0;
 }
 
-void a_process_that_draws_is_told_from_one_that_computes(void)
+void a_process_that_draws_is_reported_from_one_that_computes(void)
 {
     static const uint32_t computes[] = {HOPPER_COMPUTE, HOPPER_COPY, TO_MEMORY};
     drew();

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/image.h"
+#include "../src/code/image.h"
 #include "unit_images.h"
 
 #undef NDEBUG

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/memory.h"
+#include "../src/memory/memory.h"
 
 #undef NDEBUG
 
@@ -73,14 +73,14 @@ static unsigned slow_pages(void)
 static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned most_grains)
 {
     static struct live live[LIVE];
-    static struct pages told, guessed;
+    static struct pages reported, guessed;
     unsigned count = 0, charged = 0, placed = 0;
     for (unsigned step = 0; step < STEPS; step++) {
         if (count < LIVE && slow_pages() < SLOW_PAGES - 1 && rand_r(&seed) % 100 < 52) {
             unsigned grains = 1 + (unsigned)rand_r(&seed) % most_grains;
-            bool fits = pages_fit(&told, &told, (uint64_t)grains * PAGE_GRAIN);
+            bool fits = pages_fit(&reported, &reported, (uint64_t)grains * PAGE_GRAIN);
             struct live new = slow_take(grains);
-            bool fresh = pages_put(&told, &told, new.at, (uint64_t)grains * PAGE_GRAIN);
+            bool fresh = pages_put(&reported, &reported, new.at, (uint64_t)grains * PAGE_GRAIN);
             assert(fits == !fresh);
             charged += fresh;
             placed += pages_place(&guessed, &guessed, (uint64_t)grains * PAGE_GRAIN, true, &new.fast_at) == PLACE_FRESH;
@@ -88,7 +88,7 @@ static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned mos
         } else if (count > 0) {
             unsigned i = (unsigned)rand_r(&seed) % count;
             slow_give(&live[i]);
-            charged -= pages_end(&told, live[i].at) == PAGE_EMPTY;
+            charged -= pages_end(&reported, live[i].at) == PAGE_EMPTY;
             placed -= pages_end(&guessed, live[i].fast_at) == PAGE_EMPTY;
             live[i] = live[--count];
         }
@@ -97,7 +97,7 @@ static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned mos
     }
     while (count > 0) {
         slow_give(&live[--count]);
-        charged -= pages_end(&told, live[count].at) == PAGE_EMPTY;
+        charged -= pages_end(&reported, live[count].at) == PAGE_EMPTY;
         placed -= pages_end(&guessed, live[count].fast_at) == PAGE_EMPTY;
     }
     assert(charged == 0 && placed == 0);

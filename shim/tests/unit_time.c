@@ -29,22 +29,22 @@ static void channels_are_learnt_from_every_form_of_the_allocation(void)
         expect_silence(); /* a group without channels is nothing yet */
         for (uint32_t i = 0; i < 8; i++)
             make_as(form, CLIENT, CONTEXT, CONTEXT + 1 + i, CHANNEL, 0);
-        capture_tell();
+        capture_report();
         expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
         expect_silence();
     }
 }
 
-static void copy_channels_are_told_apart_and_contexts_added_up(void)
+static void copy_channels_are_reported_apart_and_contexts_added_up(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
     make_group(CLIENT, DEVICE, 0x5c000100, COPY, 4);
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, range(0x5c000101, 4), 4);
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 8); /* a second context */
-    capture_tell();
+    capture_report();
     uint32_t both[16];
     memcpy(both, range(CONTEXT + 1, 8), 32);
     memcpy(both + 8, range(CONTEXT + 0x11, 8), 32);
@@ -56,22 +56,22 @@ static void only_the_first_list_is_said_to_be_fresh(void)
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
-    capture_tell();
-    struct told told = next_told();
-    assert(told.any && told.fresh);
-    close(told.fd);
+    capture_report();
+    struct reported reported = next_reported();
+    assert(reported.any && reported.fresh);
+    close(reported.fd);
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 2);
-    capture_tell();
-    told = next_told();
-    assert(told.any && !told.fresh);
-    close(told.fd);
+    capture_report();
+    reported = next_reported();
+    assert(reported.any && !reported.fresh);
+    close(reported.fd);
     capture_arbiter_is_new(); /* the one before it may have suspended them */
-    told = next_told();
-    assert(told.any && !told.fresh);
-    close(told.fd);
+    reported = next_reported();
+    assert(reported.any && !reported.fresh);
+    close(reported.fd);
 }
 
-static void channels_of_a_first_context_are_told_when_it_is_made(void)
+static void channels_of_a_first_context_are_reported_when_it_is_made(void)
 {
     fresh();
     atomic_store(&tangram.contexts.making, 1);
@@ -81,26 +81,26 @@ static void channels_of_a_first_context_are_told_when_it_is_made(void)
     capture_arbiter_is_new();
     expect_silence();
     atomic_store(&tangram.contexts.one_made, true); /* and a second one is being made: work may run in the first */
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 2), 2, NULL, 0);
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 1);
-    capture_tell();
-    assert(next_told().channels.computes == 3);
+    capture_report();
+    assert(next_reported().channels.computes == 3);
     atomic_store(&tangram.contexts.making, 0);
     atomic_store(&tangram.contexts.one_made, false);
 }
 
-static void what_is_freed_is_told_at_once_and_with_all_under_it(void)
+static void what_is_freed_is_reported_at_once_and_with_all_under_it(void)
 {
     fresh();
     make(CLIENT, CLIENT, CLIENT, RM_CLIENT, 0);
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
     make_group(CLIENT, DEVICE, CONTEXT + 0x10, COMPUTE, 8);
-    capture_tell();
-    assert(next_told().channels.computes == 16);
+    capture_report();
+    assert(next_reported().channels.computes == 16);
     drop(CLIENT, CONTEXT + 0x18); /* one channel */
-    assert(next_told().channels.computes == 15);
+    assert(next_reported().channels.computes == 15);
     drop(CLIENT, CONTEXT + 0x10); /* a group: its channels go with it */
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
     drop(CLIENT, 0x77777777); /* nothing of ours */
@@ -114,7 +114,7 @@ static void what_is_freed_is_told_at_once_and_with_all_under_it(void)
     assert(tangram.capture.book.count == 0);
     make_device(CLIENT, DEVICE); /* the same numbers once more */
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 2), 2, NULL, 0);
     drop(CLIENT, CLIENT); /* the client: everything */
     expect(CLIENT, DEVICE + 1, NULL, 0, NULL, 0);
@@ -127,20 +127,20 @@ static void clients_that_do_not_compute_are_left_alone(void)
     make_device(NVML, DEVICE); /* NVML comes first, with the same handles */
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
     drop(NVML, NVML);
     expect_silence();
     make_group(CLIENT, DEVICE, 0x5c000100, COPY, 4);
     drop(NVML, CONTEXT + 1); /* another client's handle of the same number */
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, range(0x5c000101, 4), 4);
 }
 
-static void a_card_that_is_not_shared_is_not_told_of(void)
+static void a_gpu_that_is_not_shared_is_not_reported_of(void)
 {
     fresh();
-    make_device(CLIENT, DEVICE | 1 << 16); /* the double says that this is the other card */
+    make_device(CLIENT, DEVICE | 1 << 16); /* the double says that this is the other GPU */
     make_group(CLIENT, DEVICE | 1 << 16, CONTEXT, COMPUTE, 8);
     expect_silence();
 }
@@ -150,17 +150,17 @@ static void more_channels_than_a_list_holds_are_said_to_be_more(void)
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, RM_CHANNELS);
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, RM_CHANNELS), RM_CHANNELS, NULL, 0);
     make(CLIENT, CONTEXT, CONTEXT + 1 + RM_CHANNELS, CHANNEL, 0);
-    capture_tell();
-    struct told told = next_told();
-    assert(told.any && told.channels.computes == RM_CHANNELS && (told.channels.flags & WIRE_UNLISTED) != 0);
-    close(told.fd);
+    capture_report();
+    struct reported reported = next_reported();
+    assert(reported.any && reported.channels.computes == RM_CHANNELS && (reported.channels.flags & WIRE_UNLISTED) != 0);
+    close(reported.fd);
     drop(CLIENT, CONTEXT + 1 + RM_CHANNELS);
-    told = next_told();
-    assert(told.any && told.channels.computes == RM_CHANNELS && told.channels.flags == 0);
-    close(told.fd);
+    reported = next_reported();
+    assert(reported.any && reported.channels.computes == RM_CHANNELS && reported.channels.flags == 0);
+    close(reported.fd);
 }
 
 static void what_is_no_allocation_is_passed_on_unread(void)
@@ -222,13 +222,13 @@ static void its_own_channels_are_enabled_with_exactly_these_bytes(void)
     assert(kernel.last_control.client == CLIENT && kernel.last_control.object == DEVICE + 1);
 }
 
-static void a_new_arbiter_is_told_everything(void)
+static void a_new_arbiter_is_reported_everything(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
     tangram.turn.stage = LINK_APART; /* the arbiter is away */
-    capture_tell();
+    capture_report();
     tangram.turn.stage = LINK_CONNECTED;
     capture_arbiter_is_new();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
@@ -257,7 +257,7 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
     assert(wire_is_ours(&tangram.turn.end));
-    capture_tell();
+    capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
 
@@ -282,23 +282,23 @@ int main(void)
 {
     set_up();
     channels_are_learnt_from_every_form_of_the_allocation();
-    copy_channels_are_told_apart_and_contexts_added_up();
+    copy_channels_are_reported_apart_and_contexts_added_up();
     only_the_first_list_is_said_to_be_fresh();
-    channels_of_a_first_context_are_told_when_it_is_made();
-    what_is_freed_is_told_at_once_and_with_all_under_it();
+    channels_of_a_first_context_are_reported_when_it_is_made();
+    what_is_freed_is_reported_at_once_and_with_all_under_it();
     clients_that_do_not_compute_are_left_alone();
-    a_card_that_is_not_shared_is_not_told_of();
+    a_gpu_that_is_not_shared_is_not_reported_of();
     more_channels_than_a_list_holds_are_said_to_be_more();
     what_is_no_allocation_is_passed_on_unread();
-    a_process_that_draws_is_told_from_one_that_computes();
+    a_process_that_draws_is_reported_from_one_that_computes();
     errno_and_the_answer_are_the_kernels_own();
     its_own_channels_are_enabled_with_exactly_these_bytes();
-    a_new_arbiter_is_told_everything();
+    a_new_arbiter_is_reported_everything();
     a_forked_child_has_none_of_its_parents_channels();
     a_child_that_nobody_noticed_says_nothing_on_its_parents_connection();
-    idleness_is_told_once_a_millisecond(false);
-    idleness_is_told_once_a_millisecond(true);
-    idleness_that_ended_is_not_told_later();
+    idleness_is_reported_once_a_millisecond(false);
+    idleness_is_reported_once_a_millisecond(true);
+    idleness_that_ended_is_not_reported_later();
     work_that_did_not_fit_is_said_by_the_next_launch();
     work_that_did_not_fit_is_said_when_nothing_is_launched();
     work_that_did_not_fit_and_has_ended_is_not_said();
@@ -306,10 +306,10 @@ int main(void)
     idleness_that_did_not_fit_is_said_later(true);
     what_else_was_launched_and_did_not_fit_is_said_later();
     a_flood_of_hints_displaces_no_work();
-    work_that_is_told_late_says_so();
+    work_that_is_reported_late_says_so();
     a_heart_beats_while_its_number_changes(1);
     a_heart_beats_while_its_number_changes(now_ms() + 1000000);
-    contexts_are_told_apart();
+    contexts_are_reported_apart();
     streams_keep_their_places();
     copies_are_work();
     the_book_agrees_with_a_slow_one_also_on_garbage();

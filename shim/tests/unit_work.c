@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../src/launching.h"
+#include "../src/gputime/launching.h"
 #include "double.h"
 
 #undef NDEBUG
@@ -38,7 +38,7 @@ static void launch_and_wait(CUstream stream)
 }
 
 /* A launch and a wait, as fast as it goes: who is latency-critical says all of it, the others at most once a millisecond. */
-void idleness_is_told_once_a_millisecond(bool urgent)
+void idleness_is_reported_once_a_millisecond(bool urgent)
 {
     fresh();
     activity_forget();
@@ -59,21 +59,21 @@ void idleness_is_told_once_a_millisecond(bool urgent)
         assert(all_works == rounds && all_idles == rounds);
     else
         assert(all_idles >= 2 && all_idles <= took_ms + 1 && all_works <= took_ms + 2);
-    if (!urgent && atomic_load(&tangram.hot.told)) { /* what the thread of turn.c does */
-        while (us() - tangram.activity.idle_told_us < 1000)
+    if (!urgent && atomic_load(&tangram.hot.reported)) { /* what the thread of turn.c does */
+        while (us() - tangram.activity.idle_reported_us < 1000)
             continue;
-        assert(activity_tell_later() && !activity_is_told());
+        assert(activity_report_later() && !activity_is_reported());
         count_activity(&works, &idles);
         assert(works == 0 && idles == 1);
     }
-    assert(!activity_tell_later());
+    assert(!activity_report_later());
     activity_launch(stream, 0); /* and work after that is told at once */
     count_activity(&works, &idles);
     assert(works == 1 && idles == 0);
     activity_forget();
 }
 
-void idleness_that_ended_is_not_told_later(void)
+void idleness_that_ended_is_not_reported_later(void)
 {
     fresh();
     activity_forget();
@@ -84,12 +84,12 @@ void idleness_that_ended_is_not_told_later(void)
     launch_and_wait(stream);
     launch_and_wait(stream); /* within the millisecond, mostly */
     activity_launch(stream, 0);
-    while (us() - tangram.activity.idle_told_us < 1000)
+    while (us() - tangram.activity.idle_reported_us < 1000)
         continue;
     count_activity(&works, &idles);
-    activity_tell_later();
+    activity_report_later();
     count_activity(&works, &idles);
-    assert(idles == 0 && activity_is_told());
+    assert(idles == 0 && activity_is_reported());
     activity_forget();
 }
 
@@ -134,11 +134,11 @@ void work_that_did_not_fit_is_said_by_the_next_launch(void)
     fill_up();
     activity_launch((CUstream)0x1000, 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(!activity_is_told() && first_said() == 0);
+    assert(!activity_is_reported() && first_said() == 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_is_told() && first_said() == WIRE_WORK && first_said() == 0);
-    assert(activity_tell_later()); /* once more what was said meanwhile does no harm */
-    assert(activity_is_told() && first_said() != WIRE_IDLE && !activity_tell_later());
+    assert(activity_is_reported() && first_said() == WIRE_WORK && first_said() == 0);
+    assert(activity_report_later()); /* once more what was said meanwhile does no harm */
+    assert(activity_is_reported() && first_said() != WIRE_IDLE && !activity_report_later());
     end();
 }
 
@@ -147,9 +147,9 @@ void work_that_did_not_fit_is_said_when_nothing_is_launched(void)
     begin();
     fill_up();
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_tell_later() && !activity_is_told() && first_said() == 0);
-    assert(activity_tell_later() && activity_is_told() && first_said() == WIRE_WORK);
-    assert(!activity_tell_later());
+    assert(activity_report_later() && !activity_is_reported() && first_said() == 0);
+    assert(activity_report_later() && activity_is_reported() && first_said() == WIRE_WORK);
+    assert(!activity_report_later());
     end();
 }
 
@@ -158,9 +158,9 @@ void work_that_did_not_fit_and_has_ended_is_not_said(void)
     begin();
     fill_up();
     launch_and_wait((CUstream)0x1000);
-    assert(!activity_is_told() && first_said() == 0);
-    assert(activity_tell_later() && !activity_is_told() && first_said() == 0);
-    assert(!activity_tell_later());
+    assert(!activity_is_reported() && first_said() == 0);
+    assert(activity_report_later() && !activity_is_reported() && first_said() == 0);
+    assert(!activity_report_later());
     launch_and_wait((CUstream)0x1000);
     assert(first_said() == WIRE_WORK && first_said() == WIRE_IDLE && first_said() == 0);
     end();
@@ -174,9 +174,9 @@ void idleness_that_did_not_fit_is_said_later(bool urgent)
     assert(first_said() == WIRE_WORK);
     fill_up();
     activity_synced(activity_sync_begins((CUstream)0x1000, 0));
-    assert(activity_is_told() && first_said() == 0);
-    assert(activity_tell_later() && !activity_is_told() && first_said() == WIRE_IDLE);
-    assert(!activity_tell_later());
+    assert(activity_is_reported() && first_said() == 0);
+    assert(activity_report_later() && !activity_is_reported() && first_said() == WIRE_IDLE);
+    assert(!activity_report_later());
     end();
 }
 
@@ -190,7 +190,7 @@ void what_else_was_launched_and_did_not_fit_is_said_later(void)
     assert(first_said() == WIRE_WORK);
     fill_up();
     activity_other((CUstream)0x1000, 0);
-    assert(first_said() == 0 && activity_tell_later() && first_said() == WIRE_STILL && !activity_tell_later());
+    assert(first_said() == 0 && activity_report_later() && first_said() == WIRE_STILL && !activity_report_later());
     tangram.link.page = NULL;
     end();
 }
@@ -202,8 +202,8 @@ void a_flood_of_hints_displaces_no_work(void)
         continue;
     activity_launch((CUstream)0x1000, 0);
     char packet[64];
-    assert(!activity_is_told() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
-    assert(!activity_announce(WIRE_HINT, 1) && activity_is_told());
+    assert(!activity_is_reported() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
+    assert(!activity_announce(WIRE_HINT, 1) && activity_is_reported());
     assert(first_said() == WIRE_WORK);
     assert(activity_announce(WIRE_HINT, 1));
     end();
@@ -228,13 +228,13 @@ void a_heart_beats_while_its_number_changes(uint64_t first)
     turn_watch();
     assert(kernel.enables > 0);
     atomic_store(&tangram.hot.page, NULL);
-    capture_tell();
-    while (next_told().any)
+    capture_report();
+    while (next_reported().any)
         continue;
     end();
 }
 
-void work_that_is_told_late_says_so(void)
+void work_that_is_reported_late_says_so(void)
 {
     struct {
         struct wire_header header;

@@ -1,7 +1,7 @@
 /* trial.c - the program whose GPU work is suspended to see whether the driver does it: tangram-trial SOCKET [FOLDER].
  *
- * It counts on the GPU and switches nothing itself: python -m arbiter.trial starts it, is sent its channels with their descriptor, as
- * an arbiter is, and suspends them from outside. Then it asks for the count, byte by byte. The first GPU that CUDA shows is tried.
+ * It counts on the GPU and switches nothing itself: python -m arbiter.gputime.trial starts it, is sent its channels with their descriptor, as
+ * an arbiter is, and suspends them from outside. Then it requests the count, byte by byte. The first GPU that CUDA shows is tried.
  * The driver's libraries are loaded from FOLDER, by path: the folder may be a host's, with another libc beside them.
  *
  *   sends      channels CLIENT SUBDEVICE CHANNEL...      once, with the descriptor, when the count moves; else  cannot WHY
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../src/forms.h"
+#include "../src/gputime/forms.h"
 
 enum { START_MS = 5000, KERNEL_US = 30000000, PACKET = 2048 };
 
@@ -184,11 +184,11 @@ int main(int argc, char **argv)
 {
     int sock = argc == 2 || argc == 3 ? atoi(argv[1]) : -1;
     if (sock <= 2) {
-        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET [FOLDER] (SOCKET is an open descriptor: see arbiter/trial.py)\n");
+        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET [FOLDER] (SOCKET is an open descriptor: see arbiter/gputime/trial.py)\n");
         return 2;
     }
     const char *folder = argc == 3 ? argv[2] : NULL;
-    if (folder != NULL) /* the driver asks for its compiler by name, and is answered with what is loaded already */
+    if (folder != NULL) /* the driver requests its compiler by name, and is answered with what is loaded already */
         load(folder, "libnvidia-ptxjitcompiler.so.1");
     library = load(folder, "libcuda.so.1");
     if (library == NULL) {
@@ -200,8 +200,8 @@ int main(int argc, char **argv)
     volatile uint32_t *count = count_on_gpu(sock);
     wait_for_count(sock, count);
     send_channels(sock);
-    char asked[16], line[16];
-    while (recv(sock, asked, sizeof asked, 0) > 0) {
+    char requested[16], line[16];
+    while (recv(sock, requested, sizeof requested, 0) > 0) {
         snprintf(line, sizeof line, "%" PRIu32, count[0]);
         send_line(sock, line, -1);
     }

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.attacks import stage
 from tests.e2e.attacks.attack import LIMIT_MIB, Attack, Outcome, Where
 from tests.e2e.attacks.table import FAMILIES, staged
-from vgpu.enforcement import Reason
+from vgpu.api.enforcement import Reason
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/operations/security.md"
@@ -68,7 +68,7 @@ def test_all_attackers_of_a_cluster_fit_on_its_gpus_at_once() -> None:
     assert sum(requested) <= 84
 
 
-def test_the_page_claims_no_row_that_is_not_in_the_table() -> None:
+def test_the_page_allocations_no_row_that_is_not_in_the_table() -> None:
     """hack/verify-reference holds the tables themselves."""
     open_part = PAGE.read_text().partition("## What stays open")[2].partition("## Attacks")[0]
     named = re.findall(r"`([a-z]+(?:-[a-z]+)+)`", open_part)

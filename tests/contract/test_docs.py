@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from vgpu.driver import OLDEST_BRANCH
-from vgpu.policy import POLICIES
-from vgpu.quantity import parse
-from vgpu.request import pod_ask
+from vgpu.api.driver import OLDEST_BRANCH
+from vgpu.api.quantity import parse
+from vgpu.api.request import pod_request
+from vgpu.scheduling.policies.registry import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -127,13 +127,13 @@ def test_every_alert_of_the_chart_has_a_row_that_says_where_to_look() -> None:
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
-def test_every_example_has_a_readme_and_asks_for_what_can_be_asked(example: Path) -> None:
+def test_every_example_has_a_readme_and_requests_for_what_can_be_requested(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
     things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
     assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange", "PodGroup"}
     pods = [thing for thing in things if thing["kind"] == "Pod"]
     assert pods
-    assert all(pod_ask(pod, policies=POLICIES) for pod in pods)
+    assert all(pod_request(pod, policies=POLICIES) for pod in pods)
 
 
 def test_the_examples_page_has_a_line_for_each_example() -> None:
@@ -141,10 +141,10 @@ def test_the_examples_page_has_a_line_for_each_example() -> None:
     assert rows == sorted(folder.name for folder in (ROOT / "examples").glob("[0-9]*"))
 
 
-def test_the_readme_shows_a_pod_that_asks_for_8_gib_and_30_percent() -> None:
+def test_the_readme_shows_a_pod_that_requests_for_8_gib_and_30_percent() -> None:
     shown = [yaml.safe_load(block) for block in FENCED_YAML.findall((ROOT / "README.md").read_text())]
-    (ask,) = pod_ask(shown[0]).containers
-    assert (ask.mib, ask.core_percent) == (8192, 30)
+    (request,) = pod_request(shown[0]).containers
+    assert (request.mib, request.core_percent) == (8192, 30)
 
 
 def test_the_makefile_lists_each_of_its_targets_with_help() -> None:

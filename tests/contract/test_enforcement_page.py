@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vgpu.enforcement import REPORTED, TABLE, Reason, State
+from vgpu.api.enforcement import REPORTED, TABLE, Reason, State
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBERS = {reason: number for number, reason in REPORTED.items()}

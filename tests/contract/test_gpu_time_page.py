@@ -40,7 +40,7 @@ BETTER = "decode, in each pair found and announced: better than time slicing and
 WALL = "GPU time at core limits, by the wall, most points off what was asked"
 WORKING = "the same, of products that are waited for one by one, of the time in which they have work"
 WORK = (
-    "throughput at core limits, away from the card's power cap, most points off what was asked "
+    "throughput at core limits, away from the GPU's power cap, most points off what was asked "
     "(left out: 8192^3 bf16 matmul; 8192^3 bf16 matmul, waited for; graph of 20 matmuls)"
 )
 LEFT_OUT = "the same, of those left out"
@@ -192,7 +192,7 @@ def test_a_figure_without_a_value_is_not_met_on_the_page(
         ("clocks", "alone, held", "| beside 16384^3 matmul | 4.45 | 12.30 |  | 1,599 | 62.1 |"),
     ],
 )
-def test_without_the_case_that_is_alone_nothing_is_told_of_it(
+def test_without_the_case_that_is_alone_nothing_is_reported_of_it(
     part: str, alone: str, other: str, rows: list[Row]
 ) -> None:
     assert other in tables([row for row in rows if (row["part"], row["case"]) != (part, alone)])

@@ -16,7 +16,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import POD_REQUESTS
 from kube.objects import Pod
-from kube.pod_requests import applicant_requests, holder_requests
+from kube.pod_requests import bound_pod_requests, pending_pod_requests
 from tests.contract.pod_kinds import made_up
 from tests.examples import examples
 
@@ -46,7 +46,7 @@ def test_a_pod_requests_what_kubernetes_says_that_it_requests(helper: Path) -> N
     assert len(said) == len(pods)
     for plain, expected in zip(pods, said, strict=True):
         pod = msgspec.convert(plain, Pod, strict=False)
-        found = {"holder": holder_requests(pod), "applicant": applicant_requests(pod.spec)}
+        found = {"holder": bound_pod_requests(pod), "applicant": pending_pod_requests(pod.spec)}
         assert found == expected, f"seed {SEED}: {json.dumps(plain)}"
     kinds = [one["holder"] != one["applicant"] for one in said]
     assert any(kinds)

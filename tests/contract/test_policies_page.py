@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from docs.reference.policies.draw import SCENES, chosen, picture
-from vgpu.names import DEFAULT_POLICY
-from vgpu.policy import POLICIES
+from vgpu.api.names import DEFAULT_POLICY
+from vgpu.scheduling.policies.registry import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs/reference/policies"
@@ -42,12 +42,12 @@ def test_the_page_names_the_default_and_the_figures_for_it() -> None:
             if row["what"] == "place"
         }
     pair = ("binpack", "fragmentation")
-    told = {
+    reported = {
         "allocation at 100 %, default list": [f"{float(rows[policy]):.2f}" for policy in pair],
         "processor time, 1,000 nodes, p50": [f"{cpu['1000', policy]:.1f} ms" for policy in pair],
         "processor time, 10,000 nodes, p50": [f"{cpu['10000', policy]:.2g} ms" for policy in pair],
     }
-    for what, figures in told.items():
+    for what, figures in reported.items():
         assert f"| {what} | {' | '.join(figures)} |" in PAGE
 
 

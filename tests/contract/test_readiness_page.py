@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.built import REPOSITORY
-from vgpu.readiness import TABLE, Missing, page
+from vgpu.api.readiness import TABLE, Missing, page
 
 PROGRAMS = {
     "deviceplugin/app.py": {"not_ready", "_install"},
-    "extender/running.py": {"not_ready", "not_synced"},
+    "extender/app.py": {"not_ready", "not_synced"},
     "webhook/running.py": {"not_ready"},
 }
 

@@ -24,8 +24,8 @@ from hack.stack import NAMESPACE, install_chart
 from hack.waiting import NotSoon
 from tests.e2e.api import ANYWHERE, Api, path_of
 from tests.signals import send_signal
-from vgpu.contract import uuid_of
-from vgpu.names import DEFAULT
+from vgpu.api.contract import uuid_of
+from vgpu.api.names import DEFAULT
 
 SCRAPER = "test-scraper"
 SIDE_BY_SIDE = 4
@@ -70,7 +70,7 @@ class Cluster:
         return _metrics_token(self.api)
 
     def pods_with_gpus(self) -> list[str]:
-        """Namespace and name of every pod that asks for any of our resources and has not ended."""
+        """Namespace and name of every pod that requests any of our resources and has not ended."""
         alive = "status.phase!=Succeeded,status.phase!=Failed"
         return [
             f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
@@ -176,7 +176,7 @@ class Cluster:
 
     def events(self, namespace: str, name: str) -> list[str]:
         """`Reason: note` of every event on a pod."""
-        return _told(name, self.api.listed("event", namespace))
+        return _reported(name, self.api.listed("event", namespace))
 
     def event(
         self, namespace: str, name: str, judge: Callable[[str], bool], what: str, *, timeout_s: float = 60
@@ -185,7 +185,7 @@ class Cluster:
         return self.api.until(
             "event",
             namespace,
-            lambda seen: next(filter(judge, _told(name, seen.values())), None),
+            lambda seen: next(filter(judge, _reported(name, seen.values())), None),
             what,
             timeout_s=timeout_s,
         )
@@ -281,7 +281,7 @@ def _none_ends(pods: dict[str, dict[str, Any]]) -> bool:
     return not any("deletionTimestamp" in pod["metadata"] for pod in pods.values())
 
 
-def _told(name: str, events: Iterable[dict[str, Any]]) -> list[str]:
+def _reported(name: str, events: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{e.get('reason')}: {e.get('note', '')}" for e in events if (e.get("regarding") or {}).get("name") == name]
 
 

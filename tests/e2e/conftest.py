@@ -15,8 +15,8 @@ from hack.demo import clear_away
 from hack.kubectl import Kubectl
 from hack.stack import install_chart, install_fake_driver
 from tests.e2e.api import served
-from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import GPUS
 
 _numbers = itertools.count(1)
 PATIENCE_S = 400
@@ -43,8 +43,8 @@ def cluster(bare: Cluster) -> Cluster:
     """The cluster with the fake driver and Tangram in access mode `cdi`. The demo's pods leave it; others' are in the way."""
     clear_away(bare.kubectl)
     if others := bare.pods_with_gpus():
-        pytest.exit(f"the tests need every GPU of the cluster, and these pods ask for some: {', '.join(others)}", 1)
-    install_fake_driver(bare.kubectl, CARDS)
+        pytest.exit(f"the tests need every GPU of the cluster, and these pods request some: {', '.join(others)}", 1)
+    install_fake_driver(bare.kubectl, GPUS)
     install_chart(bare.kubectl)
     bare.wait_for_gpus()
     return bare

@@ -26,7 +26,7 @@ def container(
     env: Mapping[str, str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A container that asks for what is named and runs a command."""
+    """A container that requests what is named and runs a command."""
     limits = {"gpu-mem": mem, "gpu-core": core, "gpu": gpu, f"mig-{mig}": 1 if mig else None}
     return {
         "name": name,
@@ -48,7 +48,7 @@ def pod(
     init: Sequence[dict[str, Any]] = (),
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod that dies at once when it is deleted. Without containers it gets one that asks for nothing."""
+    """A pod that dies at once when it is deleted. Without containers it gets one that requests nothing."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

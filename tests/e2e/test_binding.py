@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hack.waiting import eventually
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
 from tests.e2e.gate import gate
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import share
 
 EXTENDER = "tangram-extender"

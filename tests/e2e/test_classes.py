@@ -12,7 +12,7 @@ import pytest
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.turns import computing, container_of, ran, turn_of, under_way
-from vgpu.status import TurnStatus
+from vgpu.protocol.status import TurnStatus
 
 LC, BE = "latency-critical", "best-effort"
 WINDOW_S = 4.0
@@ -43,8 +43,8 @@ def test_a_latency_critical_pod_comes_first_and_a_best_effort_pod_has_the_rest(
 ) -> None:
     cluster.run(
         namespace,
-        computing("be", kernel_us=300_000, klass=BE),
-        computing("lc", kernel_us=3000, rest_s=0.05, klass=LC),
+        computing("be", kernel_us=300_000, service_class=BE),
+        computing("lc", kernel_us=3000, rest_s=0.05, service_class=LC),
     )
     assert cluster.assigned(namespace, "be") == cluster.assigned(namespace, "lc"), "on one GPU"
     under_way(namespace, "be", "lc")
@@ -61,13 +61,13 @@ def test_a_latency_critical_pod_comes_first_and_a_best_effort_pod_has_the_rest(
     assert (be.mode, lc.mode) == ("suspend", "suspend")
     for one in (be, lc):  # the fake driver's kernel side is not in the device plugin's trial
         assert one.trouble == "" or "not tried: no compute channels were seen" in one.trouble
-    assert not be.untold
-    assert not lc.untold
+    assert not be.unreported
+    assert not lc.unreported
     assert ran().misuses == 0
 
 
 def test_an_edited_annotation_of_class_takes_effect_on_a_running_pod(cluster: Cluster, namespace: str) -> None:
-    cluster.run(namespace, computing("one", klass=BE), computing("other"))
+    cluster.run(namespace, computing("one", service_class=BE), computing("other"))
     under_way(namespace, "one", "other")
 
     def waits(name: str) -> bool:
@@ -79,7 +79,7 @@ def test_an_edited_annotation_of_class_takes_effect_on_a_running_pod(cluster: Cl
     eventually(lambda: waits("other"), "the other one waits: two seconds, and what looking takes", timeout_s=5)
     found = container_of(namespace, "one")
     assert found is not None
-    assert (found.klass, found.turn is not None and found.turn.on) == (LC, True)
+    assert (found.service_class, found.turn is not None and found.turn.on) == (LC, True)
     cluster.kubectl("-n", namespace, "annotate", "pod", "one", "tangram.sh/class-")
     eventually(lambda: waits("one"), "it is what it was placed as again", timeout_s=5)
 
@@ -92,4 +92,4 @@ def test_core_limits_of_two_pods_hold_side_by_side(cluster: Cluster, namespace: 
     got_few, got_many = percents(namespace, "few", "many")
     assert few / 2 < got_few < few + 4, "less than asked where the machine is busy"
     assert many / 2 < got_many < many + 4
-    assert [turn(namespace, name).asked_percent for name in ("few", "many")] == [few, many]
+    assert [turn(namespace, name).requested_percent for name in ("few", "many")] == [few, many]

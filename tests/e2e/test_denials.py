@@ -25,7 +25,7 @@ from tests.e2e.objects import container, pod, share
     ],
     ids=lambda value: value["metadata"]["name"] if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_a_bad_ask_is_denied_with_a_sentence(
+def test_a_bad_request_is_denied_with_a_sentence(
     cluster: Cluster, namespace: str, thing: dict[str, object], sentence: str
 ) -> None:
     assert sentence in cluster.refused(namespace, thing)

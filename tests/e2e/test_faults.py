@@ -8,12 +8,12 @@ from typing import Any
 
 from hack.stack import NAMESPACE
 from hack.waiting import eventually
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import share
-from vgpu.codec import inventory_from_json
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
 
 
 def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str) -> None:

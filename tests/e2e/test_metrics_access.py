@@ -44,15 +44,15 @@ def test_a_pod_reads_the_metrics_of_a_node_only_with_the_role_for_it(
     cluster.api.create(account, namespace)
     cluster.api.create(binding)
     try:
-        cluster.run(namespace, pod("tenant", waits), pod("prometheus", waits, serviceAccountName="prometheus"))
+        cluster.run(namespace, pod("container", waits), pod("prometheus", waits, serviceAccountName="prometheus"))
 
         def reads(name: str, path: str, *more: str) -> str:
             url = f"http://{address}:{port}{path}"
             return cluster.exec(namespace, name, "python3", "-c", READ, url, *more).strip()
 
-        assert reads("tenant", "/metrics") == "401"
-        assert reads("tenant", "/metrics", "token") == "403"
-        assert reads("tenant", "/healthz").startswith("200")
+        assert reads("container", "/metrics") == "401"
+        assert reads("container", "/metrics", "token") == "403"
+        assert reads("container", "/healthz").startswith("200")
         eventually(
             lambda: reads("prometheus", "/metrics", "token") == "200 True", "Prometheus reads", timeout_s=60
         )  # a refusal counts for half a minute, should the role have come after the first try

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from hack.stack import NAMESPACE
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import UNITS
 
 
 def test_the_node_offers_memory_core_whole_gpus_and_each_mig_profile(cluster: Cluster) -> None:
@@ -28,11 +28,11 @@ def test_describe_node_shows_the_resources(cluster: Cluster) -> None:
     )
 
 
-def test_the_inventory_annotation_lists_every_card_and_instance(cluster: Cluster) -> None:
+def test_the_inventory_annotation_lists_every_gpu_and_instance(cluster: Cluster) -> None:
     document = json.loads(cluster.node()["metadata"]["annotations"]["tangram.sh/inventory"])
-    cards = document["inventory"]["cards"]
-    assert [card["mig"] for card in cards] == [False, False, True]
-    assert sorted(i["profile"] for i in cards[2]["instances"]) == ["1g.10gb", "1g.10gb", "3g.40gb"]
+    gpus = document["inventory"]["gpus"]
+    assert [gpu["mig"] for gpu in gpus] == [False, False, True]
+    assert sorted(i["profile"] for i in gpus[2]["instances"]) == ["1g.10gb", "1g.10gb", "3g.40gb"]
 
 
 def test_helm_test_passes(cluster: Cluster) -> None:

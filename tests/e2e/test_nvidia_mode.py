@@ -1,7 +1,7 @@
 """Access mode `nvidia`: NVIDIA's own container runtime reads the variable that the kubelet resolves from the pod's annotation.
 
 The runtime is the real one, over a CDI specification that NVIDIA's own tool generates from the fake driver. That tool cannot describe
-MIG instances of a driver without /proc entries, so these cards have none.
+MIG instances of a driver without /proc entries, so these GPUs have none.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from hack.stack import FAKE_DRIVER_ROOT, NO_FAKE_DRIVER, install_fake_driver
-from tests.e2e.cards import CARDS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import GPUS
 from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import container, pod, share
 
@@ -20,7 +20,7 @@ from tests.e2e.objects import container, pod, share
 @pytest.fixture(scope="module")
 def nvidia(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster in mode `nvidia`; in mode `cdi` again afterwards."""
-    install_fake_driver(cluster.kubectl, "card a100-80 count=2\n")
+    install_fake_driver(cluster.kubectl, "gpu a100-80 count=2\n")
     try:
         socket = f"{FAKE_DRIVER_ROOT}/run/nvidia-persistenced/socket"
         generate_specification(
@@ -30,7 +30,7 @@ def nvidia(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         remove_specification()
-        install_fake_driver(cluster.kubectl, CARDS)
+        install_fake_driver(cluster.kubectl, GPUS)
         cluster.upgrade({})
         cluster.wait_for_gpus("tangram.sh/mig-1g.10gb")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hack.stack import FAKE_DRIVER_ROOT, NAMESPACE
 from hack.waiting import eventually
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster, runs_in_a_container
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import share
 
 CAP_KILL = 1 << 5
@@ -27,12 +27,12 @@ def inside(cluster: Cluster, container: str, script: str) -> str:
 
 def readyz(cluster: Cluster) -> str:
     """The page of the plugin, by its own container."""
-    ask = (
+    request = (
         "import urllib.request, urllib.error\n"
         "try: print(urllib.request.urlopen('http://127.0.0.1:9402/readyz').read().decode())\n"
         "except urllib.error.HTTPError as error: print(error.read().decode())"
     )
-    return inside(cluster, "plugin", f'python3 -c "{ask}"').strip()
+    return inside(cluster, "plugin", f'python3 -c "{request}"').strip()
 
 
 def children() -> set[int]:

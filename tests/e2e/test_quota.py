@@ -73,7 +73,7 @@ def test_a_quota_counts_gib_and_percent_and_refuses_what_goes_past_it(cluster: C
     cluster.create(quota, share("again", "16Gi"))
 
 
-def test_a_quota_on_gpus_asks_nothing_of_pods_without_one(cluster: Cluster, quota: str) -> None:
+def test_a_quota_on_gpus_requests_nothing_of_pods_without_one(cluster: Cluster, quota: str) -> None:
     cluster.run(quota, pod("plain", container()))
     assert used(cluster, quota)[MEM] == "0"
 

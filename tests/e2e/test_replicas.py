@@ -9,8 +9,8 @@ import pytest
 
 from hack.stack import NAMESPACE
 from hack.waiting import eventually
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import share
 
 PAUSE_S = 0.1

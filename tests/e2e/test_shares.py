@@ -7,8 +7,8 @@ import re
 import pytest
 
 from hack.waiting import eventually
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster, assigned_to
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import RESTRICTED, container, pod, share
 
 GIB = re.compile(r": ([0-9.]+) GiB, of which")

@@ -10,7 +10,7 @@ from hack.stack import FAKE_DRIVER_ROOT
 from hack.waiting import eventually
 from tests.e2e.matrix import node
 from tests.e2e.objects import share
-from vgpu.status import ContainerStatus, TurnStatus
+from vgpu.protocol.status import ContainerStatus, TurnStatus
 
 KERNELS: Final = """
 import ctypes, sys, time
@@ -37,7 +37,12 @@ _FOLDER: Final = "/fake-kernel"
 
 
 def computing(
-    name: str, *, kernel_us: int = 20_000, rest_s: float = 0.0, core: int | None = None, klass: str | None = None
+    name: str,
+    *,
+    kernel_us: int = 20_000,
+    rest_s: float = 0.0,
+    core: int | None = None,
+    service_class: str | None = None,
 ) -> dict[str, Any]:
     """A pod of the fake driver that launches kernels, and whose channels can be stopped."""
     pod = share(
@@ -46,7 +51,7 @@ def computing(
         core,
         run=["python3", "-c", KERNELS, str(kernel_us), str(rest_s)],
         env={"LD_PRELOAD": f"{_FOLDER}/libfake-kernel.so"},
-        annotations={"tangram.sh/class": klass} if klass else {},
+        annotations={"tangram.sh/class": service_class} if service_class else {},
         volumes=[{"name": "kernel", "hostPath": {"path": f"{FAKE_DRIVER_ROOT}/lib", "type": "Directory"}}],
     )
     pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "kernel", "mountPath": _FOLDER, "readOnly": True}]

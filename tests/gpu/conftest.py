@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine, Watcher, machine
+from tests.gpu.kit.results import Results
 
 
 @pytest.fixture(scope="session")
@@ -25,31 +25,31 @@ def watch(here: Machine) -> Watcher:
 
 
 @pytest.fixture(scope="session")
-def books() -> Iterator[list[Book]]:
+def books() -> Iterator[list[Results]]:
     """Every test's rows. TANGRAM_GPU_CSV names a file that they are written to."""
-    kept: list[Book] = []
+    kept: list[Results] = []
     yield kept
     if "TANGRAM_GPU_CSV" in os.environ:
-        whole = Book.at(Path(os.environ["TANGRAM_GPU_CSV"]))
-        for book in kept:
-            whole.extend(book)
+        whole = Results.at(Path(os.environ["TANGRAM_GPU_CSV"]))
+        for results in kept:
+            whole.extend(results)
 
 
 @pytest.fixture
-def book(books: list[Book]) -> Book:
-    books.append(Book())
+def results(books: list[Results]) -> Results:
+    books.append(Results())
     return books[-1]
 
 
 @pytest.fixture
-def judge() -> Callable[[Book], None]:
+def judge() -> Callable[[Results], None]:
     """No row may be `no`; a case that could not be run here says so as a skip."""
 
-    def judged(book: Book) -> None:
-        assert not book.failed(), "\n".join(
-            f"{row.check}: wanted {row.wanted}, seen {row.seen}" for row in book.failed()
+    def judged(results: Results) -> None:
+        assert not results.failed(), "\n".join(
+            f"{row.check}: wanted {row.wanted}, seen {row.seen}" for row in results.failed()
         )
-        missing = [row for row in book.rows if row.ok == "not run"]
+        missing = [row for row in results.rows if row.ok == "not run"]
         if missing:
             pytest.skip(f"not run: {missing[0].seen}")
 

@@ -1,4 +1,4 @@
-"""What frameworks do at a limit below their wish: their own error, life after it, and never past the limit in the driver's books.
+"""What frameworks do at a limit below their preference: their own error, life after it, and never past the limit in the driver's records.
 
 Each case is a program of programs/ in a container of its own. A framework that this machine lacks is a row `not run`. Cases run
 several at a time, since most of their time is import; a machine's cores decide how many.
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.kit.book import Book, NotRun
 from tests.gpu.kit.machine import MIB, Lines, Machine, Watcher
+from tests.gpu.kit.results import NotRun, Results
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_MIB = 8192
@@ -63,29 +63,29 @@ CASES = (
 )  # fmt: skip
 
 
-def run_case(machine: Machine, watch: Watcher, case: Case) -> Book:
+def run_case(machine: Machine, watch: Watcher, case: Case) -> Results:
     """The rows of one case."""
-    book = Book()
-    with book.one(PART, case.name):
+    results = Results()
+    with results.one(PART, case.name):
         key = machine.grant(LIMIT_MIB)
         child = _start(machine, case, key)
         try:
-            _follow(child, lambda line: _row(book, watch, child, line))
-            book.check("exit status", 0, child.process.wait(30))
+            _follow(child, lambda line: _row(results, watch, child, line))
+            results.check("exit status", 0, child.process.wait(30))
         except BrokeOff as error:
             if not case.breaks:
                 raise
-            book.fact("how it broke off", str(error)[-600:])
-            book.check("where it broke off, as without the library", _alone(machine, case), _place(str(error)))
+            results.fact("how it broke off", str(error)[-600:])
+            results.check("where it broke off, as without the library", _alone(machine, case), _place(str(error)))
         except NotRun:
-            watch.ask("peak", key)
+            watch.request("peak", key)
             raise
         finally:
             child.end()
-        peak = watch.ask("peak", key)["bytes"] / MIB
-        book.within("peak by process in the driver's books, MiB", 1, LIMIT_MIB, peak)
-        book.fact("MiB past the limit", max(0.0, peak - LIMIT_MIB))
-    return book
+        peak = watch.request("peak", key)["bytes"] / MIB
+        results.within("peak by process in the driver's records, MiB", 1, LIMIT_MIB, peak)
+        results.fact("MiB past the limit", max(0.0, peak - LIMIT_MIB))
+    return results
 
 
 def _start(machine: Machine, case: Case, key: str) -> Lines:
@@ -128,30 +128,32 @@ def _follow(child: Lines, each: Callable[[dict[str, Any]], None]) -> None:
         each(line)
 
 
-def _row(book: Book, watch: Watcher, child: Lines, line: dict[str, Any]) -> None:
+def _row(results: Results, watch: Watcher, child: Lines, line: dict[str, Any]) -> None:
     if "not_run" in line:
         raise NotRun(line["not_run"])
     if "check" in line:
-        book.check(line["check"], line["wanted"], line["seen"], line["ok"])
+        results.check(line["check"], line["wanted"], line["seen"], line["ok"])
     elif "fact" in line:
-        book.fact(line["fact"], line["seen"])
+        results.fact(line["fact"], line["seen"])
     elif "brim" in line:
         used = watch.now(child) / MIB
-        book.within("in the driver's books at the refusal, MiB", LIMIT_MIB - line["brim"] - ROOM_MIB, LIMIT_MIB, used)
+        results.within(
+            "in the driver's records at the refusal, MiB", LIMIT_MIB - line["brim"] - ROOM_MIB, LIMIT_MIB, used
+        )
         child.send("go on")
 
 
-def run(machine: Machine, watch: Watcher, book: Book, until: Callable[[], bool] = lambda: False) -> None:
+def run(machine: Machine, watch: Watcher, results: Results, until: Callable[[], bool] = lambda: False) -> None:
     """All cases; the rows of each as it ends. `until`: whether the time is up, for the cases not begun."""
     at_once = max(1, min(5, (os.cpu_count() or 1) // 3))
 
-    def one(case: Case) -> Book:
+    def one(case: Case) -> Results:
         if until():
-            late = Book(part=PART, case=case.name)
+            late = Results(part=PART, case=case.name)
             late.not_run("the case", "no time left in the budget")
             return late
         return run_case(machine, watch, case)
 
     with ThreadPoolExecutor(at_once) as pool:
         for made in pool.map(one, CASES):
-            book.extend(made)
+            results.extend(made)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.kit.book import Book, NotRun
 from tests.gpu.kit.machine import MIB, Machine, Watcher
+from tests.gpu.kit.results import NotRun, Results
 from tests.mounting import with_grant
-from vgpu.contract import CONTAINER_DIR
+from vgpu.api.contract import CONTAINER_DIR
 
 PART = "guard"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -92,7 +92,7 @@ def stays(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def _reported(machine: Machine, book: Book, how: str) -> None:
+def _reported(machine: Machine, results: Results, how: str) -> None:
     key = machine.grant(LIMIT_MIB, "guard report")
     words = [built(machine, "bypass", static=how == "static"), str(LIMIT_MIB + 512)]
     if how == "static launcher":
@@ -104,23 +104,25 @@ def _reported(machine: Machine, book: Book, how: str) -> None:
             raise NotRun(f"a static program that loads the driver ended with {bypass.process.wait(5)}")
         if said == "refused 304" and how == "static":
             raise NotRun("CUDA does not start in a static program here: 304, an error of the operating system")
-        book.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
+        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
         if said.startswith("held"):
             took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
-            book.at_most("seconds until the arbiter says over", SOON_S, round(took, 2))
+            results.at_most("seconds until the arbiter says over", SOON_S, round(took, 2))
             listed = [one for one in status(machine, key)["processes"] if one["pid"] == bypass.process.pid]
-            measured = listed[0]["cards"][0]["measured_bytes"] // MIB if listed else 0
-            book.check("its MiB in the status document", f">= {LIMIT_MIB + 512}", measured, measured >= LIMIT_MIB + 512)
-            book.check("lives on when it is only reported", True, bypass.process.poll() is None)
+            measured = listed[0]["gpus"][0]["measured_bytes"] // MIB if listed else 0
+            results.check(
+                "its MiB in the status document", f">= {LIMIT_MIB + 512}", measured, measured >= LIMIT_MIB + 512
+            )
+            results.check("lives on when it is only reported", True, bypass.process.poll() is None)
     finally:
         bypass.end()
     if not said.startswith("held"):
         return
     took = machine.wait_for(lambda: not status(machine, key)["over"], "the arbiter to say no more over", 20)
-    book.at_most("seconds until it is over no more after the end", SOON_S, round(took, 2))
+    results.at_most("seconds until it is over no more after the end", SOON_S, round(took, 2))
 
 
-def _unlisted(machine: Machine, book: Book) -> None:
+def _unlisted(machine: Machine, results: Results) -> None:
     """The kernel driver's own requests: memory without a context, which NVML lists for no process."""
     key = machine.grant(LIMIT_MIB, "guard report")
     held_mib = LIMIT_MIB + 512
@@ -128,50 +130,50 @@ def _unlisted(machine: Machine, book: Book) -> None:
     def found() -> list[dict[str, Any]]:
         return [one for one in whole_status(machine)["unlisted"] if one["gpu"] == machine.uuid]
 
-    book.check("unlisted before, MiB", [], [one["held_bytes"] // MIB for one in found()])
+    results.check("unlisted before, MiB", [], [one["held_bytes"] // MIB for one in found()])
     program = Inside(machine, key, built(machine, "raw_ioctl", static=True), str(held_mib))
     try:
         said = program.said()
         if said == "refused: no device node":
             raise NotRun("the kernel driver's own requests need a real driver")
-        book.check("the program past its grant", f"held {held_mib}", said)
+        results.check("the program past its grant", f"held {held_mib}", said)
         if not said.startswith("held"):
             return
         took = machine.wait_for(lambda: bool(found()), "the arbiter to say unlisted", 20)
-        book.at_most("seconds until the arbiter says unlisted", SOON_S, round(took, 2))
-        book.within("unlisted, MiB", held_mib - 256, held_mib + 64, found()[0]["held_bytes"] // MIB)
-        book.fact("the container that is named", found()[0]["container"] or "none: the arbiter sees no pods here")
+        results.at_most("seconds until the arbiter says unlisted", SOON_S, round(took, 2))
+        results.within("unlisted, MiB", held_mib - 256, held_mib + 64, found()[0]["held_bytes"] // MIB)
+        results.fact("the container that is named", found()[0]["container"] or "none: the arbiter sees no pods here")
         listed = [one["pid"] for one in status(machine, key)["processes"]]
-        book.check("the program is listed for its container", False, program.process.pid in listed)
-        book.check("lives on when it is only reported", True, program.process.poll() is None)
+        results.check("the program is listed for its container", False, program.process.pid in listed)
+        results.check("lives on when it is only reported", True, program.process.poll() is None)
     finally:
         program.end()
     took = machine.wait_for(lambda: not found(), "the arbiter to say no more unlisted", 20)
-    book.at_most("seconds until nothing is unlisted after the end", SOON_S, round(took, 2))
+    results.at_most("seconds until nothing is unlisted after the end", SOON_S, round(took, 2))
 
 
-def _killed(machine: Machine, book: Book) -> None:
+def _killed(machine: Machine, results: Results) -> None:
     key = machine.grant(LIMIT_MIB, "guard kill")
     program = built(machine, "bypass", static=False)
     sibling = Inside(machine, key, program, "256", library=True)
     bypass = None
     try:
-        book.check("a sibling with the library", "held 256", sibling.said())
+        results.check("a sibling with the library", "held 256", sibling.said())
         bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
-        book.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
         began = time.monotonic()
         code = bypass.process.wait(20)
-        book.at_most("seconds until it is killed", SOON_S, round(time.monotonic() - began, 2))
-        book.check("its exit", -signal.SIGKILL, code)
+        results.at_most("seconds until it is killed", SOON_S, round(time.monotonic() - began, 2))
+        results.check("its exit", -signal.SIGKILL, code)
         alive = stays(lambda: sibling.process.poll() is None, 1.5)
-        book.check("the sibling lives", True, alive)
+        results.check("the sibling lives", True, alive)
     finally:
         for one in (sibling, bypass):
             if one is not None:
                 one.end()
 
 
-def _bypass_killed(machine: Machine, book: Book) -> None:
+def _bypass_killed(machine: Machine, results: Results) -> None:
     """By the arbiter's own rule, where the grant says `report`. This arbiter waits for no minute after its start."""
     machine.stop_arbiter()
     machine.start_arbiter(bypass="kill", bypass_quiet_s="0")
@@ -181,20 +183,20 @@ def _bypass_killed(machine: Machine, book: Book) -> None:
         program = built(machine, "bypass", static=False)
         sibling = Inside(machine, key, program, "256", library=True)
         try:
-            book.check("a sibling with the library", "held 256", sibling.said())
+            results.check("a sibling with the library", "held 256", sibling.said())
             bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
-            book.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+            results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
             began = time.monotonic()
 
             def reported() -> bool:
                 return any(one["reason"] == "bypassing" for one in status(machine, key)["unenforced"])
 
             took = machine.wait_for(reported, "the arbiter to say bypassing", 20)
-            book.at_most("seconds until it is reported", SOON_S, round(took, 2))
+            results.at_most("seconds until it is reported", SOON_S, round(took, 2))
             code = bypass.process.wait(20)
-            book.at_most("seconds until it is killed", KILLED_S, round(time.monotonic() - began, 2))
-            book.check("its exit", -signal.SIGKILL, code)
-            book.check("the sibling lives", True, stays(lambda: sibling.process.poll() is None, 1.5))
+            results.at_most("seconds until it is killed", KILLED_S, round(time.monotonic() - began, 2))
+            results.check("its exit", -signal.SIGKILL, code)
+            results.check("the sibling lives", True, stays(lambda: sibling.process.poll() is None, 1.5))
         finally:
             for one in (sibling, bypass):
                 if one is not None:
@@ -204,34 +206,34 @@ def _bypass_killed(machine: Machine, book: Book) -> None:
         machine.start_arbiter()
 
 
-def _calm(machine: Machine, book: Book, watch: Watcher) -> None:
+def _calm(machine: Machine, results: Results, watch: Watcher) -> None:
     """A program of the library that stands at its limit is not over it."""
     key = machine.grant(LIMIT_MIB, "guard kill")
     inside = Inside(machine, key, built(machine, "bypass", static=False), str(LIMIT_MIB + 512), library=True)
     try:
-        book.check("refused at the limit", "refused 2", inside.said())
+        results.check("refused at the limit", "refused 2", inside.said())
         calm = stays(lambda: not status(machine, key)["over"] and inside.process.poll() is None, CALM_S)
-        book.check(f"not called over, and alive, for {CALM_S:g} s at the brim", True, calm)
-        used = watch.ask("now")["processes"].get(str(inside.process.pid), 0) / MIB
-        book.within("in the driver's books, MiB", LIMIT_MIB - 128 - LIMIT_MIB // 16, LIMIT_MIB, used)
+        results.check(f"not called over, and alive, for {CALM_S:g} s at the brim", True, calm)
+        used = watch.request("now")["processes"].get(str(inside.process.pid), 0) / MIB
+        results.within("in the driver's records, MiB", LIMIT_MIB - 128 - LIMIT_MIB // 16, LIMIT_MIB, used)
     finally:
         inside.end()
 
 
-CASES: dict[str, Callable[[Machine, Book, Watcher], None]] = {
-    "bypass, static": lambda machine, book, _: _reported(machine, book, "static"),
-    "bypass, static launcher": lambda machine, book, _: _reported(machine, book, "static launcher"),
-    "bypass, LD_PRELOAD unset": lambda machine, book, _: _reported(machine, book, "LD_PRELOAD unset"),
-    "bypass, raw ioctl": lambda machine, book, _: _unlisted(machine, book),
-    "bypass, killed": lambda machine, book, _: _killed(machine, book),
-    "bypass, killed by the arbiter's rule": lambda machine, book, _: _bypass_killed(machine, book),
+CASES: dict[str, Callable[[Machine, Results, Watcher], None]] = {
+    "bypass, static": lambda machine, results, _: _reported(machine, results, "static"),
+    "bypass, static launcher": lambda machine, results, _: _reported(machine, results, "static launcher"),
+    "bypass, LD_PRELOAD unset": lambda machine, results, _: _reported(machine, results, "LD_PRELOAD unset"),
+    "bypass, raw ioctl": lambda machine, results, _: _unlisted(machine, results),
+    "bypass, killed": lambda machine, results, _: _killed(machine, results),
+    "bypass, killed by the arbiter's rule": lambda machine, results, _: _bypass_killed(machine, results),
     "at the brim with the library": _calm,
 }
 
 
-def run_case(machine: Machine, watch: Watcher, book: Book, name: str) -> None:
+def run_case(machine: Machine, watch: Watcher, results: Results, name: str) -> None:
     """As root only: a mount namespace needs it."""
-    with book.one(PART, name):
+    with results.one(PART, name):
         if os.geteuid() != 0:
             raise NotRun("needs root for a mount namespace")
-        CASES[name](machine, book, watch)
+        CASES[name](machine, results, watch)

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from tests.gpu.guard import status
-from tests.gpu.kit.book import Book
-from tests.gpu.kit.machine import Machine, Tenant
+from tests.gpu.kit.machine import Container, Machine
+from tests.gpu.kit.results import Results
 
 PART = "idle"
 PROGRAM = Path(__file__).parent / "programs/idle.py"
@@ -26,17 +26,17 @@ SOON_S, WINDOW_S, ENOUGH = 4.0, 2.0, 0.95
 """Of what the neighbour does alone. Guessed: within the noise of two seconds."""
 
 
-def _program(machine: Machine, klass: str) -> Tenant:
-    made = Tenant([sys.executable, str(PROGRAM)], machine.env(machine.grant(4096, klass=klass)))
+def _program(machine: Machine, service_class: str) -> Container:
+    made = Container([sys.executable, str(PROGRAM)], machine.env(machine.grant(4096, service_class=service_class)))
     machine.adopt(made)
-    made.ask("start")
+    made.request("start")
     return made
 
 
-def _per_second(of: Tenant, seconds: float) -> float:
-    before, began = of.ask("count")
+def _per_second(of: Container, seconds: float) -> float:
+    before, began = of.request("count")
     threading.Event().wait(seconds)
-    after, ended = of.ask("count")
+    after, ended = of.request("count")
     return float((after - before) / (ended - began))
 
 
@@ -45,23 +45,23 @@ def _works(machine: Machine, key: str) -> bool:
     return bool(turn and turn["working"])
 
 
-def run_case(machine: Machine, book: Book, name: str) -> None:
+def run_case(machine: Machine, results: Results, name: str) -> None:
     """Rows of the CSV."""
-    with book.one(PART, name):
+    with results.one(PART, name):
         neighbour, idle = _program(machine, "best-effort"), _program(machine, "latency-critical")
-        neighbour.ask("work")
+        neighbour.request("work")
         _per_second(neighbour, 1.0)
         alone = _per_second(neighbour, WINDOW_S)
-        error = idle.ask(name.replace(" ", "_"), WORK_US)
+        error = idle.request(name.replace(" ", "_"), WORK_US)
         began = time.monotonic()
         if name in LEFT:
             machine.wait_for(lambda: _works(machine, idle.key), "the arbiter to count it as working", 3)
         if name == "sticky error":
-            book.check("the error stays", "not 0", error, error != 0)
+            results.check("the error stays", "not 0", error, error != 0)
         machine.wait_for(lambda: not _works(machine, idle.key), "the arbiter to count it as idle", 30)
         took_s = time.monotonic() - began
-        book.at_most("counted as idle after, s", SOON_S, round(took_s, 2))
+        results.at_most("counted as idle after, s", SOON_S, round(took_s, 2))
         threading.Event().wait(max(0.0, SOON_S - took_s))
         beside = _per_second(neighbour, WINDOW_S)
-        book.check("neighbour's steps, of alone", f">= {ENOUGH}", round(beside / alone, 3), beside >= ENOUGH * alone)
-    machine.end_tenants()
+        results.check("neighbour's steps, of alone", f">= {ENOUGH}", round(beside / alone, 3), beside >= ENOUGH * alone)
+    machine.end_containers()

@@ -18,8 +18,8 @@ import pynvml
 
 from bench.gpu_time import mps
 from tests.gpu.guard import status
-from tests.gpu.kit.book import Book, NotRun
-from tests.gpu.kit.machine import Machine, Tenant
+from tests.gpu.kit.machine import Container, Machine
+from tests.gpu.kit.results import NotRun, Results
 
 PART = "mps"
 PROGRAM = Path(__file__).parent / "programs/idle.py"
@@ -56,37 +56,37 @@ def _ctl(machine: Machine, *words: str) -> None:
     subprocess.run([program, "ctl", "--socket", socket, *words], check=True, stdout=subprocess.DEVNULL)
 
 
-def _program(machine: Machine, **env: str) -> Tenant:
+def _program(machine: Machine, **env: str) -> Container:
     key = machine.grant(4096, core_percent=CORE_PERCENT)
-    made = Tenant([sys.executable, str(PROGRAM)], machine.env(key, **env))
+    made = Container([sys.executable, str(PROGRAM)], machine.env(key, **env))
     machine.adopt(made)
-    made.ask("start")
+    made.request("start")
     return made
 
 
-def _reasons(machine: Machine, of: Tenant) -> set[str]:
+def _reasons(machine: Machine, of: Container) -> set[str]:
     return {one["reason"] for one in status(machine, of.key)["unenforced"]}
 
 
-def _steps_per_s(of: Tenant) -> float:
+def _steps_per_s(of: Container) -> float:
     """The first second is left out: a container begins with credit."""
     threading.Event().wait(1.0)
-    before, began = of.ask("count")
+    before, began = of.request("count")
     threading.Event().wait(WINDOW_S)
-    after, ended = of.ask("count")
+    after, ended = of.request("count")
     return float((after - before) / (ended - began))
 
 
 def _unlimited(machine: Machine) -> float:
     """Steps in a second of the program without a limit and without MPS. Its kernels are small: a real GPU runs several at a time."""
-    free = Tenant([sys.executable, str(PROGRAM)], machine.env())
+    free = Container([sys.executable, str(PROGRAM)], machine.env())
     machine.adopt(free)
-    free.ask("start")
-    free.ask("work")
+    free.request("start")
+    free.request("work")
     try:
         return _steps_per_s(free)
     finally:
-        machine.end_tenants()
+        machine.end_containers()
 
 
 def _named(pid: int, client: int) -> str:
@@ -127,51 +127,51 @@ def _device_files(pid: int) -> str:
     return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "none"
 
 
-def _client(machine: Machine, book: Book) -> None:
+def _client(machine: Machine, results: Results) -> None:
     free = _unlimited(machine)
     with _server(machine) as env:
         client = _program(machine, **env)
         began = time.monotonic()
-        client.ask("work")
+        client.request("work")
         machine.wait_for(lambda: "mps" in _reasons(machine, client), "the reason mps", 20)
-        book.at_most("reported as mps after, s", VISIBLE_S, round(time.monotonic() - began, 2))
+        results.at_most("reported as mps after, s", VISIBLE_S, round(time.monotonic() - began, 2))
         machine.wait_for(lambda: "gated" in _reasons(machine, client), "the reason gated", VISIBLE_S)
         seen = status(machine, client.key)
-        book.check("reasons", "gated mps", " ".join(sorted(_reasons(machine, client))))
-        book.check("state of GPU time", "unenforced", seen["gpu_time_state"])
-        book.check("launches are delayed", "gate", (seen["turn"] or {}).get("mode"))
-        book.fact("processes whose channels are known", (seen["turn"] or {}).get("processes"))
-        book.fact("memory that NVML measured of it, MiB", seen["processes"][0]["cards"][0]["measured_bytes"] >> 20)
-        book.fact("device files that the client has open", _device_files(client.pid))
+        results.check("reasons", "gated mps", " ".join(sorted(_reasons(machine, client))))
+        results.check("state of GPU time", "unenforced", seen["gpu_time_state"])
+        results.check("launches are delayed", "gate", (seen["turn"] or {}).get("mode"))
+        results.fact("processes whose channels are known", (seen["turn"] or {}).get("processes"))
+        results.fact("memory that NVML measured of it, MiB", seen["processes"][0]["gpus"][0]["measured_bytes"] >> 20)
+        results.fact("device files that the client has open", _device_files(client.pid))
         if not machine.fake:  # its NVML is in another folder than this process loads from
             for name, said in _nvml_lists(machine.uuid, client.pid).items():
-                book.fact(f"NVML's {name}", said)
+                results.fact(f"NVML's {name}", said)
         part = _steps_per_s(client) / free
-        book.check(f"part of its steps at {CORE_PERCENT} %, gated", f"<= {ENOUGH}", round(part, 3), part <= ENOUGH)
-        machine.end_tenants()
+        results.check(f"part of its steps at {CORE_PERCENT} %, gated", f"<= {ENOUGH}", round(part, 3), part <= ENOUGH)
+        machine.end_containers()
 
 
-def _afterwards(machine: Machine, book: Book) -> None:
+def _afterwards(machine: Machine, results: Results) -> None:
     """A container that is no client is enforced, also on a GPU that had a server before."""
     with _server(machine) as env:
         _program(machine, **env)
-        machine.end_tenants()
+        machine.end_containers()
     other = _program(machine)
-    other.ask("work")
+    other.request("work")
     machine.wait_for(
         lambda: (status(machine, other.key)["turn"] or {}).get("processes") == 1, "its channels", VISIBLE_S
     )
     machine.wait_for(lambda: not _reasons(machine, other), "no reason any more", VISIBLE_S)
     seen = status(machine, other.key)
-    book.check("state of GPU time", "enforced", seen["gpu_time_state"])
-    book.check("it is suspended", "suspend", seen["turn"]["mode"])
+    results.check("state of GPU time", "enforced", seen["gpu_time_state"])
+    results.check("it is suspended", "suspend", seen["turn"]["mode"])
 
 
-CASES: dict[str, Callable[[Machine, Book], None]] = {"a client": _client, "no client": _afterwards}
+CASES: dict[str, Callable[[Machine, Results], None]] = {"a client": _client, "no client": _afterwards}
 
 
-def run_case(machine: Machine, book: Book, name: str) -> None:
+def run_case(machine: Machine, results: Results, name: str) -> None:
     """Rows of the CSV."""
-    with book.one(PART, name):
-        CASES[name](machine, book)
-    machine.end_tenants()
+    with results.one(PART, name):
+        CASES[name](machine, results)
+    machine.end_containers()

@@ -59,10 +59,10 @@ def main(driver_root: Path) -> None:
     supervisor.start()
     found: dict[str, object] = {"open_ms": round(took_ms(lambda: supervisor.await_open(120)))}
     nvml = supervisor.nvml
-    cards = probe(nvml, unit_mib=1, access="cdi").cards
-    found["gpus"] = [card.model for card in cards]
+    gpus = probe(nvml, unit_mib=1, access="cdi").gpus
+    found["gpus"] = [gpu.model for gpu in gpus]
     found["probe_ms"] = round(took_ms(lambda: probe(nvml, unit_mib=1, access="cdi")), 1)
-    uuid = cards[0].uuid
+    uuid = gpus[0].uuid
     server = Server(folder / "nvml.sock", supervisor)
     through = Client(folder / "nvml.sock", 3).nvml
     found["socket: processes"] = spread(lambda: (through.processes(uuid), time.sleep(0.006)))

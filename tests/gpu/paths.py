@@ -1,8 +1,8 @@
-"""Every way to take GPU memory, against a grant: refused at the limit, not before, and never past it in the driver's own books.
+"""Every way to take GPU memory, against a grant: refused at the limit, not before, and never past it in the driver's own records.
 
 Each case is a container of its own, held to LIMIT_MIB. Its process takes blocks of 256, 32 and 2 MiB until each is refused, so
-that it stands at the brim; what it holds then is read from outside, by NVML, with its context. Managed memory is asked for in
-small blocks like the rest: far more than a card has free can hang it.
+that it stands at the brim; what it holds then is read from outside, by NVML, with its context. Managed memory is requested in
+small blocks like the rest: far more than a GPU has free can hang it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from tests.gpu.kit import machine as m
-from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import MIB, Lines, Machine, Watcher
+from tests.gpu.kit.results import Results
 
 LIMIT_MIB = 8192
 SLACK_MIB = 64
@@ -23,7 +23,7 @@ ROOM_MIB = 192
 ROOM_SHARE = 16
 """All rooms together are at most this part of the limit. The arbiter's."""
 UNNAMED_MIB = 64
-"""What the driver takes on a card and names no process for. Measured: 5.6 MiB, and up to 45 with eight processes."""
+"""What the driver takes on a GPU and names no process for. Measured: 5.6 MiB, and up to 45 with eight processes."""
 LEASE_MIB = LIMIT_MIB // 32
 """What a process may have leased and not used: a block that it imported and does not map can hide in it. The library's."""
 BLOCKS = [256 * MIB, 32 * MIB, 2 * MIB]
@@ -48,160 +48,162 @@ def room_mib(limit_mib: int, contexts: int) -> float:
 class Stage:
     """What a case gets: the machine, its watcher, and a book to write in."""
 
-    def __init__(self, machine: Machine, watch: Watcher, book: Book) -> None:
-        self.machine, self.watch, self.book = machine, watch, book
+    def __init__(self, machine: Machine, watch: Watcher, results: Results) -> None:
+        self.machine, self.watch, self.results = machine, watch, results
 
     def begin(self) -> None:
-        self.watch.ask("zero")
+        self.watch.request("zero")
 
-    def never_past(self, limit_mib: int, *tenants: Lines, shared: bool = False, hidden_mib: int = 0) -> None:
+    def never_past(self, limit_mib: int, *containers: Lines, shared: bool = False, hidden_mib: int = 0) -> None:
         """Rows on the peaks since `begin` of the one container that all are in. `shared`: the driver may count a block twice."""
-        peak = self.watch.ask("peak", tenants[0].key)
-        self.book.fact("samples of the driver's books", peak["samples"])
-        self.book.check("samples without a figure, or failed", [0, 0], [peak["unknown"], peak["errors"]])
+        peak = self.watch.request("peak", containers[0].key)
+        self.results.fact("samples of the driver's records", peak["samples"])
+        self.results.check("samples without a figure, or failed", [0, 0], [peak["unknown"], peak["errors"]])
         total = peak["bytes"] / MIB
         if shared:
-            self.book.fact("peak summed over processes in the driver's books, MiB", total)
+            self.results.fact("peak summed over processes in the driver's records, MiB", total)
         else:
-            self.book.within("peak by process in the driver's books, MiB", 1, limit_mib, total)
-            self.book.fact("MiB past the limit", max(0.0, total - limit_mib))
+            self.results.within("peak by process in the driver's records, MiB", 1, limit_mib, total)
+            self.results.fact("MiB past the limit", max(0.0, total - limit_mib))
         most = limit_mib + UNNAMED_MIB + hidden_mib
-        self.book.at_most("peak of the card by cuMemGetInfo outside, MiB", most, self.watch.device_peak() / MIB)
+        self.results.at_most("peak of the GPU by cuMemGetInfo outside, MiB", most, self.watch.device_peak() / MIB)
 
-    def at_brim(self, limit_mib: int, *tenants: Lines) -> float:
-        used = self.watch.now(*tenants) / MIB
-        self.book.within(
-            "in the driver's books at the refusal, MiB",
-            limit_mib - SLACK_MIB - room_mib(limit_mib, len(tenants)),
+    def at_brim(self, limit_mib: int, *containers: Lines) -> float:
+        used = self.watch.now(*containers) / MIB
+        self.results.within(
+            "in the driver's records at the refusal, MiB",
+            limit_mib - SLACK_MIB - room_mib(limit_mib, len(containers)),
             limit_mib,
             used,
         )
         return used
 
-    def view(self, when: str, limit_mib: int, asker: m.Tenant, *tenants: Lines) -> None:
+    def view(self, when: str, limit_mib: int, asker: m.Container, *containers: Lines) -> None:
         """cuMemGetInfo inside agrees with NVML outside."""
-        free, total = (number / MIB for number in asker.ask("info"))
-        self.book.check(f"{when}: total by cuMemGetInfo, MiB", float(limit_mib), total)
-        of = tenants or (asker,)
+        free, total = (number / MIB for number in asker.request("info"))
+        self.results.check(f"{when}: total by cuMemGetInfo, MiB", float(limit_mib), total)
+        of = containers or (asker,)
         left = limit_mib - self.watch.now(*of) / MIB
         least = max(0, left - SLACK_MIB - room_mib(limit_mib, len(of)))
-        self.book.within(f"{when}: free by cuMemGetInfo, MiB", least, max(0, left) + SLACK_MIB, free)
+        self.results.within(f"{when}: free by cuMemGetInfo, MiB", least, max(0, left) + SLACK_MIB, free)
 
     def refusals(self, codes: list[int]) -> None:
-        self.book.check("CUresult of each refusal", [OUT_OF_MEMORY] * len(codes), codes)
+        self.results.check("CUresult of each refusal", [OUT_OF_MEMORY] * len(codes), codes)
 
 
 def case_path(stage: Stage, path: str) -> None:
     """Fill, be refused, give back, take again."""
-    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
-    stage.view("at the start", LIMIT_MIB, tenant)
+    container = stage.machine.container(stage.machine.grant(LIMIT_MIB))
+    stage.view("at the start", LIMIT_MIB, container)
     for turn in ("first", "second"):
-        filled = tenant.ask("fill", path, BLOCKS, (LIMIT_MIB + 1024) * MIB)
-        stage.book.fact(f"{turn} fill, MiB", filled["taken"] // MIB)
+        filled = container.request("fill", path, BLOCKS, (LIMIT_MIB + 1024) * MIB)
+        stage.results.fact(f"{turn} fill, MiB", filled["taken"] // MIB)
         stage.refusals(filled["codes"])
-        if path == "managed":  # it is charged when it is asked for, and in the driver's books when it is touched there
+        if (
+            path == "managed"
+        ):  # it is charged when it is requested, and in the driver's records when it is touched there
             least = LIMIT_MIB - SLACK_MIB - room_mib(LIMIT_MIB, 1)
-            book, context = stage.book, stage.watch.now(tenant) / MIB
-            book.within("asked for, and the context, MiB", least, LIMIT_MIB, filled["taken"] / MIB + context)
+            results, context = stage.results, stage.watch.now(container) / MIB
+            results.within("requested, and the context, MiB", least, LIMIT_MIB, filled["taken"] / MIB + context)
         else:
-            stage.at_brim(LIMIT_MIB, tenant)
-            stage.view(f"{turn} brim", LIMIT_MIB, tenant)
-        tenant.ask("give", path)
-    stage.view("given back", LIMIT_MIB, tenant)
-    stage.never_past(LIMIT_MIB, tenant)
-    stage.book.check("cuMemFree, cuMemFreeAsync of unknown pointers", [1, 1], tenant.ask("free_unknown"))
+            stage.at_brim(LIMIT_MIB, container)
+            stage.view(f"{turn} brim", LIMIT_MIB, container)
+        container.request("give", path)
+    stage.view("given back", LIMIT_MIB, container)
+    stage.never_past(LIMIT_MIB, container)
+    stage.results.check("cuMemFree, cuMemFreeAsync of unknown pointers", [1, 1], container.request("free_unknown"))
 
 
 def case_context(stage: Stage, way: str) -> None:
     """The context counts, and ending it frees what it held."""
-    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB), way)
-    used = stage.watch.now(tenant) / MIB
-    stage.book.fact("the context in the driver's books, MiB", used)
-    first = tenant.ask("fill", "sync", BLOCKS)
+    container = stage.machine.container(stage.machine.grant(LIMIT_MIB), way)
+    used = stage.watch.now(container) / MIB
+    stage.results.fact("the context in the driver's records, MiB", used)
+    first = container.request("fill", "sync", BLOCKS)
     stage.refusals(first["codes"])
-    stage.at_brim(LIMIT_MIB, tenant)
-    tenant.ask("end_context")
-    stage.book.check("a new context after its end", 0, tenant.ask("start", way))
-    left = LIMIT_MIB - stage.watch.now(tenant) / MIB
-    stage.book.fact("left after its end, MiB", left)
-    second = tenant.ask("fill", "sync", BLOCKS)
+    stage.at_brim(LIMIT_MIB, container)
+    container.request("end_context")
+    stage.results.check("a new context after its end", 0, container.request("start", way))
+    left = LIMIT_MIB - stage.watch.now(container) / MIB
+    stage.results.fact("left after its end, MiB", left)
+    second = container.request("fill", "sync", BLOCKS)
     low, high = max(0.0, left - SLACK_MIB - room_mib(LIMIT_MIB, 1)), max(0.0, left)
-    stage.book.within("MiB taken again without a free", low, high, second["taken"] / MIB)
-    stage.never_past(LIMIT_MIB, tenant)
+    stage.results.within("MiB taken again without a free", low, high, second["taken"] / MIB)
+    stage.never_past(LIMIT_MIB, container)
 
 
 def case_pool_keeps(stage: Stage) -> None:
     """What a pool keeps is not free, until it is trimmed: by the program, or by the library when it needs room."""
-    tenant = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
-    left = tenant.ask("info")[0] / MIB
-    tenant.ask("fill", "pool trimmed", [256 * MIB], LIMIT_MIB * MIB // 2)
-    tenant.ask("give", "pool trimmed", False)
-    kept = tenant.ask("pool_reserved", "pool trimmed") / MIB
-    stage.book.fact("reserved by the pool after all was freed, MiB", kept)
-    stage.view("kept", LIMIT_MIB, tenant)
-    filled = tenant.ask("fill", "sync", BLOCKS)
+    container = stage.machine.container(stage.machine.grant(LIMIT_MIB))
+    left = container.request("info")[0] / MIB
+    container.request("fill", "pool trimmed", [256 * MIB], LIMIT_MIB * MIB // 2)
+    container.request("give", "pool trimmed", False)
+    kept = container.request("pool_reserved", "pool trimmed") / MIB
+    stage.results.fact("reserved by the pool after all was freed, MiB", kept)
+    stage.view("kept", LIMIT_MIB, container)
+    filled = container.request("fill", "sync", BLOCKS)
     stage.refusals(filled["codes"])
-    stage.at_brim(LIMIT_MIB, tenant)
-    tenant.ask("settle", "pool trimmed")
-    more = tenant.ask("fill", "sync", BLOCKS)
+    stage.at_brim(LIMIT_MIB, container)
+    container.request("settle", "pool trimmed")
+    more = container.request("fill", "sync", BLOCKS)
     both = (filled["taken"] + more["taken"]) / MIB
-    stage.book.within(
+    stage.results.within(
         "MiB to be had, if need be after a trim", left - SLACK_MIB - room_mib(LIMIT_MIB, 1), left + SLACK_MIB, both
     )
-    stage.never_past(LIMIT_MIB, tenant)
+    stage.never_past(LIMIT_MIB, container)
 
 
 def case_mixed(stage: Stage) -> None:
     """All paths at once, in random order, in three processes of one container."""
     key = stage.machine.grant(LIMIT_MIB)
-    tenants = [stage.machine.tenant(key) for _ in range(3)]
-    for seed, tenant in enumerate(tenants):
-        tenant.send("churn", seed, 400, 512)
-    counts = [tenant.finish("churn") for tenant in tenants]
+    containers = [stage.machine.container(key) for _ in range(3)]
+    for seed, container in enumerate(containers):
+        container.send("churn", seed, 400, 512)
+    counts = [container.finish("churn") for container in containers]
     for name in ("taken", "refused"):
-        stage.book.check(name, "> 0", sum(count[name] for count in counts), sum(count[name] for count in counts) > 0)
-    stage.book.check("answered otherwise", 0, sum(count["other"] for count in counts))
-    stage.never_past(LIMIT_MIB, *tenants)
+        stage.results.check(name, "> 0", sum(count[name] for count in counts), sum(count[name] for count in counts) > 0)
+    stage.results.check("answered otherwise", 0, sum(count["other"] for count in counts))
+    stage.never_past(LIMIT_MIB, *containers)
 
 
 def case_racers(stage: Stage) -> None:
     """Eight processes race for the last MiB."""
     key = stage.machine.grant(LIMIT_MIB)
-    tenants = [stage.machine.tenant(key) for _ in range(8)]
-    for tenant in tenants:
-        tenant.send("fill", "sync", [32 * MIB, 2 * MIB])
-    stage.refusals([code for tenant in tenants for code in tenant.finish("fill")["codes"]])
-    stage.at_brim(LIMIT_MIB, *tenants)
-    stage.never_past(LIMIT_MIB, *tenants)
+    containers = [stage.machine.container(key) for _ in range(8)]
+    for container in containers:
+        container.send("fill", "sync", [32 * MIB, 2 * MIB])
+    stage.refusals([code for container in containers for code in container.finish("fill")["codes"]])
+    stage.at_brim(LIMIT_MIB, *containers)
+    stage.never_past(LIMIT_MIB, *containers)
 
 
 def case_killed(stage: Stage) -> None:
     """kill -9 of a process that holds everything: a sibling has it."""
     key = stage.machine.grant(LIMIT_MIB)
-    sibling, victim = stage.machine.tenant(key), stage.machine.tenant(key)
-    victim.ask("fill", "sync", BLOCKS)
-    refused = sibling.ask("take", "sync", 256 * MIB)
-    stage.book.check("the sibling before", [OUT_OF_MEMORY], refused)
+    sibling, victim = stage.machine.container(key), stage.machine.container(key)
+    victim.request("fill", "sync", BLOCKS)
+    refused = sibling.request("take", "sync", 256 * MIB)
+    stage.results.check("the sibling before", [OUT_OF_MEMORY], refused)
     stage.never_past(LIMIT_MIB, sibling, victim)
     victim.kill()
-    took = m.Machine.wait_for(lambda: sibling.ask("take", "sync", 256 * MIB) == [0], "256 MiB for the sibling", 20)
-    stage.book.at_most("seconds until the sibling has 256 MiB", 3.0, round(took, 3))
-    sibling.ask("fill", "sync", BLOCKS)
+    took = m.Machine.wait_for(lambda: sibling.request("take", "sync", 256 * MIB) == [0], "256 MiB for the sibling", 20)
+    stage.results.at_most("seconds until the sibling has 256 MiB", 3.0, round(took, 3))
+    sibling.request("fill", "sync", BLOCKS)
     stage.at_brim(LIMIT_MIB, sibling)
 
 
 def case_ipc(stage: Stage) -> None:
     """A block opened by a second process of the container."""
     key = stage.machine.grant(LIMIT_MIB)
-    owner, user = stage.machine.tenant(key), stage.machine.tenant(key)
-    owner.ask("fill", "sync", [2048 * MIB], 2048 * MIB)
-    before = user.ask("info")[0]
-    stage.book.check("cuIpcOpenMemHandle", 0, user.ask("ipc_open", owner.ask("ipc_get")))
-    cost = (before - user.ask("info")[0]) / MIB
-    stage.book.fact("MiB charged for a block of 2048 opened beside its owner", cost)
-    user.ask("fill", "sync", BLOCKS)
+    owner, user = stage.machine.container(key), stage.machine.container(key)
+    owner.request("fill", "sync", [2048 * MIB], 2048 * MIB)
+    before = user.request("info")[0]
+    stage.results.check("cuIpcOpenMemHandle", 0, user.request("ipc_open", owner.request("ipc_get")))
+    cost = (before - user.request("info")[0]) / MIB
+    stage.results.fact("MiB charged for a block of 2048 opened beside its owner", cost)
+    user.request("fill", "sync", BLOCKS)
     stage.never_past(LIMIT_MIB, owner, user, shared=True)
-    stage.book.check("cuIpcCloseMemHandle", 0, user.ask("ipc_close"))
+    stage.results.check("cuIpcCloseMemHandle", 0, user.request("ipc_close"))
 
 
 def case_shared_handle(stage: Stage, maps: bool) -> None:
@@ -211,33 +213,35 @@ def case_shared_handle(stage: Stage, maps: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(ours)
         stack.enter_context(theirs)
-        owner = stage.machine.tenant(key, fds=(ours.fileno(),))
-        user = stage.machine.tenant(key, fds=(theirs.fileno(),))
-        owner.ask("export_fd", ours.fileno(), 2048 * MIB)
-        before = user.ask("info")[0]
-        stage.book.check("CUresult of the import", 0, user.ask("import_fd", theirs.fileno(), 2048 * MIB, maps))
-    stage.book.fact("MiB charged for a block of 2048 imported beside its owner", (before - user.ask("info")[0]) // MIB)
-    owner.ask("release_shared")
-    user.ask("fill", "sync", BLOCKS)
+        owner = stage.machine.container(key, fds=(ours.fileno(),))
+        user = stage.machine.container(key, fds=(theirs.fileno(),))
+        owner.request("export_fd", ours.fileno(), 2048 * MIB)
+        before = user.request("info")[0]
+        stage.results.check("CUresult of the import", 0, user.request("import_fd", theirs.fileno(), 2048 * MIB, maps))
+    stage.results.fact(
+        "MiB charged for a block of 2048 imported beside its owner", (before - user.request("info")[0]) // MIB
+    )
+    owner.request("release_shared")
+    user.request("fill", "sync", BLOCKS)
     stage.never_past(LIMIT_MIB, owner, user, shared=True, hidden_mib=0 if maps else LEASE_MIB)
-    user.ask("release_shared")
-    took = m.Machine.wait_for(lambda: user.ask("take", "sync", 256 * MIB) == [0], "room after the last release", 20)
-    stage.book.at_most("seconds until there is room after the last release", 5.0, round(took, 3))
-    more = 256 + user.ask("fill", "sync", BLOCKS)["taken"] / MIB
-    stage.book.within(
+    user.request("release_shared")
+    took = m.Machine.wait_for(lambda: user.request("take", "sync", 256 * MIB) == [0], "room after the last release", 20)
+    stage.results.at_most("seconds until there is room after the last release", 5.0, round(took, 3))
+    more = 256 + user.request("fill", "sync", BLOCKS)["taken"] / MIB
+    stage.results.within(
         "MiB to be had after the last release", 2048 - SLACK_MIB - room_mib(LIMIT_MIB, 2), 2048 + SLACK_MIB, more
     )
 
 
 def case_too_small(stage: Stage) -> None:
     """A context that does not fit in its container is refused, once it is known what one takes."""
-    known = stage.machine.tenant(stage.machine.grant(LIMIT_MIB))
+    known = stage.machine.container(stage.machine.grant(LIMIT_MIB))
     context = stage.watch.now(known) / MIB
-    small = stage.machine.tenant(stage.machine.grant(64), way="")
-    code = small.ask("start", "primary")
+    small = stage.machine.container(stage.machine.grant(64), way="")
+    code = small.request("start", "primary")
     used = stage.watch.now(small) / MIB
-    stage.book.check(f"a context of {context:.0f} MiB in a container of 64", OUT_OF_MEMORY, code)
-    stage.book.at_most("in the driver's books, MiB", 64, used)
+    stage.results.check(f"a context of {context:.0f} MiB in a container of 64", OUT_OF_MEMORY, code)
+    stage.results.at_most("in the driver's records, MiB", 64, used)
 
 
 def case_route(stage: Stage, route: str, before: str = "") -> None:
@@ -252,10 +256,10 @@ def case_route(stage: Stage, route: str, before: str = "") -> None:
         lines = ["use 0", *[f"{path} {1024 * MIB} 0"] * 9, "info", "total 0", "free 123456"]
         said = stage.machine.output([str(program)], key, "\n".join(lines) + "\n", LD_PRELOAD=preload).splitlines()
         codes = [int(line.split()[0]) for line in said[:10]]
-        stage.book.check(f"{path}: CUresults", [0] * 8 + [OUT_OF_MEMORY] * 2, codes)
-        stage.book.check(f"{path}: cuMemGetInfo total, bytes", str(LIMIT_MIB * MIB), said[10].split()[2])
-        stage.book.check(f"{path}: cuDeviceTotalMem, bytes", f"0 {LIMIT_MIB * MIB}", said[11])
-        stage.book.check(f"{path}: cuMemFree of an unknown pointer", "1", said[12])
+        stage.results.check(f"{path}: CUresults", [0] * 8 + [OUT_OF_MEMORY] * 2, codes)
+        stage.results.check(f"{path}: cuMemGetInfo total, bytes", str(LIMIT_MIB * MIB), said[10].split()[2])
+        stage.results.check(f"{path}: cuDeviceTotalMem, bytes", f"0 {LIMIT_MIB * MIB}", said[11])
+        stage.results.check(f"{path}: cuMemFree of an unknown pointer", "1", said[12])
 
 
 def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:
@@ -278,14 +282,14 @@ def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:
     yield "a container smaller than a context", case_too_small
 
 
-def run_case(machine: Machine, watch: Watcher, book: Book, name: str, case: Callable[[Stage], None]) -> None:
-    stage = Stage(machine, watch, book)
-    with book.one(PART, name):
+def run_case(machine: Machine, watch: Watcher, results: Results, name: str, case: Callable[[Stage], None]) -> None:
+    stage = Stage(machine, watch, results)
+    with results.one(PART, name):
         stage.begin()
         case(stage)
-    machine.end_tenants(keep=(watch.lines,))
-    gone = [pid for pid in watch.ask("now")["processes"] if int(pid) != watch.lines.pid]
+    machine.end_containers(keep=(watch.lines,))
+    gone = [pid for pid in watch.request("now")["processes"] if int(pid) != watch.lines.pid]
     if gone:
         machine.wait_for(
-            lambda: len(watch.ask("now")["processes"]) <= 1, f"processes {gone} to leave the card after {name}", 15
+            lambda: len(watch.request("now")["processes"]) <= 1, f"processes {gone} to leave the GPU after {name}", 15
         )

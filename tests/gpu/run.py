@@ -19,29 +19,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import charge, frameworks, guard, idle, leftovers, mps, paths, view
-from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine, Watcher, machine
+from tests.gpu.kit.results import Results
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "leftovers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 400
-"""Kept for the benchmark while the parts before it run, when it is asked for."""
+"""Kept for the benchmark while the parts before it run, when it is requested."""
 
 
-def _run(part: str, here: Machine, watch: Watcher, book: Book, until: Callable[[], bool]) -> None:
+def _run(part: str, here: Machine, watch: Watcher, results: Results, until: Callable[[], bool]) -> None:
     """All cases of a part, while there is time."""
     if part == "frameworks":
-        frameworks.run(here, watch, book, until)
+        frameworks.run(here, watch, results, until)
         return
     one: dict[str, Callable[[str], None]] = {
-        "paths": lambda name: paths.run_case(here, watch, book, name, cases[name]),
-        "charge": lambda name: charge.run_case(here, watch, book, name),
-        "guard": lambda name: guard.run_case(here, watch, book, name),
-        "view": lambda name: view.run_case(here, book, name),
-        "idle": lambda name: idle.run_case(here, book, name),
-        "mps": lambda name: mps.run_case(here, book, name),
-        "leftovers": lambda name: leftovers.run_case(here, watch, book, name),
+        "paths": lambda name: paths.run_case(here, watch, results, name, cases[name]),
+        "charge": lambda name: charge.run_case(here, watch, results, name),
+        "guard": lambda name: guard.run_case(here, watch, results, name),
+        "view": lambda name: view.run_case(here, results, name),
+        "idle": lambda name: idle.run_case(here, results, name),
+        "mps": lambda name: mps.run_case(here, results, name),
+        "leftovers": lambda name: leftovers.run_case(here, watch, results, name),
     }
     cases = dict(paths.cases())
     names: dict[str, list[str]] = {
@@ -55,8 +55,8 @@ def _run(part: str, here: Machine, watch: Watcher, book: Book, until: Callable[[
     }
     for name in names[part]:
         if until():
-            book.part, book.case = part, name
-            book.not_run("the case", "no time left in the budget")
+            results.part, results.case = part, name
+            results.not_run("the case", "no time left in the budget")
         else:
             one[part](name)
 
@@ -78,37 +78,37 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=600, help="seconds for everything")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
     given = parser.parse_args()
-    asked = given.only.split(",")
-    if unknown := set(asked) - set(PARTS):
+    requested = given.only.split(",")
+    if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     began, failed = time.monotonic(), 0
-    end = began + given.budget - (min(BENCH_S, given.budget / 2) if "bench" in asked else 0)
+    end = began + given.budget - (min(BENCH_S, given.budget / 2) if "bench" in requested else 0)
     with machine(given.fake) as here:
-        for part in (one for one in PARTS if one in asked and one != "bench"):
+        for part in (one for one in PARTS if one in requested and one != "bench"):
             failed += _one(part, here, given.out, lambda: time.monotonic() > end)
             print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
         if (here.folder / "arbiter.log").exists():
             shutil.copy(here.folder / "arbiter.log", given.out / "arbiter.log")
         fake = here.fake
-    if "bench" in asked:
+    if "bench" in requested:
         failed += _bench(given.out, began + given.budget - time.monotonic(), fake)
     return 1 if failed else 0
 
 
 def _one(part: str, here: Machine, out: Path, until: Callable[[], bool]) -> int:
     """One part into its own CSV, with an arbiter of its own; how many rows are `no`."""
-    book = Book.at(out / f"{part}.csv")
-    with book.one(part, "machine"):
+    results = Results.at(out / f"{part}.csv")
+    with results.one(part, "machine"):
         for name, value in here.describe().items():
-            book.fact(name, value)
-    with book.one(part, "the part"):
+            results.fact(name, value)
+    with results.one(part, "the part"):
         here.start_arbiter()
         watch = here.watcher()
-        _run(part, here, watch, book, until)
-    here.end_tenants()
+        _run(part, here, watch, results, until)
+    here.end_containers()
     here.stop_arbiter()
-    counts = {ok: sum(row.ok == ok for row in book.rows) for ok in ("yes", "no", "not run")}
+    counts = {ok: sum(row.ok == ok for row in results.rows) for ok in ("yes", "no", "not run")}
     print(f"{part}: {counts}, threads {threading.active_count()}", flush=True)
     return counts["no"]
 

@@ -30,8 +30,8 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import RESTRICTED, container, pod
 from tests.e2e.turns import containers_of, under_way
-from vgpu.status import TurnStatus
-from vgpu.trial import FILE, Outcome, trials_from_text
+from vgpu.gputime.trial import FILE, Outcome, trials_from_text
+from vgpu.protocol.status import TurnStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -92,9 +92,11 @@ def torch_pod(name: str, mem: str, *, nobody: bool) -> dict[str, Any]:
     return _with_torch(name, [PROGRAM], mem, 20, {}, nobody=nobody)
 
 
-def products_pod(name: str, size: int, rest_s: float = 0.0, core: int | None = None, klass: str = "") -> dict[str, Any]:
+def products_pod(
+    name: str, size: int, rest_s: float = 0.0, core: int | None = None, service_class: str = ""
+) -> dict[str, Any]:
     """A pod that multiplies matrices."""
-    annotations = {"tangram.sh/class": klass} if klass else {}
+    annotations = {"tangram.sh/class": service_class} if service_class else {}
     return _with_torch(name, [PRODUCTS, str(size), str(rest_s)], "8Gi", core, annotations)
 
 
@@ -138,7 +140,7 @@ def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
 
 @contextmanager
 def tenancy(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace whose pods are gone afterwards, whatever became of them: the next test has the whole card."""
+    """A namespace whose pods are gone afterwards, whatever became of them: the next test has the whole GPU."""
     cluster.make_namespace(namespace)
     try:
         yield namespace
@@ -197,7 +199,7 @@ def test_pytorch_pods_are_held_to_their_shares(mode: tuple[str, Cluster]) -> Non
         used = processes()
         record(
             [
-                (access, "driver MiB of all tenants", sum(used.values())),
+                (access, "driver MiB of all containers", sum(used.values())),
                 (access, "granted MiB", sum(shares.values())),
                 (access, "seconds from create to reports", round(time.monotonic() - began, 1)),
             ]
@@ -256,8 +258,8 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
     access, cluster = mode
     with tenancy(cluster, f"gpu-{access}-class") as namespace:
         be, lc = (
-            products_pod("be", 16384, klass="best-effort"),
-            products_pod("lc", 4096, 0.02, klass="latency-critical"),
+            products_pod("be", 16384, service_class="best-effort"),
+            products_pod("lc", 4096, 0.02, service_class="latency-critical"),
         )
         cluster.run(namespace, be, lc, timeout_s=180)
         under_way(cluster, namespace, "be", "lc")
@@ -274,7 +276,7 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
             "suspends of the neighbour": suspends,
             "seconds that the neighbour was on": round(on_s, 2),
             "seconds of both that NVML counted": round(sum(seen_s(now[name]) - seen_s(then[name]) for name in now), 2),
-            "taken for liars": sum(turn.untold for turn in now.values()),
+            "taken for liars": sum(turn.unreported for turn in now.values()),
         }
         record([(access, f"classes: {key}", value) for key, value in facts.items()])
         assert requests > 50
@@ -282,7 +284,7 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
         assert waited_s / requests < 0.005, "a suspend, and no product of 16384^3"
         assert on_s > WINDOW_S / 2, "the best-effort pod has the rest"
         assert {turn.mode for turn in now.values()} == {"suspend"}
-        assert not any(turn.untold for turn in now.values())
+        assert not any(turn.unreported for turn in now.values())
         cluster.kubectl("-n", namespace, "annotate", "pod", "lc", "--overwrite", "tangram.sh/class=best-effort")
         cluster.kubectl("-n", namespace, "annotate", "pod", "be", "--overwrite", "tangram.sh/class=latency-critical")
 
@@ -295,27 +297,29 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
 
 def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
-    asked = {"few": 30, "many": 60}
+    requested = {"few": 30, "many": 60}
     with tenancy(cluster, f"gpu-{access}-core") as namespace:
-        cluster.run(namespace, *(products_pod(name, 8192, core=core) for name, core in asked.items()), timeout_s=180)
-        under_way(cluster, namespace, *asked)
+        cluster.run(
+            namespace, *(products_pod(name, 8192, core=core) for name, core in requested.items()), timeout_s=180
+        )
+        under_way(cluster, namespace, *requested)
         time.sleep(SETTLE_S)  # the matrix library loads its kernels, and credit saved up meanwhile is spent
         then = read_turns(cluster, namespace)
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
         now = read_turns(cluster, namespace)
         passed_s = now.at_s - then.at_s
-        for name in asked:
+        for name in requested:
             before, after = then.turns[name], now.turns[name]
             got = 100 * (after.on_s - before.on_s) / passed_s
             facts = {
                 "percent": round(got, 2),
                 "percent that NVML counted": round(100 * (seen_s(after) - seen_s(before)) / passed_s, 2),
                 "suspends": after.suspends - before.suspends,
-                "taken for a liar": int(after.untold),
+                "taken for a liar": int(after.unreported),
             }
-            record([(access, f"core limit {asked[name]}: {key}", value) for key, value in facts.items()])
-            assert abs(got - asked[name]) < 2
-            assert not after.untold
+            record([(access, f"core limit {requested[name]}: {key}", value) for key, value in facts.items()])
+            assert abs(got - requested[name]) < 2
+            assert not after.unreported
 
 
 def seen_s(turn: TurnStatus) -> float:

@@ -1,4 +1,4 @@
-"""Frameworks at their limit: their own error, life after it, the driver's books. See frameworks.py."""
+"""Frameworks at their limit: their own error, life after it, the driver's records. See frameworks.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.gpu import frameworks
-from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine, Watcher
+from tests.gpu.kit.results import Results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -18,8 +18,8 @@ def test_a_framework_meets_its_limit_and_lives_on(
     case: frameworks.Case,
     here: Machine,
     watch: Watcher,
-    books: list[Book],
-    judge: Callable[[Book], None],
+    books: list[Results],
+    judge: Callable[[Results], None],
 ) -> None:
     books.append(frameworks.run_case(here, watch, case))
     judge(books[-1])

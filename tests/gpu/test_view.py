@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.gpu import view
-from tests.gpu.kit.book import Book
 from tests.gpu.kit.machine import Machine
+from tests.gpu.kit.results import Results
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("name", view.CASES)
 def test_a_container_sees_itself_and_nobody_else(
-    name: str, here: Machine, book: Book, judge: Callable[[Book], None]
+    name: str, here: Machine, results: Results, judge: Callable[[Results], None]
 ) -> None:
-    view.run_case(here, book, name)
-    judge(book)
+    view.run_case(here, results, name)
+    judge(results)

@@ -20,10 +20,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from vgpu.trial import Outcome, Verdict, verdict_from_text  # noqa: E402
+from vgpu.gputime.trial import Outcome, Verdict, verdict_from_text  # noqa: E402
 
 SHIM = REPOSITORY / "shim"
-SOURCES = [SHIM / "trial/trial.c", SHIM / "src/forms.c", SHIM / "src/objects.c"]
+SOURCES = [SHIM / "trial/trial.c", SHIM / "src/gputime/forms.c", SHIM / "src/gputime/objects.c"]
 COLUMNS = ["driver", "model", "outcome", "before", "during", "after", "suspend_us", "resume_us", "why"]
 LIMIT_S = 60.0
 
@@ -38,7 +38,7 @@ def build(folder: Path) -> Path:
 
 def trial(program: Path, env: Mapping[str, str]) -> Verdict:
     """In a process of its own, which is ended if it hangs."""
-    command = [sys.executable, "-m", "arbiter.trial", "--program", str(program)]
+    command = [sys.executable, "-m", "arbiter.gputime.trial", "--program", str(program)]
     try:
         ended = subprocess.run(
             command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True, text=True
@@ -50,9 +50,9 @@ def trial(program: Path, env: Mapping[str, str]) -> Verdict:
 
 def machine(env: Mapping[str, str]) -> tuple[str, str]:
     """Driver and model, of the first GPU that nvidia-smi shows."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
+    requested = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
-        said = subprocess.run(asked, env=env, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(requested, env=env, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown", "unknown"
     driver, _, model = said.splitlines()[0].partition(",")
@@ -71,7 +71,7 @@ def main() -> None:
             from tests.built import fake_build
             from tests.fake import start_fake_driver
 
-            driver = start_fake_driver("card h200 context_mib=0\n", folder)
+            driver = start_fake_driver("gpu h200 context_mib=0\n", folder)
             env = driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"))
             try:
                 verdict, (version, model) = trial(program, env), ("fake", "fake")

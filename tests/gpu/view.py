@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu.kit.book import Book, NotRun
 from tests.gpu.kit.machine import ROOT, Machine
+from tests.gpu.kit.results import NotRun, Results
 
 PART = "view"
 LIMIT_MIB = 2048
-TABLE = ROOT / "shim/src/nvml.def"
+TABLE = ROOT / "shim/src/views/nvml.def"
 ANSWERS = {"REFUSED": 3, "DENIED": 4}
 NOT_THERE = 13
 """NVML_ERROR_FUNCTION_NOT_FOUND: an older driver."""
@@ -27,7 +27,7 @@ DREW = "uses a graphics API"
 OWN_PID, NEIGHBOURS_PID = 41_242, 52_342
 """Numbers in their own PID namespaces: found nowhere else in what nvidia-smi prints."""
 
-ASK = """
+REQUEST = """
 import ctypes, json, os, sys
 names = json.loads(sys.stdin.read())
 ours = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
@@ -49,23 +49,28 @@ def rule_names(rule: str) -> list[str]:
     return sorted(re.findall(rf"^{rule}\((nvml\w+),", text, re.MULTILINE))
 
 
-def _table(machine: Machine, book: Book) -> None:
+def _table(machine: Machine, results: Results) -> None:
     """Refused and denied without the driver: nothing here can change the GPU, whatever the room holds."""
     key = machine.grant(LIMIT_MIB)
-    env = machine.env(key, ASKED_UUID=machine.uuid, LIMIT_MIB=str(LIMIT_MIB))
+    env = machine.env(key, REQUESTED_UUID=machine.uuid, LIMIT_MIB=str(LIMIT_MIB))
     for rule, answer in ANSWERS.items():
         names = rule_names(rule)
         done = subprocess.run(
-            [sys.executable, "-c", ASK], env=env, input=json.dumps(names), capture_output=True, text=True, check=False
+            [sys.executable, "-c", REQUEST],
+            env=env,
+            input=json.dumps(names),
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        book.check(f"{rule}: the program's exit", 0, done.returncode)
+        results.check(f"{rule}: the program's exit", 0, done.returncode)
         if done.returncode:
-            book.fact("what it said", done.stderr.strip()[-300:])
+            results.fact("what it said", done.stderr.strip()[-300:])
             continue
         seen: dict[str, int] = json.loads(done.stdout)
         other = {name: rc for name, rc in seen.items() if rc not in (answer, NOT_THERE)}
-        book.check(f"{rule}: {len(names)} functions, answers other than {answer}", {}, other)
-        book.fact(f"{rule}: functions that this driver lacks", sum(rc == NOT_THERE for rc in seen.values()))
+        results.check(f"{rule}: {len(names)} functions, answers other than {answer}", {}, other)
+        results.fact(f"{rule}: functions that this driver lacks", sum(rc == NOT_THERE for rc in seen.values()))
 
 
 def in_namespace(pid: int) -> tuple[str, ...]:
@@ -85,11 +90,11 @@ def pids_of(inside: int) -> list[int]:
     return found
 
 
-def _smi(machine: Machine, book: Book) -> None:
+def _smi(machine: Machine, results: Results) -> None:
     smi = str(machine.build / "fake/nvidia-smi") if machine.fake else "nvidia-smi"
     key = machine.grant(LIMIT_MIB)
-    mine = machine.tenant(key, under=in_namespace(OWN_PID))
-    theirs = machine.tenant(machine.grant(LIMIT_MIB), under=in_namespace(NEIGHBOURS_PID))
+    mine = machine.container(key, under=in_namespace(OWN_PID))
+    theirs = machine.container(machine.grant(LIMIT_MIB), under=in_namespace(NEIGHBOURS_PID))
     neighbours = "|".join(str(pid) for pid in {theirs.pid, *pids_of(NEIGHBOURS_PID), NEIGHBOURS_PID})
     (inside,) = pids_of(OWN_PID)
     assert mine.pid != inside
@@ -107,22 +112,22 @@ def _smi(machine: Machine, book: Book) -> None:
             [*enter, smi, *words], env=machine.env(key), capture_output=True, text=True, check=False, timeout=60
         )
         name = " ".join(["nvidia-smi", *words])
-        book.check(f"{name}: exit", 0, done.returncode)
-        book.check(f"{name}: names the neighbour", False, re.search(rf"\b({neighbours})\b", done.stdout) is not None)
+        results.check(f"{name}: exit", 0, done.returncode)
+        results.check(f"{name}: names the neighbour", False, re.search(rf"\b({neighbours})\b", done.stdout) is not None)
         if "--query-gpu=memory.total" in words:
-            book.check(f"{name}", str(LIMIT_MIB), done.stdout.split("\n")[0].strip())
+            results.check(f"{name}", str(LIMIT_MIB), done.stdout.split("\n")[0].strip())
         if not words:
-            book.check(f"{name}: names its own process", True, re.search(rf"\b{OWN_PID}\b", done.stdout) is not None)
-    machine.end_tenants()
+            results.check(f"{name}: names its own process", True, re.search(rf"\b{OWN_PID}\b", done.stdout) is not None)
+    machine.end_containers()
 
 
-def _drawing(machine: Machine, book: Book) -> None:
+def _drawing(machine: Machine, results: Results) -> None:
     """CUDA alone is not taken for a graphics API; a program of one is, where there is one."""
-    tenant = machine.tenant(machine.grant(LIMIT_MIB))
-    book.check("CUDA: a block", [0], tenant.ask("take", "sync", 1 << 20))
-    tenant.ask("end_context")
-    tenant.end()
-    book.check("CUDA alone is taken for drawing", False, DREW in tenant.errors())
+    container = machine.container(machine.grant(LIMIT_MIB))
+    results.check("CUDA: a block", [0], container.request("take", "sync", 1 << 20))
+    container.request("end_context")
+    container.end()
+    results.check("CUDA alone is taken for drawing", False, DREW in container.errors())
     key = machine.grant(LIMIT_MIB)
     try:
         done = subprocess.run(
@@ -130,11 +135,11 @@ def _drawing(machine: Machine, book: Book) -> None:
         )
     except FileNotFoundError:
         raise NotRun("vulkaninfo is not installed") from None
-    book.fact("vulkaninfo: exit", done.returncode)
-    book.fact("vulkaninfo is taken for drawing", DREW in done.stderr)
+    results.fact("vulkaninfo: exit", done.returncode)
+    results.fact("vulkaninfo is taken for drawing", DREW in done.stderr)
 
 
-def _unknown(machine: Machine, book: Book) -> None:
+def _unknown(machine: Machine, results: Results) -> None:
     """Functions that the driver's library exports and no line speaks of: passed on. For the next version's table."""
     library = machine.build / "fake/libnvidia-ml.so.1" if machine.fake else _where("libnvidia-ml.so.1")
     listed = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
@@ -142,8 +147,8 @@ def _unknown(machine: Machine, book: Book) -> None:
         raise NotRun(f"nm: {listed.stderr.strip()[-200:]}")
     exported = set(re.findall(r" T (nvml\w+)", listed.stdout))
     known = set(re.findall(r"\bnvml\w+", re.sub(r"/\*.*?\*/", "", TABLE.read_text(), flags=re.DOTALL)))
-    book.check("functions that the driver exports", True, len(exported) > 50)
-    book.fact("of them without a line in the table", " ".join(sorted(exported - known)))
+    results.check("functions that the driver exports", True, len(exported) > 50)
+    results.fact("of them without a line in the table", " ".join(sorted(exported - known)))
 
 
 def _where(name: str) -> str:
@@ -152,7 +157,7 @@ def _where(name: str) -> str:
     return done.stdout.strip()
 
 
-CASES: dict[str, Callable[[Machine, Book], None]] = {
+CASES: dict[str, Callable[[Machine, Results], None]] = {
     "what is refused and denied": _table,
     "nvidia-smi": _smi,
     "what is taken for drawing": _drawing,
@@ -160,7 +165,7 @@ CASES: dict[str, Callable[[Machine, Book], None]] = {
 }
 
 
-def run_case(machine: Machine, book: Book, name: str) -> None:
+def run_case(machine: Machine, results: Results, name: str) -> None:
     """Any user."""
-    with book.one(PART, name):
-        CASES[name](machine, book)
+    with results.one(PART, name):
+        CASES[name](machine, results)

@@ -1,6 +1,6 @@
 """Draw a picture of each placement policy: `python -m docs.reference.policies.draw` writes them beside this file.
 
-Where the pod goes in a picture is what `vgpu.placement` answers for the nodes drawn, so no picture can tell otherwise than the code
+Where the pod goes in a picture is what `vgpu.scheduling.placement` answers for the nodes drawn, so no picture can tell otherwise than the code
 does; a test compares the files with what is drawn.
 """
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from vgpu.fleet import Fleet
-from vgpu.grant import Slice
-from vgpu.inventory import Card, Inventory
-from vgpu.placement import Placement, place, rate
-from vgpu.request import Ask, PodAsk
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.request import GpuRequest, PodRequest
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.placement import Placement, place, rate
 
 HERE: Final = Path(__file__).parent
 TENTHS: Final = 10
@@ -37,9 +37,9 @@ class Scene:
     nodes: Mapping[str, Sequence[int]]
     """Name -> tenths used of each GPU."""
     tenths: int = 2
-    cards: int = 1
+    gpus: int = 1
     typical: int = 0
-    """Tenths that the cluster's pods ask for, where the policy learns it."""
+    """Tenths that the cluster's pods request, where the policy learns it."""
     linked: tuple[int, int] | None = None
     """GPUs of each node with NVLink between them."""
 
@@ -52,7 +52,7 @@ SCENES: Final[Mapping[str, Sequence[Scene]]] = {
         Scene("two tenths, where most pods want five: b keeps a useful half", {"a": (5, 10), "b": (3, 10)}, typical=5)
     ],
     "topology": [
-        Scene("two GPUs: those with NVLink", {"a": (0, 0, 0, 0)}, cards=2, linked=(0, 1)),
+        Scene("two GPUs: those with NVLink", {"a": (0, 0, 0, 0)}, gpus=2, linked=(0, 1)),
         Scene("one GPU: none of the pair", {"a": (0, 0, 0, 0)}, linked=(0, 1)),
     ],
     "scheduler": [
@@ -67,32 +67,32 @@ def fleet_of(scene: Scene) -> Fleet:
     fleet = Fleet()
     for name, used in scene.nodes.items():
         peers = scene.linked or ()
-        cards = tuple(
-            Card(
+        gpus = tuple(
+            Gpu(
                 f"{name}{row}", row, "gpu", TENTHS, numa=row // 2,
                 nvlinks={f"{name}{other}": 4 for other in peers if row in peers and other != row},
             )
             for row in range(len(used))
         )  # fmt: skip
         held = [Slice(f"{name}{row}", row, tenths, 0) for row, tenths in enumerate(used) if tenths]
-        fleet.set_node(name, Inventory(cards, 1), held)
+        fleet.set_node(name, Inventory(gpus, 1), held)
     for _ in range(64 if scene.typical else 0):
-        fleet.saw(ask_of(replace(scene, tenths=scene.typical), "fragmentation"))
+        fleet.saw(request_of(replace(scene, tenths=scene.typical), "fragmentation"))
     return fleet
 
 
-def ask_of(scene: Scene, policy: str) -> PodAsk:
+def request_of(scene: Scene, policy: str) -> PodRequest:
     """The pod as the product sees it."""
-    return PodAsk(
-        (Ask("main", "share", scene.cards, mib=scene.tenths, units=scene.tenths * scene.cards),), policy=policy
+    return PodRequest(
+        (GpuRequest("main", "share", scene.gpus, mib=scene.tenths, units=scene.tenths * scene.gpus),), policy=policy
     )
 
 
 def chosen(scene: Scene, policy: str) -> set[str]:
     """GPUs that the pod gets: where kube-scheduler chooses, on each node that it may choose."""
-    fleet, ask = fleet_of(scene), ask_of(scene, policy)
-    asked = [[name] for name in rate(fleet, ask, scene.nodes)] if policy == "scheduler" else [list(scene.nodes)]
-    found = [place(fleet, ask, names) for names in asked]
+    fleet, request = fleet_of(scene), request_of(scene, policy)
+    requested = [[name] for name in rate(fleet, request, scene.nodes)] if policy == "scheduler" else [list(scene.nodes)]
+    found = [place(fleet, request, names) for names in requested]
     return {uuid for one in found if isinstance(one, Placement) for uuid in one.assignment.uuids("main")}
 
 
@@ -116,7 +116,7 @@ def picture(policy: str) -> str:
 
 def _scene(scene: Scene, policy: str, left: int) -> tuple[list[str], int]:
     """What is drawn, and where the next thing may stand."""
-    mine, rated = chosen(scene, policy), rate(fleet_of(scene), ask_of(scene, policy), scene.nodes)
+    mine, rated = chosen(scene, policy), rate(fleet_of(scene), request_of(scene, policy), scene.nodes)
     parts = [f'<text x="{left}" y="20">{escape(scene.about)}</text>']
     at = left
     for name, used in scene.nodes.items():

@@ -85,7 +85,7 @@ int client_open(struct client *client, enum fake_kind kind)
     const char *path = getenv(FAKE_SOCKET_ENV);
     const bool named = path != NULL && path[0] != '\0';
     const int rc = client_open_at(client, kind, named ? path : FAKE_DEFAULT_SOCKET);
-    client->every_card = named;
+    client->every_gpu = named;
     return rc;
 }
 
@@ -120,18 +120,18 @@ static bool node_exists(const char *format, uint32_t number)
     return stat(path, &status) == 0;
 }
 
-bool client_sees_card(const struct client *client, uint32_t card)
+bool client_sees_gpu(const struct client *client, uint32_t gpu)
 {
-    return client->every_card || node_exists("/dev/nvidia%u", client->page->card[card].minor);
+    return client->every_gpu || node_exists("/dev/nvidia%u", client->page->gpu[gpu].minor);
 }
 
 bool client_sees_instance(const struct client *client, uint32_t unit)
 {
     const struct fake_unit *instance = &client->page->unit[unit];
-    if (!instance->live || !client_sees_card(client, instance->card))
+    if (!instance->live || !client_sees_gpu(client, instance->gpu))
         return false;
-    /* The kernel driver numbers capabilities so: 3 + 135 a card + 9 a GPU instance, then its compute instances. */
-    const uint32_t gi_cap = 3 + 135 * client->page->card[instance->card].minor + 9 * fake_gi_of(unit);
-    return client->every_card ||
+    /* The kernel driver numbers capabilities so: 3 + 135 a GPU + 9 a GPU instance, then its compute instances. */
+    const uint32_t gi_cap = 3 + 135 * client->page->gpu[instance->gpu].minor + 9 * fake_gi_of(unit);
+    return client->every_gpu ||
            (node_exists("/dev/nvidia-caps/nvidia-cap%u", gi_cap) && node_exists("/dev/nvidia-caps/nvidia-cap%u", gi_cap + 1));
 }

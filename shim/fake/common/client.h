@@ -11,8 +11,8 @@ struct client {
     int socket; /* -1 = not connected */
     uint32_t slot;
     struct fake_page *page;
-    int page_fd; /* kept open: it stands for /dev/nvidiactl, and has the memory of cards behind the page */
-    bool every_card; /* true: all cards are visible; false: those whose device node exists */
+    int page_fd; /* kept open: it stands for /dev/nvidiactl, and has the memory of GPUs behind the page */
+    bool every_gpu; /* true: all GPUs are visible; false: those whose device node exists */
 };
 
 /* Connects to $TANGRAM_FAKE_DRIVER, or to the place where real installs keep a socket, too. Returns 0 or -errno. */
@@ -28,8 +28,8 @@ void client_catch_up(const struct client *client);
 /* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */
 bool process_name(int32_t pid, char name[FAKE_NAME]);
 
-/* Whether this process may use the card, or the card's instance, as the real driver decides it: by the device nodes. */
-bool client_sees_card(const struct client *client, uint32_t card);
+/* Whether this process may use the GPU, or the GPU's instance, as the real driver decides it: by the device nodes. */
+bool client_sees_gpu(const struct client *client, uint32_t gpu);
 bool client_sees_instance(const struct client *client, uint32_t unit);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * A slot's work on a unit is one queue; its streams do not overlap. Slots with work that are not held have equal parts of the
  * unit at every moment, as the driver's time slicing gives them on average. Nobody runs this: whoever wants to know brings
- * the books up to now, under the unit's lock. Who waits sleeps until the next moment at which something ends, or until the
+ * the records up to now, under the unit's lock. Who waits sleeps until the next moment at which something ends, or until the
  * bell rings because somebody was held, let go, or ended.
  */
 #include "page.h"
@@ -104,8 +104,8 @@ bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct
     const uint64_t ran = atomic_load(&page->slot[slot].ran_ns[unit]), last = ran < counter->end_ns ? ran : counter->end_ns;
     const uint64_t steps = last > counter->start_ns ? (last - counter->start_ns) / counter->step_ns : 0;
     if (!held) {
-        atomic_fetch_add(number, (uint32_t)(steps - counter->told));
-        counter->told = steps;
+        atomic_fetch_add(number, (uint32_t)(steps - counter->reported));
+        counter->reported = steps;
     }
     end(page, unit);
     return held || ran < counter->end_ns;

@@ -78,11 +78,11 @@ uint64_t page_unit_used(struct fake_page *page, uint32_t unit)
     return used;
 }
 
-uint64_t page_card_used(struct fake_page *page, uint32_t card)
+uint64_t page_gpu_used(struct fake_page *page, uint32_t gpu)
 {
-    uint64_t used = page_unit_used(page, card);
+    uint64_t used = page_unit_used(page, gpu);
     for (uint32_t i = 0; i < FAKE_INSTANCES; i++)
-        used += page_unit_used(page, fake_unit_of_instance(card, i));
+        used += page_unit_used(page, fake_unit_of_instance(gpu, i));
     return used;
 }
 

@@ -19,8 +19,8 @@ void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t by
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 /* The same under the page's lock. */
 uint64_t page_sum(const struct fake_page *page, uint32_t unit);
-/* What a card's processes hold, its MIG instances' included. */
-uint64_t page_card_used(struct fake_page *page, uint32_t card);
+/* What a GPU's processes hold, its MIG instances' included. */
+uint64_t page_gpu_used(struct fake_page *page, uint32_t gpu);
 
 uint64_t page_now_ns(void);
 /* Wakes all who wait until the number is another; waits until it is not `seen` any more, but not longer than that. */
@@ -47,7 +47,7 @@ bool objects_drop_slot(struct fake_page *page, uint32_t slot);
 
 /* gpu_time.c - whose kernels ran for how long. */
 
-/* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached asks for: how much
+/* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached requests: how much
  * the slot will have run there when this work is done. */
 uint64_t gpu_time_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ns);
 bool gpu_time_reached(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);
@@ -55,7 +55,7 @@ void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_
 
 /* A number that grows by one each step_ns that a kernel runs, from start_ns to end_ns of what the slot will have run. */
 struct gpu_time_counter {
-    uint64_t start_ns, end_ns, step_ns, told;
+    uint64_t start_ns, end_ns, step_ns, reported;
 };
 /* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is told. */
 bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);

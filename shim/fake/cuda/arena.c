@@ -1,6 +1,6 @@
-/* arena.c - the memory of all cards: this process's region of the sparse file behind the page, mapped once.
+/* arena.c - the memory of all GPUs: this process's region of the sparse file behind the page, mapped once.
  *
- * A card's worth costs nothing until it is written, values survive, and a piece of it can be lent to another process by
+ * A GPU's worth costs nothing until it is written, values survive, and a piece of it can be lent to another process by
  * its offset.
  */
 #define _GNU_SOURCE
@@ -119,7 +119,7 @@ void arena_wipe(uint64_t offset, uint64_t bytes)
     file_wipe(cuda.arena_fd, offset, bytes);
 }
 
-/* As a card that is not wiped between its tenants: TANGRAM_FAKE_DIRTY=1. */
+/* As a GPU that is not wiped between its containers: TANGRAM_FAKE_DIRTY=1. */
 bool arena_dirty(uint64_t offset, uint64_t bytes)
 {
     CHECK(getenv("TANGRAM_FAKE_DIRTY") != NULL, false);

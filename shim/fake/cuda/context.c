@@ -74,7 +74,7 @@ static uint64_t stacks(int device, uint64_t limit)
 
 static bool losses_stack(CUcontext ctx, uint64_t limit)
 {
-    const uint64_t whole = card_of(ctx->device)->context_bytes + rounded(stacks(ctx->device, limit), BLOCK_BYTES);
+    const uint64_t whole = gpu_of(ctx->device)->context_bytes + rounded(stacks(ctx->device, limit), BLOCK_BYTES);
     const uint64_t usual = rounded(stacks(ctx->device, STACK_DEFAULT), BLOCK_BYTES);
     CHECK(lose(ctx, LOSS_CONTEXT, whole > usual ? whole - usual : 0), false);
     ctx->limit[CU_LIMIT_STACK_SIZE] = limit;
@@ -107,11 +107,11 @@ bool losses_runtime(CUcontext ctx)
     return lose(ctx, LOSS_RUNTIME, rounded(stacks(ctx->device, RUNTIME_STACK) + HEAP_FIRST, BLOCK_BYTES));
 }
 
-/* A card whose contexts cost nothing has streams that cost nothing. */
+/* A GPU whose contexts cost nothing has streams that cost nothing. */
 bool losses_stream(CUcontext ctx)
 {
     SCOPED tables = hold(&cuda.lock);
-    const uint64_t bytes = card_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 3) / 4 * BLOCK_BYTES;
+    const uint64_t bytes = gpu_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 3) / 4 * BLOCK_BYTES;
     CHECK(bytes <= ctx->lost[LOSS_STREAMS] || lose(ctx, LOSS_STREAMS, bytes), false);
     ctx->streams++;
     return true;
@@ -136,7 +136,7 @@ static void count_context(CUcontext ctx, int more)
 static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 {
     CUcontext ctx;
-    CHECK(atomic_load(&card_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    CHECK(atomic_load(&gpu_of(device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     TRY(sticky(device));
     TRY(MAKE(&ctx, HANDLE_CONTEXT, CUctx_st, .device = device, .flags = flags, .id = ++cuda.ids,
              .limit = {[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20, [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20}));

@@ -1,8 +1,8 @@
 /* device.c - cuInit, and what a device is.
  *
- * A process sees the cards whose device nodes it has, cut and ordered by CUDA_VISIBLE_DEVICES (indices, or UUIDs by any
- * unambiguous beginning). A card in MIG mode is no device; its instance is, when named by UUID, or when it is the first
- * one and there is no whole card.
+ * A process sees the GPUs whose device nodes it has, cut and ordered by CUDA_VISIBLE_DEVICES (indices, or UUIDs by any
+ * unambiguous beginning). A GPU in MIG mode is no device; its instance is, when named by UUID, or when it is the first
+ * one and there is no whole GPU.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -23,19 +23,19 @@ static void forked(void)
         atomic_store(&cuda.state, STATE_FORKED); /* as the real driver: CUDA does not survive fork */
 }
 
-/* A whole card, or an instance, that this process sees. */
+/* A whole GPU, or an instance, that this process sees. */
 static bool is_visible(uint32_t unit)
 {
     const struct client *client = &cuda.client;
-    if (unit >= FAKE_CARDS)
+    if (unit >= FAKE_GPUS)
         return client_sees_instance(client, unit);
-    return unit < client->page->cards && !client->page->card[unit].mig_on && client_sees_card(client, unit);
+    return unit < client->page->gpus && !client->page->gpu[unit].mig_on && client_sees_gpu(client, unit);
 }
 
 static void add_device(uint32_t unit)
 {
     if (cuda.devices < (int)MOST_DEVICES)
-        cuda.device[cuda.devices++] = (struct device){.unit = unit, .card = cuda.client.page->unit[unit].card};
+        cuda.device[cuda.devices++] = (struct device){.unit = unit, .gpu = cuda.client.page->unit[unit].gpu};
 }
 
 /* Adds what one word of CUDA_VISIBLE_DEVICES names. */
@@ -45,7 +45,7 @@ static bool add_named(const char *name, size_t length)
     unsigned long index = strtoul(name, &end, 10);
     const bool number = length > 0 && end == name + length, uuid = length > 4;
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        if (is_visible(unit) && (number ? unit < FAKE_CARDS && index-- == 0 : uuid && strncmp(cuda.client.page->unit[unit].uuid, name, length) == 0)) {
+        if (is_visible(unit) && (number ? unit < FAKE_GPUS && index-- == 0 : uuid && strncmp(cuda.client.page->unit[unit].uuid, name, length) == 0)) {
             add_device(unit);
             return true;
         }
@@ -56,7 +56,7 @@ static void find_devices(void)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     for (uint32_t unit = 0; visible == NULL && unit < FAKE_UNITS; unit++)
-        if (is_visible(unit) && (unit < FAKE_CARDS || cuda.devices == 0))
+        if (is_visible(unit) && (unit < FAKE_GPUS || cuda.devices == 0))
             add_device(unit);
     for (size_t length; visible != NULL && *visible != '\0'; visible += visible[length] == ',' ? length + 1 : length) {
         length = strcspn(visible, ",");
@@ -118,7 +118,7 @@ static CUresult text_of(CUresult error, bool name, const char **answer)
 
 static int device_attribute(CUdevice_attribute attribute, CUdevice device)
 {
-    const struct fake_card *card = card_of(device);
+    const struct fake_gpu *gpu = gpu_of(device);
     switch ((int)attribute) {
 #define ATTRIBUTE(name, value) case CU_DEVICE_ATTRIBUTE_##name: return (int)(value);
 #include "device_attributes.def"

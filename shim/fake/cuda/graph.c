@@ -1,7 +1,7 @@
 /* graph.c - graphs: nodes in the order they were added, run in that order.
  *
  * Memory of allocation nodes is counted at launch, in the device's graph pool, and stays reserved there until
- * cuDeviceGraphMemTrim, as the real driver keeps it. Dependencies are accepted and not needed: one queue a card.
+ * cuDeviceGraphMemTrim, as the real driver keeps it. Dependencies are accepted and not needed: one queue a GPU.
  * An executable graph is a copy that only cuGraphExecUpdate changes.
  */
 #include "internal.h"

@@ -23,14 +23,14 @@ static inline pthread_mutex_t *hold(pthread_mutex_t *mutex)
     return mutex;
 }
 static inline uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
-static inline const struct fake_card *card_of(int device) { return &cuda.client.page->card[cuda.device[device].card]; }
+static inline const struct fake_gpu *gpu_of(int device) { return &cuda.client.page->gpu[cuda.device[device].gpu]; }
 static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->unit[cuda.device[device].unit]; }
-static inline const struct fake_profile *profile_of(int device) /* NULL: a whole card */
+static inline const struct fake_profile *profile_of(int device) /* NULL: a whole GPU */
 {
-    return cuda.device[device].unit < FAKE_CARDS ? NULL : &card_of(device)->profile[unit_of(device)->profile];
+    return cuda.device[device].unit < FAKE_GPUS ? NULL : &gpu_of(device)->profile[unit_of(device)->profile];
 }
 
-static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : card_of(device)->sms; }
+static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : gpu_of(device)->sms; }
 
 /* What the process has of a device: memory, and how far its work is. */
 static inline bool take(int device, uint64_t bytes, bool managed) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
@@ -94,7 +94,7 @@ uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is
 CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
 
 /* arena.c */
-/* NULL: the card is full. Its first user is the caller. */
+/* NULL: the GPU is full. Its first user is the caller. */
 struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool managed);
 void physical_drop(struct physical *physical); /* one user less */
 void *addresses_take(uint64_t bytes, uint64_t align); /* of which nothing is used yet; MAP_FAILED: none are left */
@@ -119,7 +119,7 @@ bool span_touch(CUdeviceptr at, size_t bytes);
 bool span_covers(CUdeviceptr at, size_t bytes);
 
 /* memory.c */
-/* like: what is asked for, that is its kind, context, device, pool, pages and bytes. */
+/* like: what is requested, that is its kind, context, device, pool, pages and bytes. */
 CUresult memory_new(const struct span *like, struct span **made);
 void memory_gone(const struct span *span); /* what is behind it; under lock */
 CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t bytes, struct owned *owned);
@@ -133,9 +133,9 @@ void pools_synchronized(int device);
 bool pool_grow(CUmemoryPool pool, uint64_t bytes);
 void pool_less(CUmemoryPool pool, uint64_t bytes); /* so much of it is free again */
 
-/* share.c: memory that other processes may hold, too; the page keeps the books. */
+/* imported.c: memory that other processes may hold, too; the page keeps the records. */
 bool object_share(struct physical *physical);
-CUresult physical_import(uint64_t id, struct physical **made); /* refused if it is of a card that this process has not */
+CUresult physical_import(uint64_t id, struct physical **made); /* refused if it is of a GPU that this process has not */
 /* A descriptor that stands for a number in another process. */
 CUresult token_export(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t id);
 CUresult token_import(void *shareable, CUmemAllocationHandleType type, uint64_t magic, uint64_t *id);

@@ -1,4 +1,4 @@
-/* launch.c - a launch is a stretch of time at the end of the process's one queue on a card; processes share the card's time. */
+/* launch.c - a launch is a stretch of time at the end of the process's one queue on a GPU; processes share the GPU's time. */
 #include "internal.h"
 #include "calls.h"
 

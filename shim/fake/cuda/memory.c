@@ -1,6 +1,6 @@
 /* memory.c - device memory by cuMemAlloc and its kin.
  *
- * The card loses pages of 2 MiB, as a real one does: small requests share them, larger ones have their own.
+ * The GPU loses pages of 2 MiB, as a real one does: small requests share them, larger ones have their own.
  * Managed memory shares none with plain memory, and is counted at the call. The addresses come from the arena (arena.c).
  */
 #include "internal.h"
@@ -56,7 +56,7 @@ static struct range *block_new(int device, bool managed)
     return range;
 }
 
-/* A range of one of the blocks behind that list, which is at `at` there. NULL: the card is full. */
+/* A range of one of the blocks behind that list, which is at `at` there. NULL: the GPU is full. */
 static struct physical *range_take(struct range **list, int device, bool managed, uint64_t bytes, uint64_t *at)
 {
     struct range *range = best_fit(list, bytes);
@@ -114,7 +114,7 @@ CUresult memory_new(const struct span *like, struct span **made)
     uint64_t at = 0;
     CHECK(span.bytes > 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(span.bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(atomic_load(&card_of(span.device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    CHECK(atomic_load(&gpu_of(span.device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
     SCOPED tables = hold(&cuda.lock);
     span.room = rounded(span.bytes, GRAIN);
     if (span.pages >= PAGES_LINEAR && span.room < BLOCK_BYTES) {

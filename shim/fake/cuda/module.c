@@ -26,8 +26,8 @@ static CUresult module_end(CUmodule module)
 
 static CUresult load(CUmodule module, CUcontext ctx, const void *image)
 {
-    const struct fake_card *card = card_of(ctx->device);
-    TRY(image_read(&module->image, image, card->cc_major * 10 + card->cc_minor));
+    const struct fake_gpu *gpu = gpu_of(ctx->device);
+    TRY(image_read(&module->image, image, gpu->cc_major * 10 + gpu->cc_minor));
     CHECK(!module->image.runtime || losses_runtime(ctx), CUDA_ERROR_OUT_OF_MEMORY);
     module->text = strdup(image_is_text(image) ? image : "");
     CHECK(module->text != NULL, CUDA_ERROR_OUT_OF_MEMORY);

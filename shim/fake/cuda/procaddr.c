@@ -1,8 +1,8 @@
-/* procaddr.c - cuGetProcAddress: the newest form of a name that is no newer than the version asked for.
+/* procaddr.c - cuGetProcAddress: the newest form of a name that is no newer than the version requested.
  *
  * The table is our own, never dlsym: a library in front of us may have taken dlsym over. With the per-thread flag the
  * per-thread twin is answered where there is one. The twins are the same code behind addresses of their own, because
- * every stream of a card shares one queue here.
+ * every stream of a GPU shares one queue here.
  *
  * What comes back for names and versions that do not exist was measured on driver 580: version 2 of the call answers
  * CUDA_SUCCESS, a null pointer and a status; version 1 answers CUDA_ERROR_NOT_FOUND.

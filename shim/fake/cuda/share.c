@@ -1,4 +1,4 @@
-/* share.c - memory that crosses processes: the page counts the holders. IPC handles, and the
+/* imported.c - memory that crosses processes: the page counts the holders. IPC handles, and the
  * pointers and handles of pools; what they stand for stays counted where it was made. */
 #define _GNU_SOURCE
 #include "internal.h"

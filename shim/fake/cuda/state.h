@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MOST_DEVICES (FAKE_CARDS + 1)
+#define MOST_DEVICES (FAKE_GPUS + 1)
 #define LIMITS 16u /* of a context */
 #define THREADS_OF_PROCESSOR 2048u
 #define GRAIN 512u /* sizes of memory are multiples of it */
@@ -134,18 +134,18 @@ enum pool_kind { POOL_DEFAULT, POOL_CURRENT, POOL_GRAPH, POOL_MANAGED, POOL_NOWH
 struct CUmemPoolHandle_st {
     struct handle handle;
     int device;
-    bool host, managed; /* host: its memory is none of a card's */
+    bool host, managed; /* host: its memory is none of a GPU's */
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
 
-/* Memory of a card, counted while anybody uses it, behind a file descriptor. */
+/* Memory of a GPU, counted while anybody uses it, behind a file descriptor. */
 struct physical {
     struct handle handle;
     int device;
     uint64_t offset, room; /* in the file behind the page */
     unsigned class; /* of the arena */
-    uint64_t charged; /* to the card */
+    uint64_t charged; /* to the GPU */
     uint64_t object;  /* shared with other processes under this number, 0 = not */
     unsigned users, handles; /* handles: those of users that the program has */
     bool touched, managed;
@@ -177,13 +177,13 @@ struct span {
 };
 
 struct device {
-    uint32_t unit, card;
+    uint32_t unit, gpu;
     _Atomic uint32_t trap;    /* the error of a kernel that is queued, 0 = none */
     _Atomic uint64_t trap_ns; /* reached when that kernel has run */
     CUcontext primary;
     unsigned primary_refs, primary_flags;
     uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
-    CUmemoryPool pools[POOL_KINDS]; /* NULL: not asked for yet */
+    CUmemoryPool pools[POOL_KINDS]; /* NULL: not requested yet */
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };

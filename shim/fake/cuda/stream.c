@@ -1,4 +1,4 @@
-/* stream.c - streams and events: both are points in what the process has queued on a card. Streams that capture: what is
+/* stream.c - streams and events: both are points in what the process has queued on a GPU. Streams that capture: what is
  * launched there becomes a node of a graph (graph.c). */
 #include "internal.h"
 #include "calls.h"
@@ -153,7 +153,7 @@ static CUresult stream_follows(CUstream stream, CUevent event)
     if (event->device == stream->ctx->device)
         raise_to(&stream->done_ns, atomic_load(&event->done_ns));
     else
-        work_wait(event->device, atomic_load(&event->done_ns)); /* another card's work: here the caller waits for it */
+        work_wait(event->device, atomic_load(&event->done_ns)); /* another GPU's work: here the caller waits for it */
     return CUDA_SUCCESS;
 }
 

@@ -12,7 +12,7 @@
 
 static bool whole(size_t bytes)
 {
-    return bytes > 0 && bytes % BLOCK_BYTES == 0; /* the granularity, as every card here answers */
+    return bytes > 0 && bytes % BLOCK_BYTES == 0; /* the granularity, as every GPU here answers */
 }
 
 CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **physical)

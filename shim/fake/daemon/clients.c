@@ -80,8 +80,8 @@ static void sample(void)
         atomic_store(&page->unit[unit].sampled_ns[at], atomic_load(&page->unit[unit].ran_ns));
     }
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-        for (uint32_t card = 0; card < FAKE_CARDS && page->slot[slot].kind == FAKE_CUDA; card++)
-            atomic_store(&page->slot[slot].sampled_ns[card][at], atomic_load(&page->slot[slot].ran_ns[card]));
+        for (uint32_t gpu = 0; gpu < FAKE_GPUS && page->slot[slot].kind == FAKE_CUDA; gpu++)
+            atomic_store(&page->slot[slot].sampled_ns[gpu][at], atomic_load(&page->slot[slot].ran_ns[gpu]));
     clock_gettime(CLOCK_REALTIME, &now);
     atomic_store(&page->sampled_us[at], (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u);
     atomic_store(&page->samples, number + 1);
@@ -90,7 +90,7 @@ static void sample(void)
 
 void serve(int page_fd, int listener, const char *socket_path)
 {
-    struct pollfd *polled = clients.polled, asked[POLLED];
+    struct pollfd *polled = clients.polled, requested[POLLED];
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
@@ -101,20 +101,20 @@ void serve(int page_fd, int listener, const char *socket_path)
         polled[slot] = (struct pollfd){.fd = -1, .events = POLLIN};
     polled[LISTENER] = (struct pollfd){.fd = listener, .events = POLLIN};
     polled[SIGNALS] = (struct pollfd){.fd = signalfd(-1, &ends, SFD_NONBLOCK | SFD_CLOEXEC), .events = POLLIN};
-    printf("nvidia-fake-driverd: ready, %u cards, %s\n", driver.page->cards, socket_path);
+    printf("nvidia-fake-driverd: ready, %u GPUs, %s\n", driver.page->gpus, socket_path);
     fflush(stdout);
     while (polled[SIGNALS].revents == 0) {
         poll(polled, POLLED, SAMPLE_MS);
-        memcpy(asked, polled, sizeof asked);
+        memcpy(requested, polled, sizeof requested);
         poll(polled, FAKE_SLOTS, 0); /* who ended before somebody asked holds nothing more when that is answered */
         sample();
         for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
             if (polled[slot].fd >= 0 && (polled[slot].revents & POLLHUP))
                 drop(slot);
         for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
-            if (polled[slot].fd >= 0 && asked[slot].revents != 0)
+            if (polled[slot].fd >= 0 && requested[slot].revents != 0)
                 answer_client(slot);
-        if (asked[LISTENER].revents != 0)
+        if (requested[LISTENER].revents != 0)
             accept_client();
     }
 }

@@ -34,11 +34,11 @@ uint64_t read_number(const char *what, const char *word, uint64_t least, uint64_
 /* The index of a word among the names that stand first in `count` elements of `stride` bytes. */
 size_t read_name(const char *what, const char *word, const void *first, size_t stride, size_t count);
 
-/* cards.c - cards and their links. */
-uint32_t read_card(const char *word);
+/* gpus.c - GPUs and their links. */
+uint32_t read_gpu(const char *word);
 void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t bytes[16]);
 
-/* mig.c - MIG mode and instances. Reads "0" (card 0) or "0:7" (its GPU instance 7). */
+/* mig.c - MIG mode and instances. Reads "0" (GPU 0) or "0:7" (its GPU instance 7). */
 uint32_t read_unit(const char *word);
 
 /* clients.c - the daemon while it serves, until SIGTERM or SIGINT. It prints one line when it is ready. */

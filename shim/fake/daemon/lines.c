@@ -1,5 +1,5 @@
 /* lines.c - reads the description, one thing a line, and the control commands, by which a test makes things happen to the
- * cards. Words by blanks, # begins a comment. */
+ * GPUs. Words by blanks, # begins a comment. */
 #include "missing.h"
 #include "daemon.h"
 
@@ -103,8 +103,8 @@ void read_description(const char *path)
     }
     fclose(file);
     driver.description = NULL;
-    if (driver.page->cards == 0)
-        fail("%s: describes no card", path);
+    if (driver.page->gpus == 0)
+        fail("%s: describes no GPU", path);
 }
 
 /* Lines that only set something. */
@@ -126,8 +126,8 @@ void set_kernel_us(char **word)
 
 void set_seed(char **word)
 {
-    if (driver.page->cards > 0)
-        fail("seed: must stand before the first card, whose UUID it makes");
+    if (driver.page->gpus > 0)
+        fail("seed: must stand before the first GPU, whose UUID it makes");
     snprintf(driver.page->seed, sizeof driver.page->seed, "%s", word[0]);
 }
 

@@ -91,16 +91,16 @@ static void print_unit(uint32_t unit)
 void print_status(char **word)
 {
     (void)word;
-    for (uint32_t card = 0; card < driver.page->cards; card++) {
-        const struct fake_card *of = &driver.page->card[card];
-        printf("card %u %s mig=%s xid=%u", card, of->model, of->mig_on ? "on" : "off", atomic_load(&of->xid));
-        print_unit(card);
+    for (uint32_t gpu = 0; gpu < driver.page->gpus; gpu++) {
+        const struct fake_gpu *of = &driver.page->gpu[gpu];
+        printf("GPU %u %s mig=%s xid=%u", gpu, of->model, of->mig_on ? "on" : "off", atomic_load(&of->xid));
+        print_unit(gpu);
         for (uint32_t i = 0; i < FAKE_INSTANCES; i++) {
-            const struct fake_unit *instance = &driver.page->unit[fake_unit_of_instance(card, i)];
+            const struct fake_unit *instance = &driver.page->unit[fake_unit_of_instance(gpu, i)];
             if (!instance->live)
                 continue;
-            printf("card %u instance %u %s", card, i, fake_profile_of(driver.page, instance)->name);
-            print_unit(fake_unit_of_instance(card, i));
+            printf("GPU %u instance %u %s", gpu, i, fake_profile_of(driver.page, instance)->name);
+            print_unit(fake_unit_of_instance(gpu, i));
         }
     }
 }
@@ -173,19 +173,19 @@ void trap_process(char **word)
 void raise_xid(char **word)
 {
     struct fake_page *page = driver.page;
-    const uint32_t card = read_card(word[0]), xid = (uint32_t)read_number("XID", word[1], 1, 65535);
+    const uint32_t gpu = read_gpu(word[0]), xid = (uint32_t)read_number("XID", word[1], 1, 65535);
     page_lock(page);
-    page->event[atomic_load(&page->events) % FAKE_EVENTS] = (struct fake_event){card, xid};
-    atomic_store(&page->card[card].xid, xid);
+    page->event[atomic_load(&page->events) % FAKE_EVENTS] = (struct fake_event){gpu, xid};
+    atomic_store(&page->gpu[gpu].xid, xid);
     if (xid == XID_FALLEN_OFF)
-        atomic_store(&page->card[card].lost, 1);
+        atomic_store(&page->gpu[gpu].lost, 1);
     bell_ring(&page->events);
     page_unlock(page);
 }
 
-void recover_card(char **word)
+void recover_gpu(char **word)
 {
-    struct fake_card *card = &driver.page->card[read_card(word[0])];
-    atomic_store(&card->xid, 0);
-    atomic_store(&card->lost, 0);
+    struct fake_gpu *gpu = &driver.page->gpu[read_gpu(word[0])];
+    atomic_store(&gpu->xid, 0);
+    atomic_store(&gpu->lost, 0);
 }

@@ -132,7 +132,7 @@ static uint32_t get_gid(struct fake_page *page, const struct fake_kernel_object 
 #define RULES_OF_GID
 #include "rules.def"
     memset(gid->data, 0, sizeof gid->data);
-    memcpy(gid->data, page->card[page->unit[subdevice->unit % FAKE_UNITS].card % FAKE_CARDS].uuid_bytes, 16);
+    memcpy(gid->data, page->gpu[page->unit[subdevice->unit % FAKE_UNITS].gpu % FAKE_GPUS].uuid_bytes, 16);
     gid->length = 16;
     return NV_OK;
 }

@@ -28,46 +28,46 @@ enum named_by { UUID, SERIAL, BUS };
 
 static bool is_named(uint32_t unit, enum named_by by, const char *name)
 {
-    const struct fake_card *card = &nvml.client.page->card[unit % FAKE_CARDS];
+    const struct fake_gpu *gpu = &nvml.client.page->gpu[unit % FAKE_GPUS];
     unsigned domain = 0, bus, device;
     if (by == UUID)
         return strcmp(nvml.client.page->unit[unit].uuid, name) == 0;
     if (by == SERIAL)
-        return unit < FAKE_CARDS && strcmp(card->serial, name) == 0;
+        return unit < FAKE_GPUS && strcmp(gpu->serial, name) == 0;
     if (sscanf(name, "%x:%x:%x", &domain, &bus, &device) != 3) {
         domain = 0;
         if (sscanf(name, "%x:%x", &bus, &device) != 2)
             return false;
     }
-    return unit < FAKE_CARDS && card->pci_domain == domain && card->pci_bus == bus && card->pci_device == device;
+    return unit < FAKE_GPUS && gpu->pci_domain == domain && gpu->pci_bus == bus && gpu->pci_device == device;
 }
 
-/* The card or instance that is meant, if it is visible. */
+/* The GPU or instance that is meant, if it is visible. */
 static int unit_named(enum named_by by, const char *name)
 {
     const struct client *client = &nvml.client;
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
         if (!is_named(unit, by, name))
             continue;
-        if (unit >= FAKE_CARDS ? client_sees_instance(client, unit) : unit < client->page->cards && client_sees_card(client, unit))
+        if (unit >= FAKE_GPUS ? client_sees_instance(client, unit) : unit < client->page->gpus && client_sees_gpu(client, unit))
             return (int)unit;
     }
     return NOBODY;
 }
 
-static int instance_by_id(uint32_t card, unsigned gi)
+static int instance_by_id(uint32_t gpu, unsigned gi)
 {
-    const uint32_t unit = fake_unit_of_instance(card, gi);
+    const uint32_t unit = fake_unit_of_instance(gpu, gi);
     return gi < FAKE_INSTANCES && client_sees_instance(&nvml.client, unit) ? (int)unit : NOBODY;
 }
 
 /* By the order of their IDs. */
-static int instance_by_index(uint32_t card, unsigned index)
+static int instance_by_index(uint32_t gpu, unsigned index)
 {
     unsigned gi = 0;
-    while (gi < FAKE_INSTANCES && (instance_by_id(card, gi) == NOBODY || index-- > 0))
+    while (gi < FAKE_INSTANCES && (instance_by_id(gpu, gi) == NOBODY || index-- > 0))
         gi++;
-    return instance_by_id(card, gi);
+    return instance_by_id(gpu, gi);
 }
 
 static unsigned index_of(const struct target *to)
@@ -75,9 +75,9 @@ static unsigned index_of(const struct target *to)
     unsigned index = 0;
     if (to->mig)
         for (unsigned gi = 0; gi < fake_gi_of(to->unit); gi++)
-            index += instance_by_id(to->card, gi) != NOBODY;
+            index += instance_by_id(to->gpu, gi) != NOBODY;
     else
-        while (index < nvml.cards && nvml.card[index] != to->card)
+        while (index < nvml.gpus && nvml.gpu[index] != to->gpu)
             index++;
     return index;
 }
@@ -99,20 +99,20 @@ static struct name nvml_name(const struct fake_profile *profile)
     return name;
 }
 
-static nvmlPciInfo_t pci_of(const struct fake_card *card)
+static nvmlPciInfo_t pci_of(const struct fake_gpu *gpu)
 {
-    nvmlPciInfo_t pci = {.domain = card->pci_domain, .bus = card->pci_bus, .device = card->pci_device, .pciDeviceId = card->pci_id,
-                         .pciSubSystemId = card->pci_subsystem};
+    nvmlPciInfo_t pci = {.domain = gpu->pci_domain, .bus = gpu->pci_bus, .device = gpu->pci_device, .pciDeviceId = gpu->pci_id,
+                         .pciSubSystemId = gpu->pci_subsystem};
     snprintf(pci.busId, sizeof pci.busId, "%08X:%02X:%02X.0", pci.domain, pci.bus, pci.device);
     snprintf(pci.busIdLegacy, sizeof pci.busIdLegacy, "%04X:%02X:%02X.0", pci.domain & 0xffff, pci.bus & 0xff, pci.device & 0xff);
     return pci;
 }
 
-/* Of a card, or of one of the four switches of an eight-card board. */
+/* Of a GPU, or of one of the four switches of an eight-GPU board. */
 static nvmlPciInfo_t pci_of_peer(int peer, unsigned link)
 {
-    const struct fake_card link_switch = {.pci_bus = 0xc0 + link % 4, .pci_id = 0x22a310de};
-    return pci_of(peer >= 0 && peer < (int)FAKE_CARDS ? &nvml.client.page->card[peer] : &link_switch);
+    const struct fake_gpu link_switch = {.pci_bus = 0xc0 + link % 4, .pci_id = 0x22a310de};
+    return pci_of(peer >= 0 && peer < (int)FAKE_GPUS ? &nvml.client.page->gpu[peer] : &link_switch);
 }
 
 static void set_bits(unsigned words, unsigned long *set, unsigned long first, unsigned long count)
@@ -128,7 +128,7 @@ static unsigned busy_percent(const struct target *to)
 {
     unsigned most = gpu_time_busy(nvml.client.page, to->unit);
     for (uint32_t i = 0; !to->mig && i < FAKE_INSTANCES; i++) {
-        const unsigned percent = gpu_time_busy(nvml.client.page, fake_unit_of_instance(to->card, i));
+        const unsigned percent = gpu_time_busy(nvml.client.page, fake_unit_of_instance(to->gpu, i));
         most = percent > most ? percent : most;
     }
     return most;
@@ -139,7 +139,7 @@ static nvmlMemory_v2_t memory_v2_of(const struct target *to)
     struct fake_page *page = nvml.client.page;
     nvmlMemory_v2_t memory = {.total = to->mig ? to->of->limit_bytes : to->on->total_bytes,
                               .reserved = to->mig ? 0 : to->on->reserved_bytes,
-                              .used = to->mig ? page_unit_used(page, to->unit) : page_card_used(page, to->card)};
+                              .used = to->mig ? page_unit_used(page, to->unit) : page_gpu_used(page, to->gpu)};
     const uint64_t gone = memory.reserved + memory.used;
     memory.free = memory.total > gone ? memory.total - gone : 0;
     return memory;
@@ -153,27 +153,27 @@ static nvmlMemory_t memory_of(const struct target *to)
 
 /* Links. */
 
-static bool may_be_link(const struct fake_card *card, unsigned link)
+static bool may_be_link(const struct fake_gpu *gpu, unsigned link)
 {
-    return card->links_wired == 0 || (link < card->links_wired && link < FAKE_LINKS);
+    return gpu->links_wired == 0 || (link < gpu->links_wired && link < FAKE_LINKS);
 }
 
-static bool is_connected(const struct fake_card *card, unsigned link)
+static bool is_connected(const struct fake_gpu *gpu, unsigned link)
 {
-    return card->links_wired > 0 && card->link_peer[link] != -1;
+    return gpu->links_wired > 0 && gpu->link_peer[link] != -1;
 }
 
 static nvmlReturn_t both(nvmlDevice_t a, struct target *to_a, nvmlDevice_t b, struct target *to_b)
 {
-    TRY(target_of(a, CARD, to_a));
-    return target_of(b, CARD, to_b);
+    TRY(target_of(a, GPU, to_a));
+    return target_of(b, GPU, to_b);
 }
 
 static nvmlGpuP2PStatus_t peer_status(const struct target *a, const struct target *b, nvmlGpuP2PCapsIndex_t which)
 {
     bool direct = which != NVML_P2P_CAPS_INDEX_NVLINK && a->on->numa == b->on->numa, switch_of_a = false, switch_of_b = false;
     for (unsigned i = 0; i < FAKE_LINKS; i++) {
-        direct |= a->on->link_peer[i] == (int)b->card;
+        direct |= a->on->link_peer[i] == (int)b->gpu;
         switch_of_a |= a->on->link_peer[i] == -2;
         switch_of_b |= b->on->link_peer[i] == -2;
     }
@@ -182,11 +182,11 @@ static nvmlGpuP2PStatus_t peer_status(const struct target *a, const struct targe
 
 /* MIG. */
 
-static const struct fake_profile *profile_numbered(const struct fake_card *card, unsigned number)
+static const struct fake_profile *profile_numbered(const struct fake_gpu *gpu, unsigned number)
 {
-    for (uint32_t i = 0; i < card->profiles && i < FAKE_PROFILES; i++)
-        if (card->profile[i].nvml == number)
-            return &card->profile[i];
+    for (uint32_t i = 0; i < gpu->profiles && i < FAKE_PROFILES; i++)
+        if (gpu->profile[i].nvml == number)
+            return &gpu->profile[i];
     return NULL;
 }
 

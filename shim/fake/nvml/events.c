@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 struct nvmlEventSet_st {
-    unsigned long long types[FAKE_CARDS];
+    unsigned long long types[FAKE_GPUS];
     uint32_t seen; /* how many events were raised before the next to look at */
 };
 
@@ -17,7 +17,7 @@ static nvmlReturn_t new_set(nvmlEventSet_t *set)
     return NVML_SUCCESS;
 }
 
-/* The oldest event not looked at that the set asks for. */
+/* The oldest event not looked at that the set requests. */
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
     struct fake_page *page = nvml.client.page;
@@ -28,9 +28,9 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
         set->seen = raised - FAKE_EVENTS; /* too slow: the oldest are lost */
     while (!found && set->seen != raised) {
         const struct fake_event event = page->event[set->seen++ % FAKE_EVENTS];
-        found = event.card < FAKE_CARDS && (set->types[event.card] & nvmlEventTypeXidCriticalError) != 0;
+        found = event.gpu < FAKE_GPUS && (set->types[event.gpu] & nvmlEventTypeXidCriticalError) != 0;
         if (found)
-            *data = (nvmlEventData_t){.device = handle_of(event.card), .eventType = nvmlEventTypeXidCriticalError, .eventData = event.xid,
+            *data = (nvmlEventData_t){.device = handle_of(event.gpu), .eventType = nvmlEventTypeXidCriticalError, .eventData = event.xid,
                                       .gpuInstanceId = 0xffffffffu, .computeInstanceId = 0xffffffffu};
     }
     page_unlock(page);

@@ -32,10 +32,10 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     pthread_mutex_lock(&nvml.lock);
     if (nvml.users == 0) {
         rc = client_open(&nvml.client, FAKE_NVML) < 0 ? NVML_ERROR_DRIVER_NOT_LOADED : NVML_SUCCESS;
-        nvml.cards = 0;
-        for (uint32_t card = 0; rc == NVML_SUCCESS && card < nvml.client.page->cards; card++)
-            if (client_sees_card(&nvml.client, card))
-                nvml.card[nvml.cards++] = card;
+        nvml.gpus = 0;
+        for (uint32_t gpu = 0; rc == NVML_SUCCESS && gpu < nvml.client.page->gpus; gpu++)
+            if (client_sees_gpu(&nvml.client, gpu))
+                nvml.gpu[nvml.gpus++] = gpu;
     }
     if (rc == NVML_SUCCESS)
         nvml.users++;
@@ -78,14 +78,14 @@ nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target
     const uintptr_t offset = (uintptr_t)handle - (uintptr_t)nvml.device;
     CHECK(offset < sizeof nvml.device && offset % sizeof nvml.device[0] == 0, NVML_ERROR_INVALID_ARGUMENT);
     target->unit = (uint32_t)(offset / sizeof nvml.device[0]);
-    target->mig = target->unit >= FAKE_CARDS;
+    target->mig = target->unit >= FAKE_GPUS;
     target->of = &page->unit[target->unit];
-    target->card = target->mig ? target->of->card : target->unit;
-    CHECK(target->card < page->cards && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
-    target->on = &page->card[target->card];
+    target->gpu = target->mig ? target->of->gpu : target->unit;
+    CHECK(target->gpu < page->gpus && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
+    target->on = &page->gpu[target->gpu];
     target->profile = target->mig ? fake_profile_of(page, target->of) : NULL;
-    CHECK((accepted != LIVE && accepted != CARD) || !atomic_load(&target->on->lost), NVML_ERROR_GPU_IS_LOST);
-    CHECK(accepted != CARD || !target->mig, NVML_ERROR_NOT_SUPPORTED);
+    CHECK((accepted != LIVE && accepted != GPU) || !atomic_load(&target->on->lost), NVML_ERROR_GPU_IS_LOST);
+    CHECK(accepted != GPU || !target->mig, NVML_ERROR_NOT_SUPPORTED);
     CHECK(accepted != MIG || target->mig, NVML_ERROR_NOT_SUPPORTED);
     CHECK(accepted != INSTANCE || target->mig, NVML_ERROR_INVALID_ARGUMENT);
     return NVML_SUCCESS;

@@ -28,18 +28,18 @@ struct nvml {
     _Atomic unsigned users; /* nvmlInit less nvmlShutdown */
     int cuda_version;       /* of the driver that was there when the library was loaded */
     struct client client;
-    uint32_t card[FAKE_CARDS]; /* visible ones, in NVML's order */
-    unsigned cards;
+    uint32_t gpu[FAKE_GPUS]; /* visible ones, in NVML's order */
+    unsigned gpus;
     struct nvmlDevice_st device[FAKE_UNITS];
 };
 extern struct nvml nvml __attribute__((visibility("hidden")));
 
-/* What a handle stands for. unit == card for a whole card. */
+/* What a handle stands for. unit == GPU for a whole GPU. */
 struct target {
-    uint32_t unit, card;
+    uint32_t unit, gpu;
     bool mig;
     const struct fake_unit *of;
-    const struct fake_card *on;
+    const struct fake_gpu *on;
     const struct fake_profile *profile; /* of a MIG device */
 };
 
@@ -48,11 +48,11 @@ nvmlReturn_t ready(void);
 void hang(const char *function);
 /* Which handles a function takes; they are of any of NVML's types. */
 enum accepted {
-    ANY,      /* any device, also while the card is lost */
+    ANY,      /* any device, also while the GPU is lost */
     LIVE,     /* any device, NVML_ERROR_GPU_IS_LOST while it is */
-    CARD,     /* LIVE, and NVML_ERROR_NOT_SUPPORTED for a MIG device */
-    MIG,      /* NVML_ERROR_NOT_SUPPORTED for a whole card */
-    INSTANCE, /* NVML_ERROR_INVALID_ARGUMENT for a whole card */
+    GPU,      /* LIVE, and NVML_ERROR_NOT_SUPPORTED for a MIG device */
+    MIG,      /* NVML_ERROR_NOT_SUPPORTED for a whole GPU */
+    INSTANCE, /* NVML_ERROR_INVALID_ARGUMENT for a whole GPU */
 };
 nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target *target);
 

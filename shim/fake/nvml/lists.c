@@ -1,4 +1,4 @@
-/* lists.c - what NVML answers with a list: processes, their use of a card, field values. */
+/* lists.c - what NVML answers with a list: processes, their use of a GPU, field values. */
 #define _GNU_SOURCE
 #include "internal.h"
 #include "calls.h"
@@ -27,7 +27,7 @@ static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_
 {
     const struct fake_page *page = nvml.client.page;
     const enum listed cuda = mps_runs(unit) ? MPS_CLIENTS : COMPUTE;
-    const bool mig = unit >= FAKE_CARDS;
+    const bool mig = unit >= FAKE_GPUS;
     unsigned count = first;
     for (uint32_t slot = 0; slot < FAKE_SLOTS && count < MOST; slot++) {
         const struct fake_slot *of = &page->slot[slot];
@@ -54,7 +54,7 @@ static nvmlReturn_t list_processes(const struct target *to, enum listed which, u
     page_lock(nvml.client.page);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
         const struct fake_unit *of = &nvml.client.page->unit[unit];
-        if (unit == to->unit || (!to->mig && unit >= FAKE_CARDS && of->live && of->card == to->card))
+        if (unit == to->unit || (!to->mig && unit >= FAKE_GPUS && of->live && of->gpu == to->gpu))
             *count = add_processes(unit, which, found, *count);
     }
     page_unlock(nvml.client.page);
@@ -83,7 +83,7 @@ static nvmlReturn_t name_of(unsigned pid, char *name, unsigned length)
 }
 
 /* What ran since the last sample at or before a time, or since the oldest that is remembered: who is described has no kernels. */
-static nvmlReturn_t utilization_of(uint32_t card, nvmlProcessUtilizationSample_t *samples, unsigned *count, unsigned long long since_us)
+static nvmlReturn_t utilization_of(uint32_t gpu, nvmlProcessUtilizationSample_t *samples, unsigned *count, unsigned long long since_us)
 {
     const struct fake_page *page = nvml.client.page;
     const uint64_t newest = atomic_load(&page->samples) - 1;
@@ -94,7 +94,7 @@ static nvmlReturn_t utilization_of(uint32_t card, nvmlProcessUtilizationSample_t
     *count = 0;
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &page->slot[slot];
-        const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[card], from, newest) : 0;
+        const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[gpu], from, newest) : 0;
         if (percent == 0 || (*count)++ >= room)
             continue;
         samples[*count - 1] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)of->pid,
@@ -109,7 +109,7 @@ static nvmlReturn_t utilization_of(uint32_t card, nvmlProcessUtilizationSample_t
 static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)
 {
     struct target to;
-    TRY(target_of(device, CARD, &to));
+    TRY(target_of(device, GPU, &to));
     switch (field->fieldId) {
 #define FIELD(name, type, member, number)                                                                                      \
     case NVML_FI_##name:                                                                                                       \

@@ -85,7 +85,7 @@ static void __attribute__((format(printf, 1, 2))) boxed(const char *format, ...)
     printf("| %-*.*s |\n", WIDTH, WIDTH, text);
 }
 
-static void card_row(nvmlDevice_t device)
+static void gpu_row(nvmlDevice_t device)
 {
     static const char *const names[] = {"index", "name", "pci.bus_id", "memory.used", "memory.total", "utilization.gpu"};
     struct field field[6];
@@ -124,7 +124,7 @@ static int table(unsigned count)
     boxed("GPU  %-22s %-16s %23s %9s", "Name", "Bus-Id", "Memory-Usage", "GPU-Util");
     printf(RULE);
     for (unsigned gpu = 0; gpu < count; gpu++)
-        card_row(device_at(gpu));
+        gpu_row(device_at(gpu));
     printf(RULE);
     boxed("GPU  %10s  %-48s %12s", "PID", "Process name", "GPU Memory");
     printf(RULE);

@@ -79,6 +79,6 @@ def node_rights(helm: Helm) -> str:
 
 
 def _cells(column: Column) -> Iterator[tuple[str, str]]:
-    for row, told in FACTS.items():
-        yield row, told(column)
+    for row, reported in FACTS.items():
+        yield row, reported(column)
     yield from column.mounts()

@@ -20,7 +20,7 @@ from tests.contract.chart.policy_kit import (
 )
 from tests.contract.chart.rendering import Objects
 from tests.mount_paths import ALLOWED, REFUSED
-from vgpu.mountpaths import PATTERN
+from vgpu.api.mount_paths import PATTERN
 
 BINDINGS = POLICIES.replace("policies", "policybindings")
 VOLUMES = [{"name": "scratch", "emptyDir": {}}]

@@ -9,12 +9,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from deviceplugin.grants import Grants
-from deviceplugin.record import Record
+from deviceplugin.grants.allocation_record import Record
+from deviceplugin.grants.directories import Grants
 from deviceplugin.settings import DevicePluginSettings
 from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects, Refused, env
-from vgpu.trial import FILE
+from vgpu.gputime.trial import FILE
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "PriorityClass", "MutatingWebhookConfiguration",
@@ -281,7 +281,7 @@ def test_clusters_without_what_the_chart_needs_are_refused(helm: Helm) -> None:
         helm.objects(kube="v1.29.9")
 
 
-def test_the_scheduler_knows_every_resource_and_asks_the_extender_beside_it(helm: Helm, local: Objects) -> None:
+def test_the_scheduler_knows_every_resource_and_requests_the_extender_beside_it(helm: Helm, local: Objects) -> None:
     config = yaml.safe_load(local.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
     extender, _ = config["extenders"]
     port = env(local.container("extender"))["TANGRAM_EXTENDER_PORT"]
@@ -388,7 +388,7 @@ def test_several_active_schedulers_are_refused(helm: Helm) -> None:
         helm.objects({"scheduler": {"leaderElect": False, "replicas": 3}})
 
 
-def test_priority_classes_are_given_only_when_asked_for(local: Objects, nvidia: Objects) -> None:
+def test_priority_classes_are_given_only_when_requested_for(local: Objects, nvidia: Objects) -> None:
     assert "TANGRAM_WEBHOOK_PRIORITY_CLASSES" not in env(local.container("webhook"))
     mapping = yaml.safe_load(env(nvidia.container("webhook"))["TANGRAM_WEBHOOK_PRIORITY_CLASSES"])
     assert set(mapping.values()) == set(nvidia.of("PriorityClass"))
@@ -404,7 +404,7 @@ def test_the_notes_name_the_image_that_nodes_must_be_able_to_pull(helm: Helm, ap
     assert "ImagePullBackOff" in notes
 
 
-def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer) -> None:
+def test_an_existing_scheduler_is_reported_what_it_needs(helm: Helm, api: ApiServer) -> None:
     example = EXAMPLES["own-scheduler"]
     objects, notes = helm.objects(example), helm.notes(example, api.kubeconfig)
     assert not any("scheduler" in name for name in objects.of("Deployment"))
@@ -418,7 +418,7 @@ def test_an_existing_scheduler_is_told_what_it_needs(helm: Helm, api: ApiServer)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_notes_show_a_pod_that_asks(helm: Helm, api: ApiServer, example: str) -> None:
+def test_the_notes_show_a_pod_that_requests(helm: Helm, api: ApiServer, example: str) -> None:
     notes = helm.notes(EXAMPLES[example], api.kubeconfig)
     shown = re.search(r"^  apiVersion: v1\n(?:  .*\n)+", notes, re.MULTILINE)
     assert shown
@@ -487,14 +487,14 @@ def test_metrics_are_read_from_the_ports_that_the_pods_containers_serve_them_on(
         for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
         for port in container.get("ports", [])
     }
-    asked = {
+    requested = {
         (name.removesuffix("-metrics"), port["name"], port.get("targetPort", port["port"]))
         for name, service in objects.of("Service").items()
         if name.endswith("-metrics")
         for port in service["spec"]["ports"]
     }
-    assert {port for _, _, port in asked} == {7001, 7002, 7003, 7004}
-    assert asked <= served
+    assert {port for _, _, port in requested} == {7001, 7002, 7003, 7004}
+    assert requested <= served
 
 
 def test_metrics_of_nodes_are_read_with_a_token_that_is_reviewed(helm: Helm) -> None:

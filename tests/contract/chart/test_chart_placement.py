@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.contract.chart.rendering import CHART, Helm, Refused, env
-from vgpu.names import DEFAULT_POLICY, POLICY_NAMES
+from vgpu.api.names import DEFAULT_POLICY, POLICY_NAMES
 
 
 def test_the_chart_allows_every_policy_there_is_and_has_the_default_of_the_code() -> None:
@@ -42,7 +42,7 @@ def test_a_policy_that_does_not_exist_and_a_default_that_is_not_allowed_are_refu
         helm.objects({"webhook": {"placement": placement}})
 
 
-def test_kube_scheduler_asks_how_good_nodes_are_and_weighs_it_as_the_chart_says(helm: Helm) -> None:
+def test_kube_scheduler_requests_how_good_nodes_are_and_weighs_it_as_the_chart_says(helm: Helm) -> None:
     objects = helm.objects({"scheduler": {"extender": {"weight": 7}}})
     config = yaml.safe_load(objects.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
     extender, _ = config["extenders"]

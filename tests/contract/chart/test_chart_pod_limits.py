@@ -8,8 +8,8 @@ import pytest
 
 from tests.apiserver import ApiServer
 from tests.contract.chart.policy_kit import PODS, SHARE, container, pod, refused
-from vgpu.confinement import CAPABILITIES
-from vgpu.names import DEFAULT
+from vgpu.api.confinement import CAPABILITIES
+from vgpu.api.names import DEFAULT
 
 CAPABLE = [{"securityContext": {"capabilities": {"add": [name]}}} for name in sorted(CAPABILITIES)]
 
@@ -58,11 +58,11 @@ def test_an_ephemeral_container_leaves_no_share(
 def test_a_pod_that_waits_is_not_made_latency_critical_where_none_may_be(
     policies: ApiServer, before: str | None, after: str, limits: dict[str, str], namespace: str, *, comes_in: bool
 ) -> None:
-    annotations = {DEFAULT.klass: before} if before else {}
+    annotations = {DEFAULT.service_class: before} if before else {}
     name = pod(policies, container(limits=limits), namespace=namespace, annotations=annotations)
 
     def act() -> None:
-        change = {"metadata": {"annotations": {DEFAULT.klass: after}, "labels": {"a": "b"}}}
+        change = {"metadata": {"annotations": {DEFAULT.service_class: after}, "labels": {"a": "b"}}}
         policies.patch(f"{PODS.replace('default', namespace)}/{name}", change, user="jane")
 
     if comes_in:

@@ -35,7 +35,7 @@ from tests.contract.chart.policy_kit import (
     visible_from,
 )
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 
 
 @pytest.mark.parametrize("key", OURS)
@@ -217,7 +217,7 @@ def test_the_plugin_deletes_no_pod_without_gpus_and_none_that_is_bound_nowhere(p
     plain, unbound = pod(policies), pod(policies, container(limits=SHARE))
     bind(policies, plain, {}, SCHEDULER)
     message = refused(lambda: policies("DELETE", f"{PODS}/{plain}", user=PLUGIN, node="somewhere"))
-    assert f"may not delete pod default/{plain}: it must be one that asks for GPUs of tangram.sh" in message
+    assert f"may not delete pod default/{plain}: it must be one that requests GPUs of tangram.sh" in message
     for caller in ("somewhere", ""):
         refused(lambda at=caller: policies("DELETE", f"{PODS}/{unbound}", user=PLUGIN, node=at))
     for name in (plain, unbound):

@@ -58,7 +58,7 @@ TIME = {
     "idleGraceUs": "idle_grace_us",
     "starveAfterMs": "starve_after_ms",
     "starveSliceMs": "starve_slice_ms",
-    "healMs": "heal_ms",
+    "watchdogMs": "watchdog_ms",
     "awakeMs": "awake_ms",
 }
 """Chart value under arbiter.time -> setting."""
@@ -74,12 +74,19 @@ def test_the_values_of_gpu_time_are_those_of_the_arbiter_with_its_defaults_and_i
         assert values[value] == field.default, value
         limits = {type(limit): limit for limit in field.metadata}
         least, most = limits.get(annotated_types.Ge), limits.get(annotated_types.Le)
-        told = ranges[value].get("minimum"), ranges[value].get("maximum")
-        assert told == (getattr(least, "ge", None), getattr(most, "le", None)), value
+        reported = ranges[value].get("minimum"), ranges[value].get("maximum")
+        assert reported == (getattr(least, "ge", None), getattr(most, "le", None)), value
 
 
 def test_a_value_of_gpu_time_reaches_the_arbiter(helm: Helm) -> None:
-    given = {"frameMs": 20, "idleGraceUs": 0, "starveAfterMs": 600_000, "starveSliceMs": 7, "healMs": 0, "awakeMs": 20}
+    given = {
+        "frameMs": 20,
+        "idleGraceUs": 0,
+        "starveAfterMs": 600_000,
+        "starveSliceMs": 7,
+        "watchdogMs": 0,
+        "awakeMs": 20,
+    }
     rendered = env(helm.objects({"arbiter": {"time": given}}).container("arbiter"))
     for value, setting in TIME.items():
         assert rendered[f"TANGRAM_ARBITER_{setting.upper()}"] == str(given[value]).lower()

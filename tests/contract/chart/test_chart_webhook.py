@@ -7,7 +7,7 @@ import yaml
 from tests.contract.chart.rendering import NAMESPACE, Helm, Objects, env
 
 
-def test_the_webhook_is_asked_only_about_pods_that_ask(rendered: Objects) -> None:
+def test_the_webhook_is_requested_only_about_pods_that_request(rendered: Objects) -> None:
     ((name, configuration),) = rendered.of("MutatingWebhookConfiguration").items()
     (webhook,) = configuration["webhooks"]
     (condition,) = webhook["matchConditions"]

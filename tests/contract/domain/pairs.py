@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import yaml
 
-from vgpu.codec import (
+from vgpu.api.codec import (
     assignment_from_json,
     assignment_to_json,
     grant_from_text,
@@ -24,7 +24,7 @@ from vgpu.codec import (
     inventory_from_json,
     inventory_to_json,
 )
-from vgpu.errors import BadDocument
+from vgpu.api.errors import BadDocument
 
 FOLDER: Final = Path(__file__).parent
 READ: Final[dict[str, Callable[[str], Any]]] = {

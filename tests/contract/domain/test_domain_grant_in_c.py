@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tests.contract.domain.pairs import DOCUMENTS, FOLDER, kind
 from tests.examples import examples
-from vgpu.codec import grant_from_text
-from vgpu.errors import BadDocument
+from vgpu.api.codec import grant_from_text
+from vgpu.api.errors import BadDocument
 
 ROOT: Final = Path(__file__).parents[3]
 GRANTS: Final = [document for document in DOCUMENTS if kind(document) == ".grant"]
@@ -57,8 +57,8 @@ def in_python(text: bytes) -> list[str]:
         grant = grant_from_text(text.decode())
     except (BadDocument, UnicodeDecodeError):
         return ["refused"]
-    cards = [f"{card.uuid[4:].replace('-', '')} {card.mib}" for card in grant.cards]
-    return [f"clear {'yes' if grant.clear else 'no'}", *cards]
+    gpus = [f"{gpu.uuid[4:].replace('-', '')} {gpu.mib}" for gpu in grant.gpus]
+    return [f"clear {'yes' if grant.clear else 'no'}", *gpus]
 
 
 def understood(in_c: Reader, text: bytes) -> list[str]:
@@ -68,9 +68,9 @@ def understood(in_c: Reader, text: bytes) -> list[str]:
 
 
 def piece(text: str) -> str:
-    """What stands in a case: {a*3} is aaa, and {cards*3} are three cards."""
-    card = "card GPU-00000000-0000-0000-0000-{:012x} mib=1 core_percent=0\n"
-    text = re.sub(r"\{cards\*(\d+)\}", lambda found: "".join(map(card.format, range(int(found[1])))), text)
+    """What stands in a case: {a*3} is aaa, and {gpus*3} are three GPUs."""
+    gpu = "card GPU-00000000-0000-0000-0000-{:012x} mib=1 core_percent=0\n"
+    text = re.sub(r"\{gpus\*(\d+)\}", lambda found: "".join(map(gpu.format, range(int(found[1])))), text)
     return re.sub(r"\{(.)\*(\d+)\}", lambda found: found[1] * int(found[2]), text)
 
 

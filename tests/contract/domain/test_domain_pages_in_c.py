@@ -21,9 +21,10 @@ ROOM = 1 << 16
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     built = tmp_path_factory.mktemp("pages") / "pages.so"
-    source = ROOT / "shim/src/pages.c"
+    source = ROOT / "shim/src/memory/pages.c"
     subprocess.run(
-        ["gcc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-pthread", "-o", built, source], check=True
+        ["gcc", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-pthread", f"-I{ROOT}/shim/src", "-o", built, source],
+        check=True,
     )
     library = ctypes.CDLL(str(built))
     library.pages_rounded.restype = ctypes.c_uint64

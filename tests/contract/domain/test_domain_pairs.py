@@ -11,7 +11,7 @@ import yaml
 from tests.contract.domain.pairs import DOCUMENTS, FOLDER, READ, WRITE, kind, meaning, meaning_of, text_of
 
 ANOTHER_WROTE = {
-    "no-card.inventory.json": "leaves out what has a default",
+    "no-gpu.inventory.json": "leaves out what has a default",
     "facts-of-later.inventory.json": "has facts that this version does not know",
     "defaults-spelled-out.grant": "has lines that this version leaves out",
 }
@@ -60,7 +60,7 @@ def test_every_kind_has_sound_and_refused_documents_and_no_meaning_stands_alone(
     assert {document.name for document in DOCUMENTS} >= set(ANOTHER_WROTE)
 
 
-def test_a_field_that_is_lost_or_changed_is_told_of() -> None:
+def test_a_field_that_is_lost_or_changed_is_reported_of() -> None:
     assert lost({"a": 1, "b": [{"c": 2}]}, {"a": 1, "b": [{"c": 2, "later": 3}]}) == []
     assert lost({"a": 1, "b": [{"c": 2}]}, {"b": [{"c": 3}]}) == [
         ".a meant 1 and is read as 'nothing'",

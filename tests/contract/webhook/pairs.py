@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from vgpu.errors import BadAsk
-from vgpu.names import Names
+from vgpu.api.errors import BadRequest
+from vgpu.api.names import Names
 from webhook.mutate import mutate
 from webhook.rules import Rules
 
@@ -41,7 +41,7 @@ def answer(pod: dict[str, Any], rules: Rules) -> list[Any]:
     """The documents that the output should hold."""
     try:
         verdict = mutate(pod, rules)
-    except BadAsk as error:
+    except BadRequest as error:
         return [{"denied": str(error)}]
     return [applied(pod, list(verdict.ops)), *([{"warnings": list(verdict.warnings)}] if verdict.warnings else [])]
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.contract.webhook.pairs import FOLDER, INPUTS, answer, applied, load, output_of
-from vgpu.errors import BadAsk
+from vgpu.api.errors import BadRequest
 from webhook.mutate import mutate
 
 
@@ -22,7 +22,7 @@ def test_a_pod_that_came_in_is_not_changed_again(path: Path) -> None:
     pod, rules = load(path)
     try:
         once = applied(pod, list(mutate(pod, rules).ops))
-    except BadAsk:
+    except BadRequest:
         return
     assert mutate(once, rules).ops == ()
 

@@ -63,7 +63,7 @@ ATTACKS: Final = (
     _node_folder("node-device", "/dev/nvidia1", "a GPU that it was not given"),
     _node_folder("node-devices", "/dev", "with the nodes of every GPU"),
     _node_folder("node-cdi", "/var/run/cdi", "where a CDI specification gives devices to containers"),
-    _node_folder("node-kubelet", "/var/lib/kubelet", "with the books of devices and other pods' volumes"),
+    _node_folder("node-kubelet", "/var/lib/kubelet", "with the records of devices and other pods' volumes"),
     _node_folder("node-runtime", "/run/containerd/containerd.sock", "which starts any container"),
     _node_folder("node-root", "/", "with all of these"),
     _security("privileged", "A container with a share is privileged.", "is privileged", privileged=True),

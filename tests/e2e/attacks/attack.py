@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """Admission says why, or the call fails in the attacker, which then has nothing."""
     HARMLESS = "harmless"
-    """By the fake driver's own books the container has no more than its limit, and its neighbour's calls succeed."""
+    """By the fake driver's own records the container has no more than its limit, and its neighbour's calls succeed."""
     REPORTED = "reported"
     """Status, metric and an Event name the reason within 5 s."""
     KILLED = "killed"

@@ -57,7 +57,7 @@ ATTACKS: Final = (
     ),
     _below(
         "stopped-channels", "A process stops the GPU work of another container, as any process with the GPU may on a stock driver.",
-        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_somebody_else_stopped_a_tenants_channels_and_it_runs_again",
+        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_somebody_else_stopped_a_containers_channels_and_it_runs_again",
     ),
     _below(
         "mps-client", "A program computes on the channels of an MPS server.",

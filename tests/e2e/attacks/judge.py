@@ -1,4 +1,4 @@
-"""How the outcome of an attack is seen: in the fake driver's books, the arbiter's status, metrics, Events, and the neighbours' own words. `verdict` judges."""
+"""How the outcome of an attack is seen: in the fake driver's records, the arbiter's status, metrics, Events, and the neighbours' own words. `verdict` judges."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final
 from hack.stack import NAMESPACE
 from hack.waiting import eventually
 from tests.e2e.attacks import verdict
-from tests.e2e.attacks.verdict import Told
+from tests.e2e.attacks.verdict import Reported
 from tests.e2e.cluster import Cluster
 from tests.e2e.matrix import node
 from tests.e2e.matrix.look import address_of
-from vgpu.status import ContainerStatus
+from vgpu.protocol.status import ContainerStatus
 
 PATIENCE_S: Final = 150.0
 ARBITER_PORT: Final = 9403
@@ -60,7 +60,7 @@ class Attacker:
     def booked_mib(self) -> int:
         """What its processes have on all GPUs, by the fake driver."""
         inside = self.state()["containerID"].rpartition("/")[2]
-        return sum(sum(mib.values()) for pid, mib in node.books().items() if inside in _cgroup(pid))
+        return sum(sum(mib.values()) for pid, mib in node.records().items() if inside in _cgroup(pid))
 
     def status(self) -> ContainerStatus | None:
         """What the arbiter says of it."""
@@ -68,11 +68,11 @@ class Attacker:
         containers = node.status().containers
         return next((one for one in containers if (one.pod, one.container) == (where, self.container)), None)
 
-    def events(self, *reasons: str) -> list[Told]:
+    def events(self, *reasons: str) -> list[Reported]:
         """Those of this container that have one of these reasons."""
         items = self.cluster.api.listed("event", self.namespace)
         return [
-            Told(_seconds(one["eventTime"]), one["reason"], one.get("note", ""))
+            Reported(_seconds(one["eventTime"]), one["reason"], one.get("note", ""))
             for one in items
             if one.get("reason") in reasons
             and (one.get("regarding") or {}).get("name") == self.pod
@@ -118,7 +118,7 @@ class Attacker:
         )
         verdict.killed(since, ended, _seconds(ended["finishedAt"]))
         eventually(
-            lambda: verdict.kill_told(self.events(verdict.BY_BYPASS)),
+            lambda: verdict.kill_reported(self.events(verdict.BY_BYPASS)),
             f"an Event of {self.container}",
             timeout_s=PATIENCE_S / 4,
         )

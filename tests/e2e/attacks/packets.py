@@ -84,7 +84,7 @@ say("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
     ),
     Attack(
         name="packet-flood",
-        does="A connection sends 50,000 asks for a lease without reading an answer.",
+        does="A connection sends 50,000 requests a lease without reading an answer.",
         outcome=HARMLESS,
         cpu=CPU,
         says="tried: 50000",

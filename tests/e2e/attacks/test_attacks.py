@@ -19,7 +19,7 @@ from tests.e2e.attacks.attack import Attack, Level, Outcome
 from tests.e2e.attacks.table import staged
 from tests.e2e.cluster import Cluster
 from tests.e2e.objects import share
-from vgpu.codec import inventory_from_json
+from vgpu.api.codec import inventory_from_json
 
 QUIET_S: Final = 62.0
 """For a minute after its start the arbiter kills nobody. Specified: arbiter.bypass."""
@@ -110,7 +110,7 @@ def load_linked_image(folder: Path) -> None:
 def whole_gpus(cluster: Cluster) -> list[str]:
     """UUIDs of the GPUs that shares are of."""
     inventory = cluster.node()["metadata"]["annotations"]["tangram.sh/inventory"]
-    return [card.uuid for card in inventory_from_json(inventory).cards if not card.mig]
+    return [gpu.uuid for gpu in inventory_from_json(inventory).gpus if not gpu.mig]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _CALLS: Final = re.compile(r"^([0-9.]+) calls (\d+) slowest_ms ([0-9.]+)$", re.M
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """An Event about the attacker's container."""
 
     at_s: float
@@ -54,16 +54,16 @@ def refused(says: str, answer: str) -> None:
 
 
 def nothing_held(booked_mib: int) -> None:
-    assert booked_mib == 0, f"{booked_mib} MiB by the driver's books: refused means none"
+    assert booked_mib == 0, f"{booked_mib} MiB by the driver's records: refused means none"
 
 
 def harmless(booked_mib: int, claimed_mib: int) -> None:
-    """By the driver's books it is within its limit, and the books see what it has."""
+    """By the driver's records it is within its limit, and the records see what it has."""
     assert booked_mib <= LIMIT_MIB, (
-        f"{booked_mib} MiB by the driver's books, {claimed_mib} by its own words: at most {LIMIT_MIB}"
+        f"{booked_mib} MiB by the driver's records, {claimed_mib} by its own words: at most {LIMIT_MIB}"
     )
     assert claimed_mib <= booked_mib, (
-        f"the driver's books show {booked_mib} MiB of the {claimed_mib} that it says it holds"
+        f"the driver's records show {booked_mib} MiB of the {claimed_mib} that it says it holds"
     )
 
 
@@ -76,17 +76,17 @@ def metric_row(metrics: str, labels: Mapping[str, str]) -> None:
     )
 
 
-def report_of(reason: str, events: Iterable[Told]) -> Told | None:
+def report_of(reason: str, events: Iterable[Reported]) -> Reported | None:
     """The first Event that names the reason; None = none yet. An Event about the limit is one about `over-limit` and no other reason."""
     about = (one for one in events if (one.reason == UNENFORCED and f"({reason})" in one.note) or _over(reason, one))
     return min(about, key=lambda one: one.at_s, default=None)
 
 
-def _over(reason: str, one: Told) -> bool:
+def _over(reason: str, one: Reported) -> bool:
     return reason == "over-limit" and one.reason == BY_GUARD and "granted" in one.note
 
 
-def reported(since_s: float, event: Told) -> None:
+def reported(since_s: float, event: Reported) -> None:
     took_s = event.at_s - since_s
     assert took_s <= REPORTED_S, f"{took_s:.1f} s after it held memory: {event.note}"
 
@@ -99,7 +99,7 @@ def killed(since_s: float, terminated: Mapping[str, Any], ended_s: float) -> Non
     assert took_s <= KILLED_S + ROUNDED_S, f"killed {took_s:.1f} s after it held memory"
 
 
-def kill_told(events: Sequence[Told]) -> bool:
+def kill_reported(events: Sequence[Reported]) -> bool:
     """Does an Event say that it was killed for going around the library?"""
     return any(one.reason == BY_BYPASS and "was killed" in one.note for one in events)
 
@@ -120,7 +120,7 @@ def undisturbed(seen: Neighbour, kept_mib: int, since_s: float) -> None:
     assert "refused" not in seen.log, seen.log[-2000:]
     assert seen.restarts == 0, f"{seen.name} was restarted {seen.restarts} times"
     assert kept_mib <= seen.booked_mib, (
-        f"{seen.name} has {seen.booked_mib} MiB by the driver's books, and kept {kept_mib}"
+        f"{seen.name} has {seen.booked_mib} MiB by the driver's records, and kept {kept_mib}"
     )
     lines = [(float(at), float(ms)) for at, _, ms in _CALLS.findall(seen.log)]
     silent_s = seen.now_s - max((at for at, _ in lines), default=since_s)

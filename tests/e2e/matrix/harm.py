@@ -24,7 +24,7 @@ from tests.e2e.matrix.look import address_of
 from tests.e2e.matrix.pods import BUSY, STEADY
 from tests.e2e.matrix.table import STARVE_S, STARVED_PERCENT, STOP_S, Row
 from tests.signals import send_signal
-from vgpu.contract import PRELOAD_TEXTS
+from vgpu.api.contract import PRELOAD_TEXTS
 
 SILENT_PEERS: Final = 40
 WEBHOOK: Final = "tangram-webhook"
@@ -267,7 +267,7 @@ def _lose_bundle(cluster: Cluster, _namespace: str) -> None:
 
 LOSSES: Final[dict[str, Callable[[Cluster, str], None]]] = {
     "allocation record": _delete("grants/*/allocation.json"),
-    "pod books": _delete("pods/*.json"),
+    "pod records": _delete("pods/*.json"),
     "plugin sockets": _delete("tangram-*.sock", under=node.DEVICE_PLUGINS),
     "CDI specification": _delete(node.CDI_SPEC.name, under=node.CDI_SPEC.parent),
     "inventory annotation": _lose_annotation,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Final
 
 from tests.e2e.matrix.seen import GpuProcess, Seen, SeenPod
-from vgpu.contract import devices
-from vgpu.grant import Slice
-from vgpu.names import DEFAULT
+from vgpu.api.contract import devices
+from vgpu.api.grant import Slice
+from vgpu.api.names import DEFAULT
 
 PAGE_MIB: Final = 2
 """What the driver may count beyond a limit: it takes whole pages."""
@@ -35,7 +35,7 @@ def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
         holders.setdefault(orphan.uid, (orphan.key, orphan.held))
     for process in seen.processes:
         if process.grant is not None and process.uid not in holders:
-            pieces = tuple(Slice(card.uuid, 0, card.mib, card.core_percent) for card in process.grant.cards)
+            pieces = tuple(Slice(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
             holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", pieces
     mib, core, who = Counter[str](), Counter[str](), dict[str, list[str]]()
     for key, pieces in holders.values():
@@ -43,10 +43,10 @@ def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
             mib[piece.uuid] += piece.mib
             core[piece.uuid] += piece.core_percent
             who.setdefault(piece.uuid, []).append(key)
-    for card in seen.inventory.cards:
-        if mib[card.uuid] > card.mib or core[card.uuid] > 100:
+    for gpu in seen.inventory.gpus:
+        if mib[gpu.uuid] > gpu.mib or core[gpu.uuid] > 100:
             yield (
-                f"{card.uuid} has {mib[card.uuid]} MiB and {core[card.uuid]} % assigned to {', '.join(who[card.uuid])}: it has {card.mib} MiB and 100 %"
+                f"{gpu.uuid} has {mib[gpu.uuid]} MiB and {core[gpu.uuid]} % assigned to {', '.join(who[gpu.uuid])}: it has {gpu.mib} MiB and 100 %"
             )
 
 
@@ -78,9 +78,9 @@ def i4_no_capacity_is_lost(seen: Seen) -> Iterator[str]:
     for resource, ids in devices(seen.inventory, DEFAULT).items():
         if seen.allocatable.get(resource, 0) != len(ids):
             yield f"the node offers {seen.allocatable.get(resource, 0)} of {resource}: it has {len(ids)}"
-    for card in seen.inventory.cards:
-        if not card.healthy:
-            yield f"{card.uuid} is not healthy"
+    for gpu in seen.inventory.gpus:
+        if not gpu.healthy:
+            yield f"{gpu.uuid} is not healthy"
     for key in seen.waiting:
         yield f"{key} does not run, and what it requests is free"
 
@@ -100,10 +100,10 @@ def i6_containers_stay_within_their_grants(seen: Seen) -> Iterator[str]:
         for uuid, mib in process.held_mib.items():
             held[process.grant_folder, uuid] += mib
     limits = {
-        (process.grant_folder, card.uuid): card.mib
+        (process.grant_folder, gpu.uuid): gpu.mib
         for process in seen.processes
         if process.grant is not None
-        for card in process.grant.cards
+        for gpu in process.grant.gpus
     }
     for (folder, uuid), mib in held.items():
         if folder and mib > limits.get((folder, uuid), 0) + PAGE_MIB:
@@ -124,9 +124,9 @@ def i7_nobody_stays_suspended_without_an_arbiter(seen: Seen) -> Iterator[str]:
         if rest_s > REST_S + REST_SLACK_S:
             yield f"{key} did not run for {rest_s:.2f} s while the arbiter was away: at most {REST_S:g} s"
     for container in seen.status.containers:
-        for card in container.cards:
-            if card.leased_bytes > card.limit_bytes:
-                yield f"{container.pod} has {card.leased_bytes} bytes leased on {card.uuid}: its limit is {card.limit_bytes}"
+        for gpu in container.gpus:
+            if gpu.leased_bytes > gpu.limit_bytes:
+                yield f"{container.pod} has {gpu.leased_bytes} bytes leased on {gpu.uuid}: its limit is {gpu.limit_bytes}"
 
 
 def i8_nothing_is_silently_unlimited(seen: Seen) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _i8_of(process: GpuProcess, pod: SeenPod | None, pids: set[int] | None) -> I
     if process.grant.uid != process.uid:
         yield f"{who} runs under the grant of pod UID {process.grant.uid}"
     if pod is not None and pod.assignment is not None:
-        given = {(card.uuid, card.mib, card.core_percent) for card in process.grant.cards}
+        given = {(gpu.uuid, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus}
         ought = {(s.uuid, s.mib, s.core_percent) for s in pod.assignment.containers.get(process.grant.container, ())}
         if given != ought:
             yield f"{who} is granted {sorted(given)} and assigned {sorted(ought)}"

@@ -14,13 +14,13 @@ from typing import Any, Final
 from hack.kubectl import CommandFailed
 from hack.waiting import NotSoon, eventually
 from tests.e2e.api import ANYWHERE, NotThere
-from tests.e2e.cards import UNITS
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpus import UNITS
 from tests.e2e.matrix import node
 from tests.e2e.matrix.look import address_of, allocatable, inventory_of, node_of
 from tests.e2e.matrix.pods import BUSY, FILLER, REPLICAS, STEADY, SUBJECT, filler, priority_class, residents, subject
 from tests.e2e.matrix.table import Step
-from vgpu.errors import BadDocument
+from vgpu.api.errors import BadDocument
 
 Harm = Callable[[], AbstractContextManager[None]]
 RESIDENTS: Final = (STEADY, BUSY)
@@ -46,7 +46,7 @@ class Stage:
         """The residents run; the subject has no pods."""
         self.cluster.make_namespace(self.namespace)
         self.cluster.kubectl.apply(priority_class())
-        gpus = [card.uuid for card in self.inventory.cards]
+        gpus = [gpu.uuid for gpu in self.inventory.gpus]
         self.cluster.create(self.namespace, *residents(gpus), subject())
         eventually(lambda: [self._ready(name) for name in RESIDENTS] == [1, 1], "the residents are ready")
 

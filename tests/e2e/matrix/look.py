@@ -16,11 +16,11 @@ from tests.e2e.cluster import UUID, Cluster
 from tests.e2e.matrix import node
 from tests.e2e.matrix.pods import HELD_GIB
 from tests.e2e.matrix.seen import Preemption, Seen, SeenPod, Share, Tried
-from vgpu.codec import assignment_from_json, inventory_from_json
-from vgpu.contract import uuid_of
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
-from vgpu.status import Status
+from vgpu.api.codec import assignment_from_json, inventory_from_json
+from vgpu.api.contract import uuid_of
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
+from vgpu.protocol.status import Status
 
 WINDOW_S: Final = 2.0
 """In which GPU time is counted."""
@@ -109,7 +109,7 @@ def shares(status: Status, percent: Mapping[int, float]) -> tuple[Share, ...]:
     """Of each container whose processes have a limit of GPU time and work."""
     found = []
     for container in status.containers:
-        limit = sum(card.core_percent for card in container.cards)
+        limit = sum(gpu.core_percent for gpu in container.gpus)
         had = [percent[process.pid] for process in container.processes if process.pid in percent]
         if limit and had:
             found.append(Share(container.pod, sum(had), limit))

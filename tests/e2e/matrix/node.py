@@ -15,12 +15,12 @@ from hack.cluster.layout import Layout
 from hack.stack import FAKE_DRIVER_ROOT
 from tests.e2e.cluster import runs_in_a_container
 from tests.e2e.matrix.seen import GpuProcess
-from vgpu.cgroup import place_of
-from vgpu.codec import grant_from_text
-from vgpu.contract import GRANT_DIRS
-from vgpu.errors import BadDocument
-from vgpu.grant import Grant
-from vgpu.status import Status, decode_status
+from vgpu.api.cgroup import place_of
+from vgpu.api.codec import grant_from_text
+from vgpu.api.contract import GRANT_DIRS
+from vgpu.api.errors import BadDocument
+from vgpu.api.grant import Grant
+from vgpu.protocol.status import Status, decode_status
 
 NODE: Final = Layout().node(1)
 STATE: Final = NODE.own("/var/lib/tangram")
@@ -72,10 +72,10 @@ def kernel() -> tuple[int, dict[int, int]]:
 
 def gpu_processes() -> tuple[GpuProcess, ...]:
     """Everything that the driver counts and that still lives."""
-    return tuple(one for pid, mib in books().items() if (one := gpu_process(pid, mib)) is not None)
+    return tuple(one for pid, mib in records().items() if (one := gpu_process(pid, mib)) is not None)
 
 
-def books() -> dict[int, dict[str, int]]:
+def records() -> dict[int, dict[str, int]]:
     """Host pid -> GPU UUID -> MiB, as the driver counts them."""
     held: dict[int, dict[str, int]] = {}
     uuid = ""
@@ -134,10 +134,10 @@ def grants() -> dict[str, Grant]:
 
 def status(within_s: float = 5.0) -> Status:
     """What the arbiter says. Raises OSError when it says nothing, BadDocument."""
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(within_s)
-        asked.connect(str(STATE / "arbiter/status.sock"))
-        return decode_status(b"".join(iter(lambda: asked.recv(65536), b"")))
+    with socket.socket(socket.AF_UNIX) as requested:
+        requested.settimeout(within_s)
+        requested.connect(str(STATE / "arbiter/status.sock"))
+        return decode_status(b"".join(iter(lambda: requested.recv(65536), b"")))
 
 
 def page(address: str, port: int, path: str, token: str = "") -> str:

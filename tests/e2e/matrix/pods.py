@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hack.stack import FAKE_DRIVER_ROOT
-from tests.e2e.cards import UNITS
+from tests.e2e.gpus import UNITS
 from tests.e2e.objects import container, pod
 
 SUBJECT: Final = "subject"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vgpu.grant import Assignment, Grant
-from vgpu.inventory import Inventory
-from vgpu.status import Status
+from vgpu.api.grant import Assignment, Grant
+from vgpu.api.inventory import Inventory
+from vgpu.protocol.status import Status
 
 
 @dataclass(frozen=True, slots=True)

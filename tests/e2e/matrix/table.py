@@ -88,7 +88,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row("device plugin", "starve", ("allocated", "forced"), LATER),
     Row("device plugin", "hang", ("bound", "running"), NONE, what="silent peers"),
     Row("device plugin", "lose", ("allocated", "running", "deleting"), NONE, what="allocation record"),
-    Row("device plugin", "lose", ("running", "forced"), NONE, what="pod books", ci=("forced",)),
+    Row("device plugin", "lose", ("running", "forced"), NONE, what="pod records", ci=("forced",)),
     Row("device plugin", "lose", ("placing", "bound"), ADMISSION, what="plugin sockets"),
     Row("device plugin", "lose", ("placing", "allocated"), LATER, what="CDI specification", ci=("allocated",)),
     Row("device plugin", "lose", ("placing", "running"), WAITS, what="inventory annotation"),

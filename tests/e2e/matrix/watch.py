@@ -11,8 +11,8 @@ from typing import Final
 from tests.e2e.matrix import node
 from tests.e2e.matrix.invariants import i1_no_gpu_is_given_away_twice, i6_containers_stay_within_their_grants
 from tests.e2e.matrix.seen import Seen
-from vgpu.errors import BadDocument
-from vgpu.inventory import Inventory
+from vgpu.api.errors import BadDocument
+from vgpu.api.inventory import Inventory
 
 
 class Watch:

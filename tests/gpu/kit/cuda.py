@@ -1,4 +1,4 @@
-"""The CUDA driver API as a tenant calls it: calls, structures, contexts.
+"""The CUDA driver API as a container calls it: calls, structures, contexts.
 
 Runs inside the process that is measured, with the library preloaded or without, on the real driver or the fake one; standard
 library only. Structures are those of cuda.h (CUDA 12 and 13 agree on the ones used here). Sizes are bytes.

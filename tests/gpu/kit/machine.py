@@ -24,16 +24,16 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
-from arbiter.verdicts import BOOT_ID, MODULE_VERSION, text_of
-from tests.gpu.kit.book import NotRun
-from vgpu.trial import FILE, Trials, Tried, trials_to_text
+from arbiter.gputime.trial_verdicts import BOOT_ID, MODULE_VERSION, text_of
+from tests.gpu.kit.results import NotRun
+from vgpu.gputime.trial import FILE, Trials, Tried, trials_to_text
 
 ROOT = Path(__file__).parents[3]
 KIT = Path(__file__).parent
 MIB = 2**20
 FAKE_UUID = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
 ANSWER_S = 90
-"""Longest one call of a tenant may take. Guessed; filling 8 GiB takes well under a second."""
+"""Longest one call of a container may take. Guessed; filling 8 GiB takes well under a second."""
 
 
 class Lines:
@@ -106,10 +106,10 @@ class Lines:
                     stream.close()
 
 
-class Tenant(Lines):
-    """tenant.py as a process."""
+class Container(Lines):
+    """container.py as a process."""
 
-    def ask(self, function: str, *arguments: Any) -> Any:
+    def request(self, function: str, *arguments: Any) -> Any:
         """What the function returned. NotRun when the driver lacks what it needs, RuntimeError when a call was refused."""
         self.send(function, *arguments)
         return self.finish(function)
@@ -184,12 +184,12 @@ class Machine:
     def arbiter_log(self) -> str:
         return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
 
-    def grant(self, mib: int, *lines: str, klass: str = "standard", core_percent: int = 0) -> str:
+    def grant(self, mib: int, *lines: str, service_class: str = "standard", core_percent: int = 0) -> str:
         """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
         key = f"g{next(self._grants)}"
         folder = self.folder / "grants" / key
         folder.mkdir(parents=True)
-        head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {klass}\nlevel 2\n"
+        head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {service_class}\nlevel 2\n"
         middle = "".join(f"{line}\n" for line in lines)
         (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent={core_percent}\nend\n")
         (folder / ".new").chmod(0o444)
@@ -210,14 +210,14 @@ class Machine:
         }
         return self.base | (inside if key else {}) | more
 
-    def tenant(
+    def container(
         self, key: str = "", way: str = "primary", fds: tuple[int, ...] = (), under: tuple[str, ...] = (), **env: str
-    ) -> Tenant:
+    ) -> Container:
         """A process with a context made in one of `cuda.CONTEXTS`' ways; none for way ''. `under`: words of a program that starts it."""
-        made = Tenant([*under, sys.executable, str(KIT / "tenant.py")], self.env(key, **env), fds)
+        made = Container([*under, sys.executable, str(KIT / "container.py")], self.env(key, **env), fds)
         self._running.append(made)
         if way:
-            code = made.ask("start", way)
+            code = made.request("start", way)
             if code:
                 raise RuntimeError(f"a {way} context was refused with {code}: {made.errors()}")
         return made
@@ -264,7 +264,7 @@ class Machine:
         assert made.lines.receive() == {"ready": True}
         return made
 
-    def end_tenants(self, keep: tuple[Lines, ...] = ()) -> None:
+    def end_containers(self, keep: tuple[Lines, ...] = ()) -> None:
         for one in [one for one in self._running if one not in keep]:
             one.end()
             self._running.remove(one)
@@ -281,9 +281,9 @@ class Machine:
 
     def describe(self) -> dict[str, str]:
         """Of every CSV: gpu, driver, date, commit."""
-        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        smi = str(self.build / "fake/nvidia-smi") if self.fake else asked[0]
-        said = subprocess.run([smi, *asked[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
+        requested = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        smi = str(self.build / "fake/nvidia-smi") if self.fake else requested[0]
+        said = subprocess.run([smi, *requested[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
         name, driver = (word.strip() for word in said.splitlines()[0].split(","))
         git = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -305,17 +305,17 @@ class Watcher:
     lines: Lines
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, *words: Any) -> dict[str, Any]:
+    def request(self, *words: Any) -> dict[str, Any]:
         with self._turn:
             self.lines.send(*words)
             return self.lines.receive()
 
-    def now(self, *tenants: Lines) -> int:
+    def now(self, *containers: Lines) -> int:
         """Of the containers that these are in."""
-        return int(self.ask("now", *{one.key for one in tenants})["bytes"])
+        return int(self.request("now", *{one.key for one in containers})["bytes"])
 
     def device_peak(self) -> int:
-        return int(self.ask("device")["bytes"])
+        return int(self.request("device")["bytes"])
 
 
 def real_driver() -> bool:
@@ -345,7 +345,7 @@ def machine(fake: bool | None = None) -> Iterator[Machine]:
     try:
         yield made
     finally:
-        made.end_tenants()
+        made.end_containers()
         made.stop_arbiter()
         if driver is not None:
             driver.terminate()
@@ -364,7 +364,7 @@ def _built(folder: Path, fake: bool) -> tuple[Path, Path]:
 
 def _start_fake(folder: Path, build: Path) -> subprocess.Popen[bytes]:
     config, socket = folder / "driver", folder / "driver.sock"
-    config.write_text(f"card h200 uuid={FAKE_UUID}\n")
+    config.write_text(f"gpu h200 uuid={FAKE_UUID}\n")
     started = subprocess.Popen([build / "fake/nvidia-fake-driverd", "--config", config, "--socket", socket])
     Machine.wait_for(socket.exists, "the fake driver's socket")
     return started
@@ -376,5 +376,5 @@ def _libcuda() -> str:
 
 
 def _uuid() -> str:
-    asked = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
+    requested = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return subprocess.run(requested, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -2,7 +2,7 @@
 
     ["fill", "sync", [268435456, 2097152]]  ->  {"ok": {"codes": [2, 2], "taken": 8053063680}}
 
-Run by path (`python tests/gpu/kit/tenant.py`), so that it imports nothing of the repository but its neighbours cuda.py and ways.py.
+Run by path (`python tests/gpu/kit/container.py`), so that it imports nothing of the repository but its neighbours cuda.py and ways.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stands outside and looks: what the driver itself says the processes of each container use, sample after sample.
 
 Runs without the library in a process of its own. A process belongs to the container whose grant its environment names. Bytes are
-NVML's, by process; beside it stands what cuMemGetInfo says for the whole card, less what it said at `zero`.
+NVML's, by process; beside it stands what cuMemGetInfo says for the whole GPU, less what it said at `zero`.
 
     ["now", KEY...] ["peak", KEY] ["device"] ["zero"]    one JSON list a line in, one JSON object a line out
 """
@@ -24,15 +24,15 @@ import cuda
 PAUSE_S = 0.001
 """Between samples. NVML itself takes about as long on the real driver (guessed)."""
 STILL_S, STILL_TRIES = 0.02, 100
-"""Two readings alike at that distance are a card that stands still. Guessed."""
+"""Two readings alike at that distance are a GPU that stands still. Guessed."""
 
 
 class Watch:
-    """Peaks since they were last asked for."""
+    """Peaks since they were last requested."""
 
     def __init__(self, uuid: str) -> None:
         pynvml.nvmlInit()
-        self._card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         cuda.must("cuInit", 0)
         cuda.primary()
         self._containers: dict[int, str] = {}
@@ -45,7 +45,7 @@ class Watch:
         self.zero()
 
     def zero(self) -> None:
-        """From here on; once the card stands still, since memory of processes that ended comes back when it comes back."""
+        """From here on; once the GPU stands still, since memory of processes that ended comes back when it comes back."""
         base = -1
         for _ in range(STILL_TRIES):
             self._base, base = cuda.info()[0], self._base
@@ -56,7 +56,7 @@ class Watch:
 
     def sample(self) -> None:
         try:
-            listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)
+            listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._gpu)
         except pynvml.NVMLError:
             self.errors += 1
             return

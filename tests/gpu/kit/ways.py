@@ -66,7 +66,7 @@ class Pitch(Sync):
 
 
 class Managed(Sync):
-    """Written to, since managed memory is on the card only then."""
+    """Written to, since managed memory is on the GPU only then."""
 
     def take(self, size: int) -> tuple[int, Any]:
         at = c_uint64()
@@ -78,7 +78,7 @@ class Managed(Sync):
 
 
 class ManagedUnwritten(Sync):
-    """Brought to the card by a prefetch, so that what is read is what the driver put there."""
+    """Brought to the GPU by a prefetch, so that what is read is what the driver put there."""
 
     def take(self, size: int) -> tuple[int, Any]:
         at = c_uint64()
@@ -303,12 +303,12 @@ class GraphNode(Path):
     def take(self, size: int) -> tuple[int, Any]:
         graph, node = c_void_p(), c_void_p()
         must("cuGraphCreate", byref(graph), c_uint(0))
-        wish = AllocNode(pool=pool_props(), bytes=size)
-        rc = call("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(wish))
+        preference = AllocNode(pool=pool_props(), bytes=size)
+        rc = call("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(preference))
         if rc:
             must("cuGraphDestroy", graph)
             return rc, None
-        return self.launched(graph, wish.at)
+        return self.launched(graph, preference.at)
 
     @staticmethod
     def launched(graph: c_void_p, at: int) -> tuple[int, Any]:

@@ -17,7 +17,7 @@ ROOM_MIB = 96
 
 
 def fill() -> tuple[list[cupy.ndarray], list[str]]:
-    """At most 1 GiB past the limit: managed memory must not outgrow the card."""
+    """At most 1 GiB past the limit: managed memory must not outgrow the GPU."""
     held, errors, taken = [], [], 0
     for size in SIZES_MIB:
         try:

@@ -34,7 +34,7 @@ def absent(why: str) -> None:
 
 
 def at_brim(room_mib: int) -> None:
-    """The program stands at its limit within so much: lets the other side look at the driver's books, waits until it did."""
+    """The program stands at its limit within so much: lets the other side look at the driver's records, waits until it did."""
     _say(brim=room_mib)
     sys.stdin.readline()
 

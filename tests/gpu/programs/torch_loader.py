@@ -21,7 +21,7 @@ class OnHost(Dataset):  # type: ignore[type-arg, misc]
 
 
 class OnGpu(OnHost):
-    """Each worker asks for more than is left; 1 when it was refused by PyTorch's own error, and told the limit rightly."""
+    """Each worker requests more than is left; 1 when it was refused by PyTorch's own error, and told the limit rightly."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         right = torch.cuda.mem_get_info()[1] == LIMIT_MIB * MIB
@@ -39,7 +39,7 @@ def main() -> None:
     report.check("sum over batches of two workers", float(sum(range(64))), total)
     refused = DataLoader(OnGpu(), batch_size=1, num_workers=1, multiprocessing_context="forkserver")
     first = next(iter(refused))
-    report.check("a worker asking for 6144 MiB beside 4096 held", 1.0, float(first.item()))
+    report.check("a worker requesting 6144 MiB beside 4096 held", 1.0, float(first.item()))
     del held
     torch.cuda.empty_cache()
     report.check("the parent after that", 4096 * MIB, torch.ones(4096 * MIB, dtype=torch.uint8, device="cuda").numel())

@@ -1,4 +1,4 @@
-"""DataParallel on one card: trains, is refused a batch that does not fit, trains on."""
+"""DataParallel on one GPU: trains, is refused a batch that does not fit, trains on."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from tests.fake import FakeDriver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.kubelet import PATIENCE_S, Kubelet
 from tests.ports import free_port
-from vgpu.contract import CONTAINER_DIR, SOCKET
-from vgpu.names import DEFAULT
+from vgpu.api.contract import CONTAINER_DIR, SOCKET
+from vgpu.api.names import DEFAULT
 
 NODE = "n1"
 

@@ -29,7 +29,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         self.registered: list[str] = []
         self.devices: dict[str, dict[str, str]] = {}
         self.used: dict[str, set[str]] = {}
-        self.books: dict[tuple[str, str], dict[tuple[str, str], tuple[str, ...]]] = {}
+        self.records: dict[tuple[str, str], dict[tuple[str, str], tuple[str, ...]]] = {}
         """(namespace, pod) -> (container, resource) -> device IDs."""
         self.answers: dict[tuple[str, str, str], dp.ContainerAllocateResponse] = {}
         self.waited_s = 0.0
@@ -49,13 +49,13 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         for path in self.plugins.iterdir():
             path.unlink()
-        own, books = grpc.aio.server(), grpc.aio.server()
+        own, records = grpc.aio.server(), grpc.aio.server()
         dp_grpc.add_RegistrationServicer_to_server(self, own)
-        pr_grpc.add_PodResourcesListerServicer_to_server(self, books)
+        pr_grpc.add_PodResourcesListerServicer_to_server(self, records)
         own.add_insecure_port(f"unix://{self.plugins / 'kubelet.sock'}")
         (self.folder / "pod-resources/kubelet.sock").unlink(missing_ok=True)
-        books.add_insecure_port(f"unix://{self.folder / 'pod-resources/kubelet.sock'}")
-        self._servers = [own, books]
+        records.add_insecure_port(f"unix://{self.folder / 'pod-resources/kubelet.sock'}")
+        self._servers = [own, records]
         for server in self._servers:
             await server.start()
 
@@ -86,7 +86,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         return dp.Empty()
 
     async def List(self, request: Any, context: Any) -> pr.ListPodResourcesResponse:  # noqa: N802, ARG002
-        listed = [self._listed_pod(key, held) for key, held in self.books.items()]
+        listed = [self._listed_pod(key, held) for key, held in self.records.items()]
         return pr.ListPodResourcesResponse.FromString(b"".join(listed))
 
     def _listed_pod(self, key: tuple[str, str], held: dict[tuple[str, str], tuple[str, ...]]) -> bytes:
@@ -125,7 +125,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         """Raises AioRpcError when the plugin refuses; what the pod had until then is free again."""
         meta, spec = pod["metadata"], pod["spec"]
         key = (meta["namespace"], meta["name"])
-        books = self.books.setdefault(key, {})
+        records = self.records.setdefault(key, {})
         reusable: dict[str, list[str]] = {}
         try:
             for container in [*spec.get("initContainers", []), *spec["containers"]]:
@@ -139,7 +139,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
                     request = dp.AllocateRequest(container_requests=[dp.ContainerAllocateRequest(devices_ids=ids)])
                     answer = await self._timed(self._plugin(resource).Allocate(request))
                     self.used.setdefault(resource, set()).update(ids)
-                    books[container["name"], resource] = tuple(ids)
+                    records[container["name"], resource] = tuple(ids)
                     self.answers[meta["name"], container["name"], resource] = answer.container_responses[0]
                     had = reusable.setdefault(resource, [])
                     reusable[resource] = [*had, *ids] if init else [i for i in had if i not in ids]
@@ -149,7 +149,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
 
     async def start_container(self, pod: str, container: str, namespace: str = "default") -> None:
         """PreStartContainer for each of its resources that want it, all at once as the kubelet may."""
-        held = self.books[namespace, pod]
+        held = self.records[namespace, pod]
         calls = [
             self._plugin(resource).PreStartContainer(dp.PreStartContainerRequest(devices_ids=ids))
             for (of, resource), ids in held.items()
@@ -157,17 +157,17 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         ]
         await self._timed(asyncio.gather(*calls))
 
-    async def ask_options(self, resource: str) -> dp.DevicePluginOptions:
+    async def request_options(self, resource: str) -> dp.DevicePluginOptions:
         return await self._timed(self._plugin(resource).GetDevicePluginOptions(dp.Empty()))
 
     def remove(self, namespace: str, name: str) -> None:
-        for (_, resource), ids in self.books.pop((namespace, name), {}).items():
+        for (_, resource), ids in self.records.pop((namespace, name), {}).items():
             self.used[resource] -= set(ids)
 
     def swap(self, one: str, other: str) -> None:
         """Two pods of the same size get each other's devices."""
         a, b = ("default", one), ("default", other)
-        self.books[a], self.books[b] = self.books[b], self.books[a]
+        self.records[a], self.records[b] = self.records[b], self.records[a]
 
     async def _choose(self, resource: str, quantity: int, reusable: list[str]) -> list[str]:
         taken = reusable[:quantity]

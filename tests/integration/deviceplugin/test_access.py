@@ -23,7 +23,7 @@ REVIEW = ("--metrics-access", "review")
 
 def knows(made: Node) -> None:
     """The API server knows a Prometheus that may read metrics, and a pod that may not."""
-    made.api.tokens = {"prometheus": PROMETHEUS, "tenant": "system:serviceaccount:team:default"}
+    made.api.tokens = {"prometheus": PROMETHEUS, "container": "system:serviceaccount:team:default"}
     made.api.may = {PROMETHEUS: {"/metrics"}}
 
 
@@ -57,7 +57,7 @@ async def test_only_who_may_get_metrics_reads_those_of_plugin_and_arbiter(runnin
     async with running(*REVIEW) as made, arbiter(made) as arbiters_port:
         knows(made)
         for port in (made.port, arbiters_port):
-            assert [await status(port, token) for token in ("", "made-up", "tenant", "prometheus")] == [
+            assert [await status(port, token) for token in ("", "made-up", "container", "prometheus")] == [
                 401,
                 401,
                 403,
@@ -79,11 +79,11 @@ async def test_the_arbiter_lets_nobody_new_in_while_the_plugin_is_away_and_who_w
         knows(made)
         assert await status(port, "prometheus") == 200
         await made.stop_plugin()
-        assert [await status(port, token) for token in ("prometheus", "tenant")] == [200, 503]
+        assert [await status(port, token) for token in ("prometheus", "container")] == [200, 503]
         assert await status(port, path="/healthz") == 200
 
 
-async def test_metrics_are_open_where_the_plugin_is_told_so(running: Start) -> None:
+async def test_metrics_are_open_where_the_plugin_is_reported_so(running: Start) -> None:
     async with running() as made:
         assert await status(made.port) == 200
         assert not (made.state / "plugin/access.sock").exists()

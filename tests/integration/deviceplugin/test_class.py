@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.test_plugin import Start, inventory, running, sharing
-from vgpu.codec import grant_from_text
+from vgpu.api.codec import grant_from_text
 
 __all__ = ["fake_driver", "running"]
 
@@ -28,18 +28,18 @@ async def edit(made: Node, version: int, **annotations: str) -> None:
     made.api.put(sharing("a", inventory(made), 0, 4).annotated(**annotations).at_version(version).plain())
 
 
-async def becomes(grant: Path, klass: str, level: int) -> float:
+async def becomes(grant: Path, service_class: str, level: int) -> float:
     """Seconds until the grant says so."""
     began = time.monotonic()
     async with asyncio.timeout(10):
         while True:
             found = grant_from_text(grant.read_text())  # noqa: ASYNC240
-            if (found.klass, found.level) == (klass, level):
+            if (found.service_class, found.level) == (service_class, level):
                 return time.monotonic() - began
             await asyncio.sleep(0.01)
 
 
-async def test_the_grant_follows_an_edit_within_two_seconds_and_nonsense_is_told(running: Start) -> None:
+async def test_the_grant_follows_an_edit_within_two_seconds_and_nonsense_is_reported(running: Start) -> None:
     async with running("--latency-critical-namespaces", '["serving"]') as made:
         grant = await started(made)
         assert await becomes(grant, "standard", 2) < 2

@@ -11,14 +11,14 @@ import pytest
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.test_plugin import Start, inventory, running, sharing
-from vgpu.codec import grant_from_text
-from vgpu.contract import CONTAINER_ID
-from vgpu.status import (
+from vgpu.api.codec import grant_from_text
+from vgpu.api.contract import CONTAINER_ID
+from vgpu.protocol.status import (
     BypassStatus,
-    CardStatus,
     ContainerStatus,
+    GpuStatus,
     KillStatus,
-    ProcessCard,
+    ProcessGpu,
     ProcessStatus,
     Status,
     UngrantedStatus,
@@ -34,24 +34,24 @@ SILENT = "tangram_deviceplugin_arbiter_status_failures_total"
 
 def over(pod: str, uuid: str, guard: str, *, over: bool = True) -> ContainerStatus:
     """A container granted 4096 MiB; one process holds 5000, another 96."""
-    cards = (CardStatus(uuid, 4096 * MIB, 0, 0, 0, 0),)
+    gpus = (GpuStatus(uuid, 4096 * MIB, 0, 0, 0, 0),)
     processes = tuple(
-        ProcessStatus(pid, 1, command, (ProcessCard(uuid, 0, 0, mib * MIB),))
+        ProcessStatus(pid, 1, command, (ProcessGpu(uuid, 0, 0, mib * MIB),))
         for pid, command, mib in ((4711, "/bin/miner --all", 5000), (4712, "sh", 96))
     )
     uid = f"uid-default-{pod}"
-    return ContainerStatus("k", f"default/{pod}", uid, "main", "standard", 2, guard, over, cards, processes)
+    return ContainerStatus("k", f"default/{pod}", uid, "main", "standard", 2, guard, over, gpus, processes)
 
 
 async def admitted(made: Node, name: str) -> str:
-    """A pod that runs; the UUID of its card."""
+    """A pod that runs; the UUID of its GPU."""
     one = sharing(name, inventory(made), 0, 4)
     made.api.put(one.plain())
     await made.kubelet.admit(one.plain())
-    return inventory(made).cards[0].uuid
+    return inventory(made).gpus[0].uuid
 
 
-async def told(made: Node, count: int) -> list[str]:
+async def reported(made: Node, count: int) -> list[str]:
     async with asyncio.timeout(10):
         while len(made.api.events) < count:
             await made.api.news.wait()
@@ -69,11 +69,11 @@ async def until_more(made: Node, metric: str, than: float) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_container_over_its_limit_is_told_of_once_and_its_pod_stays(running: Start) -> None:
+async def test_a_container_over_its_limit_is_reported_of_once_and_its_pod_stays(running: Start) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
         async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
-            (note,) = await told(made, 1)
+            (note,) = await reported(made, 1)
             await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
         assert note == (
             f"container main holds 5096 MiB of {uuid} and was granted 4096 MiB, 5000 MiB of it by process 4711"
@@ -90,12 +90,12 @@ async def test_with_policy_evict_the_pod_is_deleted_once(running: Start) -> None
         uuid = await admitted(made, "a")
         document = encode_status(Status((over("a", uuid, "evict"),)))
         async with await made.arbiter_says(document):
-            await told(made, 1)
+            await reported(made, 1)
             await made.logged("pod deleted", pod="default/a", reason="over-limit")
         before = await count(made, SILENT)
         await until_more(made, SILENT, before)  # at least one look without an arbiter
         async with await made.arbiter_says(document):
-            await told(made, 1)
+            await reported(made, 1)
             await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
         ((name, options),) = made.api.deleted
         assert (name, options["preconditions"]) == ("a", {"uid": "uid-default-a"})
@@ -125,10 +125,10 @@ async def test_a_status_that_cannot_be_read_is_counted_and_changes_nothing(
         warned = [line for line in made.log if line["event"] == "the arbiter's status cannot be read"]
         assert len(warned) == 1
         async with await made.arbiter_says(document):
-            await told(made, 1)
+            await reported(made, 1)
 
 
-async def test_without_an_arbiter_only_a_number_tells(running: Start) -> None:
+async def test_without_an_arbiter_only_a_number_reports(running: Start) -> None:
     async with running() as made:
         await until_more(made, f'{SILENT}{{reason="unreachable"}}', 0)
         warnings = [line["event"] for line in made.log if line["level"] in ("warning", "error")]
@@ -136,11 +136,13 @@ async def test_without_an_arbiter_only_a_number_tells(running: Start) -> None:
         assert (await made.get("/readyz"))[0] == 200
 
 
-@pytest.mark.parametrize(("wish", "operator", "expected"), [("evict", "report", "evict"), ("evict", "kill", "kill"), ("", "report", "report")])  # fmt: skip
-async def test_the_grant_carries_the_stricter_policy(running: Start, wish: str, operator: str, expected: str) -> None:
+@pytest.mark.parametrize(("preference", "operator", "expected"), [("evict", "report", "evict"), ("evict", "kill", "kill"), ("", "report", "report")])  # fmt: skip
+async def test_the_grant_carries_the_stricter_policy(
+    running: Start, preference: str, operator: str, expected: str
+) -> None:
     async with running("--guard-policy", operator, "--clear-memory", "true") as made:
         one = sharing("a", inventory(made), 0, 4)
-        one = one.annotated(over_limit=wish) if wish else one
+        one = one.annotated(over_limit=preference) if preference else one
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
         folder = made.arbiter_listens("a")
@@ -155,7 +157,7 @@ async def test_a_bypass_makes_an_event_on_the_pod_and_with_evict_the_pod_is_dele
         bypass = BypassStatus(uuid, (4711,), 5096 * MIB, 4096 * MIB, "evict")
         found = msgspec.structs.replace(over("a", uuid, "report", over=False), bypasses=(bypass,))
         async with await made.arbiter_says(encode_status(Status((found,)))):
-            (note,) = await told(made, 1)
+            (note,) = await reported(made, 1)
             await made.logged("pod deleted", pod="default/a", reason="bypass")
         assert note.endswith(
             "process 4711 (/bin/miner --all) goes around the library; arbiter.bypass: the pod is deleted"
@@ -173,12 +175,12 @@ async def test_a_relay_of_processes_that_are_killed_makes_one_event(running: Sta
             KillStatus(f"{pid}-1", *of, pid, "miner", (5000 + pid) * MIB, 4096 * MIB, bypass=True) for pid in range(60)
         )
         async with await made.arbiter_says(encode_status(Status((), kills=relay))):
-            (note,) = await told(made, 1)
+            (note,) = await reported(made, 1)
             await made.logged(
                 "killed over the memory limit", note=note.replace("process 0", "process 59").replace("5000", "5059")
             )
         async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
-            notes = await told(made, 2)
+            notes = await reported(made, 2)
     assert note.endswith("process 0 (miner) went around the library and was killed")
     assert [event["reason"] for event in made.api.events] == ["LimitBypassed", "OverMemoryLimit"], notes
     assert made.api.events[0]["series"]["count"] == 32, "written when it has doubled"
@@ -189,7 +191,7 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
         uuid = await admitted(made, "a")
         found = UngrantedStatus(uuid, 4711, "/bin/miner", 700 * MIB)
         async with await made.arbiter_says(encode_status(Status((), ungranted=(found,)))):
-            (note,) = await told(made, 1)
+            (note,) = await reported(made, 1)
         assert note.startswith(f"process 4711 (/bin/miner) holds 700 MiB of {uuid}")
         (event,) = made.api.events
         regarding = event["regarding"]
@@ -209,7 +211,7 @@ async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node_a
         uuid = await admitted(made, "a")
         found = UnlistedStatus(uuid, 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (4711,))
         async with await made.arbiter_says(encode_status(Status((), unlisted=(found,)))):
-            (note, _) = await told(made, 2)
+            (note, _) = await reported(made, 2)
         assert note.startswith(
             f"2560 MiB of {uuid}, which containers share, are in use and NVML lists them for no process"
         )

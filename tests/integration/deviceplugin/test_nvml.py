@@ -21,8 +21,8 @@ from nvml.errors import NvmlAway
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
-from vgpu.codec import inventory_from_json
-from vgpu.names import DEFAULT
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.names import DEFAULT
 
 __all__ = ["fake_driver"]
 
@@ -37,7 +37,7 @@ def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
     async def start(*options: str) -> AsyncIterator[Node]:
         folder = Path(tempfile.mkdtemp(prefix="nv-"))
         try:
-            async with node(fake_driver("card t4 memory_mib=16384\ncard t4 memory_mib=16384\n"), folder) as made:
+            async with node(fake_driver("gpu t4 memory_mib=16384\ngpu t4 memory_mib=16384\n"), folder) as made:
                 await made.start_plugin(*options)
                 await made.ready()
                 yield made
@@ -94,7 +94,7 @@ async def only_child(made: Node) -> int:
     return child
 
 
-async def test_a_call_that_never_returns_makes_cards_unhealthy_with_the_reason_and_they_recover(running: Start) -> None:
+async def test_a_call_that_never_returns_makes_gpus_unhealthy_with_the_reason_and_they_recover(running: Start) -> None:
     async with running("--nvml-call-s", "1") as made:
         await until(ready_page(made, 200, "ok"))
         made.driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1000")
@@ -122,7 +122,7 @@ async def test_a_start_of_nvml_that_never_returns_is_survived(running: Start) ->
         await made.kubelet.until(lambda: len(made.kubelet.healthy(GPU)) == 2)
 
 
-async def test_a_child_that_is_killed_is_back_before_a_card_is_unhealthy(running: Start) -> None:
+async def test_a_child_that_is_killed_is_back_before_a_gpu_is_unhealthy(running: Start) -> None:
     async with running() as made:
         for _ in range(2):
             await until(ready_page(made, 200, "ok"))
@@ -156,7 +156,7 @@ async def test_while_nvml_is_released_nothing_has_a_gpu_open_and_the_kubelet_get
         await made.kubelet.until(lambda: len(made.kubelet.healthy(GPU)) == 2)
 
 
-def ask_until_nobody_answers(client: Client, uuid: str) -> None:
+def request_until_nobody_answers(client: Client, uuid: str) -> None:
     while True:
         client.nvml.processes(uuid)
 
@@ -164,14 +164,14 @@ def ask_until_nobody_answers(client: Client, uuid: str) -> None:
 async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_hangs(running: Start) -> None:
     async with running("--nvml-call-s", "60") as made:
         assert made.api.inventory
-        uuid = inventory_from_json(made.api.inventory).cards[0].uuid
+        uuid = inventory_from_json(made.api.inventory).gpus[0].uuid
         client = Client(made.state / "plugin/nvml.sock", 3)
         assert client.nvml.processes(uuid) == ()
         made.driver.ctl("process", 0, 4242, 512, "stranger")
         assert [held.pid for held in client.nvml.processes(uuid)] == [4242]
         made.driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1000")
         with pytest.raises(NvmlAway, match="no answer within 3 s"):
-            await asyncio.to_thread(ask_until_nobody_answers, client, uuid)
+            await asyncio.to_thread(request_until_nobody_answers, client, uuid)
         child = await only_child(made)
         begun_s = time.monotonic()
         await made.stop_plugin()

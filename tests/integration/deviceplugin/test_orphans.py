@@ -15,8 +15,8 @@ import pytest
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.test_plugin import CORE, MEM, Start, inventory, running, sharing
-from vgpu.codec import grant_from_text
-from vgpu.inventory import Orphan
+from vgpu.api.codec import grant_from_text
+from vgpu.api.inventory import Orphan
 
 __all__ = ["fake_driver", "running"]
 
@@ -69,13 +69,13 @@ def delete_by_force(made: Node, plain: dict[str, Any]) -> None:
 async def test_a_pod_deleted_by_force_keeps_its_room_until_its_last_process_is_gone(running: Start, proc: Path) -> None:
     async with running("--proc-root", str(proc)) as made:
         plain = await runs(made, "a", GONE)
-        folder, ids = made.grant_folder("a"), made.kubelet.books["default", "a"]["main", MEM]
+        folder, ids = made.grant_folder("a"), made.kubelet.records["default", "a"]["main", MEM]
         process = process_of(proc, GONE)
         delete_by_force(made, plain)
         took_s, (orphan,) = await orphans_are(made, GONE)
         assert took_s < 2.0
         assert (orphan.key, [(p.uuid, p.mib, p.core_percent) for p in orphan.held]) == (
-            "default/a", [(inventory(made).cards[0].uuid, 12 * 1024, 60)],
+            "default/a", [(inventory(made).gpus[0].uuid, 12 * 1024, 60)],
         )  # fmt: skip
         _, numbers = await made.get("/metrics")
         (line,) = [line for line in numbers.splitlines() if line.startswith("tangram_deviceplugin_orphan_bytes{")]
@@ -95,7 +95,7 @@ async def test_a_pod_deleted_by_force_keeps_its_room_until_its_last_process_is_g
         small = sharing("small", inventory(made), 0, 4)
         made.api.put(small.plain())
         await made.kubelet.admit(small.plain())
-        assert set(made.kubelet.books["default", "small"]["main", MEM]).isdisjoint(ids)
+        assert set(made.kubelet.records["default", "small"]["main", MEM]).isdisjoint(ids)
         assert set(ids) <= made.kubelet.healthy(MEM)  # they stay offered: withdrawn they would count twice
         assert grant_from_text((folder / "grant").read_text()).uid == GONE
 
@@ -127,9 +127,9 @@ async def test_a_kubelet_that_lost_its_checkpoint_gives_no_devices_of_a_running_
         plain["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
         made.api.put(plain)
         grant = made.grant_folder("a") / "grant"
-        had, inode = made.kubelet.books["default", "a"]["main", MEM], grant.stat().st_ino
+        had, inode = made.kubelet.records["default", "a"]["main", MEM], grant.stat().st_ino
         await made.kubelet.stop()
-        made.kubelet.books.clear()
+        made.kubelet.records.clear()
         made.kubelet.used.clear()
         made.kubelet.registered.clear()
         await made.kubelet.start()
@@ -138,7 +138,7 @@ async def test_a_kubelet_that_lost_its_checkpoint_gives_no_devices_of_a_running_
             one = sharing(f"new-{number}", inventory(made), 0, 4, 20)
             made.api.put(one.plain())
             await made.kubelet.admit(one.plain())
-            assert set(made.kubelet.books["default", one.name]["main", MEM]).isdisjoint(had)
+            assert set(made.kubelet.records["default", one.name]["main", MEM]).isdisjoint(had)
         assert len(made.kubelet.healthy(MEM)) == 32
         assert len(made.kubelet.healthy(CORE)) == 200
         assert grant.stat().st_ino == inode

@@ -16,21 +16,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from deviceplugin.prestart import listens
+from deviceplugin.admission import listens
 from tests.builders import PodBuilder, pod
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
-from vgpu.codec import grant_from_text, inventory_from_json
-from vgpu.contract import uuid_of
-from vgpu.grant import GrantCard, Slice
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
+from vgpu.api.codec import grant_from_text, inventory_from_json
+from vgpu.api.contract import uuid_of
+from vgpu.api.grant import GrantGpu, Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
 
 __all__ = ["fake_driver"]
 
 MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
-TWO_CARDS = "card t4 memory_mib=16384\ncard t4 memory_mib=16384\n"
+TWO_GPUS = "gpu t4 memory_mib=16384\ngpu t4 memory_mib=16384\n"
 
 Start = Callable[..., AbstractAsyncContextManager[Node]]
 
@@ -38,10 +38,10 @@ Start = Callable[..., AbstractAsyncContextManager[Node]]
 @pytest.fixture
 def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
     @asynccontextmanager
-    async def start(*options: str, cards: str = TWO_CARDS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
+    async def start(*options: str, gpus: str = TWO_GPUS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
         folder = Path(tempfile.mkdtemp(prefix="dp-"))
         try:
-            async with node(fake_driver(cards), folder, access=access, seed=seed) as made:
+            async with node(fake_driver(gpus), folder, access=access, seed=seed) as made:
                 await made.start_plugin(*options)
                 await made.ready()
                 yield made
@@ -56,42 +56,42 @@ def inventory(on: Node) -> Inventory:
     return inventory_from_json(on.api.inventory)
 
 
-def sharing(name: str, on: Inventory, card: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
-    asks = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
-    return asks.assigned(Slice(on.cards[card].uuid, card, units * 1024, core), container=container)
+def sharing(name: str, on: Inventory, gpu: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
+    requests = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
+    return requests.assigned(Slice(on.gpus[gpu].uuid, gpu, units * 1024, core), container=container)
 
 
-def cards_of(ids: tuple[str, ...]) -> set[str]:
+def gpus_of(ids: tuple[str, ...]) -> set[str]:
     return {uuid_of(one) for one in ids}
 
 
-async def test_the_node_offers_each_unit_of_memory_each_percent_and_each_card(running: Start) -> None:
+async def test_the_node_offers_each_unit_of_memory_each_percent_and_each_gpu(running: Start) -> None:
     async with running() as made:
-        cards = inventory(made).cards
-        assert [card.model for card in cards] == ["Tesla T4", "Tesla T4"]
-        for resource, per_card in ((MEM, cards[0].mib // 1024), (CORE, 100), (GPU, 1)):
+        gpus = inventory(made).gpus
+        assert [gpu.model for gpu in gpus] == ["Tesla T4", "Tesla T4"]
+        for resource, per_gpu in ((MEM, gpus[0].mib // 1024), (CORE, 100), (GPU, 1)):
             ids = made.kubelet.healthy(resource)
-            assert len(ids) == 2 * per_card
-            assert cards_of(tuple(ids)) == {card.uuid for card in cards}
+            assert len(ids) == 2 * per_gpu
+            assert gpus_of(tuple(ids)) == {gpu.uuid for gpu in gpus}
         assert sorted(made.kubelet.registered) == sorted([MEM, CORE, GPU])
         assert made.kubelet.starts_with == {MEM: True, CORE: False, GPU: True}
         for resource, wants in made.kubelet.starts_with.items():
-            assert (await made.kubelet.ask_options(resource)).pre_start_required == wants
+            assert (await made.kubelet.request_options(resource)).pre_start_required == wants
         status, text = await made.get("/readyz")
         assert (status, text) == (200, "ok\n")
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the_kubelet_asks_in(
+async def test_a_share_gets_its_gpu_its_grant_and_its_mounts_whatever_order_the_kubelet_requests_in(
     running: Start, seed: int
 ) -> None:
     async with running(seed=seed) as made:
         one = sharing("a", inventory(made), 1, 8, 30)
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
-        uuid = inventory(made).cards[1].uuid
-        books = made.kubelet.books["default", "a"]
-        assert cards_of(books["main", MEM]) == cards_of(books["main", CORE]) == {uuid}
+        uuid = inventory(made).gpus[1].uuid
+        records = made.kubelet.records["default", "a"]
+        assert gpus_of(records["main", MEM]) == gpus_of(records["main", CORE]) == {uuid}
 
         answer = made.kubelet.answers["a", "main", MEM]
         assert [d.name for d in answer.cdi_devices] == [f"tangram.sh/gpu={uuid}"]
@@ -106,7 +106,7 @@ async def test_a_share_gets_its_card_its_grant_and_its_mounts_whatever_order_the
         await made.kubelet.start_container("a", "main")
         grant = grant_from_text((folder / "grant").read_text())
         assert (grant.namespace, grant.pod, grant.uid, grant.container) == ("default", "a", "uid-default-a", "main")
-        assert grant.cards == (GrantCard(uuid, 8192, 30),)
+        assert grant.gpus == (GrantGpu(uuid, 8192, 30),)
         assert (folder / "grant").stat().st_mode & 0o777 == 0o444
         assert (folder / "libtangram.so").read_bytes() == b"a library\n"
         assert (made.state / "preload").read_text() == "/.tangram/libtangram.so\n"
@@ -142,20 +142,20 @@ async def test_a_container_of_the_release_before_that_is_restarted_has_its_prelo
         assert (made.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
 
 
-async def test_the_cdi_specification_names_cards_by_uuid_and_files_by_the_hosts_paths(running: Start) -> None:
+async def test_the_cdi_specification_names_gpus_by_uuid_and_files_by_the_hosts_paths(running: Start) -> None:
     async with running() as made:
         spec = json.loads((made.folder / "cdi/tangram.sh-gpu.json").read_text())
         assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "tangram.sh/gpu")
-        assert [d["name"] for d in spec["devices"]] == [card.uuid for card in inventory(made).cards]
+        assert [d["name"] for d in spec["devices"]] == [gpu.uuid for gpu in inventory(made).gpus]
 
 
-async def test_a_pod_that_came_past_our_scheduler_is_refused_and_told_why(running: Start) -> None:
+async def test_a_pod_that_came_past_our_scheduler_is_refused_and_reported_why(running: Start) -> None:
     async with running() as made:
-        stranger = pod("stranger").asking(mib=4096).on("n1").plain() | {}
-        stranger["spec"]["schedulerName"] = "default-scheduler"
-        made.api.put(stranger)
+        other_scheduler = pod("stranger").asking(mib=4096).on("n1").plain() | {}
+        other_scheduler["spec"]["schedulerName"] = "default-scheduler"
+        made.api.put(other_scheduler)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await made.kubelet.admit(stranger)
+            await made.kubelet.admit(other_scheduler)
         assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert "placed by default-scheduler, not by Tangram's scheduler" in (refusal.value.details() or "")
         async with asyncio.timeout(10):
@@ -183,10 +183,10 @@ async def test_a_request_waits_until_the_watch_brings_the_pod(running: Start) ->
         await asyncio.sleep(0.2)
         made.api.put(late.plain())
         await admission
-        assert cards_of(made.kubelet.books["default", "late"]["main", MEM]) == {inventory(made).cards[1].uuid}
+        assert gpus_of(made.kubelet.records["default", "late"]["main", MEM]) == {inventory(made).gpus[1].uuid}
 
 
-async def test_a_kubelet_that_restarts_is_told_of_all_resources_again(running: Start) -> None:
+async def test_a_kubelet_that_restarts_is_reported_of_all_resources_again(running: Start) -> None:
     async with running() as made:
         await made.kubelet.stop()
         made.kubelet.registered.clear()
@@ -216,35 +216,35 @@ async def test_a_plugin_killed_between_allocate_and_start_loses_nothing(running:
             assert grant_from_text((folder / "grant").read_text()).pod == name
 
 
-async def test_an_xid_makes_a_card_unhealthy_and_recovery_makes_it_healthy_again(running: Start) -> None:
+async def test_an_xid_makes_a_gpu_unhealthy_and_recovery_makes_it_healthy_again(running: Start) -> None:
     async with running() as made:
         everything = len(made.kubelet.healthy(MEM))
         made.driver.xid(0, 13)  # an application's own mistake
         made.driver.xid(1, 79)
         await made.kubelet.until(lambda: len(made.kubelet.healthy(MEM)) == everything // 2)
-        assert cards_of(tuple(made.kubelet.healthy(MEM))) == {inventory(made).cards[0].uuid}
+        assert gpus_of(tuple(made.kubelet.healthy(MEM))) == {inventory(made).gpus[0].uuid}
         async with asyncio.timeout(10):
-            while inventory(made).cards[1].healthy:
+            while inventory(made).gpus[1].healthy:
                 await made.api.news.wait()
         made.driver.recover(1)
         await made.kubelet.until(lambda: len(made.kubelet.healthy(MEM)) == everything)
         async with asyncio.timeout(10):
-            while not inventory(made).cards[1].healthy:
+            while not inventory(made).gpus[1].healthy:
                 await made.api.news.wait()
-        assert inventory(made).cards[0].healthy
+        assert inventory(made).gpus[0].healthy
 
 
 async def test_devices_swapped_by_the_kubelet_are_harmless_with_nvidias_runtime(running: Start) -> None:
     async with running(access="nvidia") as made:
         await swapped(made)
-        for name, card in (("a", 0), ("b", 1)):
+        for name, gpu in (("a", 0), ("b", 1)):
             await made.kubelet.start_container(name, "main")
             other = {"a": "b", "b": "a"}[
                 name
             ]  # the kubelet has them mixed up: what it gave one is mounted by the other
             grant = grant_from_text((made.grant_folder(other) / "grant").read_text())
             assert grant.pod == name
-            assert [c.uuid for c in grant.cards] == [inventory(made).cards[card].uuid]
+            assert [c.uuid for c in grant.gpus] == [inventory(made).gpus[gpu].uuid]
 
 
 async def test_devices_swapped_by_the_kubelet_fail_the_start_and_have_the_pod_replaced_with_cdi(running: Start) -> None:
@@ -261,8 +261,8 @@ async def test_devices_swapped_by_the_kubelet_fail_the_start_and_have_the_pod_re
 
 
 async def swapped(made: Node) -> None:
-    for name, card in (("a", 0), ("b", 1)):
-        one = sharing(name, inventory(made), card, 4)
+    for name, gpu in (("a", 0), ("b", 1)):
+        one = sharing(name, inventory(made), gpu, 4)
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
         made.arbiter_listens(name)
@@ -271,14 +271,14 @@ async def swapped(made: Node) -> None:
 
 async def test_an_init_container_and_its_app_container_have_a_grant_each(running: Start) -> None:
     async with running() as made:
-        card = inventory(made).cards[0]
+        gpu = inventory(made).gpus[0]
         one = (
             pod("p").asking(mib=4096, container="setup", init=True).asking(mib=4096, core=20, container="main").on("n1")
         )
-        from vgpu.codec import assignment_to_json
-        from vgpu.grant import Assignment
+        from vgpu.api.codec import assignment_to_json
+        from vgpu.api.grant import Assignment
 
-        pieces = {"setup": (Slice(card.uuid, 0, 4096),), "main": (Slice(card.uuid, 0, 4096, 20),)}
+        pieces = {"setup": (Slice(gpu.uuid, 0, 4096),), "main": (Slice(gpu.uuid, 0, 4096, 20),)}
         one = one.assigned(text=assignment_to_json(Assignment(pieces, frozenset({"setup"}))))
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
@@ -288,7 +288,7 @@ async def test_an_init_container_and_its_app_container_have_a_grant_each(running
             await made.kubelet.start_container("p", starts)
             grants = {name: grant_from_text((folders[name] / "grant").read_text()) for name in folders}
             assert {name: grant.container for name, grant in grants.items()} == {"setup": "setup", "main": "main"}
-            assert {name: grant.cards[0].core_percent for name, grant in grants.items()} == {"setup": 0, "main": 20}
+            assert {name: grant.gpus[0].core_percent for name, grant in grants.items()} == {"setup": 0, "main": 20}
 
 
 async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(running: Start) -> None:
@@ -344,16 +344,16 @@ async def test_without_an_arbiter_the_container_does_not_start(running: Start) -
             await made.kubelet.start_container("a", "main")
 
 
-async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -> None:
-    async with running(cards="card a100-40\ncard a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
+async def test_whole_gpus_and_mig_instances_are_given_by_uuid(running: Start) -> None:
+    async with running(gpus="gpu a100-40\ngpu a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
         has = inventory(made)
-        instance = next(i for i in has.cards[1].instances if i.profile == "2g.10gb")
-        assert made.kubelet.healthy(GPU) == {has.cards[0].uuid}
+        instance = next(i for i in has.gpus[1].instances if i.profile == "2g.10gb")
+        assert made.kubelet.healthy(GPU) == {has.gpus[0].uuid}
         await made.kubelet.until(lambda: made.kubelet.healthy(DEFAULT.mig("2g.10gb")) == {instance.uuid})
-        whole = pod("w").asking(gpus=1).on("n1").assigned(Slice(has.cards[0].uuid, 0, has.cards[0].mib, 100, "whole"))
+        whole = pod("w").asking(gpus=1).on("n1").assigned(Slice(has.gpus[0].uuid, 0, has.gpus[0].mib, 100, "whole"))
         piece = Slice(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
         mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(piece)
-        for one, resource, uuid in ((whole, GPU, has.cards[0].uuid), (mig, DEFAULT.mig("2g.10gb"), instance.uuid)):
+        for one, resource, uuid in ((whole, GPU, has.gpus[0].uuid), (mig, DEFAULT.mig("2g.10gb"), instance.uuid)):
             made.api.put(one.plain())
             await made.kubelet.admit(one.plain())
             answer = made.kubelet.answers[one.name, "main", resource]
@@ -367,14 +367,14 @@ async def test_whole_cards_and_mig_instances_are_given_by_uuid(running: Start) -
         assert paths == ["/dev/nvidia1", f"/dev/nvidia-caps/nvidia-cap{caps}", f"/dev/nvidia-caps/nvidia-cap{caps + 1}"]
 
 
-async def test_metrics_tell_of_each_card_and_of_calls(running: Start) -> None:
+async def test_metrics_report_of_each_gpu_and_of_calls(running: Start) -> None:
     async with running() as made:
         one = sharing("a", inventory(made), 0, 8)
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
         status, numbers = await made.get("/metrics")
         assert status == 200
-        uuid = inventory(made).cards[0].uuid
+        uuid = inventory(made).gpus[0].uuid
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{uuid}"}} 1.0' in numbers
         assert f'tangram_deviceplugin_call_seconds_count{{call="Allocate",resource="{MEM}"}} 1.0' in numbers
 
@@ -382,7 +382,7 @@ async def test_metrics_tell_of_each_card_and_of_calls(running: Start) -> None:
 async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[str], FakeDriver]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="dp-"))
     try:
-        async with node(fake_driver(TWO_CARDS), folder) as made:
+        async with node(fake_driver(TWO_GPUS), folder) as made:
             (folder / "driver/lib").rename(folder / "driver/lib.away")
             await made.start_plugin()
             line = await made.logged("no GPUs are offered yet, or their state is not known any longer")

@@ -1,4 +1,4 @@
-"""The kubelet's books are asked for by many containers that start at once, and the kubelet answers a few."""
+"""The kubelet's records are requested by many containers that start at once, and the kubelet answers a few."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import grpc
 import grpc.aio
 import pytest
 
-from deviceplugin import podresources
-from deviceplugin.podresources import KubeletSilent, PodResources
+from deviceplugin import pod_resources as podresources
+from deviceplugin.pod_resources import KubeletSilent, PodResources
 from vgpu_pb import podresources_pb2 as pr
 from vgpu_pb import podresources_pb2_grpc as pr_grpc
 
 RESOURCE = "tangram.sh/gpu-mem"
 
 
-class Books(pr_grpc.PodResourcesListerServicer):
+class Records(pr_grpc.PodResourcesListerServicer):
     """Answers as `refuses` lets it; each answer has one more pod than the one before."""
 
     def __init__(self, refuses: Callable[[], bool] = lambda: False) -> None:
-        self.refuses, self.asked, self.at_once, self.most_at_once = refuses, 0, 0, 0
+        self.refuses, self.requested, self.at_once, self.most_at_once = refuses, 0, 0, 0
         self.came = asyncio.Event()
 
     async def List(self, request: Any, context: Any) -> pr.ListPodResourcesResponse:  # noqa: N802, ARG002
-        self.asked += 1
-        number = self.asked
+        self.requested += 1
+        number = self.requested
         self.came.set()
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -46,9 +46,9 @@ class Books(pr_grpc.PodResourcesListerServicer):
 
 
 @asynccontextmanager
-async def served(books: Books, folder: Path) -> AsyncIterator[PodResources]:
+async def served(records: Records, folder: Path) -> AsyncIterator[PodResources]:
     server = grpc.aio.server()
-    pr_grpc.add_PodResourcesListerServicer_to_server(books, server)
+    pr_grpc.add_PodResourcesListerServicer_to_server(records, server)
     server.add_insecure_port(f"unix://{folder / 'kubelet.sock'}")
     await server.start()
     client = PodResources(folder / "kubelet.sock")
@@ -75,38 +75,38 @@ class Limit:
         return False
 
 
-async def test_those_who_ask_at_once_share_two_questions_and_the_second_is_put_after_all_of_them(
+async def test_those_who_request_at_once_share_two_questions_and_the_second_is_put_after_all_of_them(
     tmp_path: Path,
 ) -> None:
-    books = Books()
-    async with served(books, tmp_path) as client:
+    records = Records()
+    async with served(records, tmp_path) as client:
         first = asyncio.create_task(client.holdings("tangram.sh"))
-        await books.came.wait()
+        await records.came.wait()
         others = [asyncio.create_task(client.holdings("tangram.sh")) for _ in range(100)]
         assert len(await first) == 1
         assert {len(one) for one in await asyncio.gather(*others)} == {2}
-        assert (books.asked, books.most_at_once) == (2, 1)
+        assert (records.requested, records.most_at_once) == (2, 1)
 
 
-async def test_a_kubelet_that_refuses_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    books = Books(Limit(2, 20))
-    async with served(books, tmp_path) as client:
+async def test_a_kubelet_that_refuses_for_a_while_is_requested_again(tmp_path: Path) -> None:
+    records = Records(Limit(2, 20))
+    async with served(records, tmp_path) as client:
         for at in range(8):
             who, containers = await client.holders(RESOURCE, ["id0"])
             assert (who, containers) == (("default", "p0"), ("main",)), at
-    assert books.asked > 8
+    assert records.requested > 8
 
 
-async def test_one_that_refuses_for_ever_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_refuses_for_ever_is_reported_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podresources, "DEADLINE_S", 0.2)
-    async with served(Books(lambda: True), tmp_path) as client:
+    async with served(Records(lambda: True), tmp_path) as client:
         with pytest.raises(KubeletSilent, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):
             await client.holdings("tangram.sh")
 
 
 async def test_who_gives_up_takes_nobody_along(tmp_path: Path) -> None:
-    books = Books()
-    async with served(books, tmp_path) as client:
+    records = Records()
+    async with served(records, tmp_path) as client:
         one, other = (asyncio.create_task(client.holdings("tangram.sh")) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()

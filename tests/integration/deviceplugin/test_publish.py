@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from deviceplugin import publish
-from deviceplugin.offer import Offer
-from deviceplugin.publish import Publisher
+from deviceplugin.gpus import publish
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.publish import Publisher
 from kube.errors import ApiError
 from tests.fake_api import answer_with
 from tests.integration.deviceplugin.harness import NODE, Api
 from tests.unit.deviceplugin.builders import inventory
-from vgpu.codec import inventory_from_json
-from vgpu.names import DEFAULT
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.names import DEFAULT
 
 
 async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> None:
@@ -38,7 +38,7 @@ async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> Non
         assert publisher.written == 2
 
 
-async def test_a_refusal_of_the_api_server_is_told_with_verb_and_path() -> None:
+async def test_a_refusal_of_the_api_server_is_reported_with_verb_and_path() -> None:
     async with Api() as api, api.client() as client:
         offer = Offer(DEFAULT, 1024)
         offer.set_inventory(inventory(1))
@@ -98,9 +98,9 @@ async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypa
 async def test_a_watch_that_lags_behind_our_own_write_costs_no_more_than_a_look() -> None:
     async with Api() as api, running(api) as publisher:
         await written(api)
-        asked = api.requests.count(f"GET /api/v1/nodes/{NODE}")
+        requested = api.requests.count(f"GET /api/v1/nodes/{NODE}")
         for _ in range(20):
             api.put(api.objects["/api/v1/nodes"][NODE])  # as the kubelet does: its status
         await asyncio.sleep(0.3)
-        assert api.requests.count(f"GET /api/v1/nodes/{NODE}") <= asked + 1
+        assert api.requests.count(f"GET /api/v1/nodes/{NODE}") <= requested + 1
         assert publisher.written == 1

@@ -57,7 +57,7 @@ async def test_the_kubelet_is_answered_while_its_socket_is_flooded(running: Star
         async with flood_of(made, sockets[0], kind):
             for _ in range(5):
                 for resource in made.kubelet.devices:
-                    await asyncio.wait_for(made.kubelet.ask_options(resource), KUBELET_S)
+                    await asyncio.wait_for(made.kubelet.request_options(resource), KUBELET_S)
                 async with grpc.aio.insecure_channel(f"unix://{sockets[0]}") as channel:  # a kubelet that starts
                     await asyncio.wait_for(
                         dp_grpc.DevicePluginStub(channel).GetDevicePluginOptions(dp.Empty()), KUBELET_S
@@ -72,4 +72,4 @@ async def test_the_arbiters_clients_are_let_in_while_the_socket_of_reviews_is_fl
         knows(made)
         async with flood_of(made, made.state / "plugin/access.sock", kind):
             assert await status(port, "prometheus") == 200
-            assert await status(port, "tenant") == 403
+            assert await status(port, "container") == 403

@@ -23,10 +23,10 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 class Follower:
-    """Every change of every pod, in the order in which the API server made them, told to all in `told`."""
+    """Every change of every pod, in the order in which the API server made them, told to all in `reported`."""
 
     def __init__(self, api: Api) -> None:
-        self.told: list[Callable[[str, Thing], None]] = []
+        self.reported: list[Callable[[str, Thing], None]] = []
         self._api = api
         self._changed = asyncio.Event()
         self._version = ""
@@ -47,7 +47,7 @@ class Follower:
             await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
-        """The API server ends the watch of who is slow, and is asked for what came after the last change."""
+        """The API server ends the watch of who is slow, and is requested what came after the last change."""
         while True:
             path = f"{PODS}?watch=1&resourceVersion={self._version}"
             async with self._api.session.get(path, timeout=aiohttp.ClientTimeout()) as answer:
@@ -62,8 +62,8 @@ class Follower:
                 event = msgspec.json.decode(line)
                 assert event["type"] in ("ADDED", "MODIFIED", "DELETED"), event
                 self._version = event["object"]["metadata"]["resourceVersion"]
-                for tell in self.told:
-                    tell(event["type"], event["object"])
+                for report in self.reported:
+                    report(event["type"], event["object"])
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -87,7 +87,7 @@ class Kubelet:
         self._work: asyncio.Queue[tuple[str, Thing]] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
 
-    def tell(self, kind: str, pod: Thing) -> None:
+    def report(self, kind: str, pod: Thing) -> None:
         """As a Follower does. Raises what ended a worker: who waits for the follower is told."""
         for worker in self._workers:
             if worker.done():
@@ -133,7 +133,7 @@ class Watched:
 
     async def add(self, *nodes: NodeBuilder, made: Callable[[NodeBuilder], Thing] = node_object) -> None:
         """Nodes, whose GPUs the ledger knows. `made` makes the object of one."""
-        self.ledger.cards |= {one.name: {card.uuid: card.mib for card in one.cards} for one in nodes}
+        self.ledger.gpus |= {one.name: {gpu.uuid: gpu.mib for gpu in one.gpus} for one in nodes}
         await self.api.create(NODES, map(made, nodes))
 
 
@@ -143,7 +143,7 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     """A cluster with these nodes and no pods. `runs`: pods that are bound run; else the test may have `kubelet` told of them."""
     cluster = Watched(api, Follower(api), Ledger({}), Kubelet(api))
-    cluster.follower.told = [cluster.ledger.tell, cluster.kubelet.tell] if runs else [cluster.ledger.tell]
+    cluster.follower.reported = [cluster.ledger.report, cluster.kubelet.report] if runs else [cluster.ledger.report]
     async with cluster.kubelet.running(), cluster.follower.running():
         await cluster.add(*nodes, made=made)
         yield cluster

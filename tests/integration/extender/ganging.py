@@ -11,15 +11,15 @@ from typing import Final
 from tests.builders import NodeBuilder, PodBuilder, node, pod
 from tests.integration.extender.conftest import GANG_GATES
 from tests.integration.extender.following import Watched, watched
-from tests.integration.extender.harness import holders
+from tests.integration.extender.harness import allocated_pods
 from tests.integration.extender.scheduling import Pair, Stack, Thing, node_object, pod_object
-from vgpu.gangs import QUIET_S
-from vgpu.snapshot import Snapshot
+from vgpu.scheduling.gangs import QUIET_S
+from vgpu.scheduling.snapshot import Snapshot
 
 PODS: Final = "/api/v1/namespaces/default/pods"
 GROUPS: Final = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 BACK_S: Final = 4.0
-"""From the last filter call, or from the moment in which others ask for it, to the room of a gang that failed. Specified."""
+"""From the last filter call, or from the moment in which others request it, to the room of a gang that failed. Specified."""
 
 GPUS: Final = 4
 FULL_MIB: Final = 81_920
@@ -96,7 +96,7 @@ class World:
 
 def in_gang(known: Snapshot) -> set[str]:
     """Pods of gangs that room is reserved for."""
-    return {name for name, stage in holders(known).items() if stage == "in gang"}
+    return {name for name, stage in allocated_pods(known).items() if stage == "in gang"}
 
 
 def members(group: str, *, mib: int = FULL_MIB, count: int = GPUS, **more: str) -> list[PodBuilder]:

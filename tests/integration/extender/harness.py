@@ -24,9 +24,9 @@ from tests.apiserver import ApiServer
 from tests.builders import NodeBuilder, PodBuilder
 from tests.fake_api import Fault, Handler, hang_up
 from tests.ports import free_port
-from vgpu.codec import assignment_from_json
-from vgpu.names import DEFAULT
-from vgpu.snapshot import Snapshot, drift, snapshot_from_json
+from vgpu.api.codec import assignment_from_json
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.snapshot import Snapshot, drift, snapshot_from_json
 
 PATIENCE_S: Final = 90.0
 KUBECONFIG: Final = """\
@@ -45,9 +45,9 @@ class Proxy:
     def __init__(self, api: ApiServer, folder: Path) -> None:
         self.faults: list[Fault] = []
         self.closed = False
-        self.telling = asyncio.Event()
+        self.reporting = asyncio.Event()
         """While it is not set, what watches tell waits here."""
-        self.telling.set()
+        self.reporting.set()
         self._api = api
         self._watches: list[web.Request] = []
         self.kubeconfig = folder / "kubeconfig-of-the-extender"
@@ -105,7 +105,7 @@ class Proxy:
         self._watches.append(request)
         try:
             async for chunk in answer.content.iter_any():
-                await self.telling.wait()
+                await self.reporting.wait()
                 await response.write(chunk)
         except ConnectionError:
             return response
@@ -187,7 +187,7 @@ class Extender:
         return error
 
     async def snapshot(self) -> Snapshot:
-        """What it decides by. Its books are compared with a count from scratch each time."""
+        """What it decides by. Its records are compared with a count from scratch each time."""
         answer = await self._http.get(f"http://127.0.0.1:{self._port}/snapshot")
         snapshot = snapshot_from_json(answer.content)
         assert list(drift(snapshot)) == []
@@ -293,11 +293,11 @@ class Cluster:
 
 
 def free_mib(snapshot: Snapshot, name: str) -> list[int]:
-    """Per card of a node."""
-    return [card.mib for node in snapshot.nodes if node.name == name for card in node.free]
+    """Per GPU of a node."""
+    return [gpu.mib for node in snapshot.nodes if node.name == name for gpu in node.free]
 
 
-def holders(snapshot: Snapshot) -> dict[str, str]:
+def allocated_pods(snapshot: Snapshot) -> dict[str, str]:
     """Pod -> stage."""
     return {pod.key.partition("/")[2]: pod.stage for pod in snapshot.pods}
 

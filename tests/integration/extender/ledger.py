@@ -3,8 +3,8 @@
 Slow and plain on purpose: it shares no code with what it checks, not even the reader of assignments. It is told every change of every
 pod and notes whatever must never be, in the moment in which it is:
 
-    I1  more memory or compute time assigned of a card than it has, over all pods that are bound and have not ended
-    I2  a pod that asks for GPUs, is bound and has none, or the other way round; GPUs of another node; another amount than it asked for; an
+    I1  more memory or compute time assigned of a GPU than it has, over all pods that are bound and have not ended
+    I2  a pod that requests GPUs, is bound and has none, or the other way round; GPUs of another node; another amount than it requested; an
         annotation for its containers that says something else than its assignment
     I4  a pod that moves, or whose GPUs change, once it is bound
 
@@ -18,29 +18,29 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from vgpu.snapshot import Snapshot
+from vgpu.scheduling.snapshot import Snapshot
 
 DOMAIN: Final = "tangram.sh"
 UNIT_MIB: Final = 1024
-CARD_PERCENT: Final = 100
+GPU_PERCENT: Final = 100
 
 Thing = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one container has of one card."""
+    """What one container has of one GPU."""
 
-    card: str
+    gpu: str
     mib: int
     percent: int
 
 
 @dataclass(slots=True)
 class Ledger:
-    """`cards` is every card that ever was: node -> UUID -> MiB."""
+    """`gpus` is every GPU that ever was: node -> UUID -> MiB."""
 
-    cards: dict[str, dict[str, int]]
+    gpus: dict[str, dict[str, int]]
     wrong: list[str] = field(default_factory=list)
     held: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
     """UID -> what a pod holds that is bound and there."""
@@ -54,9 +54,9 @@ class Ledger:
     _where: dict[str, tuple[str, str]] = field(default_factory=dict)
     """UID -> node and assignment at first sight."""
     _on: dict[str, set[str]] = field(default_factory=dict)
-    """Card -> UIDs of pods that hold some of it."""
+    """GPU -> UIDs of pods that hold some of it."""
 
-    def tell(self, kind: str, pod: Thing) -> None:
+    def report(self, kind: str, pod: Thing) -> None:
         """A change, as a watch tells it."""
         uid = pod["metadata"]["uid"]
         self.names[uid] = pod["metadata"]["name"]
@@ -66,7 +66,7 @@ class Ledger:
         self.alive[uid] = pod
         node = pod["spec"].get("nodeName", "")
         text = pod["metadata"].get("annotations", {}).get(f"{DOMAIN}/assignment", "")
-        if (bool(node) and _asks(pod)) != bool(text):
+        if (bool(node) and _requests(pod)) != bool(text):
             self._note(pod, f"is on node {node!r} and has the assignment {text!r}")
             return
         if not text:
@@ -86,18 +86,18 @@ class Ledger:
         """Pods that are there and not bound."""
         return [pod for uid, pod in self.alive.items() if uid not in self.held]
 
-    def cards_of(self, uid: str) -> set[str]:
-        """UUIDs of the cards that a pod holds, or held when it was last bound."""
-        return {piece.card for piece in _pieces(json.loads(self._where[uid][1]))}
+    def gpus_of(self, uid: str) -> set[str]:
+        """UUIDs of the GPUs that a pod holds, or held when it was last bound."""
+        return {piece.gpu for piece in _pieces(json.loads(self._where[uid][1]))}
 
     def used(self) -> tuple[Counter[str], Counter[str]]:
-        """Card -> MiB, and card -> percent, counted from nothing."""
+        """GPU -> MiB, and GPU -> percent, counted from nothing."""
         mib: Counter[str] = Counter()
         percent: Counter[str] = Counter()
         for pieces in self.held.values():
             for piece in pieces:
-                mib[piece.card] += piece.mib
-                percent[piece.card] += piece.percent
+                mib[piece.gpu] += piece.mib
+                percent[piece.gpu] += piece.percent
         return mib, percent
 
     def differences(self, believed: Snapshot) -> list[str]:
@@ -106,10 +106,10 @@ class Ledger:
         found = []
         for record in believed.nodes:
             for one in record.free:
-                room = self.cards[record.name][one.uuid]
-                told = room - mib[one.uuid], CARD_PERCENT - percent[one.uuid]
-                if told != (one.mib, one.core_percent):
-                    found.append(f"{record.name} {one.uuid}: by the API {told} are free, by the extender {one}")
+                room = self.gpus[record.name][one.uuid]
+                reported = room - mib[one.uuid], GPU_PERCENT - percent[one.uuid]
+                if reported != (one.mib, one.core_percent):
+                    found.append(f"{record.name} {one.uuid}: by the API {reported} are free, by the extender {one}")
         theirs, ours = {record.uid for record in believed.pods}, set(self.held)
         return found + [f"pod {self.names.get(uid, uid)} is known to one of them only" for uid in theirs ^ ours]
 
@@ -122,31 +122,31 @@ class Ledger:
             said = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
             if sorted(said) != sorted(one["uuid"] for one in of_it):
                 self._note(pod, f"container {name} is told {said} and assigned {of_it}")
-        if sum(piece.mib for piece in pieces) != _asked_mib(pod):
-            self._note(pod, f"asks for {_asked_mib(pod)} MiB and has {pieces}")
+        if sum(piece.mib for piece in pieces) != _requested_mib(pod):
+            self._note(pod, f"requests {_requested_mib(pod)} MiB and has {pieces}")
         for piece in pieces:
-            if piece.card not in self.cards[node]:
-                self._note(pod, f"is on node {node} and has {piece.card}, which is none of its cards")
+            if piece.gpu not in self.gpus[node]:
+                self._note(pod, f"is on node {node} and has {piece.gpu}, which is none of its GPUs")
                 continue
-            self._on.setdefault(piece.card, set()).add(uid)
-            self._check(pod, piece.card, self.cards[node][piece.card])
+            self._on.setdefault(piece.gpu, set()).add(uid)
+            self._check(pod, piece.gpu, self.gpus[node][piece.gpu])
 
-    def _check(self, pod: Thing, card: str, room_mib: int) -> None:
-        there = [piece for uid in self._on[card] for piece in self.held[uid] if piece.card == card]
+    def _check(self, pod: Thing, gpu: str, room_mib: int) -> None:
+        there = [piece for uid in self._on[gpu] for piece in self.held[uid] if piece.gpu == gpu]
         mib, percent = sum(piece.mib for piece in there), sum(piece.percent for piece in there)
-        if mib > room_mib or percent > CARD_PERCENT:
-            self._note(pod, f"brings card {card} to {mib} of {room_mib} MiB and {percent} of {CARD_PERCENT} percent")
+        if mib > room_mib or percent > GPU_PERCENT:
+            self._note(pod, f"brings GPU {gpu} to {mib} of {room_mib} MiB and {percent} of {GPU_PERCENT} percent")
 
     def _ended(self, uid: str) -> None:
         self.alive.pop(uid, None)
         for piece in self.held.pop(uid, ()):
-            self._on.get(piece.card, set()).discard(uid)
+            self._on.get(piece.gpu, set()).discard(uid)
 
     def _note(self, pod: Thing, what: str) -> None:
         self.wrong.append(f"pod {pod['metadata']['name']} {what}")
 
 
-def _asks(pod: Thing) -> bool:
+def _requests(pod: Thing) -> bool:
     """Is any of it our business?"""
     containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
     return any(
@@ -160,6 +160,6 @@ def _pieces(document: Thing) -> tuple[Piece, ...]:
     )
 
 
-def _asked_mib(pod: Thing) -> int:
+def _requested_mib(pod: Thing) -> int:
     limits = (one["resources"]["limits"] for one in pod["spec"]["containers"])
     return sum(int(one[f"{DOMAIN}/gpu-mem"]) * UNIT_MIB for one in limits)

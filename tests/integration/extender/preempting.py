@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from extender import evicting
-from tests.builders import PodBuilder, card, node, pod, share
+from extender.preemption import evictor as evicting
+from tests.builders import PodBuilder, gpu, node, pod, share
 from tests.fake_api import FakeApi
 from tests.integration.extender.scheduler import Scheduler
 
@@ -20,7 +20,7 @@ HALF_MIB: Final = FULL_MIB // 2
 
 @asynccontextmanager
 async def two_nodes() -> AsyncIterator[FakeApi]:
-    """n1 and n2, with two cards each."""
+    """n1 and n2, with two GPUs each."""
     async with FakeApi() as server:
         for name in ("n1", "n2"):
             server.put(node(name).with_gpus(2).plain())
@@ -36,9 +36,9 @@ def evict_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bound(name: str, at: str, row: int, mib: int, **annotations: str) -> PodBuilder:
-    """A pod that runs on a card."""
+    """A pod that runs on a GPU."""
     asking = pod(name).asking(mib=mib).annotated(**annotations).on(at).with_phase("Running")
-    return asking.assigned(share(card(row, node=at), mib))
+    return asking.assigned(share(gpu(row, node=at), mib))
 
 
 def uids(*names: str) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from extender.running import Extender
+from extender.app import Extender
 from extender.settings import Settings
 from tests.builders import PodBuilder
 from tests.fake_api import FakeApi

@@ -28,7 +28,7 @@ from tests.builders import NodeBuilder, PodBuilder
 from tests.contract.chart.rendering import NAMESPACE, Helm, env
 from tests.integration.extender.harness import Extender
 from tests.ports import free_port
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 
 Thing = dict[str, Any]
 
@@ -245,10 +245,10 @@ async def prepare(api: Api) -> None:
 
 def node_object(built: NodeBuilder) -> Thing:
     """The node as its kubelet and our device plugin would have it."""
-    cards = len(built.cards)
-    mib = sum(card.mib for card in built.cards)
+    gpus = len(built.gpus)
+    mib = sum(gpu.mib for gpu in built.gpus)
     room = {
-        "cpu": "256", "memory": "2Ti", "pods": "500", DEFAULT.gpu: str(cards), DEFAULT.gpu_core: str(100 * cards),
+        "cpu": "256", "memory": "2Ti", "pods": "500", DEFAULT.gpu: str(gpus), DEFAULT.gpu_core: str(100 * gpus),
         DEFAULT.gpu_mem: str(mib // built.unit_mib),
     }  # fmt: skip
     plain = built.plain()
@@ -259,13 +259,13 @@ def node_object(built: NodeBuilder) -> Thing:
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 
-def pod_object(built: PodBuilder, klass: str = "") -> Thing:
-    """The pod as the webhook would leave it; `klass` is its PriorityClass."""
+def pod_object(built: PodBuilder, service_class: str = "") -> Thing:
+    """The pod as the webhook would leave it; `service_class` is its PriorityClass."""
     plain = built.plain()
     meta = {key: plain["metadata"][key] for key in ("name", "annotations", "labels") if key in plain["metadata"]}
     spec = plain["spec"] | {"terminationGracePeriodSeconds": 30}
-    if klass:
-        spec["priorityClassName"] = klass
+    if service_class:
+        spec["priorityClassName"] = service_class
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
-from vgpu.nominate import BACKLOG, FRONT
+from vgpu.scheduling.nominate import BACKLOG, FRONT
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -22,7 +22,7 @@ Changes = dict[str, Any]
 
 @pytest.fixture
 async def api() -> AsyncIterator[FakeApi]:
-    """Four nodes with 8 cards: 64 pods that ask for half a card fill them."""
+    """Four nodes with 8 GPUs: 64 pods that request half a GPU fill them."""
     async with FakeApi() as server:
         for name in NODES:
             server.put(node(name).with_gpus(8).plain())
@@ -113,7 +113,7 @@ async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str)
             await scheduler.comes_to_hold(lambda: writes(api) > 0)
 
 
-async def test_who_was_not_asked_lately_is_not_the_active_one(api: FakeApi) -> None:
+async def test_who_was_not_requested_lately_is_not_the_active_one(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         for at in range(40):
             put(api, half(f"p{at:02}"))
@@ -236,10 +236,10 @@ async def test_room_made_by_eviction_is_kept_over_a_restart_also_when_the_victim
     async with running(api) as scheduler:
         late = half("late", priority=10)
         assert (await scheduler.filter(late, "n0"))["NodeNames"] == [], "no plan that yields: others died for it"
-        assert len(scheduler.extender.preemption.holds) == 1
+        assert len(scheduler.extender.preemption.reservations) == 1
         assert (await scheduler.filter(waiting_for_it, "n0"))["NodeNames"] == ["n0"]
         assert await scheduler.bind(waiting_for_it, "n0") == ""
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 0)
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 0)
 
 
 async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nominated_and_nominates_none_anew(
@@ -277,8 +277,8 @@ async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api:
         elsewhere = "n3"
         assert nominations(api)["p20"] != elsewhere
         put(api, half("p20").nominated_to(elsewhere))
-        claims = scheduler.extender.state.claims
-        await scheduler.comes_to_hold(lambda: (held := claims.get("uid-default-p20")) and held.node == elsewhere)
+        allocations = scheduler.extender.state.allocations
+        await scheduler.comes_to_hold(lambda: (held := allocations.get("uid-default-p20")) and held.node == elsewhere)
         await ahead.flush()
         assert nominations(api)["p20"] == elsewhere
         assert writes(api) == written
@@ -295,9 +295,9 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
     api.faults.append(lambda request, _: late() if request.path.endswith("/p10/status") else None)
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
-        counts, claims = scheduler.extender.ahead.counts, scheduler.extender.state.claims
+        counts, allocations = scheduler.extender.ahead.counts, scheduler.extender.state.allocations
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
-        planned = claims.get("uid-default-p10")
+        planned = allocations.get("uid-default-p10")
         assert planned
         assert (await scheduler.filter(built[10], planned.node))["NodeNames"] == [planned.node]
         assert await scheduler.bind(built[10], planned.node) == ""
@@ -309,7 +309,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
 
 
 @pytest.mark.parametrize(("reason", "nominated"), [("SchedulerError", 39), ("Unschedulable", 0)])
-async def test_pods_that_the_scheduler_could_not_ask_for_are_nominated_and_those_that_fit_nowhere_are_not(
+async def test_pods_that_the_scheduler_could_not_request_for_are_nominated_and_those_that_fit_nowhere_are_not(
     api: FakeApi, reason: str, nominated: int
 ) -> None:
     for at in range(40):

@@ -14,9 +14,9 @@ from kube.paths import NODES, PODS
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with, hold, lose_reply
 from tests.integration.extender.scheduler import running
-from vgpu.codec import assignment_from_json
-from vgpu.placement import SWAP_RISK
-from vgpu.snapshot import snapshot_from_json
+from vgpu.api.codec import assignment_from_json
+from vgpu.scheduling.placement import SWAP_RISK
+from vgpu.scheduling.snapshot import snapshot_from_json
 
 FULL_MIB = 81_920
 
@@ -75,7 +75,7 @@ async def test_a_binding_that_got_no_answer_and_did_not_happen_keeps_its_place_i
 
 
 @pytest.mark.parametrize("after", [True, False])
-async def test_a_binding_whose_outcome_cannot_be_looked_up_is_held_until_the_watch_tells(
+async def test_a_binding_whose_outcome_cannot_be_looked_up_is_held_until_the_watch_reports(
     api: FakeApi, after: bool
 ) -> None:
     asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
@@ -172,11 +172,11 @@ async def test_a_pod_that_someone_else_bound_is_not_bound_again(api: FakeApi) ->
     api.put(asking.plain())
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
-        api.put(asking.on("n2").plain(), told=False)
+        api.put(asking.on("n2").plain(), reported=False)
         assert "is bound to node n2" in await scheduler.bind(asking, "n1")
         assert scheduler.free_mib("n1") == FULL_MIB
         await scheduler.filter(asking, "n1")
-        api.put(asking.on("n1").plain(), told=False)
+        api.put(asking.on("n1").plain(), reported=False)
         assert "by someone else" in await scheduler.bind(asking, "n1")
         assert scheduler.free_mib("n1") == FULL_MIB
 
@@ -208,7 +208,7 @@ async def test_a_pod_being_bound_is_not_bound_a_second_time_meanwhile(api: FakeA
         assert await first == ""
 
 
-async def test_a_pod_that_does_not_ask_for_ours_is_bound_without_annotations(api: FakeApi) -> None:
+async def test_a_pod_that_does_not_request_for_ours_is_bound_without_annotations(api: FakeApi) -> None:
     api.put(pod("plain").plain())
     async with running(api) as scheduler:
         assert await scheduler.bind(pod("plain"), "n1") == ""
@@ -231,7 +231,7 @@ async def test_same_size_pods_that_come_at_once_never_share_memory_that_is_not_t
         assert (scheduler.free_mib("n1"), scheduler.free_mib("n2")) == (0, 0)
 
 
-async def test_same_size_pods_on_different_gpus_are_bound_one_after_the_other_where_the_kubelet_could_mix_them_up(
+async def test_same_size_pods_on_different_gpus_are_bound_one_after_the_other_where_the_kubelet_could_distribution_them_up(
     api: FakeApi,
 ) -> None:
     api.put(node("n3").with_gpus(2).with_access("cdi").plain())
@@ -265,7 +265,7 @@ async def test_who_waits_for_its_turn_in_vain_is_refused_with_the_reason_and_hol
         assert await scheduler.bind(first, "n3") == ""
         said = await scheduler.bind(second, "n3")
         assert said == f"pod default/b is not bound to node n3 yet: {SWAP_RISK}"
-        assert scheduler.extender.state.claims.get("uid-default-b") is None
+        assert scheduler.extender.state.allocations.get("uid-default-b") is None
 
 
 async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -> None:
@@ -322,7 +322,7 @@ async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: 
         ]
 
 
-async def test_a_snapshot_tells_what_is_held(api: FakeApi) -> None:
+async def test_a_snapshot_reports_what_is_held(api: FakeApi) -> None:
     async with running(api) as scheduler, httpx.AsyncClient() as http:
         await scheduler.filter(pod("a").asking(mib=8192), "n1")
         answer = await http.get(f"http://127.0.0.1:{scheduler.extender.port}/snapshot")
@@ -345,7 +345,7 @@ async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeyp
         assert 'tangram_extender_requests_total{outcome="error",verb="filter"} 1.0' in metrics
 
 
-async def test_metrics_tell_what_is_held_and_how_old_the_caches_are(api: FakeApi) -> None:
+async def test_metrics_report_what_is_held_and_how_old_the_caches_are(api: FakeApi) -> None:
     asking = pod("a").asking(mib=8192)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
@@ -354,7 +354,7 @@ async def test_metrics_tell_what_is_held_and_how_old_the_caches_are(api: FakeApi
     assert values['tangram_extender_reservations{stage="reserved"}'] == "1.0"
     assert values["tangram_extender_nodes"] == "2.0"
     assert values['tangram_extender_cache_objects{cache="nodes"}'] == "2.0"
-    assert values["tangram_extender_overcommitted_cards"] == "0.0"
+    assert values["tangram_extender_overcommitted_gpus"] == "0.0"
     assert 0 <= float(values['tangram_extender_cache_age_seconds{cache="pods"}']) < 60
     assert all(name.startswith("tangram_extender_") for name in values)
     assert not any("uid" in name for name in values)

@@ -14,7 +14,7 @@ from kube.client import METADATA, METADATA_LIST
 from tests.apiserver import MERGE, ApiServer
 from tests.builders import node, pod
 from tests.fake_api import Handler
-from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, holders
+from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, allocated_pods
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -71,10 +71,10 @@ def owned_by(thing: dict[str, Any], *, controller: bool = True) -> list[dict[str
 
 
 async def place(
-    cluster: Cluster, extender: Extender, name: str, klass: str, of: dict[str, Any], at: str = "n1"
+    cluster: Cluster, extender: Extender, name: str, service_class: str, of: dict[str, Any], at: str = "n1"
 ) -> dict[str, Any]:
     plain = pod(name).asking(mib=HALF_MIB + 1024).plain()
-    plain["spec"]["priorityClassName"] = klass
+    plain["spec"]["priorityClassName"] = service_class
     plain["metadata"] = {"name": name, "ownerReferences": owned_by(of)}
     del plain["status"]
     made: dict[str, Any] = cluster.api("POST", f"/api/v1{NAMESPACE}/pods", plain)
@@ -137,7 +137,7 @@ async def test_the_pod_of_a_job_set_stays_and_one_of_higher_priority_goes(cluste
     extender = await cluster.extender("--kueue", "true")
     queued = await place(cluster, extender, "queued", "low", jobs.of_set)
     single = await place(cluster, extender, "single", "mid", jobs.plain)
-    await extender.comes_to(lambda known: set(holders(known).values()) == {"seen bound"})
+    await extender.comes_to(lambda known: set(allocated_pods(known).values()) == {"seen bound"})
     urgent = want(cluster)
     async with asyncio.timeout(PATIENCE_S):
         while "deletionTimestamp" not in cluster.get(single)["metadata"]:
@@ -157,7 +157,7 @@ async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(cluster:
     here = await place(cluster, extender, "here", "low", jobs.of_set)
     elsewhere = await place(cluster, extender, "elsewhere", "low", jobs.of_set, "n2")
     stays = await place(cluster, extender, "stays", "high", jobs.plain)
-    await extender.comes_to(lambda known: set(holders(known).values()) == {"seen bound"})
+    await extender.comes_to(lambda known: set(allocated_pods(known).values()) == {"seen bound"})
     urgent = want(cluster)
     async with asyncio.timeout(PATIENCE_S):
         while cluster.api("GET", f"{WORKLOADS}/w")["spec"]["active"]:
@@ -167,7 +167,7 @@ async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(cluster:
     assert cluster.get(urgent)["status"]["nominatedNodeName"] == "n1"
     for one in (here, elsewhere):
         cluster.delete(one)
-    await extender.comes_to(lambda known: holders(known) == {"stays": "seen bound", "urgent": "kept"})
+    await extender.comes_to(lambda known: allocated_pods(known) == {"stays": "seen bound", "urgent": "kept"})
     assert (await extender.filter(urgent, "n1"))["NodeNames"] == ["n1"]
 
 

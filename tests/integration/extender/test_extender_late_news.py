@@ -13,7 +13,7 @@ from tests.fake_api import FakeApi
 from tests.integration.extender.preempting import FULL_MIB, HALF_MIB, bound, preempt, two_nodes, uids, urgent
 from tests.integration.extender.scheduler import Scheduler, running
 
-Told = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
+Reported = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def api() -> AsyncIterator[FakeApi]:
 
 @pytest.fixture
 def victims(api: FakeApi) -> list[PodBuilder]:
-    """A pod for each card of n1, which it fills."""
+    """A pod for each GPU of n1, which it fills."""
     made = [bound(name, "n1", row, FULL_MIB) for name, row in (("a", 0), ("b", 1))]
     for one in made:
         api.put(one.plain())
@@ -32,10 +32,10 @@ def victims(api: FakeApi) -> list[PodBuilder]:
 
 
 @pytest.fixture
-def told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Told:
+def reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Reported:
     """What a call is answered when `news` comes to pass once the extender has begun to wait for its watch, in this method."""
 
-    async def told(
+    async def reported(
         scheduler: Scheduler, method: str, call: Coroutine[Any, Any, dict[str, Any]], news: Callable[[], object]
     ) -> dict[str, Any]:
         begun, wait = asyncio.Event(), getattr(scheduler.extender.preemption, method)
@@ -51,57 +51,59 @@ def told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Told:
             news()
             return await answer
 
-    return told
+    return reported
 
 
-async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(api: FakeApi, told_meanwhile: Told) -> None:
+async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
+    api: FakeApi, reported_meanwhile: Reported
+) -> None:
     """With "nobody" for an answer kube-scheduler would not ask again for minutes."""
     for name, row in (("a", 0), ("b", 1)):
         api.put(bound(name, "n1", row, HALF_MIB).plain())
     async with running(api) as scheduler:
         call = preempt(scheduler, urgent(), n1=uids("a"))
-        answer = await told_meanwhile(scheduler, "meet", call, lambda: api.put(urgent().plain()))
+        answer = await reported_meanwhile(scheduler, "meet", call, lambda: api.put(urgent().plain()))
         assert answer == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
 
 
 async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone_finds_its_room(
-    api: FakeApi, victims: list[PodBuilder], told_meanwhile: Told
+    api: FakeApi, victims: list[PodBuilder], reported_meanwhile: Reported
 ) -> None:
     """The scheduler would evict for it once more."""
     api.put(urgent().plain())
     async with running(api) as scheduler:
         assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
         call = scheduler.filter(urgent(), "n1")
-        answer = await told_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
+        answer = await reported_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
         assert answer["NodeNames"] == ["n1"]
 
 
-async def test_a_preemptor_that_asks_again_before_its_victim_is_known_to_leave_gets_no_second_one(
-    api: FakeApi, victims: list[PodBuilder], told_meanwhile: Told
+async def test_a_preemptor_that_requests_again_before_its_victim_is_known_to_leave_gets_no_second_one(
+    api: FakeApi, victims: list[PodBuilder], reported_meanwhile: Reported
 ) -> None:
     api.put(urgent().plain())
     leaving = victims[0].terminating().plain()
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
         for news in (lambda: api.put(leaving), lambda: api.remove(leaving)):
-            assert await told_meanwhile(scheduler, "meet", preempt(scheduler, urgent(), n1=uids("b")), news) == {}
+            assert await reported_meanwhile(scheduler, "meet", preempt(scheduler, urgent(), n1=uids("b")), news) == {}
 
 
 async def test_what_comes_free_while_a_pod_is_being_turned_away_is_found(
-    api: FakeApi, victims: list[PodBuilder], told_meanwhile: Told, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, victims: list[PodBuilder], reported_meanwhile: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.preemption.HEAR_S", 0.5)
+    monkeypatch.setattr("extender.preemption.coordinator.HEAR_S", 0.5)
     async with running(api) as scheduler:
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
         call = scheduler.filter(urgent(), "n1")
-        answer = await told_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
+        answer = await reported_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
         assert answer["NodeNames"] == ["n1"]
 
 
 async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.preemption.MEET_S", 0.01)
+    monkeypatch.setattr("extender.preemption.coordinator.MEET_S", 0.01)
     api.put(bound("a", "n1", 0, FULL_MIB).plain())
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {}

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.builders import node, pod
 from tests.fake_api import lose_reply
-from tests.integration.extender.harness import Cluster, Extender, Held, free_mib, holders, names_of
-from vgpu.codec import assignment_from_json
-from vgpu.names import DEFAULT
+from tests.integration.extender.harness import Cluster, Extender, Held, allocated_pods, free_mib, names_of
+from vgpu.api.codec import assignment_from_json
+from vgpu.api.names import DEFAULT
 
 FULL_MIB = 81_920
 
@@ -32,7 +32,7 @@ async def test_a_pod_gets_node_and_assignment_in_one_write(cluster: Cluster) -> 
     annotations = after["metadata"]["annotations"]
     (piece,) = assignment_from_json(annotations[DEFAULT.assignment]).containers["main"]
     assert (piece.mib, piece.core_percent, annotations[DEFAULT.gpus_of("main")]) == (8192, 30, piece.uuid)
-    snapshot = await extender.comes_to(lambda now: holders(now) == {"a": "seen bound"})
+    snapshot = await extender.comes_to(lambda now: allocated_pods(now) == {"a": "seen bound"})
     assert sorted(free_mib(snapshot, "n1")) == [FULL_MIB - 8192, FULL_MIB]
 
 
@@ -77,7 +77,7 @@ async def test_a_lost_reply_and_a_second_and_third_call_make_one_binding(cluster
     assert await second.bind(asking, "n1") == ""
     assert len(cluster.versions(asking)) == 1
     snapshot = await second.snapshot()
-    assert (holders(snapshot), free_mib(snapshot, "n1")) == ({"a": "seen bound"}, [FULL_MIB - 8192])
+    assert (allocated_pods(snapshot), free_mib(snapshot, "n1")) == ({"a": "seen bound"}, [FULL_MIB - 8192])
 
 
 async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_place_released(cluster: Cluster) -> None:
@@ -85,11 +85,11 @@ async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_p
     asking = cluster.create(pod("a").asking(mib=FULL_MIB))
     extender = await cluster.extender()
     await extender.filter(asking, "n1")
-    cluster.proxy.telling.clear()
+    cluster.proxy.reporting.clear()
     cluster.bind_past_us(asking, "n2")
     assert "is bound to node n2" in await extender.bind(asking, "n1")
     snapshot = await extender.snapshot()
-    assert (holders(snapshot), free_mib(snapshot, "n1")) == ({}, [FULL_MIB])
+    assert (allocated_pods(snapshot), free_mib(snapshot, "n1")) == ({}, [FULL_MIB])
     assert len(cluster.versions(asking)) == 1
 
 
@@ -125,7 +125,7 @@ async def test_the_passive_replica_takes_over_in_mid_burst_and_fills_the_cluster
     await asyncio.gather(*burst, return_exceptions=True)
     held.go.set()
     await held.done.wait()  # the write that was under way happened after its sender's death
-    await passive.comes_to(lambda now: set(holders(now)) == names_of(cluster.bound()))
+    await passive.comes_to(lambda now: set(allocated_pods(now)) == names_of(cluster.bound()))
     left = [asking for asking in waiting if asking["metadata"]["name"] not in names_of(cluster.bound())]
     await asyncio.gather(*(schedule(passive, asking) for asking in left))
     assert list(cluster.assigned_mib().values()) == [FULL_MIB] * 6
@@ -160,7 +160,7 @@ async def test_what_happened_while_the_api_server_was_away_is_known_after_its_ol
     for asking in (stays, goes):
         await extender.filter(asking, "n1")
         assert await extender.bind(asking, "n1") == ""
-    await extender.comes_to(lambda now: holders(now) == {"stays": "seen bound", "goes": "seen bound"})
+    await extender.comes_to(lambda now: allocated_pods(now) == {"stays": "seen bound", "goes": "seen bound"})
     await other.kill()
     cluster.proxy.close()
     cluster.delete(goes)
@@ -173,7 +173,9 @@ async def test_what_happened_while_the_api_server_was_away_is_known_after_its_ol
     cluster.api.compact()
     cluster.proxy.closed = False
     snapshot = await extender.comes_to(
-        lambda now: holders(now) == {"stays": "seen bound", "moved": "seen bound"} and free_mib(now, "n3") == [FULL_MIB]
+        lambda now: (
+            allocated_pods(now) == {"stays": "seen bound", "moved": "seen bound"} and free_mib(now, "n3") == [FULL_MIB]
+        )
     )
     assert [free_mib(snapshot, name) for name in ("n1", "n2")] == [[FULL_MIB // 2]] * 2
     assert await extender.relists() >= {"gone"}
@@ -182,5 +184,5 @@ async def test_what_happened_while_the_api_server_was_away_is_known_after_its_ol
 
 
 def uuid(number: int) -> str:
-    """Of the card of node n<number>."""
-    return node(f"n{number}").with_gpus(1).cards[0].uuid
+    """Of the GPU of node n<number>."""
+    return node(f"n{number}").with_gpus(1).gpus[0].uuid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extender import slices
+from extender import background as slices
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.preempting import (
@@ -23,7 +23,7 @@ from tests.integration.extender.preempting import (
     urgent,
 )
 from tests.integration.extender.scheduler import Scheduler, running
-from vgpu.preemption import Search
+from vgpu.scheduling.victims.choice import Search
 
 
 @pytest.fixture(autouse=True)
@@ -48,19 +48,19 @@ def budget(name: str, allowed: int, **labels: str) -> dict[str, Any]:
 # --- the verb ---
 
 
-async def test_the_victims_are_those_of_one_card_not_those_of_the_totals(api: FakeApi) -> None:
+async def test_the_victims_are_those_of_one_gpu_not_those_of_the_totals(api: FakeApi) -> None:
     for name, row, mib in (("a", 0, HALF_MIB), ("b", 1, HALF_MIB), ("c", 0, HALF_MIB)):
         api.put(bound(name, "n1", row, mib).plain())
     api.put(urgent().plain())
     async with running(api) as scheduler:
-        # half a card more is what the totals lack; on card 1 one pod leaving is enough
+        # half a GPU more is what the totals lack; on GPU 1 one pod leaving is enough
         answer = await preempt(scheduler, urgent(), n1=uids("a"), n2=[])
         assert answer == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}, (
             "n2 has room: an empty list is an error there"
         )
 
 
-async def test_an_empty_list_is_filled_where_totals_fit_and_no_card_does(api: FakeApi) -> None:
+async def test_an_empty_list_is_filled_where_totals_fit_and_no_gpu_does(api: FakeApi) -> None:
     api.put(bound("a", "n1", 0, HALF_MIB).plain())
     api.put(bound("b", "n1", 1, HALF_MIB).annotated(**{"class": "best-effort"}).plain())
     api.put(urgent().plain())
@@ -146,7 +146,7 @@ async def test_victims_without_a_gpu_stay_named_and_what_ours_would_free_is_made
         assert answer == {"n1": {"Pods": uids("a1", "cpu"), "NumPDBViolations": 0}}, "a0 frees too little CPU"
 
 
-async def test_a_pod_that_asks_for_none_of_ours_is_answered_as_it_was_asked(api: FakeApi) -> None:
+async def test_a_pod_that_requests_for_none_of_ours_is_answered_as_it_was_requested(api: FakeApi) -> None:
     async with running(api) as scheduler:
         named = {"n1": uids("x", "y"), "n7": uids("z")}
         answer = await preempt(scheduler, pod("plain").of_priority(5), **named)
@@ -177,7 +177,7 @@ async def test_room_is_kept_from_the_answer_on_for_victims_may_be_gone_before_th
     async with running(api) as scheduler:
         assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == ["n1"]
 
@@ -189,14 +189,14 @@ async def test_room_for_which_the_scheduler_evicted_is_kept_for_the_nominated_po
     async with running(api) as scheduler:
         assert await preempt(scheduler, asking, n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
         api.put(asking.nominated_to("n1").plain())
-        holds = scheduler.extender.preemption.holds
-        await scheduler.comes_to_hold(lambda: len(holds) == 1)
+        reservations = scheduler.extender.preemption.reservations
+        await scheduler.comes_to_hold(lambda: len(reservations) == 1)
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
         assert await scheduler.bind(asking, "n1") == ""
-        await scheduler.comes_to_hold(lambda: len(holds) == 0)
+        await scheduler.comes_to_hold(lambda: len(reservations) == 0)
         assert scheduler.extender.state.fleet.overcommitted() == []
 
 
@@ -209,9 +209,9 @@ async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         ]  # in the same write
         api.put(nominated)
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 1)
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 1)
         api.remove(bound("a", "n1", 0, FULL_MIB).plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-a") is None)
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
 
 
@@ -219,7 +219,7 @@ async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free
 
 
 async def fragmented(api: FakeApi) -> list[PodBuilder]:
-    """Both cards of n1 are half free: a whole one's worth, and no single card has it."""
+    """Both GPUs of n1 are half free: a whole one's worth, and no single GPU has it."""
     pods = [bound("a", "n1", 0, HALF_MIB).of_priority(5), bound("b", "n1", 1, HALF_MIB), urgent()]
     for one in pods:
         api.put(one.plain())
@@ -230,7 +230,7 @@ async def evicted(scheduler: Scheduler, count: int = 1) -> None:
     await scheduler.comes_to_hold(lambda: scheduler.extender.preemption.evicted >= count)
 
 
-async def test_where_totals_fit_and_no_card_does_the_least_pod_goes_and_the_room_is_kept(api: FakeApi) -> None:
+async def test_where_totals_fit_and_no_gpu_does_the_least_pod_goes_and_the_room_is_kept(api: FakeApi) -> None:
     _, victim, asking = await fragmented(api)
     async with running(api) as scheduler:
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == []
@@ -240,20 +240,20 @@ async def test_where_totals_fit_and_no_card_does_the_least_pod_goes_and_the_room
         assert found
         assert found["status"]["nominatedNodeName"] == "n1"
         assert (await scheduler.filter(pod("late").asking(mib=HALF_MIB).of_priority(9), "n1"))["NodeNames"] == ["n1"], (
-            "the other card is free to all"
+            "the other GPU is free to all"
         )
         assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
         assert scheduler.extender.state.fleet.overcommitted() == []
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-b") is None)
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-b") is None)
         assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
         assert await scheduler.bind(asking, "n1") == ""
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.holds) == 0)
-    told = {(event["reason"], event["regarding"]["name"]): event["note"] for event in api.events}
-    assert set(told) == {("Preempted", "b"), ("Preempting", "urgent")}
-    assert "for pod default/urgent of priority 1000" in told["Preempted", "b"]
-    assert "no single GPU of node n1" in told["Preempting", "urgent"]
+        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 0)
+    reported = {(event["reason"], event["regarding"]["name"]): event["note"] for event in api.events}
+    assert set(reported) == {("Preempted", "b"), ("Preempting", "urgent")}
+    assert "for pod default/urgent of priority 1000" in reported["Preempted", "b"]
+    assert "no single GPU of node n1" in reported["Preempting", "urgent"]
 
 
 async def test_calls_are_answered_while_it_is_worked_out_whom_to_evict_and_a_node_may_go(
@@ -303,9 +303,9 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
     if why == "budget":
         api.put(budget("kept", 0, app="kept"))
     asking = urgent().of_priority(1000, "Never") if why == "never" else urgent()
-    witness = pod("witness").asking(mib=FULL_MIB).of_priority(500)
+    observer = pod("observer").asking(mib=FULL_MIB).of_priority(500)
     api.put(asking.plain())
-    api.put(witness.plain())
+    api.put(observer.plain())
     async with running(api) as scheduler:
         preemption = scheduler.extender.preemption
         if why == "asked":
@@ -314,7 +314,7 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
             for name in "ab":
                 for times in range(3):
                     before = replace(bound(name, "n1", 0, 1024), uid=f"uid-{name}-{times}")
-                    preemption._starvation.preempted(before.build())
+                    preemption._history.preempted(before.build())
         await preemption.informed.wait()
         await scheduler.filter(asking, "n1")
         if why == "asked":
@@ -322,8 +322,8 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
         # the one after it, for which there is a way, shows that the first was looked at
         api.put(bound("c", "n2", 0, HALF_MIB).plain())
         api.put(bound("d", "n2", 1, HALF_MIB).plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.claims.get("uid-default-d") is not None)
-        await scheduler.filter(witness, "n2")
+        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-d") is not None)
+        await scheduler.filter(observer, "n2")
         await scheduler.comes_to_hold(lambda: bool(api.evictions))
     assert api.evictions == ["default/c"]
 

@@ -6,17 +6,17 @@ import asyncio
 from typing import Any
 
 from tests.builders import PodBuilder, node, pod
-from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, holders
+from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, allocated_pods
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
-def create(cluster: Cluster, built: PodBuilder, klass: str) -> dict[str, Any]:
+def create(cluster: Cluster, built: PodBuilder, service_class: str) -> dict[str, Any]:
     """A pod with a PriorityClass: the API server fills in its priority."""
     plain = built.plain()
-    plain["spec"]["priorityClassName"] = klass
+    plain["spec"]["priorityClassName"] = service_class
     plain["metadata"] = {"name": built.name}
     del plain["status"]
     made: dict[str, Any] = cluster.api("POST", "/api/v1/namespaces/default/pods", plain)
@@ -31,7 +31,7 @@ async def place(cluster: Cluster, extender: Extender, name: str, mib: int) -> di
     return made
 
 
-async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_told(cluster: Cluster) -> None:
+async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_reported(cluster: Cluster) -> None:
     for name, value in (("low", 1), ("high", 1000)):
         cluster.api("POST", CLASSES, {"metadata": {"name": name}, "value": value})
     try:
@@ -39,7 +39,7 @@ async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_told
         extender = await cluster.extender()
         victims = [await place(cluster, extender, "big", HALF_MIB + 1024)]
         victims += [await place(cluster, extender, "small", HALF_MIB)]
-        await extender.comes_to(lambda known: set(holders(known).values()) == {"seen bound"})
+        await extender.comes_to(lambda known: set(allocated_pods(known).values()) == {"seen bound"})
         urgent = create(cluster, pod("urgent").asking(mib=FULL_MIB), "high")
         found: dict[str, Any] = {}
         async with asyncio.timeout(PATIENCE_S):
@@ -53,14 +53,14 @@ async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_told
         known = await extender.snapshot()
         assert ("urgent", "kept") in {(one.key.partition("/")[2], one.stage) for one in known.pods}
         cluster.delete(found[leaving[0]])
-        await extender.comes_to(lambda known: leaving[0] not in holders(known))
+        await extender.comes_to(lambda known: leaving[0] not in allocated_pods(known))
         late = cluster.create(pod("late").asking(mib=HALF_MIB + 2048))
         assert (await extender.filter(late, "n1"))["NodeNames"] == [], "the room is kept"
         assert (await extender.filter(urgent, "n1"))["NodeNames"] == ["n1"]
         assert await extender.bind(urgent, "n1") == ""
         events = cluster.api("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-        told = {(one["reason"], one["regarding"]["name"]) for one in events}
-        assert told >= {("Preempted", leaving[0]), ("Preempting", "urgent")}
+        reported = {(one["reason"], one["regarding"]["name"]) for one in events}
+        assert reported >= {("Preempted", leaving[0]), ("Preempting", "urgent")}
     finally:
         for name in ("low", "high"):
             cluster.api("DELETE", f"{CLASSES}/{name}")

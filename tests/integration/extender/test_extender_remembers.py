@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from extender.remembering import KEY, Remembering
-from extender.starvation import Starvation
+from extender.preemption.history import PreemptionHistory
+from extender.preemption.history_store import KEY, HistoryStore
 from kube.client import Client, connect
 from tests.apiserver import ApiServer, Denied
 from tests.builders import PodBuilder, pod
@@ -29,19 +29,19 @@ async def client(apiserver: ApiServer) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def running(client: Client) -> AsyncIterator[tuple[Starvation, Remembering]]:
-    starvation = Starvation(lambda: 1000.0, times=2)
-    made = Remembering(client, starvation, WHERE, each_s=0.01)
+async def running(client: Client) -> AsyncIterator[tuple[PreemptionHistory, HistoryStore]]:
+    history = PreemptionHistory(lambda: 1000.0, times=2)
+    made = HistoryStore(client, history, WHERE, each_s=0.01)
     task = asyncio.create_task(made.run())
     try:
         await asyncio.wait_for(made._cache.has_synced.wait(), 10)
-        yield starvation, made
+        yield history, made
     finally:
         task.cancel()
         await asyncio.wait({task})
 
 
-async def comes_to(made: Remembering, true: Callable[[], bool]) -> None:
+async def comes_to(made: HistoryStore, true: Callable[[], bool]) -> None:
     """Return when this holds, asked after each change of the ConfigMap."""
     proof: Any = object()
     assert await made._cache.wait_for(lambda: proof if true() else None, timeout_s=10) is proof
@@ -52,29 +52,29 @@ def gone(name: str, times: int) -> PodBuilder:
 
 
 async def test_who_was_preempted_is_spared_by_the_next_one_and_by_the_one_beside(client: Client) -> None:
-    async with running(client) as (first, remembering):
+    async with running(client) as (first, history_store):
         first.preempted(gone("a", 1).build())
-        await comes_to(remembering, lambda: len(remembering._cache) == 1)
+        await comes_to(history_store, lambda: len(history_store._cache) == 1)
         async with running(client) as (beside, other):
             first.preempted(gone("a", 2).build())
-            await comes_to(other, lambda: beside.spared(pod("a").build(), lambda _: 1))
+            await comes_to(other, lambda: beside.protected(pod("a").build(), lambda _: 1))
             # what it adds takes nothing away
             beside.preempted(gone("b", 1).build())
             beside.preempted(gone("b", 2).build())
-            await comes_to(remembering, lambda: first.spared(pod("b").build(), lambda _: 1))
+            await comes_to(history_store, lambda: first.protected(pod("b").build(), lambda _: 1))
     async with running(client) as (after, _):
-        assert after.spared(pod("a").build(), lambda _: 1)
-        assert after.spared(pod("b").build(), lambda _: 1)
-        assert not after.spared(pod("c").build(), lambda _: 1)
+        assert after.protected(pod("a").build(), lambda _: 1)
+        assert after.protected(pod("b").build(), lambda _: 1)
+        assert not after.protected(pod("c").build(), lambda _: 1)
 
 
 async def test_what_somebody_broke_is_said_and_written_anew(client: Client, apiserver: ApiServer) -> None:
     apiserver("POST", PATH, {"metadata": {"name": "tangram-scheduler-preempted"}, "data": {KEY: "{", "other": "x"}})
     with structlog.testing.capture_logs() as logs:
-        async with running(client) as (starvation, remembering):
-            starvation.preempted(gone("a", 1).build())
+        async with running(client) as (history, history_store):
+            history.preempted(gone("a", 1).build())
             await comes_to(
-                remembering, lambda: any("uid-a-1" in (one.data or {})[KEY] for one in remembering._cache.items())
+                history_store, lambda: any("uid-a-1" in (one.data or {})[KEY] for one in history_store._cache.items())
             )
     (said,) = [one for one in logs if one["log_level"] == "warning"]
     assert said["config_map"] == WHERE

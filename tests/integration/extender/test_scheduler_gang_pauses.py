@@ -15,7 +15,7 @@ from tests.builders import pod
 from tests.integration.extender.ganging import FULL_MIB, GPUS, World, in_gang, members, running
 from tests.integration.extender.scheduling import Api, Stack, Thing, pod_object
 
-CLAIMS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
+ALLOCATIONS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
 VOLUMES: Final = "/api/v1/persistentvolumes"
 CLASSES: Final = "/apis/storage.k8s.io/v1/storageclasses"
 SELECTED: Final = "volume.kubernetes.io/selected-node"
@@ -67,11 +67,11 @@ class Volumes:
         late = {"provisioner": "example.com/test", "volumeBindingMode": "WaitForFirstConsumer"}
         await self._api.call("POST", CLASSES, {"metadata": {"name": "late"}, **late})
         spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "late", "resources": {"requests": SIZE}}
-        await self._api.create(CLAIMS, [{"metadata": {"name": name}, "spec": spec} for name in self._names])
+        await self._api.create(ALLOCATIONS, [{"metadata": {"name": name}, "spec": spec} for name in self._names])
         try:
             yield self
         finally:
-            for path in (CLAIMS, VOLUMES):
+            for path in (ALLOCATIONS, VOLUMES):
                 for one in (await self._api.call("GET", path))["items"]:
                     name = one["metadata"]["name"]
                     await self._api.patch(f"{path}/{name}", {"metadata": {"finalizers": None}})
@@ -81,28 +81,28 @@ class Volumes:
     async def all_selected(self) -> None:
         """Return when every pod has a node and is about to be bound."""
         async with asyncio.timeout(60):
-            while not all(map(_is_selected, (await self._api.call("GET", CLAIMS))["items"])):  # noqa: ASYNC110 - as in harness
+            while not all(map(_is_selected, (await self._api.call("GET", ALLOCATIONS))["items"])):  # noqa: ASYNC110 - as in harness
                 await asyncio.sleep(0.05)  # another process: no event comes from it
 
     async def fail(self, name: str) -> None:
         """As a provisioner does that finds no room for the volume on the node."""
-        await self._api.patch(f"{CLAIMS}/{name}", {"metadata": {"annotations": {SELECTED: None}}})
+        await self._api.patch(f"{ALLOCATIONS}/{name}", {"metadata": {"annotations": {SELECTED: None}}})
 
     async def provision(self) -> None:
         """All of them."""
-        for claim in (await self._api.call("GET", CLAIMS))["items"]:
-            name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
+        for allocation in (await self._api.call("GET", ALLOCATIONS))["items"]:
+            name, uid = allocation["metadata"]["name"], allocation["metadata"]["uid"]
             reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name, "uid": uid}
             spec = {"capacity": SIZE, "accessModes": ["ReadWriteOnce"], "storageClassName": "late"}
             spec |= {"claimRef": reference, "hostPath": {"path": "/nowhere"}}
             await self._api.call("POST", VOLUMES, {"metadata": {"name": name}, "spec": spec})
             bound = {"metadata": {"annotations": {BOUND: "yes"}}, "spec": {"volumeName": name}}
-            await self._api.patch(f"{CLAIMS}/{name}", bound)
-            await self._api.patch(f"{CLAIMS}/{name}/status", {"status": {"phase": "Bound"}})
+            await self._api.patch(f"{ALLOCATIONS}/{name}", bound)
+            await self._api.patch(f"{ALLOCATIONS}/{name}/status", {"status": {"phase": "Bound"}})
 
 
-def _is_selected(claim: Thing) -> bool:
-    return SELECTED in claim["metadata"].get("annotations", {})
+def _is_selected(allocation: Thing) -> bool:
+    return SELECTED in allocation["metadata"].get("annotations", {})
 
 
 async def gang(world: World) -> list[str]:
@@ -110,8 +110,8 @@ async def gang(world: World) -> list[str]:
     await world.group("gang", GPUS)
     things = [pod_object(one) for one in members("gang", mib=FULL_MIB * 3 // 4)]
     for thing in things:
-        claim = {"claimName": thing["metadata"]["name"]}
-        thing["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": claim}]
+        allocation = {"claimName": thing["metadata"]["name"]}
+        thing["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": allocation}]
     return await world.add(things)
 
 

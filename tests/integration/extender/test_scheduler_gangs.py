@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import pod
 from tests.integration.extender.ganging import BACK_S, FULL_MIB, GPUS, World, in_gang, members, running
-from tests.integration.extender.harness import holders
+from tests.integration.extender.harness import allocated_pods
 from tests.integration.extender.scheduling import Stack
 
 
@@ -69,7 +69,7 @@ async def test_other_pods_have_the_room_of_a_gang_that_lacks_one_pod(world: Worl
 
 @pytest.mark.timeout(240)
 async def test_others_have_the_room_of_a_gang_whose_launcher_without_a_gpu_does_not_fit(world: World) -> None:
-    """The extender is not called for the launcher: the room is reserved until others ask for it."""
+    """The extender is not called for the launcher: the room is reserved until others request it."""
     await world.group("runs", 2)
     launcher = pod("launcher").in_group("runs")
     runs = await world.create(launcher, *members("runs", count=1))
@@ -84,7 +84,7 @@ async def test_others_have_the_room_of_a_gang_whose_launcher_without_a_gpu_does_
 async def test_the_pods_of_a_gang_are_bound_together(world: World) -> None:
     await world.group("gang", GPUS)
     await world.bound(await world.create(*members("gang")))
-    assert world.follower.told
+    assert world.follower.reported
     assert not in_gang(await world.extender.snapshot())
 
 
@@ -101,7 +101,7 @@ async def test_pods_of_a_basic_group_are_bound_one_by_one(world: World) -> None:
     await world.group("basic", None)
     uids = await world.create(*members("basic", count=GPUS + 1))
     await world.follower.until(lambda: world.count(uids) == GPUS, "as many are bound as there are GPUs")
-    assert "in gang" not in holders(await world.extender.snapshot()).values()
+    assert "in gang" not in allocated_pods(await world.extender.snapshot()).values()
 
 
 @pytest.mark.timeout(240)

@@ -40,7 +40,7 @@ def apart(built: PodBuilder) -> Thing:
 
 
 class World:
-    """Four nodes with two cards each, in two zones."""
+    """Four nodes with two GPUs each, in two zones."""
 
     def __init__(self, cluster: Watched, pair: Pair) -> None:
         self.api, self.follower, self.ledger, self.pair = cluster.api, cluster.follower, cluster.ledger, pair
@@ -58,7 +58,7 @@ class World:
         await self.follower.until(lambda: not self.ledger.alive, "all of them are gone")
 
     async def calls(self, verb: str) -> dict[str, int]:
-        """Outcome -> how often the extender was asked for this, and answered so."""
+        """Outcome -> how often the extender was requested this, and answered so."""
         assert self.pair.extender is not None
         found = re.findall(
             rf'requests_total{{outcome="(\w+)",verb="{verb}"}} (\d+)', await self.pair.extender.metrics()
@@ -109,7 +109,7 @@ async def test_pods_without_a_gpu_go_where_fewest_gpus_are_left_though_processor
 
 
 async def test_pods_that_nothing_is_held_for_never_get_the_same_memory(world: World) -> None:
-    """By its totals a node has room for three of them, and on its cards for two: whoever is bound too late is refused and placed again."""
+    """By its totals a node has room for three of them, and on its GPUs for two: whoever is bound too late is refused and placed again."""
     for attempt in range(10):
         many = [
             in_zone(pod(f"p{attempt}-{at}").asking(mib=50 * 1024).annotated(placement="scheduler"), "east")

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.builders import NodeBuilder, PodBuilder, card, node, pod
+from tests.builders import NodeBuilder, PodBuilder, gpu, node, pod
 from tests.integration.extender.following import Watched, watched
 from tests.integration.extender.scheduling import NODES, Pair, Stack, pod_object
-from vgpu.snapshot import Snapshot
+from vgpu.scheduling.snapshot import Snapshot
 
 NODE_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_NODES", "1000"))
 POD_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_PODS", "1500"))
@@ -75,7 +75,7 @@ class Changes:
         self._changed: set[str] = set()
         self.made = 0
 
-    def tell(self, _kind: str, _pod: dict[str, Any]) -> None:
+    def report(self, _kind: str, _pod: dict[str, Any]) -> None:
         """As a Follower does."""
         self._heard += 1
         if self._heard % self.EACH == 0:
@@ -98,12 +98,12 @@ class Changes:
 
     @staticmethod
     def _all(built: NodeBuilder) -> list[dict[str, Any]]:
-        first, *rest = built.cards
+        first, *rest = built.gpus
         return [
             {"spec": {"unschedulable": True}},
             {"spec": {"unschedulable": None}},
-            change(built.with_cards(replace(first, healthy=False), *rest)),
-            change(built.with_cards(*rest)),
+            change(built.with_inventory(replace(first, healthy=False), *rest)),
+            change(built.with_inventory(*rest)),
             change(built.with_text('{"v":1,"inventory":')),
             {"metadata": {"annotations": {"tangram.sh/inventory": None}}},
             change(built),
@@ -134,7 +134,7 @@ class Impatient:
         self._due: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.deleted: set[str] = set()
 
-    def tell(self, kind: str, pod: dict[str, Any]) -> None:
+    def report(self, kind: str, pod: dict[str, Any]) -> None:
         """As a Follower does."""
         uid = pod["metadata"]["uid"]
         if kind == "ADDED":
@@ -157,7 +157,7 @@ class Nominated:
         self._to: dict[str, str] = {}
         self.followed, self.twice = 0, list[str]()
 
-    def tell(self, _kind: str, pod: dict[str, Any]) -> None:
+    def report(self, _kind: str, pod: dict[str, Any]) -> None:
         """As a Follower does."""
         uid, to = pod["metadata"]["uid"], pod["status"].get("nominatedNodeName", "")
         if "nodeName" in pod["spec"]:
@@ -180,12 +180,12 @@ async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(wo
     pair = await world.stack.pair(ahead=ahead)
     changes, impatient = Changes(world, nodes, chance), Impatient(world, chance)
     nominated = Nominated()
-    world.follower.told += [changes.tell, impatient.tell, nominated.tell]
+    world.follower.reported += [changes.report, impatient.report, nominated.report]
     noise = [asyncio.create_task(one.run()) for one in (changes, impatient)]
     try:
         await world.api.create(PODS, (pod_object(one) for one in various(POD_COUNT, chance)))
         await bound(world, lambda _: world.ledger.bound_ever >= POD_COUNT * 3 // 4)
-        world.follower.told.remove(changes.tell)
+        world.follower.reported.remove(changes.report)
         noise[0].cancel()
         await asyncio.wait(noise[:1])
         await changes.mend()
@@ -219,9 +219,9 @@ async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_
     world: World, ahead: str
 ) -> None:
     names, room = [f"n{at:03}" for at in range(100)], 400
-    await world.add(*(node(name).with_cards(card(0, FULL_MIB, name), card(1, FULL_MIB, name)) for name in names))
+    await world.add(*(node(name).with_inventory(gpu(0, FULL_MIB, name), gpu(1, FULL_MIB, name)) for name in names))
     nominated = Nominated()
-    world.follower.told.append(nominated.tell)
+    world.follower.reported.append(nominated.report)
     first = await world.stack.pair(elected=True, ahead=ahead)
     await first.comes_to_lead()
     second = await world.stack.pair(elected=True, ahead=ahead)
@@ -240,7 +240,7 @@ async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_
     await world.agrees(third)
     await world.agrees_on_who_is_bound(second)
     nominated.check(ahead, at_least=room // 10)
-    assert len(world.ledger.bound()) == room, "every card is full and none more than full"
+    assert len(world.ledger.bound()) == room, "every GPU is full and none more than full"
     mib, percent = world.ledger.used()
     assert set(mib.values()) == {FULL_MIB}
     assert set(percent.values()) == {100}

@@ -14,17 +14,17 @@ REPLICAS = 6
 
 
 class Mixing:
-    """Whether the kubelet could ever have mixed two pods up: both bound and not started, with different cards."""
+    """Whether the kubelet could ever have mixed two pods up: both bound and not started, with different GPUs."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.could: list[set[str]] = []
 
-    def tell(self, _kind: str, _pod: Thing) -> None:
+    def report(self, _kind: str, _pod: Thing) -> None:
         starting = [one["metadata"]["uid"] for one in self._ledger.bound() if "startTime" not in one["status"]]
-        cards = set[str]().union(*map(self._ledger.cards_of, starting))
-        if len(cards) > 1:
-            self.could.append(cards)
+        gpus = set[str]().union(*map(self._ledger.gpus_of, starting))
+        if len(gpus) > 1:
+            self.could.append(gpus)
 
 
 def turned_away(one: Thing) -> bool:
@@ -40,16 +40,16 @@ async def test_replicas_are_spread_over_the_gpus_and_never_start_where_they_coul
     async with watched(stack.api, built, runs=False) as cluster:
         follower, ledger, kubelet = cluster.follower, cluster.ledger, cluster.kubelet
         mixing = Mixing(ledger)
-        follower.told.append(mixing.tell)
+        follower.reported.append(mixing.report)
         await stack.pair()
         replicas = [pod(f"r{at}").asking(mib=4096).annotated(placement="spread") for at in range(REPLICAS)]
         await stack.api.create(PODS, map(pod_object, replicas))
         await follower.until(lambda: any(map(turned_away, ledger.waiting())), "one has waited for its turn in vain")
-        follower.told.append(kubelet.tell)
+        follower.reported.append(kubelet.report)
         for one in ledger.bound():
-            kubelet.tell("MODIFIED", one)
+            kubelet.report("MODIFIED", one)
         await follower.until(lambda: len(ledger.held) == REPLICAS, "all of them are bound")
-        cards = Counter(card for uid in ledger.held for card in ledger.cards_of(uid))
-    assert sorted(cards.values()) == [REPLICAS // 2, REPLICAS // 2]
+        gpus = Counter(gpu for uid in ledger.held for gpu in ledger.gpus_of(uid))
+    assert sorted(gpus.values()) == [REPLICAS // 2, REPLICAS // 2]
     assert mixing.could == []
     assert ledger.wrong == []

@@ -33,7 +33,7 @@ class Worker:
             text=True,
         )
 
-    def ask(self, function: str, *arguments: Any) -> list[Any]:
+    def request(self, function: str, *arguments: Any) -> list[Any]:
         """Start a call and wait for its answer: [CUresult, values...]."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -46,7 +46,7 @@ class Worker:
 
     def must(self, function: str, *arguments: Any) -> Any:
         """The call's first value; the call has to succeed."""
-        rc, *values = self.ask(function, *arguments)
+        rc, *values = self.request(function, *arguments)
         assert rc == 0, f"{function}{arguments}: CUresult {rc}"
         return values[0] if values else None
 

@@ -145,13 +145,13 @@ def test_nvml_constants_are_pynvmls():
     assert compared > 40
 
 
-def test_pynvml_asks_only_for_symbols_of_nvml_and_finds_the_newest():
-    asked = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', Path(pynvml.__file__).read_text()))
+def test_pynvml_requests_only_for_symbols_of_nvml_and_finds_the_newest():
+    requested = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', Path(pynvml.__file__).read_text()))
     for symbol in exported("libnvidia-ml.so.1"):
         newer = any(
-            f"{re.sub(r'_v[23]$', '', symbol)}{suffix}" in asked for suffix in ("", "_v2", "_v3", "V", "WithFlags")
+            f"{re.sub(r'_v[23]$', '', symbol)}{suffix}" in requested for suffix in ("", "_v2", "_v3", "V", "WithFlags")
         )
-        assert newer or re.sub(r"_v2$", "", symbol) + "WithFlags" in asked, symbol
+        assert newer or re.sub(r"_v2$", "", symbol) + "WithFlags" in requested, symbol
 
 
 if NVML_HEADER.exists():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-CARD = "card h200 context_mib=0"
+GPU = "gpu h200 context_mib=0"
 VERSIONS = {
     "535": ("535.183.06", 12020),
     "550": ("550.127.08", 12040),
@@ -53,7 +53,7 @@ def look(driver) -> dict[str, object]:
 @pytest.mark.parametrize("branch", VERSIONS)
 def test_a_branch_has_its_versions_and_no_function_that_came_later(fake_driver, branch):
     release, cuda = VERSIONS[branch]
-    found = look(fake_driver(f"driver {branch}\n{CARD}"))
+    found = look(fake_driver(f"driver {branch}\n{GPU}"))
     assert (found["before"], found["driver"]) == ([0, cuda, 0, cuda], release)
     later = [] if branch == "535" else ["nvmlDeviceGetNumaNodeId"]
     assert found["has"] == [name for name, since in SINCE.items() if since <= cuda] + [*later, "nvmlDeviceGetName"]
@@ -61,11 +61,11 @@ def test_a_branch_has_its_versions_and_no_function_that_came_later(fake_driver, 
 
 
 def test_a_program_that_starts_after_an_upgrade_finds_the_new_driver(fake_driver):
-    driver = fake_driver(f"driver 550\n{CARD}")
+    driver = fake_driver(f"driver 550\n{GPU}")
     assert look(driver)["driver"] == "550.127.08"
     driver.ctl("driver", "595")
     assert look(driver)["driver"] == "595.45.04"
 
 
 def test_a_version_of_no_branch_here_is_answered_as_it_is(fake_driver):
-    assert look(fake_driver(f"driver 580.159.04\n{CARD}"))["driver"] == "580.159.04"
+    assert look(fake_driver(f"driver 580.159.04\n{GPU}"))["driver"] == "580.159.04"

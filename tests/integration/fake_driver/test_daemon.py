@@ -31,21 +31,21 @@ def refusal(description: str, tmp_path) -> str:
 @pytest.mark.parametrize(
     ("description", "sentence"),
     [
-        ("card h300", ':1: card: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
-        ("\ncard h200 memory_mib=0", ':2: memory_mib is "0", must be a number from 1 to 16777216'),
-        ("card h200 colour=red", 'the option is "colour", must be one of uuid'),
-        ("card h200 uuid=GPU-1", 'uuid is "GPU-1", must look like GPU-0123'),
-        ("card h200 bus=17:00.0", 'bus is "17:00.0", must look like 0000:17:00.0'),
-        ("card h200\nlink 0 1 4", 'card is "1", must be a number from 0 to 0'),
-        ("card h200 count=2\nlink 0 1 19", 'lanes is "19", must be a number from 1 to 18'),
-        ("card a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "card 0 (a100-40) has 12 NVLinks, 1 more are asked for"),
-        ("card t4\nmig 0", "card 0: Tesla T4 has no MIG"),
-        ("card h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of 1g.18gb'),
-        ("card h200\nmig 0 7g.141gb 1g.18gb", "no room for a 1g.18gb beside the instances that exist"),
-        ("card h200 count=17", 'count is "17", must be a number from 1 to 16'),
-        ("card h200 memory_mib=10\nprocess 0 1 11 x", "process 1: 11 MiB is more than is free"),
-        ("graphics h200", 'the first word is "graphics", must be one of card, link'),
-        ("# nothing\n", "describes no card"),
+        ("GPU h300", ':1: GPU: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
+        ("\ngpu h200 memory_mib=0", ':2: memory_mib is "0", must be a number from 1 to 16777216'),
+        ("gpu h200 colour=red", 'the option is "colour", must be one of uuid'),
+        ("gpu h200 uuid=GPU-1", 'uuid is "GPU-1", must look like GPU-0123'),
+        ("gpu h200 bus=17:00.0", 'bus is "17:00.0", must look like 0000:17:00.0'),
+        ("gpu h200\nlink 0 1 4", 'GPU is "1", must be a number from 0 to 0'),
+        ("gpu h200 count=2\nlink 0 1 19", 'GPU threads is "19", must be a number from 1 to 18'),
+        ("gpu a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "GPU 0 (a100-40) has 12 NVLinks, 1 more are requested"),
+        ("gpu t4\nmig 0", "GPU 0: Tesla T4 has no MIG"),
+        ("gpu h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of 1g.18gb'),
+        ("gpu h200\nmig 0 7g.141gb 1g.18gb", "no room for a 1g.18gb beside the instances that exist"),
+        ("gpu h200 count=17", 'count is "17", must be a number from 1 to 16'),
+        ("gpu h200 memory_mib=10\nprocess 0 1 11 x", "process 1: 11 MiB is more than is free"),
+        ("graphics h200", 'the first word is "graphics", must be one of gpu, link'),
+        ("# nothing\n", "describes no GPU"),
     ],
 )
 def test_a_description_with_a_mistake_is_refused_with_a_sentence(description, sentence, tmp_path):
@@ -54,15 +54,15 @@ def test_a_description_with_a_mistake_is_refused_with_a_sentence(description, se
 
 def test_default_uuids_are_the_same_each_time_and_differ_by_seed(fake_driver):
     uuids = [
-        [card.uuid for card in fake_driver(text).status()]
-        for text in ("card h200 count=4", "card h200 count=4", "seed node-b\ncard h200 count=4")
+        [gpu.uuid for gpu in fake_driver(text).status()]
+        for text in ("gpu h200 count=4", "gpu h200 count=4", "seed node-bgpu h200 count=4")
     ]
     assert uuids[0] == uuids[1]
     assert len(set(uuids[0] + uuids[2])) == 8
 
 
 def test_foreign_processes_come_and_go(fake_driver):
-    driver = fake_driver("card h200 memory_mib=1000\nprocess 0 4711 300 trainer")
+    driver = fake_driver("gpu h200 memory_mib=1000\nprocess 0 4711 300 trainer")
     assert driver.status()[0].processes == {4711: 300}
     driver.ctl("process", 0, 4712, 200, "other")
     assert driver.used_mib() == 500
@@ -86,13 +86,13 @@ def test_a_command_that_is_none_is_refused(fake_driver):
 
 
 def test_mig_mode_does_not_change_under_a_process(fake_driver):
-    driver = fake_driver("card h200\nprocess 0 1 10 x")
+    driver = fake_driver("gpu h200\nprocess 0 1 10 x")
     with pytest.raises(AssertionError, match="in use"):
         driver.ctl("mig", 0, "on")
 
 
 def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
-    driver = fake_driver("card h200\n" + "".join(f"process 0 {pid} 1 {'x' * 40}\n" for pid in range(1, 201)))
+    driver = fake_driver("gpu h200\n" + "".join(f"process 0 {pid} 1 {'x' * 40}\n" for pid in range(1, 201)))
     command = [driver.libraries / "nvidia-fake-driverd", "ctl", "--socket", driver.socket, "status"]
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -110,11 +110,11 @@ def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
 def test_a_socket_left_by_a_killed_daemon_is_taken_over(fake_driver, tmp_path):
     (tmp_path / "s").touch()
     config = tmp_path / "fake.conf"
-    config.write_text("card t4")
+    config.write_text("gpu t4")
     command = [fake_build() / "nvidia-fake-driverd", "--config", config, "--socket", tmp_path / "s"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
-        assert "ready, 1 cards" in daemon.stdout.readline()
+        assert "ready, 1 GPUs" in daemon.stdout.readline()
         daemon.terminate()
     assert daemon.returncode == 0
     assert not (tmp_path / "s").exists()
@@ -151,12 +151,12 @@ def test_garbage_from_a_client_harms_nobody_else(shared_driver, packets):
             except (BrokenPipeError, ConnectionResetError):
                 break
     status = shared_driver.status()
-    assert [card.used_mib for card in status] == [300]
+    assert [gpu.used_mib for gpu in status] == [300]
 
 
 @pytest.fixture(scope="module")
 def shared_driver(tmp_path_factory):
-    driver = start_fake_driver("card h200 memory_mib=1000\nprocess 0 4711 300 x", tmp_path_factory.mktemp("fuzz"))
+    driver = start_fake_driver("gpu h200 memory_mib=1000\nprocess 0 4711 300 x", tmp_path_factory.mktemp("fuzz"))
     yield driver
     driver.stop()
 

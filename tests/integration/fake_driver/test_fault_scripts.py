@@ -10,36 +10,36 @@ from pathlib import Path
 
 import pytest
 
-CARD = "card h200 context_mib=0"
+GPU = "gpu h200 context_mib=0"
 OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
 
 
 def test_the_nth_allocation_fails_and_no_other(fake_driver, worker):
-    one = worker(fake_driver(f"{CARD}\nfault fail cuMemAlloc_v2 nth=2"))
-    assert [one.ask("alloc", 512)[0] for _ in range(3)] == [0, OUT_OF_MEMORY, 0]
+    one = worker(fake_driver(f"{GPU}\nfault fail cuMemAlloc_v2 nth=2"))
+    assert [one.request("alloc", 512)[0] for _ in range(3)] == [0, OUT_OF_MEMORY, 0]
 
 
 def test_allocations_of_a_size_fail_until_the_fault_is_removed(fake_driver, worker):
-    driver = fake_driver(CARD)
+    driver = fake_driver(GPU)
     one = worker(driver)
     driver.ctl("fault", "fail", "cuMemAlloc_v2", "size=4096")
-    assert [one.ask("alloc", size)[0] for size in (4096, 512, 4096)] == [OUT_OF_MEMORY, 0, OUT_OF_MEMORY]
+    assert [one.request("alloc", size)[0] for size in (4096, 512, 4096)] == [OUT_OF_MEMORY, 0, OUT_OF_MEMORY]
     driver.ctl("fault", "none")
     one.must("alloc", 4096)
 
 
 def test_a_fault_in_the_environment_is_that_programs_alone(fake_driver, worker):
-    driver = fake_driver(CARD)
+    driver = fake_driver(GPU)
     script = f"fail cuDeviceGetUuid_v2 error={NOT_SUPPORTED}; missing cuMemAllocAsync"
     one, other = worker(driver, TANGRAM_FAKE_FAULTS=script), worker(driver)
-    assert one.ask("uuid", 0)[0] == NOT_SUPPORTED
+    assert one.request("uuid", 0)[0] == NOT_SUPPORTED
     assert [one.must("found", name) for name in ("cuMemAllocAsync", "cuMemAlloc")] == [False, True]
     other.must("uuid", 0)
     assert other.must("found", "cuMemAllocAsync") is True
 
 
-def test_a_call_hangs_for_as_long_as_told(fake_driver, worker):
-    driver = fake_driver(CARD)
+def test_a_call_hangs_for_as_long_as_reported(fake_driver, worker):
+    driver = fake_driver(GPU)
     one = worker(driver)
     driver.ctl("fault", "hang", "cuStreamQuery", "seconds=1")
     start = time.monotonic()
@@ -53,7 +53,7 @@ def missing(one, *symbols: str) -> list[bool]:
 
 def test_a_missing_name_is_found_by_nobody_from_the_start(fake_driver, worker):
     """Every version of the name, with its per-thread twins, and nothing else; the same from the daemon and from the environment."""
-    driver = fake_driver(f"{CARD}\nfault missing cuMemAllocAsync")
+    driver = fake_driver(f"{GPU}\nfault missing cuMemAllocAsync")
     one = worker(driver, TANGRAM_FAKE_FAULTS="missing cuMemAlloc")
     assert missing(one, "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuMemFreeAsync") == [
         True
@@ -68,18 +68,18 @@ def test_a_missing_name_is_found_by_nobody_from_the_start(fake_driver, worker):
 
 
 def test_a_missing_symbol_leaves_its_other_versions(fake_driver, worker):
-    one = worker(fake_driver(f"{CARD}\nfault missing cuMemAlloc_v2"))
+    one = worker(fake_driver(f"{GPU}\nfault missing cuMemAlloc_v2"))
     assert missing(one, "cuMemAlloc_v2", "cuMemAlloc") == [True, False]
 
 
 @pytest.mark.parametrize("line", ["fail cuMemcpyHtoD_v2", "hang cuMemAlloc seconds=1", "missing cuMemAlloc_v9"])
 def test_a_fault_that_nothing_heeds_is_refused(fake_driver, line):
     with pytest.raises(AssertionError, match=f'found function "{line.split()[1]}", must be one of'):
-        fake_driver(CARD).ctl("fault", *line.split())
+        fake_driver(GPU).ctl("fault", *line.split())
 
 
 def test_a_program_with_a_fault_that_nothing_heeds_does_not_start(fake_driver):
-    env = fake_driver(CARD).env() | {"TANGRAM_FAKE_FAULTS": "fail cuMemcpyHtoD_v2"}
+    env = fake_driver(GPU).env() | {"TANGRAM_FAKE_FAULTS": "fail cuMemcpyHtoD_v2"}
     load = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
     done = subprocess.run(load, env=env, capture_output=True, text=True, check=False)
     assert done.returncode < 0
@@ -101,15 +101,15 @@ def test_the_table_of_what_can_fail_has_the_marked_functions_and_no_others():
 HANG = """
 import time, pynvml as n
 n.nvmlInit()
-card = n.nvmlDeviceGetHandleByIndex(0)
+gpu = n.nvmlDeviceGetHandleByIndex(0)
 begun = time.monotonic()
-n.nvmlDeviceGetMemoryInfo(card)
+n.nvmlDeviceGetMemoryInfo(gpu)
 print(time.monotonic() - begun)
 """
 
 
 def test_a_function_of_nvml_hangs_and_does_not_fail(fake_driver):
-    driver = fake_driver(CARD)
+    driver = fake_driver(GPU)
     driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1")
     done = subprocess.run([sys.executable, "-c", HANG], env=driver.env(), capture_output=True, text=True, check=True)
     assert 1 <= float(done.stdout) < 10
@@ -122,6 +122,6 @@ def test_a_function_of_nvml_hangs_and_does_not_fail(fake_driver):
 
 @pytest.mark.parametrize("line", ["fail", "hang cuStreamQuery", "fail cuInit nth=x", "fail cuInit seconds=1", "burn"])
 def test_a_fault_that_is_not_understood_is_refused(fake_driver, line):
-    driver = fake_driver(CARD)
+    driver = fake_driver(GPU)
     with pytest.raises(AssertionError, match="must be none"):
         driver.ctl("fault", *line.split())

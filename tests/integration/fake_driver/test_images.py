@@ -30,7 +30,7 @@ HUGE = struct.pack("<Q", 1 << 62)
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory):
     """A process with a context; it has to live through all of the module's tests."""
-    driver = start_fake_driver("card h200", tmp_path_factory.mktemp("images"))
+    driver = start_fake_driver("gpu h200", tmp_path_factory.mktemp("images"))
     one = Worker(driver)
     one.must("cuInit")
     one.must("context", 0)
@@ -46,7 +46,7 @@ def test_a_damaged_image_crashes_nobody(loader, seed, kind):
     image = bytearray(IMAGES[kind])
     for _ in range(random.randint(1, 8)):
         image[random.randrange(4, len(image))] = random.choice((0, 255, random.randrange(256)))
-    rc, module = loader.ask("load_bytes", bytes(image).hex())
+    rc, module = loader.request("load_bytes", bytes(image).hex())
     assert rc in (SUCCESS, OUT_OF_MEMORY, INVALID_IMAGE, NO_BINARY)
     if rc == SUCCESS:
         loader.must("unload", module)
@@ -56,7 +56,7 @@ def test_a_damaged_image_crashes_nobody(loader, seed, kind):
 def test_every_field_of_an_image_may_be_huge(loader, kind):
     for at in range(4, len(IMAGES[kind]) - 8):
         image = IMAGES[kind][:at] + HUGE + IMAGES[kind][at + 8 :]
-        rc, module = loader.ask("load_bytes", image.hex())
+        rc, module = loader.request("load_bytes", image.hex())
         assert rc in (SUCCESS, OUT_OF_MEMORY, INVALID_IMAGE, NO_BINARY), at
         if rc == SUCCESS:
             loader.must("unload", module)
@@ -73,9 +73,9 @@ def test_every_field_of_an_image_may_be_huge(loader, kind):
 )
 def test_an_image_that_ends_elsewhere_than_it_says_is_refused(loader, kind, at):
     image = IMAGES[kind][:at] + HUGE + IMAGES[kind][at + 8 :]
-    assert loader.ask("load_bytes", image.hex())[0] == INVALID_IMAGE
+    assert loader.request("load_bytes", image.hex())[0] == INVALID_IMAGE
 
 
 def test_a_wrapper_of_no_fatbin_is_refused(loader):
     wrapper = struct.pack("<IIQQ", 0x466243B1, 1, 0x1000, 0)
-    assert loader.ask("load_bytes", wrapper.hex())[0] == INVALID_IMAGE
+    assert loader.request("load_bytes", wrapper.hex())[0] == INVALID_IMAGE

@@ -21,7 +21,7 @@ from tests.signals import send_signal
 
 PROCESS = """
 import array, ctypes, fcntl, json, os, socket, sys, time
-from vgpu import rm
+from vgpu.gputime import resource_manager as rm
 cuda = ctypes.CDLL("libcuda.so.1")
 socket_path = sys.argv[1]
 assert cuda.cuInit(0) == 0
@@ -136,7 +136,7 @@ class Handles:
 
 @pytest.fixture
 def driver(fake_driver: Callable[[str], FakeDriver]) -> FakeDriver:
-    return fake_driver("card h200 context_mib=0")
+    return fake_driver("gpu h200 context_mib=0")
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_suspended_process_stops_in_mid_kernel_and_goes_on_where_it_was(driver
     ran = kernel(driver)[2][0]["ran_us"]
     assert 0 < ran < 300_000
     other = start()
-    assert other.do("launch(50_000) or wait()") < 0.2, "the other one has the card alone"
+    assert other.do("launch(50_000) or wait()") < 0.2, "the other one has the GPU alone"
     assert one.do("query()") == NOT_READY
     assert kernel(driver)[2][0]["ran_us"] == ran
     assert one.do(names.switch(names.compute, False)) == 0
@@ -240,7 +240,7 @@ def test_one_that_was_sent_the_descriptor_can_suspend_even_a_stopped_process(dri
     send_signal(one.process.pid, signal.SIGSTOP)
     code = f"""
 import ctypes, fcntl
-from vgpu import rm
+from vgpu.gputime import resource_manager as rm
 p = ctypes.create_string_buffer(rm.disable_parameters({names.client}, {names.compute}, disable=True), rm.PARAMETERS_BYTES)
 argument = rm.control({names.client}, {names.subdevice}, ctypes.addressof(p))
 fcntl.ioctl({fd}, rm.CONTROL_REQUEST, argument)

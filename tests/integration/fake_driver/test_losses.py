@@ -16,7 +16,7 @@ HEAD = ".version 8.0\n.target sm_80\n"
 
 @pytest.fixture
 def driver(fake_driver):
-    return fake_driver("card h200")
+    return fake_driver("gpu h200")
 
 
 def lost_mib(driver) -> float:
@@ -36,10 +36,10 @@ def test_stacks_are_lost_at_the_call_and_back_when_lowered(driver, worker, limit
 
 
 def test_a_stack_that_does_not_fit_or_no_gpu_takes_is_refused(fake_driver, worker):
-    driver = fake_driver("card h200 memory_mib=1000 context_mib=528")
+    driver = fake_driver("gpu h200 memory_mib=1000 context_mib=528")
     one = worker(driver)
-    assert one.ask("set_limit", STACK, 65536)[0] == OUT_OF_MEMORY
-    assert one.ask("set_limit", STACK, 524288)[0] == INVALID_VALUE
+    assert one.request("set_limit", STACK, 65536)[0] == OUT_OF_MEMORY
+    assert one.request("set_limit", STACK, 524288)[0] == INVALID_VALUE
     assert (one.must("limit", STACK), lost_mib(driver)) == (1024, 0)
 
 
@@ -60,9 +60,9 @@ def test_the_first_launch_of_a_deep_kernel_makes_the_stacks_grow(driver, worker,
 
 
 def test_a_deep_kernel_that_does_not_fit_is_refused_at_its_launch(fake_driver, worker):
-    one = worker(fake_driver("card h200 memory_mib=600 context_mib=528"))
+    one = worker(fake_driver("gpu h200 memory_mib=600 context_mib=528"))
     deep = one.must("kernel", one.must("load", "//fake deep local=4096\n.entry deep() {}\n"), "deep")
-    assert one.ask("launch_function", deep)[0] == OUT_OF_MEMORY
+    assert one.request("launch_function", deep)[0] == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("call", [".extern .func (.param .b32 r) vprintf\n", ".extern .func (.param .b64 r) malloc\n"])
@@ -135,8 +135,8 @@ def test_variables_are_found_and_lost_whatever_the_image(driver, worker, image):
     one.must("write", large[0] + 8 * MIB - 4, "end")
     one.must("write", table[0], "begin")
     assert one.must("read", large[0] + 8 * MIB - 4, 3) == "end"
-    assert one.ask("variable", module, "other")[0] == NOT_FOUND
-    assert one.ask("free", table[0])[0] == INVALID_VALUE
+    assert one.request("variable", module, "other")[0] == NOT_FOUND
+    assert one.request("free", table[0])[0] == INVALID_VALUE
     one.must("unload", module)
     assert lost_mib(driver) == 0
 
@@ -155,7 +155,7 @@ def test_variables_are_found_and_lost_whatever_the_image(driver, worker, image):
 )
 def test_a_variable_of_ptx_has_the_size_of_its_type(driver, worker, statement, size):
     one = worker(driver)
-    rc, (_, found) = one.ask("variable", one.must("load", HEAD + statement + "\n"), "v")
+    rc, (_, found) = one.request("variable", one.must("load", HEAD + statement + "\n"), "v")
     assert (rc, found) == ((0, size) if size else (NOT_FOUND, 0))
 
 
@@ -173,4 +173,4 @@ def test_a_module_that_outlives_its_context_leaves_the_next_one_alone(driver, wo
 
 def test_a_fatbin_for_other_gpus_is_refused(driver, worker):
     image = fatbin((2, 80, cubin(other=4)), (2, 100, cubin(other=4)), (1, 100, PTX))
-    assert worker(driver).ask("load_bytes", image.hex())[0] == NO_BINARY
+    assert worker(driver).request("load_bytes", image.hex())[0] == NO_BINARY

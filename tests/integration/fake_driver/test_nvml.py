@@ -1,4 +1,4 @@
-"""pynvml, unchanged, sees the cards as described."""
+"""pynvml, unchanged, sees the GPUs as described."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 MIB = 1 << 20
 
 
-def test_pynvml_reads_what_a_card_is(fake_driver, nvml_python):
+def test_pynvml_reads_what_a_gpu_is(fake_driver, nvml_python):
     driver = fake_driver(
-        "card h200 uuid=GPU-01234567-89ab-cdef-0123-456789abcdef bus=0001:3b:00.0 numa=1 minor=5 serial=S77\ncard t4"
+        "gpu h200 uuid=GPU-01234567-89ab-cdef-0123-456789abcdef bus=0001:3b:00.0 numa=1 minor=5 serial=S77\ngpu t4"
     )
     code = """
 h = n.nvmlDeviceGetHandleByIndex(0); pci = n.nvmlDeviceGetPciInfo(h); m = n.nvmlDeviceGetMemoryInfo(h)
@@ -30,8 +30,8 @@ print(json.dumps(dict(count=n.nvmlDeviceGetCount(), name=n.nvmlDeviceGetName(h),
   m2.free + m2.used + m2.reserved == m2.total], power=n.nvmlDeviceGetPowerManagementLimit(h),
   clock=n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM), affinity=list(n.nvmlDeviceGetMemoryAffinity(h, 1, 0)))))
 """
-    card = nvml_python(driver, code)
-    assert card == {
+    gpu = nvml_python(driver, code)
+    assert gpu == {
         "count": 2,
         "name": "NVIDIA H200",
         "uuid": "GPU-01234567-89ab-cdef-0123-456789abcdef",
@@ -57,17 +57,17 @@ print(json.dumps(dict(count=n.nvmlDeviceGetCount(), name=n.nvmlDeviceGetName(h),
     }
 
 
-def test_no_card_has_memory_of_its_own_numa_node(fake_driver, nvml_python):
+def test_no_gpu_has_memory_of_its_own_numa_node(fake_driver, nvml_python):
     """As an H200 on x86 answers (measured, driver 580)."""
     code = """
 try: print(n.nvmlDeviceGetNumaNodeId(n.nvmlDeviceGetHandleByIndex(0)))
 except n.NVMLError_NotSupported: print(json.dumps("not supported"))
 """
-    assert nvml_python(fake_driver("card h200 numa=1"), code) == "not supported"
+    assert nvml_python(fake_driver("gpu h200 numa=1"), code) == "not supported"
 
 
 def test_process_lists_name_host_pids_and_their_memory(fake_driver, worker, nvml_python):
-    driver = fake_driver("card h200 context_mib=100\nprocess 0 4711 2048 trainer")
+    driver = fake_driver("gpu h200 context_mib=100\nprocess 0 4711 2048 trainer")
     one = worker(driver)
     one.must("alloc", 50 * MIB)
     code = """
@@ -79,7 +79,7 @@ print(json.dumps([[p.pid, p.usedGpuMemory >> 20] for p in n.nvmlDeviceGetCompute
 
 
 def test_managed_memory_is_in_use_and_listed_for_no_process(fake_driver, worker, nvml_python):
-    driver = fake_driver("card h200 context_mib=100")
+    driver = fake_driver("gpu h200 context_mib=100")
     one, other = worker(driver), worker(driver)
     one.must("alloc", 50 * MIB)
     made = [one.must(way, size) for way in ("managed", "managed_pool") for size in (30 * MIB, 512)]
@@ -104,9 +104,7 @@ print(json.dumps([listed, n.nvmlDeviceGetMemoryInfo(h).used >> 20]))
 
 
 def test_clients_of_mps_have_a_list_of_their_own(fake_driver, worker, nvml_python):
-    driver = fake_driver(
-        "card h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-server\ncard h200 context_mib=100"
-    )
+    driver = fake_driver("gpu h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-servergpu h200 context_mib=100")
     one = worker(driver)
     one.must("alloc", 50 * MIB)
     code = """
@@ -119,7 +117,7 @@ print(json.dumps([pids(n.nvmlDeviceGetComputeRunningProcesses), pids(n.nvmlDevic
 
 
 def test_a_process_of_a_container_is_named_by_its_pid_there(fake_driver):
-    driver = fake_driver("card h200")
+    driver = fake_driver("gpu h200")
     code = "import os, pynvml as n; n.nvmlInit(); print(os.getpid(), n.nvmlSystemGetProcessName(os.getpid()))"
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
@@ -129,7 +127,7 @@ def test_a_process_of_a_container_is_named_by_its_pid_there(fake_driver):
 
 
 def test_nvlinks_and_topology_are_as_wired(fake_driver, nvml_python):
-    driver = fake_driver("card a100-40 count=3\nlink 0 1 4\nlink 1 2 2\ncard a10 numa=1")
+    driver = fake_driver("gpu a100-40 count=3\nlink 0 1 4\nlink 1 2 2\ngpu a10 numa=1")
     code = """
 hs = [n.nvmlDeviceGetHandleByIndex(i) for i in range(4)]
 def peers(h):
@@ -146,8 +144,8 @@ print(json.dumps([peers(hs[0]), peers(hs[1]), n.nvmlDeviceGetTopologyCommonAnces
     assert nvml_python(driver, code) == [{"1": 4}, {"0": 4, "2": 2}, 40, 50, 0, 5]
 
 
-def test_links_to_switches_join_all_cards(fake_driver, nvml_python):
-    driver = fake_driver("card h200 count=2\nlinks all 18")
+def test_links_to_switches_join_all_gpus(fake_driver, nvml_python):
+    driver = fake_driver("gpu h200 count=2\nlinks all 18")
     code = """
 a, b = (n.nvmlDeviceGetHandleByIndex(i) for i in range(2))
 print(json.dumps([n.nvmlDeviceGetNvLinkRemoteDeviceType(a, 17), n.nvmlDeviceGetP2PStatus(a, b, n.NVML_P2P_CAPS_INDEX_NVLINK),
@@ -156,7 +154,7 @@ print(json.dumps([n.nvmlDeviceGetNvLinkRemoteDeviceType(a, 17), n.nvmlDeviceGetP
     assert nvml_python(driver, code) == [2, 0, 18]
 
 
-PROFILES = {  # NVIDIA's MIG user guide: how many of each fit on one card
+PROFILES = {  # NVIDIA's MIG user guide: how many of each fit on one GPU
     "a100-40": {"1g.5gb": 7, "1g.10gb": 4, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1, "7g.40gb": 1, "1g.5gb.me": 1},
     "a100-80": {"1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1, "1g.10gb.me": 1},
     "h100": {"1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1, "1g.10gb.me": 1},
@@ -166,25 +164,25 @@ PROFILES = {  # NVIDIA's MIG user guide: how many of each fit on one card
 
 @pytest.mark.parametrize(("model", "profile"), [(m, p) for m, ps in PROFILES.items() for p in ps])
 def test_as_many_instances_of_a_profile_fit_as_nvidia_documents(fake_driver, model, profile):
-    driver = fake_driver(f"card {model}\nmig 0 " + " ".join([profile] * PROFILES[model][profile]))
+    driver = fake_driver(f"gpu {model}\nmig 0 " + " ".join([profile] * PROFILES[model][profile]))
     assert len(driver.status()) == 1 + PROFILES[model][profile]
     with pytest.raises(AssertionError, match="no room"):
         driver.ctl("mig", 0, "create", profile)
 
 
 def test_mig_devices_are_listed_with_their_slices(fake_driver, nvml_python):
-    driver = fake_driver("card h200\nmig 0 3g.71gb 2g.35gb 1g.18gb 1g.18gb.me\ncard h200")
+    driver = fake_driver("gpu h200\nmig 0 3g.71gb 2g.35gb 1g.18gb 1g.18gb.me\ngpu h200")
     code = """
-card = n.nvmlDeviceGetHandleByIndex(0); found = []
-for i in range(n.nvmlDeviceGetMaxMigDeviceCount(card)):
-    try: h = n.nvmlDeviceGetMigDeviceHandleByIndex(card, i)
+gpu = n.nvmlDeviceGetHandleByIndex(0); found = []
+for i in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+    try: h = n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i)
     except n.NVMLError_NotFound: continue
     a = n.nvmlDeviceGetAttributes(h)
     assert n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(h)) is not None and n.nvmlDeviceIsMigDeviceHandle(h)
-    assert n.nvmlDeviceGetUUID(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(h)) == n.nvmlDeviceGetUUID(card)
+    assert n.nvmlDeviceGetUUID(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(h)) == n.nvmlDeviceGetUUID(gpu)
     found.append([n.nvmlDeviceGetName(h), n.nvmlDeviceGetGpuInstanceId(h), n.nvmlDeviceGetComputeInstanceId(h),
       a.gpuInstanceSliceCount, a.multiprocessorCount, a.memorySizeMB, n.nvmlDeviceGetMemoryInfo(h).total >> 20])
-print(json.dumps([n.nvmlDeviceGetMigMode(card), n.nvmlDeviceGetMigMode(n.nvmlDeviceGetHandleByIndex(1)), found]))
+print(json.dumps([n.nvmlDeviceGetMigMode(gpu), n.nvmlDeviceGetMigMode(n.nvmlDeviceGetHandleByIndex(1)), found]))
 """
     on, off, found = nvml_python(driver, code)
     assert (on, off) == ([1, 1], [0, 0])
@@ -197,12 +195,12 @@ print(json.dumps([n.nvmlDeviceGetMigMode(card), n.nvmlDeviceGetMigMode(n.nvmlDev
 
 
 def test_a_mig_instance_is_a_device_of_its_own_size(fake_driver, worker):
-    driver = fake_driver("card a100-40 context_mib=0\nmig 0 1g.5gb 1g.5gb")
+    driver = fake_driver("gpu a100-40 context_mib=0\nmig 0 1g.5gb 1g.5gb")
     one, other = (s for s in driver.status() if s.gi is not None)
     first = worker(driver, CUDA_VISIBLE_DEVICES=one.uuid)
     second = worker(driver, CUDA_VISIBLE_DEVICES=other.uuid)
     first.must("alloc", 4864 * MIB)
-    assert first.ask("alloc", MIB)[0] == 2
+    assert first.request("alloc", MIB)[0] == 2
     second.must("alloc", 4864 * MIB)
     assert first.must("uuid", 0) == one.uuid.removeprefix("MIG-").replace("-", "")
 
@@ -223,31 +221,31 @@ except n.NVMLError_Timeout: print("quiet", flush=True)
 
 
 def test_an_xid_reaches_whoever_waits_for_it(fake_driver):
-    driver = fake_driver("card h200 count=2")
+    driver = fake_driver("gpu h200 count=2")
     with subprocess.Popen(
         [sys.executable, "-c", WATCH], env=driver.env(), stdout=subprocess.PIPE, text=True
     ) as watcher:
         assert watcher.stdout is not None
         assert watcher.stdout.readline() == "watching\n"
         start = time.monotonic()
-        driver.xid(card=1, number=48)
+        driver.xid(gpu=1, number=48)
         assert json.loads(watcher.stdout.readline()) == [1, 8, 48]
-        driver.xid(card=0, number=79)
+        driver.xid(gpu=0, number=79)
         assert json.loads(watcher.stdout.readline()) == [0, 8, 79]
         assert time.monotonic() - start < 15  # woken, not timed out
         assert watcher.stdout.readline() == "quiet\n"
 
 
-def test_a_card_off_the_bus_is_lost_until_it_recovers(fake_driver, nvml_python, worker):
-    driver = fake_driver("card h200 context_mib=0")
+def test_a_gpu_off_the_bus_is_lost_until_it_recovers(fake_driver, nvml_python, worker):
+    driver = fake_driver("gpu h200 context_mib=0")
     one = worker(driver)
     code = """
 try: print(json.dumps(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0)).total >> 20))
 except n.NVMLError_GpuIsLost: print('"lost"')
 """
-    driver.xid(card=0, number=79)
+    driver.xid(gpu=0, number=79)
     assert nvml_python(driver, code) == "lost"
-    assert one.ask("alloc", MIB)[0] == 46
+    assert one.request("alloc", MIB)[0] == 46
     driver.recover(0)
     assert nvml_python(driver, code) == 143771
     one.must("alloc", MIB)
@@ -262,7 +260,7 @@ def test_without_a_daemon_nvml_says_that_no_driver_is_loaded(fake_driver):
 
 
 def test_nvidia_smi_lists_queries_and_draws(fake_driver, worker):
-    driver = fake_driver("card h200 memory_mib=1000 context_mib=100\ncard a100-40\nmig 1 1g.5gb")
+    driver = fake_driver("gpu h200 memory_mib=1000 context_mib=100\ngpu a100-40\nmig 1 1g.5gb")
     one = worker(driver)
     one.must("alloc", 100 * MIB)
 
@@ -270,14 +268,14 @@ def test_nvidia_smi_lists_queries_and_draws(fake_driver, worker):
         command = [driver.libraries / "nvidia-smi", *words]
         return subprocess.run(command, env=driver.env(), capture_output=True, text=True, check=True).stdout
 
-    cards = driver.status()
+    gpus = driver.status()
     assert smi("-L").splitlines() == [
-        f"GPU 0: NVIDIA H200 (UUID: {cards[0].uuid})",
-        f"GPU 1: NVIDIA A100-SXM4-40GB (UUID: {cards[1].uuid})",
-        f"  MIG 1g.5gb      Device  0: (UUID: {cards[2].uuid})",
+        f"GPU 0: NVIDIA H200 (UUID: {gpus[0].uuid})",
+        f"GPU 1: NVIDIA A100-SXM4-40GB (UUID: {gpus[1].uuid})",
+        f"  MIG 1g.5gb      Device  0: (UUID: {gpus[2].uuid})",
     ]
     query = smi("--query-gpu=memory.total,memory.used,uuid", "--format=csv").splitlines()
-    assert query[:2] == ["memory.total [MiB], memory.used [MiB], uuid", f"1000 MiB, 200 MiB, {cards[0].uuid}"]
+    assert query[:2] == ["memory.total [MiB], memory.used [MiB], uuid", f"1000 MiB, 200 MiB, {gpus[0].uuid}"]
     table = smi()
     assert "200MiB /    1000MiB" in table
     assert {len(line) for line in table.splitlines()} == {82}, "every line is as wide as the box"

@@ -11,7 +11,7 @@ from tests.built import REPOSITORY
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
-ROOMY = "card h200 context_mib=0"
+ROOMY = "gpu h200 context_mib=0"
 MEASURED = list(csv.DictReader((REPOSITORY / "bench/granularity/traces-h200.csv").read_text().splitlines()))
 OUT_OF_MEMORY = 2
 
@@ -30,7 +30,7 @@ def test_the_loss_after_every_measured_step_is_the_gpus(fake_driver, worker, tra
     assert lost == [int(row["lost_bytes"]) for row in rows]
 
 
-def test_the_address_tells_the_block(fake_driver, worker):
+def test_the_address_reports_the_block(fake_driver, worker):
     one = worker(fake_driver(ROOMY))
     first, second, third = (one.must("alloc", size) for size in (700_000, 700_000, 700_000))
     assert first % BLOCK == 0
@@ -104,11 +104,11 @@ def test_arrays_and_linear_memory_never_share_a_block_and_contexts_do_not_either
     assert driver.used_mib() == 6
 
 
-def test_a_full_card_still_has_room_in_its_blocks(fake_driver, worker):
-    one = worker(fake_driver("card h200 memory_mib=2 context_mib=0"))
+def test_a_full_gpu_still_has_room_in_its_blocks(fake_driver, worker):
+    one = worker(fake_driver("gpu h200 memory_mib=2 context_mib=0"))
     one.must("alloc", MIB)
     one.must("alloc", MIB)
-    assert one.ask("alloc", 1)[0] == OUT_OF_MEMORY
+    assert one.request("alloc", 1)[0] == OUT_OF_MEMORY
 
 
 def test_a_small_piece_opened_by_another_process_is_the_same_memory(fake_driver, worker):
@@ -133,6 +133,6 @@ def test_variables_of_a_module_lose_pages_from_load_to_unload(fake_driver, worke
 
 
 def test_a_module_whose_variables_do_not_fit_is_refused(fake_driver, worker):
-    driver = fake_driver("card h200 memory_mib=10 context_mib=0")
-    assert worker(driver).ask("load", f".global .align 4 .b8 table[{11 * MIB}];\n")[0] == OUT_OF_MEMORY
+    driver = fake_driver("gpu h200 memory_mib=10 context_mib=0")
+    assert worker(driver).request("load", f".global .align 4 .b8 table[{11 * MIB}];\n")[0] == OUT_OF_MEMORY
     assert driver.used_mib() == 0

@@ -15,7 +15,7 @@ def run(program, driver, *words) -> None:
 
 @pytest.mark.parametrize("path", ["plain", "vmm", "pools", "arrays", "graphs", "graph_time", "handles"])
 def test_every_way_to_memory_is_counted(path, program, fake_driver):
-    run(program("paths"), fake_driver("card h200 memory_mib=1000 context_mib=0"), path)
+    run(program("paths"), fake_driver("gpu h200 memory_mib=1000 context_mib=0"), path)
 
 
 def test_functions_are_found_linked_by_dlsym_and_by_version(program, fake_driver):
@@ -38,7 +38,7 @@ LD_LIBRARY_PATH={root}/lib {root}/bin/nvidia-smi -L
         ([], []),
         (["nvidia1"], ["GPU 0: NVIDIA A10"]),
         (["nvidia0", "nvidia2"], ["GPU 0: NVIDIA H200", "GPU 1: NVIDIA A100-SXM4-40GB"]),
-        # Instance 1g.5gb of card 2 is GPU instance 13: capabilities 3 + 135 * 2 + 9 * 13 = 390 and 391.
+        # Instance 1g.5gb of GPU 2 is GPU instance 13: capabilities 3 + 135 * 2 + 9 * 13 = 390 and 391.
         (["nvidia2", "nvidia-caps/nvidia-cap390"], ["GPU 0: NVIDIA A100-SXM4-40GB"]),
         (
             ["nvidia2", "nvidia-caps/nvidia-cap390", "nvidia-caps/nvidia-cap391"],
@@ -46,10 +46,10 @@ LD_LIBRARY_PATH={root}/lib {root}/bin/nvidia-smi -L
         ),
     ],
 )
-def test_a_container_sees_the_cards_whose_device_nodes_it_has(nodes, seen, fake_driver, tmp_path):
+def test_a_container_sees_the_gpus_whose_device_nodes_it_has(nodes, seen, fake_driver, tmp_path):
     """The driver root of install.sh, and /dev as a container runtime would fill it, in a mount namespace."""
-    driver = fake_driver("card h200\ncard a10\ncard a100-40\nmig 2 1g.5gb 2g.10gb")
-    root = install(driver, tmp_path, cards=3)
+    driver = fake_driver("gpu h200\ngpu a10\ngpu a100-40\nmig 2 1g.5gb 2g.10gb")
+    root = install(driver, tmp_path, gpus=3)
     (root / "run" / "nvidia-persistenced" / "socket").symlink_to(driver.socket)
     script = CONTAINER.format(root=root, dev=tmp_path / "dev", nodes=" ".join(nodes))
     env = {"PATH": os.environ["PATH"]}
@@ -58,17 +58,17 @@ def test_a_container_sees_the_cards_whose_device_nodes_it_has(nodes, seen, fake_
     assert [line.split(" (UUID")[0].strip() for line in done.stdout.splitlines()] == seen
 
 
-def install(driver, folder, cards: int):
+def install(driver, folder, gpus: int):
     script = driver.libraries.parents[2] / "shim" / "fake" / "install.sh"
     root = folder / "root"
-    subprocess.run([script, driver.libraries, root, str(cards), "390", "391"], check=True, capture_output=True)
+    subprocess.run([script, driver.libraries, root, str(gpus), "390", "391"], check=True, capture_output=True)
     return root
 
 
 def test_the_driver_root_is_laid_out_as_a_real_one(fake_driver, tmp_path):
     driver = fake_driver()
-    root = install(driver, tmp_path, cards=2)
-    install(driver, tmp_path, cards=2)
+    root = install(driver, tmp_path, gpus=2)
+    install(driver, tmp_path, gpus=2)
     for name in ("libcuda", "libnvidia-ml"):
         assert (root / "lib" / f"{name}.so.1").resolve().name == f"{name}.so.580.65.06"
         assert (root / "lib" / f"{name}.so").resolve().is_file()

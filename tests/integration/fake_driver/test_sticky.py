@@ -8,7 +8,7 @@ CONTEXT_IS_DESTROYED = 709
 
 
 def check(one, error):
-    _, failing, succeeding = one.ask("every_call")
+    _, failing, succeeding = one.request("every_call")
     assert failing == dict.fromkeys(failing, error)
     assert succeeding == dict.fromkeys(succeeding, 0)
 
@@ -19,7 +19,7 @@ def test_a_failed_kernel_leaves_its_error_to_its_process_alone(fake_driver, work
     one, other = worker(driver), worker(driver)
     one.must("prepare")
     one.must("launch_broken", error)
-    assert one.ask("synchronize") == [error]
+    assert one.request("synchronize") == [error]
     check(one, error)
     other.must("alloc", 512)
     other.must("launch", 10)
@@ -39,8 +39,8 @@ def test_a_reset_does_not_revive_the_process(fake_driver, worker):
     one.must("cuInit")
     one.must("retain", 0)
     one.must("launch_broken", 719)
-    assert one.ask("synchronize") == [719]
-    assert one.ask("reset") == [0, CONTEXT_IS_DESTROYED, 719]
+    assert one.request("synchronize") == [719]
+    assert one.request("reset") == [0, CONTEXT_IS_DESTROYED, 719]
 
 
 def test_without_a_failed_kernel_every_call_succeeds(fake_driver, worker):

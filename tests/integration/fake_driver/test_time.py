@@ -1,4 +1,4 @@
-"""Kernels take time, and the processes of a card share its time."""
+"""Kernels take time, and the processes of a GPU share its time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_a_kernel_lasts_as_long_as_its_parameter_says(fake_driver, worker):
 
     def launch_and_wait() -> None:
         one.must("launch", 200_000)
-        assert one.ask("query")[0] == NOT_READY
+        assert one.request("query")[0] == NOT_READY
         one.must("synchronize")
 
     assert 200 <= milliseconds(launch_and_wait) < 1000
     one.must("query")
 
 
-def test_two_processes_have_half_of_the_card_each_while_both_have_work(fake_driver, worker):
+def test_two_processes_have_half_of_the_gpu_each_while_both_have_work(fake_driver, worker):
     driver = fake_driver()
     first, second = worker(driver), worker(driver)
     began = time.monotonic()
@@ -55,8 +55,8 @@ def test_a_killed_process_leaves_its_time_to_the_others(fake_driver, worker):
     assert milliseconds(lambda: second.must("synchronize")) < 1000
 
 
-def test_kernels_on_two_cards_do_not(fake_driver, worker):
-    driver = fake_driver("card h200 count=2 context_mib=0")
+def test_kernels_on_two_gpus_do_not(fake_driver, worker):
+    driver = fake_driver("gpu h200 count=2 context_mib=0")
     first, second = worker(driver, device=0), worker(driver, device=1)
     first.must("launch", 5_000_000)
     second.must("launch", 10_000)

@@ -16,7 +16,7 @@ REPORT = re.compile(
 
 
 def test_work_computes_until_it_is_stopped_and_says_how_much(fake_driver):
-    driver = fake_driver("card h200")
+    driver = fake_driver("gpu h200")
     command = [sys.executable, str(GPUVIEW), "work", "--kernel-ms=30", "--every-ms=100"]
     with subprocess.Popen(command, env=driver.env(POD_NAME="pod"), stdout=subprocess.PIPE, text=True) as working:
         assert working.stdout is not None

@@ -2,7 +2,7 @@
 
     ["cuMemAlloc", 1048576]  ->  [0, address]
 
-Calls name the functions below. It stands for a tenant's process in tests that need several.
+Calls name the functions below. It stands for a container's process in tests that need several.
 """
 
 from __future__ import annotations

@@ -24,22 +24,22 @@ from typing import Any
 
 import pytest
 
-from arbiter.verdicts import BOOT_ID, text_of
+from arbiter.gputime.trial_verdicts import BOOT_ID, text_of
 from tests.built import shim_build
 from tests.integration.shim.reader import Reader
 from tests.probe import Probe
 from tests.signals import send_signal
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import ContainerStatus, decode_status
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.protocol.status import ContainerStatus, decode_status
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
-CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
-CARD_MIB = 16384
+GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+GPU_MIB = 16384
 ROUTES = ("direct", "dlsym", "procaddr")
 
 
@@ -58,7 +58,7 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def ask(self, expression: str) -> list[Any]:
+    def request(self, expression: str) -> list[Any]:
         """The CUresult, then what came back."""
         self.start(expression)
         return self.finish()
@@ -77,7 +77,7 @@ class Worker:
 
     def must(self, expression: str) -> Any:
         """What came back; the call has to succeed."""
-        code, *values = self.ask(expression)
+        code, *values = self.request(expression)
         assert code == 0, f"{expression}: CUresult {code}"
         return values[0] if values else None
 
@@ -139,9 +139,9 @@ class Stage:
 
     def start_driver(self, context_mib: int = 0, branch: str = "580") -> None:
         config = self.folder / "driver"
-        card = f"card t4 memory_mib={CARD_MIB} context_mib={context_mib}"
-        config.write_text(f"driver {branch}\n" + "".join(f"{card} uuid={uuid}\n" for uuid in CARDS))
-        tried = Tried("Tesla T4", tuple(CARDS), Verdict(Outcome.WORKS))
+        gpu = f"gpu t4 memory_mib={GPU_MIB} context_mib={context_mib}"
+        config.write_text(f"driver {branch}\n" + "".join(f"{gpu} uuid={uuid}\n" for uuid in GPUS))
+        tried = Tried("Tesla T4", tuple(GPUS), Verdict(Outcome.WORKS))
         trials = Trials(boot_id=text_of(BOOT_ID), driver=branch, tried=(tried,))
         (self.folder / FILE).write_text(trials_to_text(trials))
         (self.folder / "root").mkdir()
@@ -152,7 +152,7 @@ class Stage:
         wait_for(path.exists)
 
     def start_arbiter(self, *options: str) -> None:
-        """Contexts have no room beside them unless a test asks for it: then a MiB more or less is seen. Nor is anybody ended for going around
+        """Contexts have no room beside them unless a test requests it: then a MiB more or less is seen. Nor is anybody ended for going around
         the library."""
         if "--context-room-mib" not in options:
             options = ("--context-room-mib", "0", *options)
@@ -215,10 +215,8 @@ class Stage:
             self._arbiter.communicate()
             self._arbiter = None
 
-    def grant(self, *cards: tuple[str, int], key: str = "") -> None:
-        self.write_grant(
-            grant_to_text(Grant("default", "a", "1", "main", tuple(GrantCard(*card) for card in cards))), key
-        )
+    def grant(self, *gpus: tuple[str, int], key: str = "") -> None:
+        self.write_grant(grant_to_text(Grant("default", "a", "1", "main", tuple(GrantGpu(*gpu) for gpu in gpus))), key)
 
     def write_grant(self, text: str, key: str = "") -> None:
         folder = self.folder / "grants" / (key or self.key)
@@ -243,13 +241,13 @@ class Stage:
     def probe(self, route: str = "direct", device: int = 0, key: str = "", **env: str) -> Probe:
         """A program that has a context on a device of its own numbering."""
         probe = self.bare_probe(route, key, **env)
-        assert probe.ask("use", device) == [0]
+        assert probe.request("use", device) == [0]
         return probe
 
     def worker(self, device: int = 0, key: str = "", **env: str) -> Worker:
         """A Python program with a context on a device."""
         worker = self.bare_worker(key, **env)
-        assert worker.ask(f"use({device})")[0] == 0
+        assert worker.request(f"use({device})")[0] == 0
         return worker
 
     def bare_worker(self, key: str = "", **env: str) -> Worker:
@@ -263,7 +261,7 @@ class Stage:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def true_mib(self, *workers: Worker) -> int:
-        """What the driver counts as theirs, over all cards."""
+        """What the driver counts as theirs, over all GPUs."""
         used = re.findall(r"pid=(\d+) used_mib=(\d+)", self.driver_ctl("status"))
         return sum(int(mib) for pid, mib in used if int(pid) in {worker.pid for worker in workers})
 
@@ -330,9 +328,9 @@ _keys = itertools.count()
 
 @pytest.fixture
 def stage(node: Stage) -> Iterator[Stage]:
-    """A container held to 1000 MiB of the first card."""
+    """A container held to 1000 MiB of the first GPU."""
     stage = Stage(node.build, node.folder, f"k{next(_keys)}")
-    stage.grant((CARDS[0], 1000))
+    stage.grant((GPUS[0], 1000))
     yield stage
     stage.close()
 
@@ -346,8 +344,8 @@ def bare_stage(build: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def own_stage(bare_stage: Stage) -> Stage:
-    """A node of its own with a container held to 1000 MiB of the first card; its arbiter may be stopped."""
-    bare_stage.grant((CARDS[0], 1000))
+    """A node of its own with a container held to 1000 MiB of the first GPU; its arbiter may be stopped."""
+    bare_stage.grant((GPUS[0], 1000))
     bare_stage.start_arbiter("--grace-ms", "0")
     return bare_stage
 
@@ -365,9 +363,9 @@ def measured_node(build: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def measured(measured_node: Stage) -> Iterator[Stage]:
-    """A container held to 1000 MiB of the first card of such a node, which knows by now what a context takes."""
+    """A container held to 1000 MiB of the first GPU of such a node, which knows by now what a context takes."""
     stage = Stage(measured_node.build, measured_node.folder, f"m{next(_keys)}")
-    stage.grant((CARDS[0], 1000))
+    stage.grant((GPUS[0], 1000))
     stage.worker().kill()
     yield stage
     stage.close()
@@ -377,7 +375,7 @@ def measured(measured_node: Stage) -> Iterator[Stage]:
 def own_measured(build: Path) -> Iterator[Stage]:
     """A node of its own of that kind: no context was ever made on it, and its arbiter may be stopped."""
     with a_node(build, CONTEXT_MIB) as made:
-        made.grant((CARDS[0], 1000))
+        made.grant((GPUS[0], 1000))
         made.start_measuring_arbiter()
         yield made
 

@@ -34,9 +34,11 @@ from gpu_structs import (
 def found(names: tuple[str, ...]) -> list[object]:
     """Those which both dlsym and cuGetProcAddress find."""
     at, status = c_void_p(), c_int()
-    ask = cuda.cuGetProcAddress_v2
-    known = [ask(n.encode(), byref(at), 13000, c_uint64(0), byref(status)) == 0 and at.value is not None for n in names]
-    return [0, [n for n, asked in zip(names, known, strict=True) if asked or hasattr(cuda, n)]]
+    request = cuda.cuGetProcAddress_v2
+    known = [
+        request(n.encode(), byref(at), 13000, c_uint64(0), byref(status)) == 0 and at.value is not None for n in names
+    ]
+    return [0, [n for n, requested in zip(names, known, strict=True) if requested or hasattr(cuda, n)]]
 
 
 def use(device: int = 0) -> list[int]:

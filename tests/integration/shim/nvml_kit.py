@@ -1,6 +1,6 @@
-"""The table of shim/src/nvml.def, NVIDIA's nvml.h, and a management library that has every function of it.
+"""The table of shim/src/views/nvml.def, NVIDIA's nvml.h, and a management library that has every function of it.
 
-The double answers 0 to everything and counts the calls, but for what the tests read. Its devices are 1, the first card; 2, the
+The double answers 0 to everything and counts the calls, but for what the tests read. Its devices are 1, the first GPU; 2, the
 second; 3, one that is lost; 4, one whose UUID no version of this library can read.
 """
 
@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.integration.shim.conftest import CARDS, ROOT
+from tests.integration.shim.conftest import GPUS, ROOT
 
-TABLE = ROOT / "shim/src/nvml.def"
+TABLE = ROOT / "shim/src/views/nvml.def"
 HEADERS = sorted((ROOT / ".venv/lib").glob("python3*/site-packages/nvidia/*/include/nvml.h"))
 LOST, UNREADABLE = 15, "MIG-GPU-0/1/0"
 
@@ -59,7 +59,7 @@ int nvmlDeviceGetUUID(long device, char *uuid, unsigned length)
 {{
     if (device == 3)
         return {LOST};
-    snprintf(uuid, length, "%s", device == 1 ? "{CARDS[0]}" : device == 2 ? "{CARDS[1]}" : "{UNREADABLE}");
+    snprintf(uuid, length, "%s", device == 1 ? "{GPUS[0]}" : device == 2 ? "{GPUS[1]}" : "{UNREADABLE}");
     return 0;
 }}
 static unsigned own(void) {{ const char *pid = getenv("OWN_PID"); return pid ? (unsigned)atoi(pid) : 0; }}

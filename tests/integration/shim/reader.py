@@ -28,7 +28,7 @@ class Reader:
         )
         self._in, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout)
 
-    def ask(self, how: bytes, number: int, data: bytes) -> None:
+    def request(self, how: bytes, number: int, data: bytes) -> None:
         """One request; what comes back is read by the caller."""
         self._in.write(how + struct.pack("=QQ", number, len(data)) + data)
         self._in.flush()
@@ -41,7 +41,7 @@ class Reader:
 
     def unpack(self, how: bytes, data: bytes, room: int) -> bytes:
         """What comes out, nothing where the data is damaged."""
-        self.ask(how, room, data)
+        self.request(how, room, data)
         return self.take(*struct.unpack("=Q", self.take(8)))
 
     def end(self) -> None:
@@ -50,5 +50,5 @@ class Reader:
 
     def needs(self, image: bytes, capability: int = 90) -> Needs:
         """What a module of this image takes on such a GPU."""
-        self.ask(b"i", capability, image)
+        self.request(b"i", capability, image)
         return Needs(*struct.unpack("=5Q", self.take(40)))

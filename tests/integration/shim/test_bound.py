@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 PAGE_MIB = 2
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
@@ -22,7 +22,7 @@ def test_code_is_held_before_it_is_loaded_and_settled_by_what_nvml_counts(measur
     worker = measured.worker(**EAGER)
     full_but(worker, 16)
     left = worker.free_mib()
-    assert worker.ask("code(8 * 1024)")[0] == OUT_OF_MEMORY
+    assert worker.request("code(8 * 1024)")[0] == OUT_OF_MEMORY
     assert worker.free_mib() == left
     worker.must("code(4 * 1024)")
     assert worker.free_mib() <= 16 - 8 - PAGE_MIB
@@ -33,10 +33,10 @@ def test_a_lazily_loaded_function_is_bounded_when_its_handle_is_got(measured: St
     worker = measured.worker()
     module = worker.must("code(8 * 1024)")
     filling = full_but(worker, 8)
-    assert worker.ask(f"function_of({module})")[0] == OUT_OF_MEMORY
+    assert worker.request(f"function_of({module})")[0] == OUT_OF_MEMORY
     worker.must(f"free({filling})")
     full_but(worker, 24)
-    assert worker.ask(f"function_of({module})")[0] == 0
+    assert worker.request(f"function_of({module})")[0] == 0
 
 
 def test_a_kernel_of_a_library_is_bounded_at_its_first_launch_and_not_again(measured: Stage) -> None:
@@ -44,14 +44,14 @@ def test_a_kernel_of_a_library_is_bounded_at_its_first_launch_and_not_again(meas
     library = worker.must("code(8 * 1024, way='cuLibraryLoadData')")
     kernel = worker.must(f"kernel_of({library})")
     filling = full_but(worker, 8)
-    assert worker.ask(f"launch_once({kernel})") == [OUT_OF_MEMORY]
+    assert worker.request(f"launch_once({kernel})") == [OUT_OF_MEMORY]
     worker.must(f"free({filling})")
     filling = full_but(worker, 24)
-    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert worker.request(f"launch_once({kernel})") == [0]
     wait_for(lambda: worker.free_mib() >= 24 - PAGE_MIB)
     worker.must(f"free({filling})")
     full_but(worker, 4)
-    assert worker.ask(f"launch_once({kernel})") == [0], "its code is there"
+    assert worker.request(f"launch_once({kernel})") == [0], "its code is there"
 
 
 def test_many_small_modules_in_a_row_are_not_bounded_by_a_page_each(measured: Stage) -> None:
@@ -65,14 +65,14 @@ def test_a_further_context_is_refused_where_it_does_not_fit(measured: Stage) -> 
     worker = measured.worker()
     full_but(worker, CONTEXT_MIB)
     left = worker.free_mib()
-    assert worker.ask("context_new()")[0] == OUT_OF_MEMORY
+    assert worker.request("context_new()")[0] == OUT_OF_MEMORY
     assert worker.free_mib() == left
 
 
 def test_streams_are_held_before_they_are_made(measured: Stage) -> None:
     worker = measured.worker()
     filling = full_but(worker, 0)
-    assert worker.ask("stream_new()")[0] == OUT_OF_MEMORY
+    assert worker.request("stream_new()")[0] == OUT_OF_MEMORY
     worker.must(f"free({filling})")
     full_but(worker, 30)
     for _ in range(50):
@@ -88,11 +88,11 @@ def test_the_room_beside_a_context_pays_for_code(own_measured: Stage, way: str) 
     worker.must(f"code(8 * 1024, way={way!r})")
 
 
-def test_what_cannot_be_asked_for_is_paid_by_the_lease_or_refused(own_measured: Stage) -> None:
+def test_what_cannot_be_requested_for_is_paid_by_the_lease_or_refused(own_measured: Stage) -> None:
     worker = own_measured.worker(TANGRAM_WAIT_MS="100", **EAGER)
     worker.must("alloc(1)")
     own_measured.stop_arbiter()
-    assert worker.ask("code(200 * 1024)")[0] == OUT_OF_MEMORY
+    assert worker.request("code(200 * 1024)")[0] == OUT_OF_MEMORY
     worker.must("code(1024)")
 
 
@@ -106,7 +106,7 @@ def library_of(worker: Worker) -> tuple[int, int]:
     before = worker.free_mib()
     library = worker.must(f"code(8, {VARIABLES_MIB} << 20, way='cuLibraryLoadData')")
     kernel = worker.must(f"kernel_of({library})")
-    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert worker.request(f"launch_once({kernel})") == [0]
     assert VARIABLES_MIB <= before - worker.free_mib() <= VARIABLES_MIB + 20, "once"
     return int(library), int(kernel)
 
@@ -116,16 +116,16 @@ def test_variables_of_a_library_are_held_in_each_context_that_uses_it(measured: 
     library, kernel = library_of(worker)
     worker.must("context_new()")
     filling = full_but(worker, VARIABLES_MIB - PAGE_MIB)
-    assert worker.ask(f"launch_once({kernel})") == [OUT_OF_MEMORY]
+    assert worker.request(f"launch_once({kernel})") == [OUT_OF_MEMORY]
     worker.must(f"free({filling})")
     before = worker.free_mib()
-    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert worker.request(f"launch_once({kernel})") == [0]
     held = before - worker.free_mib()
     assert VARIABLES_MIB <= held <= VARIABLES_MIB + 20
     for _ in range(3):
-        assert worker.ask(f"launch_once({kernel})") == [0]
+        assert worker.request(f"launch_once({kernel})") == [0]
     assert before - worker.free_mib() <= held, "it is there"
-    assert worker.ask(f"unload({library})") == [0]
+    assert worker.request(f"unload({library})") == [0]
     wait_for(lambda: worker.free_mib() >= before + VARIABLES_MIB - 20)
 
 
@@ -134,19 +134,19 @@ def test_a_context_that_ends_gives_the_variables_of_libraries_back(measured: Sta
     _, kernel = library_of(worker)
     before = worker.free_mib()
     context = worker.must("context_new()")
-    assert worker.ask(f"launch_once({kernel})") == [0]
+    assert worker.request(f"launch_once({kernel})") == [0]
     assert worker.free_mib() <= before - VARIABLES_MIB
     worker.must(f"context_end({context})")
     wait_for(lambda: worker.free_mib() >= before - 20)
 
 
 def test_variables_of_a_library_are_held_on_the_second_gpu_when_it_is_used_there(measured: Stage) -> None:
-    measured.grant((CARDS[0], 1000), (CARDS[1], CONTEXT_MIB + VARIABLES_MIB))
+    measured.grant((GPUS[0], 1000), (GPUS[1], CONTEXT_MIB + VARIABLES_MIB))
     worker = measured.worker()
     _, kernel = library_of(worker)
     worker.must("context_new(1)")
     wait_for(lambda: worker.free_mib() <= VARIABLES_MIB)
     filling = worker.must("alloc(20)")
-    assert worker.ask(f"launch_once({kernel})") == [OUT_OF_MEMORY]
+    assert worker.request(f"launch_once({kernel})") == [OUT_OF_MEMORY]
     worker.must(f"free({filling})")
     worker.must("alloc(2)")

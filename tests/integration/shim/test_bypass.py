@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, Stage, Worker, a_node, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, Stage, Worker, a_node, wait_for
 from tests.integration.shim.test_guard import PROGRAM, Bypass, bypasses, raw, statically, unloaded
 from tests.integration.shim.test_link import without_threads
 from tests.signals import send_signal
-from vgpu.cgroup import NOWHERE, place_of
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import Status, decode_status
+from vgpu.api.cgroup import NOWHERE, place_of
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.protocol.status import Status, decode_status
 
 __all__ = ["bypasses", "raw"]
 
@@ -44,7 +44,7 @@ UID, ID = "1b2c3d4e-0000-4000-8000-000000000001", "c1" * 32
 def strict(build: Path) -> Iterator[Stage]:
     """A node of its own with a container of 1000 MiB, whose arbiter kills without waiting for a minute after its start."""
     with a_node(build, CONTEXT_MIB) as made:
-        made.grant((CARDS[0], 1000))
+        made.grant((GPUS[0], 1000))
         made.start_measuring_arbiter(*KILL)
         yield made
 
@@ -78,7 +78,7 @@ def test_a_bypass_is_reported_within_5_s_and_killed_within_10_and_its_siblings_l
     (kill,) = document(strict).kills
     assert (kill.pid, kill.bypass, kill.container) == (bypass.pid, True, "main")
     wait_for(lambda: strict.status().memory_state == "enforced")
-    assert worker.ask("info()")[0] == 0
+    assert worker.request("info()")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_no_process_with_the_library_is_killed_when_the_arbiter_restarts(strict:
     worker = strict.worker(**env)
     if state == "in a kernel of 60 s":
         worker.must("busy(60_000)")  # while there is room for its code
-    while worker.ask("alloc(20)")[0] == 0:
+    while worker.request("alloc(20)")[0] == 0:
         pass
     assert strict.true_mib(worker) > 960
     with in_state(worker, state):
@@ -145,7 +145,7 @@ def test_no_process_with_the_library_is_killed_when_the_arbiter_restarts(strict:
         wait_for(lambda: strict.status().processes)
         some_readings()
         assert document(strict).kills == ()
-        strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantCard(CARDS[0], 400),))))
+        strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 400),))))
         wait_for(lambda: "over-limit" in reasons(strict))
         some_readings()
         found = reasons(strict)
@@ -194,7 +194,7 @@ def test_a_program_whose_grant_mount_was_detached_is_killed(
 ) -> None:
     """Its cgroup tells whose it is; a mapping proves nothing where the grant is gone."""
     strict.stop_arbiter()
-    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
     strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
     mapping = (
@@ -227,7 +227,7 @@ def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
 ) -> None:
     """What an MPS server of the node holds is its clients'. In a pod, anybody can take its name."""
     strict.stop_arbiter()
-    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
     strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
     named = shutil.copy(raw, tmp_path / "nvidia-cuda-mps-server")
@@ -252,7 +252,7 @@ def test_a_container_that_starts_such_a_program_again_and_again_is_ended(
 ) -> None:
     """What starts it holds no memory, so no reading shows it. Ended one by one the programs would hold the memory nearly all the time."""
     strict.stop_arbiter()
-    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
     strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
     began = time.monotonic()
@@ -277,7 +277,7 @@ def test_a_program_whose_first_thread_has_ended_is_killed(
 ) -> None:
     """The kernel shows neither its memory nor its mounts by the first thread."""
     strict.stop_arbiter()
-    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantCard(CARDS[0], 1000),))))
+    strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
     strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
     program = FIRST_ENDED.format(bytes=1500 * 2**20)
@@ -307,8 +307,8 @@ def test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s(
         assert process.stdout.readline() == "holds\n"
         wait_for(lambda: document(strict).ungranted, REPORTED_S)
         (found,) = document(strict).ungranted
-        assert (found.gpu, found.pid, found.held_bytes, found.pod) == (CARDS[0], process.pid, 700 * 2**20, "")
+        assert (found.gpu, found.pid, found.held_bytes, found.pod) == (GPUS[0], process.pid, 700 * 2**20, "")
         assert str(raw) in found.command
-        assert worker.ask("info()")[0] == 0
+        assert worker.request("info()")[0] == 0
         process.communicate("\n")
     wait_for(lambda: not document(strict).ungranted)

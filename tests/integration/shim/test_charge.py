@@ -18,7 +18,7 @@ def test_a_stack_that_does_not_fit_is_refused(stage: Stage) -> None:
     """64 KiB for each thread of the smallest GPU are more than the share."""
     worker = stage.worker()
     before = worker.free_mib()
-    assert worker.ask(f"set_limit({STACK}, 65536)") == [OUT_OF_MEMORY]
+    assert worker.request(f"set_limit({STACK}, 65536)") == [OUT_OF_MEMORY]
     assert worker.free_mib() == before
 
 
@@ -34,14 +34,14 @@ def test_a_deeper_stack_is_charged_until_it_is_lowered(stage: Stage) -> None:
     assert worker.free_mib() == before
 
 
-def test_a_heap_is_charged_when_it_is_asked_for(stage: Stage) -> None:
+def test_a_heap_is_charged_when_it_is_requested_for(stage: Stage) -> None:
     worker = stage.worker()
     before = worker.free_mib()
-    assert worker.ask(f"set_limit({HEAP}, {2000 * MIB})") == [OUT_OF_MEMORY]
+    assert worker.request(f"set_limit({HEAP}, {2000 * MIB})") == [OUT_OF_MEMORY]
     worker.must(f"set_limit({HEAP}, {500 * MIB})")
     assert before - 500 <= worker.free_mib() <= before - 490
     worker.must("reset()")
-    assert worker.ask("use()")[0] == 0
+    assert worker.request("use()")[0] == 0
     assert worker.free_mib() == before
 
 
@@ -58,7 +58,7 @@ def test_the_printf_buffer_takes_no_gpu_memory(stage: Stage) -> None:
 def test_the_variables_of_a_module_are_charged_until_it_is_unloaded(stage: Stage, way: str) -> None:
     worker = stage.worker()
     before = worker.free_mib()
-    assert worker.ask(f"module('.b8 large[3221225472]', way='{way}')")[0] == OUT_OF_MEMORY
+    assert worker.request(f"module('.b8 large[3221225472]', way='{way}')")[0] == OUT_OF_MEMORY
     assert worker.free_mib() == before
     made = worker.must(f"module('.align 4 .f32 one[100][26215]', '.u8 two', way='{way}')")
     assert worker.free_mib() == before - 12
@@ -70,7 +70,7 @@ def test_the_variables_of_a_file_are_charged(stage: Stage, tmp_path: Path) -> No
     image = tmp_path / "image.ptx"
     image.write_text(".version 8.0\n.target sm_80\n.global .u64 large[1000000000];\n")
     worker = stage.worker()
-    assert worker.ask(f"module_file({str(image)!r})")[0] == OUT_OF_MEMORY
+    assert worker.request(f"module_file({str(image)!r})")[0] == OUT_OF_MEMORY
     image.write_text(".version 8.0\n.target sm_80\n.global .u64 large[1048576];\n")
     before = worker.free_mib()
     worker.must(f"module_file({str(image)!r})")
@@ -98,7 +98,7 @@ WAYS = ("cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2")
 
 def test_an_explicit_node_of_a_deep_kernel_is_refused_when_the_graph_is_instantiated(stage: Stage) -> None:
     gpu = stage.worker()
-    assert gpu.ask("__import__('kernels').made(65536)")[0] == OUT_OF_MEMORY
+    assert gpu.request("__import__('kernels').made(65536)")[0] == OUT_OF_MEMORY
     assert stage.true_mib(gpu) <= 1000
     gpu.must("__import__('kernels').made(64)")
 
@@ -106,7 +106,7 @@ def test_an_explicit_node_of_a_deep_kernel_is_refused_when_the_graph_is_instanti
 @pytest.mark.parametrize("way", WAYS)
 def test_an_executable_graph_is_not_given_a_kernel_whose_stack_does_not_fit(stage: Stage, way: str) -> None:
     gpu = stage.worker()
-    assert gpu.ask(f"__import__('kernels').updated(64, 65536, {way!r})")[0] == OUT_OF_MEMORY
+    assert gpu.request(f"__import__('kernels').updated(64, 65536, {way!r})")[0] == OUT_OF_MEMORY
     assert stage.true_mib(gpu) <= 1000
     gpu.must(f"__import__('kernels').updated(64, 128, {way!r})")
 
@@ -123,7 +123,7 @@ def test_the_stack_of_a_kernel_that_an_executable_graph_is_given_is_charged(stag
 def test_a_kernel_whose_local_memory_the_driver_does_not_state_is_not_launched(stage: Stage) -> None:
     gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS="fail cuFuncGetAttribute error=999")
     gpu.must("use()")
-    assert gpu.ask("deep(65536)")[0] == OUT_OF_MEMORY
+    assert gpu.request("deep(65536)")[0] == OUT_OF_MEMORY
     assert stage.true_mib(gpu) <= 1000
     gpu.must("alloc(100)")
 
@@ -132,5 +132,5 @@ def test_a_kernel_whose_local_memory_the_driver_states_later_is_launched_then(st
     gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS="fail cuFuncGetAttribute nth=1 error=999")
     gpu.must("use()")
     gpu.must("deep(64)")
-    assert gpu.ask("deep(65536)")[0] == OUT_OF_MEMORY
+    assert gpu.request("deep(65536)")[0] == OUT_OF_MEMORY
     assert stage.true_mib(gpu) <= 1000

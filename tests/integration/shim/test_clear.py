@@ -1,4 +1,4 @@
-"""With `clear yes` in the grant no program reads what another one left in the card's memory.
+"""With `clear yes` in the grant no program reads what another one left in the GPU's memory.
 
 TANGRAM_FAKE_DIRTY makes the fake driver hand out memory that begins with somebody's bytes, a5 a5 a5 ...
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, Stage, Worker
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from tests.integration.shim.conftest import GPUS, Stage, Worker
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 
 DIRT, CLEAN = "a5" * 16, "00" * 16
 
@@ -19,13 +19,13 @@ WAYS = {
     "in the per-thread stream's order": "stream_alloc(8, 0, '_ptsz')",
     "of a pool": "pool_alloc(8, pool_of()[1])",
     "by handle and mapping": "map_block(create(8)[1], 8)",
-    "by handle on another card": "map_block(create(8, 1)[1], 8, device=1)",
+    "by handle on another GPU": "map_block(create(8, 1)[1], 8, device=1)",
 }
 
 
 def worker(stage: Stage, *, clear: bool) -> Worker:
-    cards = (GrantCard(CARDS[0], 1000), GrantCard(CARDS[1], 1000))
-    stage.write_grant(grant_to_text(Grant("default", "a", "1", "main", cards, clear=clear)))
+    gpus = (GrantGpu(GPUS[0], 1000), GrantGpu(GPUS[1], 1000))
+    stage.write_grant(grant_to_text(Grant("default", "a", "1", "main", gpus, clear=clear)))
     return stage.worker(TANGRAM_FAKE_DIRTY="1")
 
 
@@ -61,7 +61,7 @@ def test_a_block_that_is_mapped_for_reading_alone_is_zeroed(stage: Stage) -> Non
 def test_a_block_that_was_exported_before_it_was_ever_mapped_is_zeroed(stage: Stage) -> None:
     owner = worker(stage, clear=True)
     guest = stage.worker(TANGRAM_FAKE_DIRTY="1")
-    _, pid, fd = owner.ask(f"export_block({owner.must('create(8, 0, 1)')})")
+    _, pid, fd = owner.request(f"export_block({owner.must('create(8, 0, 1)')})")
     at = guest.must(f"map_block({guest.must(f'import_block({pid}, {fd})')}, 8)")
     assert guest.must(f"bytes_at({at}, 16)") == CLEAN
 
@@ -81,7 +81,7 @@ def test_memory_that_another_process_shares_is_not_zeroed(stage: Stage) -> None:
     handle = owner.must("create(8, 0, 1)")
     at = owner.must(f"map_block({handle}, 8)")
     owner.must(f"fill({at}, 8, 0x77)")
-    _, pid, fd = owner.ask(f"export_block({handle})")
+    _, pid, fd = owner.request(f"export_block({handle})")
     seen = guest.must(f"map_block({guest.must(f'import_block({pid}, {fd})')}, 8)")
     assert guest.must(f"bytes_at({seen}, 16)") == "77" * 16
 
@@ -92,4 +92,4 @@ def test_an_allocation_in_a_capture_is_zeroed_by_the_graph(stage: Stage) -> None
     gpu.must(f"capture({stream}, 0)")
     gpu.must(f"stream_alloc(8, {stream})")
     made = gpu.must(f"captured({stream})")
-    assert gpu.ask(f"graph_kinds({made})") == [0, 10, 2], "an allocation node, then a memset node"
+    assert gpu.request(f"graph_kinds({made})") == [0, 10, 2], "an allocation node, then a memset node"

@@ -1,4 +1,4 @@
-"""Contexts: their memory is inside the limit, is asked for before they are made, and is back when they are gone."""
+"""Contexts: their memory is inside the limit, is requested before they are made, and is back when they are gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 CREATES = ("cuCtxCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4")
 
@@ -14,7 +14,7 @@ CREATES = ("cuCtxCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4")
 def fills(worker: Worker, mib: int) -> None:
     """Exactly so much is left."""
     assert worker.free_mib() == mib
-    assert worker.ask(f"alloc({mib} + 1)")[0] == OUT_OF_MEMORY
+    assert worker.request(f"alloc({mib} + 1)")[0] == OUT_OF_MEMORY
     worker.must(f"alloc({mib})")
 
 
@@ -39,23 +39,23 @@ def test_room_is_kept_beside_a_context_for_code_that_is_loaded_later(own_measure
 def test_a_context_for_which_there_is_no_room_is_refused_before_it_is_made(measured: Stage) -> None:
     one, two = measured.worker(), measured.bare_worker()
     at = one.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
-    assert two.ask("use()")[0] == OUT_OF_MEMORY
+    assert two.request("use()")[0] == OUT_OF_MEMORY
     assert measured.true_mib(one, two) <= 1000
     one.must(f"free({at})")
-    assert two.ask("use()")[0] == 0, "what the sibling freed is recalled for it"
+    assert two.request("use()")[0] == 0, "what the sibling freed is recalled for it"
 
 
 @pytest.mark.parametrize("name", CREATES)
-def test_every_way_to_make_a_context_is_asked_for_and_given_back(measured: Stage, name: str) -> None:
+def test_every_way_to_make_a_context_is_requested_for_and_given_back(measured: Stage, name: str) -> None:
     worker, other = measured.bare_worker(), measured.worker()
     worker.must("initialise()")
     other.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
-    assert worker.ask(f"context_by('{name}')")[0] == OUT_OF_MEMORY
+    assert worker.request(f"context_by('{name}')")[0] == OUT_OF_MEMORY
     other.kill()
     context = worker.must(f"context_by('{name}')")
     fills(worker, 1000 - CONTEXT_MIB)
     worker.must(f"context_end({context})")
-    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+    wait_for(lambda: measured.status().gpus[0].context_bytes == 0)
 
 
 @pytest.mark.parametrize("end", ["leave()", "reset()"])
@@ -65,7 +65,7 @@ def test_a_primary_context_that_ends_gives_its_memory_and_what_was_allocated_in_
     worker = measured.worker()
     worker.must("alloc(500)")
     worker.must(end)
-    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+    wait_for(lambda: measured.status().gpus[0].context_bytes == 0)
     worker.must("use()")
     fills(worker, 1000 - CONTEXT_MIB)
 
@@ -74,14 +74,14 @@ def test_a_green_context_keeps_the_primary_one_and_its_memory_goes_with_the_last
     worker, other = measured.bare_worker(), measured.worker()
     worker.must("initialise()")
     other.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
-    assert worker.ask("green()")[0] == OUT_OF_MEMORY
+    assert worker.request("green()")[0] == OUT_OF_MEMORY
     other.kill()
     one, two = worker.must("green()"), worker.must("green()")
     fills(worker, 1000 - CONTEXT_MIB)
     worker.must(f"green_end({one})")
     assert worker.free_mib() == 0
     worker.must(f"green_end({two})")
-    wait_for(lambda: measured.status().cards[0].context_bytes == 0)
+    wait_for(lambda: measured.status().gpus[0].context_bytes == 0)
     worker.must("green()")
     fills(worker, 1000 - CONTEXT_MIB)
 
@@ -101,7 +101,7 @@ def test_what_is_allocated_while_nvml_is_read_is_not_taken_for_a_context(measure
         for at in ats:
             worker.must(f"free({at})")
     assert least == 1000 - CONTEXT_MIB - 400
-    assert measured.status().cards[0].context_bytes == CONTEXT_MIB * MIB
+    assert measured.status().gpus[0].context_bytes == CONTEXT_MIB * MIB
 
 
 def test_a_killed_process_gives_its_context_back(measured: Stage) -> None:
@@ -125,7 +125,7 @@ def test_initialising_the_driver_holds_nothing(measured: Stage) -> None:
     worker = measured.worker()
     measured.bare_worker().must("initialise()")
     wait_for(lambda: len(measured.status().processes) == 2)
-    assert measured.status().cards[0].context_bytes == CONTEXT_MIB * MIB
+    assert measured.status().gpus[0].context_bytes == CONTEXT_MIB * MIB
     worker.must(f"alloc({1000 - CONTEXT_MIB})")  # it waits until the other's promise has ended
 
 
@@ -139,7 +139,7 @@ def test_the_first_allocation_waits_for_nobody(own_measured: Stage) -> None:
 
 def test_a_process_that_allocates_nothing_gives_its_first_chunk_back(measured: Stage) -> None:
     worker = measured.worker()
-    wait_for(lambda: measured.status().cards[0].leased_bytes == 0)
+    wait_for(lambda: measured.status().gpus[0].leased_bytes == 0)
     fills(worker, 1000 - CONTEXT_MIB)
 
 
@@ -147,7 +147,7 @@ def left_behind(stage: Stage) -> tuple[Worker, Worker, int]:
     """Its maker, who has let go of a block of 200 MiB, another process, and the handle by which that has it still."""
     owner, guest = stage.worker(), stage.worker()
     block = owner.must("create(200, 0, 1)")
-    _, pid, fd = owner.ask(f"export_block({block})")
+    _, pid, fd = owner.request(f"export_block({block})")
     handle = guest.must(f"import_block({pid}, {fd})")
     owner.must(f"release({block})")
     return owner, guest, handle
@@ -155,8 +155,8 @@ def left_behind(stage: Stage) -> tuple[Worker, Worker, int]:
 
 def test_a_block_that_lives_on_where_it_is_not_mapped_is_charged_before_its_maker_lets_go(measured: Stage) -> None:
     owner, guest, handle = left_behind(measured)
-    (card,) = measured.status().cards
-    assert card.leased_bytes + card.context_bytes >= (2 * CONTEXT_MIB + 400) * MIB, "its maker may have 200 anew"
+    (gpu,) = measured.status().gpus
+    assert gpu.leased_bytes + gpu.context_bytes >= (2 * CONTEXT_MIB + 400) * MIB, "its maker may have 200 anew"
     guest.must(f"release({handle})")
     owner.must("alloc(300)")
 
@@ -177,21 +177,21 @@ def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stag
     held = (100 * MIB, 2 * CONTEXT_MIB * MIB)
 
     def both_are_back() -> bool:
-        card = own_measured.status().cards[0]
-        return card.leased_bytes >= held[0] and card.context_bytes == held[1]
+        gpu = own_measured.status().gpus[0]
+        return gpu.leased_bytes >= held[0] and gpu.context_bytes == held[1]
 
     wait_for(both_are_back, 60)  # the arbiter itself waits for them for its grace only
     left = 1000 - 2 * CONTEXT_MIB - 100
-    assert two.ask(f"alloc({left + 1})")[0] == OUT_OF_MEMORY
+    assert two.request(f"alloc({left + 1})")[0] == OUT_OF_MEMORY
     two.must(f"alloc({left})")
     assert own_measured.true_mib(one, two) == 1000
 
 
 def test_without_nvml_leases_go_on_and_contexts_are_unknown(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     bare_stage.start_arbiter("--driver-root", "/nonexistent", "--grace-ms", "0")
     worker = bare_stage.worker()
     fills(worker, 1000)
     wait_for(lambda: any("contexts are not measured" in line for line in bare_stage.arbiter_log))
     (process,) = bare_stage.status().processes
-    assert process.cards[0].measured_bytes is None
+    assert process.gpus[0].measured_bytes is None

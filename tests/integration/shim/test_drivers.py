@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, OUT_OF_MEMORY, Stage, a_node, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, a_node, wait_for
 from tests.integration.shim.test_guard import unloaded
 from tests.integration.shim.test_nvml_view import look
-from vgpu.enforcement import Reason
+from vgpu.api.enforcement import Reason
 
 LIMIT_MIB = 1000
 CUDA = {"535": 12020, "550": 12040, "570": 12080, "580": 13000, "595": 13020, "unknown": 13990}
@@ -49,7 +49,7 @@ def stage(branch_node: tuple[Stage, int]) -> Iterator[Stage]:
     """A container held to 1000 MiB on that node, which knows by now what a context takes."""
     node, _ = branch_node
     stage = Stage(node.build, node.folder, f"b{next(_keys)}")
-    stage.grant((CARDS[0], LIMIT_MIB))
+    stage.grant((GPUS[0], LIMIT_MIB))
     stage.worker().kill()
     yield stage
     stage.close()
@@ -61,7 +61,7 @@ def test_the_limit_holds_by_every_way_to_memory(stage: Stage, way: str) -> None:
     allocate = WAYS[way]
     if "pool" in allocate:
         allocate = allocate.replace("pool)", f"{worker.must('pool_new()')})")
-    codes = [worker.ask(allocate)[0] for _ in range(LIMIT_MIB // 50)]
+    codes = [worker.request(allocate)[0] for _ in range(LIMIT_MIB // 50)]
     assert set(codes) == {0, OUT_OF_MEMORY}
     assert LIMIT_MIB - 100 < stage.true_mib(worker) <= LIMIT_MIB
 
@@ -111,7 +111,7 @@ def test_a_form_of_the_drivers_objects_that_nobody_knows_is_in_the_status(stage:
         stage.driver_ctl("fault", "none")
     wait_for(lambda: gpu_time_reasons(stage) == {Reason.NO_CHANNELS}, VISIBLE_S)
     assert stage.status().gpu_time_state == "unenforced"
-    assert worker.ask("alloc(1000)")[0] == OUT_OF_MEMORY, "the memory limit needs no channels"
+    assert worker.request("alloc(1000)")[0] == OUT_OF_MEMORY, "the memory limit needs no channels"
 
 
 def test_what_goes_around_the_library_is_reported(stage: Stage) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, MIB, Stage, wait_for
-from vgpu import wire
-from vgpu.enforcement import REPORTED, Reason
+from tests.integration.shim.conftest import GPUS, MIB, Stage, wait_for
+from vgpu.api.enforcement import REPORTED, Reason
+from vgpu.protocol import wire
 
 VISIBLE_S = 5.0
 """Specified."""
@@ -18,7 +18,7 @@ VISIBLE_S = 5.0
 @pytest.fixture
 def stage(bare_stage: Stage) -> Stage:
     """A node of its own whose arbiter reads NVML, and a container held to 1000 MiB."""
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     bare_stage.start_measuring_arbiter()
     return bare_stage
 
@@ -58,8 +58,8 @@ def test_a_library_beside_a_process_that_reports_allocates_up_to_the_limit(stage
     peer.send(wire.encode(2, wire.Lease(0, 400 * MIB, 400 * MIB)))
     assert wire.decode(peer.recv(8192))[1] == wire.Leased(0, False, 400 * MIB, 600 * MIB)
     worker = stage.worker()
-    assert worker.ask("alloc(600)")[0] == 0
-    assert worker.ask("alloc(1)")[0] == 2
+    assert worker.request("alloc(600)")[0] == 0
+    assert worker.request("alloc(1)")[0] == 2
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):  # no RECALL, which it could not answer
         peer.recv(8192)
@@ -76,7 +76,7 @@ def test_a_context_without_channels_is_in_the_status(stage: Stage, peer: socket.
 def test_a_recall_that_is_not_answered_is_in_the_status(stage: Stage, peer: socket.socket) -> None:
     peer.send(wire.encode(1, wire.Lease(0, 900 * MIB, 900 * MIB)))
     assert isinstance(wire.decode(peer.recv(8192))[1], wire.Leased)
-    assert stage.worker().ask("alloc(200)")[0] == 2
+    assert stage.worker().request("alloc(200)")[0] == 2
     wait_for(lambda: Reason.SILENT_PROCESS in reasons(stage), VISIBLE_S)
 
 

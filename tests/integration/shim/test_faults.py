@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
 from tests.mounting import with_grant
 from tests.probe import Probe
-from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR, GRANT_DIRS
+from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR, GRANT_DIRS
 
 GRACE_MS = "500"
 """More than the 200 ms within which a library comes back."""
@@ -36,11 +36,16 @@ def test_without_a_grant_the_library_does_nothing(bare_stage: Stage, route: str)
         ("", 'line 1: found "", expected tangram-grant 1'),
     ],
 )
-def test_a_corrupt_grant_closes_every_card_with_one_warning(bare_stage: Stage, text: str, warning: str) -> None:
+def test_a_corrupt_grant_closes_every_gpu_with_one_warning(bare_stage: Stage, text: str, warning: str) -> None:
     bare_stage.write_grant(text)
     for device in (0, 1):
         probe = bare_stage.probe(device=device)
-        assert [probe.alloc(1), probe.alloc(1), probe.ask("async", MIB)[0], probe.ask("create", 2 * MIB, 1)[0]] == [
+        assert [
+            probe.alloc(1),
+            probe.alloc(1),
+            probe.request("async", MIB)[0],
+            probe.request("create", 2 * MIB, 1)[0],
+        ] == [
             2,
             2,
             2,
@@ -51,21 +56,21 @@ def test_a_corrupt_grant_closes_every_card_with_one_warning(bare_stage: Stage, t
         assert errors.count("\n") == 1
 
 
-def test_a_missing_grant_file_closes_every_card(bare_stage: Stage) -> None:
+def test_a_missing_grant_file_closes_every_gpu(bare_stage: Stage) -> None:
     probe = bare_stage.probe(TANGRAM_GRANT=str(bare_stage.folder / "none/grant"))
     assert probe.alloc(1) == OUT_OF_MEMORY
     assert "cannot be read (No such file or directory)" in probe.end()
 
 
 def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_warning(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     probe = bare_stage.bare_probe(TANGRAM_WAIT_MS="2000")
     before = time.monotonic()
-    assert probe.ask("use", 0) == [OUT_OF_MEMORY], "a context is memory too"
+    assert probe.request("use", 0) == [OUT_OF_MEMORY], "a context is memory too"
     first_s = time.monotonic() - before
     assert 1.5 < first_s < 4
     before = time.monotonic()
-    assert probe.ask("use", 0) == [OUT_OF_MEMORY]
+    assert probe.request("use", 0) == [OUT_OF_MEMORY]
     assert time.monotonic() - before < 0.5, "patience is spent once"
     errors = probe.end()
     assert "the arbiter does not answer" in errors
@@ -73,7 +78,7 @@ def test_without_an_arbiter_new_memory_is_refused_after_a_bounded_wait_with_one_
 
 
 def test_an_arbiter_that_comes_late_is_found(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     probe = bare_stage.bare_probe()
     probe.start("use", 0)
     bare_stage.start_arbiter("--grace-ms", "0")
@@ -169,7 +174,7 @@ def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: S
     assert 2 * CONTEXT_MIB < most <= 1000
     left = 1000 - 2 * CONTEXT_MIB
     # nothing is lost either; whose patience was spent is refused until it is connected again
-    wait_for(lambda: workers[0].ask(f"alloc({left})")[0] == 0)
+    wait_for(lambda: workers[0].request(f"alloc({left})")[0] == 0)
     assert workers[0].free_mib() == 0
 
 
@@ -199,10 +204,10 @@ def test_64_processes_that_start_at_once_all_start_and_stay_within_the_limit(sta
 def stop_with_an_unused_lease(stage: Stage, probe: Probe) -> None:
     """Of 900 MiB. What is left over goes back once a second, on a slow machine also before the stop."""
     for _ in range(20):
-        _, at = probe.ask("alloc", 900 * MIB)
-        assert probe.ask("free", at) == [0]
+        _, at = probe.request("alloc", 900 * MIB)
+        assert probe.request("free", at) == [0]
         probe.stop()
-        if stage.status().cards[0].leased_bytes >= 900 * MIB:
+        if stage.status().gpus[0].leased_bytes >= 900 * MIB:
             return
         probe.resume()
     raise AssertionError("its lease went back each time")
@@ -219,10 +224,12 @@ def test_a_sibling_that_is_only_slow_is_waited_for_and_a_stopped_one_is_not(stag
 
 
 @pytest.mark.parametrize("at", GRANT_DIRS)
-def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_mounted(bare_stage: Stage, at: str) -> None:
+def test_the_containers_environment_does_not_choose_the_limit_where_a_grant_is_mounted(
+    bare_stage: Stage, at: str
+) -> None:
     """In a root of its own, with the grant as the node mounts it, and as that of the release before did."""
-    bare_stage.grant((CARDS[0], 100))
-    bare_stage.grant((CARDS[0], 16000), key="forged")
+    bare_stage.grant((GPUS[0], 100))
+    bare_stage.grant((GPUS[0], 16000), key="forged")
     bare_stage.start_arbiter("--grace-ms", "0")
     command = with_grant(bare_stage.folder / "grants/k", at, f"{bare_stage.build}/tests/probe-direct")
     done = subprocess.run(
@@ -234,8 +241,8 @@ def test_the_tenants_environment_does_not_choose_the_limit_where_a_grant_is_moun
 
 def test_a_directory_in_a_volume_at_run_is_no_grant(bare_stage: Stage) -> None:
     """The release before mounted the grant there; now a volume may be there, with a forged one in it."""
-    bare_stage.grant((CARDS[0], 100))
-    bare_stage.grant((CARDS[0], 16000), key="forged")
+    bare_stage.grant((GPUS[0], 100))
+    bare_stage.grant((GPUS[0], 16000), key="forged")
     bare_stage.start_arbiter("--grace-ms", "0")
     grants = bare_stage.folder / "grants"
     forge = f"mkdir -p /mnt/run/tangram && mount --bind {grants}/forged /mnt/run/tangram"
@@ -249,7 +256,7 @@ def test_a_directory_in_a_volume_at_run_is_no_grant(bare_stage: Stage) -> None:
 
 @pytest.mark.parametrize(("at", "lock"), [(CONTAINER_DIR, "{grants}/k"), (EARLIER_CONTAINER_DIR, "/mnt/run")])
 def test_who_locked_himself_out_of_his_grant_is_refused_not_set_free(bare_stage: Stage, at: str, lock: str) -> None:
-    bare_stage.grant((CARDS[0], 100))
+    bare_stage.grant((GPUS[0], 100))
     bare_stage.start_arbiter("--grace-ms", "0")
     bare_stage.folder.chmod(0o755)
     grants, as_nobody = (
@@ -306,14 +313,14 @@ def test_stderr_that_is_closed_stops_nothing(bare_stage: Stage) -> None:
 @pytest.mark.parametrize("fault", ["fail cuCtxGetDevice nth=1 error=999", "fail cuCtxGetDevice nth=2 error=999"])
 def test_a_gpu_that_the_driver_fails_to_name_once_is_not_unlimited_from_then_on(stage: Stage, fault: str) -> None:
     gpu = stage.worker(TANGRAM_FAKE_FAULTS=fault)
-    codes = [gpu.ask(f"alloc({mib})")[0] for mib in (1001, 1001, 1001, 50, 951)]
+    codes = [gpu.request(f"alloc({mib})")[0] for mib in (1001, 1001, 1001, 50, 951)]
     assert codes == [OUT_OF_MEMORY, OUT_OF_MEMORY, OUT_OF_MEMORY, 0, OUT_OF_MEMORY]
     assert stage.true_mib(gpu) == 50
 
 
 def test_a_gpu_that_the_driver_never_names_gives_nothing(stage: Stage) -> None:
     gpu = stage.worker(TANGRAM_FAKE_FAULTS="fail cuCtxGetDevice error=999")
-    assert [gpu.ask(way)[0] for way in ("alloc(50)", "managed(50)", "array(1024, 1024)")] == [OUT_OF_MEMORY] * 3
-    assert gpu.ask("stream_alloc(50)")[0] != 0
+    assert [gpu.request(way)[0] for way in ("alloc(50)", "managed(50)", "array(1024, 1024)")] == [OUT_OF_MEMORY] * 3
+    assert gpu.request("stream_alloc(50)")[0] != 0
     assert stage.true_mib(gpu) == 0
     assert "does not say which GPU is current" in gpu.end()

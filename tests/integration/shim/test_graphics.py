@@ -22,7 +22,7 @@ WORDS = "this process uses a graphics API on a shared GPU"
 
 def shared() -> list[str]:
     """The hooks of graphics.c."""
-    text = (ROOT / "shim/src/hooks.def").read_text()
+    text = (ROOT / "shim/src/hooks/hooks.def").read_text()
     (body,) = re.findall(r"/\* graphics\.c:.*?\*/(.*?)(?=/\*|#include)", text, re.DOTALL)
     names = re.findall(r"^HOOK\((\w+),", body, re.MULTILINE)
     assert len(names) > 5
@@ -66,7 +66,7 @@ print(json.dumps(answers))
 """
 
 
-def ask(stage: Stage, front: Path, *names: str, **env: str) -> tuple[dict[str, Any], str]:
+def request(stage: Stage, front: Path, *names: str, **env: str) -> tuple[dict[str, Any], str]:
     """What each function answers, and how often it was the driver's; and what the program wrote on standard error."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *names],
@@ -81,20 +81,20 @@ def ask(stage: Stage, front: Path, *names: str, **env: str) -> tuple[dict[str, A
 def test_a_context_for_a_graphics_api_is_refused_where_no_other_would_fit(
     measured: Stage, front: Path, name: str
 ) -> None:
-    assert ask(measured, front, name)[0] == {name: [0, 1]}
+    assert request(measured, front, name)[0] == {name: [0, 1]}
     measured.worker().must("alloc(650)")  # and 300 of its context: another context does not fit into 1000
-    assert ask(measured, front, name)[0] == {name: [OUT_OF_MEMORY, 0]}
+    assert request(measured, front, name)[0] == {name: [OUT_OF_MEMORY, 0]}
 
 
 @pytest.mark.parametrize("name", shared())
 def test_a_program_that_shares_with_a_graphics_api_is_reported(stage: Stage, front: Path, name: str) -> None:
-    answer, said = ask(stage, front, name)
+    answer, said = request(stage, front, name)
     assert answer == {name: [0, 1]}
     assert said.count(WORDS) == 1
 
 
 def test_a_program_without_a_grant_is_not_reported(stage: Stage, front: Path) -> None:
-    answers, said = ask(stage, front, *shared(), TANGRAM_GRANT="")
+    answers, said = request(stage, front, *shared(), TANGRAM_GRANT="")
     assert set(map(tuple, answers.values())) == {(0, 1)}
     assert said == ""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, Stage, Worker, wait_for
 from tests.mounting import with_grant
-from vgpu.codec import grant_to_text
-from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
-from vgpu.grant import Grant, GrantCard
-from vgpu.names import Guard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.api.names import Guard
 
 RAW = """
 #include <fcntl.h>
@@ -119,13 +119,13 @@ def unloaded(stage: Stage, mib: int) -> Bypass:
 
 
 def set_policy(stage: Stage, policy: Guard) -> None:
-    grant = Grant("default", "a", "1", "main", (GrantCard(CARDS[0], 1000),), guard=policy)
+    grant = Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 1000),), guard=policy)
     stage.write_grant(grant_to_text(grant))
     wait_for(lambda: stage.status().guard == policy)
 
 
 def alive(worker: Worker) -> bool:
-    return worker.ask("info()")[0] == 0
+    return worker.request("info()")[0] == 0
 
 
 @pytest.mark.parametrize("way", ["static", "static in a container of the release before", "unloaded"])
@@ -145,7 +145,7 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
         ("bypassing", (bypass.pid,)),
         ("over-limit", (bypass.pid,)),
     ]
-    held = {process.pid: process.cards[0].measured_bytes for process in measured.status().processes}
+    held = {process.pid: process.gpus[0].measured_bytes for process in measured.status().processes}
     expected_mib = 1500 + CONTEXT_MIB * (way == "unloaded")
     assert held == {worker.pid: (CONTEXT_MIB + 100) * MIB, bypass.pid: expected_mib * MIB}
     line = next(line for line in reversed(measured_node.arbiter_log) if "holds more GPU memory" in line)
@@ -175,11 +175,11 @@ def test_a_container_at_its_limit_is_not_over_it(measured: Stage) -> None:
     set_policy(measured, "kill")
     workers = [measured.worker(), measured.worker()]
     for worker in workers:
-        while worker.ask("alloc(20)")[0] == 0:
+        while worker.request("alloc(20)")[0] == 0:
             pass
     assert measured.true_mib(*workers) > 960
-    readings = measured.status().processes[0].cards[0].measured_bytes
-    wait_for(lambda: measured.status().cards[0].used_bytes > 350 * MIB)  # stated a second later: two more readings
+    readings = measured.status().processes[0].gpus[0].measured_bytes
+    wait_for(lambda: measured.status().gpus[0].used_bytes > 350 * MIB)  # stated a second later: two more readings
     assert readings
     assert not measured.status().over
     assert all(alive(worker) for worker in workers)
@@ -189,7 +189,7 @@ def test_another_containers_excess_is_not_this_ones(
     measured: Stage, measured_node: Stage, raw: Path, bypasses: list[Bypass]
 ) -> None:
     other = Stage(measured_node.build, measured_node.folder, f"{measured.key}-other")
-    other.grant((CARDS[0], 1000))
+    other.grant((GPUS[0], 1000))
     worker = measured.worker()
     bypasses.append(statically(other, raw, 1500))
     wait_for(lambda: other.status().over)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, Stage, wait_for
+from tests.integration.shim.conftest import GPUS, Stage, wait_for
 from tests.integration.shim.test_bypass import (
     KILLED_S,
     REPORTED_S,
@@ -20,8 +20,8 @@ from tests.integration.shim.test_bypass import (
     strict,
 )
 from tests.integration.shim.test_guard import PROGRAM, Bypass, bypasses, raw, set_policy
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 
 __all__ = ["bypasses", "raw", "strict"]
 
@@ -63,7 +63,7 @@ def test_a_relay_of_programs_that_live_for_less_than_two_readings_is_reported_wi
     killed = document(strict).kills
     assert killed
     assert all(one.bypass and one.container == "main" and str(raw) in one.command for one in killed)
-    assert worker.ask("info()")[0] == 0
+    assert worker.request("info()")[0] == 0
 
 
 def test_under_another_policy_a_relay_is_reported_and_goes_on(strict: Stage, raw: Path, bypasses: list[Bypass]) -> None:
@@ -101,7 +101,7 @@ def test_a_program_that_connects_and_replaces_itself_by_a_static_one_is_killed(
     wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
     assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
     assert [(one.pid, one.bypass) for one in document(strict).kills] == [(bypass.pid, True)]
-    assert worker.ask("info()")[0] == 0
+    assert worker.request("info()")[0] == 0
 
 
 def test_a_program_that_replaces_itself_by_one_with_the_library_connects_anew_and_lives(
@@ -114,7 +114,7 @@ def test_a_program_that_replaces_itself_by_one_with_the_library_connects_anew_an
     assert bypass.process.stdout is not None
     assert bypass.process.stdout.readline() == "holds\n", "the second program"
     assert [one.pid for one in strict.status().processes if one.pid_in_container] == [bypass.pid]
-    strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantCard(CARDS[0], 300),))))
+    strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 300),))))
     wait_for(lambda: "over-limit" in reasons(strict))
     some_readings()
     assert reasons(strict).keys() & {"bypassing", "unconnected"} == set()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, INVALID_VALUE, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, ROUTES, Stage, wait_for
 
 VERBS = ("alloc", "managed", "async", "pool", "create")
 
@@ -18,8 +18,8 @@ VERBS = ("alloc", "managed", "async", "pool", "create")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_process_gets_its_limit_and_not_one_mib_more(stage: Stage, route: str, verb: str) -> None:
     probe = stage.probe(route)
-    assert [probe.ask(verb, 100 * MIB)[0] for _ in range(10)] == [0] * 10
-    assert probe.ask(verb, 2 * MIB)[0] == OUT_OF_MEMORY
+    assert [probe.request(verb, 100 * MIB)[0] for _ in range(10)] == [0] * 10
+    assert probe.request(verb, 2 * MIB)[0] == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,18 @@ def test_a_process_gets_its_limit_and_not_one_mib_more(stage: Stage, route: str,
 def test_memory_is_charged_by_the_pages_that_the_gpu_loses(stage: Stage, mib: float, fit: int) -> None:
     """Of 1,000 MiB; one byte more than 2 MiB takes two pages."""
     worker = stage.worker()
-    answers = [worker.ask(f"alloc({mib!r})") for _ in range(fit + 2)]
+    answers = [worker.request(f"alloc({mib!r})") for _ in range(fit + 2)]
     assert [code for code, _ in answers] == [0] * fit + [OUT_OF_MEMORY] * 2
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_rows_are_counted_with_their_padding(stage: Stage, route: str) -> None:
     probe = stage.probe(route)
-    code, at, pitch = probe.ask("pitch", 100, 1024 * 1024)
+    code, at, pitch = probe.request("pitch", 100, 1024 * 1024)
     assert (code, pitch >= 512) == (0, True)
     free, _ = probe.info_mib()
     assert free == 1000 - pitch
-    assert probe.ask("free", at) == [0]
+    assert probe.request("free", at) == [0]
     assert probe.info_mib()[0] == 1000
 
 
@@ -56,30 +56,30 @@ def test_an_allocation_beyond_the_limit_is_refused_and_a_smaller_one_goes_throug
 def test_what_is_freed_can_be_had_again(stage: Stage, verb: str, free: str) -> None:
     probe = stage.probe()
     for _ in range(5):
-        code, at = probe.ask(verb, 900 * MIB)
+        code, at = probe.request(verb, 900 * MIB)
         assert code == 0
-        assert probe.ask(free, at) == [0]
-    assert probe.ask("sync") == [0]
+        assert probe.request(free, at) == [0]
+    assert probe.request("sync") == [0]
     assert probe.info_mib() == (1000, 1000)
 
 
 def test_a_block_is_held_until_it_is_released_and_unmapped(stage: Stage) -> None:
     probe = stage.probe()
     size = 600 * MIB
-    _, handle = probe.ask("create", size, 0)
-    _, at = probe.ask("reserve", size)
-    assert probe.ask("map", at, size, handle) == [0]
-    assert probe.ask("release", handle) == [0]
-    assert probe.ask("create", size, 0)[0] == OUT_OF_MEMORY, "the mapping still holds it"
-    assert probe.ask("unmap", at, size) == [0]
-    assert probe.ask("create", size, 0)[0] == 0
+    _, handle = probe.request("create", size, 0)
+    _, at = probe.request("reserve", size)
+    assert probe.request("map", at, size, handle) == [0]
+    assert probe.request("release", handle) == [0]
+    assert probe.request("create", size, 0)[0] == OUT_OF_MEMORY, "the mapping still holds it"
+    assert probe.request("unmap", at, size) == [0]
+    assert probe.request("create", size, 0)[0] == 0
 
 
-def test_a_block_is_charged_to_the_card_it_lies_on_and_not_to_the_current_one(stage: Stage) -> None:
-    stage.grant((CARDS[0], 1000), (CARDS[1], 100))
+def test_a_block_is_charged_to_the_gpu_it_lies_on_and_not_to_the_current_one(stage: Stage) -> None:
+    stage.grant((GPUS[0], 1000), (GPUS[1], 100))
     probe = stage.probe(device=0)
-    assert probe.ask("create", 200 * MIB, 1)[0] == OUT_OF_MEMORY
-    assert probe.ask("create", 200 * MIB, 0)[0] == 0
+    assert probe.request("create", 200 * MIB, 1)[0] == OUT_OF_MEMORY
+    assert probe.request("create", 200 * MIB, 0)[0] == 0
 
 
 def test_two_processes_share_one_limit_and_race_for_the_last_page(stage: Stage) -> None:
@@ -129,7 +129,7 @@ def test_a_stopped_sibling_delays_an_allocation_only_for_a_bounded_time(stage: S
 
 def test_threads_never_exceed_the_limit_and_leave_nothing_behind(stage: Stage) -> None:
     probe = stage.probe()
-    code, failed = probe.ask("hammer", 8, 200, 120 * MIB)
+    code, failed = probe.request("hammer", 8, 200, 120 * MIB)
     assert code == 0
     assert failed > 0, "two threads of 8 x 120 MiB are more than the limit: some must have been refused"
     assert probe.info_mib() == (1000, 1000)
@@ -137,19 +137,21 @@ def test_threads_never_exceed_the_limit_and_leave_nothing_behind(stage: Stage) -
 
 def test_a_forked_child_counts_with_its_parent(stage: Stage) -> None:
     parent = stage.bare_probe("dlsym")
-    assert parent.ask("child", 1001 * MIB) == [OUT_OF_MEMORY]
-    assert parent.ask("child", 1000 * MIB) == [0]
-    assert parent.ask("use", 0) == [0]
+    assert parent.request("child", 1001 * MIB) == [OUT_OF_MEMORY]
+    assert parent.request("child", 1000 * MIB) == [0]
+    assert parent.request("use", 0) == [0]
     assert parent.alloc(500) == 0
-    assert parent.ask("child", 501 * MIB)[0] in (OUT_OF_MEMORY, 100), "refused, or CUDA does not start in such a child"
+    assert parent.request("child", 501 * MIB)[0] in (OUT_OF_MEMORY, 100), (
+        "refused, or CUDA does not start in such a child"
+    )
     assert parent.alloc(500) == 0, "the parent's connection is whole after the fork"
 
 
 FORKED = """
 import ctypes, os, pynvml
 pynvml.nvmlInit()
-card = pynvml.nvmlDeviceGetHandleByIndex(0)
-print(pynvml.nvmlDeviceGetMemoryInfo(card).used >> 20, flush=True)
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+print(pynvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20, flush=True)
 out, into = os.pipe()
 if os.fork() == 0:
     cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
@@ -171,43 +173,43 @@ def test_a_child_of_a_process_that_is_connected_has_a_connection_of_its_own(stag
 
 def test_a_pointer_that_is_not_ours_is_answered_by_the_driver(stage: Stage) -> None:
     probe = stage.probe()
-    assert probe.ask("free", 0xDEAD000) == [INVALID_VALUE]
-    code, at = probe.ask("alloc", MIB)
+    assert probe.request("free", 0xDEAD000) == [INVALID_VALUE]
+    code, at = probe.request("alloc", MIB)
     assert code == 0
-    assert probe.ask("free", at) == [0]
-    assert probe.ask("free", at) == [INVALID_VALUE], "freed twice"
+    assert probe.request("free", at) == [0]
+    assert probe.request("free", at) == [INVALID_VALUE], "freed twice"
     assert probe.info_mib() == (1000, 1000)
 
 
-def test_a_full_card_gives_the_reservation_back(stage: Stage) -> None:
-    stage.grant((CARDS[0], 16000))
+def test_a_full_gpu_gives_the_reservation_back(stage: Stage) -> None:
+    stage.grant((GPUS[0], 16000))
     neighbour = stage.probe(LD_PRELOAD="")
     assert neighbour.alloc(10000) == 0
     probe = stage.probe()
     assert [probe.alloc(8000) for _ in range(3)] == [OUT_OF_MEMORY] * 3
-    assert probe.info_mib() == (6384, 16000), "free is bounded by the card, and nothing stayed counted"
+    assert probe.info_mib() == (6384, 16000), "free is bounded by the GPU, and nothing stayed counted"
     assert probe.alloc(6000) == 0
 
 
 def test_devices_are_known_by_uuid_whatever_their_number(stage: Stage) -> None:
-    stage.grant((CARDS[0], 100), (CARDS[1], 300))
+    stage.grant((GPUS[0], 100), (GPUS[1], 300))
     second = stage.probe(device=0, CUDA_VISIBLE_DEVICES="1")
     assert second.info_mib() == (300, 300)
     assert second.alloc(301) == OUT_OF_MEMORY
     assert second.alloc(300) == 0
     swapped = stage.probe(device=1, CUDA_VISIBLE_DEVICES="1,0")
     assert swapped.info_mib() == (100, 100)
-    assert swapped.ask("total", 0) == [0, 300 * MIB]
+    assert swapped.request("total", 0) == [0, 300 * MIB]
 
 
-def test_a_card_that_the_grant_does_not_name_is_left_alone(stage: Stage) -> None:
+def test_a_gpu_that_the_grant_does_not_name_is_left_alone(stage: Stage) -> None:
     probe = stage.probe(device=1)
     assert probe.alloc(2000) == 0
     assert probe.info_mib() == (14384, 16384)
 
 
 def test_zero_bytes_are_answered_by_the_driver(stage: Stage) -> None:
-    assert stage.probe().ask("alloc", 0)[0] == INVALID_VALUE
+    assert stage.probe().request("alloc", 0)[0] == INVALID_VALUE
 
 
 FORGED = r"""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, MIB, OUT_OF_MEMORY, Stage, wait_for
+from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, wait_for
 from tests.integration.shim.robust import run
-from vgpu import wire
+from vgpu.protocol import wire
 
 SOON_S = 1.0
 """What is answered at once, on a busy machine; a stopped arbiter used to cost 2 s for each call."""
@@ -42,12 +42,12 @@ def test_the_helper_starts_beside_large_thread_local_variables(stage: Stage) -> 
 def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_in_turns(stage: Stage) -> None:
     one, two = stage.probe(**without_threads(stage)), stage.probe(**without_threads(stage))
     for first, second in ((one, two), (two, one)):
-        (code, most), (refused, *_) = first.ask("alloc", 700 * MIB), second.ask("alloc", 301 * MIB)
+        (code, most), (refused, *_) = first.request("alloc", 700 * MIB), second.request("alloc", 301 * MIB)
         assert (code, refused) == (0, OUT_OF_MEMORY)
-        code, rest = second.ask("alloc", 300 * MIB)
+        code, rest = second.request("alloc", 300 * MIB)
         assert (code, first.alloc(1)) == (0, OUT_OF_MEMORY)
-        assert first.ask("free", most) == second.ask("free", rest) == [0]
-        assert stage.status().cards[0].leased_bytes == 0, "what is not needed is returned at once"
+        assert first.request("free", most) == second.request("free", rest) == [0]
+        assert stage.status().gpus[0].leased_bytes == 0, "what is not needed is returned at once"
 
 
 def test_three_processes_without_a_helper_hold_no_more_than_one_limit_together(stage: Stage) -> None:
@@ -86,7 +86,7 @@ def test_a_process_without_a_helper_that_changed_its_root_comes_back_too(own_sta
 
 def test_a_stopped_arbiter_is_noticed_once(own_stage: Stage) -> None:
     probe = own_stage.probe()
-    code, at = probe.ask("alloc", 10 * MIB)
+    code, at = probe.request("alloc", 10 * MIB)
     assert code == 0
     own_stage.signal_arbiter(signal.SIGSTOP)
     began = time.monotonic()
@@ -94,9 +94,9 @@ def test_a_stopped_arbiter_is_noticed_once(own_stage: Stage) -> None:
     assert 1.5 < took_s(began) < 4, "it might have been slow"
     began = time.monotonic()
     assert [probe.alloc(900) for _ in range(5)] == [OUT_OF_MEMORY] * 5
-    assert probe.ask("free", at) == [0]
+    assert probe.request("free", at) == [0]
     assert probe.alloc(10) == 0, "the lease covers it"
-    probe.ask("info")
+    probe.request("info")
     assert took_s(began) < SOON_S
     own_stage.signal_arbiter(signal.SIGCONT)
     wait_for(lambda: probe.alloc(900) == 0)
@@ -106,7 +106,7 @@ def test_a_stopped_arbiter_delays_one_release_of_an_exported_block_and_not_each(
     gpu = own_stage.worker()
     blocks = [gpu.must("create(2, handles=1)") for _ in range(8)]
     for block in blocks:
-        assert gpu.ask(f"export_block({block})")[0] == 0
+        assert gpu.request(f"export_block({block})")[0] == 0
     own_stage.signal_arbiter(signal.SIGSTOP)
     gpu.must(f"release({blocks[0]})")
     began = time.monotonic()
@@ -114,7 +114,7 @@ def test_a_stopped_arbiter_delays_one_release_of_an_exported_block_and_not_each(
         gpu.must(f"release({block})")
     assert took_s(began) < SOON_S
     own_stage.signal_arbiter(signal.SIGCONT)
-    wait_for(lambda: own_stage.status().cards[0].used_bytes == 0)
+    wait_for(lambda: own_stage.status().gpus[0].used_bytes == 0)
 
 
 def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_and_then_at_once(
@@ -123,13 +123,13 @@ def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_a
     own_stage.signal_arbiter(signal.SIGSTOP)
     probe = own_stage.bare_probe()
     began = time.monotonic()
-    assert probe.ask("use", 0) == [OUT_OF_MEMORY]
+    assert probe.request("use", 0) == [OUT_OF_MEMORY]
     assert took_s(began) < 4
     began = time.monotonic()
-    assert [probe.ask("use", 0) for _ in range(5)] == [[OUT_OF_MEMORY]] * 5
+    assert [probe.request("use", 0) for _ in range(5)] == [[OUT_OF_MEMORY]] * 5
     assert took_s(began) < SOON_S
     own_stage.signal_arbiter(signal.SIGCONT)
-    wait_for(lambda: probe.ask("use", 0) == [0])
+    wait_for(lambda: probe.request("use", 0) == [0])
 
 
 def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_look_at_free_memory(own_stage: Stage) -> None:
@@ -137,13 +137,13 @@ def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_look_at_free_
     assert probe.alloc(1) == 0
     own_stage.stop_arbiter()
     began = time.monotonic()
-    probe.ask("info")
+    probe.request("info")
     assert took_s(began) < SOON_S
     assert probe.alloc(900) == OUT_OF_MEMORY
     assert 1.0 < took_s(began) < 4
     began = time.monotonic()
     assert [probe.alloc(900) for _ in range(5)] == [OUT_OF_MEMORY] * 5
-    probe.ask("info")
+    probe.request("info")
     assert took_s(began) < SOON_S
 
 
@@ -202,9 +202,9 @@ def scripted_arbiter(folder: Path, features: int) -> Iterator[list[tuple[int, in
             kind, seq = struct.unpack_from("<HI", packet, 6)
             body = packet[16:]
             if kind == 1:
-                card = wire.WelcomeCard(bytes.fromhex(CARDS[0][4:].replace("-", "")), 1000 * MIB, 0, 1)
+                gpu = wire.WelcomeGpu(bytes.fromhex(GPUS[0][4:].replace("-", "")), 1000 * MIB, 0, 1)
                 passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [page]))]
-                sock.sendmsg([wire.encode(0, wire.Welcome((card,)))], passed)
+                sock.sendmsg([wire.encode(0, wire.Welcome((gpu,)))], passed)
             elif kind == 3:
                 need, want = struct.unpack_from("<QQ", body, 8)
                 sock.send(wire.encode(seq, wire.Leased(0, False, max(need, want), 0)))
@@ -233,8 +233,8 @@ def scripted_arbiter(folder: Path, features: int) -> Iterator[list[tuple[int, in
         os.close(page)
 
 
-def test_an_arbiter_that_understands_it_is_told_of_the_missing_thread(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000))
+def test_an_arbiter_that_understands_it_is_reported_of_the_missing_thread(bare_stage: Stage) -> None:
+    bare_stage.grant((GPUS[0], 1000))
     with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=1) as reports:
         probe = bare_stage.probe(**without_threads(bare_stage))
         assert probe.alloc(1) == 0
@@ -242,7 +242,7 @@ def test_an_arbiter_that_understands_it_is_told_of_the_missing_thread(bare_stage
 
 
 def test_an_older_arbiter_is_sent_no_packet_that_it_does_not_know(bare_stage: Stage) -> None:
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=0) as reports:
         probe = bare_stage.probe(**without_threads(bare_stage))
         assert [probe.alloc(1) for _ in range(3)] == [0, 0, 0]

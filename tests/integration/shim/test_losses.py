@@ -45,7 +45,7 @@ def test_what_the_driver_loses_is_charged_when_it_is_lost(stage: Stage, name: st
 def test_what_would_lose_more_than_the_limit_is_refused(stage: Stage, name: str) -> None:
     worker = stage.worker()
     worker.must(f"alloc({LIMIT_MIB})")
-    assert worker.ask(CALLS[name])[0] == OUT_OF_MEMORY
+    assert worker.request(CALLS[name])[0] == OUT_OF_MEMORY
     assert stage.true_mib(worker) == LIMIT_MIB
 
 

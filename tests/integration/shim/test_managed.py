@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, ROOT, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, ROOT, Stage, Worker, wait_for
 
 GROWTH = """
 #include "client.h"
@@ -42,12 +42,12 @@ def grow(stage: Stage, worker: Worker, growth: Path, mib: int, unit: int = 0) ->
 def stated(stage: Stage, worker: Worker) -> list[tuple[float, float]]:
     """By GPU: what a process says it uses, and has of managed memory. MiB."""
     (process,) = (one for one in stage.status().processes if one.pid == worker.pid)
-    return [(card.used_bytes / MIB, card.managed_bytes / MIB) for card in process.cards]
+    return [(gpu.used_bytes / MIB, gpu.managed_bytes / MIB) for gpu in process.gpus]
 
 
 def charged(stage: Stage) -> list[float]:
     """By GPU: what all contexts take. MiB."""
-    return [card.context_bytes / MIB for card in stage.status().cards]
+    return [gpu.context_bytes / MIB for gpu in stage.status().gpus]
 
 
 def test_a_free_takes_off_exactly_its_own(stage: Stage) -> None:
@@ -75,7 +75,7 @@ def test_managed_memory_that_takes_the_place_of_as_much_plain_memory_is_stated(s
 def test_a_free_that_the_driver_refuses_takes_nothing_off(stage: Stage) -> None:
     worker = stage.worker()
     at = worker.must("managed(100)")
-    assert worker.ask(f"stream_free({at})")[0] != 0
+    assert worker.request(f"stream_free({at})")[0] != 0
     worker.must("alloc(10)")
     wait_for(lambda: stated(stage, worker) == [(110, 100)])
 
@@ -121,7 +121,7 @@ def test_a_managed_pool_that_is_destroyed_is_stated_until_its_memory_is_gone(sta
 
 
 def test_each_gpu_has_a_statement_of_its_own(stage: Stage) -> None:
-    stage.grant((CARDS[0], 1000), (CARDS[1], 1000))
+    stage.grant((GPUS[0], 1000), (GPUS[1], 1000))
     worker = stage.worker()
     first = worker.must("managed(100)")
     worker.must("use(1)")
@@ -185,7 +185,7 @@ def test_a_stack_that_is_raised_beside_managed_memory_is_charged_once(measured: 
 def test_what_one_gpus_contexts_grow_by_is_not_hidden_by_managed_memory_of_the_other(
     measured: Stage, growth: Path
 ) -> None:
-    measured.grant((CARDS[0], 1000), (CARDS[1], 1000))
+    measured.grant((GPUS[0], 1000), (GPUS[1], 1000))
     worker = measured.worker()
     worker.must("managed(200)")
     worker.must("use(1)")

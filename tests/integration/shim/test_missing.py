@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, ROOT, Stage
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from tests.integration.shim.conftest import GPUS, OUT_OF_MEMORY, ROOT, Stage
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 
-SOURCES = {path.name: path.read_text() for path in (ROOT / "shim/src").glob("*.[ch]")}
-HOOKS = (ROOT / "shim/src/hooks.def").read_text()
+SOURCES = {path.name: path.read_text() for path in (ROOT / "shim/src").rglob("*.[ch]")}
+HOOKS = (ROOT / "shim/src/hooks/hooks.def").read_text()
 NEEDED = re.findall(r"^NEEDED\((\w+),", HOOKS, re.MULTILINE)
 OUR_OWN_CALLS = set(re.findall(r"^(?:REAL|NEEDED)\((\w+),", HOOKS, re.MULTILINE)) | {
     "cuEventQuery", "cuGraphExecDestroy", "cuIpcCloseMemHandle", "cuLaunchKernel", "cuMemFreeAsync", "cuMemFree_v2", "cuMemRelease",
@@ -27,7 +27,7 @@ PATHS = ("alloc", "stream_alloc", "default_pool", "create", "array_of", "graph_o
 
 
 def test_no_pointer_of_the_driver_is_compared_with_null_or_set_elsewhere() -> None:
-    """They are never NULL: shim/src/missing.h."""
+    """They are never NULL: shim/src/hooks/missing.h."""
     wrong = re.compile(r"(?:driver(?:\.|->)cu|management(?:\.|->)nvml)\w+\s*(?:[=!]=\s*NULL|=[^=])")
     assert [f"{name}: {found}" for name, text in SOURCES.items() for found in wrong.findall(text)] == []
     assert wrong.findall("if (tangram.driver.cuMemGetInfo == NULL)") != []
@@ -44,19 +44,19 @@ def test_where_nothing_is_missing_the_whole_walk_is_gone_and_every_path_ends_at_
 
 @pytest.mark.parametrize("name", CAN_BE_MISSING)
 def test_a_missing_function_ends_no_program_and_no_limit_in_silence(stage: Stage, name: str) -> None:
-    card = GrantCard(CARDS[0], 1000)
-    stage.write_grant(grant_to_text(Grant("default", "a", "1", "main", (card,), clear=True)))
-    gpu = stage.bare_worker(TANGRAM_FAKE_FAULTS=f"missing {name}")
+    gpu = GrantGpu(GPUS[0], 1000)
+    stage.write_grant(grant_to_text(Grant("default", "a", "1", "main", (gpu,), clear=True)))
+    worker = stage.bare_worker(TANGRAM_FAKE_FAULTS=f"missing {name}")
     try:
-        rc, *_ = gpu.ask("__import__('walk').called(use)")
-        codes = gpu.must("__import__('walk').walk()") if rc == 0 else {}
+        rc, *_ = worker.request("__import__('walk').called(use)")
+        codes = worker.must("__import__('walk').walk()") if rc == 0 else {}
         over = []
         for path in PATHS:
-            gpu.must(f"__import__('walk').fill({path!r}, 100, 12)")
-            over += [path] if stage.true_mib(gpu) > 1000 else []
-            gpu.must("__import__('walk').empty()")
+            worker.must(f"__import__('walk').fill({path!r}, 100, 12)")
+            over += [path] if stage.true_mib(worker) > 1000 else []
+            worker.must("__import__('walk').empty()")
     finally:
-        errors = gpu.end()
+        errors = worker.end()
     assert all(isinstance(code, int) for code in codes.values())
     if name in NEEDED:
         assert f"this driver lacks {name}" in errors

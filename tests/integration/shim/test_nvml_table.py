@@ -1,4 +1,4 @@
-"""Every function of nvml.h has a line in shim/src/nvml.def, and the library answers as the line says."""
+"""Every function of nvml.h has a line in shim/src/views/nvml.def, and the library answers as the line says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_double(tmp_path_factory.mktemp("nvml"))
 
 
-def ask(stage: Stage, double: Path, program: str, **env: str) -> Any:
+def request(stage: Stage, double: Path, program: str, **env: str) -> Any:
     """What a program that has the double as `n` prints as JSON."""
     libraries = f"{double}:{stage.build / 'fake'}"
     begin = "import ctypes, json\nn = ctypes.CDLL('libnvidia-ml.so.1')\nref = ctypes.byref\n"
@@ -32,7 +32,7 @@ def ask(stage: Stage, double: Path, program: str, **env: str) -> Any:
 
 def call_all(stage: Stage, double: Path, names: list[str], device: int, **env: str) -> dict[str, tuple[int, int]]:
     """What each function answers, and how often it was the driver's."""
-    answers: dict[str, list[int]] = ask(
+    answers: dict[str, list[int]] = request(
         stage,
         double,
         f"names, device = {names!r}, ctypes.c_void_p({device})\n"
@@ -142,11 +142,11 @@ print(json.dumps({{f.id: [f.rc, f.value] for f in all}}))
 
 
 def test_fields_that_count_use_are_refused_and_health_power_and_clocks_pass(stage: Stage, double: Path) -> None:
-    answers = {int(number): answer for number, answer in ask(stage, double, FIELDS.format(device=SHARED)).items()}
+    answers = {int(number): answer for number, answer in request(stage, double, FIELDS.format(device=SHARED)).items()}
     passed = {number for number, answer in answers.items() if answer == [0, 7]}
     assert {tuple(answers[number]) for number in answers.keys() - passed} == {(NOT_SUPPORTED, 0)}
     assert passed == {number for number, name in fields().items() if not re.search(USE, name)}
-    assert set(map(tuple, ask(stage, double, FIELDS.format(device=OTHER)).values())) == {(0, 7)}
+    assert set(map(tuple, request(stage, double, FIELDS.format(device=OTHER)).values())) == {(0, 7)}
 
 
 def test_samples_of_power_and_clocks_pass_and_those_of_use_do_not(stage: Stage, double: Path) -> None:
@@ -154,7 +154,7 @@ def test_samples_of_power_and_clocks_pass_and_those_of_use_do_not(stage: Stage, 
         "print(json.dumps([n.nvmlDeviceGetSamples(ctypes.c_void_p(1), i, 0, None, None, None) for i in range(12)]))"
     )
     passing = {0, 5, 6, 7}
-    assert ask(stage, double, program) == [0 if kind in passing else NOT_SUPPORTED for kind in range(12)]
+    assert request(stage, double, program) == [0 if kind in passing else NOT_SUPPORTED for kind in range(12)]
 
 
 def test_xids_are_neither_offered_nor_registered_for_and_other_events_are(stage: Stage, double: Path) -> None:
@@ -168,7 +168,7 @@ uuid = "GPU-0000000{0}-aaaa-bbbb-cccc-00000000000{0}".format
 print(json.dumps([types.value, register(1, 0x8), register(1, 0xa), register(1, 0x12), register(2, 0x8),
                   structured(uuid(0)), structured(uuid(1)), structured("")]))
 """
-    offered, *answers = ask(stage, double, program)
+    offered, *answers = request(stage, double, program)
     assert offered == 0xFF97
     assert answers == [NOT_SUPPORTED, NOT_SUPPORTED, 0, 0, NOT_SUPPORTED, 0, NOT_SUPPORTED]
 
@@ -179,7 +179,7 @@ support = (ctypes.c_uint * 2)(1, 9)
 answer = lambda device: [n.nvmlGpmQueryDeviceSupport(ctypes.c_void_p(device), support), support[1]]
 print(json.dumps([answer(1), answer(2)]))
 """
-    assert ask(stage, double, program) == [[0, 0], [0, 1]]
+    assert request(stage, double, program) == [[0, 0], [0, 1]]
 
 
 def test_a_process_that_is_not_in_the_containers_proc_has_no_name(stage: Stage, double: Path) -> None:
@@ -188,7 +188,7 @@ import os
 name = ctypes.create_string_buffer(64)
 print(json.dumps([n.nvmlSystemGetProcessName(pid, name, 64) for pid in (os.getpid(), 4000001)]))
 """
-    assert ask(stage, double, program) == [0, NOT_FOUND]
+    assert request(stage, double, program) == [0, NOT_FOUND]
 
 
 BY_PROCESS = """
@@ -217,10 +217,10 @@ print(json.dumps([
 def test_lists_by_process_say_nothing_of_how_many_others_there_are(measured: Stage, double: Path) -> None:
     mine = measured.worker()
     own = {"OWN_PID": str(mine.pid)}
-    wait_for(lambda: ask(measured, double, BY_PROCESS, **own)[0] == [INSUFFICIENT_SIZE, 1], seconds=20)
-    one, told = [INSUFFICIENT_SIZE, 1], [0, 1, mine.pid]
-    assert ask(measured, double, BY_PROCESS, **own) == [one, told] * 3
-    theirs = ask(measured, double, BY_PROCESS, OWN_PID="4100000")
+    wait_for(lambda: request(measured, double, BY_PROCESS, **own)[0] == [INSUFFICIENT_SIZE, 1], seconds=20)
+    one, reported = [INSUFFICIENT_SIZE, 1], [0, 1, mine.pid]
+    assert request(measured, double, BY_PROCESS, **own) == [one, reported] * 3
+    theirs = request(measured, double, BY_PROCESS, OWN_PID="4100000")
     assert [answer[:2] for answer in theirs] == [[NOT_FOUND, 0]] * 4 + [[0, 0]] * 2
 
 
@@ -236,13 +236,13 @@ print(json.dumps([of("nvmlDeviceGet" + name) for name in names]))
 """
 
 
-def test_use_of_the_engines_is_the_containers_own_or_none_is_told(measured: Stage, double: Path) -> None:
+def test_use_of_the_engines_is_the_containers_own_or_none_is_reported(measured: Stage, double: Path) -> None:
     mine = measured.worker()
     own = {"OWN_PID": str(mine.pid)}
     expected = [[0, 10, 5], [0, 20, 0], [0, 15, 0]]
-    wait_for(lambda: ask(measured, double, ENGINES, **own) == expected, seconds=20)
-    assert ask(measured, double, ENGINES, OWN_PID="4100000") == [[0, 0, 0]] * 3
-    assert ask(measured, double, ENGINES, NO_SAMPLES="1", **own) == [[NOT_SUPPORTED, 0, 0]] * 3
+    wait_for(lambda: request(measured, double, ENGINES, **own) == expected, seconds=20)
+    assert request(measured, double, ENGINES, OWN_PID="4100000") == [[0, 0, 0]] * 3
+    assert request(measured, double, ENGINES, NO_SAMPLES="1", **own) == [[NOT_SUPPORTED, 0, 0]] * 3
 
 
 def test_a_driver_without_a_function_is_answered_for_as_one_without_it(stage: Stage) -> None:

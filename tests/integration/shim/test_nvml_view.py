@@ -1,4 +1,4 @@
-"""NVML in a container: its own memory with contexts, its own processes, its own share of the card's time."""
+"""NVML in a container: its own memory with contexts, its own processes, its own share of the GPU's time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, Stage, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, Stage, wait_for
 
 LOOK = """
 import ctypes, json, pynvml as n
 n.nvmlInit()
-card = n.nvmlDeviceGetHandleByIndex(0)
+gpu = n.nvmlDeviceGetHandleByIndex(0)
 def listed(name, width):
     call, room = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name), 64
     count, raw = ctypes.c_uint(room), ctypes.create_string_buffer(width * room)
-    assert call(card, ctypes.byref(count), raw) == 0
+    assert call(gpu, ctypes.byref(count), raw) == 0
     at = lambda i: raw.raw[i * width:]
     return sorted([int.from_bytes(at(i)[:4], "little"), int.from_bytes(at(i)[8:16], "little") >> 20] for i in range(count.value))
 def samples():
     try:
-        return sorted(s.pid for s in n.nvmlDeviceGetProcessUtilization(card, 0))
+        return sorted(s.pid for s in n.nvmlDeviceGetProcessUtilization(gpu, 0))
     except n.NVMLError_NotFound:
         return []
-memory = n.nvmlDeviceGetMemoryInfo(card)
+memory = n.nvmlDeviceGetMemoryInfo(gpu)
 room = ctypes.c_uint(0)
-few = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3(card, ctypes.byref(room), None)
+few = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3(gpu, ctypes.byref(room), None)
 print(json.dumps({
     "memory": [memory.total >> 20, memory.used >> 20],
     "compute": [listed(f"nvmlDeviceGetComputeRunningProcesses{v}", w) for v, w in (("", 16), ("_v2", 24), ("_v3", 24))],
-    "graphics": [len(n.nvmlDeviceGetGraphicsRunningProcesses(card)), len(n.nvmlDeviceGetMPSComputeRunningProcesses(card))],
+    "graphics": [len(n.nvmlDeviceGetGraphicsRunningProcesses(gpu)), len(n.nvmlDeviceGetMPSComputeRunningProcesses(gpu))],
     "count": [few, room.value],
-    "busy": samples(), "rate": n.nvmlDeviceGetUtilizationRates(card).gpu,
+    "busy": samples(), "rate": n.nvmlDeviceGetUtilizationRates(gpu).gpu,
 }))
 """
 
@@ -48,9 +48,9 @@ def look(stage: Stage, **env: str) -> dict[str, Any]:
 
 @pytest.fixture
 def neighbour(measured_node: Stage, measured: Stage) -> Iterator[Stage]:
-    """Another container on the same card."""
+    """Another container on the same GPU."""
     stage = Stage(measured_node.build, measured_node.folder, f"{measured.key}-n")
-    stage.grant((CARDS[0], 2000))
+    stage.grant((GPUS[0], 2000))
     yield stage
     stage.close()
 
@@ -110,9 +110,9 @@ def test_an_arbiter_that_is_away_makes_lists_empty_and_breaks_nothing(own_measur
     assert look(own_measured)["compute"] == [[], [], []]
 
 
-def test_a_container_without_a_grant_for_the_card_sees_it_as_it_is(measured: Stage) -> None:
+def test_a_container_without_a_grant_for_the_gpu_sees_it_as_it_is(measured: Stage) -> None:
     other = Stage(measured.build, measured.folder, f"{measured.key}-x")
-    other.grant((CARDS[1], 500))
+    other.grant((GPUS[1], 500))
     mine = measured.worker()
     lists = look(other)["compute"]
     assert mine.pid in {pid for pid, _ in lists[0]}
@@ -121,11 +121,11 @@ def test_a_container_without_a_grant_for_the_card_sees_it_as_it_is(measured: Sta
 FORKS = """
 import ctypes, os, signal, sys, threading, pynvml as n
 n.nvmlInit()
-card = n.nvmlDeviceGetHandleByIndex(0)
+gpu = n.nvmlDeviceGetHandleByIndex(0)
 call = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3
 def listed():
     count, raw = ctypes.c_uint(64), ctypes.create_string_buffer(24 * 64)
-    return call(card, ctypes.byref(count), raw)
+    return call(gpu, ctypes.byref(count), raw)
 assert listed() == 0
 print("ready", flush=True)
 sys.stdin.readline()
@@ -147,7 +147,7 @@ print(*[os.waitpid(child, 0)[1] for child in children], flush=True)
 """
 
 
-def test_a_child_that_was_forked_while_a_list_was_waited_for_can_ask_for_one(own_measured: Stage) -> None:
+def test_a_child_that_was_forked_while_a_list_was_waited_for_can_request_for_one(own_measured: Stage) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", FORKS], env=own_measured.env(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -11,7 +11,7 @@ from threading import Timer
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import GPUS, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 SHARED_MIB, LEFT_MIB = 600, 400
 WAYS = ("ipc", "pool")
@@ -30,7 +30,7 @@ class Company:
             name = self.maker.must(f"ipc_get({self.made})")
             self.how = f"ipc_open('{name}')"
         else:
-            _, pid, fd, name = self.maker.ask(f"pool_export({pool}, {self.made})")
+            _, pid, fd, name = self.maker.request(f"pool_export({pool}, {self.made})")
             self.how = f"pool_import({pid}, {fd}, '{name}')"
 
     def open(self) -> None:
@@ -53,7 +53,7 @@ class Company:
 
 
 def fits(gpu: Worker, mib: int) -> bool:
-    code, at = gpu.ask(f"alloc({mib})")
+    code, at = gpu.request(f"alloc({mib})")
     if code == 0:
         gpu.must(f"free({at})")
     assert code in (0, OUT_OF_MEMORY)
@@ -99,7 +99,7 @@ def test_a_pools_pointer_is_charged_once_until_the_last_has_let_go(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_another_container_made_is_charged_once_here(stage: Stage, way: str) -> None:
-    stage.grant((CARDS[0], 4000), key="other")
+    stage.grant((GPUS[0], 4000), key="other")
     company = Company(stage, way, 2, maker_key="other")
     company.open()
     assert left_mib_is(company.onlooker, LEFT_MIB)
@@ -131,7 +131,7 @@ def test_what_was_let_go_is_free_at_once_for_who_let_it_go_however_late_the_arbi
     assert company.guests[0].free_mib() == 1000
 
 
-def test_freed_memory_at_the_same_address_is_told_from_what_was_there(stage: Stage) -> None:
+def test_freed_memory_at_the_same_address_is_reported_from_what_was_there(stage: Stage) -> None:
     company = Company(stage, "ipc", 1)
     company.open()
     company.let_go(0, "let go")
@@ -145,11 +145,11 @@ def test_freed_memory_at_the_same_address_is_told_from_what_was_there(stage: Sta
 def test_without_an_arbiter_nobody_opens_what_his_own_lease_does_not_pay_for(own_stage: Stage) -> None:
     company = Company(own_stage, "ipc", 1)
     own_stage.stop_arbiter()
-    assert company.guests[0].ask(company.how)[0] == OUT_OF_MEMORY
+    assert company.guests[0].request(company.how)[0] == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "maker", "guest"])
-def test_an_arbiter_that_comes_back_is_told_who_has_what(own_stage: Stage, meanwhile: str) -> None:
+def test_an_arbiter_that_comes_back_is_reported_who_has_what(own_stage: Stage, meanwhile: str) -> None:
     company = Company(own_stage, "ipc", 2)
     company.open()
     own_stage.stop_arbiter(another=True)

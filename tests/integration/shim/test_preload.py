@@ -54,7 +54,7 @@ def test_the_limit_holds_with_libc_or_the_driver_named_before_the_library(stage:
 @pytest.mark.parametrize("names", BEFORE)
 def test_the_limit_holds_in_python_too(stage: Stage, names: str) -> None:
     worker = stage.worker(LD_PRELOAD=after(stage, names))
-    assert [worker.ask("alloc(600)")[0], worker.ask("alloc(600)")[0]] == [0, OUT_OF_MEMORY]
+    assert [worker.request("alloc(600)")[0], worker.request("alloc(600)")[0]] == [0, OUT_OF_MEMORY]
     assert stage.true_mib(worker) == 600
 
 

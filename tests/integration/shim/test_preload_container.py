@@ -10,10 +10,10 @@ import pytest
 
 from tests.e2e.attacks import loading
 from tests.e2e.attacks.attack import LIMIT_MIB, Outcome
-from tests.integration.shim.conftest import CARDS, Stage, wait_for
+from tests.integration.shim.conftest import GPUS, Stage, wait_for
 from tests.integration.shim.test_preload import own
 from tests.mounting import with_grant
-from vgpu.contract import CONTAINER_DIR
+from vgpu.api.contract import CONTAINER_DIR
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 PROGRAMS = Path(loading.__file__).parent / "programs"
@@ -40,7 +40,7 @@ chroot /mnt /sbin/ldconfig -X
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_attack_has_its_outcome_where_the_library_comes_last(own_measured: Stage, row: loading.Attack) -> None:
     stage = own_measured
-    stage.grant((CARDS[0], LIMIT_MIB))
+    stage.grant((GPUS[0], LIMIT_MIB))
     then = CONTAINER.format(folder=stage.folder, library=own(stage), fake=stage.build / "fake", programs=PROGRAMS)
     head = "import sys; sys.path.insert(0, '/attacks'); from kit import *\n"
     command = with_grant(stage.folder / "grants" / stage.key, CONTAINER_DIR, PYTHON, "-c", head + row.script, then=then)

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import GPUS, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 LIMIT_MIB = 600
 SIZES = (1, 2, 3, 17, 32, 64, 100, 150, 299)
@@ -37,7 +37,7 @@ class Program:
         assert code in (0, OUT_OF_MEMORY), code
 
     def _made(self, kind: str, expression: str) -> int:
-        code, at = self.worker.ask(expression)
+        code, at = self.worker.request(expression)
         if code == 0:
             self.held.append((kind, at))
         return int(code)
@@ -71,13 +71,13 @@ class Program:
             return 0
         kind, at = self.held.pop(self.dice.randrange(len(self.held)))
         how = f"stream_free({{}}, {self.stream})" if kind == "plain" and self.dice.random() < 0.5 else FREE[kind]
-        code: int = self.worker.ask(how.format(at))[0]
+        code: int = self.worker.request(how.format(at))[0]
         if code == 1 and how.startswith("stream_free"):  # managed memory cannot be freed in a stream's order
-            code = self.worker.ask(FREE[kind].format(at))[0]
+            code = self.worker.request(FREE[kind].format(at))[0]
         return code
 
     def block(self) -> int:
-        code, handle = self.worker.ask(f"create({self._size() // 2 * 2 or 2})")
+        code, handle = self.worker.request(f"create({self._size() // 2 * 2 or 2})")
         if code == 0:
             self.blocks.append(handle)
         return int(code)
@@ -85,7 +85,7 @@ class Program:
     def map_block(self) -> int:
         if not self.blocks:
             return 0
-        code, at = self.worker.ask(f"map_block({self.dice.choice(self.blocks)}, 2)")
+        code, at = self.worker.request(f"map_block({self.dice.choice(self.blocks)}, 2)")
         if code == 0:
             self.maps.append((at, 2))
         return int(code)
@@ -93,13 +93,13 @@ class Program:
     def release(self) -> int:
         if not self.blocks:
             return 0
-        return int(self.worker.ask(f"release({self.blocks.pop(self.dice.randrange(len(self.blocks)))})")[0])
+        return int(self.worker.request(f"release({self.blocks.pop(self.dice.randrange(len(self.blocks)))})")[0])
 
     def unmap(self) -> int:
         if not self.maps:
             return 0
         at, mib = self.maps.pop(self.dice.randrange(len(self.maps)))
-        return int(self.worker.ask(f"unmap({at}, {mib})")[0])
+        return int(self.worker.request(f"unmap({at}, {mib})")[0])
 
     def graph(self) -> int:
         made = self.worker.must(f"graph({self._size()}, {self._size()})")
@@ -108,20 +108,22 @@ class Program:
 
     def launch(self) -> int:
         return (
-            int(self.worker.ask(f"graph_run({self.dice.choice(self.graphs)}, {self.stream})")[0]) if self.graphs else 0
+            int(self.worker.request(f"graph_run({self.dice.choice(self.graphs)}, {self.stream})")[0])
+            if self.graphs
+            else 0
         )
 
     def end_graph(self) -> int:
         if not self.graphs:
             return 0
         self.worker.must(f"graph_end({self.graphs.pop()})")
-        return int(self.worker.ask("graph_trim()")[0])
+        return int(self.worker.request("graph_trim()")[0])
 
     def synchronize(self) -> int:
-        return int(self.worker.ask(self.dice.choice(("context_sync()", f"stream_sync({self.stream})")))[0])
+        return int(self.worker.request(self.dice.choice(("context_sync()", f"stream_sync({self.stream})")))[0])
 
     def trim(self) -> int:
-        return int(self.worker.ask(f"pool_trim({self.dice.choice(self.pools)}, {self._size()})")[0])
+        return int(self.worker.request(f"pool_trim({self.dice.choice(self.pools)}, {self._size()})")[0])
 
     def give_all_back(self) -> None:
         while self.held:
@@ -170,7 +172,7 @@ STEPS = [
 
 @pytest.mark.parametrize("seed", range(4))
 def test_processes_that_take_turns_never_exceed_the_limit(stage: Stage, seed: int) -> None:
-    stage.grant((CARDS[0], LIMIT_MIB))
+    stage.grant((GPUS[0], LIMIT_MIB))
     dice = random.Random(seed)
     programs = [Program(stage.worker(), dice) for _ in range(3)]
     workers = [program.worker for program in programs]
@@ -186,11 +188,11 @@ def test_processes_that_take_turns_never_exceed_the_limit(stage: Stage, seed: in
         program.give_all_back()
     assert stage.true_mib(*workers) == 0
     wait_for(lambda: workers[0].free_mib() >= LIMIT_MIB - 128, 20)
-    assert workers[0].ask(f"alloc({LIMIT_MIB})")[0] == 0, "nothing stays counted"
+    assert workers[0].request(f"alloc({LIMIT_MIB})")[0] == 0, "nothing stays counted"
 
 
 def test_processes_that_run_against_each_other_never_exceed_the_limit(stage: Stage) -> None:
-    stage.grant((CARDS[0], LIMIT_MIB))
+    stage.grant((GPUS[0], LIMIT_MIB))
     programs = [Program(stage.worker(), random.Random(100 + n)) for n in range(4)]
     workers = [program.worker for program in programs]
     failures: list[BaseException] = []

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, OUT_OF_MEMORY, Stage
-from vgpu import wire
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, Stage
+from vgpu.protocol import wire
 
 WAIT_S = 60
 PROMISE_MS = 500
@@ -43,8 +43,8 @@ class Peer:
         self.hears(wire.Hello)
         page = os.memfd_create("page")
         os.ftruncate(page, wire.PAGE_BYTES)
-        card = wire.WelcomeCard(bytes.fromhex(CARDS[0].removeprefix("GPU-").replace("-", "")), 1000 * MIB, 0, 0)
-        socket.send_fds(self._sock, [wire.encode(0, wire.Welcome((card,), promised_mib))], [page])
+        gpu = wire.WelcomeGpu(bytes.fromhex(GPUS[0].removeprefix("GPU-").replace("-", "")), 1000 * MIB, 0, 0)
+        socket.send_fds(self._sock, [wire.encode(0, wire.Welcome((gpu,), promised_mib))], [page])
         os.close(page)
 
 
@@ -80,7 +80,7 @@ def arbiter(
 
 @pytest.fixture
 def stage(bare_stage: Stage) -> Stage:
-    bare_stage.grant((CARDS[0], 1000))
+    bare_stage.grant((GPUS[0], 1000))
     return bare_stage
 
 
@@ -101,7 +101,7 @@ def test_a_context_that_was_not_measured_yet_is_stated_as_what_was_held_for_it(s
 def test_a_context_that_was_promised_is_made_without_waiting_for_an_answer(stage: Stage) -> None:
     for _ in range(TRIES):
         worker = stage.bare_worker()
-        worker.ask("[0]")  # it is up
+        worker.request("[0]")  # it is up
         began_s = time.monotonic()
         with arbiter(
             stage, lambda worker=worker: worker.start("use()"), lambda peer: peer.welcomes(CONTEXT_MIB)

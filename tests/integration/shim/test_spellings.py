@@ -120,4 +120,4 @@ def test_variables_that_are_not_understood_are_charged_within_seconds_and_report
     assert time.monotonic() - began < 5.0
     of_memory = [(one.reason, one.pids) for one in measured.status().unenforced if "memory" in one.limits]
     assert of_memory == [("over-limit", (worker.pid,))]
-    assert worker.ask("alloc(1)")[0] == 2
+    assert worker.request("alloc(1)")[0] == 2

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/reference/memory-symbols.md"
 HEADERS = sorted((ROOT / ".venv/lib").glob("python3*/site-packages/nvidia/*/include/cuda.h"))
 
 TAKES_MEMORY = re.compile(r"Alloc|Create|Import|Open|Map|Instantiate|Pool|Load|Restore|Graphics\w+Register|Connect")
-ONLY_ASKS = re.compile(r"Get|IsLoaded|TensorMap")
+ONLY_REQUESTS = re.compile(r"Get|IsLoaded|TensorMap")
 
 
 INTEROP = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
@@ -73,7 +73,7 @@ def names_of(title: str) -> list[str]:
 
 def hooks() -> set[str]:
     """Those for memory's sake; what launch.c hooks takes time, not memory."""
-    text = (ROOT / "shim/src/hooks.def").read_text()
+    text = (ROOT / "shim/src/hooks/hooks.def").read_text()
     others = re.sub(r"/\* launch\.c \*/.*?(?=/\*)", "", text, flags=re.DOTALL)
     return set(re.findall(r"^HOOK\((\w+),", others, re.MULTILINE))
 
@@ -85,7 +85,7 @@ def missing_from_page(functions: set[str]) -> list[str]:
     def spoken_of(function: str) -> bool:
         if function in every:
             return True
-        by_name = TAKES_MEMORY.search(function) and not ONLY_ASKS.search(function)
+        by_name = TAKES_MEMORY.search(function) and not ONLY_REQUESTS.search(function)
         return not by_name and any(fnmatchcase(function, family) for family in families)
 
     return sorted(function for function in functions if not spoken_of(function))
@@ -142,7 +142,7 @@ def test_every_name_on_the_page_is_a_function_of_the_newest_header() -> None:
 def test_every_hook_is_in_the_file_that_the_page_names() -> None:
     for names, said, _ in rows()["Hooked"]:
         files = re.findall(r"\b(\w+\.c)\b", said)
-        source = "".join((ROOT / "shim/src" / file).read_text() for file in files)
+        source = "".join(path.read_text() for file in files for path in (ROOT / "shim/src").rglob(file))
         assert files, names
         for name in names:
             assert re.search(rf"\b{name}\b", source), f"{name} is not in {files}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, CONTEXT_MIB, MIB, Stage, a_node, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, Stage, a_node, wait_for
 from tests.integration.shim.test_bypass import REPORTED_S, document
 from tests.integration.shim.test_guard import raw
 
@@ -19,7 +19,7 @@ __all__ = ["raw"]
 def stage(build: Path) -> Iterator[Stage]:
     """A node of its own with a container of 4000 MiB."""
     with a_node(build, CONTEXT_MIB) as made:
-        made.grant((CARDS[0], 4000))
+        made.grant((GPUS[0], 4000))
         made.start_measuring_arbiter()
         yield made
 
@@ -38,17 +38,17 @@ def test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s(stage
         wait_for(lambda: document(stage).unlisted, REPORTED_S)
         whole = document(stage)
         (found,) = whole.unlisted
-        assert found.gpu == CARDS[0]
+        assert found.gpu == GPUS[0]
         assert found.used_bytes == (CONTEXT_MIB + 1500 + 500 + 2560) * MIB
         assert 2560 - 256 <= found.held_bytes / MIB <= 2560, (
             "what the worker may have allocated since counts as explained"
         )
         wait_for(lambda: document(stage).unlisted[0].held_bytes == 2560 * MIB)
         assert whole.ungranted == ()
-        assert [(one.pid, one.cards[0].measured_bytes) for one in stage.status().processes] == [
+        assert [(one.pid, one.gpus[0].measured_bytes) for one in stage.status().processes] == [
             (worker.pid, (CONTEXT_MIB + 1500) * MIB)
         ]
         assert process.poll() is None, "nobody is ended for it"
         process.communicate("\n")
     wait_for(lambda: not document(stage).unlisted)
-    assert worker.ask("info()")[0] == 0
+    assert worker.request("info()")[0] == 0

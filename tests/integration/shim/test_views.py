@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.shim.conftest import CARDS, MIB, ROUTES, Stage, wait_for
+from tests.integration.shim.conftest import GPUS, MIB, ROUTES, Stage, wait_for
 
 NVML = """
 import pynvml
@@ -21,7 +21,7 @@ for n in range(pynvml.nvmlDeviceGetCount()):
 def test_total_is_the_limit_and_free_is_what_is_left_of_it(stage: Stage, route: str) -> None:
     probe = stage.probe(route)
     assert probe.info_mib() == (1000, 1000)
-    assert probe.ask("total", 0) == [0, 1000 * MIB]
+    assert probe.request("total", 0) == [0, 1000 * MIB]
     probe.alloc(300)
     assert probe.info_mib() == (700, 1000)
 
@@ -35,18 +35,18 @@ def test_free_follows_what_siblings_take(stage: Stage) -> None:
 
 def test_what_a_sibling_has_freed_is_seen_within_seconds(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
-    _, at = two.ask("alloc", 900 * MIB)
-    assert two.ask("free", at) == [0]
+    _, at = two.request("alloc", 900 * MIB)
+    assert two.request("free", at) == [0]
     assert two.info_mib()[0] >= 1000 - 64, "who freed it sees it at once; the sibling's first chunk may be out"
     wait_for(lambda: one.info_mib()[0] >= 1000 - 64)
 
 
-def test_nvml_tells_the_containers_share_to_a_program_without_cuda(stage: Stage) -> None:
+def test_nvml_reports_the_containers_share_to_a_program_without_cuda(stage: Stage) -> None:
     probe = stage.probe()
     assert probe.alloc(1000) == 0
     first, second = stage.python(NVML).splitlines()
     assert first == "1000 1000 0 1000 1000 0"
-    assert second.startswith("16384"), "a card that the grant does not name is shown as it is"
+    assert second.startswith("16384"), "a GPU that the grant does not name is shown as it is"
 
 
 def test_nvml_that_was_started_before_cuda_shows_the_share_too(stage: Stage) -> None:
@@ -78,4 +78,4 @@ def test_nvidia_smi_in_the_container_shows_its_share(stage: Stage) -> None:
         text=True,
         check=True,
     )
-    assert any("1000 MiB" in line and CARDS[0] in line for line in done.stdout.splitlines()), done.stdout
+    assert any("1000 MiB" in line and GPUS[0] in line for line in done.stdout.splitlines()), done.stdout

@@ -1,6 +1,6 @@
-"""A machine without a cluster, in small: a state folder, a description of cards, and tangramctl as a process.
+"""A machine without a cluster, in small: a state folder, a description of GPUs, and tangramctl as a process.
 
-Everything is the real thing but the driver. A state folder is its test's own, so each has its own keeper, arbiter and cards.
+Everything is the real thing but the driver. A state folder is its test's own, so each has its own keeper, arbiter and GPUs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MIB = 2**20
 OUT_OF_MEMORY = 2
 LARGE, SMALL = (f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
 LARGE_MIB, SMALL_MIB = 16384, 4096
-CARDS = f"""\
-card t4 uuid={LARGE} memory_mib={LARGE_MIB} context_mib=0
-card t4 uuid={SMALL} memory_mib={SMALL_MIB} context_mib=0
+GPUS = f"""\
+gpu t4 uuid={LARGE} memory_mib={LARGE_MIB} context_mib=0
+gpu t4 uuid={SMALL} memory_mib={SMALL_MIB} context_mib=0
 """
 
 
@@ -53,8 +53,8 @@ class Ctl:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
-    def cards(self) -> Path:
-        return self.folder / "cards"
+    def gpus(self) -> Path:
+        return self.folder / "gpus"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,12 +75,12 @@ class Ctl:
         return subprocess.run(self.line(*words), check=False, **more)
 
     def run(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.CompletedProcess[str]:
-        """`tangramctl run` on the fake cards, until it ends."""
-        return self.call("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
+        """`tangramctl run` on the fake GPUs, until it ends."""
+        return self.call("run", "--fake", self.gpus, "--gpu-mem", gpu_mem, *options, "--", *words)
 
     def start(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.Popen[str]:
-        """`tangramctl run` on the fake cards, with pipes. A group of its own: nobody in an orphaned one can be stopped."""
-        line = self.line("run", "--fake", self.cards, "--gpu-mem", gpu_mem, *options, "--", *words)
+        """`tangramctl run` on the fake GPUs, with pipes. A group of its own: nobody in an orphaned one can be stopped."""
+        line = self.line("run", "--fake", self.gpus, "--gpu-mem", gpu_mem, *options, "--", *words)
         pipe = subprocess.PIPE
         self.started.append(
             subprocess.Popen(
@@ -92,7 +92,7 @@ class Ctl:
     def probe(self, gpu_mem: object, options: Sequence[object] = ()) -> Probe:
         """A GPU program with a context, driven by lines (shim/tests/probe.c)."""
         probe = Probe(self.start(gpu_mem, self.build / "tests/probe-direct", options=options))
-        assert probe.ask("use", 0) == [0]
+        assert probe.request("use", 0) == [0]
         return probe
 
     def ps(self) -> list[dict[str, Any]]:
@@ -103,14 +103,14 @@ class Ctl:
         return entries
 
     def machine(self) -> Path:
-        """The state root of the fake cards."""
+        """The state root of the fake GPUs."""
         (found,) = (self.folder / "s/fake").glob("[0-9a-f]*[0-9a-f]/keeper.json")
         return found.parent
 
     def keeper(self) -> dict[str, int]:
         """What the keeper tells of itself."""
-        told: dict[str, int] = json.loads((self.machine() / "keeper.json").read_text())
-        return told
+        reported: dict[str, int] = json.loads((self.machine() / "keeper.json").read_text())
+        return reported
 
     def close(self) -> None:
         for process in self.started:
@@ -156,7 +156,7 @@ def arbiters(state: Path) -> list[int]:
 
 def new_ctl(build: Path) -> Ctl:
     folder = Path(tempfile.mkdtemp(prefix="tc-"))  # a socket's path holds 107 characters
-    (folder / "cards").write_text(CARDS)
+    (folder / "gpus").write_text(GPUS)
     return Ctl(build, folder)
 
 

@@ -38,7 +38,7 @@ def test_the_readme_shows_what_happens(ctl: Ctl) -> None:
         "PATH": f"{programs}:{Path(sys.executable).parent}:{ctl.environment['PATH']}",
         "POD_NAME": "laptop",
     }
-    # `echo $?` asks for the command before it, and the mark stands between: it keeps the status
+    # `echo $?` requests the command before it, and the mark stands between: it keeps the status
     script = re.sub(r"echo '--- (\d+)'; echo \$\?", r"code=$?; echo '--- \1'; echo $code", script)
     done = subprocess.run(
         ["bash", "-c", script],

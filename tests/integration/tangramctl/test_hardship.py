@@ -33,14 +33,14 @@ def test_a_run_that_cannot_be_written_down_is_a_sentence_and_leaves_nothing(ctl:
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_fake_cards_whose_making_found_the_disk_full_are_made_by_the_next_run(ctl: Ctl) -> None:
+def test_fake_gpus_whose_making_found_the_disk_full_are_made_by_the_next_run(ctl: Ctl) -> None:
     ctl.prefix = FULL_DISK
     assert "File too large" in said(ctl.run("1Gi", "true"))
     ctl.prefix = ()
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_fake_cards_that_were_left_half_made_are_made_whole(ctl: Ctl) -> None:
+def test_fake_gpus_that_were_left_half_made_are_made_whole(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
     machine = ctl.machine()
     assert ctl.call("arbiter", "stop", "--force").returncode == 0
@@ -50,7 +50,7 @@ def test_fake_cards_that_were_left_half_made_are_made_whole(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_an_arbiter_is_started_again_though_nobody_can_be_told_of_it(ctl: Ctl) -> None:
+def test_an_arbiter_is_started_again_though_nobody_can_be_reported_of_it(ctl: Ctl) -> None:
     probe = ctl.probe("1000Mi")
     before = ctl.keeper()
     (ctl.machine() / "keeper.new").mkdir()
@@ -74,7 +74,7 @@ def test_a_run_with_arguments_that_are_no_utf_8_gets_them_as_they_are(ctl: Ctl) 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_a_run_with_a_closed_stream_starts_an_arbiter_and_hands_the_stream_on_closed(ctl: Ctl, closed: str) -> None:
     program = f"exec 9>{ctl.folder}/told; ls /proc/$$/fd >&9"
-    line = ctl.line("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "bash", "-c", program)
+    line = ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", "bash", "-c", program)
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *line], env=ctl.environment, check=False, timeout=60)
     assert done.returncode == 0
     there = set((ctl.folder / "told").read_text().split())

@@ -38,7 +38,7 @@ def test_sixteen_starts_at_once_make_one_arbiter(ctl: Ctl) -> None:
     assert {run.returncode for run in runs} == {0}
 
 
-def test_sixteen_asks_at_once_never_get_more_than_the_card_has(ctl: Ctl) -> None:
+def test_sixteen_requests_at_once_never_get_more_than_the_gpu_has(ctl: Ctl) -> None:
     runs = [ctl.start("512Mi", "sh", "-c", "echo in; read x", options=["--gpu", "1"]) for _ in range(16)]
     said = [run.stdout.readline() for run in runs if run.stdout]
     assert said.count("in\n") == SMALL_MIB // 512
@@ -233,7 +233,7 @@ def test_a_state_folder_that_is_taken_away_takes_the_keeper_along(ctl: Ctl) -> N
     assert arbiters(ctl.folder) == [ctl.keeper()["arbiter_pid"]]
 
 
-def test_a_user_who_is_not_root_has_a_book_of_his_own(ctl: Ctl) -> None:
+def test_a_user_who_is_not_root_has_a_record_of_his_own(ctl: Ctl) -> None:
     runtime = ctl.folder / "run"
     runtime.mkdir(mode=0o700)
     ctl.folder.chmod(0o755)
@@ -246,7 +246,7 @@ def test_a_user_who_is_not_root_has_a_book_of_his_own(ctl: Ctl) -> None:
     assert probe.alloc(1001) == OUT_OF_MEMORY
     assert probe.alloc(1000) == 0
     (entry,) = ctl.ps()
-    assert entry["cards"][0]["used_bytes"] is not None
+    assert entry["gpus"][0]["used_bytes"] is not None
     assert entry["name"] == ("nobody" if os.geteuid() == 0 else entry["name"])
     assert state.stat().st_mode & 0o777 == 0o700
     assert len(arbiters(state)) == 1

@@ -25,7 +25,7 @@ def test_a_death_by_signal_is_seen_as_one(ctl: Ctl, number: int) -> None:
 
 
 def test_a_shell_sees_128_and_the_signal(ctl: Ctl) -> None:
-    line = " ".join(ctl.line("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "sh", "-c", "'kill -TERM $$'"))
+    line = " ".join(ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", "sh", "-c", "'kill -TERM $$'"))
     done = subprocess.run(
         ["sh", "-c", f"{line}; echo $?"], env=ctl.environment, capture_output=True, text=True, check=True
     )
@@ -68,7 +68,7 @@ def test_on_a_terminal_the_command_is_in_the_foreground(ctl: Ctl) -> None:
     if pid == 0:
         os.execve(
             sys.executable,
-            ctl.line("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", sys.executable, "-c", program),
+            ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", sys.executable, "-c", program),
             ctl.environment,
         )
     said = b""
@@ -94,7 +94,7 @@ def test_the_command_has_no_child_that_it_did_not_make(ctl: Ctl) -> None:
     assert len(done.stdout.split()) == 1  # cat
 
 
-def test_the_environment_is_the_callers_with_library_grant_and_card(ctl: Ctl) -> None:
+def test_the_environment_is_the_callers_with_library_grant_and_gpu(ctl: Ctl) -> None:
     ctl.env |= {"LD_LIBRARY_PATH": "/own", "LD_PRELOAD": "", "OTHER": "kept"}
     done = ctl.run("1Gi", "env")
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
@@ -141,6 +141,6 @@ def test_a_waiting_run_that_is_interrupted_dies_of_it_and_holds_nothing(ctl: Ctl
 
 
 def test_options_of_the_command_are_its_own_with_and_without_dashes(ctl: Ctl) -> None:
-    line = ("run", "--fake", ctl.cards, "--gpu-mem", "1Gi")
+    line = ("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi")
     assert ctl.call(*line, "echo", "--gpu-mem", "x", "-v").stdout == "--gpu-mem x -v\n"
     assert ctl.call(*line, "--", "echo", "--", "x").stdout == "-- x\n"

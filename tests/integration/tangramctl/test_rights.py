@@ -38,7 +38,7 @@ def test_a_command_that_drops_its_rights_still_reaches_its_grant(ctl: Ctl) -> No
 
 @pytest.mark.parametrize("umask", [0o000, 0o007])
 def test_nobody_else_may_write_what_is_made_and_the_command_has_its_callers_umask(ctl: Ctl, umask: int) -> None:
-    run = ctl.call("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "sh", "-c", "umask", umask=umask)
+    run = ctl.call("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", "sh", "-c", "umask", umask=umask)
     assert (run.returncode, int(run.stdout, 8)) == (0, umask), run.stderr
     machine = ctl.machine()
     kill(ctl.keeper()["pid"])

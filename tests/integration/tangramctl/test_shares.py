@@ -25,7 +25,7 @@ from tests.integration.tangramctl.conftest import (
 )
 
 
-def test_a_run_sees_a_gpu_of_the_size_asked_for_and_cannot_take_more(ctl: Ctl) -> None:
+def test_a_run_sees_a_gpu_of_the_size_requested_for_and_cannot_take_more(ctl: Ctl) -> None:
     probe = ctl.probe("1000Mi")
     assert probe.info_mib() == (1000, 1000)
     assert probe.alloc(900) == 0
@@ -35,15 +35,15 @@ def test_a_run_sees_a_gpu_of_the_size_asked_for_and_cannot_take_more(ctl: Ctl) -
     assert probe.process.returncode == 0
 
 
-def test_two_runs_share_a_card_and_each_has_its_own_limit(ctl: Ctl) -> None:
+def test_two_runs_share_a_gpu_and_each_has_its_own_limit(ctl: Ctl) -> None:
     one, other = ctl.probe("2Gi", ["--gpu", 1]), ctl.probe("1500Mi", ["--gpu", 1])
     assert one.alloc(2048) == 0
     assert other.alloc(1501) == OUT_OF_MEMORY
     assert other.alloc(1500) == 0
     assert one.alloc(1) == OUT_OF_MEMORY
-    entries = sorted(ctl.ps(), key=lambda entry: -entry["cards"][0]["limit_bytes"])
-    assert [entry["cards"][0]["limit_bytes"] // MIB for entry in entries] == [2048, 1500]
-    assert [entry["cards"][0]["leased_bytes"] // MIB for entry in entries] == [2048, 1500]
+    entries = sorted(ctl.ps(), key=lambda entry: -entry["gpus"][0]["limit_bytes"])
+    assert [entry["gpus"][0]["limit_bytes"] // MIB for entry in entries] == [2048, 1500]
+    assert [entry["gpus"][0]["leased_bytes"] // MIB for entry in entries] == [2048, 1500]
     assert [[process["pid"] for process in entry["processes"]] for entry in entries] == [
         [one.process.pid],
         [other.process.pid],
@@ -51,7 +51,7 @@ def test_two_runs_share_a_card_and_each_has_its_own_limit(ctl: Ctl) -> None:
 
 
 def test_what_cuda_itself_takes_is_inside_the_share(ctl: Ctl) -> None:
-    ctl.cards.write_text("card t4 memory_mib=4096 context_mib=100\n")
+    ctl.gpus.write_text("gpu t4 memory_mib=4096 context_mib=100\n")
     probe = ctl.probe("1600Mi")
     free = 1600 - 100 - 1600 // 16  # a sixteenth is kept for code that it loads later
     wait_for(lambda: probe.info_mib() == (free, 1600))
@@ -59,8 +59,8 @@ def test_what_cuda_itself_takes_is_inside_the_share(ctl: Ctl) -> None:
     assert probe.alloc(free) == 0
 
     def amounts() -> list[int]:
-        (card,) = ctl.ps()[0]["cards"]
-        return [card[f"{name}_bytes"] // MIB for name in ("limit", "leased", "context")]
+        (gpu,) = ctl.ps()[0]["gpus"]
+        return [gpu[f"{name}_bytes"] // MIB for name in ("limit", "leased", "context")]
 
     wait_for(lambda: amounts() == [1600, free, 100])
     environment = Path(f"/proc/{ctl.keeper()['arbiter_pid']}/environ").read_bytes().split(b"\0")
@@ -121,7 +121,7 @@ def test_a_program_of_a_run_that_goes_around_the_library_is_seen(ctl: Ctl) -> No
 GPU_PROGRAM = Path(__file__).parents[1] / "turns/program.py"
 
 
-def test_a_run_is_held_to_its_part_of_a_cards_time(ctl: Ctl) -> None:
+def test_a_run_is_held_to_its_part_of_a_gpus_time(ctl: Ctl) -> None:
     busy = ctl.start("1Gi", sys.executable, GPU_PROGRAM, options=["--gpu-core", 25])
     assert busy.stdin is not None
     busy.stdin.write("[launch(2000) or wait() for _ in range(10**6)]\n")
@@ -137,14 +137,14 @@ def test_a_run_is_held_to_its_part_of_a_cards_time(ctl: Ctl) -> None:
     assert turn()["trouble"] == "", "the driver was tried before the run, and suspends"
 
 
-def test_the_card_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
-    for amount, card in (("1Gi", SMALL), ("3584Mi", LARGE), ("3Gi", SMALL)):
+def test_the_gpu_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
+    for amount, gpu in (("1Gi", SMALL), ("3584Mi", LARGE), ("3Gi", SMALL)):
         run = ctl.start(amount, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read x")
         assert run.stdout is not None
-        assert run.stdout.readline().strip() == card
+        assert run.stdout.readline().strip() == gpu
 
 
-def test_without_room_each_card_is_named_with_what_is_free(ctl: Ctl) -> None:
+def test_without_room_each_gpu_is_named_with_what_is_free(ctl: Ctl) -> None:
     probe = ctl.probe("3Gi", ["--gpu", SMALL, "--gpu-core", 60])
     full = ctl.run("2Gi", "true", options=["--gpu", "1"])
     assert full.returncode == 75
@@ -158,7 +158,7 @@ def test_without_room_each_card_is_named_with_what_is_free(ctl: Ctl) -> None:
     assert "no GPU has 1024 MiB and 50 % of its time free" in busy.stderr
 
 
-def test_more_than_any_card_has_is_a_bad_option_even_when_told_to_wait(ctl: Ctl) -> None:
+def test_more_than_any_gpu_has_is_a_bad_option_even_when_reported_to_wait(ctl: Ctl) -> None:
     done = ctl.run("17Gi", "true", options=["--wait"])
     assert done.returncode == 2
     assert f"--gpu-mem is 17408 MiB: it must be 1 to {LARGE_MIB} MiB" in done.stderr
@@ -207,7 +207,7 @@ def test_memory_of_a_run_whose_folder_was_taken_away_is_not_free(ctl: Ctl) -> No
     assert "3000 MiB held by processes outside tangramctl" in full.stderr
 
 
-def test_a_card_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:
+def test_a_gpu_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:
     ctl.env["CUDA_VISIBLE_DEVICES"] = LARGE[:12]
     assert ctl.run("1Gi", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == LARGE
     ctl.env["CUDA_VISIBLE_DEVICES"] = ""
@@ -219,37 +219,37 @@ def test_without_a_gpu_one_sentence_says_so(ctl: Ctl) -> None:
     done = ctl.call("run", "--gpu-mem", "8Gi", "--", "true")
     assert done.returncode == 69
     assert done.stderr.startswith("tangramctl: no NVIDIA GPU can be used on this machine (")
-    assert done.stderr.endswith(f"give --fake {ROOT}/examples/04-no-cluster/cards\n")
+    assert done.stderr.endswith(f"give --fake {ROOT}/examples/04-no-cluster/gpus\n")
     assert done.stderr.count("\n") == 1
     assert arbiters(ctl.folder) == []
 
 
 def test_a_run_inside_a_run_is_refused(ctl: Ctl) -> None:
-    inner = ctl.line("run", "--fake", ctl.cards, "--gpu-mem", "1Gi", "--", "true")
+    inner = ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", "true")
     done = ctl.run("2Gi", *inner)
     assert done.returncode == 2
     assert "this is inside a run already" in done.stderr
 
 
-def test_runs_with_the_same_description_share_its_cards_and_with_another_do_not(ctl: Ctl, tmp_path: Path) -> None:
+def test_runs_with_the_same_description_share_its_gpus_and_with_another_do_not(ctl: Ctl, tmp_path: Path) -> None:
     ctl.probe("16Gi")
     assert ctl.run("16Gi", "true").returncode == 75
-    other = tmp_path / "cards"
-    other.write_text(ctl.cards.read_text())
+    other = tmp_path / "gpus"
+    other.write_text(ctl.gpus.read_text())
     assert ctl.call("run", "--fake", other, "--gpu-mem", "16Gi", "--", "true").returncode == 0
     entries = ctl.ps()
-    assert [entry["fake"] for entry in entries] == [str(ctl.cards)]
+    assert [entry["fake"] for entry in entries] == [str(ctl.gpus)]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("card t4\nkard t4\n", ', line 2: the first word is "kard"'), ("", ", which describes no card; it must be a")],
+    [("gpu t4\nkard t4\n", ', line 2: the first word is "kard"'), ("", ", which describes no GPU; it must be a")],
 )
 def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl, text: str, said: str) -> None:
-    ctl.cards.write_text(text)
+    ctl.gpus.write_text(text)
     done = ctl.run("1Gi", "true")
     assert done.returncode == 2
-    assert f"--fake is {ctl.cards}{said}" in done.stderr
+    assert f"--fake is {ctl.gpus}{said}" in done.stderr
     assert "/s/fake/" not in done.stderr
 
 
@@ -258,10 +258,10 @@ def test_a_description_that_is_no_file_is_refused_and_not_waited_for(ctl: Ctl) -
     os.mkfifo(pipe)
     done = ctl.call("run", "--fake", pipe, "--gpu-mem", "1Gi", "--", "true", timeout=20)
     assert done.returncode == 2
-    assert f"--fake is {pipe}: no regular file; it must be a description of cards" in done.stderr
+    assert f"--fake is {pipe}: no regular file; it must be a description of GPUs" in done.stderr
 
 
-def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
+def test_nvidia_smi_on_fake_gpus_is_theirs(ctl: Ctl) -> None:
     done = ctl.run("1Gi", "nvidia-smi", "-L")
     assert done.returncode == 0
     assert SMALL in done.stdout
@@ -282,12 +282,12 @@ def test_nvidia_smi_on_fake_cards_is_theirs(ctl: Ctl) -> None:
         (["--gpu-mem", "1Gi", "--level", "5"], "--level is 5: it must be a whole number, 0 to 4"),
         (
             ["--gpu-mem", "1Gi", "--gpu", "2"],
-            "--gpu is '2', which names no card: it must be the index or UUID of one of 0",
+            "--gpu is '2', which names no GPU: it must be the index or UUID of one of 0",
         ),
         (["--gpu-mem", "1Gi", "--library", "/nowhere"], "--library is /nowhere: it must be a file"),
     ],
 )
 def test_a_bad_value_is_named_with_its_range(ctl: Ctl, options: list[str], sentence: str) -> None:
-    done = ctl.call("run", "--fake", ctl.cards, *options, "--", "true")
+    done = ctl.call("run", "--fake", ctl.gpus, *options, "--", "true")
     assert done.returncode == 2
     assert sentence in done.stderr

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from vgpu.grant import Assignment, Slice
-from vgpu.inventory import Card, Inventory
-from vgpu.snapshot import NodeRecord, PodRecord, Snapshot, snapshot_to_json
+from vgpu.api.grant import Assignment, Slice
+from vgpu.api.inventory import Gpu, Inventory
+from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot, snapshot_to_json
 
 ROOT = Path(__file__).parents[3]
-CARDS = [f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2)]
+GPUS = [f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2)]
 
 
 def simulate(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -34,9 +34,9 @@ def files(tmp_path: Path) -> list[str | Path]:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """Node full has a card that is taken by three quarters, node sick takes no pods."""
-    inventories = [Inventory((Card(uuid, 0, "t4", 16384),)) for uuid in CARDS]
-    held = Assignment({"main": (Slice(CARDS[0], 0, 12288, 50),)})
+    """Node full has a GPU that is taken by three quarters, node sick takes no pods."""
+    inventories = [Inventory((Gpu(uuid, 0, "t4", 16384),)) for uuid in GPUS]
+    held = Assignment({"main": (Slice(GPUS[0], 0, 12288, 50),)})
     nodes = (
         NodeRecord("full", inventories[0]),
         NodeRecord("roomy", inventories[1]),
@@ -131,7 +131,7 @@ def test_a_snapshot_says_where_a_pod_fits_and_why_not_elsewhere(snapshot: Path) 
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["fits"], found["node"], found["gpus"]) == (True, "roomy", [CARDS[1]])
+    assert (found["fits"], found["node"], found["gpus"]) == (True, "roomy", [GPUS[1]])
     assert found["why_not"] == {
         "full": "no single GPU has enough free gpu-mem and gpu-core",
         "sick": "its inventory cannot be read",

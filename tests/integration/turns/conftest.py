@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from arbiter.verdicts import BOOT_ID, text_of
+from arbiter.gputime.trial_verdicts import BOOT_ID, text_of
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import start_fake_driver
 from tests.mounting import with_grant
 from tests.signals import send_signal
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import TurnStatus, decode_status
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.protocol.status import TurnStatus, decode_status
 
-CARDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
 PROGRAM = Path(__file__).with_name("program.py")
 COMMAND = (sys.executable, str(PROGRAM))
 
@@ -42,7 +42,7 @@ def until(what: Callable[[], Any], limit_s: float = 30.0) -> float:
 
 
 class Program:
-    """A tenant's process."""
+    """A container's process."""
 
     def __init__(self, env: dict[str, str], key: str, command: Sequence[str] = COMMAND) -> None:
         self.key = key
@@ -81,7 +81,7 @@ class Node:
     def __init__(
         self,
         library: Path,
-        cards: int = 1,
+        gpus: int = 1,
         *,
         arbiter: Path = REPOSITORY,
         grant_text: Callable[[Grant], str] = grant_to_text,
@@ -91,13 +91,13 @@ class Node:
         self._arbiter_sources, self._grant_text = arbiter, grant_text
         self._module, self._grace_ms = module, grace_ms
         self.folder = Path(tempfile.mkdtemp(prefix="turns-"))
-        lines = [f"card h200 uuid={uuid} context_mib=0" for uuid in CARDS[:cards]]
+        lines = [f"gpu h200 uuid={uuid} context_mib=0" for uuid in GPUS[:gpus]]
         self.driver = start_fake_driver("\n".join(lines) + "\n", self.folder)
         self.grants = self.folder / "grants"
         self.kernel = str(fake_build() / "libfake-kernel.so")
         self.library = str(library)
         self.programs: list[Program] = []
-        self.has_tried(Tried("NVIDIA H200", CARDS, Verdict(Outcome.WORKS)))
+        self.has_tried(Tried("NVIDIA H200", GPUS, Verdict(Outcome.WORKS)))
         self.arbiter = self.start_arbiter()
 
     def has_tried(self, *tried: Tried) -> None:
@@ -116,7 +116,7 @@ class Node:
             "--grace-ms",
             str(self._grace_ms),
         ]
-        env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNTOLD="true")
+        env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNREPORTED="true")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
                 [sys.executable, "-m", self._module, *options], env=env, cwd=self._arbiter_sources, stderr=log
@@ -124,21 +124,21 @@ class Node:
         until((self.folder / "status.sock").exists, 30)  # a busy machine takes seconds to load a program
         return self.arbiter
 
-    def grant(self, name: str, klass: str = "standard", core: int = 0, cards: int = 1, level: int = 2) -> Path:
+    def grant(self, name: str, service_class: str = "standard", core: int = 0, gpus: int = 1, level: int = 2) -> Path:
         """Writes a container's grant, or writes it anew."""
         folder = self.grants / name
         folder.mkdir(exist_ok=True)
-        shares = tuple(GrantCard(uuid, 1024, core) for uuid in CARDS[:cards])
-        grant = Grant("default", name, f"uid-{name}", "main", shares, klass, level)
+        shares = tuple(GrantGpu(uuid, 1024, core) for uuid in GPUS[:gpus])
+        grant = Grant("default", name, f"uid-{name}", "main", shares, service_class, level)
         fresh = folder / ".grant"
         fresh.write_text(self._grant_text(grant))
         fresh.rename(folder / "grant")
         until((folder / "arbiter.sock").exists)
         return folder / "grant"
 
-    def run(self, name: str, klass: str = "standard", core: int = 0, **env: str) -> Program:
+    def run(self, name: str, service_class: str = "standard", core: int = 0, **env: str) -> Program:
         """A program in a container of its own. Its channels are known to the arbiter when this returns."""
-        grant = self.grant(name, klass, core)
+        grant = self.grant(name, service_class, core)
         return self.run_in(grant, **env)
 
     def run_in(self, grant: Path, *, channels: bool = True, at: str = "", **env: str) -> Program:
@@ -184,7 +184,7 @@ class Node:
         return seen[program.process.pid]
 
     def _seen(self) -> dict[int, dict[str, int]]:
-        """What the kernel driver's double knows of each process, by pid, at one moment; of several cards together."""
+        """What the kernel driver's double knows of each process, by pid, at one moment; of several GPUs together."""
         seen: dict[int, dict[str, int]] = {}
         for line in self.driver.ctl("kernel").splitlines()[1:]:
             numbers = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}

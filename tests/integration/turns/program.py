@@ -1,4 +1,4 @@
-"""A tenant's program: reads one Python expression a line and answers with JSON. Uses the driver API as it is found."""
+"""A container's program: reads one Python expression a line and answers with JSON. Uses the driver API as it is found."""
 
 from __future__ import annotations
 
@@ -226,21 +226,21 @@ def fill(name: str) -> None:
 places = {0: (context, function)}
 
 
-def on_card(card: int) -> None:
-    """What is launched from now on goes there, in a context of that card."""
+def on_gpu(gpu: int) -> None:
+    """What is launched from now on goes there, in a context of that GPU."""
     global function
-    if card not in places:
+    if gpu not in places:
         made, code, found = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        check(cuda.cuCtxCreate_v2(ctypes.byref(made), 0, card))
+        check(cuda.cuCtxCreate_v2(ctypes.byref(made), 0, gpu))
         check(cuda.cuModuleLoadData(ctypes.byref(code), SPIN))
         check(cuda.cuModuleGetFunction(ctypes.byref(found), code, b"spin"))
-        places[card] = made, found
-    here, function = places[card]
+        places[gpu] = made, found
+    here, function = places[gpu]
     check(cuda.cuCtxSetCurrent(here))
 
 
-def leave_card(card: int) -> None:
-    check(cuda.cuCtxDestroy_v2(places.pop(card)[0]))
+def leave_gpu(gpu: int) -> None:
+    check(cuda.cuCtxDestroy_v2(places.pop(gpu)[0]))
 
 
 class Launch(ctypes.Structure):
@@ -265,10 +265,10 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-def on_both_cards() -> ctypes.Array[Launch]:
+def on_both_gpus() -> ctypes.Array[Launch]:
     launches = []
-    for card in (1, 0):
-        on_card(card)
+    for gpu in (1, 0):
+        on_gpu(gpu)
         launches.append(Launch(held(), SIZES, stream(), None))
     return (Launch * 2)(*launches)
 
@@ -286,7 +286,7 @@ LAUNCHES = {
     "cuLaunchKernel": lambda: (held(), 1, 1, 1, 1, 1, 1, 0, None, None, None),
     "cuLaunchKernelEx": lambda: (ctypes.byref(LaunchConfig(SIZES)), held(), None, None),
     "cuLaunchCooperativeKernel": lambda: (held(), 1, 1, 1, 1, 1, 1, 0, None, None),
-    "cuLaunchCooperativeKernelMultiDevice": lambda: (on_both_cards(), 2, 0),
+    "cuLaunchCooperativeKernelMultiDevice": lambda: (on_both_gpus(), 2, 0),
     "cuLaunch": lambda: (held(),),
     "cuLaunchGrid": lambda: (held(), 1, 1),
     "cuLaunchGridAsync": lambda: (held(), 1, 1, None),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from tests.integration.turns.conftest import Node, Program, until
-from vgpu import wire
-from vgpu.status import ContainerStatus, decode_status
+from vgpu.protocol import wire
+from vgpu.protocol.status import ContainerStatus, decode_status
 
 
 def status(node: Node, key: str) -> ContainerStatus:

@@ -44,9 +44,9 @@ class Matrix:
                 signal.SIGCONT
             )
         self.stopped.clear()
-        for name, klass in (("be", BE), ("lc", LC)):
+        for name, service_class in (("be", BE), ("lc", LC)):
             if name not in self.programs:
-                self.programs[name] = self.node.run(name, klass)
+                self.programs[name] = self.node.run(name, service_class)
                 if name == "be":
                     self.programs[name].do("work_on(20_000)")
 

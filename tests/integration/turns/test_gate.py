@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.turns.conftest import CARDS, Node, Program, until
-from vgpu.trial import Outcome, Tried, Verdict
+from tests.integration.turns.conftest import GPUS, Node, Program, until
+from vgpu.gputime.trial import Outcome, Tried, Verdict
 
 
 @pytest.fixture
 def gating(node: Node) -> Iterator[Node]:
     """The trial of this boot says that the driver does not suspend."""
-    node.has_tried(Tried("NVIDIA H200", CARDS, Verdict(Outcome.HUNG, "said by this test")))
+    node.has_tried(Tried("NVIDIA H200", GPUS, Verdict(Outcome.HUNG, "said by this test")))
     yield node
     assert node.misuses() == ""
 

@@ -80,7 +80,7 @@ def test_work_that_ends_with_an_error_has_ended(node: Node, program: Program) ->
 
 
 @pytest.mark.parametrize("name", ["cuMemsetD8_v2", "cuMemsetD2D8_v2"])
-def test_a_fill_without_a_stream_is_told_of_and_its_end_is_seen(node: Node, program: Program, name: str) -> None:
+def test_a_fill_without_a_stream_is_reported_of_and_its_end_is_seen(node: Node, program: Program, name: str) -> None:
     arrivals = arrivals_of(node)
     program.do(f"fill('{name}')")
     until(lambda: arrivals_of(node) > arrivals)
@@ -91,7 +91,9 @@ def test_a_fill_without_a_stream_is_told_of_and_its_end_is_seen(node: Node, prog
 # --- work whose end nobody can tell of: it ends when the driver sees nothing of it, and only then ---
 
 
-def test_work_that_can_be_asked_by_nobody_ends_when_the_driver_sees_nothing_of_it(node: Node, program: Program) -> None:
+def test_work_that_can_be_requested_by_nobody_ends_when_the_driver_sees_nothing_of_it(
+    node: Node, program: Program
+) -> None:
     program.do("launch_in_thread(200_000)")
     until(lambda: is_working(node))
     until(lambda: not is_working(node), 6)
@@ -113,7 +115,7 @@ def test_who_was_suspended_all_the_time_still_has_work(node: Node, program: Prog
     assert not node.misuses()
 
 
-def test_a_fill_that_can_be_asked_by_nobody_does_not_end_here(node: Node, program: Program) -> None:
+def test_a_fill_that_can_be_requested_by_nobody_does_not_end_here(node: Node, program: Program) -> None:
     """The driver's count of who computes does not show it."""
     program.do("fill_in_thread()")
     until(lambda: is_working(node))

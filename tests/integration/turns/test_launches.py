@@ -1,4 +1,4 @@
-"""Every function that puts kernels onto a card tells of it, also those that few programs use any more."""
+"""Every function that puts kernels onto a GPU tells of it, also those that few programs use any more."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.integration.turns.conftest import Node, Program, until
 
 @pytest.fixture(scope="module")
 def wide(library: Path) -> Iterator[tuple[Node, Program]]:
-    """A container with both cards of a node."""
-    node = Node(library, cards=2)
-    yield node, node.run_in(node.grant("wide", cards=2))
+    """A container with both GPUs of a node."""
+    node = Node(library, gpus=2)
+    yield node, node.run_in(node.grant("wide", gpus=2))
     node.close()
 
 
@@ -30,7 +30,7 @@ def wide(library: Path) -> Iterator[tuple[Node, Program]]:
         "cuLaunchGridAsync",
     ],
 )
-def test_a_launch_by_any_function_is_told_of_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
+def test_a_launch_by_any_function_is_reported_of_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
     node, program = wide
     arrivals = node.turn("wide").arrivals
     program.do(f"launch_by('{name}')")

@@ -21,32 +21,32 @@ def liar(node: Node):
 
 
 def test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused(node: Node, liar):
-    honest = {name: node.run(name, klass) for name, klass in (("a", "standard"), ("lc", LC))}
+    honest = {name: node.run(name, service_class) for name, service_class in (("a", "standard"), ("lc", LC))}
     liar.do("work_on(20_000)")
     honest["a"].do("work_on(5_000)")
     honest["lc"].start("requests(40, 20_000, 0.08)")
-    until(lambda: node.turn("liar").untold, 20)
+    until(lambda: node.turn("liar").unreported, 20)
     assert not node.turn("liar").working, "it says still that it is idle"
     assert "computes while it says it is idle" in node.log()
     honest["lc"].finish()
     assert ran_percent(node, [liar], 3.0) < 34
     for name in honest:
         turn = node.turn(name)
-        assert not turn.untold
+        assert not turn.unreported
         assert turn.seen_s > 0, "the driver's count is of it, too"
     assert not node.misuses()
 
 
-def test_work_that_is_not_told_of_goes_first_of_nobodys(node: Node, liar):
+def test_work_that_is_not_reported_of_goes_first_of_nobodys(node: Node, liar):
     urgent = node.run("lc", LC)
     liar.do("work_on(100_000)")
-    until(lambda: node.turn("liar").untold, 20)
+    until(lambda: node.turn("liar").unreported, 20)
     took = urgent.do("requests(40, 1000, 0.02)")
-    assert statistics.median(took) < 6, "as beside an honest best-effort tenant"
-    assert not node.turn("lc").untold
+    assert statistics.median(took) < 6, "as beside an honest best-effort container"
+    assert not node.turn("lc").unreported
 
 
-def test_who_tells_of_all_its_work_is_never_accused(node: Node):
+def test_who_reports_of_all_its_work_is_never_accused(node: Node):
     """Bursts, kernels in flight when a wait ends, a cap, work that nobody waits for, several processes."""
     capped, bursts, grant = node.run("capped", core=20), node.run("bursts"), node.grant("many")
     many = [node.run_in(grant) for _ in range(3)]
@@ -60,11 +60,11 @@ def test_who_tells_of_all_its_work_is_never_accused(node: Node):
     for name in ("capped", "bursts", "many"):
         turn = node.turn(name)
         assert turn.seen_s > 0.2
-        assert not turn.untold
+        assert not turn.unreported
     assert "computes while it says" not in node.log()
 
 
-def test_somebody_else_stopped_a_tenants_channels_and_it_runs_again(node: Node):
+def test_somebody_else_stopped_a_containers_channels_and_it_runs_again(node: Node):
     """As any process with access to the GPU can, on a stock driver."""
     victim = node.run("victim")
     victim.do("launch(30_000_000)")
@@ -72,16 +72,16 @@ def test_somebody_else_stopped_a_tenants_channels_and_it_runs_again(node: Node):
     node.driver.ctl("disable", victim.process.pid)
     ran = node.ran_us(victim)
     until(lambda: not node.held(victim) and node.ran_us(victim) > ran)
-    assert node.turn("victim").heals >= 1
+    assert node.turn("victim").watchdog_resumes >= 1
 
 
-def test_somebody_else_stopped_the_channels_of_a_tenant_under_a_core_limit_and_it_runs_again(node: Node):
+def test_somebody_else_stopped_the_channels_of_a_container_under_a_core_limit_and_it_runs_again(node: Node):
     """Its own share suspends it twenty times a second: that must not count as a sign of life."""
     victim = node.run("victim", core=20)
     victim.do("work_on(2000)")
     until(lambda: node.turn("victim").suspends > 5)
     node.driver.ctl("disable", victim.process.pid)
-    until(lambda: node.turn("victim").heals >= 1)
+    until(lambda: node.turn("victim").watchdog_resumes >= 1)
     ran = node.ran_us(victim)
     until(lambda: node.ran_us(victim) > ran + 200_000)
     assert not node.misuses()

@@ -41,9 +41,9 @@ def test_memory_is_leased_and_a_cap_holds_while_nvml_hangs_and_its_child_is_kill
         program.do("work_on(5_000)")
         (got,) = shares(node, 2.0, "capped")
         assert 20 < got < 40, "30 % were requested"
-        used = status(node, "capped").cards[0].leased_bytes
+        used = status(node, "capped").gpus[0].leased_bytes
         program.do("fill('cuMemsetD8_v2')")
-        assert status(node, "capped").cards[0].leased_bytes >= used
+        assert status(node, "capped").gpus[0].leased_bytes >= used
         other = node.run("late")
         other.do("fill('cuMemsetD8_v2')")
         assert node.arbiter.poll() is None

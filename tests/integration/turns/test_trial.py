@@ -14,16 +14,16 @@ import pytest
 from nvml.trials import Trier
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import FakeDriver, start_fake_driver
-from tests.integration.turns.conftest import CARDS, Node, until
+from tests.integration.turns.conftest import GPUS, Node, until
 from tests.unit.deviceplugin.builders import inventory
-from vgpu.inventory import Inventory
-from vgpu.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text
+from vgpu.api.inventory import Inventory
+from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text
 
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """In the environment of this process, as a node's driver is there for a device plugin."""
-    made = start_fake_driver(f"card h200 uuid={CARDS[0]} context_mib=0\n", tmp_path)
+    made = start_fake_driver(f"gpu h200 uuid={GPUS[0]} context_mib=0\n", tmp_path)
     for name, value in made.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so")).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -31,19 +31,19 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriv
     made.stop()
 
 
-def cards() -> Inventory:
+def gpus() -> Inventory:
     """One GPU, which the fake driver has too, and one of another model that nobody may be given a share of."""
-    one, other = inventory(2).cards
-    return replace(inventory(2), cards=(replace(one, uuid=CARDS[0]), replace(other, model="other", healthy=False)))
+    one, other = inventory(2).gpus
+    return replace(inventory(2), gpus=(replace(one, uuid=GPUS[0]), replace(other, model="other", healthy=False)))
 
 
 def trier(state: Path, program: Path, **options: Any) -> Trier:
     """Where the loader finds the driver's library."""
-    return Trier(state, program, Path("/nowhere"), tell=lambda *_: None, **options)
+    return Trier(state, program, Path("/nowhere"), report=lambda *_: None, **options)
 
 
 def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
-    asyncio.run(trier.try_out(of or cards()))
+    asyncio.run(trier.try_out(of or gpus()))
     return trials_from_text((state / FILE).read_bytes())
 
 
@@ -51,7 +51,7 @@ def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
 def test_a_driver_that_suspends_is_found_to_once_a_boot(tmp_path: Path) -> None:
     trials = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path)
     (tried,) = trials.tried
-    assert tried.uuids == (CARDS[0],)
+    assert tried.uuids == (GPUS[0],)
     assert tried.verdict.outcome is Outcome.WORKS, tried.verdict.why
     assert (tried.verdict.before > 0, tried.verdict.during, tried.verdict.after > 0) == (True, 0, True)
     again = verdicts(trier(tmp_path, Path("/nowhere/program")), tmp_path)
@@ -97,7 +97,7 @@ def test_a_trial_that_could_not_run_is_made_again_by_the_next_start_alone(tmp_pa
 
 @pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CANNOT_RUN])
 def test_an_arbiter_suspends_as_the_verdict_says(node: Node, outcome: Outcome) -> None:
-    tried = Tried("NVIDIA H200", (CARDS[0],), Verdict(outcome, "said by this test"))
+    tried = Tried("NVIDIA H200", (GPUS[0],), Verdict(outcome, "said by this test"))
     node.has_tried(tried)
     background, urgent = node.run("be", "best-effort"), node.run("lc", "latency-critical")
     background.do("work_on(2000)")

@@ -1,4 +1,4 @@
-"""Who runs on a card when: real processes, a real arbiter, channels that are really stopped (of the kernel driver's double)."""
+"""Who runs on a GPU when: real processes, a real arbiter, channels that are really stopped (of the kernel driver's double)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deviceplugin.grants import Grants, Record
-from deviceplugin.pods import NodePods
-from deviceplugin.terms import Followers
+from deviceplugin.grants.directories import Grants, Record
+from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.service_class import Followers
 from tests.builders import pod
-from tests.integration.turns.conftest import CARDS, Node, until
+from tests.integration.turns.conftest import GPUS, Node, until
 from tests.signals import send_signal
-from vgpu.codec import assignment_to_json
-from vgpu.grant import Assignment, Slice
-from vgpu.names import DEFAULT
+from vgpu.api.codec import assignment_to_json
+from vgpu.api.grant import Assignment, Slice
+from vgpu.api.names import DEFAULT
 
 LC, BE = "latency-critical", "best-effort"
 LONG_REQUEST_US = 800_000
@@ -40,19 +40,19 @@ def shares(node: Node, seconds: float, *names: str) -> list[float]:
 
 
 def ran_percent(node: Node, programs, seconds: float) -> float:
-    """Percent of a card's time that processes had together, as the card counts it."""
+    """Percent of a GPU's time that processes had together, as the GPU counts it."""
     ran, began = sum(node.ran_us(program) for program in programs), time.monotonic()
     time.sleep(seconds)
     return (sum(node.ran_us(program) for program in programs) - ran) / (time.monotonic() - began) / 1e4
 
 
-def test_a_busy_best_effort_tenant_is_stopped_in_mid_kernel_for_a_request(node):
+def test_a_busy_best_effort_container_is_stopped_in_mid_kernel_for_a_request(node):
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("work_on(300_000)")
     until(lambda: node.ran_us(background) > 100_000)
     took = urgent.do("requests(40, 1000, 0.02)")
     assert statistics.median(took) < 6, (
-        "a request beside 300 ms kernels, which half of the card would make 2 ms and more"
+        "a request beside 300 ms kernels, which half of the GPU would make 2 ms and more"
     )
     assert not node.misuses()
     until(lambda: not node.held(background), 2)
@@ -79,7 +79,7 @@ def test_while_the_request_runs_the_other_one_does_not(node):
 
 
 @pytest.mark.parametrize("core", [20, 60])
-def test_a_cap_holds_for_kernels_that_fill_the_card(node, core):
+def test_a_cap_holds_for_kernels_that_fill_the_gpu(node, core):
     one = node.run("a", core=core)
     one.do("work_on(20_000)")
     until(lambda: node.ran_us(one) > 50_000)
@@ -88,7 +88,7 @@ def test_a_cap_holds_for_kernels_that_fill_the_card(node, core):
     assert not node.misuses()
 
 
-def test_caps_of_two_tenants_hold_side_by_side(node):
+def test_caps_of_two_containers_hold_side_by_side(node):
     one, other = node.run("a", core=25), node.run("b", core=50)
     one.do("work_on(5_000)")
     other.do("work_on(40_000)")
@@ -116,7 +116,7 @@ def test_who_is_alone_and_uncapped_is_never_stopped(node):
     assert node.turn("a").suspends == 0
 
 
-def test_an_announced_request_finds_the_card_cleared(node):
+def test_an_announced_request_finds_the_gpu_cleared(node):
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("work_on(100_000)")
     urgent.start("requests(1, 1000, 0.0, hint_us=400_000)")
@@ -138,7 +138,7 @@ def test_a_change_of_class_takes_effect_while_it_runs(node):
 
 
 def test_an_edit_of_a_running_pods_annotation_takes_effect_within_two_seconds(node):
-    record = Record(("x",), "", "default", "a", "main", CARDS[:1], 0.0)
+    record = Record(("x",), "", "default", "a", "main", GPUS[:1], 0.0)
     record = msgspec.structs.replace(record, uid=f"uid-{record.key}")
     one, other = node.run(record.key, BE), node.run("b")
     one.do("work_on(20_000)")
@@ -147,7 +147,7 @@ def test_an_edit_of_a_running_pods_annotation_takes_effect_within_two_seconds(no
     grants, pods = Grants(node.folder, Path("none")), NodePods(DEFAULT, 1024, ("default",))
     grants.update(record)
     followers = Followers(pods, grants, lambda: None)
-    text = assignment_to_json(Assignment({"main": (Slice(CARDS[0], 0, 1024),)}, klass=BE))
+    text = assignment_to_json(Assignment({"main": (Slice(GPUS[0], 0, 1024),)}, service_class=BE))
     placed = replace(pod("a").asking(mib=1024).on("n1").assigned(text=text), uid=record.uid)
     pods.on_change(None, placed.build())
     followers.once()
@@ -227,7 +227,7 @@ def test_an_arbiter_that_was_stopped_takes_hold_again(node, suspended):
 
 
 @pytest.mark.parametrize("victim", ["be", "lc"])
-def test_a_killed_tenant_leaves_the_card_to_the_other(node, suspended, victim):
+def test_a_killed_container_leaves_the_gpu_to_the_other(node, suspended, victim):
     background, urgent = suspended
     dies, lives = (background, urgent) if victim == "be" else (urgent, background)
     dies.end()
@@ -236,7 +236,7 @@ def test_a_killed_tenant_leaves_the_card_to_the_other(node, suspended, victim):
     assert not node.misuses()
 
 
-def test_a_stopped_tenant_can_be_suspended_and_resumed(node):
+def test_a_stopped_container_can_be_suspended_and_resumed(node):
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("launch(60_000_000)")
     background.send(signal.SIGSTOP)

@@ -15,35 +15,35 @@ import pytest
 from tests.built import REPOSITORY
 from tests.integration.turns.conftest import Node, Program, until
 from tests.previous_release import SOURCES, previous_library, previous_python, previous_sources
-from vgpu.codec import grant_from_text, grant_to_text
-from vgpu.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import decode_status
+from vgpu.api.codec import grant_from_text, grant_to_text
+from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.protocol.status import decode_status
 
 MIB = 2**20
 OLD_WRITER = """
 import json, sys
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 given = json.load(sys.stdin)
-cards = tuple(GrantCard(*card) for card in given.pop("cards"))
-sys.stdout.write(grant_to_text(Grant(cards=cards, **given)))
+gpus = tuple(GrantGpu(*gpu) for gpu in given.pop("gpus"))
+sys.stdout.write(grant_to_text(Grant(gpus=gpus, **given)))
 """
 OLD_READER = """
 import dataclasses, json, sys
-from vgpu.codec import grant_from_text
+from vgpu.api.codec import grant_from_text
 print(json.dumps(dataclasses.asdict(grant_from_text(sys.stdin.read()))))
 """
 OLD_STATUS = """
 import sys
-from deviceplugin.guard import notices, offences
-from vgpu.status import decode_status
+from deviceplugin.pods.over_limit import notices, offences
+from vgpu.protocol.status import decode_status
 status = decode_status(sys.stdin.read().encode())
 offences(status), [notices(one.turn) for one in status.containers]
 print([(one.key, one.turn is not None and one.turn.mode) for one in status.containers])
 """
 GRANT = Grant(
-    "default", "a", "uid-a", "main", (GrantCard("GPU-00000000-aaaa-bbbb-cccc-000000000000", 1024, 20),), "best-effort", 3,
+    "default", "a", "uid-a", "main", (GrantGpu("GPU-00000000-aaaa-bbbb-cccc-000000000000", 1024, 20),), "best-effort", 3,
     guard="kill", clear=True,
 )  # fmt: skip
 
@@ -52,8 +52,8 @@ def old_grant_text(grant: Grant) -> str:
     """As the previous device plugin writes it."""
     given = {
         "namespace": grant.namespace, "pod": grant.pod, "uid": grant.uid, "container": grant.container,
-        "klass": grant.klass, "level": grant.level, "guard": grant.guard, "clear": grant.clear,
-        "cards": [[card.uuid, card.mib, card.core_percent] for card in grant.cards],
+        "klass": grant.service_class, "level": grant.level, "guard": grant.guard, "clear": grant.clear,
+        "gpus": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
     }  # fmt: skip
     return previous_python(OLD_WRITER, json.dumps(given))
 
@@ -120,7 +120,7 @@ def test_releases_that_differ_by_one_hold_the_limits_and_survive_a_restart(
     until(lambda: node.held(program), 20)
     turn = node.turn("a")
     assert turn is not None
-    assert (turn.mode, turn.trouble, turn.asked_percent) == ("suspend", "", 20)
+    assert (turn.mode, turn.trouble, turn.requested_percent) == ("suspend", "", 20)
     assert percent(node, program) < 30
     node.arbiter.send_signal(signal.SIGKILL)
     node.arbiter.wait()
@@ -157,8 +157,8 @@ def test_a_grant_holds_at_the_path_of_either_release(
 def test_the_previous_releases_grants_are_read_and_this_ones_are_read_by_it() -> None:
     assert grant_from_text(old_grant_text(GRANT)) == GRANT
     read = json.loads(previous_python(OLD_READER, grant_to_text(GRANT)))
-    cards = tuple(GrantCard(**card) for card in read.pop("cards"))
-    assert Grant(cards=cards, **read) == GRANT
+    gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("gpus"))
+    assert Grant(gpus=gpus, **read) == GRANT
 
 
 def test_each_release_reads_the_others_status(mixed: Callable[[Mixture], Node]) -> None:

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter.container import Limits
-from arbiter.contexts import Measuring
-from arbiter.meter import Meter, Reading, Seen
+from arbiter.memory.container import Limits
+from arbiter.memory.contexts import Measuring
+from arbiter.memory.meter import Meter, Reading, Seen
 from arbiter.server import Server
 from nvml.errors import NvmlAway
 from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
-from vgpu import wire
-from vgpu.codec import grant_to_text
-from vgpu.grant import Grant, GrantCard
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.protocol import wire
 
 if TYPE_CHECKING:
     from tests.unit.arbiter.turns_kit import Driver
 
-CARD = "GPU-00000000-0000-0000-0000-000000000001"
-OTHER_CARD = "GPU-00000000-0000-0000-0000-000000000002"
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+OTHER_GPU = "GPU-00000000-0000-0000-0000-000000000002"
 MIB = 2**20
 
 
-def a_grant(mib: int = 1000, pod: str = "a", uuids: tuple[str, ...] = (CARD,)) -> Grant:
-    return Grant("default", pod, f"uid-{pod}", "main", tuple(GrantCard(uuid, mib) for uuid in uuids))
+def a_grant(mib: int = 1000, pod: str = "a", uuids: tuple[str, ...] = (GPU,)) -> Grant:
+    return Grant("default", pod, f"uid-{pod}", "main", tuple(GrantGpu(uuid, mib) for uuid in uuids))
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Process:
     """A library's side of one connection."""
 
     sock: socket.socket
-    cards: tuple[wire.WelcomeCard, ...] = ()
+    gpus: tuple[wire.WelcomeGpu, ...] = ()
     promised_mib: int = 0
     page: memoryview | None = None
     _held: list[mmap.mmap] = field(default_factory=list)
@@ -72,19 +72,19 @@ class Process:
         packet, control, _, _ = self.sock.recvmsg(8192, socket.CMSG_SPACE(4))
         _, message = wire.decode(packet)
         assert isinstance(message, wire.Welcome), message
-        self.cards, self.promised_mib = message.cards, message.promised_mib
+        self.gpus, self.promised_mib = message.gpus, message.promised_mib
         fd = array.array("i", control[0][2])[0]
         self._held.append(mmap.mmap(fd, wire.PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ))
         os.close(fd)
         self.page = memoryview(self._held[0]).cast("Q")
         return self
 
-    def lease(self, need: int, want: int = 0, card: int = 0) -> wire.Leased:
+    def lease(self, need: int, want: int = 0, gpu: int = 0) -> wire.Leased:
         """Uses all that it holds: a recall meanwhile is answered with nothing."""
-        self.send(wire.Lease(card, need, want))
+        self.send(wire.Lease(gpu, need, want))
         seq, answer = self.receive_numbered()
         while isinstance(answer, wire.Recall):
-            self.send(wire.Return(answer.card, 0), seq)
+            self.send(wire.Return(answer.gpu, 0), seq)
             seq, answer = self.receive_numbered()
         assert isinstance(answer, wire.Leased), answer
         return answer
@@ -190,15 +190,15 @@ class HandMeter(Meter):
         self.hurries += 1
 
     def says(self, key: str = "", /, **held: int) -> None:
-        """This process (and others, by `p<pid>`) holds so much of CARD, from now on."""
+        """This process (and others, by `p<pid>`) holds so much of GPU, from now on."""
         pids = {os.getpid() if name == "me" else int(name[1:]): mib * MIB for name, mib in held.items()}
         seen = {pid: Seen(0, key or None, 0) for pid in pids}
-        self._tell(Reading(time.monotonic() + self.ahead_s, {CARD: pids}, seen))
+        self._report(Reading(time.monotonic() + self.ahead_s, {GPU: pids}, seen))
 
     def is_blind(self) -> None:
         """NVML is gone."""
         self.trouble = "NVML is gone"
-        self._tell(Reading(time.monotonic()))
+        self._report(Reading(time.monotonic()))
 
 
 @pytest.fixture
@@ -228,5 +228,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     from tests.unit.arbiter.turns_kit import Driver  # the kit stands on this module
 
     made = Driver()
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
+    monkeypatch.setattr("arbiter.gputime.channels.fcntl.ioctl", made.ioctl)
     return made

@@ -13,11 +13,11 @@ from math import inf
 
 import pytest
 
-from arbiter.lane import Lane
-from arbiter.pulse import Pulse
-from tests.unit.arbiter.turns_kit import A, Driver, Tenant, TurnsNode
-from vgpu import wire
-from vgpu.wire import Activity, What
+from arbiter.gputime.gpu_thread import GpuThread
+from arbiter.stalls import Pulse
+from tests.unit.arbiter.turns_kit import A, Container, Driver, TurnsNode
+from vgpu.protocol import wire
+from vgpu.protocol.wire import Activity, What
 
 SUSPEND_S, RESUME_S = 0.0006, 0.0003
 ROUND_S = 50e-6
@@ -31,11 +31,11 @@ START_S = 1000.0
 class Program:
     """A process that always has work, or computes for `kernel_s`, waits for that, and pauses."""
 
-    tenant: Tenant
+    container: Container
     cap: float
     kernel_s: float = inf
     pause_s: float = 0.0
-    tells: bool = True
+    reports: bool = True
     """Its library tells that it resumed itself."""
     left_s: float = 0.0
     again_at_s: float = -inf
@@ -45,7 +45,7 @@ class Program:
 
     def says(self, what: What, value: int = 0) -> None:
         with suppress(BlockingIOError):  # nobody reads: the library drops it, too
-            self.tenant.send(Activity(what, value))
+            self.container.send(Activity(what, value))
 
     @property
     def page_beat_s(self) -> float:
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def page(self) -> memoryview:
-        return self.tenant.node.pages[self.tenant.name]._numbers
+        return self.container.node.pages[self.container.name]._numbers
 
     def starts(self, at_s: float) -> None:
         if self.left_s == 0 and at_s >= self.again_at_s:
@@ -80,10 +80,10 @@ class Program:
         self.looked_at_s = at_s
         off = self.page[wire.TURN_AT // 8 + 1] & 1
         if off and at_s > self.page_beat_s + STALE_S:
-            if self.tells:
+            if self.reports:
                 self.says(What.RESUMED, wire.ABOUT_TO)
-            driver.goes_on_by_itself(self.tenant)
-            if self.tells:
+            driver.goes_on_by_itself(self.container)
+            if self.reports:
                 self.says(What.RESUMED)
             self.resumes += 1
 
@@ -94,7 +94,7 @@ class Simulation:
     def __init__(self, driver: Driver, seed: int) -> None:
         self.driver, self.chance = driver, random.Random(seed)
         self.now_s = START_S
-        self.node = TurnsNode(clock=lambda: self.now_s, heal_s=0.1)
+        self.node = TurnsNode(clock=lambda: self.now_s, watchdog_s=0.1)
         self.pulse = self.node.turns.pulse
         self.pulse.wake()
         self.programs: list[Program] = []
@@ -103,36 +103,36 @@ class Simulation:
         """The next call to the driver is interrupted for so long, before it takes effect or after that."""
         driver.before = self._called
 
-    def add(self, name: str, cap: int, kernel_s: float, pause_s: float, *, tells: bool) -> Program:
-        tenant = self.node.tenant(name, core=cap)
-        tenant.sock.setblocking(False)
+    def add(self, name: str, cap: int, kernel_s: float, pause_s: float, *, reports: bool) -> Program:
+        container = self.node.container(name, core=cap)
+        container.sock.setblocking(False)
         if not self.programs:
-            self.lane._epoll.unregister(self.lane._timer.fd)  # it rings by this machine's clock
-        program = Program(tenant, cap / 100, kernel_s, pause_s, tells, looked_at_s=self.now_s)
+            self.gpu_thread._epoll.unregister(self.gpu_thread._timer.fd)  # it rings by this machine's clock
+        program = Program(container, cap / 100, kernel_s, pause_s, reports, looked_at_s=self.now_s)
         self.programs.append(program)
         return program
 
     @property
-    def lane(self) -> Lane:
-        return self.node.turns.lanes.of(A)
+    def gpu_thread(self) -> GpuThread:
+        return self.node.turns.gpu_threads.of(A)
 
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while True:
-            self.lane.comes(self.lane._timer.at_s)
-            ready = self.lane._epoll.poll(0)
-            due_s = self.lane._timer.at_s
+            self.gpu_thread.comes(self.gpu_thread._timer.at_s)
+            ready = self.gpu_thread._epoll.poll(0)
+            due_s = self.gpu_thread._timer.at_s
             if not ready and self.now_s < due_s:
                 if self.now_s >= until_s:
                     return
                 self._pass(min(due_s, until_s, self._next_s()))
                 continue
-            self.lane.round([(self.lane._timer.fd, 1), *ready])
+            self.gpu_thread.round([(self.gpu_thread._timer.fd, 1), *ready])
             self._pass_all(self.now_s + ROUND_S)
 
     def stall(self, seconds: float) -> None:
         """Now: between two turns of the thread, or in its next call to the driver."""
-        self.lane.comes(self.lane._timer.at_s)
+        self.gpu_thread.comes(self.gpu_thread._timer.at_s)
         self._stop(seconds)
 
     def stall_in_call(self, seconds: float) -> None:
@@ -171,7 +171,7 @@ class Simulation:
             self._pass(min(until_s, self._next_s()))
 
     def _parts(self) -> dict[int, float]:
-        running = [at for at, one in enumerate(self.programs) if one.left_s > 0 and not self.driver.off(one.tenant)]
+        running = [at for at, one in enumerate(self.programs) if one.left_s > 0 and not self.driver.off(one.container)]
         return dict.fromkeys(running, 1 / max(1, len(running)))
 
     def _next_s(self) -> float:
@@ -199,9 +199,9 @@ class Simulation:
 @contextmanager
 def simulation(monkeypatch: pytest.MonkeyPatch, driver: Driver, seed: int) -> Iterator[Simulation]:
     nothing: Callable[[object], None] = lambda _: None  # noqa: E731
-    monkeypatch.setattr(Lane, "start", nothing)
+    monkeypatch.setattr(GpuThread, "start", nothing)
     monkeypatch.setattr(Pulse, "start", nothing)
     made = Simulation(driver, seed)
-    monkeypatch.setattr("arbiter.seat.fcntl.ioctl", made.ioctl)
+    monkeypatch.setattr("arbiter.gputime.channels.fcntl.ioctl", made.ioctl)
     yield made
     made.close()

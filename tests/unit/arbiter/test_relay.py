@@ -10,17 +10,17 @@ from contextlib import ExitStack
 import pytest
 
 from arbiter import host
-from arbiter.acquaintance import Acquaintance
-from arbiter.bypassing import Rules
-from arbiter.contexts import Measuring
-from arbiter.meter import Reading, Seen
+from arbiter.memory.bypass import Rules
+from arbiter.memory.contexts import Measuring
+from arbiter.memory.known_processes import Acquaintance
+from arbiter.memory.meter import Reading, Seen
+from arbiter.memory.tracer import Tracer
 from arbiter.status import status_of
-from arbiter.tracer import Tracer
 from nvml.messages import AnyReply, AnyRequest, Mapped, Maps
 from nvml.queries import Nvml
-from tests.unit.arbiter.conftest import CARD, MIB, HandMeter, Node, a_grant, wait_for
-from vgpu.bypass import Policy
-from vgpu.enforcement import Reason
+from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, a_grant, wait_for
+from vgpu.api.enforcement import Reason
+from vgpu.memory.bypass import Policy
 
 LIMIT_MIB = 1000
 
@@ -68,14 +68,14 @@ class World:
         self.meter.ahead_s += 1
         at_s = self.meter._clock()
         seen = {one.pid: Seen(host.started_at(one.pid), "k", 0) for one in held}
-        self.meter._tell(Reading(at_s, {CARD: dict.fromkeys(seen, mib * MIB)}, seen))
+        self.meter._report(Reading(at_s, {GPU: dict.fromkeys(seen, mib * MIB)}, seen))
         wait_for(lambda: not self.meter._readings and self._looked_at(at_s, seen))
 
     def _looked_at(self, at_s: float, pids: Collection[int]) -> bool:
         with self.server.lock:
-            strangers = self.server.containers["k"].contexts.suspects() & set(pids)
+            unconnected_usage = self.server.containers["k"].contexts.suspects() & set(pids)
         looks = self.tracer._looks
-        looked = all(pid in looks and looks[pid].traces.looked_s > at_s for pid in strangers)
+        looked = all(pid in looks and looks[pid].traces.looked_s > at_s for pid in unconnected_usage)
         return looked and not select.select([self.tracer.fd], [], [], 0)[0]
 
     def connects(self, one: subprocess.Popen[bytes]) -> None:
@@ -154,7 +154,7 @@ def test_what_was_found_stands_while_the_gpu_does_not_answer(make: MAKE) -> None
         world.reads(one)
     found = status_of(world.server).containers[0]
     assert found.bypasses
-    world.meter._tell(Reading(world.meter._clock()))
+    world.meter._report(Reading(world.meter._clock()))
     wait_for(lambda: not world.meter._readings)
     assert status_of(world.server).containers[0].bypasses == found.bypasses
     assert status_of(world.server).containers[0].unenforced == found.unenforced

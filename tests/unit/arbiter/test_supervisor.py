@@ -66,8 +66,8 @@ class Supervised:
 
     def events(self) -> list[dict[str, object]]:
         """Those that are more than information."""
-        told = (json.loads(line) for line in self.log.read_text().splitlines())
-        return [event for event in told if event["level"] != "info"]
+        reported = (json.loads(line) for line in self.log.read_text().splitlines())
+        return [event for event in reported if event["level"] != "info"]
 
     def ends(self) -> int:
         return self.process.wait(20)

@@ -1,4 +1,4 @@
-"""Turns without a server and without a driver: socket pairs for processes, and a double of the one call that seats make."""
+"""Turns without a server and without a driver: socket pairs for processes, and a double of the one call that channel groups make."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arbiter.connection import Connection
-from arbiter.page import Page
-from arbiter.turns import Turns
+from arbiter.gputime.scheduler import Turns
+from arbiter.memory.connection import Connection
+from arbiter.memory.free_page import Page
 from tests.unit.arbiter.conftest import wait_for
-from vgpu import rm, wire
-from vgpu.grant import Grant, GrantCard
-from vgpu.status import TurnStatus
-from vgpu.wire import Activity, Channels, What
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.gputime import resource_manager as rm
+from vgpu.protocol import wire
+from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.wire import Activity, Channels, What
 
 A = "GPU-00000000-0000-0000-0000-00000000000a"
 B = "GPU-00000000-0000-0000-0000-00000000000b"
@@ -70,42 +71,42 @@ class Driver:
         argument[-4:] = struct.pack("<I", answer)
         return 0
 
-    def refuse(self, tenant: Tenant, status: int, *, starts: bool = True) -> None:
-        self._refused[tenant.client, True] = status
-        self._refused[tenant.client, False] = status if starts else rm.OK
+    def refuse(self, container: Container, status: int, *, starts: bool = True) -> None:
+        self._refused[container.client, True] = status
+        self._refused[container.client, False] = status if starts else rm.OK
 
-    def free(self, tenant: Tenant) -> None:
+    def free(self, container: Container) -> None:
         """The process freed its channels: whatever is asked about them from now on is refused."""
         with self._lock:
-            self.refuse(tenant, self.nobody)
-            self._start(tenant.client)
+            self.refuse(container, self.nobody)
+            self._start(container.client)
 
-    def goes_on_by_itself(self, tenant: Tenant, client: int | None = None) -> None:
+    def goes_on_by_itself(self, container: Container, client: int | None = None) -> None:
         """The process enabled its channels."""
         with self._lock:
-            self._start(tenant.client if client is None else client)
+            self._start(container.client if client is None else client)
 
     def _start(self, client: int) -> None:
         for of, channel in list(self._count):
             if of == client:
                 del self._count[of, channel]
 
-    def stop_behind_its_back(self, tenant: Tenant) -> None:
+    def stop_behind_its_back(self, container: Container) -> None:
         with self._lock:
             for client, channel in list(self._count):
-                if client == tenant.client:
+                if client == container.client:
                     self._count[client, channel] += 1
 
-    def off(self, tenant: Tenant, client: int | None = None) -> bool:
-        return bool(self.channels_off(tenant.client if client is None else client))
+    def off(self, container: Container, client: int | None = None) -> bool:
+        return bool(self.channels_off(container.client if client is None else client))
 
     def channels_off(self, client: int) -> set[int]:
         with self._lock:
             return {channel for (of, channel), count in self._count.items() if of == client and count}
 
-    def calls_about(self, tenant: Tenant) -> list[bool]:
+    def calls_about(self, container: Container) -> list[bool]:
         """Disable? Of each call so far."""
-        return [disable for client, disable in list(self.calls) if client == tenant.client]
+        return [disable for client, disable in list(self.calls) if client == container.client]
 
     def owed(self) -> int:
         """Enables."""
@@ -126,7 +127,7 @@ def _read_list(at: int) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
 
 
 @dataclass
-class Tenant:
+class Container:
     """A process's side of a connection for turns."""
 
     node: TurnsNode
@@ -138,17 +139,17 @@ class Tenant:
         passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         self.sock.sendmsg([wire.encode(1, message)], passed, socket.MSG_DONTWAIT)
 
-    def tells_channels(
+    def reports_channels(
         self,
         compute: tuple[int, ...] = (3, 4),
         fd: int | None = None,
-        card: int = 0,
+        gpu: int = 0,
         client: int | None = None,
         *,
         unlisted: bool = False,
         fresh: bool = False,
     ) -> None:
-        message = Channels(card, client or self.client, 2, compute, (), unlisted=unlisted, fresh=fresh)
+        message = Channels(gpu, client or self.client, 2, compute, (), unlisted=unlisted, fresh=fresh)
         self.send(message, (fd or self.node.device) if compute else None)
 
     def works(self) -> None:
@@ -158,8 +159,8 @@ class Tenant:
         self.send(Activity(What.IDLE))
 
     def process_budget(self, much: float) -> None:
-        self.node.turns.tenants[self.name].budget.spend(-much)
-        self.node.turns.tenants[self.name].budget._at_once = much
+        self.node.turns.containers[self.name].budget.spend(-much)
+        self.node.turns.containers[self.name].budget._at_once = much
 
     def refused(self) -> str:
         """What ERROR says, before the hang-up."""
@@ -182,36 +183,38 @@ class Tenant:
 
 
 class TurnsNode:
-    """A Turns, and tenants."""
+    """A Turns, and containers."""
 
     def __init__(self, **options: object) -> None:
         self.device = os.memfd_create("device")
         self.failed = threading.Event()
         self.turns = Turns(self.failed.set, **options)  # type: ignore[arg-type]
         self.pages: dict[str, Page] = {}
-        self.tenants: list[Tenant] = []
+        self.containers: list[Container] = []
 
-    def tenant(
+    def container(
         self,
         name: str,
-        klass: str = "standard",
+        service_class: str = "standard",
         *,
         core: int = 0,
-        cards: tuple[str, ...] = (A,),
+        gpus: tuple[str, ...] = (A,),
         channels: bool = True,
-    ) -> Tenant:
-        grant = Grant("default", name, f"uid-{name}", "main", tuple(GrantCard(c, 1024, core) for c in cards), klass, 2)
+    ) -> Container:
+        grant = Grant(
+            "default", name, f"uid-{name}", "main", tuple(GrantGpu(c, 1024, core) for c in gpus), service_class, 2
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.settimeout(5)
         number = next(_numbers)
         page = self.pages.get(name) or self.pages.setdefault(name, Page())
         self.turns.adopt(name, grant, page, Connection(ours, number, os.getpid(), 0.0))
-        tenant = Tenant(self, name, theirs, 1000 + number)
-        self.tenants.append(tenant)
+        container = Container(self, name, theirs, 1000 + number)
+        self.containers.append(container)
         if channels:
-            tenant.tells_channels()
-        return tenant
+            container.reports_channels()
+        return container
 
     def drop(self, name: str) -> None:
         """As the server does when a grant goes."""
@@ -226,15 +229,15 @@ class TurnsNode:
     def gate(self, name: str) -> bool:
         return bool(self.pages[name]._numbers[wire.TURN_AT // 8 + 1] >> 32)
 
-    def seats(self, name: str) -> int:
+    def channel_groups(self, name: str) -> int:
         with self.turns.lock:
-            tenant = self.turns.tenants.get(name)
-            return sum(len(process.seats) for process in tenant.processes.values()) if tenant else 0
+            container = self.turns.containers.get(name)
+            return sum(len(process.channel_groups) for process in container.processes.values()) if container else 0
 
     def descriptors(self, name: str) -> int:
-        """Open in this process, once a tenant of that name has come and gone."""
-        self.tenant(name).close()
-        wait_for(lambda: not self.turns.tenants[name].processes)
+        """Open in this process, once a container of that name has come and gone."""
+        self.container(name).close()
+        wait_for(lambda: not self.turns.containers[name].processes)
         return open_descriptors()
 
     def device_descriptors(self) -> int:
@@ -245,8 +248,8 @@ class TurnsNode:
     def read(self, name: str) -> bool:
         """Has everything been read that its processes sent?"""
         with self.turns.lock:
-            tenant = self.turns.tenants[name]
-            return not self.turns.lanes.reader_of(tenant).unread(tenant)
+            container = self.turns.containers[name]
+            return not self.turns.gpu_threads.reader_of(container).unread(container)
 
     def is_quiet(self) -> bool:
         """Everything that was sent has been read."""
@@ -255,8 +258,8 @@ class TurnsNode:
 
     def close(self) -> None:
         self.turns.close()
-        for tenant in self.tenants:
-            tenant.close()
+        for container in self.containers:
+            container.close()
         for page in self.pages.values():
             page.close()
         os.close(self.device)

@@ -14,10 +14,10 @@ static int say(const char *what, unsigned long value)
 }
 
 const char *tangram_version(void) { return "9.8.7"; }
-int tangram_memory(unsigned card, struct tangram_memory *out)
+int tangram_memory(unsigned gpu, struct tangram_memory *out)
 {
-    *out = (struct tangram_memory){4 + card, 3, 2, 1};
-    return card < 2 ? 0 : -1;
+    *out = (struct tangram_memory){4 + gpu, 3, 2, 1};
+    return gpu < 2 ? 0 : -1;
 }
 int tangram_hint(uint64_t microseconds) { return say("hint", microseconds); }
 int tangram_begin(void) { return say("begin", 0); }

@@ -48,7 +48,7 @@ def _run(program: str, **env: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_outside_a_share_everything_runs_and_nothing_is_told():
+def test_outside_a_share_everything_runs_and_nothing_is_reported():
     program = """
 with tangram.latency_critical(), tangram.best_effort():
     print(tangram.hint(1500), tangram.end(), tangram.memory(), tangram.version())
@@ -162,7 +162,7 @@ except TypeError as error:
     assert calls(program) == ["pieces is a generator, which runs in pieces: use a with statement inside of it"]
 
 
-def test_memory_is_that_of_the_card_asked_for(calls):
+def test_memory_is_that_of_the_gpu_requested_for(calls):
     said = calls("print(*tangram.memory(1), tangram.memory(2), tangram.memory(-1), tangram.version())")
     assert said == ["5 3 2 1 None None 9.8.7"]
 

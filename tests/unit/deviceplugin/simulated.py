@@ -1,4 +1,4 @@
-"""A node in one process: the kubelet with its books, the API's pods, running processes and the disk are models; the plugin's parts are real.
+"""A node in one process: the kubelet with its records, the API's pods, running processes and the disk are models; the plugin's parts are real.
 
 The models are the obvious slow ones: who runs, what it mounts and what it holds is written down at each event, and after each step the
 invariants are counted from that alone (`Machine.check`).
@@ -17,29 +17,29 @@ from uuid import UUID
 
 import pytest
 
-from deviceplugin.allocate import Request
-from deviceplugin.grants import Grants
-from deviceplugin.ledger import Ledger
+from deviceplugin.admission import PreStart
+from deviceplugin.allocation import Request
+from deviceplugin.device_ledger import Ledger
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.spares import KEPT
 from deviceplugin.metrics import Metrics
-from deviceplugin.offer import Offer
-from deviceplugin.orphans import Orphans
-from deviceplugin.podbooks import PodBooks
-from deviceplugin.podresources import Holding, holders
-from deviceplugin.pods import NodePods
-from deviceplugin.prestart import PreStart
-from deviceplugin.server import Service
-from deviceplugin.spares import KEPT
+from deviceplugin.pod_resources import Holding, holders
+from deviceplugin.pods.orphans import Orphans
+from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecords
+from deviceplugin.service import Service
 from deviceplugin.upkeep import Upkeep, restore
 from kube.objects import Pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from tests.unit.deviceplugin.workloads import CORE, MEM, Pods, Process
-from vgpu.codec import grant_from_text
-from vgpu.contract import CONTAINER_DIR
-from vgpu.grant import GrantCard
-from vgpu.names import DEFAULT
+from vgpu.api.codec import grant_from_text
+from vgpu.api.contract import CONTAINER_DIR
+from vgpu.api.grant import GrantGpu
+from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
-CARDS: Final = 2
+GPUS: Final = 2
 UNITS: Final = 16
 CHANGES: Final = (
     "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "ftruncate", "open", "write", "fsync",
@@ -91,16 +91,16 @@ class Plugin:
     def __init__(self, machine: Machine) -> None:
         self.pods = NodePods(DEFAULT, 1024)
         self.offer = Offer(DEFAULT, 1024)
-        self.offer.set_inventory(inventory(CARDS))
+        self.offer.set_inventory(inventory(GPUS))
         self.grants = Grants(machine.state, machine.image, boot=machine.boot)
-        self.podbooks = PodBooks(machine.state, machine.boot)
+        self.podbooks = UsageRecords(machine.state, machine.boot)
         self.grants.settling.rest = self.afterwards  # type: ignore[method-assign]  # at once: a thread cannot be cut
         self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
         self.ledger = Ledger(
             self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.users
         )
         parts: Any = {
-            "pods": self.pods, "books": machine, "ledger": self.ledger, "grants": self.grants, "podbooks": self.podbooks,
+            "pods": self.pods, "records": machine, "ledger": self.ledger, "grants": self.grants, "podbooks": self.podbooks,
         }  # fmt: skip
         self.prestart = PreStart(DEFAULT, 1024, inventory=self.offer.inventory, fetch=machine.fetch, **parts)
         self.services = {
@@ -125,13 +125,13 @@ class Plugin:
         self.podbooks.load()
         for one in self.machine.pods.values():
             self.pods.on_change(None, one.seen())
-        books: Any = self.machine
-        await restore(books, self.pods, self.ledger, self.grants, self.podbooks, DEFAULT)
+        records: Any = self.machine
+        await restore(records, self.pods, self.ledger, self.grants, self.podbooks, DEFAULT)
         await self.orphans.once()
 
 
 class Machine:
-    """A node: the kubelet with its books, the disk, processes, and a plugin."""
+    """A node: the kubelet with its records, the disk, processes, and a plugin."""
 
     blind = False
 
@@ -192,15 +192,15 @@ class Machine:
             return False
         return True
 
-    async def admit(self, card: int, units: int, init_units: int, core: int, changes: int | None) -> None:
+    async def admit(self, gpu: int, units: int, init_units: int, core: int, changes: int | None) -> None:
         """The extender places a pod by what it knows, and the kubelet admits it."""
         plugin = await self.working()
-        if not self.has_room(card, max(units, init_units), core, plugin):
+        if not self.has_room(gpu, max(units, init_units), core, plugin):
             return
         self.count += 1
         names = {one.name for one in self.pods.values()}
         name = next(n for n in (f"p{self.count % 4}", f"p{self.count}") if n not in names)
-        one = Pods(str(UUID(int=self.count)), name, card, units, init_units, core)
+        one = Pods(str(UUID(int=self.count)), name, gpu, units, init_units, core)
         self.pods[one.uid] = one
         self.show(one)
         await plugin.orphans.once()
@@ -215,20 +215,20 @@ class Machine:
         one.admitted = True
         self.show(one)
 
-    def has_room(self, card: int, units: int, core: int, plugin: Plugin) -> bool:
+    def has_room(self, gpu: int, units: int, core: int, plugin: Plugin) -> bool:
         """As the extender counts: pods that the API has, and orphans that the inventory names."""
         held = [one.assignment.held() for one in self.pods.values() if one.phase != "Failed"]
         held += [orphan.held for orphan in plugin.offer.inventory().orphans if orphan.uid not in self.pods]
         mib, percent = sums(held)
-        return mib[uuid(card)] + units * 1024 <= UNITS * 1024 and percent[uuid(card)] + core <= 100
+        return mib[uuid(gpu)] + units * 1024 <= UNITS * 1024 and percent[uuid(gpu)] + core <= 100
 
     async def choose(self, plugin: Plugin, resource: str, reusable: tuple[str, ...], quantity: int) -> tuple[str, ...]:
         taken = reusable[:quantity]
         if len(taken) == quantity:
             return taken
-        per_card = UNITS if resource == MEM else 100
+        per_gpu = UNITS if resource == MEM else 100
         used = {i for one in self.pods.values() for (_, r), ids in one.held.items() if r == resource for i in ids}
-        available = {f"{uuid(card)}-{slot}" for card in range(CARDS) for slot in range(per_card)} - used
+        available = {f"{uuid(gpu)}-{slot}" for gpu in range(GPUS) for slot in range(per_gpu)} - used
         preferred = await plugin.ledger.prefer(resource, sorted(available | set(taken)), taken, quantity)
         in_use = self.in_use(resource)
         assert in_use.isdisjoint(set(preferred) - set(taken)), "devices that a living process holds are never named"
@@ -246,15 +246,15 @@ class Machine:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         answers: list[Any] = []
 
-        async def ask() -> None:
+        async def allocate() -> None:
             answers.append(await plugin.services[resource].Allocate(request, Context()))
 
         try:
-            if not await self.survives(ask(), changes):
+            if not await self.survives(allocate(), changes):
                 return False
         except Refusal:
             self.refusals += 1
-            assert self.overfull(one.card) or not self.in_use(resource).isdisjoint(ids), "a refusal has a reason"
+            assert self.overfull(one.gpu) or not self.in_use(resource).isdisjoint(ids), "a refusal has a reason"
             return False
         assert self.in_use(resource, but=one.uid).isdisjoint(ids), (
             "devices that a living process holds are given to nobody"
@@ -355,23 +355,23 @@ class Machine:
 
     # --- what must be so, after each step ---
 
-    def overfull(self, card: int) -> bool:
-        """Is more of a card assigned than it has, over pods that the API has and pods of which a process lives? (I1)"""
+    def overfull(self, gpu: int) -> bool:
+        """Is more of a GPU assigned than it has, over pods that the API has and pods of which a process lives? (I1)"""
         using = {id(one): one for one in self.pods.values() if one.phase != "Failed"}
         using |= {id(process.of): process.of for process in self.processes}
         mib, percent = sums(one.assignment.held() for one in using.values())
-        return mib[uuid(card)] > UNITS * 1024 or percent[uuid(card)] > 100
+        return mib[uuid(gpu)] > UNITS * 1024 or percent[uuid(gpu)] > 100
 
     def check(self) -> None:
         for path in self.state.glob("grants/*/grant"):
             grant_from_text(path.read_text())  # whoever reads it now, reads a whole one
-        assert not any(self.overfull(card) for card in range(CARDS))  # I1
+        assert not any(self.overfull(gpu) for gpu in range(GPUS))  # I1
         for process in self.processes:  # I2: what it mounted is there, and says what its pod was assigned
             assert process.mount.stat().st_ino == process.inode
             grant = grant_from_text((process.mount / "grant").read_text())
             (piece,) = process.of.pieces[process.container]
             assert (grant.uid, grant.pod, grant.container) == (process.of.uid, process.of.name, process.container)
-            assert grant.cards == (GrantCard(piece.uuid, piece.mib, piece.core_percent),)
+            assert grant.gpus == (GrantGpu(piece.uuid, piece.mib, piece.core_percent),)
             assert str((process.mount / "arbiter.sock").readlink()) == "socket/arbiter.sock"
             assert (process.mount / "socket").is_dir()  # over it is mounted what follows
             assert (self.state / "sockets" / process.mount.name).is_dir()
@@ -414,7 +414,7 @@ class Machine:
 
 
 def sums(held: Any) -> tuple[Counter[str], Counter[str]]:
-    """Card -> MiB, and card -> percent."""
+    """GPU -> MiB, and GPU -> percent."""
     mib, percent = Counter[str](), Counter[str]()
     for pieces in held:
         for piece in pieces:

@@ -74,7 +74,7 @@ def run(done: list[tuple[Any, ...]]) -> Machine:
 
 @pytest.fixture(autouse=True)
 def _arbiter_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deviceplugin.prestart.listens", lambda path: path.parent.is_dir())
+    monkeypatch.setattr("deviceplugin.admission.listens", lambda path: path.parent.is_dir())
 
 
 BEFORE = [

@@ -1,4 +1,4 @@
-"""What the watch's pods mean: tenants, strangers, who is being started, and drift between the books."""
+"""What the watch's pods mean: containers, strangers, who is being started, and drift between the records."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.allocate import Request
+from deviceplugin.allocation import Request
 from deviceplugin.drift import drift
-from deviceplugin.offer import Offer
-from deviceplugin.podresources import Holding, holders, naming
-from deviceplugin.pods import NodePods
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.pod_resources import Holding, holders, naming
+from deviceplugin.pods.pods import NodePods
 from tests.builders import PodBuilder, pod
-from tests.unit.deviceplugin.builders import inventory, share, tenant, uuid
-from vgpu.grant import Slice
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
+from tests.unit.deviceplugin.builders import inventory, node_pod, share, uuid
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
 from vgpu_pb import podresources_pb2 as pb
 
 MEM, CORE = DEFAULT.gpu_mem, DEFAULT.gpu_core
 
 
-def sharing(name: str, units: int = 4, card: int = 0) -> PodBuilder:
-    return pod(name).asking(mib=units * 1024).on("n1").assigned(Slice(uuid(card), card, units * 1024))
+def sharing(name: str, units: int = 4, gpu: int = 0) -> PodBuilder:
+    return pod(name).asking(mib=units * 1024).on("n1").assigned(Slice(uuid(gpu), gpu, units * 1024))
 
 
 def node_pods(*pods: PodBuilder) -> NodePods:
@@ -38,22 +38,22 @@ def node_pods(*pods: PodBuilder) -> NodePods:
 
 def test_pods_come_in_the_order_of_the_watch() -> None:
     made = node_pods(sharing("z"), sharing("a"), sharing("m"))
-    assert [t.name for t in sorted(made.tenants(), key=lambda t: t.order)] == ["z", "a", "m"]
+    assert [t.name for t in sorted(made.node_pods(), key=lambda t: t.order)] == ["z", "a", "m"]
 
 
-def test_a_pod_that_is_finished_or_gone_is_no_tenant() -> None:
+def test_a_pod_that_is_finished_or_gone_is_no_pod() -> None:
     made = node_pods(sharing("a"), sharing("b"))
     made.on_change(sharing("a").build(), sharing("a").with_phase("Succeeded").build())
     made.on_change(sharing("b").build(), None)
-    assert not made.tenants()
+    assert not made.node_pods()
 
 
 def test_a_pod_made_again_under_its_name_is_another() -> None:
     from dataclasses import replace
 
     made = node_pods(sharing("a"))
-    made.on_change(sharing("a").build(), replace(sharing("a", card=1), uid="uid-new").build())
-    (only,) = made.tenants()
+    made.on_change(sharing("a").build(), replace(sharing("a", gpu=1), uid="uid-new").build())
+    (only,) = made.node_pods()
     assert (only.uid, only.assignment.uuids("main")) == ("uid-new", (uuid(1),))
 
 
@@ -67,25 +67,25 @@ def test_a_pod_made_again_under_its_name_is_another() -> None:
         ),
         (pod("p").asking(mib=4096).on("n1").assigned(text='{"v":2}'), "version 2"),
         (pod("p").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 8192)), "is assigned 8192 MiB"),
-        (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and asks for 1"),
+        (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and requests 1"),
     ],
 )
-def test_a_pod_that_cannot_be_served_says_why_to_whoever_asks_for_it(built: PodBuilder, why: str) -> None:
+def test_a_pod_that_cannot_be_served_says_why_to_whoever_requests_for_it(built: PodBuilder, why: str) -> None:
     made = node_pods(built, sharing("good"))
-    assert [t.name for t in made.tenants()] == ["good"]
-    told = made.stranger(Request(MEM, 4)) or ""
-    assert told.startswith("pod default/p")
-    assert why in told
-    assert made.stranger(Request(MEM, 5)) is None
+    assert [t.name for t in made.node_pods()] == ["good"]
+    reported = made.other_scheduler(Request(MEM, 4)) or ""
+    assert reported.startswith("pod default/p")
+    assert why in reported
+    assert made.other_scheduler(Request(MEM, 5)) is None
 
 
-def test_a_pod_whose_ask_is_malformed_is_a_stranger_and_no_crash() -> None:
+def test_a_pod_whose_request_is_malformed_is_a_stranger_and_no_crash() -> None:
     bad = pod("p").asking(core=30).on("n1")
     made = node_pods(bad)
-    assert "without tangram.sh/gpu-mem" in (made.stranger(Request(CORE, 30)) or "")
+    assert "without tangram.sh/gpu-mem" in (made.other_scheduler(Request(CORE, 30)) or "")
 
 
-def test_the_kubelets_books_name_the_pod_even_when_only_its_app_container_is_listed() -> None:
+def test_the_kubelets_records_name_the_pod_even_when_only_its_app_container_is_listed() -> None:
     held = [
         Holding("default", "a", "app", MEM, frozenset({"x-0", "x-1", "x-2"})),
         Holding("default", "b", "app", MEM, frozenset({"y-0"})),
@@ -96,8 +96,8 @@ def test_the_kubelets_books_name_the_pod_even_when_only_its_app_container_is_lis
     assert holders(held, MEM, ["z-0"]) == (None, ())
 
 
-def test_drift_is_what_the_kubelet_counts_on_a_card_beyond_what_is_assigned_there() -> None:
-    one = tenant("a", 0, share("main", 4), on=[0])
+def test_drift_is_what_the_kubelet_counts_on_a_gpu_beyond_what_is_assigned_there() -> None:
+    one = node_pod("a", 0, share("main", 4), on=[0])
     right = Holding("default", "a", "main", MEM, frozenset(f"{uuid(0)}-{slot}" for slot in range(4)))
     wrong = Holding("default", "a", "main", MEM, frozenset(f"{uuid(1)}-{slot}" for slot in range(4)))
     unknown = Holding("default", "nobody", "main", MEM, frozenset({f"{uuid(1)}-9"}))
@@ -106,13 +106,13 @@ def test_drift_is_what_the_kubelet_counts_on_a_card_beyond_what_is_assigned_ther
 
 
 def test_a_started_pod_that_the_kubelet_does_not_list_is_drift() -> None:
-    started = replace(tenant("a", 0, share("main", 4), on=[0]), waiting=False)
+    started = replace(node_pod("a", 0, share("main", 4), on=[0]), waiting=False)
     assert drift([], [started], DEFAULT) == {(MEM, uuid(0)): -4}
     assert drift([], [replace(started, leaving=True)], DEFAULT) == {}
     assert drift([], [replace(started, waiting=True)], DEFAULT) == {}
 
 
-async def test_an_offer_tells_of_changes_only() -> None:
+async def test_an_offer_reports_of_changes_only() -> None:
     offer = Offer(DEFAULT, 1024)
     offer.set_inventory(inventory(2))
     version = offer.version
@@ -128,13 +128,13 @@ async def test_an_offer_tells_of_changes_only() -> None:
 
 
 async def test_a_profile_that_went_keeps_its_resource_without_devices() -> None:
-    from vgpu.inventory import Card, MigInstance
+    from vgpu.api.inventory import Gpu, MigInstance
 
     offer = Offer(DEFAULT, 1024)
     instance = MigInstance("MIG-00000000-0000-0000-0000-000000000001", "1g.10gb", 9728, 7, 0)
-    offer.set_inventory(Inventory((Card(uuid(0), 0, "A100", 81920, mig=True, instances=(instance,)),)))
+    offer.set_inventory(Inventory((Gpu(uuid(0), 0, "A100", 81920, mig=True, instances=(instance,)),)))
     assert [d.id for d in offer.devices(DEFAULT.mig("1g.10gb"))] == [instance.uuid]
-    offer.set_inventory(Inventory((Card(uuid(0), 0, "A100", 81920),)))
+    offer.set_inventory(Inventory((Gpu(uuid(0), 0, "A100", 81920),)))
     assert DEFAULT.mig("1g.10gb") in offer.resources()
     assert offer.devices(DEFAULT.mig("1g.10gb")) == ()
 
@@ -145,20 +145,20 @@ def test_the_ledgers_view_is_what_a_fresh_list_would_show(steps: list[str], seed
     for name in steps:
         old = live.pop(name, None)
         new = rng.choice(
-            [None, sharing(name), sharing(name, card=1), pod(name).asking(mib=1024), sharing(name).with_phase("Failed")]
+            [None, sharing(name), sharing(name, gpu=1), pod(name).asking(mib=1024), sharing(name).with_phase("Failed")]
         )
         if new is not None:
             live[name] = new
         if old or new:
             made.on_change(old.build() if old else None, new.build() if new else None)
     fresh = node_pods(*live.values())
-    assert {(t.name, t.assignment.uuids("main")) for t in made.tenants()} == {
-        (t.name, t.assignment.uuids("main")) for t in fresh.tenants()
+    assert {(t.name, t.assignment.uuids("main")) for t in made.node_pods()} == {
+        (t.name, t.assignment.uuids("main")) for t in fresh.node_pods()
     }
     assert {u.pod.key for u in made.unreadable()} == {u.pod.key for u in fresh.unreadable()}
 
 
-names = st.sampled_from([f"{uuid(card)}-{slot}" for card in range(2) for slot in (0, 1, 2, 12)])
+names = st.sampled_from([f"{uuid(gpu)}-{slot}" for gpu in range(2) for slot in (0, 1, 2, 12)])
 
 
 @given(
@@ -166,7 +166,7 @@ names = st.sampled_from([f"{uuid(card)}-{slot}" for card in range(2) for slot in
     st.lists(names, max_size=3),
     st.integers(0, 300),
 )
-def test_pods_that_name_a_device_are_found_in_the_encoded_answer_and_no_decoding_tells_more(
+def test_pods_that_name_a_device_are_found_in_the_encoded_answer_and_no_decoding_reports_more(
     pods: list[dict[str, list[str]]], ids: list[str], padding: int
 ) -> None:
     answer = pb.ListPodResourcesResponse()

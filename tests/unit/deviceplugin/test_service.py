@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import worker
-from deviceplugin.grants import Grants
-from deviceplugin.ledger import Ledger
-from deviceplugin.offer import Offer
-from deviceplugin.server import Service
-from tests.unit.deviceplugin.builders import KnownPods, inventory, share, tenant, uuid
+from deviceplugin.device_ledger import Ledger
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.grants import disk_thread as worker
+from deviceplugin.grants.directories import Grants
+from deviceplugin.service import Service
+from tests.unit.deviceplugin.builders import KnownPods, inventory, node_pod, share, uuid
 from tests.unit.deviceplugin.simulated import Context, Nobody, Refusal
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
 MEM = DEFAULT.gpu_mem
@@ -44,20 +44,20 @@ async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_
     grants: Grants, tmp_path: Path
 ) -> None:
     pods = KnownPods()
-    pods.show(tenant("a", 0, share("setup", 4, init=True), share("main", 8), on=[0]))
-    pods.show(tenant("b", 1, share("prepare", 4, init=True), share("work", 4), on=[0]))
+    pods.show(node_pod("a", 0, share("setup", 4, init=True), share("main", 8), on=[0]))
+    pods.show(node_pod("b", 1, share("prepare", 4, init=True), share("work", 4), on=[0]))
     serving = service(grants, pods, tmp_path)
     ids = [f"{uuid(0)}-{slot}" for slot in range(4)]
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
 
-    def books() -> list[tuple[str, str, int]]:
+    def records() -> list[tuple[str, str, int]]:
         found = [folder.record for folder in reversed(grants.of_ids(ids))]
         return [(one.pod, one.container, one.place) for one in found if one is not None]
 
     await serving.Allocate(request, Context())
-    assert books() == [("a", "setup", 0)]  # it was there first
+    assert records() == [("a", "setup", 0)]  # it was there first
     await serving.Allocate(request, Context())  # a's next would be 8 devices
-    assert books() == [("b", "prepare", 0), ("b", "work", 1)]
+    assert records() == [("b", "prepare", 0), ("b", "work", 1)]
     again = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
     assert sorted(await asyncio.to_thread(lambda: again.owners().values())) == ["uid-b", "uid-b"]
 
@@ -67,7 +67,7 @@ async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_
 ) -> None:
     monkeypatch.setattr(worker, "DISK_S", 0.05)
     pods, answers = KnownPods(), threading.Event()
-    pods.show(tenant("a", 0, share("main", 4), on=[0]))
+    pods.show(node_pod("a", 0, share("main", 4), on=[0]))
     monkeypatch.setattr(grants, "prepare", lambda _: answers.wait(20))
     request = pb.AllocateRequest(
         container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{uuid(0)}-{slot}" for slot in range(4)])]

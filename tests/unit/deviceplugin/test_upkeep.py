@@ -1,4 +1,4 @@
-"""What a restart, an upgrade and the kubelet's books tell of pods that run already."""
+"""What a restart, an upgrade and the kubelet's records tell of pods that run already."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from deviceplugin.grants import Grants
-from deviceplugin.ledger import Ledger
+from deviceplugin.device_ledger import Ledger
+from deviceplugin.grants.allocation_record import RECORD, Record
+from deviceplugin.grants.directories import Grants
 from deviceplugin.metrics import Metrics
-from deviceplugin.podbooks import PodBook, PodBooks
-from deviceplugin.podresources import Holding
-from deviceplugin.pods import NodePods
-from deviceplugin.record import RECORD, Record
+from deviceplugin.pod_resources import Holding
+from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from deviceplugin.upkeep import Upkeep, enter_started, needed, remember_granted
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, uuid
-from vgpu.contract import grant_key
-from vgpu.grant import Grant, GrantCard, Slice
-from vgpu.names import DEFAULT
+from vgpu.api.contract import grant_key
+from vgpu.api.grant import Grant, GrantGpu, Slice
+from vgpu.api.names import DEFAULT
 
 MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
 IDS = tuple(f"{uuid(0)}-{slot}" for slot in range(4))
@@ -38,13 +38,13 @@ def grants(tmp_path: Path) -> Grants:
 
 
 @pytest.fixture
-def podbooks(tmp_path: Path) -> PodBooks:
-    return PodBooks(tmp_path, "boot")
+def podbooks(tmp_path: Path) -> UsageRecords:
+    return UsageRecords(tmp_path, "boot")
 
 
 def started(name: str, core: int = 0) -> PodBuilder:
-    asks = pod(name).asking(mib=4096, core=core).on("n1").assigned(Slice(uuid(0), 0, 4096, core))
-    return asks.with_phase("Running", started=True)
+    requests = pod(name).asking(mib=4096, core=core).on("n1").assigned(Slice(uuid(0), 0, 4096, core))
+    return requests.with_phase("Running", started=True)
 
 
 def node_pods(*pods: PodBuilder) -> NodePods:
@@ -58,35 +58,37 @@ def holding(name: str, resource: str, *ids: str) -> Holding:
     return Holding("default", name, "main", resource, frozenset(ids))
 
 
-def test_a_pod_that_has_started_has_a_book_with_all_devices_that_the_kubelet_names(podbooks: PodBooks) -> None:
+def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_names(podbooks: UsageRecords) -> None:
     pods = node_pods(started("a", 30), pod("b").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 4096)))
     holdings = [holding("a", MEM, "x-1", "x-0"), holding("a", CORE, "x-7"), holding("gone", MEM, "x-9")]
     enter_started(holdings, pods, podbooks)
     assert list(podbooks) == [
-        PodBook(
+        UsageRecord(
             "uid-default-a", "default", "a", (Slice(uuid(0), 0, 4096, 30),),
             {CORE: ("x-7",), MEM: ("x-0", "x-1")}, "boot",
         )
     ]  # fmt: skip
 
 
-def test_of_a_pod_that_goes_and_its_successor_of_one_name_the_devices_are_not_told_apart(podbooks: PodBooks) -> None:
+def test_of_a_pod_that_goes_and_its_successor_of_one_name_the_devices_are_not_reported_apart(
+    podbooks: UsageRecords,
+) -> None:
     twice = [holding("a", MEM, "old-0"), holding("a", MEM, "new-0"), holding("a", CORE, "x-7")]
     enter_started(twice, node_pods(started("a")), podbooks)
-    (book,) = podbooks
-    assert book.ids == {CORE: ("x-7",), MEM: ()}
+    (record_file,) = podbooks
+    assert record_file.ids == {CORE: ("x-7",), MEM: ()}
 
 
-def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, podbooks: PodBooks) -> None:
+def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, podbooks: UsageRecords) -> None:
     for container, mib in (("one", 1024), ("two", 2048)):
         record = Record((f"{uuid(0)}-{mib}",), "uid-a", "default", "a", container, (uuid(0),), 0.0)
-        grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantCard(uuid(0), mib, 10),)))
+        grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantGpu(uuid(0), mib, 10),)))
     remember_granted(grants, podbooks, DEFAULT)
-    (book,) = podbooks
-    assert (book.uid, book.held) == ("uid-a", (Slice(uuid(0), 0, 3072, 20),))
-    assert set(book.ids[MEM]) == {f"{uuid(0)}-1024", f"{uuid(0)}-2048"}
+    (record_file,) = podbooks
+    assert (record_file.uid, record_file.held) == ("uid-a", (Slice(uuid(0), 0, 3072, 20),))
+    assert set(record_file.ids[MEM]) == {f"{uuid(0)}-1024", f"{uuid(0)}-2048"}
     remember_granted(grants, podbooks, DEFAULT)
-    assert list(podbooks) == [book]
+    assert list(podbooks) == [record_file]
 
 
 def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) -> None:
@@ -107,7 +109,7 @@ def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) 
 def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may_yet_start_with(grants: Grants) -> None:
     guess = Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0, 0)
     failed, granted, waits = (grants.prepare(guess) for _ in range(3))
-    grants.write(granted, Grant("default", "gone", "uid-gone", "main", (GrantCard(uuid(0), 4096),)))
+    grants.write(granted, Grant("default", "gone", "uid-gone", "main", (GrantGpu(uuid(0), 4096),)))
     pods = node_pods(replace(started("a"), uid="uid-new"))
     ledger = Ledger(pods, inventory, DEFAULT)
     held = [holding("a", MEM, *IDS)]
@@ -117,7 +119,7 @@ def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may
 
 
 class Node:
-    """The kubelet's books and the node's processes, of which there are none."""
+    """The kubelet's records and the node's processes, of which there are none."""
 
     blind = False
 
@@ -131,10 +133,10 @@ class Node:
 
 
 def test_a_disk_that_does_not_answer_a_removal_holds_nobody_else_up(
-    grants: Grants, podbooks: PodBooks, monkeypatch: pytest.MonkeyPatch
+    grants: Grants, podbooks: UsageRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = grants.prepare(Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0))
-    grants.write(key, Grant("default", "gone", "uid-gone", "main", (GrantCard(uuid(0), 4096),)))
+    grants.write(key, Grant("default", "gone", "uid-gone", "main", (GrantGpu(uuid(0), 4096),)))
     begun, answers, remove = threading.Event(), threading.Event(), Grants.remove
 
     def slowly(self: Grants, key: str) -> None:
@@ -146,7 +148,7 @@ def test_a_disk_that_does_not_answer_a_removal_holds_nobody_else_up(
     pods = node_pods()
     node: Any = Node()
     upkeep = Upkeep(
-        DEFAULT, books=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, podbooks=podbooks,
+        DEFAULT, records=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, podbooks=podbooks,
         orphans=node, remover=node, metrics=Metrics(), now=lambda: 1e12,
     )  # fmt: skip
 

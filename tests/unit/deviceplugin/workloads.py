@@ -12,9 +12,9 @@ import msgspec
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
-from vgpu.codec import assignment_to_json
-from vgpu.grant import Assignment, Slice
-from vgpu.names import DEFAULT
+from vgpu.api.codec import assignment_to_json
+from vgpu.api.grant import Assignment, Slice
+from vgpu.api.names import DEFAULT
 
 MEM: Final = DEFAULT.gpu_mem
 CORE: Final = DEFAULT.gpu_core
@@ -26,7 +26,7 @@ class Pods:
 
     uid: str
     name: str
-    card: int
+    gpu: int
     units: int
     init_units: int
     """0 = it has no init container."""
@@ -50,7 +50,7 @@ class Pods:
     @property
     def pieces(self) -> dict[str, tuple[Slice, ...]]:
         return {
-            container: (Slice(uuid(self.card), self.card, units * 1024, self.wants(container, units).get(CORE, 0)),)
+            container: (Slice(uuid(self.gpu), self.gpu, units * 1024, self.wants(container, units).get(CORE, 0)),)
             for container, units in self.containers
         }
 

@@ -27,12 +27,12 @@ def changes(*events: tuple[str, dict[str, Any]]) -> httpx.Response:
     return httpx.Response(200, text="".join(json.dumps({"type": kind, "object": of}) + "\n" for kind, of in events))
 
 
-def api(*answers: httpx.Response, asked: list[httpx.Request] | None = None) -> Api:
+def api(*answers: httpx.Response, requested: list[httpx.Request] | None = None) -> Api:
     """A server that gives these answers, in this order."""
     left = list(answers)
 
     def answer(request: httpx.Request) -> httpx.Response:
-        (asked if asked is not None else []).append(request)
+        (requested if requested is not None else []).append(request)
         return left.pop(0)
 
     return Api(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost"), Path("unused"))
@@ -51,10 +51,10 @@ def test_what_is_so_already_is_not_waited_for() -> None:
 
 
 def test_a_wait_ends_with_the_change_that_makes_it_true() -> None:
-    asked: list[httpx.Request] = []
+    requested: list[httpx.Request] = []
     after = changes(("ADDED", thing("b", "Running")), ("MODIFIED", thing("a", "Running")))
-    assert wait(api(listed(thing("a")), after, asked=asked), runs("a", "b"))
-    assert asked[1].url.params["resourceVersion"] == "7", (
+    assert wait(api(listed(thing("a")), after, requested=requested), runs("a", "b"))
+    assert requested[1].url.params["resourceVersion"] == "7", (
         "nothing that happens between the look and the watch is missed"
     )
 

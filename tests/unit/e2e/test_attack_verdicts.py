@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.attacks import verdict
 from tests.e2e.attacks.attack import LIMIT_MIB, Attack, Outcome
 from tests.e2e.attacks.table import FAMILIES
-from tests.e2e.attacks.verdict import Neighbour, Told
+from tests.e2e.attacks.verdict import Neighbour, Reported
 
 ROWS = [attack for family in FAMILIES.values() for attack in family]
 LOG = "100.000 tried: it\n101.500 holds 960 MiB\n"
@@ -52,17 +52,17 @@ def test_a_failure_is_a_refusal_only_by_its_reason(says: str, answer: str, why: 
 
 def test_who_was_refused_has_nothing() -> None:
     verdict.nothing_held(0)
-    fails(lambda: verdict.nothing_held(64), "64 MiB by the driver's books")
+    fails(lambda: verdict.nothing_held(64), "64 MiB by the driver's records")
 
 
 @pytest.mark.parametrize(
     ("booked", "claimed", "why"),
     [
-        (2048, 2048, "2048 MiB by the driver's books"),
+        (2048, 2048, "2048 MiB by the driver's records"),
         (LIMIT_MIB + 1, 0, "at most 1024"),
         (0, 960, "show 0 MiB of the 960"),
     ],
-    ids=["no limit", "more than it says", "books that do not see it"],
+    ids=["no limit", "more than it says", "records that do not see it"],
 )
 def test_harmless_is_who_is_within_the_limit_by_books_that_see_it(booked: int, claimed: int, why: str) -> None:
     verdict.harmless(LIMIT_MIB, 960)
@@ -90,8 +90,8 @@ def test_a_report_has_a_row_of_its_own_container_and_reason(metrics: str) -> Non
     fails(lambda: verdict.metric_row(metrics, LABELS), "no row has")
 
 
-OVER = Told(103, "OverMemoryLimit", "container a holds 2048 MiB of GPU-1 and was granted 1024 MiB; policy report")
-THREAD = Told(104, "LimitNotEnforced", "the limit of gpu-time of container a is not enforced (no-thread): ...")
+OVER = Reported(103, "OverMemoryLimit", "container a holds 2048 MiB of GPU-1 and was granted 1024 MiB; policy report")
+THREAD = Reported(104, "LimitNotEnforced", "the limit of gpu-time of container a is not enforced (no-thread): ...")
 
 
 def test_a_report_has_an_event_that_names_its_reason() -> None:
@@ -125,12 +125,16 @@ def test_killed_is_who_is_ended_by_us_and_in_time(ended: dict[str, object], at_s
     fails(lambda: verdict.killed(100, ended, at_s), why)
 
 
-def test_a_kill_is_told_by_the_event_of_a_bypass() -> None:
-    told = Told(104, "LimitBypassed", "container a held ...: process 7 (raw) went around the library and was killed")
-    assert verdict.kill_told([OVER, told])
-    assert not verdict.kill_told([replace(told, reason="OverMemoryLimit")]), "the guard's policy killed it"
-    assert not verdict.kill_told([replace(told, note="goes around the library; arbiter.bypass: it is reported")])
-    assert not verdict.kill_told([])
+def test_a_kill_is_reported_by_the_event_of_a_bypass() -> None:
+    reported = Reported(
+        104, "LimitBypassed", "container a held ...: process 7 (raw) went around the library and was killed"
+    )
+    assert verdict.kill_reported([OVER, reported])
+    assert not verdict.kill_reported([replace(reported, reason="OverMemoryLimit")]), "the guard's policy killed it"
+    assert not verdict.kill_reported(
+        [replace(reported, note="goes around the library; arbiter.bypass: it is reported")]
+    )
+    assert not verdict.kill_reported([])
 
 
 GOOD = Neighbour(

@@ -10,11 +10,11 @@ import pytest
 
 from tests.e2e.matrix.invariants import INVARIANTS, broken, grant_directories_are_never_reused
 from tests.e2e.matrix.seen import GpuProcess, Preemption, Seen, SeenPod, Share, Tried
-from vgpu.contract import devices
-from vgpu.grant import Assignment, Grant, GrantCard, Slice
-from vgpu.inventory import Card, Inventory, Orphan
-from vgpu.names import DEFAULT
-from vgpu.status import CardStatus, ContainerStatus, ProcessStatus, Status, UnenforcedStatus
+from vgpu.api.contract import devices
+from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.inventory import Gpu, Inventory, Orphan
+from vgpu.api.names import DEFAULT
+from vgpu.protocol.status import ContainerStatus, GpuStatus, ProcessStatus, Status, UnenforcedStatus
 
 GPU: Final = "GPU-224c6868-4065-4e03-b95e-5c9f0cbbd0ed"
 OTHER: Final = "GPU-e6b40555-0c21-481a-9384-dcbc96993dee"
@@ -24,7 +24,7 @@ UNENFORCED: Final = UnenforcedStatus("no-channels", ("gpu-time",))
 
 
 def grant(uid: str = POD, mib: int = 40 * 1024, core: int = 30) -> Grant:
-    return Grant("ns", "a", uid, "main", (GrantCard(GPU, mib, core),))
+    return Grant("ns", "a", uid, "main", (GrantGpu(GPU, mib, core),))
 
 
 def process(**more: Any) -> GpuProcess:
@@ -33,16 +33,16 @@ def process(**more: Any) -> GpuProcess:
 
 
 def container(**more: Any) -> ContainerStatus:
-    card = CardStatus(GPU, 40 << 30, 30, leased_bytes=40 << 30, used_bytes=1, context_bytes=0)
+    gpu = GpuStatus(GPU, 40 << 30, 30, leased_bytes=40 << 30, used_bytes=1, context_bytes=0)
     made = ContainerStatus(
-        FOLDER, KEY, POD, "main", "standard", 2, "report", False, (card,), (ProcessStatus(PID, 1, "x", ()),)
+        FOLDER, KEY, POD, "main", "standard", 2, "report", False, (gpu,), (ProcessStatus(PID, 1, "x", ()),)
     )
     return msgspec.structs.replace(made, **more)  # fmt: skip
 
 
 def well() -> Seen:
     """A node with one pod, on which nothing is wrong."""
-    inventory = Inventory((Card(GPU, 0, "a", 80 * 1024), Card(OTHER, 1, "a", 80 * 1024)))
+    inventory = Inventory((Gpu(GPU, 0, "a", 80 * 1024), Gpu(OTHER, 1, "a", 80 * 1024)))
     return Seen(
         inventory=inventory,
         allocatable={resource: len(ids) for resource, ids in devices(inventory, DEFAULT).items()},
@@ -70,7 +70,7 @@ PLANTED: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "a device too many": ("I3", {"kubelet": {(POD, "gpu-mem", GPU): 41, (POD, "gpu-core", GPU): 30}}, "the kubelet counts"),
     "devices of another GPU": ("I3", {"kubelet": {(POD, "gpu-mem", OTHER): 40, (POD, "gpu-core", GPU): 30}}, "the kubelet counts"),
     "no GPU offered": ("I4", {"allocatable": {}}, "the node offers 0 of tangram.sh/gpu-mem"),
-    "a GPU that stays ill": ("I4", {"inventory": replace(well().inventory, cards=(replace(well().inventory.cards[0], healthy=False), well().inventory.cards[1]))}, "is not healthy"),
+    "a GPU that stays ill": ("I4", {"inventory": replace(well().inventory, gpus=(replace(well().inventory.gpus[0], healthy=False), well().inventory.gpus[1]))}, "is not healthy"),
     "a pod that waits": ("I4", {"waiting": ("ns/w",)}, "ns/w does not run"),
     "evicted in vain": ("I5", {"preemptions": (Preemption("ns/v", "uid-p"),)}, "was evicted for pod UID uid-p"),
     "more than the grant": ("I6", {"processes": (process(held_mib={GPU: 40 * 1024 + 3}),)}, "holds 40963 MiB"),
@@ -79,7 +79,7 @@ PLANTED: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "too much GPU time": ("I6", {"shares": (Share(KEY, 35.1, 30),)}, "had 35.1 %"),
     "no GPU time": ("I6", {"shares": (Share(KEY, 1.0, 30),)}, "had 1.0 %"),
     "left suspended": ("I7", {"longest_rest_s": {KEY: 1.6}}, "did not run for 1.60 s"),
-    "leased beyond the limit": ("I7", {"status": Status((container(cards=(CardStatus(GPU, 40 << 30, 30, 41 << 30, 1, 0),)),))}, "bytes leased"),
+    "leased beyond the limit": ("I7", {"status": Status((container(gpus=(GpuStatus(GPU, 40 << 30, 30, 41 << 30, 1, 0),)),))}, "bytes leased"),
     "no library": ("I8", {"processes": (process(has_library=False),)}, "without the library"),
     "no grant": ("I8", {"processes": (process(grant=None, grant_folder=""),)}, "no grant in its file system"),
     "the grant of another pod": ("I8", {"processes": (process(grant=grant("uid-x")),)}, "under the grant of pod UID uid-x"),

@@ -1,8 +1,8 @@
 """A machine of filter, bind, a lagging watch, lost replies and restarts in any order.
 
 It plays the API server (the truth), the watch (events in order, late) and the network (each call of the real `Binder` waits
-until the machine says how it ends). After every step the extender's books are compared with a count from scratch, and the truth
-with what the cards have.
+until the machine says how it ends). After every step the extender's records are compared with a count from scratch, and the truth
+with what the GPUs have.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extender.binding import Binder
-from extender.nominating import Nominator
-from extender.preemption import Preemption
+from extender.bind import Binder
+from extender.compact import small_pod_of
+from extender.nominate.nominator import Nominator
+from extender.preemption.coordinator import Preemption
+from extender.protocol import BindingArgs, FilterArgs
 from extender.settings import Settings
-from extender.small import small_pod_of
 from extender.state import State
-from extender.wire import BindingArgs, FilterArgs
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
-from tests.builders import NodeBuilder, card, node, pod
+from tests.builders import NodeBuilder, gpu, node, pod
 from tests.unit.extender.world import Pods
-from vgpu.codec import assignment_from_json
-from vgpu.errors import TangramError
-from vgpu.names import DEFAULT
-from vgpu.reservations import STAGES, Shown
+from vgpu.api.codec import assignment_from_json
+from vgpu.api.errors import TangramError
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.reservations import STAGES, Shown
 
-CARD_MIB = 16_384
+GPU_MIB = 16_384
 NODES = {
-    "n1": node("n1").with_cards(card(0, CARD_MIB), card(1, CARD_MIB)).with_access("cdi"),
-    "n2": node("n2").with_cards(card(0, CARD_MIB, "n2")),
+    "n1": node("n1").with_inventory(gpu(0, GPU_MIB), gpu(1, GPU_MIB)).with_access("cdi"),
+    "n2": node("n2").with_inventory(gpu(0, GPU_MIB, "n2")),
 }
 POLICIES = st.sampled_from(["binpack", "spread"])
 SHRINK = small_pod_of(DEFAULT)
@@ -98,7 +98,7 @@ class Races(RuleBasedStateMachine):
         for built in self.nodes.values():
             self.state.node_changed(None, built.build())
         for name in self.truth:
-            self.tell(name, self.truth[name])
+            self.report(name, self.truth[name])
 
     def shown(self) -> Shown:
         return Shown(
@@ -107,7 +107,7 @@ class Races(RuleBasedStateMachine):
             lambda key, uid: any((one.key, one.uid) == (key, uid) for one in self.view.values()),
         )
 
-    def tell(self, name: str, thing: dict[str, Any] | None) -> None:
+    def report(self, name: str, thing: dict[str, Any] | None) -> None:
         new = SHRINK(msgspec.convert(thing, Pod)) if thing is not None else None
         old = self.view.pop(name, None)
         if new is not None:
@@ -244,7 +244,7 @@ class Races(RuleBasedStateMachine):
     def deliver(self, count: int) -> None:
         for _ in range(min(count, len(self.events))):
             _, name, thing = self.events.popleft()
-            self.tell(name, thing)
+            self.report(name, thing)
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 59.0, 61.0, 301.0]))
     def time_passes(self, seconds: float) -> None:
@@ -266,9 +266,9 @@ class Races(RuleBasedStateMachine):
         self.now_s += 0.001
         self.listed_s = self.now_s
         for name in sorted(self.view.keys() - self.truth.keys()):
-            self.tell(name, None)
+            self.report(name, None)
         for name in sorted(self.truth):
-            self.tell(name, self.truth[name])
+            self.report(name, self.truth[name])
 
     @precondition(lambda self: not self.flying and not self.late)
     @rule()
@@ -280,7 +280,7 @@ class Races(RuleBasedStateMachine):
         before: NodeBuilder = self.nodes[name]
         after = {
             "whole": NODES[name],
-            "fewer": NODES[name].with_cards(*NODES[name].cards[1:]),
+            "fewer": NODES[name].with_inventory(*NODES[name].gpus[1:]),
             "broken": before.with_text("{"),
         }[how]
         self.nodes[name] = after
@@ -288,7 +288,7 @@ class Races(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["n1", "n2"]))
     def housekeeping(self, name: str) -> None:
-        assert self.state.mend(name), "the books were wrong"
+        assert self.state.mend(name), "the records were wrong"
 
     # --- what must hold ---
 
@@ -300,26 +300,26 @@ class Races(RuleBasedStateMachine):
         return {name: one for name, one in pods.items() if not one.finished}
 
     @invariant()
-    def no_card_has_more_than_it_has(self) -> None:
+    def no_gpu_has_more_than_it_has(self) -> None:
         mib: Counter[str] = Counter()
         percent: Counter[str] = Counter()
         for one in self.live().values():
             for piece in assignment_from_json(one.metadata.annotation(DEFAULT.assignment) or "").held():
                 mib[piece.uuid] += piece.mib
                 percent[piece.uuid] += piece.core_percent
-        assert all(used <= CARD_MIB for used in mib.values()), mib
+        assert all(used <= GPU_MIB for used in mib.values()), mib
         assert all(used <= 100 for used in percent.values()), percent
         assert self.state.fleet.overcommitted() == []
 
     @invariant()
-    def pods_of_one_size_that_start_together_with_cdi_are_on_the_same_card(self) -> None:
-        cards: dict[tuple[str, str], set[str]] = {}
+    def pods_of_one_size_that_start_together_with_cdi_are_on_the_same_gpu(self) -> None:
+        gpus: dict[tuple[str, str], set[str]] = {}
         for one in self.live().values():
             if one.spec.node_name == "n1" and not one.status.start_time:
                 for resource, quantity in (one.spec.containers[0].resources.limits or {}).items():
                     uuids = assignment_from_json(one.metadata.annotation(DEFAULT.assignment) or "").uuids("main")
-                    cards.setdefault((resource, str(quantity)), set()).update(uuids)
-        assert all(len(uuids) == 1 for uuids in cards.values()), cards
+                    gpus.setdefault((resource, str(quantity)), set()).update(uuids)
+        assert all(len(uuids) == 1 for uuids in gpus.values()), gpus
 
     @invariant()
     def the_books_are_what_a_count_from_scratch_gives(self) -> None:
@@ -328,18 +328,18 @@ class Races(RuleBasedStateMachine):
         reservations = self.state.reservations
         promised = set(reservations.of("scheduling"))
         assert not seen & {one.uid for one in reservations}, "a pod seen bound has no reservation"
-        assert {uid for uid, claim in self.state.claims if claim.own} == seen | promised
-        for uid, _ in ((uid, claim) for uid, claim in self.state.claims if not claim.own):
+        assert {uid for uid, allocation in self.state.allocations if allocation.own} == seen | promised
+        for uid, _ in ((uid, allocation) for uid, allocation in self.state.allocations if not allocation.own):
             first = reservations.first(uid)
             assert first is not None
             assert first.rule.kind != "scheduling", "the pod's own place counts"
-        for _, claim in self.state.claims:
-            for piece in claim.assignment.held():
+        for _, allocation in self.state.allocations:
+            for piece in allocation.assignment.held():
                 held[piece.uuid] = held.get(piece.uuid, 0) + piece.mib
         fleet = self.state.fleet
         for name, at in fleet.column.items():
-            for row, one in enumerate(fleet.inventory[name].cards):
-                assert fleet.free_mib[row, at] == CARD_MIB - held.get(one.uuid, 0)
+            for row, one in enumerate(fleet.inventory[name].gpus):
+                assert fleet.free_mib[row, at] == GPU_MIB - held.get(one.uuid, 0)
 
     def teardown(self) -> None:
         if not hasattr(self, "truth"):
@@ -354,4 +354,4 @@ class Races(RuleBasedStateMachine):
         self.relist()  # of a pod that came and went between two lists no watch tells
         self.time_passes(301.0)
         assert len(self.state.reservations) == 0, "a promise leaked"
-        assert {uid for uid, _ in self.state.claims} == {one.uid for one in self.live().values()}
+        assert {uid for uid, _ in self.state.allocations} == {one.uid for one in self.live().values()}

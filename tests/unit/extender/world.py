@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import msgspec
 
-from extender import slices
-from extender.nominating import Nominator
-from extender.preempting import PreemptionArgs, PreemptionResult
-from extender.preemption import Preemption
+from extender import background as slices
+from extender.nominate.nominator import Nominator
+from extender.preemption.coordinator import Preemption
+from extender.preemption.verb import PreemptionArgs, PreemptionResult
+from extender.protocol import BindingArgs, FilterArgs, FilterResult
 from extender.settings import Settings
 from extender.state import State
-from extender.wire import BindingArgs, FilterArgs, FilterResult
 from kube.client import Client
 from kube.objects import Node, Pod
 from tests.builders import PodBuilder, node
-from vgpu.names import DEFAULT
-from vgpu.placement import Placement, place
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.placement import Placement, place
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -82,14 +82,14 @@ class Server(Client):
         return self.answer(method, path, body)
 
     def evictions(self) -> list[str]:
-        """Names of the pods whose eviction was asked for, in order."""
+        """Names of the pods whose eviction was requested, in order."""
         return [call.split("/")[-2] for call in self.calls if call.endswith("/eviction")]
 
 
 class World:
-    """`gpus` says how many cards each node has. With `settings` other than the default ones."""
+    """`gpus_by_node` says how many GPUs each node has. With `settings` other than the default ones."""
 
-    def __init__(self, settings: Settings | None = None, /, **gpus: int) -> None:
+    def __init__(self, settings: Settings | None = None, /, **gpus_by_node: int) -> None:
         self.now_s = 0.0
         self.pods, self.server = Pods(), Server()
         self.state = State(lambda: self.now_s, names=DEFAULT)
@@ -107,10 +107,10 @@ class World:
         self.preemption.pods = cast("Any", self.pods)
         self.preemption.budgets.has_synced.set()
         self.preemption.informed.set()
-        for name, cards in gpus.items():
-            self.state.node_changed(None, node(name).with_gpus(cards).build())
+        for name, gpus in gpus_by_node.items():
+            self.state.node_changed(None, node(name).with_gpus(gpus).build())
 
-    def tell(self, built: PodBuilder | Pod) -> Pod:
+    def report(self, built: PodBuilder | Pod) -> Pod:
         """The watch tells of a pod."""
         new = built if isinstance(built, Pod) else built.build()
         old = self.pods.by_key.get(new.key)
@@ -128,16 +128,16 @@ class World:
 
     def resources(self, name: str, **allocatable: str) -> None:
         """The watch tells what a node has for pods beside GPUs."""
-        there = node(name).with_gpus(len(self.state.fleet.inventory[name].cards)).plain()
+        there = node(name).with_gpus(len(self.state.fleet.inventory[name].gpus)).plain()
         self.state.node_changed(None, msgspec.convert(there | {"status": {"allocatable": allocatable}}, Node))
 
     def plan(self, built: PodBuilder, where: str) -> None:
         """Room is planned for a pod ahead of its turn."""
         pod = built.build()
-        ask = self.state.ask_of(pod)
-        found = place(self.state.fleet, ask, [where])
+        request = self.state.request_of(pod)
+        found = place(self.state.fleet, request, [where])
         assert isinstance(found, Placement)
-        self.ahead.plans.put(pod.uid, pod.key, pod.spec.priority or 0, ask, found)
+        self.ahead.plans.put(pod.uid, pod.key, pod.spec.priority or 0, request, found)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
         return self.preemption.filter(FilterArgs(built.build(), names))

@@ -79,7 +79,7 @@ def test_a_changed_source_or_flag_is_another_result(tmp_path: Path) -> None:
     assert module_key(module, "-s") != first
 
 
-def test_a_compiler_tells_its_version_in_any_form() -> None:
+def test_a_compiler_reports_its_version_in_any_form() -> None:
     assert toolchain.go_version("go version go1.26.8 linux/amd64") == (1, 26)
     assert toolchain.go_version("go version go1.19 linux/amd64") == (1, 19)
     assert toolchain.go_version("command not found") is None

@@ -29,7 +29,7 @@ def kinds(tmp_path: Path) -> Layout:
     return layout
 
 
-def asked(layout: Layout) -> list[str]:
+def requested(layout: Layout) -> list[str]:
     path = layout.state.parent / "asked"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -50,11 +50,11 @@ def test_a_cluster_of_another_provider_is_in_the_way_unless_it_is_to_be_replaced
 ) -> None:
     with pytest.raises(ValueError, match=r"local asked, but the cluster in .* is kind's; .* make cluster-down"):
         providers.up(kinds, "local", 1, QUIET)
-    assert asked(kinds) == []
+    assert requested(kinds) == []
     monkeypatch.delenv("KUBECONFIG", raising=False)
     with pytest.raises(ValueError, match="KUBECONFIG: empty is not a file"):
         providers.up(kinds, "existing", 1, QUIET, replace=True)
-    assert [line.split()[:4] for line in asked(kinds)] == [["delete", "cluster", "--name", "tangram"]]
+    assert [line.split()[:4] for line in requested(kinds)] == [["delete", "cluster", "--name", "tangram"]]
     assert not kinds.state.exists()
 
 
@@ -68,7 +68,7 @@ def test_what_kind_could_not_take_down_is_still_kinds(kinds: Layout) -> None:
 def test_images_go_to_kinds_nodes_by_its_own_command(kinds: Layout, tmp_path: Path) -> None:
     (tmp_path / "a.tar").touch()
     providers.load(kinds, [tmp_path / "a.tar"], QUIET)
-    assert asked(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
+    assert requested(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
 
 
 def test_the_command_line_passes_on_what_a_program_said_that_failed(
@@ -112,11 +112,11 @@ def test_the_command_line_says_how_a_program_ended_whatever_was_kept_of_its_word
     monkeypatch.setattr(sys, "argv", ["cluster", "--state", str(kinds.state), "up"])
     monkeypatch.setattr(command_line, "become_root", lambda _: None)
     assert command_line.main() == 1
-    told = capsys.readouterr().err
-    assert told.startswith("up: ")
-    assert ("timed out" in told) is ("timeout" in options)
-    assert told.endswith(said)
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith("up: ")
+    assert ("timed out" in reported) is ("timeout" in options)
+    assert reported.endswith(said)
+    assert reported.count("\n") == 1
 
 
 def test_kind_needs_docker_and_says_so_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hack import driver_abi as extractor
-from vgpu import driver_abi, rm
+from vgpu.gputime import driver_abi
+from vgpu.gputime import resource_manager as rm
 
 HEADER = """
 #define ENTRIES (64)

@@ -83,7 +83,7 @@ async def test_a_list_longer_than_a_page_is_read_whole(api: FakeApi) -> None:
         assert len(cache) == cache.statistics().objects == 5
 
 
-async def test_changes_are_told_in_order_with_what_was_before(api: FakeApi) -> None:
+async def test_changes_are_reported_in_order_with_what_was_before(api: FakeApi) -> None:
     async with watching(api) as (cache, log):
         api.put(pod("a").plain())
         api.put(pod("a").on("n1").plain())
@@ -109,14 +109,14 @@ async def test_a_cut_stream_is_taken_up_where_it_ended(api: FakeApi) -> None:
         assert cache.statistics().lists == 1, "a broken connection is no reason to list again"
 
 
-async def test_a_version_that_is_gone_is_listed_again_and_only_differences_are_told(api: FakeApi) -> None:
+async def test_a_version_that_is_gone_is_listed_again_and_only_differences_are_reported(api: FakeApi) -> None:
     for built in of("stays", "changes", "goes"):
         api.put(built.plain())
     async with watching(api) as (cache, log):
         log.clear()
-        api.put(pod("changes").on("n1").plain(), told=False)
-        api.remove(pod("goes").plain(), told=False)
-        api.put(pod("comes").plain(), told=False)
+        api.put(pod("changes").on("n1").plain(), reported=False)
+        api.remove(pod("goes").plain(), reported=False)
+        api.put(pod("comes").plain(), reported=False)
         api.compact()
         api.cut()
         await seen(cache, lambda: cache.get("default/comes") is not None and cache.get("default/goes") is None)
@@ -172,7 +172,7 @@ async def test_an_object_that_is_broken_in_the_first_list_does_not_keep_others_o
         assert log.kinds == [("added", "default/b")]
 
 
-async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_told_as_gone_and_added(api: FakeApi) -> None:
+async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_reported_as_gone_and_added(api: FakeApi) -> None:
     api.put(pod("a").plain())
     async with watching(api) as (cache, log):
         log.clear()
@@ -216,7 +216,7 @@ async def test_a_callback_that_raises_is_counted_stops_nothing_and_is_called_aga
         api.put(pod("a").plain())
         with capture_logs():
             await seen(cache, lambda: len(knows.knows) == 1)
-        assert (cache.statistics().callback_errors, cache.statistics().untold) == (3, 0)
+        assert (cache.statistics().callback_errors, cache.statistics().unreported) == (3, 0)
         assert waits == pytest.approx([0.2, 0.4, 0.8])
 
 
@@ -258,28 +258,28 @@ async def test_whenever_a_callback_raises_it_comes_to_know_what_there_is(half_do
         cache = Cache(script, PODS, Pod, on_change=knows, sleep=no_wait)  # type: ignore[arg-type]
         running = asyncio.create_task(cache.run())
         with capture_logs():  # a traceback takes a tenth of a second to write
-            await seen(cache, lambda: cache.get("default/c") is not None and not cache.statistics().untold)  # noqa: B023
+            await seen(cache, lambda: cache.get("default/c") is not None and not cache.statistics().unreported)  # noqa: B023
         assert knows.knows == {one.uid: one for one in cache.items()}, f"calls that raised: {failing:b}"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_callback_that_never_learns_that_an_object_is_gone_is_told_a_bounded_number_of_times(
+async def test_a_callback_that_never_learns_that_an_object_is_gone_is_reported_a_bounded_number_of_times(
     api: FakeApi,
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def explode(_: Pod | None, new: Pod | None) -> None:
         if new is None:
-            told.append("gone")
+            reported.append("gone")
             raise KeyError("a mistake")
 
     api.put(pod("a").plain())
     with capture_logs():
         async with watching(api, on_change=explode) as (cache, _):
             api.remove(pod("a").plain())
-            await seen(cache, lambda: len(told) > 1 and not cache.statistics().untold)
-            assert len(told) == DEPARTURES
+            await seen(cache, lambda: len(reported) > 1 and not cache.statistics().unreported)
+            assert len(reported) == DEPARTURES
 
 
 async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: FakeApi) -> None:
@@ -310,7 +310,7 @@ async def test_failures_are_waited_out_ever_longer_and_never_all_at_once(api: Fa
         assert cache.statistics().failures == 3
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_tight_loop(api: FakeApi) -> None:
+async def test_a_server_that_ends_every_watch_at_once_is_not_requested_in_a_tight_loop(api: FakeApi) -> None:
     waits: list[float] = []
 
     async def note(wait_s: float) -> None:
@@ -345,12 +345,12 @@ class Paged:
     """Stands for the client: pages of two nodes, and no watch. A page that is not there is an error."""
 
     def __init__(self, pages: int, there: int) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._pages, self._there = pages, there
 
     async def get(self, _path: str, params: Mapping[str, str], **_: object) -> bytes:
         at = int(params.get("continue", "0"))
-        self.asked.append(params.get("continue", ""))
+        self.requested.append(params.get("continue", ""))
         await asyncio.sleep(0)
         if at >= self._there:
             raise ApiError(503, "Unavailable", "later")
@@ -359,16 +359,16 @@ class Paged:
         return json.dumps({"metadata": metadata, "items": items}).encode()
 
 
-async def test_the_next_page_is_on_its_way_while_one_is_told_of() -> None:
+async def test_the_next_page_is_on_its_way_while_one_is_reported_of() -> None:
     client = Paged(3, there=3)
-    asked_when_told: dict[str, int] = {}
+    requested_when_reported: dict[str, int] = {}
     cache = Cache(
         cast(Client, client), "/api/v1/nodes", Node,
-        on_change=lambda _, new: asked_when_told.setdefault(new.key if new else "", len(client.asked)),
+        on_change=lambda _, new: requested_when_reported.setdefault(new.key if new else "", len(client.requested)),
     )  # fmt: skip
     await cache._list()
-    assert asked_when_told == {"n0-0": 2, "n0-1": 2, "n1-0": 3, "n1-1": 3, "n2-0": 3, "n2-1": 3}
-    assert client.asked == ["", "1", "2"], "and each page once"
+    assert requested_when_reported == {"n0-0": 2, "n0-1": 2, "n1-0": 3, "n1-1": 3, "n2-0": 3, "n2-1": 3}
+    assert client.requested == ["", "1", "2"], "and each page once"
     assert cache.has_synced.is_set()
 
 

@@ -91,9 +91,11 @@ def test_no_cluster_at_all_is_said_with_the_file_that_was_looked_for(
         loader(None)
 
 
-@pytest.mark.parametrize(("bypassed", "asked_for"), [("", b"GET http://cluster.test/version "), ("cluster.test", None)])
+@pytest.mark.parametrize(
+    ("bypassed", "requested_for"), [("", b"GET http://cluster.test/version "), ("cluster.test", None)]
+)
 async def test_the_environment_names_a_proxy_and_who_goes_past_it(
-    bypassed: str, asked_for: bytes | None, monkeypatch: pytest.MonkeyPatch
+    bypassed: str, requested_for: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = []
 
@@ -111,13 +113,13 @@ async def test_the_environment_names_a_proxy_and_who_goes_past_it(
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("no_proxy", bypassed)
         async with connect(load=load) as client:
-            if asked_for is None:
+            if requested_for is None:
                 with pytest.raises(ApiError, match="Unreachable"):
                     await client.get("/version")
                 assert not lines
             else:
                 assert await client.get("/version") == b"{}"
-                assert lines[0].startswith(asked_for)
+                assert lines[0].startswith(requested_for)
 
 
 async def test_a_call_waits_for_no_thread() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kube.needs import WholePod, needs_of, suits
 from kube.objects import Needs, Taint
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 
 
 def needs(**spec: Any) -> Needs | None:
@@ -52,7 +52,7 @@ def test_labels_of_the_selector_and_of_one_term_must_be_there() -> None:
 def test_a_taint_keeps_off_whom_it_is_not_tolerated_by() -> None:
     taint = Taint("nvidia.com/gpu", "present", "NoSchedule")
     assert not goes({}, taint)
-    assert goes({}, Taint("x", "", "PreferNoSchedule")), "that is only a wish"
+    assert goes({}, Taint("x", "", "PreferNoSchedule")), "that is only a preference"
     for toleration, tolerates in (
         ({"operator": "Exists"}, True),
         ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),

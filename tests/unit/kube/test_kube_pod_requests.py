@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kube.objects import Pod
-from kube.pod_requests import applicant_requests, holder_requests, requests_of, shared, total_of
+from kube.pod_requests import bound_pod_requests, pending_pod_requests, requests_of, shared, total_of
 
 
 def container(cpu: str, **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ PENDING = {"type": "PodResizePending", "status": "True"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "status", "holder", "applicant"),
+    ("spec", "status", "held", "pending"),
     [
         ({"containers": [container("1"), container("500m")]}, {}, 1500, 1500),
         ({"containers": [container("1")], "initContainers": [container("2"), container("3")]}, {}, 3000, 3000),
@@ -50,22 +50,22 @@ PENDING = {"type": "PodResizePending", "status": "True"}
         ),
     ],
 )  # fmt: skip
-def test_a_rule_alone(spec: dict[str, Any], status: dict[str, Any], holder: int, applicant: int) -> None:
+def test_a_rule_alone(spec: dict[str, Any], status: dict[str, Any], held: int, pending: int) -> None:
     one = pod(spec, **status)
-    assert holder_requests(one) == {"cpu": holder}
-    assert applicant_requests(one.spec) == {"cpu": applicant}
-    assert requests_of(one) == {"cpu": applicant}
+    assert bound_pod_requests(one) == {"cpu": held}
+    assert pending_pod_requests(one.spec) == {"cpu": pending}
+    assert requests_of(one) == {"cpu": pending}
     bound = msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, node_name="n1"))
-    assert requests_of(bound) == {"cpu": holder}
+    assert requests_of(bound) == {"cpu": held}
 
 
 def test_what_is_no_quantity_counts_as_nothing() -> None:
-    assert applicant_requests(pod({"containers": [container("x"), container("1")]}).spec) == {"cpu": 1000}
+    assert pending_pod_requests(pod({"containers": [container("x"), container("1")]}).spec) == {"cpu": 1000}
 
 
 def test_fractions_are_rounded_up_once() -> None:
     spec = {"containers": [{"resources": {"requests": {"memory": "0.5", "cpu": "100u"}}}] * 3}
-    assert applicant_requests(pod(spec).spec) == {"memory": 2, "cpu": 1}
+    assert pending_pod_requests(pod(spec).spec) == {"memory": 2, "cpu": 1}
 
 
 def test_pods_that_request_the_same_share_one_object() -> None:

@@ -14,20 +14,20 @@ PROMETHEUS = "system:serviceaccount:monitoring:prometheus"
     ("token", "status", "why"),
     [
         ("prometheus", 200, "ok"),
-        ("tenant", 403, "system:serviceaccount:team:default may not get /metrics"),
+        ("container", 403, "system:serviceaccount:team:default may not get /metrics"),
         ("made-up", 401, "does not know this token"),
     ],
 )
 async def test_a_token_gets_what_its_owner_may(token: str, status: int, why: str) -> None:
     async with FakeApi() as api, api.client() as client:
-        api.tokens = {"prometheus": PROMETHEUS, "tenant": "system:serviceaccount:team:default"}
+        api.tokens = {"prometheus": PROMETHEUS, "container": "system:serviceaccount:team:default"}
         api.may = {PROMETHEUS: {"/metrics"}}
         verdict = await may_get(client, token, "/metrics")
     assert verdict.status == status
     assert why in verdict.why
 
 
-async def test_no_access_is_asked_for_a_token_that_nobody_knows() -> None:
+async def test_no_access_is_requested_for_a_token_that_nobody_knows() -> None:
     async with FakeApi() as api, api.client() as client:
         await may_get(client, "made-up", "/metrics")
         assert api.requests == [f"POST {TOKEN_REVIEWS}"]

@@ -48,13 +48,13 @@ def main(script: Path) -> None:
         packet, descriptors, _, _ = socket.recv_fds(sock, m.REQUEST_BYTES, 1)
         while packet:
             answers: list[m.ReplyPacket] = []
-            for asked in m.decode_requests(packet):
-                kind = type(asked.request).__name__
-                name = f"{kind}:{asked.request.key}"
+            for requested in m.decode_requests(packet):
+                kind = type(requested.request).__name__
+                name = f"{kind}:{requested.request.key}"
                 print(os.getpid(), kind, file=said)
                 acts = dict(line.split() for line in script.read_text().splitlines())
                 what = acts.get(name, acts.get(kind, ""))
-                answers += act(sock, asked.number, kind, what)
+                answers += act(sock, requested.number, kind, what)
                 os.eventfd_write(descriptors[0], 1)
                 if what == "first":
                     break

@@ -36,7 +36,7 @@ class Stand:
         self.script = folder / "script"
         self.released = folder / "released"
         self.driver = Identity((1,), "580", 1)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.does()
 
     def does(self, **what: str) -> None:
@@ -45,7 +45,7 @@ class Stand:
 
     def start(self, limits: Limits = LIMITS) -> Supervisor:
         self.supervisor = Supervisor(
-            Path("/nonexistent"), limits, released=self.released, report=lambda _, text: self.told.append(text),
+            Path("/nonexistent"), limits, released=self.released, report=lambda _, text: self.reported.append(text),
             command=[sys.executable, str(DOUBLE), str(self.script)], driver=lambda *_: self.driver,
         )  # fmt: skip
         self.supervisor.start()

@@ -61,8 +61,8 @@ def test_a_child_ends_with_its_program_also_in_the_middle_of_a_call(tmp_path: Pa
 def opened(
     fake_driver: Callable[[str], FakeDriver], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[tuple[FakeDriver, Supervisor, Path]]:
-    """A driver with two cards whose library is a file of its own, and a supervisor that has it open."""
-    driver = fake_driver("card t4 count=2\n")
+    """A driver with two GPUs whose library is a file of its own, and a supervisor that has it open."""
+    driver = fake_driver("gpu t4 count=2\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     monkeypatch.setenv("TANGRAM_FAKE_DRIVER", str(driver.socket))
     monkeypatch.setattr(supervisor, "TICK_S", 0.05)
@@ -82,10 +82,10 @@ class Slow(Session):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.seconds, self.asked = seconds, list[str]()
+        self.seconds, self.requested = seconds, list[str]()
 
     def answer(self, request: m.AnyRequest) -> m.AnyReply:
-        self.asked.append(request.key)
+        self.requested.append(request.key)
         time.sleep(self.seconds)
         return m.Health(None)
 
@@ -95,7 +95,7 @@ def test_who_waits_behind_a_slow_packet_has_a_turn_before_the_rest_of_it(seconds
     counting, session = os.eventfd(0), Slow(seconds)
     packet = child.answers(session, [m.RequestPacket(at, m.Answers(f"GPU-{at}")) for at in range(4)], counting)
     assert m.decode_replies(packet) == [m.ReplyPacket(at, m.Health(None)) for at in range(answered)]
-    assert len(session.asked) == answered, "what is not answered was not done: an XID event is told once"
+    assert len(session.requested) == answered, "what is not answered was not done: an XID event is told once"
     assert os.eventfd_read(counting) == answered
     os.close(counting)
 
@@ -131,7 +131,7 @@ def test_a_driver_that_hangs_at_the_start_is_survived(
     assert started.nvml.count().count == 2
 
 
-def test_a_driver_is_told_from_another_by_its_file_its_version_and_its_module(tmp_path: Path) -> None:
+def test_a_driver_is_reported_from_another_by_its_file_its_version_and_its_module(tmp_path: Path) -> None:
     library, version, module = tmp_path / "lib64/libnvidia-ml.so.1", tmp_path / "version", tmp_path / "nvidia"
 
     def there() -> Identity:
@@ -157,7 +157,7 @@ def test_a_driver_is_told_from_another_by_its_file_its_version_and_its_module(tm
     assert len(set(seen)) == len(seen) == 7
 
 
-def test_a_library_that_the_loader_found_is_told_by_the_file_that_is_mapped(tmp_path: Path) -> None:
+def test_a_library_that_the_loader_found_is_reported_by_the_file_that_is_mapped(tmp_path: Path) -> None:
     mapped = tmp_path / "libnvidia-ml.so.580"
     mapped.write_bytes(b"one")
     before = identity(tmp_path, str(mapped))

@@ -14,7 +14,7 @@ from nvml.descriptors import MAJOR, NO_GPU, gpu_open
 from nvml.mapped import Looks, started_at
 from tests.unit.nvml.stand import wait_for
 from tests.unit.nvml.test_mapped import FIRST_ENDED
-from vgpu.process_stat import process_stat
+from vgpu.api.process_stat import process_stat
 
 MEMORY = os.major(Path("/dev/null").stat().st_rdev)
 NOT_OPEN = 511

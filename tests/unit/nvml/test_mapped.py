@@ -17,8 +17,8 @@ from nvml import mapped
 from nvml.local import Local
 from nvml.mapped import STUCK, Looks, mapped_in, started_at
 from nvml.messages import MOST_MAPS, Descriptors, Failed, Mapped, Maps, Opens
-from vgpu.contract import LIBRARY
-from vgpu.process_stat import process_stat
+from vgpu.api.contract import LIBRARY
+from vgpu.api.process_stat import process_stat
 
 LINE = "7f0000000000-7f0000001000 r-xp 00000000 08:01 1234                       {}\n"
 
@@ -55,7 +55,7 @@ def test_maps_without_end_show_no_library(proc: Path, monkeypatch: pytest.Monkey
     assert mapped_in(7, proc) is False
 
 
-def test_a_real_process_that_maps_it_has_it_and_one_that_is_gone_tells_nothing(tmp_path: Path) -> None:
+def test_a_real_process_that_maps_it_has_it_and_one_that_is_gone_reports_nothing(tmp_path: Path) -> None:
     me = os.getpid(), started_at(os.getpid())
     assert Looks().of([me]) == (False,)
     path = tmp_path / LIBRARY

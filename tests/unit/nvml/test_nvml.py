@@ -22,11 +22,11 @@ from nvml.supervisor import Supervisor
 from nvml.utilisation import busy
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
-from vgpu.inventory import Inventory
+from vgpu.api.inventory import Inventory
 
 __all__ = ["fake_driver"]
 
-CARD = "GPU-00000000-0000-0000-0000-000000000001"
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 def root_of(driver: FakeDriver, folder: Path) -> Path:
@@ -60,49 +60,49 @@ Drivers = Callable[[str], FakeDriver]
 Supervisors = Callable[[FakeDriver], Supervisor]
 
 
-def test_cards_are_probed_through_a_driver_root(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
-    driver = fake_driver("card h200\ncard h200\ncard t4 memory_mib=16384\nlink 0 1 18\n")
+def test_gpus_are_probed_through_a_driver_root(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
+    driver = fake_driver("gpu h200\ngpu h200\ngpu t4 memory_mib=16384\nlink 0 1 18\n")
     inventory = probed(supervisor_of(driver))
-    first, second, third = inventory.cards
+    first, second, third = inventory.gpus
     assert (first.nvlinks, second.nvlinks, third.nvlinks) == ({second.uuid: 18}, {first.uuid: 18}, {})
-    assert [(c.index, c.minor) for c in inventory.cards] == [(0, 0), (1, 1), (2, 2)]
-    assert [c.uuid for c in inventory.cards] == [s.uuid for s in driver.status()]
-    assert inventory.cards[0].model == "NVIDIA H200"
-    assert inventory.cards[0].mib // 1024 in (140, 141)
-    assert inventory.cards[0].pci != inventory.cards[1].pci
+    assert [(c.index, c.minor) for c in inventory.gpus] == [(0, 0), (1, 1), (2, 2)]
+    assert [c.uuid for c in inventory.gpus] == [s.uuid for s in driver.status()]
+    assert inventory.gpus[0].model == "NVIDIA H200"
+    assert inventory.gpus[0].mib // 1024 in (140, 141)
+    assert inventory.gpus[0].pci != inventory.gpus[1].pci
     assert inventory.driver
-    assert all(card.healthy and not card.mig for card in inventory.cards)
+    assert all(gpu.healthy and not gpu.mig for gpu in inventory.gpus)
 
 
 def test_mig_instances_have_nvidias_profile_names(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
-    driver = fake_driver("card a100-40\nmig 0 3g.20gb 1g.5gb.me 1g.5gb\n")
-    (card,) = probed(supervisor_of(driver)).cards
-    assert card.mig
-    assert not card.shareable
-    assert sorted(i.profile for i in card.instances) == ["1g.5gb", "1g.5gb.me", "3g.20gb"]
-    assert len({i.uuid for i in card.instances}) == 3
-    assert all(i.uuid.startswith("MIG-") and i.mib > 0 for i in card.instances)
+    driver = fake_driver("gpu a100-40\nmig 0 3g.20gb 1g.5gb.me 1g.5gb\n")
+    (gpu,) = probed(supervisor_of(driver)).gpus
+    assert gpu.mig
+    assert not gpu.shareable
+    assert sorted(i.profile for i in gpu.instances) == ["1g.5gb", "1g.5gb.me", "3g.20gb"]
+    assert len({i.uuid for i in gpu.instances}) == 3
+    assert all(i.uuid.startswith("MIG-") and i.mib > 0 for i in gpu.instances)
 
 
-def test_a_card_that_was_lost_stands_unhealthy_in_the_next_probe(
+def test_a_gpu_that_was_lost_stands_unhealthy_in_the_next_probe(
     fake_driver: Drivers, supervisor_of: Supervisors
 ) -> None:
-    driver = fake_driver("card t4\ncard t4\n")
+    driver = fake_driver("gpu t4\ngpu t4\n")
     supervisor = supervisor_of(driver)
     first = probed(supervisor)
     driver.xid(1, 79)
     second = probed(supervisor, first)
-    assert [c.uuid for c in first.cards] == [c.uuid for c in second.cards]
-    assert [c.healthy for c in second.cards] == [True, False]
-    assert supervisor.nvml.answers(first.cards[0].uuid) is None
-    trouble = supervisor.nvml.answers(first.cards[1].uuid)
+    assert [c.uuid for c in first.gpus] == [c.uuid for c in second.gpus]
+    assert [c.healthy for c in second.gpus] == [True, False]
+    assert supervisor.nvml.answers(first.gpus[0].uuid) is None
+    trouble = supervisor.nvml.answers(first.gpus[1].uuid)
     assert trouble is not None
-    assert trouble.startswith("card GPU-")
+    assert trouble.startswith("GPU GPU-")
     assert "NVML says" in trouble
 
 
-def test_xid_events_are_told_once_and_name_the_card(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
-    driver = fake_driver("card t4\ncard t4\n")
+def test_xid_events_are_reported_once_and_name_the_gpu(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
+    driver = fake_driver("gpu t4\ngpu t4\n")
     nvml = supervisor_of(driver).nvml
     uuids = tuple(status.uuid for status in driver.status())
     assert nvml.xids(uuids) == XidsSeen((), {})
@@ -113,7 +113,7 @@ def test_xid_events_are_told_once_and_name_the_card(fake_driver: Drivers, superv
 
 
 def test_processes_are_listed_with_their_memory(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
-    driver = fake_driver("card t4 memory_mib=16384 context_mib=0\n")
+    driver = fake_driver("gpu t4 memory_mib=16384 context_mib=0\n")
     driver.ctl("process", 0, 4242, 512, "stranger")
     uuid = driver.status()[0].uuid
     assert supervisor_of(driver).nvml.processes(uuid) == (ProcessUsage(4242, uuid, 512 * 2**20),)
@@ -128,7 +128,7 @@ def held(supervisor: Supervisor, uuid: str) -> Held:
 def test_the_memory_in_use_is_without_what_the_driver_reserves(
     fake_driver: Drivers, supervisor_of: Supervisors
 ) -> None:
-    driver = fake_driver("card h200\n")
+    driver = fake_driver("gpu h200\n")
     uuid = driver.status()[0].uuid
     supervisor = supervisor_of(driver)
     assert held(supervisor, uuid) == Held((), 0)
@@ -137,19 +137,19 @@ def test_the_memory_in_use_is_without_what_the_driver_reserves(
 
 
 def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
-    driver = fake_driver("card a100-40\nmig 0 3g.20gb 1g.5gb\n")
+    driver = fake_driver("gpu a100-40\nmig 0 3g.20gb 1g.5gb\n")
     supervisor = supervisor_of(driver)
-    first, second = (one.uuid for one in probed(supervisor).cards[0].instances)
+    first, second = (one.uuid for one in probed(supervisor).gpus[0].instances)
     instance = next(status for status in driver.status() if status.uuid == first).gi
     driver.ctl("process", f"0:{instance}", 4242, 512, "stranger")
     assert held(supervisor, first).used_bytes == 512 * 2**20
     assert held(supervisor, second).used_bytes == 0
 
 
-def test_a_driver_without_version_2_of_the_call_does_not_tell(
+def test_a_driver_without_version_2_of_the_call_does_not_report(
     fake_driver: Drivers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    driver = fake_driver("card t4\n")
+    driver = fake_driver("gpu t4\n")
     driver.ctl("process", 0, 4242, 512, "stranger")
     uuid = driver.status()[0].uuid
     (tmp_path / "lib").mkdir()
@@ -166,7 +166,7 @@ def test_a_driver_without_version_2_of_the_call_does_not_tell(
 
 
 @pytest.mark.parametrize(("numa", "used"), [(True, None), (False, 7)])
-def test_memory_that_is_a_numa_node_of_the_machine_tells_nothing(
+def test_memory_that_is_a_numa_node_of_the_machine_reports_nothing(
     monkeypatch: pytest.MonkeyPatch, *, numa: bool, used: int | None
 ) -> None:
     """The kernel's own use of it is in the number."""
@@ -179,7 +179,7 @@ def test_memory_that_is_a_numa_node_of_the_machine_tells_nothing(
     monkeypatch.setattr(nv, "nvmlDeviceGetHandleByUUID", lambda _: None)
     monkeypatch.setattr(nv, "nvmlDeviceGetNumaNodeId", node)
     monkeypatch.setattr(nv, "nvmlDeviceGetMemoryInfo", lambda *_, **__: SimpleNamespace(used=7))
-    assert usage.used_bytes(CARD) == used
+    assert usage.used_bytes(GPU) == used
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_the_smaller_of_two_numbers_around_the_list_counts_and_none_beside_a_lis
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, processes: int, used: int | None
 ) -> None:
     numbers = iter([before, after])
-    listed = tuple(ProcessUsage(pid, CARD, 1) for pid in range(processes))
+    listed = tuple(ProcessUsage(pid, GPU, 1) for pid in range(processes))
     monkeypatch.setattr(usage, "used_bytes", lambda _: next(numbers))
     monkeypatch.setattr(usage, "processes", lambda _: listed)
     monkeypatch.setattr(child, "MOST_PROCESSES", 3)
-    assert child.Session().answer(Processes(CARD)) == Held(listed[:3], used)
+    assert child.Session().answer(Processes(GPU)) == Held(listed[:3], used)
 
 
 @pytest.mark.parametrize("folder", LIBRARY_FOLDERS)
@@ -233,22 +233,22 @@ def test_profile_sizes_are_as_nvidia_documents_them(instance_mib: int, total_mib
 
 
 @given(st.lists(st.one_of(st.integers(1, 120), st.none(), st.just("silent"))))
-def test_a_card_is_ill_from_the_first_trouble_until_it_has_answered_often_enough(
+def test_a_gpu_is_ill_from_the_first_trouble_until_it_has_answered_often_enough(
     events: list[int | str | None],
 ) -> None:
     health, ill, answered = Health(), False, 0
     for event in events:
         if isinstance(event, int):
-            changed, trouble = health.xid(CARD, event), event not in APPLICATION_XIDS
+            changed, trouble = health.xid(GPU, event), event not in APPLICATION_XIDS
         else:
-            changed, trouble = health.answered(CARD, "it is silent" if event else None), event is not None
+            changed, trouble = health.answered(GPU, "it is silent" if event else None), event is not None
         before = ill
         if trouble:
             ill, answered = True, 0
         elif event is None and ill:
             answered += 1
             ill = answered < ANSWERS_TO_RECOVER
-        assert (CARD in health.ill) == ill
+        assert (GPU in health.ill) == ill
         assert changed == (before != ill)
 
 
@@ -276,24 +276,24 @@ def sample(pid: int, percent: int, at_us: int) -> SimpleNamespace:
 
 
 def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [sample(1, 10, 99), sample(2, 20, 100), sample(3, 30, 101), sample(4, 0, 150), sample(5, 50, 201)]
-    told += [sample(6, 4_000_000, 120)]  # one that the driver has lost sight of
-    monkeypatch.setattr(utilisation, "nv", Samples(told))
-    assert busy(CARD, 100, 200) == Busy({3: 30}, 150)
+    reported = [sample(1, 10, 99), sample(2, 20, 100), sample(3, 30, 101), sample(4, 0, 150), sample(5, 50, 201)]
+    reported += [sample(6, 4_000_000, 120)]  # one that the driver has lost sight of
+    monkeypatch.setattr(utilisation, "nv", Samples(reported))
+    assert busy(GPU, 100, 200) == Busy({3: 30}, 150)
 
 
-def test_a_process_more_than_were_counted_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_more_than_were_counted_is_requested_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     late = nv.NVMLError_InsufficientSize()
     monkeypatch.setattr(utilisation, "nv", Samples(late, late, [sample(3, 30, 101)]))
-    assert busy(CARD, 100, 200) == Busy({3: 30}, 101)
+    assert busy(GPU, 100, 200) == Busy({3: 30}, 101)
     monkeypatch.setattr(utilisation, "nv", Samples(late, late, late))
-    with pytest.raises(NvmlError, match=f"utilisation of card {CARD}"):
-        busy(CARD, 100, 200)
+    with pytest.raises(NvmlError, match=f"utilisation of GPU {GPU}"):
+        busy(GPU, 100, 200)
 
 
-def test_a_card_without_samples_has_seen_nobody_and_one_that_does_not_count_by_process_says_so(
+def test_a_gpu_without_samples_has_seen_nobody_and_one_that_does_not_count_by_process_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for error, by_process in ((nv.NVMLError_NotFound(), True), (nv.NVMLError_NotSupported(), False)):
         monkeypatch.setattr(utilisation, "nv", Samples(error))
-        assert busy(CARD, 100, 200) == Busy({}, 100, by_process=by_process)
+        assert busy(GPU, 100, 200) == Busy({}, 100, by_process=by_process)

@@ -19,11 +19,11 @@ from nvml.naming import naming
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
-from vgpu.driver import OLDEST_BRANCH, too_old
+from vgpu.api.driver import OLDEST_BRANCH, too_old
 
 __all__ = ["fake_driver"]
 
-CARDS = "card a100-40 count=2\nlinks all 12\nmig 0 3g.20gb 1g.5gb.me 1g.5gb\n"
+GPUS = "gpu a100-40 count=2\nlinks all 12\nmig 0 3g.20gb 1g.5gb.me 1g.5gb\n"
 LISTS = {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"}
 """Newer forms that the oldest supported driver has, and drivers before 510 have not."""
 
@@ -58,7 +58,7 @@ class InThisProcess:
 def everything():
     nvml = Nvml(InThisProcess())
     nvml._call(Open(sys.argv[1]), Opened)
-    uuid = probe(nvml, unit_mib=1, access="cdi").cards[1].uuid
+    uuid = probe(nvml, unit_mib=1, access="cdi").gpus[1].uuid
     for step in (nvml.answers, nvml.processes, lambda uuid: nvml.busy(uuid, 0, 10), lambda uuid: nvml.xids((uuid,))):
         attempt(lambda: step(uuid))
 
@@ -98,7 +98,7 @@ def everything(driver: FakeDriver, root: Path) -> tuple[list[str], list[str]]:
 def test_whichever_function_is_missing_there_is_a_neutral_value_or_a_sentence(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
-    driver = fake_driver(CARDS)
+    driver = fake_driver(GPUS)
     called, refused = everything(driver, older(driver, tmp_path / "all"))
     assert not refused
     assert set(called) >= LISTS
@@ -124,16 +124,16 @@ def test_whichever_function_is_missing_there_is_a_neutral_value_or_a_sentence(
 def test_the_sentence_names_the_object_and_the_driver_that_is_there(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
-    driver = fake_driver("driver 470.57.02\ncard t4 count=2\n")
+    driver = fake_driver("driver 470.57.02\ngpu t4 count=2\n")
     _, refused = everything(driver, older(driver, tmp_path, *LISTS))
-    assert refused == [f"processes of card {driver.status()[1].uuid}: {too_old('470.57.02')}"]
+    assert refused == [f"processes of GPU {driver.status()[1].uuid}: {too_old('470.57.02')}"]
     assert "NVIDIA driver 470.57.02 lacks" in refused[0]
 
 
-def test_before_nvml_tells_its_version_the_sentence_does_without(
+def test_before_nvml_reports_its_version_the_sentence_does_without(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
-    driver = fake_driver(CARDS)
+    driver = fake_driver(GPUS)
     root = older(driver, tmp_path, "nvmlInitWithFlags")
     assert everything(driver, root)[1] == [f"the NVIDIA driver of {root}: {too_old('')}"]
 
@@ -141,7 +141,7 @@ def test_before_nvml_tells_its_version_the_sentence_does_without(
 METER = """
 import select, sys
 from pathlib import Path
-from arbiter.meter import Meter
+from arbiter.memory.meter import Meter
 from arbiter.nvml_source import nvml_source
 from nvml.supervisor import Limits
 
@@ -158,22 +158,22 @@ with nvml_source(None, Path(sys.argv[1]), Limits()) as nvml:
 def test_the_arbiter_knows_that_it_measures_nothing_and_why(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
-    driver = fake_driver(CARDS)
+    driver = fake_driver(GPUS)
     uuid = driver.status()[0].uuid
     done = run(driver, METER, older(driver, tmp_path, *LISTS), uuid)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"True processes of card {uuid}: {too_old('580.65.06')}"
+    assert done.stdout.splitlines()[-1] == f"True processes of GPU {uuid}: {too_old('580.65.06')}"
     assert "Traceback" not in done.stdout + done.stderr
 
 
 PLUGIN = """
 import asyncio, sys
 from pathlib import Path
-from deviceplugin import machine
+from deviceplugin.gpus import node_gpus as machine
 from deviceplugin.metrics import Metrics
-from deviceplugin.offer import Offer
+from deviceplugin.gpus.offer import Offer
 from nvml.supervisor import Supervisor
-from vgpu.names import DEFAULT
+from vgpu.api.names import DEFAULT
 
 async def until_it_waits():
     waits = asyncio.Event()
@@ -207,19 +207,19 @@ asyncio.run(until_it_waits())
 def test_the_plugin_goes_on_and_says_why_it_offers_nothing(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
-    driver = fake_driver(CARDS)
+    driver = fake_driver(GPUS)
     done = run(driver, PLUGIN, older(driver, tmp_path, "nvmlDeviceGetMigDeviceHandleByIndex"))
     uuid = driver.status()[0].uuid
-    assert done.stdout.splitlines()[-1] == f"MIG instance 0 of card {uuid}: {too_old('580.65.06')}", done.stderr
+    assert done.stdout.splitlines()[-1] == f"MIG instance 0 of GPU {uuid}: {too_old('580.65.06')}", done.stderr
 
 
 TANGRAMCTL = """
 import sys
 from pathlib import Path
-from tangramctl import cards
+from tangramctl import gpus
 from tangramctl.__main__ import main
 
-cards.REAL_DRIVER = Path(sys.argv.pop(1))
+gpus.REAL_DRIVER = Path(sys.argv.pop(1))
 main()
 """
 
@@ -228,7 +228,7 @@ main()
 def test_tangramctl_ends_with_the_code_for_no_gpu_and_one_sentence(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    driver = fake_driver("card t4\n")
+    driver = fake_driver("gpu t4\n")
     monkeypatch.setenv("TANGRAMCTL_STATE", str(driver.folder / "s"))  # short, as sockets lie below it
     monkeypatch.setenv("TANGRAMCTL_LIBRARY", str(driver.libnvml))  # is there; nothing is started that would load it
     root = older(driver, tmp_path / "root", missing)
@@ -241,6 +241,6 @@ def test_tangramctl_ends_with_the_code_for_no_gpu_and_one_sentence(
 def test_a_function_that_is_missing_has_nvmls_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nv, "nvmlSystemGetDriverVersion", lambda: "470.57.02")
     for missing in (nv.NVMLError_FunctionNotFound(), nv.NVMLLibraryMismatchError("newer form")):
-        with pytest.raises(NvmlError) as caught, naming("card 0"):
+        with pytest.raises(NvmlError) as caught, naming("GPU 0"):
             raise missing
-        assert (caught.value.code, str(caught.value)) == (13, f"card 0: {too_old('470.57.02')}")
+        assert (caught.value.code, str(caught.value)) == (13, f"GPU 0: {too_old('470.57.02')}")

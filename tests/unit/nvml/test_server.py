@@ -29,15 +29,15 @@ ARBITER_S = 3.0
 """The arbiter waits so long for an answer."""
 
 
-class Asks:
+class RequestCache:
     """A supervisor that answers as a test says."""
 
     def __init__(self) -> None:
         self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.Held((m.ProcessUsage(7, GPU, 1),))
-        self.asked: list[m.AnyRequest] = []
+        self.requested: list[m.AnyRequest] = []
 
     def call_all(self, requests: Sequence[m.AnyRequest], _wait_s: float | None = None) -> list[m.AnyReply]:
-        self.asked += requests
+        self.requested += requests
         return [self.answer(request) for request in requests]
 
 
@@ -49,13 +49,13 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def asks() -> Asks:
-    return Asks()
+def requests() -> RequestCache:
+    return RequestCache()
 
 
 @pytest.fixture
-def server(folder: Path, asks: Asks) -> Iterator[Server]:
-    made = Server(folder / "nvml.sock", asks)
+def server(folder: Path, requests: RequestCache) -> Iterator[Server]:
+    made = Server(folder / "nvml.sock", requests)
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ def hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Asks, server: Server) -> None:
+def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, requests: RequestCache, server: Server) -> None:
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
     for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away"), NvmlOpening("opening")):
@@ -82,7 +82,7 @@ def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Ask
         def fail(_: m.AnyRequest, error: NvmlError = error) -> m.AnyReply:
             raise error
 
-        asks.answer = fail
+        requests.answer = fail
         with pytest.raises(type(error)) as caught:
             client.nvml.processes(GPU)
         assert (type(caught.value), str(caught.value), caught.value.code) == (type(error), str(error), error.code)
@@ -90,13 +90,13 @@ def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, asks: Ask
 
 
 def test_maps_are_read_by_the_program_that_serves_and_no_child_hears_of_it(
-    folder: Path, asks: Asks, server: Server
+    folder: Path, requests: RequestCache, server: Server
 ) -> None:
     me = os.getpid(), started_at(os.getpid())
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.mapped((me, (me[0], 1))) == (False, None)
     client.close()
-    assert asks.asked == []
+    assert requests.requested == []
 
 
 def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:
@@ -109,15 +109,17 @@ def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:
     assert statistics.median(took_ms) < 50
 
 
-def test_only_our_own_user_may_connect(folder: Path, asks: Asks) -> None:
-    told: list[str] = []
-    server = Server(folder / "nvml.sock", asks, user=os.geteuid() + 1, report=told.append)
+def test_only_our_own_user_may_connect(folder: Path, requests: RequestCache) -> None:
+    reported: list[str] = []
+    server = Server(folder / "nvml.sock", requests, user=os.geteuid() + 1, report=reported.append)
     try:
         assert (folder / "nvml.sock").stat().st_mode & 0o777 == 0o600
         with peer(folder) as sock:
             assert hung_up(sock)
-        assert told == [f"process {os.getpid()} is of user {os.geteuid()}: must be of {os.geteuid() + 1} (1 so far)"]
-        assert not asks.asked
+        assert reported == [
+            f"process {os.getpid()} is of user {os.geteuid()}: must be of {os.geteuid() + 1} (1 so far)"
+        ]
+        assert not requests.requested
     finally:
         server.close()
 
@@ -136,12 +138,12 @@ def test_only_our_own_user_may_connect(folder: Path, asks: Asks) -> None:
     ids=["no message", "deep", "too long", "opens", "events", "health", "wrong type"],
 )
 def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(
-    folder: Path, asks: Asks, server: Server, packet: bytes
+    folder: Path, requests: RequestCache, server: Server, packet: bytes
 ) -> None:
     with peer(folder) as sock:
         sock.send(packet)
         assert hung_up(sock)
-    assert not asks.asked, "none of it reaches the child"
+    assert not requests.requested, "none of it reaches the child"
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
@@ -161,9 +163,9 @@ def test_requests_that_are_there_together_are_read_together_within_a_bound() -> 
 
 
 def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_together(
-    folder: Path, asks: Asks, server: Server
+    folder: Path, requests: RequestCache, server: Server
 ) -> None:
-    asks.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
+    requests.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
     client = Client(folder / "nvml.sock", 10)
     wanted = [str(number) for number in range(3 * m.TOGETHER + 1)]
     found = client.nvml.held_of(wanted)
@@ -172,12 +174,12 @@ def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_togeth
 
 
 def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_child(
-    folder: Path, asks: Asks, server: Server
+    folder: Path, requests: RequestCache, server: Server
 ) -> None:
     def refuses(request: m.AnyRequest) -> m.AnyReply:
         raise AssertionError(request)
 
-    asks.answer = refuses
+    requests.answer = refuses
     client = Client(folder / "nvml.sock", 10)
     with subprocess.Popen(["sleep", "60"]) as process:
         lives = process.pid, started_at(process.pid)
@@ -254,11 +256,11 @@ def answered(client: Client) -> bool:
 
 
 def test_a_peer_that_does_not_read_is_hung_up_on(
-    folder: Path, asks: Asks, server: Server, monkeypatch: pytest.MonkeyPatch
+    folder: Path, requests: RequestCache, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "SEND_S", 0.2)
     monkeypatch.setattr(servers, "AT_ONCE", 1e9)
-    asks.answer = lambda _: m.Held(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
+    requests.answer = lambda _: m.Held(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
     with peer(folder) as sock:
         sock.settimeout(0.1)
         try:
@@ -272,8 +274,8 @@ def test_a_peer_that_does_not_read_is_hung_up_on(
     client.close()
 
 
-def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
-    folder: Path, asks: Asks, server: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_requests_without_end_is_slowed_down_and_others_are_answered(
+    folder: Path, requests: RequestCache, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "AT_ONCE", 10.0)
     monkeypatch.setattr(servers, "A_SECOND", 20.0)
@@ -291,16 +293,18 @@ def test_a_peer_that_asks_without_end_is_slowed_down_and_others_are_answered(
         flooding = threading.Thread(target=flood)
         flooding.start()
         client = Client(folder / "nvml.sock", 10)
-        asked_s = time.monotonic()
+        requested_s = time.monotonic()
         assert client.nvml.processes(GPU)
-        assert time.monotonic() - asked_s < 1.0
+        assert time.monotonic() - requested_s < 1.0
         client.close()
         flooding.join(10)
         stop.set()
-    assert len(asks.asked) < 50, "at most 10 at once and 20 a second"
+    assert len(requests.requested) < 50, "at most 10 at once and 20 a second"
 
 
-def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(folder: Path, asks: Asks, server: Server) -> None:
+def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(
+    folder: Path, requests: RequestCache, server: Server
+) -> None:
     with pytest.raises(NvmlAway, match=r"none.sock: No such file or directory"):
         Client(folder / "none.sock", 1).nvml.processes(GPU)
     go_on = threading.Event()
@@ -309,11 +313,11 @@ def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(folder: Path
         go_on.wait(20)
         return m.Held((m.ProcessUsage(1, GPU, 1),))
 
-    before, asks.answer = asks.answer, late
+    before, requests.answer = requests.answer, late
     client = Client(folder / "nvml.sock", 0.1)
     with pytest.raises(NvmlAway, match=r"no answer within 0.1 s"):
         client.nvml.processes(GPU)
-    asks.answer = before
+    requests.answer = before
     go_on.set()
     assert client.nvml.processes(GPU)[0].pid == 7, "the late answer is not taken for this one's"
     client.close()
@@ -341,15 +345,15 @@ def test_a_client_believes_no_program_that_lies(folder: Path, packet: bytes) -> 
 
 
 def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(
-    folder: Path, asks: Asks
+    folder: Path, requests: RequestCache
 ) -> None:
-    server = Server(folder / "nvml.sock", asks)
+    server = Server(folder / "nvml.sock", requests)
     with peer(folder) as sock:
         server.close()
         assert hung_up(sock)
     assert not (folder / "nvml.sock").exists()
-    first = Server(folder / "nvml.sock", asks)
-    second = Server(folder / "nvml.sock", asks)
+    first = Server(folder / "nvml.sock", requests)
+    second = Server(folder / "nvml.sock", requests)
     first.close()
     client = Client(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
@@ -357,9 +361,9 @@ def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in
     second.close()
 
 
-def test_a_socket_that_somebody_removes_is_back_within_seconds(folder: Path, asks: Asks) -> None:
-    told: list[str] = []
-    server = Server(folder / "nvml.sock", asks, report=told.append)
+def test_a_socket_that_somebody_removes_is_back_within_seconds(folder: Path, requests: RequestCache) -> None:
+    reported: list[str] = []
+    server = Server(folder / "nvml.sock", requests, report=reported.append)
     try:
         client = Client(folder / "nvml.sock", 10)
         client.nvml.processes(GPU)
@@ -370,7 +374,7 @@ def test_a_socket_that_somebody_removes_is_back_within_seconds(folder: Path, ask
         later = Client(folder / "nvml.sock", 10)
         assert later.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
         later.close()
-        assert told == [f"the socket {folder / 'nvml.sock'} was missing and is put back"]
+        assert reported == [f"the socket {folder / 'nvml.sock'} was missing and is put back"]
     finally:
         server.close()
     assert not (folder / "nvml.sock").exists()

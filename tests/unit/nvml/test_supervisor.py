@@ -59,26 +59,26 @@ def test_a_gpu_of_which_a_call_hung_is_left_alone_for_a_while_and_the_others_ans
     wait_for(lambda: answers(nvml.processes, GPU))
 
 
-def answers(ask: Callable[[str], object], uuid: str) -> bool:
+def answers(request: Callable[[str], object], uuid: str) -> bool:
     try:
-        ask(uuid)
+        request(uuid)
     except NvmlError:
         return False
     return True
 
 
-def test_who_waits_behind_a_call_that_hangs_is_told_that_nobody_answers(stand: Stand) -> None:
+def test_who_waits_behind_a_call_that_hangs_is_reported_that_nobody_answers(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="hang")
     errors: list[NvmlError] = []
 
-    def ask(uuid: str) -> None:
+    def request(uuid: str) -> None:
         try:
             nvml.processes(uuid)
         except NvmlError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=ask, args=(f"GPU-{number}",)) for number in range(5)]
+    threads = [threading.Thread(target=request, args=(f"GPU-{number}",)) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -135,7 +135,7 @@ def test_who_has_less_time_than_a_call_is_answered_sooner_and_the_child_lives(st
 def test_a_child_that_dies_or_lies_at_any_step_is_replaced(stand: Stand, kind: str, act: str) -> None:
     stand.does(**{kind: act})
     nvml = stand.start().nvml
-    asks: dict[str, Callable[[], object]] = {
+    requests: dict[str, Callable[[], object]] = {
         "Count": nvml.count,
         "Answers": lambda: nvml.answers(GPU),
         "Processes": lambda: nvml.processes(GPU),
@@ -148,24 +148,24 @@ def test_a_child_that_dies_or_lies_at_any_step_is_replaced(stand: Stand, kind: s
     else:
         wait_for(lambda: stand.supervisor.ends.total())
     with pytest.raises(NvmlAway, match=r"the NVML process (ended|sent no answer)"):
-        asks[kind]()
+        requests[kind]()
     stand.does()
     stand.back()
-    asks[kind]()
+    requests[kind]()
     assert set(stand.supervisor.ends) == {End.DIED if act in ("die", "exit") else End.MALFORMED}
 
 
-def test_a_child_that_is_killed_while_nobody_asks_is_back_at_once(stand: Stand) -> None:
+def test_a_child_that_is_killed_while_nobody_requests_is_back_at_once(stand: Stand) -> None:
     started = stand.opened()
     pid = started.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: started.ends == {End.DIED: 1})
     stand.back()
-    assert "signal 9 (Killed)" in stand.told[1]
+    assert "signal 9 (Killed)" in stand.reported[1]
 
 
-def test_an_answer_of_another_kind_and_one_that_nobody_asked_for(stand: Stand) -> None:
+def test_an_answer_of_another_kind_and_one_that_nobody_requested_for(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="wrong")
     with pytest.raises(NvmlAway, match="the answer to Processes is Health: must be Held"):
@@ -187,7 +187,7 @@ def test_a_refusal_of_nvml_costs_no_child(stand: Stand) -> None:
     assert len(stand.children) == 1
 
 
-def test_who_asks_before_nvml_was_opened_is_told_so(stand: Stand) -> None:
+def test_who_requests_before_nvml_was_opened_is_reported_so(stand: Stand) -> None:
     stand.does(Open="slow=0.5")
     started = stand.start()
     with pytest.raises(NvmlOpening, match="NVML is being opened"):
@@ -227,13 +227,13 @@ def test_closing_answers_everybody_at_once_whatever_the_child_does(stand: Stand)
     stand.does(Processes="hang")
     errors: list[NvmlError] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
             started.nvml.processes(GPU)
         except NvmlError as error:
             errors.append(error)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=request)
     asking.start()
     wait_for(lambda: "Processes" in stand.script.with_suffix(".said").read_text())
     begun_s = time.monotonic()

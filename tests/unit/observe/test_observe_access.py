@@ -53,7 +53,7 @@ async def came(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_without_a_token_is_told_what_it_needs_and_nobody_is_asked() -> None:
+async def test_a_client_without_a_token_is_reported_what_it_needs_and_nobody_is_requested() -> None:
     cluster = Cluster()
     for header in (
         None,

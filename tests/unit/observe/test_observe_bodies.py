@@ -64,17 +64,17 @@ async def test_bodies_of_strangers_make_way_for_that_of_a_client_that_was_answer
         assert await first_line(kept_reader) == b"HTTP/1.1 200 OK"
         await kept_reader.readuntil(b"ok")
         connections = acceptor_of(one).connections
-        strangers = [await one.connect() for _ in range(3)]
-        for number, (_, writer) in enumerate(strangers, 1):
+        unproven = [await one.connect() for _ in range(3)]
+        for number, (_, writer) in enumerate(unproven, 1):
             writer.write(post(b"b" * 300_001)[:-1])
             await until(lambda number=number: connections.held_bytes == number * 300_000)  # type: ignore[misc]
         kept.write(post(b"a" * 600_000))
         assert await first_line(kept_reader) == b"HTTP/1.1 200 OK"
-        for reader, _ in strangers[:2]:
+        for reader, _ in unproven[:2]:
             assert await first_line(reader) == b"HTTP/1.1 503 Service Unavailable"
-        strangers[2][1].write(b"b")
-        assert await first_line(strangers[2][0]) == b"HTTP/1.1 200 OK"
-        for _, writer in (*strangers, (None, kept)):
+        unproven[2][1].write(b"b")
+        assert await first_line(unproven[2][0]) == b"HTTP/1.1 200 OK"
+        for _, writer in (*unproven, (None, kept)):
             writer.close()
 
 

@@ -120,12 +120,12 @@ def test_memory_is_dropped_until_what_is_left_fits() -> None:
 
 def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_stranger_and_after_all_strangers() -> None:
     connections = Connections(replace(BOUNDS, trusted=True))
-    scheduler, stranger, another = opened(connections, ("s", 0), ("a", 50), ("b", 51))
+    scheduler, unproven, another = opened(connections, ("s", 0), ("a", 50), ("b", 51))
     serve(connections, scheduler, 1)
     connections.answered_well(scheduler, 1)
     connections.enter(scheduler, Phase.REQUEST, 2)
     assert connections.hold(scheduler, 60) == []
-    assert connections.hold(stranger, 50) == [stranger]
+    assert connections.hold(unproven, 50) == [unproven]
     assert connections.hold(another, 40) == []
     assert connections.hold(scheduler, 1) == [another]
     assert connections.held_bytes == 61
@@ -142,12 +142,12 @@ def test_a_request_that_waits_for_its_turn_makes_way_for_that_of_another_client(
 
 def test_requests_of_strangers_that_are_being_answered_leave_room_for_one_of_any_size() -> None:
     connections = Connections(replace(BOUNDS, held_bytes=250, trusted=True))
-    scheduler, *strangers = opened(connections, ("s", 0), ("s", 1), ("s", 2))
+    scheduler, *unproven = opened(connections, ("s", 0), ("s", 1), ("s", 2))
     connections.answered_well(scheduler, 1)
-    for one in strangers:
+    for one in unproven:
         connections.enter(one, Phase.WORK, 1)
-    assert [connections.hold(one, 75) for one in strangers] == [[], []]
-    assert connections.hold(strangers[0], 1) == [strangers[0]]
+    assert [connections.hold(one, 75) for one in unproven] == [[], []]
+    assert connections.hold(unproven[0], 1) == [unproven[0]]
     assert connections.hold(scheduler, 100) == []
 
 
@@ -282,8 +282,8 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
             held[one] += amount
             expected = list[Connection]()
             while sum(held.values()) > BOUNDS.held_bytes and one not in expected:
-                strangers = [other for other in others if other not in trust]
-                among = strangers or (others if one in trust or not trusted else [])
+                unproven = [other for other in others if other not in trust]
+                among = unproven or (others if one in trust or not trusted else [])
                 expected.append(slow_choices(among, alive, set(well), one.since_s)[0] or one)
                 held[expected[-1]] = 0
                 others = [other for other in others if other not in expected]

@@ -33,7 +33,7 @@ asyncio.run(operations.run())
 """
 
 
-class Told:
+class Reported:
     """A program whose readiness a test decides."""
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def running(told: Told) -> AsyncIterator[tuple[Operations, httpx.AsyncClient]]:
+async def running(reported: Reported) -> AsyncIterator[tuple[Operations, httpx.AsyncClient]]:
     registry = CollectorRegistry()
     Counter("tangram_example_things", "Things.", registry=registry).inc()
-    operations = Operations(Pages(registry, told.not_ready), "127.0.0.1", 0)
+    operations = Operations(Pages(registry, reported.not_ready), "127.0.0.1", 0)
     task = asyncio.create_task(operations.run())
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{operations.port}", timeout=20) as client:
         try:
@@ -59,8 +59,8 @@ async def running(told: Told) -> AsyncIterator[tuple[Operations, httpx.AsyncClie
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_pages_come_over_http_and_there_is_no_process_before_somebody_asks() -> None:
-    async with running(Told()) as (operations, client):
+async def test_the_pages_come_over_http_and_there_is_no_process_before_somebody_requests() -> None:
+    async with running(Reported()) as (operations, client):
         await asyncio.sleep(0)
         assert operations.pid is None
         page = await client.get("/metrics")
@@ -127,39 +127,39 @@ async def test_refusals_of_the_server_are_counted_by_the_program() -> None:
 
 
 async def test_a_page_is_what_the_program_says_now() -> None:
-    told = Told()
-    async with running(told) as (_, client):
+    reported = Reported()
+    async with running(reported) as (_, client):
         for missing, status in (("", 200), ("no certificate", 503), ("", 200)):
-            told.missing = missing
+            reported.missing = missing
             assert (await client.get("/readyz")).status_code == status
 
 
 async def test_a_flood_makes_the_program_answer_a_few_times_a_second() -> None:
-    told = Told()
+    reported = Reported()
     began_s = asyncio.get_running_loop().time()
-    async with running(told) as (_, client):
+    async with running(reported) as (_, client):
         burst = int(BURST_S * PER_S["/readyz"])
         for _ in range(2 * burst):
             assert (await client.get("/readyz")).status_code == 200
         passed_s = asyncio.get_running_loop().time() - began_s
-        assert burst <= told.looks <= burst + 1 + passed_s * PER_S["/readyz"]
-        told.missing = "no certificate"
+        assert burst <= reported.looks <= burst + 1 + passed_s * PER_S["/readyz"]
+        reported.missing = "no certificate"
         until_s = asyncio.get_running_loop().time() + 10
         while (await client.get("/readyz")).status_code == 200:
             assert asyncio.get_running_loop().time() < until_s
 
 
-async def test_who_asks_twenty_times_a_second_for_readiness_gets_no_old_page() -> None:
-    told = Told()
-    async with running(told) as (_, client):
+async def test_who_requests_twenty_times_a_second_for_readiness_gets_no_old_page() -> None:
+    reported = Reported()
+    async with running(reported) as (_, client):
         for number in range(60):
-            told.missing = f"reason {number}"
+            reported.missing = f"reason {number}"
             assert (await client.get("/readyz")).text == f"reason {number}\n"
             await asyncio.sleep(0.05)
 
 
 async def test_a_server_that_is_killed_is_started_again() -> None:
-    async with running(Told()) as (operations, client):
+    async with running(Reported()) as (operations, client):
         assert (await client.get("/healthz")).status_code == 200
         before = operations.pid
         assert before is not None

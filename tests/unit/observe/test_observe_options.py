@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, field_validator
 
 from observe.options import ProgramSettings, config, read
-from vgpu.quantity import whole_number
+from vgpu.api.quantity import whole_number
 
 
 class Example(ProgramSettings):

@@ -38,7 +38,7 @@ def test_one_that_is_stuck_is_neither_alive_nor_ready() -> None:
     assert [pages.get(path).status for path in ("/healthz", "/readyz")] == [503, 503]
 
 
-def test_another_path_is_told_which_there_are() -> None:
+def test_another_path_is_reported_which_there_are() -> None:
     page = Pages(registry()).get("/")
     assert page.status == 404
     assert b"/metrics, /healthz, /readyz" in page.body

@@ -6,7 +6,7 @@ import pytest
 
 from observe.options import ProgramSettings, config
 from observe.program import run_program
-from vgpu.errors import Refused
+from vgpu.api.errors import Refused
 
 
 class Example(ProgramSettings):

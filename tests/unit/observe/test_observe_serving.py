@@ -358,22 +358,22 @@ async def test_after_an_answer_of_no_use_its_connection_waits_longer_each_time_a
     async with running() as one:
         reader, writer = await one.connect()
 
-        async def ask(request: bytes) -> bytes:
+        async def post_raw(request: bytes) -> bytes:
             writer.write(request)
             line = await first_line(reader)
             await reader.readuntil(b"ok")
             return line.split()[1]
 
-        assert [await ask(MISSING) for _ in range(3)] == [b"404"] * 3
+        assert [await post_raw(MISSING) for _ in range(3)] == [b"404"] * 3
         assert rests == [0.01, 0.02, 0.04]
-        assert await ask(post(b"a")) == b"200"
+        assert await post_raw(post(b"a")) == b"200"
         monkeypatch.setattr("observe.protocol.REFUSED_S", 1000.0)
-        assert await ask(MISSING) == b"404"
+        assert await post_raw(MISSING) == b"404"
         assert rests[3:] == [0.01]
-        assert await ask(post(b"b")) == b"200"
+        assert await post_raw(post(b"b")) == b"200"
         writer.close()
         reader, writer = await one.connect()
-        assert await ask(MISSING) == b"404"
+        assert await post_raw(MISSING) == b"404"
         writer.write(post(b"never read"))
         await writer.drain()
         assert await one.send(post(b"another client's")) == b"HTTP/1.1 200 OK"

@@ -1,4 +1,4 @@
-"""Which card a run is given, against the obvious way to say it; and what is said when there is none."""
+"""Which GPU a run is given, against the obvious way to say it; and what is said when there is none."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangramctl.ask import ask, cards_named, memory_mib
 from tangramctl.choose import Holding, choose
 from tangramctl.errors import BadOption, NoRoom
-from vgpu.grant import Slice
-from vgpu.inventory import Card, Inventory
+from tangramctl.request import gpus_named, memory_mib, request
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory
 
 LETTERS = "abcdef0123"
 
 
-def card(index: int, mib: int) -> Card:
-    return Card(f"GPU-{LETTERS[index] * 8}-0000-0000-0000-000000000000", index, "T4", mib)
+def gpu(index: int, mib: int) -> Gpu:
+    return Gpu(f"GPU-{LETTERS[index] * 8}-0000-0000-0000-000000000000", index, "T4", mib)
 
 
 def machine(*sizes_mib: int) -> Inventory:
-    return Inventory(tuple(card(index, mib) for index, mib in enumerate(sizes_mib)), unit_mib=1)
+    return Inventory(tuple(gpu(index, mib) for index, mib in enumerate(sizes_mib)), unit_mib=1)
 
 
-def holding(of: Card, mib: int, core_percent: int = 0) -> Holding:
+def holding(of: Gpu, mib: int, core_percent: int = 0) -> Holding:
     return Holding(Slice(of.uuid, of.index, mib, core_percent), "pid 1, x")
 
 
-def wish(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> object:
-    return ask(mib, core_percent, "standard", 2, frozenset(uuids))
+def preference(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> object:
+    return request(mib, core_percent, "standard", 2, frozenset(uuids))
 
 
 @given(
@@ -40,40 +40,40 @@ def wish(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> object:
     st.integers(1, 120),
     st.integers(0, 100),
 )
-def test_the_card_with_least_left_that_holds_the_ask_is_chosen(
+def test_the_gpu_with_least_left_that_holds_the_request_is_chosen(
     sizes: list[int], held: list[tuple[int, int, int]], mib: int, core: int
 ) -> None:
     here = machine(*sizes)
-    holdings = [holding(here.cards[at % len(sizes)], much, percent) for at, much, percent in held]
-    free = {one.uuid: [one.mib, 100] for one in here.cards}
+    holdings = [holding(here.gpus[at % len(sizes)], much, percent) for at, much, percent in held]
+    free = {one.uuid: [one.mib, 100] for one in here.gpus}
     for one in holdings:
         free[one.piece.uuid][0] -= one.piece.mib
         free[one.piece.uuid][1] -= one.piece.core_percent
-    fitting = [one for one in here.cards if free[one.uuid][0] >= mib and free[one.uuid][1] >= core]
+    fitting = [one for one in here.gpus if free[one.uuid][0] >= mib and free[one.uuid][1] >= core]
     if fitting:
-        piece = choose(wish(mib, core), here, holdings, {})
+        piece = choose(preference(mib, core), here, holdings, {})
         best = min(free[one.uuid][0] for one in fitting)
         assert piece.uuid in {one.uuid for one in fitting}
         assert free[piece.uuid][0] == best
         assert (piece.mib, piece.core_percent) == (mib, core)
     else:
         with pytest.raises(NoRoom if mib <= max(sizes) else BadOption):
-            choose(wish(mib, core), here, holdings, {})
+            choose(preference(mib, core), here, holdings, {})
 
 
 def test_what_strangers_hold_is_not_free() -> None:
     here = machine(1000)
-    assert choose(wish(400), here, [], {here.cards[0].uuid: 600}).mib == 400
+    assert choose(preference(400), here, [], {here.gpus[0].uuid: 600}).mib == 400
     with pytest.raises(NoRoom, match="600 MiB held by processes outside tangramctl"):
-        choose(wish(401), here, [], {here.cards[0].uuid: 600})
+        choose(preference(401), here, [], {here.gpus[0].uuid: 600})
 
 
-def test_only_cards_that_were_named_are_chosen_and_spoken_of() -> None:
+def test_only_gpus_that_were_named_are_chosen_and_spoken_of() -> None:
     here = machine(1000, 500)
-    first = here.cards[0].uuid
-    assert choose(wish(400, uuids=[first]), here, [], {}).uuid == first
+    first = here.gpus[0].uuid
+    assert choose(preference(400, uuids=[first]), here, [], {}).uuid == first
     with pytest.raises(NoRoom) as caught:
-        choose(wish(400, uuids=[first]), here, [holding(here.cards[0], 700)], {})
+        choose(preference(400, uuids=[first]), here, [holding(here.gpus[0], 700)], {})
     assert str(caught.value).splitlines() == [
         "no GPU has 400 MiB free:",
         f"  GPU 0 (T4, {first}): 300 of 1000 MiB and 100 % free",
@@ -81,17 +81,17 @@ def test_only_cards_that_were_named_are_chosen_and_spoken_of() -> None:
     ]
 
 
-def test_ill_cards_and_cards_in_mig_mode_are_never_chosen_and_it_is_said_why() -> None:
-    ill, cut = replace(card(0, 1000), healthy=False), replace(card(1, 1000), mig=True)
-    well = card(2, 500)
+def test_ill_gpus_and_gpus_in_mig_mode_are_never_chosen_and_it_is_said_why() -> None:
+    ill, cut = replace(gpu(0, 1000), healthy=False), replace(gpu(1, 1000), mig=True)
+    well = gpu(2, 500)
     here = Inventory((ill, cut, well), unit_mib=1)
-    assert choose(wish(400), here, [], {}).uuid == well.uuid
+    assert choose(preference(400), here, [], {}).uuid == well.uuid
     with pytest.raises(NoRoom, match="may not be shared"):
-        choose(wish(400), here, [holding(well, 300)], {})
+        choose(preference(400), here, [holding(well, 300)], {})
     with pytest.raises(BadOption, match=r"1 to 500 MiB, what GPU 2 \(T4, the largest here\) has"):
-        choose(wish(600), here, [], {})
+        choose(preference(600), here, [], {})
     with pytest.raises(BadOption, match="none of the 2 GPUs may be shared"):
-        choose(wish(600), Inventory((ill, cut), unit_mib=1), [], {})
+        choose(preference(600), Inventory((ill, cut), unit_mib=1), [], {})
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def test_other_memory_is_refused_by_option_value_and_range(text: str) -> None:
 @pytest.mark.parametrize("of", [(-1, "standard", 2), (101, "standard", 2), (0, "urgent", 2), (0, "standard", 5)])
 def test_numbers_out_of_range_are_refused(of: tuple[int, str, int]) -> None:
     with pytest.raises(BadOption, match=r"--(gpu-core|class|level) is .*: it must be "):
-        ask(1, *of, frozenset())
+        request(1, *of, frozenset())
 
 
-def test_cards_are_named_by_index_uuid_or_the_beginning_of_one() -> None:
+def test_gpus_are_named_by_index_uuid_or_the_beginning_of_one() -> None:
     here = machine(10, 10, 10)
-    uuids = [one.uuid for one in here.cards]
-    assert cards_named("1", here, "--gpu") == {uuids[1]}
-    assert cards_named(f"{uuids[0]}, GPU-c", here, "--gpu") == {uuids[0], uuids[2]}
+    uuids = [one.uuid for one in here.gpus]
+    assert gpus_named("1", here, "--gpu") == {uuids[1]}
+    assert gpus_named(f"{uuids[0]}, GPU-c", here, "--gpu") == {uuids[0], uuids[2]}
     for wrong in ("3", "GPU-", "GPU-d", "a", "", "-1", "0,", "²"):
         with pytest.raises(BadOption, match="--gpu is"):
-            cards_named(wrong, here, "--gpu")
+            gpus_named(wrong, here, "--gpu")
 
 
-def test_a_card_in_mig_mode_cannot_be_named() -> None:
-    here = Inventory((replace(card(0, 10), mig=True),), unit_mib=1)
+def test_a_gpu_in_mig_mode_cannot_be_named() -> None:
+    here = Inventory((replace(gpu(0, 10), mig=True),), unit_mib=1)
     with pytest.raises(BadOption, match="MIG mode"):
-        cards_named("0", here, "--gpu")
+        gpus_named("0", here, "--gpu")

@@ -19,22 +19,22 @@ from typer.testing import CliRunner
 from tangramctl.__main__ import EXPLAIN, app
 from tangramctl.cluster import UNREADABLE, complaint, snapshot_of
 from tangramctl.explain import STANDING, free_text, met_webhook
-from tests.builders import PodBuilder, card, node, pod, share
+from tests.builders import PodBuilder, gpu, node, pod, share
 from tests.contract.webhook.pairs import INPUTS, answer, load
-from vgpu.contract import GPUS_ENV
-from vgpu.explain import Nearest, rows_of
-from vgpu.inventory import Inventory
-from vgpu.names import DEFAULT
-from vgpu.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
-from vgpu.request import Ask, PodAsk, pod_ask
-from vgpu.snapshot import STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
+from vgpu.api.contract import GPUS_ENV
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
+from vgpu.api.request import GpuRequest, PodRequest, pod_request
+from vgpu.scheduling.explain import Nearest, rows_of
+from vgpu.scheduling.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
+from vgpu.scheduling.snapshot import STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
 
 FULL_MIB = 81_920
 PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/tangramctl.md").read_text()
 
 
 def cluster() -> Snapshot:
-    """n1: cards with 20 and 30 GiB free; n2: 40 GiB free and 10 %; small: one card of 16 GiB; plain: no GPU."""
+    """n1: GPUs with 20 and 30 GiB free; n2: 40 GiB free and 10 %; small: one GPU of 16 GiB; plain: no GPU."""
     nodes = [node("n1").with_gpus(2), node("n2").with_gpus(1), node("small").with_gpus(1, mib=16_384), node("plain")]
     pods = [held("a", "n1", 0, 60), held("b", "n1", 1, 50), held("c", "n2", 0, 40, core=90)]
     return snapshot_of([one.plain() for one in nodes], [one.plain() for one in pods], DEFAULT)
@@ -42,7 +42,7 @@ def cluster() -> Snapshot:
 
 def held(name: str, at: str, row: int, gib: int, core: int = 0) -> PodBuilder:
     asking = pod(name).asking(mib=gib * 1024, core=core).on(at)
-    return asking.assigned(share(card(row, node=at), gib * 1024, core)).with_phase("Running")
+    return asking.assigned(share(gpu(row, node=at), gib * 1024, core)).with_phase("Running")
 
 
 def admitted(built: PodBuilder) -> bytes:
@@ -53,14 +53,14 @@ def admitted(built: PodBuilder) -> bytes:
     return json.dumps(document).encode()
 
 
-def ask_of(built: PodBuilder) -> PodAsk:
-    return pod_ask(built.plain())
+def request_of(built: PodBuilder) -> PodRequest:
+    return pod_request(built.plain())
 
 
-def test_of_each_node_the_nearest_card_and_what_it_lacks_nearest_first() -> None:
-    rows = rows_of(cluster(), ask_of(pod("p").asking(mib=35 * 1024, core=30)))
-    told = [(row.node, row.reason) for row in rows]
-    assert told == [("n1", NO_ROOM), ("n2", NO_ROOM), ("small", TOO_LARGE), ("plain", NO_INVENTORY)]
+def test_of_each_node_the_nearest_gpu_and_what_it_lacks_nearest_first() -> None:
+    rows = rows_of(cluster(), request_of(pod("p").asking(mib=35 * 1024, core=30)))
+    reported = [(row.node, row.reason) for row in rows]
+    assert reported == [("n1", NO_ROOM), ("n2", NO_ROOM), ("small", TOO_LARGE), ("plain", NO_INVENTORY)]
     first, second, third = (row.nearest for row in rows[:3])
     assert first
     assert second
@@ -71,61 +71,61 @@ def test_of_each_node_the_nearest_card_and_what_it_lacks_nearest_first() -> None
     assert rows[3].nearest is None
 
 
-def test_a_card_that_the_pod_may_not_have_is_not_the_nearest() -> None:
-    asking = pod("p").asking(mib=35 * 1024).annotated(not_gpu_uuid=card(1, node="n1").uuid)
-    (row,) = [row for row in rows_of(cluster(), ask_of(asking)) if row.node == "n1"]
+def test_a_gpu_that_the_pod_may_not_have_is_not_the_nearest() -> None:
+    asking = pod("p").asking(mib=35 * 1024).annotated(not_gpu_uuid=gpu(1, node="n1").uuid)
+    (row,) = [row for row in rows_of(cluster(), request_of(asking)) if row.node == "n1"]
     assert row.nearest
     assert row.nearest.index == 0
 
 
 def test_whole_gpus_lack_what_others_hold_of_them_and_mig_has_no_nearest() -> None:
-    rows = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(gpus=1)))}
+    rows = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(gpus=1)))}
     assert rows["n1"].reason == NO_WHOLE
     assert rows["n1"].nearest
     assert rows["n1"].nearest.lacks_mib == 50 * 1024
     assert rows["small"].reason == ""
-    mig = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mig="1g.10gb")))}
+    mig = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(mig="1g.10gb")))}
     assert (mig["n1"].reason, mig["n1"].nearest) == (NO_MIG_EVER, None)
 
 
-def test_of_several_cards_the_last_that_would_be_taken_and_how_many_are_missing() -> None:
+def test_of_several_gpus_the_last_that_would_be_taken_and_how_many_are_missing() -> None:
     rows = {
-        row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count="2")))
+        row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count="2")))
     }
     two, one = rows["n1"], rows["n2"]
-    assert (two.reason, two.nearest and two.nearest.index, two.lacks_cards) == (NO_ROOM, 0, 0)
+    assert (two.reason, two.nearest and two.nearest.index, two.lacks_gpus) == (NO_ROOM, 0, 0)
     assert two.nearest
     assert two.nearest.lacks_mib == 4 * 1024
-    assert (one.reason, one.lacks_cards) == (TOO_FEW, 1)
-    wholes = {row.node: row for row in rows_of(cluster(), ask_of(pod("p").asking(gpus=4)))}
-    assert (wholes["n1"].reason, wholes["n1"].lacks_cards, wholes["plain"].lacks_cards) == (TOO_FEW, 2, 0)
+    assert (one.reason, one.lacks_gpus) == (TOO_FEW, 1)
+    wholes = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(gpus=4)))}
+    assert (wholes["n1"].reason, wholes["n1"].lacks_gpus, wholes["plain"].lacks_gpus) == (TOO_FEW, 2, 0)
 
 
-def test_a_node_without_an_allowed_card_says_what_it_has() -> None:
+def test_a_node_without_an_allowed_gpu_says_what_it_has() -> None:
     asking = pod("p").asking(mib=1024).annotated(gpu_model="H200")
-    rows = {row.node: row for row in rows_of(cluster(), ask_of(asking))}
-    assert (rows["n1"].nearest, rows["n1"].models) == (None, (card(0).model,))
+    rows = {row.node: row for row in rows_of(cluster(), request_of(asking))}
+    assert (rows["n1"].nearest, rows["n1"].models) == (None, (gpu(0).model,))
     assert rows["plain"].models == ()
 
 
 @given(st.lists(st.lists(st.integers(1, 100), max_size=3), max_size=4), st.integers(1, 110), st.integers(1, 2))
-def test_a_node_fits_when_placement_says_so(sizes: list[list[int]], mib: int, cards: int) -> None:
+def test_a_node_fits_when_placement_says_so(sizes: list[list[int]], mib: int, gpus: int) -> None:
     nodes = tuple(
-        NodeRecord(f"n{at}", Inventory(tuple(card(row, size, f"n{at}") for row, size in enumerate(row_sizes))))
+        NodeRecord(f"n{at}", Inventory(tuple(gpu(row, size, f"n{at}") for row, size in enumerate(row_sizes))))
         for at, row_sizes in enumerate(sizes)
     )
     known = Snapshot("tangram.sh", 1, nodes, ())
-    ask = PodAsk((Ask("main", "share", cards, units=mib, mib=mib),))
-    for row in rows_of(known, ask):
-        assert (row.reason == "") == isinstance(place(fleet_of(known), ask, [row.node]), Placement)
-        if row.reason and row.nearest and cards == 1:
-            assert row.nearest.lacks_mib == mib - max(one.mib for one in _cards(known, row.node)) > 0
+    request = PodRequest((GpuRequest("main", "share", gpus, units=mib, mib=mib),))
+    for row in rows_of(known, request):
+        assert (row.reason == "") == isinstance(place(fleet_of(known), request, [row.node]), Placement)
+        if row.reason and row.nearest and gpus == 1:
+            assert row.nearest.lacks_mib == mib - max(one.mib for one in _gpus(known, row.node)) > 0
 
 
-def _cards(known: Snapshot, name: str) -> tuple[Any, ...]:
+def _gpus(known: Snapshot, name: str) -> tuple[Any, ...]:
     (inventory,) = [one.inventory for one in known.nodes if one.name == name]
     assert inventory
-    return inventory.cards
+    return inventory.gpus
 
 
 # --- the command ---
@@ -155,25 +155,25 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=50 * 1024)))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p asks for 50 GiB of one GPU and fits no node\n")
+    assert said.startswith("pod default/p requests 50 GiB of one GPU and fits no node\n")
     assert f"  2 nodes: {NO_ROOM}\n" in said
     (line,) = [line for line in said.splitlines() if line.startswith("n2")]
     assert "40 GiB, 10 %" in line
     assert "10 GiB " in line
 
 
-def test_how_many_gpus_are_asked_for_and_missing_is_said(files: Path) -> None:
+def test_how_many_gpus_are_requested_for_and_missing_is_said(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3")))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p asks for 3 GiB of each of 3 GPUs and fits no node\n")
+    assert said.startswith("pod default/p requests 3 GiB of each of 3 GPUs and fits no node\n")
     lines = {line.split()[0]: line for line in said.splitlines()}
     assert "  1 GPU  " in lines["n1"]
     assert "  2 GPUs  " in lines["n2"]
     assert lines["n1"].endswith(TOO_FEW)
     (files / "pod.json").write_bytes(admitted(pod("p").asking(gpus=3)))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert said.startswith("pod default/p asks for 3 whole GPUs and fits no node\n")
+    assert said.startswith("pod default/p requests 3 whole GPUs and fits no node\n")
 
 
 def test_conditions_that_no_gpu_meets_stand_beside_what_there_is(files: Path) -> None:
@@ -182,7 +182,7 @@ def test_conditions_that_no_gpu_meets_stand_beside_what_there_is(files: Path) ->
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert "\n  only GPUs of model H200\n  only GPUs GPU-1\n" in said
     (line,) = [line for line in said.splitlines() if line.startswith("n1")]
-    assert f"none of {card(0).model} " in line
+    assert f"none of {gpu(0).model} " in line
 
 
 def test_one_that_would_fit_has_exit_code_0_and_a_document(files: Path) -> None:
@@ -197,7 +197,7 @@ def test_one_that_has_its_place_is_said_to(files: Path) -> None:
     code, said, _ = explain("default/c", "--snapshot", str(files / "snapshot.json"))
     assert code == 0
     assert said.startswith("pod default/c: it is bound to node n2\n")
-    assert f"{card(0, node='n2').uuid}: 40 GiB, 90 %\n" in said
+    assert f"{gpu(0, node='n2').uuid}: 40 GiB, 90 %\n" in said
     _, said, _ = explain("default/a", "--snapshot", str(files / "snapshot.json"))
     assert said.endswith(": 60 GiB\n")
 
@@ -206,10 +206,10 @@ def test_every_stage_of_a_snapshot_has_words() -> None:
     assert set(STANDING) == set(STAGES)
 
 
-def test_a_pod_asks_for_what_was_written_and_no_more(files: Path) -> None:
+def test_a_pod_requests_for_what_was_written_and_no_more(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=200 * 1024, core=30)))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert said.startswith("pod default/p asks for 200 GiB and 30 % of one GPU and fits no node\n")
+    assert said.startswith("pod default/p requests 200 GiB and 30 % of one GPU and fits no node\n")
     assert f"  3 nodes: {TOO_LARGE} (200 GiB asked, the largest allowed there has 80 GiB)\n" in said
     asking = pod("p").asking(mib=200 * 1024).annotated(gpu_model="H200")
     (files / "pod.json").write_bytes(admitted(asking))
@@ -221,7 +221,7 @@ def test_one_that_fits_and_waits_is_said_to_have_other_reasons(files: Path) -> N
     code, said, _ = explain("default/p", *of_files(files, "fits.json"))
     assert code == 0
     assert said.startswith(
-        "pod default/p asks for 8 GiB of one GPU and fits 3 of 4 nodes: the scheduler has other reasons\n"
+        "pod default/p requests 8 GiB of one GPU and fits 3 of 4 nodes: the scheduler has other reasons\n"
     )
 
 
@@ -231,22 +231,22 @@ def test_one_that_never_met_the_webhook_is_said_to_with_its_scheduler(files: Pat
     (files / "pod.json").write_text(json.dumps(asking))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     first, second = said.splitlines()[:2]
-    assert (code, first) == (0, "pod default/p asks for 8 GiB of one GPU and fits 3 of 4 nodes")
+    assert (code, first) == (0, "pod default/p requests 8 GiB of one GPU and fits 3 of 4 nodes")
     assert second.startswith("  it never met Tangram's webhook, ")
     assert "its scheduler is default-scheduler: delete it and create it anew" in second
     _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
     assert json.loads(said)["met_webhook"] is False
 
 
-def test_the_webhooks_pods_are_told_from_those_that_never_met_it() -> None:
-    told = []
+def test_the_webhooks_pods_are_reported_from_those_that_never_met_it() -> None:
+    reported = []
     for file in INPUTS:
         before, rules = load(file)
         after = answer(before, rules)[0]
         if "denied" not in after and after != before:
-            told.append((met_webhook(before, rules.names), met_webhook(after, rules.names), file.name))
-    assert len(told) > 20
-    assert [name for early, late, name in told if early or not late] == []
+            reported.append((met_webhook(before, rules.names), met_webhook(after, rules.names), file.name))
+    assert len(reported) > 20
+    assert [name for early, late, name in reported if early or not late] == []
 
 
 def test_one_that_has_ended_is_said_to(files: Path) -> None:
@@ -262,7 +262,7 @@ def test_one_that_has_ended_is_said_to(files: Path) -> None:
     [
         (["p"], "the pod is 'p': it must be NAMESPACE/NAME"),
         (["a/b/c"], "it must be NAMESPACE/NAME"),
-        (["default/p", "FILES", "plain.json"], "asks for no resource of tangram.sh"),
+        (["default/p", "FILES", "plain.json"], "requests no resource of tangram.sh"),
         (["default/p", "FILES", "bad.json"], "gpu-core without tangram.sh/gpu-mem"),
         (["default/p", "FILES", "list.json"], "it must be one Pod"),
         (["default/p", "FILES", "none.json"], "none.json: No such file"),
@@ -307,7 +307,7 @@ def extender() -> Iterator[str]:
     server.server_close()
 
 
-def test_the_extender_is_asked_first(extender: str, files: Path) -> None:
+def test_the_extender_is_requested_first(extender: str, files: Path) -> None:
     code, _, wrong = explain("default/p", "--extender", extender, "--pod", str(files / "fits.json"))
     assert (code, wrong) == (0, "")
 
@@ -324,10 +324,10 @@ def test_without_an_extender_the_api_is_read(extender: str, tmp_path: Path, monk
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     nowhere = "http://127.0.0.1:1"
-    code, said, told = explain("default/p", "--extender", nowhere, "--json")
+    code, said, reported = explain("default/p", "--extender", nowhere, "--json")
     assert code == 3
     assert json.loads(said)["why_not"] == {UNREADABLE: 1, NO_ROOM: 1}
-    assert told.startswith(f"no extender at {nowhere}: reading the API")
+    assert reported.startswith(f"no extender at {nowhere}: reading the API")
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "get pod p -n default -o json"
 
 
@@ -369,7 +369,7 @@ def test_an_api_that_does_not_answer_has_the_exit_code_that_page_and_help_name(
     assert "the API does not" in line
 
 
-def test_a_card_that_holds_more_than_it_has_is_said_to() -> None:
+def test_a_gpu_that_holds_more_than_it_has_is_said_to() -> None:
     assert free_text(Nearest("u", 0, "m", 1, -30720, 40, 1, 0)) == "0 MiB (30 GiB too much is granted), 40 %"
     assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 % too much is granted)"
 

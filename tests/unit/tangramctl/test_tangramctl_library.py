@@ -53,7 +53,7 @@ def test_folders_without_a_fake_driver_are_named_once_each(tree: Path) -> None:
     )
 
 
-def test_an_installed_wheel_is_not_told_to_build(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_wheel_is_not_reported_to_build(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "TREE", None)
     with pytest.raises(Broken) as said:
         library.fake_driver(None)

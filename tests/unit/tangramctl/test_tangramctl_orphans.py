@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 
 from tangramctl.cluster import snapshot_of
-from tests.builders import card, node, pod, share
+from tests.builders import gpu, node, pod, share
 from tests.unit.tangramctl.test_tangramctl_explain import admitted, explain, files, of_files
-from vgpu.codec import inventory_to_json
-from vgpu.inventory import Inventory, Orphan
-from vgpu.names import DEFAULT
-from vgpu.snapshot import Snapshot, snapshot_to_json
+from vgpu.api.codec import inventory_to_json
+from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.snapshot import Snapshot, snapshot_to_json
 
 __all__ = ["files"]
 
 
 def with_orphan(name: str) -> Snapshot:
     """The cluster, where a pod of this name was deleted by force and runs on."""
-    held = Orphan("uid-gone", "default", name, (share(card(0, node="n2"), 30 * 1024, 5),))
-    n2 = Inventory((card(0, node="n2"),), orphans=(held,))
+    held = Orphan("uid-gone", "default", name, (share(gpu(0, node="n2"), 30 * 1024, 5),))
+    n2 = Inventory((gpu(0, node="n2"),), orphans=(held,))
     return snapshot_of([node("n2").with_text(inventory_to_json(n2)).plain()], [], DEFAULT)
 
 
@@ -50,4 +50,4 @@ def test_one_that_the_api_has_lost_is_said_to_run_on_and_its_successor_is_explai
     )
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, said.startswith("pod default/p asks for 60 GiB of one GPU and fits no node")) == (3, True)
+    assert (code, said.startswith("pod default/p requests 60 GiB of one GPU and fits no node")) == (3, True)

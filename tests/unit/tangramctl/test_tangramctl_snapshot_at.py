@@ -1,4 +1,4 @@
-"""The extender is asked for its snapshot over HTTP."""
+"""The extender is requested its snapshot over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from extender.snapshots import WAIT_S
+from extender.snapshot_writer import WAIT_S
 from tangramctl.cluster import EXTENDER_TIMEOUT_S, snapshot_at
 from tangramctl.errors import BadOption
 

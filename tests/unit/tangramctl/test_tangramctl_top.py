@@ -8,11 +8,13 @@ from rich.console import Console
 
 from tangramctl import screen, top
 from tangramctl.view import Entry, View
-from vgpu.status import TurnStatus, UnenforcedStatus
+from vgpu.protocol.status import TurnStatus, UnenforcedStatus
 
 
-def turn(on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, asked=0, mode="suspend", trouble=""):
-    return TurnStatus(on, working, 1, asked, on_s, off_s, capped_s, suspends, trouble, mode)
+def turn(
+    on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, requested=0, mode="suspend", trouble=""
+):
+    return TurnStatus(on, working, 1, requested, on_s, off_s, capped_s, suspends, trouble, mode)
 
 
 def entry(key: str, of: TurnStatus | None) -> Entry:
@@ -21,10 +23,10 @@ def entry(key: str, of: TurnStatus | None) -> Entry:
 
 def test_a_share_is_of_the_time_between_two_looks_and_the_largest_comes_first():
     before = View((entry("a", turn(10, 1, 2, 5)), entry("b", turn(0, 0, 0, 0))))
-    now = View((entry("a", turn(10.6, 1.2, 3.2, 45, asked=30)), entry("b", turn(1.5, 0, 0, 0))))
+    now = View((entry("a", turn(10.6, 1.2, 3.2, 45, requested=30)), entry("b", turn(1.5, 0, 0, 0))))
     b, a = top.between(before, now, 2.0).rows
     assert (a.got_percent, a.waited_percent, a.capped_percent) == pytest.approx((30, 10, 60))
-    assert (a.suspends, a.asked_percent, b.got_percent) == (40, 30, pytest.approx(75))
+    assert (a.suspends, a.requested_percent, b.got_percent) == (40, 30, pytest.approx(75))
 
 
 @pytest.mark.parametrize("before", [View(()), View((entry("a", None),)), View((entry("a", turn(99, suspends=1)),))])
@@ -69,7 +71,7 @@ def test_times_are_written_for_people(seconds: float, text: str):
 
 def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_or_is_stopped_is_named_below():
     before = msgspec.structs.replace(turn(1, off_s=0.5), arrivals=10, clearing_s=0.5)
-    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, untold=True, stopped=True)
+    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, unreported=True, stopped=True)
     table = top.between(View((entry("a", before),)), View((entry("a", now), entry("b", turn(1)))), 1.0)
     assert [row.wait_ms for row in table.rows] == [pytest.approx(3.0), None]
     console = Console(width=200)
@@ -81,7 +83,9 @@ def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_or_is_stoppe
 
 
 def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node_without_runs_has_no_such_column():
-    run = msgspec.structs.replace(entry("a", turn(1, asked=30)), pid=4_194_304, command="python3 train.py --epochs 900")
+    run = msgspec.structs.replace(
+        entry("a", turn(1, requested=30)), pid=4_194_304, command="python3 train.py --epochs 900"
+    )
     (row,) = top.between(View((run,)), View((run,)), 1.0).rows
     heads = {width: _lines(top.Table((row,), 1.0), width)[0].split() for width in (200, 80, 50)}
     assert heads[200] == list(screen.TOP_COLUMNS)
@@ -103,7 +107,7 @@ def _lines(table: top.Table, width: int) -> list[str]:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(known: bool):
     found = (UnenforcedStatus("no-channels", ("gpu-time",), (7,)), UnenforcedStatus("something-new", ("memory",)))
-    one = msgspec.structs.replace(entry("a", turn(1, asked=30) if known else None), unenforced=found)
+    one = msgspec.structs.replace(entry("a", turn(1, requested=30) if known else None), unenforced=found)
     table = top.between(View((one,)), View((one,)), 1.0)
     (row,) = table.rows
     assert (row.unenforced, row.state) == (found, "runs" if known else "unknown")

@@ -18,14 +18,14 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from tangramctl import book, screen, service, view
+from tangramctl import records, screen, service, view
 from tangramctl.errors import Broken
 from tangramctl.machine import Machine, prepared, try_lock
-from vgpu.grant import Slice
-from vgpu.status import (
-    CardStatus,
+from vgpu.api.grant import Slice
+from vgpu.protocol.status import (
     ContainerStatus,
-    ProcessCard,
+    GpuStatus,
+    ProcessGpu,
     ProcessStatus,
     Status,
     TurnStatus,
@@ -38,13 +38,13 @@ from vgpu.status import (
 MIB = 2**20
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 PIECE = Slice(UUID, 3, 1024, 30)
-TERMS = book.Terms("best-effort", 4, clear=False, model="T4")
+TERMS = records.Terms("best-effort", 4, clear=False, model="T4")
 
 
-def told(key: str, pod: str = "default/a") -> ContainerStatus:
-    card = CardStatus(UUID, 1024 * MIB, 30, 600 * MIB, 500 * MIB, 80 * MIB, 16 * MIB)
-    process = ProcessStatus(7, 7, "python x", (ProcessCard(UUID, 500 * MIB, 80 * MIB),))
-    return ContainerStatus(key, pod, "1", "main", "best-effort", 4, "report", True, (card,), (process,))
+def reported(key: str, pod: str = "default/a") -> ContainerStatus:
+    gpu = GpuStatus(UUID, 1024 * MIB, 30, 600 * MIB, 500 * MIB, 80 * MIB, 16 * MIB)
+    process = ProcessStatus(7, 7, "python x", (ProcessGpu(UUID, 500 * MIB, 80 * MIB),))
+    return ContainerStatus(key, pod, "1", "main", "best-effort", 4, "report", True, (gpu,), (process,))
 
 
 @contextlib.contextmanager
@@ -81,12 +81,12 @@ def machine() -> Iterator[Machine]:
 
 
 def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Machine) -> None:
-    book.write(machine, ("python", "x"), PIECE, TERMS)
+    records.write(machine, ("python", "x"), PIECE, TERMS)
     of_run, of_pod = UngrantedStatus(UUID, 8, "miner", 700 * MIB), UngrantedStatus(UUID, 9, "", None, "a-uid")
     cluster = machine.root / "cluster.sock"
     with (
         arbiter(machine.status_socket, encode_status(Status((), ungranted=(of_run,)))),
-        arbiter(cluster, encode_status(Status((told("k"),), ungranted=(of_pod,)))),
+        arbiter(cluster, encode_status(Status((reported("k"),), ungranted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
     assert f"! process 8 (miner) holds 700 MiB of {UUID} and belongs to no grant there" in notes
@@ -94,7 +94,7 @@ def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Mach
 
 
 def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: Machine) -> None:
-    book.write(machine, ("python", "x"), PIECE, TERMS)
+    records.write(machine, ("python", "x"), PIECE, TERMS)
     of_run, of_pod = (
         UnlistedStatus(UUID, 2560 * MIB, 3000 * MIB),
         UnlistedStatus(UUID, 700 * MIB, 700 * MIB, "u", "default/a", "main", (7, 8)),
@@ -102,7 +102,7 @@ def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine:
     cluster = machine.root / "cluster.sock"
     with (
         arbiter(machine.status_socket, encode_status(Status((), unlisted=(of_run,)))),
-        arbiter(cluster, encode_status(Status((told("k"),), unlisted=(of_pod,)))),
+        arbiter(cluster, encode_status(Status((reported("k"),), unlisted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
     text = f"MiB of {UUID} are in use and NVML lists them for no process: no limit counts them"
@@ -111,27 +111,27 @@ def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine:
 
 
 def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
-    run = book.write(machine, ("python", "x"), PIECE, TERMS)
-    with arbiter(machine.status_socket, encode_status(Status((told(run.key), told("other"))))):
+    run = records.write(machine, ("python", "x"), PIECE, TERMS)
+    with arbiter(machine.status_socket, encode_status(Status((reported(run.key), reported("other"))))):
         (entry,) = view.look(machine, machine.root / "none").entries
-    (card,) = entry.cards
-    assert (card.limit_bytes, card.leased_bytes, card.used_bytes, card.context_bytes) == (
+    (gpu,) = entry.gpus
+    assert (gpu.limit_bytes, gpu.leased_bytes, gpu.used_bytes, gpu.context_bytes) == (
         1024 * MIB,
         600 * MIB,
         500 * MIB,
         80 * MIB,
     )
-    assert card.shared_bytes == 16 * MIB
-    assert (entry.kind, entry.pid, entry.over, card.index) == ("run", run.pid, True, 3)
+    assert gpu.shared_bytes == 16 * MIB
+    assert (entry.kind, entry.pid, entry.over, gpu.index) == ("run", run.pid, True, 3)
     assert entry.processes == (view.ProcessView(7, "python x", 500 * MIB, 80 * MIB),)
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"version": 9}', b'{"version": 1, "containers": [', b"\xff"])
 def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machine: Machine, answer: bytes) -> None:
-    book.write(machine, ("python", "x"), PIECE, TERMS)
+    records.write(machine, ("python", "x"), PIECE, TERMS)
     with arbiter(machine.status_socket, answer):
         seen = view.look(machine, machine.root / "none")
-    assert [entry.cards[0].used_bytes for entry in seen.entries] == [None]
+    assert [entry.gpus[0].used_bytes for entry in seen.entries] == [None]
     assert "does not tell what is used: status document" in seen.notes[0]
 
 
@@ -142,50 +142,50 @@ def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
         raise Broken("no arbiter answers")
 
     monkeypatch.setattr(service, "await_socket", broken)
-    book.write(machine, ("python", "x"), PIECE, TERMS)
+    records.write(machine, ("python", "x"), PIECE, TERMS)
     seen = view.look(machine, machine.root / "none")
     assert (len(seen.entries), seen.entries[0].processes) == (1, None)
     assert "no arbiter answers" in seen.notes[0]
 
 
 def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: Machine) -> None:
-    run = book.write(machine, ("python", "x"), PIECE, TERMS)
+    run = records.write(machine, ("python", "x"), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
-    with arbiter(machine.status_socket, encode_status(Status((told(run.key),)))):
+    with arbiter(machine.status_socket, encode_status(Status((reported(run.key),)))):
         seen = view.look(machine, Path("/nonexistent"))
     (entry,) = seen.entries
-    assert (entry.key, entry.command, entry.cards[0].limit_bytes) == (run.key, "?", 1024 * MIB)
-    assert (entry.cards[0].index, entry.cards[0].used_bytes) == (None, 500 * MIB)
+    assert (entry.key, entry.command, entry.gpus[0].limit_bytes) == (run.key, "?", 1024 * MIB)
+    assert (entry.gpus[0].index, entry.gpus[0].used_bytes) == (None, 500 * MIB)
     assert "run.json cannot be read" in seen.notes[0]
 
 
 def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: Machine) -> None:
     node = machine.root / "node.sock"
-    with arbiter(node, encode_status(Status((told("k", "team/pod"),)))):
+    with arbiter(node, encode_status(Status((reported("k", "team/pod"),)))):
         (entry,) = view.look(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
-    assert (entry.cards[0].limit_bytes, entry.cards[0].shared_bytes) == (1024 * MIB, 16 * MIB)
+    assert (entry.gpus[0].limit_bytes, entry.gpus[0].shared_bytes) == (1024 * MIB, 16 * MIB)
 
 
 TURN = TurnStatus(
-    on=True, working=False, processes=1, asked_percent=30, on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, trouble=""
+    on=True, working=False, processes=1, requested_percent=30, on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, trouble=""
 )
 
 
 @pytest.mark.parametrize(
     ("percent", "context", "turn", "noted"),
     [(30, 80, None, True), (30, 80, TURN, False), (0, 80, None, False), (30, 0, None, False)],
-    ids=["asked, has a context, told of nothing", "told of channels", "asked for no part", "has no context"],
+    ids=["asked, has a context, told of nothing", "told of channels", "requested no part", "has no context"],
 )
-def test_who_is_not_held_to_the_part_of_time_that_he_asked_for_is_noted(
+def test_who_is_not_held_to_the_part_of_time_that_he_requested_for_is_noted(
     machine: Machine, percent: int, context: int, turn: TurnStatus | None, noted: bool
 ) -> None:
     node = machine.root / "node.sock"
-    status = told("k", "team/pod")
-    card = structs.replace(status.cards[0], core_percent=percent, context_bytes=context * MIB)
-    with arbiter(node, encode_status(Status((structs.replace(status, cards=(card,), turn=turn),)))):
+    status = reported("k", "team/pod")
+    gpu = structs.replace(status.gpus[0], core_percent=percent, context_bytes=context * MIB)
+    with arbiter(node, encode_status(Status((structs.replace(status, gpus=(gpu,), turn=turn),)))):
         notes = view.look(machine, node).notes
-    assert [note.startswith("team/pod/main asked for 30 %") for note in notes] == [True] * noted
+    assert [note.startswith("team/pod/main requested 30 %") for note in notes] == [True] * noted
 
 
 def test_as_a_kubectl_plugin_it_says_how_pods_are_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +215,16 @@ def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> Non
 
 def test_the_document_for_programs_carries_a_version_and_every_field(machine: Machine) -> None:
     node = machine.root / "node.sock"
-    with arbiter(node, encode_status(Status((told("k"),)))):
+    with arbiter(node, encode_status(Status((reported("k"),)))):
         document = msgspec.json.decode(view.encode(view.look(machine, node)))
     assert document["version"] == 1
     assert document["entries"][0]["class"] == "best-effort"
     assert set(document["entries"][0]) == {field.encode_name for field in msgspec.structs.fields(view.Entry)}
 
 
-def test_the_table_has_a_line_for_each_card_and_says_what_is_not_known() -> None:
-    known = view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB)
-    unknown = view.CardView(UUID, None, None, 1536 * MIB, 0)
+def test_the_table_has_a_line_for_each_gpu_and_says_what_is_not_known() -> None:
+    known = view.GpuView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB)
+    unknown = view.GpuView(UUID, None, None, 1536 * MIB, 0)
     entries = (
         view.Entry("run", "k", "me", 7, "python x", 0, "standard", 2, False, None, (known,), ()),
         view.Entry("container", "l", "ns/pod/c", None, "", None, "best-effort", 4, True, None, (unknown,), None),
@@ -270,8 +270,8 @@ def test_amounts_are_short(size: int | None, text: str) -> None:
 
 
 LONG = view.Entry(
-    "run", "k", "somebody", 4_194_304, "python3 train.py --epochs 900", 0, "latency-critical", 4, False, "cards",
-    (view.CardView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB),), (),
+    "run", "k", "somebody", 4_194_304, "python3 train.py --epochs 900", 0, "latency-critical", 4, False, "gpus",
+    (view.GpuView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB),), (),
 )  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def test_where_output_is_no_terminal_nothing_is_cut_and_no_line_ends_with_blanks
 
 @pytest.mark.parametrize(("limit", "mark"), [("memory", "1Gi!"), ("gpu-time", "30%!")])
 def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(limit: str, mark: str) -> None:
-    found = structs.replace(told("k"), unenforced=(UnenforcedStatus("graphics", (limit,), (7,)),))
+    found = structs.replace(reported("k"), unenforced=(UnenforcedStatus("graphics", (limit,), (7,)),))
     seen = view.View((view._container(found),))
     assert b'"reason": "graphics"' in view.encode(seen)
     console = Console(file=io.StringIO(), width=200)

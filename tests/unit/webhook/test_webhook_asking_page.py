@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vgpu.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, DEFAULT_POLICY, GUARDS, LEVELS
-from vgpu.policy import POLICIES
-from vgpu.request import MOST_CARDS
+from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, DEFAULT_POLICY, GUARDS, LEVELS
+from vgpu.api.request import MOST_GPUS
+from vgpu.scheduling.policies.registry import POLICIES
 from webhook.rules import Rules
 
 PAGE = Path("docs/reference/asking.md").read_text()
@@ -38,12 +38,12 @@ def test_every_row_has_a_meaning_a_range_a_default_and_an_example() -> None:
 
 def test_ranges_and_defaults_are_those_of_the_code() -> None:
     table = rows("Annotations")
-    assert table[DEFAULT.klass][1] == ", ".join(f"`{name}`" for name in CLASSES)
-    assert table[DEFAULT.klass][2] == f"`{DEFAULT_CLASS}`"
+    assert table[DEFAULT.service_class][1] == ", ".join(f"`{name}`" for name in CLASSES)
+    assert table[DEFAULT.service_class][2] == f"`{DEFAULT_CLASS}`"
     assert table[DEFAULT.level][1:3] == [f"{LEVELS[0]} to {LEVELS[-1]}", f"`{DEFAULT_LEVEL}`"]
     assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) == set(Rules().policies)
     assert set(Rules().policies) <= set(POLICIES)
     assert table[DEFAULT.placement][2] == f"`{DEFAULT_POLICY}`"
     assert table[DEFAULT.over_limit][1:3] == [", ".join(f"`{name}`" for name in GUARDS), f"`{DEFAULT_GUARD}`"]
-    assert table[DEFAULT.gpu_count][1].startswith(f"1 to {MOST_CARDS};")
-    assert rows("Resources")[DEFAULT.gpu][1] == f"1 to {MOST_CARDS}"
+    assert table[DEFAULT.gpu_count][1].startswith(f"1 to {MOST_GPUS};")
+    assert rows("Resources")[DEFAULT.gpu][1] == f"1 to {MOST_GPUS}"

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from kube.errors import ApiError
-from vgpu.errors import BadDocument
+from vgpu.api.errors import BadDocument
 from webhook.certs import CA_CERT, CA_KEY, CERT, KEY, OLD_CA_KEY, renewed
 from webhook.keeper import FileKeeper, Places, SecretKeeper, keep
 from webhook.metrics import Metrics

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.contract.webhook.pairs import applied
 from tests.examples import examples
-from vgpu.contract import CONTAINER_LIBRARY
-from vgpu.errors import BadAsk
-from vgpu.policy import POLICIES
-from vgpu.request import pod_ask
+from vgpu.api.contract import CONTAINER_LIBRARY
+from vgpu.api.errors import BadRequest
+from vgpu.api.request import pod_request
+from vgpu.scheduling.policies.registry import POLICIES
 from webhook.mutate import mutate
 from webhook.review import BadReview, review
 from webhook.rules import Rules
@@ -103,40 +103,40 @@ RULES = [
 
 @given(pods(), st.sampled_from(RULES))
 @settings(max_examples=examples(400))
-def test_what_came_in_asks_the_same_and_is_not_changed_again(pod: dict[str, Any], rules: Rules) -> None:
+def test_what_came_in_requests_the_same_and_is_not_changed_again(pod: dict[str, Any], rules: Rules) -> None:
     try:
         verdict = mutate(pod, rules)
-    except BadAsk:
+    except BadRequest:
         return
     mutated = applied(pod, list(verdict.ops))
     again = mutate(mutated, rules)
     assert again.ops == ()
     read = {"unit_mib": rules.unit_mib}
-    assert pod_ask(mutated, **read) == pod_ask(pod, **read)
+    assert pod_request(mutated, **read) == pod_request(pod, **read)
 
 
 @given(pods(), st.sampled_from(RULES))
 @settings(max_examples=examples(400))
-def test_every_container_of_a_pod_that_asks_has_its_gpus_decided(pod: dict[str, Any], rules: Rules) -> None:
+def test_every_container_of_a_pod_that_requests_has_its_gpus_decided(pod: dict[str, Any], rules: Rules) -> None:
     try:
         mutated = applied(pod, list(mutate(pod, rules).ops))
-    except BadAsk:
+    except BadRequest:
         return
-    asks = {ask.container: ask for ask in pod_ask(mutated, unit_mib=rules.unit_mib).containers}
-    if not asks:
+    requests = {request.container: request for request in pod_request(mutated, unit_mib=rules.unit_mib).containers}
+    if not requests:
         assert mutated == pod
         return
     for container in [*mutated["spec"]["containers"], *mutated["spec"]["initContainers"]]:
         env = {entry["name"]: entry for entry in container.get("env", [])}
-        if container["name"] in asks:
-            ask = asks[container["name"]]
+        if container["name"] in requests:
+            request = requests[container["name"]]
             for name in ("NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"):
                 path = env[name]["valueFrom"]["fieldRef"]["fieldPath"]
                 assert path == f"metadata.annotations['tangram.sh/gpus.{container['name']}']"
-            whole = {name: str(number) for name, number in ask.resources(rules.names).items()}
+            whole = {name: str(number) for name, number in request.resources(rules.names).items()}
             assert container["resources"]["limits"] | whole == container["resources"]["limits"]
             assert container["resources"]["requests"] | whole == container["resources"]["requests"]
-            assert ask.kind != "share" or env["LD_PRELOAD"]["value"].split(":")[0] == CONTAINER_LIBRARY
+            assert request.kind != "share" or env["LD_PRELOAD"]["value"].split(":")[0] == CONTAINER_LIBRARY
         elif "nvidia.com/gpu" not in container["resources"]["limits"]:
             assert env["NVIDIA_VISIBLE_DEVICES"].get("value", "") in ("void", "")
 
@@ -152,14 +152,18 @@ junk = st.recursive(
 
 
 def body_of(pod: Any, **request: Any) -> bytes:
-    asked = {
+    requested = {
         "uid": "u",
         "operation": "CREATE",
         "resource": {"group": "", "version": "v1", "resource": "pods"},
         "namespace": "ns",
     }
     return msgspec.json.encode(
-        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked | {"object": pod} | request}
+        {
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": requested | {"object": pod} | request,
+        }
     )
 
 

@@ -124,8 +124,8 @@ async def test_a_webhook_that_is_stopping_says_so_and_still_answers(tmp_path: Pa
     [
         ({"classes_by_priority_class": {"x": "urgent"}}, "urgent: service classes are latency-critical, standard"),
         ({"priority_classes": {"urgent": "x"}}, "service classes are latency-critical, standard, best-effort"),
-        ({"largest_card": "80"}, "less than 1 MiB"),
-        ({"largest_card": "80GB"}, "not a Kubernetes quantity"),
+        ({"largest_gpu": "80"}, "less than 1 MiB"),
+        ({"largest_gpu": "80GB"}, "not a Kubernetes quantity"),
         ({"memory_unit": "1Mi"}, "1Gi"),
         ({"port": 70000}, "65535"),
     ],

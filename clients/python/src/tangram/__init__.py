@@ -36,7 +36,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Memory(NamedTuple):
-    """One card as this container is held to it. Bytes."""
+    """One GPU as this container is held to it. Bytes."""
 
     limit_bytes: int
     used_bytes: int
@@ -85,10 +85,10 @@ def version() -> str | None:
     return None if found is None else found.decode()
 
 
-def memory(card: int = 0) -> Memory | None:
-    """The container's `card`-th card, from 0. None when there is no such card, or no share."""
+def memory(gpu: int = 0) -> Memory | None:
+    """The container's `gpu`-th GPU, from 0. None when there is no such GPU, or no share."""
     out = _MemoryOut()
-    if card < 0 or _library.memory(card, ctypes.byref(out)) != 0:
+    if gpu < 0 or _library.memory(gpu, ctypes.byref(out)) != 0:
         return None
     return Memory(*(getattr(out, name) for name in Memory._fields))
 

@@ -5,7 +5,7 @@
 (object.spec.containers + object.spec.?initContainers.orValue([]))
 {{- end -}}
 
-{{/* Does container `c` ask for anything of ours? */}}
+{{/* Does container `c` request anything of ours? */}}
 {{- define "tangram.cel.containerAsks" -}}
 (c.?resources.?limits.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')) || c.?resources.?requests.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')))
 {{- end -}}
@@ -15,17 +15,17 @@
 {{ include "tangram.cel.containers" . }}.exists(c, {{ include "tangram.cel.containerAsks" . }})
 {{- end -}}
 
-{{/* Does the pod ask for a share? */}}
+{{/* Does the pod request a share? */}}
 {{- define "tangram.cel.podShares" -}}
 {{ include "tangram.cel.containers" . }}.exists(c, '{{ .Values.domain }}/gpu-mem' in c.?resources.?limits.orValue({}))
 {{- end -}}
 
-{{/* May container `c` leave the limits of a share? The capabilities are those of vgpu/confinement.py. */}}
+{{/* May container `c` leave the limits of a share? The capabilities are those of vgpu/api/confinement.py. */}}
 {{- define "tangram.cel.leavesLimits" -}}
 (c.?securityContext.?privileged.orValue(false) || c.?securityContext.?procMount.orValue('') == 'Unmasked' || c.?securityContext.?capabilities.?add.orValue([]).exists(k, k.upperAscii().matches('^(CAP_)?(ALL|BPF|DAC_READ_SEARCH|SYS_ADMIN|SYS_MODULE|SYS_RAWIO)$')))
 {{- end -}}
 
-{{/* May a pod with a share mount nothing at a path? Call with the CEL of the path. The pattern is that of vgpu/mountpaths.py, for a path
+{{/* May a pod with a share mount nothing at a path? Call with the CEL of the path. The pattern is that of vgpu/api/mount_paths.py, for a path
      without empty parts and dots. */}}
 {{- define "tangram.cel.refusedPath" -}}
 ('/' + {{ . }}.split('/').filter(part, !(part in ['', '.'])).join('/')).matches(r'^(?s:(?:.*/)?\.\.(?:/.*)?|/|/etc|/etc/ld\.so\.preload(?:/.*)?|/\.tangram(?:/.*)?|(?:/var)?/run/tangram(?:/.*)?|/proc/[^/]+/.*)$')

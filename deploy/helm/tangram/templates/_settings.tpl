@@ -95,7 +95,7 @@ podAntiAffinity:
 extenders:
   - urlPrefix: http://127.0.0.1:{{ .Values.scheduler.extender.port }}
     filterVerb: filter
-    # asked for pods of placement policy `scheduler` only: of others one node is left
+    # requested pods of placement policy `scheduler` only: of others one node is left
     prioritizeVerb: prioritize
     bindVerb: bind
     # also where preemption is off: kube-scheduler would evict by node totals, and this answers with nobody
@@ -106,12 +106,12 @@ extenders:
     # no extender, no pod with GPUs: better late than double
     ignorable: false
     httpTimeout: {{ .Values.scheduler.extender.httpTimeoutSeconds }}s
-    # Pods that ask for one of these go through the extender. They stay visible to the scheduler's own accounting: without
+    # Pods that request one of these go through the extender. They stay visible to the scheduler's own accounting: without
     # it, preemption would never see that they are short.
     managedResources:
       {{- include "tangram.resources" . | trim | nindent 6 }}
   {{- with .Values.scheduler.extender.spareWeight }}
-  # the same once more, for pods that ask for none of them: it says where fewest GPUs are left
+  # the same once more, for pods that request none of them: it says where fewest GPUs are left
   - urlPrefix: http://127.0.0.1:{{ $.Values.scheduler.extender.port }}
     prioritizeVerb: spare
     weight: {{ . }}

@@ -98,7 +98,7 @@ def without_library(script: str) -> NoReturn:
 
 def raw(mib: int = AIM_MIB, *more: str, program: str = RAW) -> NoReturn:
     """Become the static program, which takes memory without any library."""
-    os.execve(program, (program, DRIVER_SOCKET, str(mib), card(), *more), {})
+    os.execve(program, (program, DRIVER_SOCKET, str(mib), gpu(), *more), {})
 
 
 def relay(seconds: float) -> NoReturn:
@@ -127,7 +127,7 @@ def restart(command: Callable[[], NoReturn]) -> NoReturn:
         os.waitpid(pid, 0)
 
 
-def card() -> str:
+def gpu() -> str:
     """Number of the container's GPU."""
     numbers = (node.name.removeprefix("nvidia") for node in pathlib.Path("/dev").glob("nvidia*"))
     return min(number for number in numbers if number.isdigit())
@@ -228,7 +228,7 @@ def greeted(path: str) -> str:
     return f"welcomed: {heard!r}" if kind == 2 else f"refused: {heard[20:].split(bytes(1))[0].decode(errors='replace')}"
 
 
-def tell(*packets: bytes, wait: bool = True) -> bytes:
+def report(*packets: bytes, wait: bool = True) -> bytes:
     """The last answer to these packets on a connection of their own."""
     last = b""
     with connect() as sock:

@@ -1,7 +1,7 @@
 /* raw.c - takes memory by the fake driver's own protocol, as a static program that makes the driver's ioctls itself would: no libcuda, and no loader
  * that preloads anything.
  *
- *     raw SOCKET MIB CARD [ROOT [ended]]    with ROOT, unless that is empty, it changes its root to that directory between connecting and
+ *     raw SOCKET MIB GPU [ROOT [ended]]    with ROOT, unless that is empty, it changes its root to that directory between connecting and
  *                                           allocating; with `ended` its first thread ends, and another one stays
  */
 #include <fcntl.h>
@@ -40,7 +40,7 @@ int main(int count, char **word)
         return 2;
     strncpy(to.sun_path, word[1], sizeof to.sun_path - 1);
     const unsigned long long mib = strtoull(word[2], NULL, 10);
-    const unsigned long card = strtoul(word[3], NULL, 10) % FAKE_CARDS;
+    const unsigned long gpu = strtoul(word[3], NULL, 10) % FAKE_GPUS;
     const int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
         return 3;
@@ -62,8 +62,8 @@ int main(int count, char **word)
         return 6;
     pthread_mutex_lock(&page->lock);
     page->slot[in.slot].kind = FAKE_CUDA;
-    page->slot[in.slot].contexts[card] = 1;
-    page->unit[card].used_bytes[in.slot] += mib * FAKE_MIB;
+    page->slot[in.slot].contexts[gpu] = 1;
+    page->unit[gpu].used_bytes[in.slot] += mib * FAKE_MIB;
     pthread_mutex_unlock(&page->lock);
     say("holds", mib);
     pthread_t other;

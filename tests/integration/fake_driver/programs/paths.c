@@ -1,4 +1,4 @@
-/* paths.c - every way to GPU memory, and whether it is counted: paths NAME. Needs a card of 1000 MiB, contexts free. */
+/* paths.c - every way to GPU memory, and whether it is counted: paths NAME. Needs a GPU of 1000 MiB, contexts free. */
 #include <assert.h>
 #include <cuda.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static void start(void)
     assert(used_mib() == 0);
 }
 
-static CUmemAllocationProp on_card(void)
+static CUmemAllocationProp on_gpu(void)
 {
     return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                  .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -47,7 +47,7 @@ static void vmm(void)
     CUdeviceptr at;
     size_t grain;
     char text[6] = "";
-    const CUmemAllocationProp how = on_card();
+    const CUmemAllocationProp how = on_gpu();
     const CUmemAccessDesc access = {.location = how.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     OK(cuMemGetAllocationGranularity(&grain, &how, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     assert(grain == 2 * MIB);
@@ -280,7 +280,7 @@ static void handles(void)
     if (child == 0) {
         CUmemGenericAllocationHandle handle;
         int fd;
-        const CUmemAllocationProp how = on_card();
+        const CUmemAllocationProp how = on_gpu();
         start();
         OK(cuMemCreate(&handle, 100 * MIB, &how, 0));
         OK(cuMemcpyHtoD(map(handle, 100 * MIB), "there", 6));

@@ -1,0 +1,73 @@
+"""Which processes of a container the arbiter never suspends, and why.
+
+A process without the library's thread could not be resumed if the arbiter died. The work of a client of MPS runs on the server's channels,
+whatever channels the client has: NVML lists those processes apart, and a server also shows by its name. What NVML said of a GPU stands
+until it answers for that GPU again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from arbiter.memory.connection import Connection
+from arbiter.memory.meter import Reading
+from vgpu.api.enforcement import Reason, reported
+
+THREADLESS: Final = (
+    "a process could not start the library's helper thread, so nothing could resume it if the arbiter died"
+)
+MPS_CLIENT: Final = "a process is a client of an MPS server, on whose channels its work runs"
+
+
+class _OnGpu(NamedTuple):
+    server: bool
+    clients: frozenset[int]
+
+
+class ExemptProcesses:
+    """Of one container."""
+
+    def __init__(self) -> None:
+        self.moved = False
+        """Call `changed` again."""
+        self._gpus: dict[str, _OnGpu] = {}
+        self._pids: dict[int, str] = {}
+
+    @property
+    def mps(self) -> bool:
+        """Does an MPS server run on one of its GPUs?"""
+        return any(gpu.server or gpu.clients for gpu in self._gpus.values())
+
+    def is_mps_client(self, pid: int) -> bool:
+        """By its host pid."""
+        return any(pid in gpu.clients for gpu in self._gpus.values())
+
+    def take(self, uuids: Iterable[str], reading: Reading) -> None:
+        """NVML was read. `uuids`: the GPUs of the grant."""
+        gpus = {}
+        for uuid in uuids:
+            if uuid in reading.gpus:
+                pids = reading.gpus[uuid]
+                server = any(reading.seen[pid].mps_server for pid in pids)
+                gpus[uuid] = _OnGpu(server, reading.mps_clients & pids.keys())
+            elif uuid in self._gpus:
+                gpus[uuid] = self._gpus[uuid]
+        self._gpus = gpus
+        self.moved = True
+
+    def changed(self, connections: Iterable[Connection]) -> dict[int, str] | None:
+        """Host pids and why, when they are others than when this was asked last."""
+        if not self.moved:
+            return None
+        self.moved = False
+        pids = {}
+        for connection in connections:
+            if Reason.NO_THREAD in map(reported, connection.reported):
+                pids[connection.pid] = THREADLESS
+            elif self.is_mps_client(connection.pid):
+                pids[connection.pid] = MPS_CLIENT
+        if pids == self._pids:
+            return None
+        self._pids = pids
+        return pids

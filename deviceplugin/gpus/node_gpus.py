@@ -1,0 +1,216 @@
+"""Follow the machine's GPUs: which there are, and whether they are well. What is seen goes into the `Offer`.
+
+A driver that does not answer is asked again and again, and said so: a node whose driver comes up late is served late, and a node
+without GPUs idles. NVML is a child process's affair (`nvml.supervisor`), which may hang or go at any time: every answer has its time, and
+is waited for in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, Literal, Protocol
+
+import structlog
+
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.metrics import Metrics
+from nvml.errors import NvmlAway, NvmlError, NvmlHung
+from nvml.gather import probe
+from nvml.health import Health
+from nvml.messages import Found, Opened, XidsSeen
+from nvml.queries import Nvml
+from vgpu.api.contract import NVIDIA_ENV
+from vgpu.api.inventory import AccessMode, Inventory
+
+RETRY_S: Final = 1.0
+"""Between attempts. They cost nothing: the supervisor decides when a child is started."""
+OPEN_WAIT_S: Final = 1.0
+"""How long one attempt waits for NVML to be opened: also how long an orderly end may take."""
+EVENTS_S: Final = 0.5
+"""Between looks for XID events. Guessed."""
+GRACE_S: Final = 5.0
+"""NVML may be away for so long before its GPUs are unhealthy: a child that was killed is back within a second. Guessed."""
+HANGS: Final = 2
+"""So many calls in a row that do not return, about whichever GPUs, and none of them is fit for use: the driver hangs. Guessed."""
+SILENT_ROUNDS: Final = 10
+"""So often no GPU may answer before NVML is opened anew. Pulled out of the air: 50 s with the default setting."""
+
+log = structlog.get_logger("deviceplugin.gpus.node_gpus")
+
+
+def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environment: Mapping[str, str]) -> AccessMode:
+    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or we were told to ask) it serves others."""
+    if wanted != "auto":
+        return wanted
+    return "nvidia" if found == "loader" or NVIDIA_ENV in environment else "cdi"
+
+
+class Driver(Protocol):
+    """What keeps NVML open: the supervisor."""
+
+    hangs: int
+    """Calls about a GPU that did not return, since one did."""
+
+    @property
+    def nvml(self) -> Nvml: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def await_open(self, wait_s: float) -> Opened:
+        """Raises NvmlAway."""
+
+    def reopen(self, why: str) -> None:
+        """NVML as it is open is of no use."""
+
+
+class Machine:
+    """Keeps an offer in step with NVML."""
+
+    def __init__(
+        self, offer: Offer, metrics: Metrics, driver: Driver, *, access: Literal["auto", "cdi", "nvidia"],
+        unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
+        try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
+        self._try_out, self._clock = try_out, clock
+        self._driver, self._nvml = driver, driver.nvml
+        self._wanted, self._unit_mib = access, unit_mib
+        self._health_s, self._probe_s = health_s, probe_s
+        self._health = Health()
+        self._away = ""
+        self._away_since_s = 0.0
+        self._hung: dict[str, str] = {}
+        """UUID -> why, of GPUs of which a call did not return."""
+
+    @property
+    def failing(self) -> str:
+        """Why NVML cannot be used, or not for some GPU; empty when it can."""
+        return self._away or next(iter(self._hung.values()), "")
+
+    async def run(self) -> None:
+        """Until cancelled, or until the driver is closed."""
+        while True:
+            try:
+                opened = await asyncio.to_thread(self._driver.await_open, OPEN_WAIT_S)
+                await self._follow(access_mode(self._wanted, opened.found, os.environ), opened)
+            except (NvmlError, OSError) as error:
+                # the plugin ends: a TaskGroup loses a cancellation that comes beside an error (Python before 3.13)
+                if self._driver.closed:
+                    return
+                self._fails(error)
+                await asyncio.sleep(RETRY_S)
+
+    def _fails(self, error: Exception) -> None:
+        """Nobody can use these GPUs once NVML has been away for long, or a call did not return."""
+        why, at_s = str(error), self._clock()
+        if not self._away:
+            self._away_since_s = at_s
+        if why != self._away:
+            log.warning("no GPUs are offered yet, or their state is not known any longer", error=why)
+        self._away = why
+        hangs = isinstance(error, NvmlHung) or self._driver.hangs >= HANGS
+        if (hangs or at_s - self._away_since_s >= GRACE_S) and self._offer.probed:
+            self._offer.set_ill({gpu.uuid: why for gpu in self._offer.inventory().gpus})
+            self._report()
+
+    async def _follow(self, access: AccessMode, opened: Opened) -> None:
+        while True:
+            before = self._offer.inventory() if self._offer.probed else None
+            inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
+            self._on_inventory(inventory)
+            await self._try_out(inventory)  # before anybody is given a share
+            self._offer.set_inventory(inventory)
+            self._offer.set_ill(self._health.ill)
+            self._report()
+            if self._away or before is None:
+                log.info("NVML answers", library=opened.found, access=access, was=self._away)
+            self._away = ""
+            if not inventory.gpus:
+                log.info("this node has no GPUs: idling", look_again_s=self._probe_s)
+                await asyncio.sleep(self._probe_s)
+                continue
+            await self._watch([gpu.uuid for gpu in inventory.gpus])
+
+    async def _watch(self, uuids: list[str]) -> None:
+        """Listen and request `probe_s`. Raises NvmlError when NVML as such does not answer."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
+                    group.create_task(self._listen(tuple(uuids)))
+                    group.create_task(self._request(uuids, probing))
+        except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
+            if failed.split(NvmlError)[1] is not None:
+                raise  # a mistake of ours is not to be taken for a driver that is away
+            raise failed.exceptions[0] from None
+
+    async def _listen(self, uuids: tuple[str, ...]) -> None:
+        reported: set[str] = set()
+        while True:
+            asking = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
+            try:
+                seen = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                with suppress(NvmlError):
+                    self._take(await asking, reported)  # NVML tells of each once
+                raise
+            self._take(seen, reported)
+            await asyncio.sleep(EVENTS_S)
+
+    def _take(self, seen: XidsSeen, reported: set[str]) -> None:
+        for uuid, why in seen.deaf.items():
+            if uuid not in reported:
+                reported.add(uuid)
+                log.info("no XID events of a GPU: it is asked only", error=why)
+        for event in seen.xids:
+            log.warning("XID", gpu_uuid=event.uuid, xid=event.xid)
+            self._metrics.xids.labels(event.uuid, str(event.xid)).inc()
+            if self._health.xid(event.uuid, event.xid):
+                self._reported()
+
+    async def _request(self, uuids: list[str], probing: asyncio.Timeout) -> None:
+        """Raises NvmlError when no GPU answers for long: a driver that was reloaded knows nothing of an old session.
+
+        `probing` ends when the next probe is due: at once for a GPU that answers again, and that the last probe left unhealthy.
+        """
+        silent_rounds = 0
+        while silent_rounds < SILENT_ROUNDS:
+            troubles = [await self._trouble_of(uuid) for uuid in uuids]
+            silent_rounds = 0 if None in troubles else silent_rounds + 1
+            await asyncio.sleep(self._health_s)
+            if self._left_unhealthy(uuids, troubles) and not probing.expired():
+                probing.reschedule(asyncio.get_running_loop().time())
+        self._driver.reopen(f"no GPU answers: {troubles[0]}")
+        raise NvmlAway(f"no GPU answers: {troubles[0]}")
+
+    def _left_unhealthy(self, uuids: list[str], troubles: list[str | None]) -> bool:
+        """Is there a GPU that is well, and did not answer the last probe?"""
+        well = {
+            uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None
+        } - self._health.ill.keys()
+        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
+
+    async def _trouble_of(self, uuid: str) -> str | None:
+        """Why the GPU is not well now, if it is not; its health is told when it changed. Raises NvmlAway."""
+        try:
+            trouble = await asyncio.to_thread(self._nvml.answers, uuid)
+            self._hung.pop(uuid, None)
+        except NvmlHung as error:
+            trouble = self._hung[uuid] = str(error)
+        if self._health.answered(uuid, trouble):
+            self._reported()
+        return trouble
+
+    def _reported(self) -> None:
+        log.warning("health changed", ill=dict(self._health.ill))
+        self._offer.set_ill(self._health.ill)
+        self._report()
+
+    def _report(self) -> None:
+        self._metrics.healthy.clear()
+        for gpu in self._offer.inventory().gpus:
+            self._metrics.healthy.labels(gpu.uuid, str(gpu.index)).set(gpu.healthy)

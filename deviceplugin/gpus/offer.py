@@ -1,0 +1,75 @@
+"""What this node offers now: the inventory, with the health of each GPU, as device IDs.
+
+Holds the one copy that gRPC streams, the ledger, the annotation and the CDI spec are made from, and tells them when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vgpu.api.contract import Device, devices
+from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.names import Names
+
+
+class Offer:
+    """Begins empty: a node without GPUs offers nothing."""
+
+    def __init__(self, names: Names, unit_mib: int) -> None:
+        self.names = names
+        self.version = 0
+        self.probed = False
+        """Has NVML been asked with success?"""
+        self._reported = self._inventory = Inventory((), unit_mib)
+        self._ill: Mapping[str, str] = {}
+        self._orphans: tuple[Orphan, ...] = ()
+        self._devices: dict[str, tuple[Device, ...]] = {}
+        self._changed = asyncio.Event()
+
+    def inventory(self) -> Inventory:
+        """The node's GPUs, each with its health."""
+        return self._inventory
+
+    def resources(self) -> tuple[str, ...]:
+        """Every resource that the node offers or ever offered since we began: those that went have no devices."""
+        return tuple(self._devices)
+
+    def devices(self, resource: str) -> tuple[Device, ...]:
+        """The devices of a resource."""
+        return self._devices.get(resource, ())
+
+    def set_inventory(self, inventory: Inventory) -> None:
+        """NVML was asked anew."""
+        self.probed = True
+        self._set(inventory, self._ill)
+
+    def set_ill(self, ill: Mapping[str, str]) -> None:
+        """GPUs that are not fit for use, with the reason; all others are as NVML told last."""
+        self._set(self._reported, dict(ill))
+
+    def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
+        """Pods that the API lacks and whose processes run on, by UID."""
+        self._orphans = orphans
+        if self.probed:
+            self._set(self._reported, self._ill)
+
+    async def changed_since(self, version: int) -> int:
+        """Return the present version as soon as it is not `version`."""
+        while self.version == version:
+            await self._changed.wait()
+        return self.version
+
+    def _set(self, reported: Inventory, ill: Mapping[str, str]) -> None:
+        gpus = tuple(replace(gpu, healthy=gpu.healthy and gpu.uuid not in ill) for gpu in reported.gpus)
+        inventory = replace(reported, gpus=gpus, orphans=self._orphans)
+        self._reported, self._ill = reported, ill
+        if inventory == self._inventory and self.version:
+            return
+        self._inventory = inventory
+        offered = devices(inventory, self.names) if gpus else {}
+        self._devices = dict.fromkeys(self._devices, ()) | offered
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()

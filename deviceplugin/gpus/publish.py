@@ -1,0 +1,108 @@
+"""Keep the node's inventory annotation saying what the node has.
+
+Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and looked at now and
+then in case the watch is not there: the extender places by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+import structlog
+
+from deviceplugin.gpus.offer import Offer
+from kube import paths
+from kube.cache import Cache
+from kube.client import Client
+from kube.errors import ApiError
+from kube.objects import Metadata, Node
+from kube.patch import annotate
+from vgpu.api.codec import inventory_to_json
+from vgpu.api.errors import BadDocument
+
+VERIFY_S: Final = 60.0
+"""Between looks at the annotation when nothing changed. Guessed: one GET of a node a minute is little."""
+RETRY_S: Final = (0.5, 30.0)
+
+log = structlog.get_logger("deviceplugin.gpus.publish")
+
+
+class Publisher:
+    """Writes the annotation of one node."""
+
+    def __init__(self, client: Client, node: str, offer: Offer) -> None:
+        self.written = 0
+        self.failing = ""
+        """Why the last attempt failed; empty when it did not."""
+        self._client, self._path, self._offer = client, paths.node(node), offer
+        self._nodes: Cache[Node] = Cache(
+            client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
+        )
+        self._looked_at = ""
+        """Resource version of the node when the watch's word was compared last."""
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing is written before NVML has answered once: silence of the driver is no inventory."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._nodes.run())
+            group.create_task(self._keep_right())
+
+    async def _keep_right(self) -> None:
+        await self._offer.changed_since(0)
+        retry_s = RETRY_S[0]
+        while True:
+            version = self._offer.version
+            try:
+                await self.publish()
+            except (ApiError, BadDocument, msgspec.MsgspecError) as error:
+                self.failing = str(error)
+                log.warning("the inventory is not published", error=self.failing, retry_s=retry_s)
+                await self._news(version, retry_s)
+                retry_s = min(2 * retry_s, RETRY_S[1])
+                continue
+            self.failing, retry_s = "", RETRY_S[0]
+            await self._news(version, VERIFY_S)
+
+    async def _news(self, version: int, at_most_s: float) -> None:
+        """Return when the offer changed, or the watch shows an annotation that is not ours; or after so long."""
+        waiting = [asyncio.ensure_future(self._offer.changed_since(version)), asyncio.ensure_future(self._other_text())]
+        try:
+            await asyncio.wait(waiting, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    async def _other_text(self) -> None:
+        """Return when the watch shows the node in a version that it did not show before, with another annotation than it should have.
+
+        Each version counts once: a watch that lags behind our own write is no reason to ask again and again.
+        """
+        while True:
+            for node in self._nodes.items():
+                fresh = node.metadata.resource_version != self._looked_at
+                self._looked_at = node.metadata.resource_version
+                if fresh and node.metadata.annotation(self._offer.names.inventory) != inventory_to_json(
+                    self._offer.inventory()
+                ):
+                    return
+            await self._nodes.changed()
+
+    def _small(self, node: Node) -> Node:
+        """What is read of a node."""
+        meta, key = node.metadata, self._offer.names.inventory
+        text = meta.annotation(key)
+        return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations={key: text} if text else None))
+
+    async def publish(self) -> bool:
+        """Make the annotation right. Answers whether it was wrong. Raises ApiError."""
+        key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
+        node = msgspec.json.decode(await self._client.get(self._path), type=Node)
+        if node.metadata.annotation(key) == text:
+            return False
+        await annotate(self._client, self._path, {key: text})
+        self.written += 1
+        gpus = self._offer.inventory().gpus
+        log.info("inventory published", gpus=len(gpus), healthy=sum(gpu.healthy for gpu in gpus))
+        return True

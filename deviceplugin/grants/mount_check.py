@@ -1,0 +1,114 @@
+"""See, after a container has started, that it has its grant where the library is looked for; tell the pod's user where it has not.
+
+The kubelet asks before the container is made, and nobody is asked afterwards. So the mounts of the pod's processes are looked at for some seconds.
+An image may have a symbolic link where the grant belongs: the library is not loaded then, and no process of it has to use the GPU for us to see that.
+What such a process does to the GPU is the arbiter's to see. Without the node's processes (`node.hostPID: false`) nothing is seen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.grants.allocation_record import Record
+from kube.objects import Pod
+from vgpu.api.mountinfo import misplaced
+
+LOOK_S: Final = 0.5
+LOOKS: Final = 3
+"""In a row that find it misplaced: the runtime makes one mount after another. One less for a container that is gone by then: the arbiter may have
+killed it. Guessed."""
+PATIENCE_S: Final = 60.0
+"""For a container that was about to start. Guessed: its image is there already."""
+REASON: Final = "GrantMisplaced"
+
+log = structlog.get_logger("deviceplugin.grants.mount_check")
+
+
+class Pods(Protocol):
+    """The pods of this node, as `deviceplugin.pods.pods.NodePods` has them."""
+
+    def pod(self, uid: str) -> Pod | None: ...
+
+
+class Records(Protocol):
+    """The records of allocations, as `deviceplugin.grants.directories.Grants` has them."""
+
+    def records(self) -> Mapping[str, Record]: ...
+
+
+class Mounts(Protocol):
+    """The mounts of processes, as `deviceplugin.pods.processes.Processes` sees them."""
+
+    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]: ...
+
+
+class Mounted:
+    """Of a node. `report` gets the pod, the container and a sentence."""
+
+    def __init__(
+        self, pods: Pods, grants: Records, processes: Mounts, report: Callable[[Pod, str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._pods, self._grants, self._processes, self._report, self._clock = pods, grants, processes, report, clock
+        self._until: dict[str, float] = {}
+        """Key -> when to stop looking."""
+        self._looks: dict[str, list[str]] = {}
+        """Key -> why it was not found, by the last looks in a row."""
+        self._starting = asyncio.Event()
+
+    def starting(self, keys: Iterable[str]) -> None:
+        """Containers with these grant directories are about to start."""
+        for key in keys:
+            self._until[key] = self._clock() + PATIENCE_S
+            self._looks.pop(key, None)
+            self._starting.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Nothing is done while no container starts."""
+        while True:
+            await self._starting.wait()
+            self._starting.clear()
+            while self._until:
+                await asyncio.sleep(LOOK_S)
+                found = await asyncio.to_thread(self._look, self._wanted())
+                gone = {
+                    key: whys[-1] for key, whys in self._looks.items() if key not in found and len(whys) == LOOKS - 1
+                }
+                for key, why in (found | gone).items():
+                    self._judge(key, why)
+                self._until = {key: until for key, until in self._until.items() if until > self._clock()}
+                self._looks = {key: whys for key, whys in self._looks.items() if key in self._until}
+
+    def _wanted(self) -> dict[str, str]:
+        """Key -> UID of the pod."""
+        records = self._grants.records()
+        return {key: records[key].uid for key in self._until if key in records}
+
+    def _look(self, uids: Mapping[str, str]) -> dict[str, str]:
+        """Key -> why its container does not find it; empty where any process does."""
+        found: dict[str, str] = {}
+        for uid, mountinfo in self._processes.mounts(frozenset(uids.values())):
+            for key, of in uids.items():
+                if of == uid and found.get(key) != "" and (why := misplaced(mountinfo, key)) is not None:
+                    found[key] = why
+        return found
+
+    def _judge(self, key: str, why: str) -> None:
+        whys = self._looks[key] = [*self._looks.get(key, ()), why] if why else []
+        if 0 < len(whys) < LOOKS:
+            return
+        self._looks.pop(key, None)
+        self._until.pop(key, None)
+        record = self._grants.records().get(key)
+        if not why or record is None:
+            return
+        note = f"container {record.container}: {why}, so the library is not loaded and its limits are not enforced. Use an image and volumes without symbolic links at /.tangram, at /etc and at the paths of volumes"
+        log.error("a container does not find its grant", key=key, pod=f"{record.namespace}/{record.pod}", why=why)
+        pod = self._pods.pod(record.uid)
+        if pod is not None:
+            self._report(pod, record.container, note)

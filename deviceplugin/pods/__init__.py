@@ -1,0 +1,1 @@
+"""The node's pods: what the API server and /proc say of them, and what they use."""

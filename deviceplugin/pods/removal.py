@@ -1,0 +1,106 @@
+"""Delete pods of this node so that their controllers make others: each once, tried a bounded number of times.
+
+It is DELETE and no eviction: a right to evict reaches every node, a right to delete can be narrowed to one (the chart's admission
+policy `deletions`). The UID is a precondition, so the pod that took a deleted one's name stays. The resource version is none:
+the kubelet writes a pod's status all the time, and the reason stands whatever it wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any, Final, Literal, Protocol
+
+import structlog
+
+from kube import paths
+from kube.errors import ApiError
+from kube.objects import Pod
+
+Reason = Literal["swapped", "over-limit", "bypass"]
+
+ATTEMPTS: Final = 8
+WAIT_S: Final = (0.5, 30.0)
+"""First and longest wait between attempts, doubled each time: about a minute in all. Guessed: longer than an API server's restart."""
+
+log = structlog.get_logger("deviceplugin.pods.removal")
+
+
+class Sender(Protocol):
+    """The API server, as far as this module uses it."""
+
+    async def send(self, method: str, path: str, body: object = None) -> bytes:
+        """Raises ApiError."""
+
+
+class Remover:
+    """See the module. `count` is told of each end: True when the pod is deleted or gone, False when it could not be."""
+
+    def __init__(
+        self,
+        client: Sender,
+        count: Callable[[Reason, bool], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client, self._count, self._sleep = client, count, sleep
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Pod UID -> its removal, under way or done. One that failed is not here: the next occasion may try again."""
+
+    def remove(self, pod: Pod, reason: Reason) -> bool:
+        """Begin. Answers False when this pod's removal is under way or done."""
+        if pod.uid in self._tasks:
+            return False
+        task = asyncio.get_running_loop().create_task(self._until_deleted(pod))
+        self._tasks[pod.uid] = task
+        task.add_done_callback(partial(self._ended, pod, reason))
+        return True
+
+    def forget_the_gone(self, alive: Collection[str]) -> None:
+        """Drop what is remembered of pods that are not among these UIDs."""
+        self._tasks = {uid: task for uid, task in self._tasks.items() if uid in alive or not task.done()}
+
+    async def settled(self) -> None:
+        """Return when no removal is under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks.values():
+            task.cancel()
+        await self.settled()
+
+    def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[None]) -> None:
+        """Whatever ended a removal, only one that is done is remembered."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            log.info("pod deleted", pod=pod.key, uid=pod.uid, reason=reason)
+        else:
+            self._tasks.pop(pod.uid, None)
+            log.error(
+                "a pod that has to go was not deleted", pod=pod.key, uid=pod.uid, reason=reason, error=str(error),
+                exc_info=None if isinstance(error, ApiError) else error,
+            )  # fmt: skip
+        self._count(reason, error is None)
+
+    async def _until_deleted(self, pod: Pod) -> None:
+        """Raises ApiError when the API server refuses, or has not answered, or not accepted our token, `ATTEMPTS` times."""
+        meta = pod.metadata
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": meta.uid}}
+        wait_s = WAIT_S[0]
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self._client.send("DELETE", paths.pod(meta.namespace, meta.name), options)
+            except ApiError as error:
+                if error.not_found or error.conflict:  # gone, and perhaps another has its name
+                    return
+                if not ((error.transient or error.unauthorized) and left):
+                    raise
+                log.warning("a pod is not deleted yet", pod=pod.key, attempts_left=left, error=str(error))
+                await self._sleep(max(wait_s, error.retry_after_s))
+                wait_s = min(2 * wait_s, WAIT_S[1])
+            else:
+                return

@@ -1,0 +1,174 @@
+"""Who holds what on which GPU: one claim a pod, whatever it comes from.
+
+A pod that room is set aside for, that is reserved, then bound, then seen bound by the watch has one claim all along, replaced in place: that is
+what keeps a reservation and the pod it becomes from being counted twice. The fleet's free memory is what claims leave; nothing else writes to it.
+
+Claims outlive their node's inventory: a node that goes, comes back, or changes its GPUs finds them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from vgpu.api.grant import Assignment, Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import Names
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.fleet import Fleet
+from vgpu.scheduling.policies.registry import POLICIES
+
+Size: TypeAlias = tuple[str, int]
+"""A resource and its quantity, as one container requests it: all that the kubelet tells pods apart by."""
+
+NOTHING: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a pod holds on a node."""
+
+    node: str
+    assignment: Assignment
+    sizes: Mapping[Size, frozenset[str]] = field(default_factory=dict)
+    """While the pod may still be given its devices: size -> UUIDs of the container that requests it."""
+    key: str = ""
+    """The pod, as `namespace/name`."""
+    own: bool = True
+    """Is it the pod's place? Else it is room that is set aside for it, and it may be placed elsewhere."""
+
+
+def sizes_of(request: PodRequest, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
+    """The sizes by which the kubelet could mistake another pod for this one."""
+    sizes: dict[Size, frozenset[str]] = {}
+    for part in request.containers:
+        uuids = frozenset(assignment.uuids(part.container))
+        for size in part.resources(names).items():
+            # two containers of one size on different GPUs: no other pod can be told from both of them
+            sizes[size] = uuids if sizes.get(size, uuids) == uuids else NOTHING
+    return sizes
+
+
+def _nobody_requests(_uid: str, _node: str) -> None:
+    pass
+
+
+class Accounting:
+    """Every claim, and the fleet that they leave."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self.on_move: Callable[[str, str], None] = _nobody_requests
+        """Told of the UID and the node of who comes to hold something there; of no node when it is given up."""
+        self.on_started: Callable[[], object] = bool
+        """Told whenever a pod no longer is one that the kubelet could mistake another for."""
+        self._allocations: dict[str, Allocation] = {}
+        self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
+        """Node -> pod UID -> slices."""
+        self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
+        """Size -> node -> pod UID -> UUIDs."""
+        self._versions: dict[str, int] = {}
+        """Node -> how often it changed who holds what there."""
+        self._cdi: set[str] = set()
+        """Nodes offered whose devices come from Allocate."""
+
+    def __len__(self) -> int:
+        return len(self._allocations)
+
+    def __iter__(self) -> Iterator[tuple[str, Allocation]]:
+        return iter(self._allocations.items())
+
+    def get(self, uid: str) -> Allocation | None:
+        """A pod's claim."""
+        return self._allocations.get(uid)
+
+    def place_of(self, uid: str) -> Allocation | None:
+        """The claim of a pod that has a place. Room that is set aside for it is none."""
+        allocation = self._allocations.get(uid)
+        return allocation if allocation is not None and allocation.own else None
+
+    def on(self, node: str) -> Mapping[str, tuple[Slice, ...]]:
+        """Pod UID -> what it holds there."""
+        return self._held.get(node, {})
+
+    def version(self, node: str) -> int:
+        """Another number whenever somebody came to hold something there, or gave it up."""
+        return self._versions.get(node, 0)
+
+    def hold(self, uid: str, allocation: Allocation) -> None:
+        """The pod holds this, and no longer what it held before."""
+        before = self._allocations.get(uid)
+        if before == allocation:
+            return
+        self.release(uid)
+        self._allocations[uid] = allocation
+        slices = allocation.assignment.held()
+        self._held.setdefault(allocation.node, {})[uid] = slices
+        self._versions[allocation.node] = self.version(allocation.node) + 1
+        for piece in slices:
+            self.fleet.debit(allocation.node, piece)
+        for size, uuids in allocation.sizes.items():
+            self._starting.setdefault(size, {}).setdefault(allocation.node, {})[uid] = uuids
+        self.on_move(uid, allocation.node if allocation.own else "")
+
+    def release(self, uid: str) -> bool:
+        """The pod holds nothing. Answers whether it held something."""
+        allocation = self._allocations.pop(uid, None)
+        if allocation is None:
+            return False
+        for piece in self._held[allocation.node].pop(uid):
+            self.fleet.credit(allocation.node, piece)
+        self._versions[allocation.node] = self.version(allocation.node) + 1
+        if not self._held[allocation.node]:
+            del self._held[allocation.node]
+        for size in allocation.sizes:
+            nodes = self._starting[size]
+            del nodes[allocation.node][uid]
+            if not nodes[allocation.node]:
+                del nodes[allocation.node]
+            if not nodes:
+                del self._starting[size]
+        if allocation.sizes:
+            self.on_started()
+        self.on_move(uid, "")
+        return True
+
+    def set_node(self, name: str, inventory: Inventory | None) -> None:
+        """Offer a node with these GPUs, or stop offering it. Claims on it stay either way."""
+        self._cdi.discard(name)
+        if inventory is None:
+            self.fleet.remove_node(name)
+            return
+        if inventory.access == "cdi":
+            self._cdi.add(name)
+        held = [piece for slices in self._held.get(name, {}).values() for piece in slices]
+        self.fleet.set_node(name, inventory, held)
+
+    def only(self, request: PodRequest, names: Names) -> dict[str, Set[str]]:
+        """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (contract.md section 3).
+
+        Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart. A pod that is to have the
+        roomiest GPU is not held to another: it waits for its turn instead, when it is bound (`turns`).
+        """
+        if POLICIES[request.policy].order == "roomiest":
+            return {}
+        narrowed: dict[str, Set[str]] = {}
+        for part in request.containers:
+            for size in part.resources(names).items():
+                starting = self._starting.get(size, {})
+                for node in self._cdi & starting.keys():
+                    for uuids in starting[node].values():
+                        same = uuids if len(uuids) == part.gpus else NOTHING
+                        narrowed[node] = narrowed.get(node, same) & same
+        return narrowed
+
+    def mistakable(self, uid: str) -> Iterator[str]:
+        """The UIDs of those whom the kubelet could mistake this pod for, to the harm of both: of its size, with other GPUs of its node."""
+        allocation = self._allocations.get(uid)
+        if allocation is None or allocation.node not in self._cdi:
+            return
+        for size, uuids in allocation.sizes.items():
+            for other, theirs in self._starting[size][allocation.node].items():
+                if other != uid and (theirs != uuids or not uuids):
+                    yield other

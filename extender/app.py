@@ -1,0 +1,217 @@
+"""Put the parts together and run them until told to stop.
+
+If one part dies all do, and Kubernetes starts the container again: what matters is in the API server, and is read again in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from itertools import count
+from typing import Final
+
+import structlog
+
+from extender.bind import Binder
+from extender.compact import small_node, small_pod_of
+from extender.gangs import GangKeeper
+from extender.metrics import Metrics
+from extender.nominate.nominator import Nominator
+from extender.preemption.coordinator import Preemption
+from extender.retry_after_lapse import Retrier
+from extender.retry_after_restart import Waker
+from extender.server import scheduler_app
+from extender.settings import Settings
+from extender.state import UNFINISHED, State
+from extender.verbs import Verbs
+from kube.cache import Cache, Statistics
+from kube.client import Client, connect
+from kube.needs import WholePod
+from kube.objects import Node, Pod
+from kube.paths import NODES, PODS
+from observe import collecting
+from observe.bounds import VERBS
+from observe.operations import Operations
+from observe.pages import Pages
+from observe.ports import listen
+from observe.serving import Server
+from observe.signals import on_stop_signal
+from vgpu.api.readiness import Missing
+from vgpu.scheduling.reservations import Shown
+
+HOUSEKEEPING_S: Final = 1.0
+"""Between looks at what has lapsed. Each look checks one node's records too."""
+
+SWITCH_S: Final = 0.0005
+"""For so long another thread keeps the event loop waiting. Python's 5 ms is what a whole filter call may take."""
+
+log = structlog.get_logger("extender")
+
+
+class Extender:
+    """One running extender. Ports are those in use, also where the settings say 0."""
+
+    def __init__(self, settings: Settings, client: Client) -> None:
+        self.stopping = asyncio.Event()
+        self.state = State(
+            time.monotonic,
+            names=settings.names,
+            unit_mib=settings.unit_mib,
+            reservation_life_s=settings.reservation_s,
+            hold_s=settings.hold_s,
+            shown=lambda: Shown(self.pods.heard_s, self.pods.listed_s, self.pods.has),
+        )
+        names = settings.names
+        self.ahead = Nominator(
+            client,
+            self.state,
+            pod_of=lambda key: self.pods.get(key),
+            nodes=lambda: self.nodes,
+            clock=time.monotonic,
+            scheduler=settings.scheduler_name,
+            when=settings.nominate_ahead,
+        )
+        self.preemption = Preemption(client, self.state, settings, self.ahead)
+        self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
+        self.pods = self.preemption.pods = Cache(
+            client,
+            PODS,
+            WholePod if settings.nominate_ahead != "never" else Pod,
+            on_change=self._pod_changed,
+            field_selector=UNFINISHED,
+            shrink=small_pod_of(names, controllers=settings.kueue),
+        )
+        self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
+        self.metrics = Metrics(
+            self.state,
+            self.caches,
+            lambda: self.preemption.evicted,
+            self.ahead.counts,
+            gangs_failed=lambda: self.gangs.failures,
+            unread=lambda: self.preemption.queues.unread if self.preemption.queues else 0,
+        )
+        self._binder = Binder(
+            self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way,
+            wait_s=settings.bind_timeout_s / 2,
+        )  # fmt: skip
+        self._verbs = Verbs(self.state, self._binder, self.preemption, self.gangs, self.metrics, self.not_synced)
+        self._waker = Waker(
+            settings.scheduler_process,
+            turned_down=lambda: len(self.preemption.waiting()),
+            missed=lambda: self.preemption.missed,
+        )
+        self._retrier = Retrier(client, self._waiting)
+        if settings.preemption or settings.nominate_ahead != "never":  # else it may not nominate
+            self.state.on_lapse = self._retrier.room_came_free
+        self._operations = Operations(
+            Pages(self.metrics.registry, self.not_ready),
+            settings.metrics_host,
+            settings.metrics_port,
+            refused=self.metrics.refused.of("metrics"),
+        )
+        self.metrics_port = self._operations.port
+        self._socket = listen(settings.host, settings.port)
+        self.port: int = self._socket.getsockname()[1]
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        self.state.node_changed(old, new)
+        self.ahead.node_changed(old, new)
+
+    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        self.preemption.pod_changed(old, new)
+        self.gangs.pod_changed(old, new)
+
+    def _waiting(self) -> list[Pod]:
+        """Pods that wait, and that nobody makes room for."""
+        return [pod for pod in self.preemption.waiting() if pod.uid not in self.state.reservations]
+
+    def caches(self) -> Mapping[str, Statistics]:
+        """What the caches have seen, by name."""
+        return {
+            "pods": self.pods.statistics(),
+            "nodes": self.nodes.statistics(),
+            **self.preemption.statistics(),
+            **self.gangs.statistics(),
+        }
+
+    def not_synced(self) -> str | None:
+        """Which lists are not complete yet; placing pods without them would book GPUs twice."""
+        missing = [
+            name for name, cache in (("nodes", self.nodes), ("pods", self.pods)) if not cache.has_synced.is_set()
+        ]
+        return Missing.CACHE.because(" and ".join(missing)) if missing else None
+
+    def not_ready(self) -> str | None:
+        """What is missing before the scheduler should call."""
+        return Missing.STOPPING.because() if self.stopping.is_set() else self.not_synced()
+
+    async def run(self) -> None:
+        """Until `stopping` is set."""
+        sys.setswitchinterval(SWITCH_S)
+        verbs = Server(scheduler_app(self._verbs), VERBS, self.metrics.refused.of("scheduler"))
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(verbs.serve([self._socket]))
+            rest = [
+                group.create_task(part)
+                for part in (
+                    self._operations.run(),
+                    self.pods.run(),
+                    self.nodes.run(),
+                    self.preemption.run(),
+                    self.ahead.run(),
+                    self.gangs.run(),
+                    self._keep_house(),
+                    collecting.keep_tidy(),
+                    self._note_sync(),
+                    self._wake_scheduler(),
+                    self._retrier.run(),
+                )
+            ]
+            log.info("serving", port=self.port, metrics_port=self.metrics_port)
+            await self.stopping.wait()
+            verbs.should_exit = True
+            await asyncio.wait([serving])  # bindings under way are brought to an end first
+            for task in rest:
+                task.cancel()
+        log.info("stopped")
+
+    async def _note_sync(self) -> None:
+        await self.nodes.has_synced.wait()
+        await self.pods.has_synced.wait()
+        collecting.set_aside()
+        log.info(
+            "synced",
+            pods=len(self.pods),
+            nodes=len(self.nodes),
+            gpu_nodes=len(self.state.fleet),
+            gpu_pods=len(self.state.allocations),
+        )
+
+    async def _wake_scheduler(self) -> None:
+        """Without preemption every call that fails is made again."""
+        if self.preemption.enabled:
+            await self.nodes.has_synced.wait()
+            await self.pods.has_synced.wait()
+            await self.preemption.informed.wait()
+            await self._waker.wake()
+
+    async def _keep_house(self) -> None:
+        for turn in count(1):
+            await asyncio.sleep(HOUSEKEEPING_S)
+            self.state.expire()
+            self.gangs.expire()
+            self.preemption.expire()
+            self.ahead.expire()
+            nodes = list(self.state.fleet.column)
+            if nodes:
+                self.state.mend(nodes[turn % len(nodes)])
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
+    async with connect(settings.kubeconfig or None) as client:
+        extender = Extender(settings, client)
+        on_stop_signal(extender.stopping.set)
+        await extender.run()

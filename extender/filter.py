@@ -1,0 +1,96 @@
+"""The filter verb: answer the one best node and hold the place. And two verbs that rate nodes, for pods that want it otherwise.
+
+One node, not a list: with more than one left the scheduler scores them, and its random ties cost more than the best policy gains
+(docs/architecture.md). A pod that was promised a place before is judged anew, unless that promise may still become a bound pod.
+
+A pod of a policy that lists (`scheduler`) is answered every node that fits, and nothing is held: which node it becomes, kube-scheduler
+alone will know. Its GPUs are chosen when it is bound, and bind refuses when they have gone meanwhile; the scheduler then starts over.
+Where one node is left, as for a pod that was nominated, there is nothing to choose, and its place is held as for others. So it is where
+others' plans had to yield.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from extender.preferences import preferences_of
+from extender.protocol import FilterArgs, FilterResult
+from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
+from extender.state import State
+from kube.objects import Pod
+from vgpu.api.errors import BadRequest
+from vgpu.scheduling.placement import Placement, fitting, rate, spare
+from vgpu.scheduling.policies.registry import POLICIES
+
+NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
+
+
+def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> FilterResult:
+    """Place the pod on one of the nodes named, and reserve it there.
+
+    Without `may_list` also a pod of a policy that lists: of room that is given up for this call alone, nothing is left at the next.
+    """
+    pod, candidates = args.pod, args.node_names
+    if candidates is None:
+        return FilterResult(error=NO_NAMES)
+    try:
+        request = state.request_of(pod)
+    except BadRequest as error:
+        return FilterResult(unresolvable={str(error): _each_once(candidates)})
+    if not request:
+        return FilterResult(candidates)
+    if not pod.uid:
+        return FilterResult(error=f"pod {pod.key} has no metadata.uid: a place cannot be held for it")
+    state.expire()
+    if firm := _held_firmly(state, pod):
+        node, reason = firm
+        if node in candidates:
+            return FilterResult([node])
+        return FilterResult(unresolvable={reason: _each_once(candidates)})
+    state.cancel(pod.uid)
+    if may_list and POLICIES[request.policy].lists:
+        fit = fitting(state.fleet, request, candidates, state.allocations.only(request, state.names))
+        if len(fit) > 1:
+            return FilterResult(fit)
+    answer = state.place(request, candidates, preferences_of(pod, state.spread_index))
+    if isinstance(answer, Placement):
+        state.reserve(pod.uid, pod.key, request, answer)
+        return FilterResult([answer.node])
+    return _nowhere(answer.nodes)
+
+
+def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
+    """Node -> how good it is for the pod's GPUs, 0 to 10. Raises BadAsk."""
+    request = state.request_of(args.pod)
+    if not request or args.node_names is None:
+        return {}
+    return rate(state.fleet, request, args.node_names, state.allocations.only(request, state.names))
+
+
+def spare_nodes(state: State, args: FilterArgs) -> dict[str, int]:
+    """Node -> how good it is for a pod without a GPU, 0 to 10; none for a pod that requests one. Raises BadAsk."""
+    if state.request_of(args.pod) or args.node_names is None:
+        return {}
+    return spare(state.fleet, args.node_names)
+
+
+def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
+    """Node and reason of a promise that cannot be taken back, if there is one."""
+    allocation = state.allocations.place_of(pod.uid)
+    if allocation is None:
+        return None
+    reservation = state.reservations.get(pod.uid)
+    if reservation is None:
+        return allocation.node, BOUND
+    return (allocation.node, BINDING) if reservation.firm else None
+
+
+def _nowhere(nodes: Mapping[str, Sequence[str]]) -> FilterResult:
+    return FilterResult(
+        failed={reason: those for reason, those in nodes.items() if reason not in NO_EVICTION_HELPS},
+        unresolvable={reason: those for reason, those in nodes.items() if reason in NO_EVICTION_HELPS},
+    )
+
+
+def _each_once(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,93 @@
+"""Report on a pod that finds no room that its request fits the GPUs of a node together, and no single one.
+
+`kubectl describe node` shows sums, and kube-scheduler's own Event counts reasons; neither tells a user that a smaller request would do.
+Filter only notes the pod: what is free is looked up some seconds later, outside the scheduler's call, and of few pods at a time. So of many that
+wait some are reported now and others later, each once in `AGAIN_S`. A pod that has got a place by then, or has room made for it, is not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from extender.state import State
+from kube.events import Recorder, about
+from kube.objects import Pod
+from vgpu.api.errors import BadRequest
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.explain import Scattered, gpus_of, need_of, scattered
+
+REASON: Final = "NoSingleGPU"
+
+SETTLE_S: Final = 3.0
+"""From filter's no to the report. An eviction, which makes a report useless, is begun within one second or two."""
+
+AGAIN_S: Final = 600.0
+"""The same pod is reported again after this. As long as an Event is counted on (`kube.events.SERIES_S`)."""
+
+NOTED: Final = 16
+"""Pods noted at a time: each keeps a list of its nodes, 80 kB at 10,000. Others are when they are filtered again. Guessed."""
+
+AT_ONCE: Final = 2
+"""Pods reported in one second: each takes 1 to 2 ms of the event loop at 10,000 nodes, and one write to the API."""
+
+
+class Reporter:
+    """`pod_of` finds a pod by `namespace/name`; `helped` says of a UID whether room is being made for it."""
+
+    def __init__(
+        self,
+        state: State,
+        recorder: Recorder,
+        *,
+        pod_of: Callable[[str], Pod | None],
+        helped: Callable[[str], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state, self._recorder, self._pod_of, self._helped = state, recorder, pod_of, helped
+        self._clock = clock
+        self._noted: dict[str, tuple[float, str, Sequence[str]]] = {}
+        """UID -> when, key, and the nodes on which no single GPU has room."""
+        self._reported: dict[str, float] = {}
+        """UID -> when. At most `AT_ONCE * AGAIN_S` of them."""
+
+    def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
+        """Filter has turned a pod away: on these nodes no single GPU has room."""
+        if len(self._noted) < NOTED and pod.uid not in self._reported:
+            self._noted[pod.uid] = self._clock(), pod.key, nodes
+
+    def expire(self) -> None:
+        """Once a second: report, and forget what was reported long ago."""
+        now_s = self._clock()
+        for uid in [uid for uid, at_s in self._reported.items() if at_s + AGAIN_S <= now_s]:
+            del self._reported[uid]
+        due = [uid for uid, (at_s, _, _) in self._noted.items() if at_s + SETTLE_S <= now_s]
+        for uid in due[:AT_ONCE]:
+            _, key, nodes = self._noted.pop(uid)
+            if self._report(uid, key, nodes):
+                self._reported[uid] = now_s
+
+    def _report(self, uid: str, key: str, nodes: Sequence[str]) -> bool:
+        pod = self._state.unplaced(self._pod_of(key), uid)
+        if pod is None or self._helped(uid):
+            return False
+        try:
+            request = self._state.request_of(pod)
+        except BadRequest:  # the user is told when the pod is filtered
+            return False
+        found = scattered(self._state.fleet, request, nodes)
+        if found is not None:
+            self._recorder.event(about(pod), REASON, note(request, found), "Warning", action="Scheduling")
+        return found is not None
+
+
+def note(request: PodRequest, found: Scattered) -> str:
+    """The sentence for the user."""
+    mib, percent = need_of(request) or (0, 0)
+    gpus = gpus_of(request)
+    wants = f"{mib} MiB and {percent} % gpu-core of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"
+    return (
+        f"Fits the sum of node {found.node}, no single GPU: {found.gpus} GPUs have {found.free_mib} MiB and "
+        f"{found.free_percent} % gpu-core free together, the best of them {found.most_mib} MiB and "
+        f"{found.most_percent} %; the pod requests {wants}"
+    )

@@ -1,0 +1,1 @@
+"""Nominating pods to nodes before the scheduler tries them."""

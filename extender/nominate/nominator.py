@@ -1,0 +1,346 @@
+"""Nominate pods to nodes ahead of their turn, while many wait (`vgpu.scheduling.nominate` says who and when) and it is worth it (`vgpu.scheduling.nominate_pacing`).
+
+    pods that wait --Line--> due --placement over the fleet--> Plan (room is held) --one write--> status.nominatedNodeName
+    scheduler, one node --filter--> the plan becomes a reservation; or it looks at all nodes, as without
+
+Nothing depends on it. A nomination that the scheduler does not follow (another pod's anti-affinity, memory, a taint since) costs it one look
+at one node; the pod then goes the ordinary way and is never nominated again, also not by an extender that was started later. Where most
+nominations are of no use they pause. Only the extender that is being asked does this: of several the one beside the active scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from typing import Final, Literal
+
+import msgspec
+import structlog
+
+from extender.nominate.reservations import Plans
+from extender.state import State
+from kube.cache import Cache
+from kube.client import Client
+from kube.errors import ApiError
+from kube.needs import suits
+from kube.objects import Condition, Needs, Node, Pod
+from kube.patch import nominate
+from vgpu.api.errors import BadRequest
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.nodes.name_index import Quoted
+from vgpu.scheduling.nominate import Line, Trust, Waiting, due
+from vgpu.scheduling.nominate_pacing import Pacing
+from vgpu.scheduling.placement import NoRoom, Placement, place
+from vgpu.scheduling.policies.registry import POLICIES
+
+REQUESTED_S: Final = 10.0
+"""Who was not requested so long is not the active one: while pods wait, the active one is asked many times a second. Guessed."""
+
+VAIN_S: Final = 5.0
+"""An ask that fits nowhere is not tried again for so long: that costs 5 ms for 10,000 nodes. Guessed."""
+
+WRITERS: Final = 4
+"""Nominations being written at a time. More are not faster on two cores (measured)."""
+
+KINDS: Final = 64
+"""Kinds of needs whose nodes are remembered, and asks that fit nowhere. Pulled out of the air."""
+
+SCHEDULER_ERROR: Final = "SchedulerError"
+GATED: Final = "SchedulingGated"
+"""Reasons of the condition PodScheduled. Specified by the API (core/v1, PodReasonSchedulerError and PodReasonSchedulingGated)."""
+
+TOGETHER: Final = 512
+"""Nodes judged before the scheduler's calls have their turn: 0.5 ms."""
+
+When = Literal["auto", "always", "never"]
+"""Whether pods are nominated ahead: where it is worth it, wherever pods wait, or not at all."""
+
+log = structlog.get_logger("extender.nominate.nominator")
+
+
+class Nominator:
+    """`pod_of` finds a pod by `namespace/name`; `nodes` answers all there are. With `when` never it does nothing."""
+
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        *,
+        pod_of: Callable[[str], Pod | None],
+        nodes: Callable[[], Cache[Node]],
+        clock: Callable[[], float],
+        scheduler: str,
+        when: When,
+    ) -> None:
+        self.plans = Plans(state)
+        self.counts = {"written": 0, "refused": 0, "taken": 0, "left": 0}
+        """Nominations written, refused by the API server, followed by the scheduler, not followed."""
+        self._client, self._state, self._pod_of, self._nodes = client, state, pod_of, nodes
+        self._clock, self._scheduler, self._when = clock, scheduler, when
+        self._line, self._trust, self._pacing = Line[Needs](), Trust(), Pacing()
+        self._seen: dict[str, str] = {}
+        """UID of every waiting pod that was nominated, or is not to be -> its node, or nothing."""
+        self._written: set[str] = set()
+        """UIDs of those that wait, whose nomination the API server took from us."""
+        self._suitable: dict[Needs, Sequence[str]] = {}
+        self._in_vain: dict[tuple[PodRequest, Needs], float] = {}
+        self._requested_at = float("-inf")
+        self._wake, self._rests = asyncio.Event(), asyncio.Event()
+        self._rests.set()
+        self._writes: asyncio.Queue[Waiting[Needs]] = asyncio.Queue(WRITERS)
+
+    # --- what the watch tells ---
+
+    def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod came, changed or went."""
+        if new is None or new.finished:
+            for pod in (old, new):
+                if pod is not None:
+                    self._forget(pod.uid)
+        elif new.spec.node_name:
+            self._judge(new.uid, useful=new.spec.node_name == self._seen.get(new.uid))
+            self._forget(new.uid)
+        elif new.metadata.deletion_timestamp is not None:
+            self._forget(new.uid)
+        elif fits_nowhere(new):
+            self._judge(new.uid, useful=False)
+            self._set_aside(new.uid)
+        elif self._is_anothers(new):
+            self._forget(new.uid)
+            self.read_back(new)
+        elif self._when != "never" and new.uid not in self._seen and new.uid not in self._line:
+            self._join(new)
+
+    def node_changed(self, old: Node | None, new: Node | None) -> None:
+        """A node came, changed or went."""
+        if old is None or new is None or _grounds(old) != _grounds(new):
+            self._suitable.clear()
+
+    def _join(self, pod: Pod) -> None:
+        needs = pod.spec.needs
+        if needs is None or pod.spec.scheduler_name != self._scheduler or pod.status.nominated_node_name:
+            return
+        try:
+            request = self._state.request_of(pod)
+        except BadRequest:  # the user is told when the pod is filtered
+            return
+        if request and not POLICIES[request.policy].lists and self._state.allocations.place_of(pod.uid) is None:
+            self._line.join(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, needs))
+            self._wake.set()
+
+    def _is_anothers(self, pod: Pod) -> bool:
+        """Was it nominated by another extender, while it is still to be by us, or to another node? We were not the active one, or are not."""
+        node = pod.status.nominated_node_name
+        return bool(node) and node != self._seen.get(pod.uid) and (pod.uid in self._line or pod.uid in self.plans)
+
+    def _judge(self, uid: str, *, useful: bool) -> None:
+        if uid in self._written:
+            self.counts["taken" if useful else "left"] += 1
+            self._trust.note(self._clock(), useful=useful)
+
+    def _set_aside(self, uid: str) -> None:
+        """It is not nominated any more, nor again."""
+        self._forget(uid)
+        self._seen[uid] = ""
+
+    def _forget(self, uid: str) -> None:
+        self._line.leave(uid)
+        self.plans.drop(uid)
+        self._seen.pop(uid, None)
+        self._written.discard(uid)
+
+    # --- what the scheduler asks ---
+
+    def requested(self, pod: Pod) -> None:
+        """The scheduler has come to this pod: it is placed now, and its plan is over."""
+        self._requested_at = self._clock()
+        nominated = pod.uid in self._written
+        if self._line.leave(pod.uid):
+            self._seen[pod.uid] = ""
+        waiting = len(self._line) + len(self.plans)
+        self._pacing.called(self._requested_at, nominated=nominated, waiting=waiting)
+        if self.plans.drop(pod.uid) or self._line:
+            self._wake.set()
+
+    def is_requested(self) -> bool:
+        """Is the scheduler beside us the active one, as far as we can tell?"""
+        return self._clock() - self._requested_at < REQUESTED_S
+
+    def planned(self, uid: str) -> bool:
+        """Was it nominated by us, ahead of its turn?"""
+        return bool(self._seen.get(uid))
+
+    def read_back(self, pod: Pod) -> None:
+        """A pod that another extender has nominated, or one before this: hold its room, if it is still there."""
+        node = pod.status.nominated_node_name
+        try:
+            request = self._state.request_of(pod)
+        except BadRequest:
+            return
+        if (
+            self._when == "never"
+            or not request
+            or self._state.allocations.place_of(pod.uid) is not None
+            or pod.uid in self.plans
+        ):
+            return
+        found = self._place(request, [node])
+        if found is not None:
+            self._seen[pod.uid] = node
+            self._put(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, Needs()), found)
+
+    def expire(self) -> None:
+        """Once a second: give up what the scheduler has not come to."""
+        for uid in self.plans.lapsed():
+            self.plans.drop(uid)
+
+    # --- what it does by itself ---
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self._when == "never":
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._plan_ahead())
+            for _ in range(WRITERS):
+                group.create_task(self._write())
+
+    async def _plan_ahead(self) -> None:
+        while True:
+            if not self._wake.is_set():
+                self._rests.set()
+            await self._wake.wait()
+            self._rests.clear()
+            self._wake.clear()
+            while (one := self._next()) is not None:
+                await self._plan(one)
+                await asyncio.sleep(0)  # the scheduler's calls go first
+
+    def _next(self) -> Waiting[Needs] | None:
+        now_s = self._clock()
+        if not self.is_requested() or self._trust.paused(now_s):
+            return None
+        if self._when == "auto" and not self._pacing.worth(now_s):
+            return None
+        return due(self._line, len(self.plans))
+
+    async def _plan(self, one: Waiting[Needs]) -> None:
+        nodes = await self._candidates(one.needs)
+        if not self._line.leave(one.uid):
+            return  # its turn has come, or it is gone
+        self._seen[one.uid] = ""
+        kind = one.request, one.needs
+        if self._clock() - self._in_vain.get(kind, float("-inf")) < VAIN_S:
+            return
+        found = self._place(one.request, nodes)
+        if found is None:
+            while len(self._in_vain) >= KINDS:
+                del self._in_vain[next(iter(self._in_vain))]
+            self._in_vain.pop(kind, None)
+            self._in_vain[kind] = self._clock()
+            return
+        self._seen[one.uid] = found.node
+        self._put(one, found)
+        await self._writes.put(one)
+
+    def _put(self, one: Waiting[Needs], found: Placement) -> None:
+        self.plans.put(one.uid, one.key, one.priority, one.request, found)
+
+    async def _candidates(self, needs: Needs) -> Sequence[str]:
+        """Nodes with GPUs that the pod may go to, beside their GPUs."""
+        found = self._suitable.get(needs)
+        if found is not None:
+            return found
+        self._suitable[needs] = ()  # taken away should a node change meanwhile
+        names, nodes = list[str](), [one for one in self._nodes().items() if one.metadata.annotations]
+        for first in range(0, len(nodes), TOGETHER):
+            names += _suiting(needs, nodes[first : first + TOGETHER])
+            await asyncio.sleep(0)
+        found = _quoted(names)
+        if needs in self._suitable:
+            self._suitable[needs] = found
+        while len(self._suitable) > KINDS:
+            del self._suitable[next(iter(self._suitable))]
+        return found
+
+    def _place(self, request: PodRequest, names: Sequence[str]) -> Placement | None:
+        """Where it fits, also by the processors as far as they are known."""
+        fleet, only = self._state.fleet, self._state.allocations.only(request, self._state.names)
+        found = place(fleet, request, names, only)
+        if isinstance(found, Placement) and fleet.free_cpu_milli[fleet.column[found.node]] < request.cpu_milli:
+            known = [name for name in names if name in fleet]
+            columns = [fleet.column[name] for name in known]
+            enough = (fleet.free_cpu_milli[columns] >= request.cpu_milli).tolist()
+            found = place(fleet, request, tuple(compress(known, enough)), only)
+        return None if isinstance(found, NoRoom) else found
+
+    async def _write(self) -> None:
+        while True:
+            one = await self._writes.get()
+            try:
+                await self._nominate(one)
+            finally:
+                self._writes.task_done()
+
+    async def flush(self) -> None:
+        """Return when it was seen who is to be planned, and all that was planned is written, or refused. For tests."""
+        if self._wake.is_set():
+            self._rests.clear()
+        await self._rests.wait()
+        await self._writes.join()
+
+    async def _nominate(self, one: Waiting[Needs]) -> None:
+        pod, node = self._pod_of(one.key), self._seen.get(one.uid)
+        if pod is None or pod.uid != one.uid or not node or one.uid not in self.plans or pod.status.nominated_node_name:
+            return
+        try:
+            await nominate(self._client, pod.metadata, node, unchanged=True)
+            self.counts["written"] += 1
+            if one.uid in self._seen:  # else it is gone, or bound already
+                self._written.add(one.uid)
+        except ApiError as error:
+            log.warning("a pod was not nominated ahead", pod=one.key, node=node, error=str(error))
+            self.counts["refused"] += 1
+            if self._seen.get(one.uid) == node:
+                self._judge_refused(one.uid)
+
+    def _judge_refused(self, uid: str) -> None:
+        self._trust.note(self._clock(), useful=False)
+        self._set_aside(uid)
+
+
+def turned_down(pod: Pod) -> bool:
+    """Has the scheduler been there, and found no place?"""
+    return any(map(unplaced, pod.status.conditions))
+
+
+def fits_nowhere(pod: Pod) -> bool:
+    """The same, where it was not that the scheduler could not ask, as when one of us starts anew: then it looks at the pod once more."""
+    return any(unplaced(one) and one.reason != SCHEDULER_ERROR for one in pod.status.conditions)
+
+
+def unplaced(condition: Condition) -> bool:
+    """The condition that says so. A pod with scheduling gates has one too, though the scheduler has not looked at it yet."""
+    return condition.type == "PodScheduled" and condition.status == "False" and condition.reason != GATED
+
+
+def _grounds(node: Node) -> tuple[object, ...]:
+    """What of a node may matter to a pod."""
+    return node.metadata.annotations is None, node.metadata.labels, node.spec
+
+
+def _suiting(needs: Needs, nodes: Iterable[Node]) -> list[str]:
+    return [
+        one.key
+        for one in nodes
+        if suits(needs, one.metadata.labels or {}, one.spec.taints, unschedulable=one.spec.unschedulable)
+    ]
+
+
+def _quoted(names: Sequence[str]) -> Sequence[str]:
+    """The same, as the fleet looks up thousands fastest."""
+    if not names:
+        return ()
+    text = b" " * 7 + msgspec.json.encode(names)
+    return Quoted(text, 8, len(text) - 1)

@@ -1,0 +1,348 @@
+/* activity.c - when this process has work for the GPU, and when it has none.
+ *
+ * Work begins with the first launch, asynchronous copy or fill after idleness: the arbiter is told before the call, so that who
+ * is in the way can be suspended meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
+ * streams that were not waited for are asked (done.c). A context that was waited for is
+ * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
+ * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
+ *
+ * What the arbiter was told is a state, not an event: `reported` is what it knows. A packet that does not fit into the socket, because the arbiter
+ * does not keep up, leaves `reported` as it was. The next launch or wait tries again, and so does the thread of turn.c until it is said. What the
+ * program announces comes after that, so that a flood of hints displaces nothing.
+ *
+ * Work that nobody waits for is found by the thread of turn.c, which looks while we are told to work and nothing is launched.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "hooks/hook.h"
+#include "gputime/launching.h"
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+enum { IDLE_GAP_US = 1000, /* specified */ STILL_MS = 300, /* guessed: well within the second that the arbiter waits */ INVALID_HANDLE = 400 };
+
+static struct activity *const activity_ = &tangram.activity;
+
+/* For how long there has been work of which nobody was told: a process's first launches come before it has met the arbiter. */
+static uint64_t late(void)
+{
+    uint64_t us = activity_->began_us == 0 ? 0 : now_us() - activity_->began_us;
+    return (us > UINT32_MAX ? UINT32_MAX : us) << WIRE_LATE_SHIFT;
+}
+
+/* Held: telling. What is TURN_FULL is to be said again. */
+static enum turn_said say(enum wire_activity what)
+{
+    const bool unseen = atomic_load(&activity_->others) || atomic_load(&activity_->foreign);
+    const uint64_t kind = unseen || what == WIRE_IDLE ? 0 : WIRE_KERNELS_ONLY;
+    const enum turn_said said = turn_activity(what, what == WIRE_WORK ? kind | late() : kind);
+    if (said == TURN_FULL)
+        atomic_store(&activity_->full, true);
+    return said;
+}
+
+/* Held: telling. An arbiter that is away is told when it is back. */
+static void say_work(void)
+{
+    const enum turn_said said = say(WIRE_WORK);
+    if (said == TURN_SAID)
+        activity_->began_us = 0;
+    else if (activity_->began_us == 0)
+        activity_->began_us = now_us();
+    atomic_store(&activity_->unsaid, said == TURN_FULL);
+    atomic_store(&tangram.hot.reported, said != TURN_FULL);
+}
+
+/* Is there work of which the end is to be found? */
+static bool is_counted(void)
+{
+    return atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed) || atomic_load_explicit(&activity_->unsaid, memory_order_relaxed);
+}
+
+static void report_work(void)
+{
+    struct quiet quiet = quiet_begin();
+    turn_meet();
+    pthread_mutex_lock(&activity_->reporting);
+    if (!atomic_load(&tangram.hot.reported))
+        say_work();
+    pthread_mutex_unlock(&activity_->reporting);
+    capture_report(); /* a context that was made since the last time has its channels by now */
+    quiet_end(quiet);
+}
+
+void activity_other_came(void)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&activity_->reporting);
+    if (!atomic_exchange(&activity_->others, true) && atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    pthread_mutex_unlock(&activity_->reporting);
+    quiet_end(quiet);
+}
+
+void activity_waits_for_others(void)
+{
+    atomic_store(&activity_->foreign, true);
+    if (atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
+        activity_other_came();
+}
+
+/* Held: telling. A WORK ends what DRAINED said. */
+static void say_drained(bool drained)
+{
+    if (atomic_load(&activity_->drained) == drained || !atomic_load(&tangram.hot.reported))
+        return;
+    if (drained)
+        atomic_store(&activity_->drained, turn_activity(WIRE_DRAINED, 0) == TURN_SAID); /* asked again at the next look */
+    else if (say(WIRE_WORK) != TURN_FULL)
+        atomic_store(&activity_->drained, false);
+}
+
+/* Held back, a container is not to pay for the time: the arbiter is told while nothing of it is on the GPU. */
+static bool look_at_gate(void)
+{
+    bool drained = streams_done();
+    if (turn_understands(WIRE_UNDERSTANDS_DRAINED) && drained != atomic_load(&activity_->drained)) {
+        pthread_mutex_lock(&activity_->reporting);
+        say_drained(drained);
+        pthread_mutex_unlock(&activity_->reporting);
+    }
+    return drained;
+}
+
+static void leave_gate(void)
+{
+    pthread_mutex_lock(&activity_->reporting);
+    say_drained(false);
+    pthread_mutex_unlock(&activity_->reporting);
+}
+
+/* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
+static void wait_at_gate(struct stream_name name)
+{
+    struct quiet quiet = quiet_begin();
+    atomic_fetch_add(&activity_->waiting, 1);
+    turn_wait_for_gate(look_at_gate);
+    leave_gate();
+    activity_count(name); /* the first count may have been taken for done meanwhile */
+    atomic_fetch_sub(&activity_->waiting, 1);
+    quiet_end(quiet);
+}
+
+void activity_launched(struct stream_name name)
+{
+    if (!atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed))
+        report_work();
+    if (turn_gated())
+        wait_at_gate(name);
+}
+
+/* A process that waits after every small kernel would tell of work and idleness thousands of times a second, which costs the
+ * arbiter processor time. Who is not latency-critical tells IDLE once in IDLE_GAP_US; else the thread of turn.c tells it then,
+ * if it is still true. Held: telling. */
+static bool too_soon(void)
+{
+    uint64_t now = now_us();
+    if (turn_is_urgent() || now - activity_->idle_reported_us >= IDLE_GAP_US) {
+        activity_->idle_reported_us = now;
+        atomic_store(&activity_->idle_later, false);
+        return false;
+    }
+    atomic_store(&activity_->idle_later, true);
+    return true;
+}
+
+/* Held: telling. `reported` falls before the last look, so that a launch in between is seen by one of us. Work that the arbiter was never told of
+ * ends without a word. */
+static void say_idle(void)
+{
+    const bool reported = atomic_exchange(&tangram.hot.reported, false);
+    if (!streams_clean()) {
+        atomic_store(&tangram.hot.reported, reported);
+    } else if (reported && say(WIRE_IDLE) == TURN_FULL) {
+        atomic_store(&tangram.hot.reported, true);
+    } else {
+        activity_->began_us = 0;
+        atomic_store(&activity_->idle_later, false);
+        atomic_store(&activity_->unsaid, false);
+        atomic_store(&activity_->others, false);
+    }
+}
+
+/* All streams were done a moment ago. */
+static void report_idle(void)
+{
+    pthread_mutex_lock(&activity_->reporting);
+    if (is_counted() && atomic_load(&activity_->waiting) == 0 && !too_soon())
+        say_idle();
+    pthread_mutex_unlock(&activity_->reporting);
+}
+
+/* Held: telling. How things stand, after a packet did not fit. False: the next one did not either. */
+static bool say_again(void)
+{
+    const bool waits = atomic_load(&activity_->waiting) > 0;
+    atomic_store(&activity_->full, false);
+    if (is_counted() && !waits && streams_clean())
+        say_idle();
+    else if (atomic_load(&activity_->unsaid))
+        say_work();
+    else if (atomic_load(&activity_->drained) && !waits)
+        say_drained(false);
+    else if (atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    return !atomic_load(&activity_->full);
+}
+
+bool activity_announce(enum wire_activity what, uint64_t value)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&activity_->reporting);
+    bool said = (!atomic_load(&activity_->full) || say_again()) && turn_activity(what, value) == TURN_SAID;
+    pthread_mutex_unlock(&activity_->reporting);
+    quiet_end(quiet);
+    return said;
+}
+
+bool activity_report_later(void)
+{
+    if (atomic_load(&activity_->full)) {
+        pthread_mutex_lock(&activity_->reporting);
+        say_again();
+        pthread_mutex_unlock(&activity_->reporting);
+        return true;
+    }
+    if (!atomic_exchange(&activity_->idle_later, false))
+        return false;
+    if (streams_clean())
+        report_idle();
+    return true;
+}
+
+void activity_something_synced(void)
+{
+    if (!is_counted())
+        return;
+    struct quiet quiet = quiet_begin();
+    if (streams_done())
+        report_idle();
+    quiet_end(quiet);
+}
+
+struct activity_before activity_sync_begins(CUstream stream, int ptds)
+{
+    if (!is_counted())
+        return (struct activity_before){0};
+    stream_context_check();
+    struct stream_name name = stream_name(stream, ptds);
+    struct activity_stream *of = stream_find(name);
+    uint64_t last = of == NULL ? 0 : atomic_load(&of->last);
+    if (of == NULL || !stream_is_at(of, name)) /* it has no place, or lost it just now: it has nothing left */
+        return (struct activity_before){0};
+    return (struct activity_before){.stream = of, .launches = last};
+}
+
+struct activity_before activity_context_sync_begins(CUcontext context)
+{
+    if (!is_counted())
+        return (struct activity_before){0};
+    stream_context_check();
+    CUcontext named = context == NULL ? stream_context_now() : stream_context_named(context);
+    return (struct activity_before){.context = context_record(named, true), .launches = atomic_load(&activity_->launches)};
+}
+
+void activity_synced(struct activity_before before)
+{
+    if (before.stream != NULL)
+        stream_clean(&before.stream->clean, before.launches);
+    if (before.context != NULL)
+        stream_clean(&before.context->clean, before.launches);
+    activity_something_synced();
+}
+
+void activity_stream_ends(CUstream stream)
+{
+    struct stream_name name = {(uintptr_t)stream, NULL};
+    struct activity_stream *of = (uintptr_t)stream > 2 ? stream_find(name) : NULL;
+    if (of == NULL)
+        return;
+    if (is_counted()) {
+        struct quiet quiet = quiet_begin();
+        CUstreamCaptureMode mode = relax();
+        if (!stream_done(of) && !stream_captures(stream))
+            destroyed_leaves(stream, of);
+        relax_end(mode);
+        quiet_end(quiet);
+    }
+    stream_gone(of, name);
+}
+
+void activity_context_ended(CUcontext context, bool last)
+{
+    struct activity_stream *of;
+    CUcontext named = stream_context_named(context);
+    struct activity_context *record = named == NULL ? NULL : context_record(named, false);
+    for (size_t at = 0; (of = streams_next(&at)) != NULL;)
+        if (last || (named != NULL && atomic_load(&of->context) == named))
+            stream_gone(of, (struct stream_name){atomic_load(&of->key), named});
+    if (record != NULL)
+        atomic_store(&record->context, NULL);
+    activity_something_synced();
+}
+
+bool activity_is_reported(void)
+{
+    return atomic_load(&tangram.hot.reported);
+}
+
+/* Without it what was launched since the first word would be taken for as old as that. */
+static void report_still(void)
+{
+    pthread_mutex_lock(&activity_->reporting);
+    if (atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
+        say(WIRE_STILL);
+    pthread_mutex_unlock(&activity_->reporting);
+    activity_->still_ms = now_ms() + STILL_MS;
+}
+
+void activity_look(void)
+{
+    if (!is_counted())
+        return;
+    uint64_t launches = atomic_load(&activity_->launches);
+    bool quiet = launches == activity_->looked_at;
+    activity_->looked_at = launches;
+    if (!quiet) { /* who launches will also wait, mostly */
+        if (now_ms() >= activity_->still_ms)
+            report_still();
+        return;
+    }
+    relax(); /* this thread is ours: it stays so */
+    if (contexts_done())
+        report_idle();
+}
+
+void activity_arbiter_is_new(void)
+{
+    pthread_mutex_lock(&activity_->reporting);
+    atomic_store(&activity_->drained, false);
+    atomic_store(&activity_->full, false);
+    if (is_counted())
+        say_work();
+    pthread_mutex_unlock(&activity_->reporting);
+}
+
+void activity_watch(void)
+{
+    atomic_store(&tangram.hot.watched, true);
+}
+
+void activity_forget(void)
+{
+    atomic_store(&tangram.hot.watched, false);
+    atomic_store(&tangram.hot.reported, false);
+    memset(activity_, 0, sizeof *activity_);
+    activity_->reporting = activity_->placing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}

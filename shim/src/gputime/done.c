@@ -1,0 +1,123 @@
+/* done.c - whether streams have anything left: by the records, else by the driver's word.
+ *
+ * Any answer but "not ready" ends a stream's work, errors too. Each context has a default stream of its own, and a context may lie on another
+ * GPU: what is known of one says nothing of another. Nothing is asked while the calling thread or the stream captures: that would end the capture.
+ */
+#include <stdlib.h>
+
+#include "hooks/hook.h"
+#include "gputime/launching.h"
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+enum { INVALID_HANDLE = 400 };
+
+/* A stream whose context has failed, or that is gone, does not capture. */
+bool stream_captures(CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult rc = HAS(cuStreamIsCapturing) ? tangram.driver.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    return rc == CUDA_SUCCESS ? status != CU_STREAM_CAPTURE_STATUS_NONE : !work_ended(rc) && (int)rc != INVALID_HANDLE;
+}
+
+/* By the calling thread, in the context that it has. */
+static bool can_be_requested(struct activity_stream *of)
+{
+    uintptr_t key = atomic_load(&of->key);
+    if (!stream_is_default(key))
+        return key != 0;
+    return (key == STREAM_LEGACY || key == stream_key_of_thread()) && atomic_load(&of->context) == stream_context_now();
+}
+
+/* The driver says so: it has nothing left, or is no more. */
+static bool says_done(CUstream stream)
+{
+    if (stream_captures(stream))
+        return false;
+    CUresult rc = tangram.driver.cuStreamQuery(stream);
+    return work_ended(rc) || ((int)rc == INVALID_HANDLE && (uintptr_t)stream > 2);
+}
+
+/* Has the stream nothing left? */
+bool stream_done(struct activity_stream *of)
+{
+    uint64_t last = atomic_load(&of->last);
+    if (UNLIKELY(stream_is_event(atomic_load(&of->key))))
+        return destroyed_done(of);
+    if (stream_is_clean(of))
+        return true;
+    if (!can_be_requested(of))
+        return false;
+    uintptr_t key = atomic_load(&of->key);
+    if (!says_done(stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key))
+        return false;
+    stream_clean(&of->clean, last);
+    return true;
+}
+
+/* In the calling thread's context, no more than needed for a no. Capturing elsewhere does not mind a question that is asked in relaxed
+ * mode. */
+bool streams_done(void)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool exchanged = tangram.driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    struct activity_stream *of;
+    bool done = true;
+    stream_context_check();
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        done = stream_done(of);
+    if (exchanged)
+        tangram.driver.cuThreadExchangeStreamCaptureMode(&mode);
+    return done;
+}
+
+bool streams_clean(void)
+{
+    struct activity_stream *of;
+    bool clean = true;
+    for (size_t at = 0; clean && (of = streams_next(&at)) != NULL;)
+        clean = stream_is_clean(of);
+    return clean;
+}
+
+/* In a context that our own thread takes: its default stream, and what can be asked in it. A context that is no more has nothing left. */
+static bool context_done(CUcontext context)
+{
+    CUcontext popped;
+    struct activity_stream *of;
+    if (tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool done = says_done((CUstream)STREAM_LEGACY);
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        done = stream_done(of) || stream_is_default(atomic_load(&of->key)); /* another context's is asked there */
+    tangram.driver.cuCtxPopCurrent_v2(&popped);
+    return done;
+}
+
+/* A default stream of a context that is none of these: of one that was not seen being made. */
+static bool is_of_none(struct activity_stream *of, const CUcontext *context, size_t count)
+{
+    bool none = atomic_load(&of->key) == STREAM_LEGACY;
+    for (size_t c = 0; c < count; c++)
+        none = none && atomic_load(&of->context) != stream_context_named(context[c]);
+    return none;
+}
+
+/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is requested its default
+ * stream. What lies in a context that is not known is taken for done when all others are. */
+bool contexts_done(void)
+{
+    struct activity_stream *of;
+    uint64_t launches = atomic_load(&tangram.activity.launches);
+    size_t room = contexts_list(NULL, 0);
+    CUcontext *context = malloc(room * sizeof *context + 1);
+    size_t count = context == NULL ? 0 : contexts_list(context, room);
+    bool done = count > 0 && count <= room;
+    for (size_t c = 0; c < count && done; c++)
+        done = context_done(context[c]);
+    for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
+        if (is_of_none(of, context, count))
+            stream_clean(&of->clean, launches);
+    free(context);
+    return done && streams_clean();
+}

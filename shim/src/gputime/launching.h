@@ -1,0 +1,63 @@
+/* launching.h - what every launch does, in line and in as few lines of the cache as can be: struct hot says why. */
+#ifndef TANGRAM_LAUNCHING_H
+#define TANGRAM_LAUNCHING_H
+
+#include "process.h"
+#include "gputime/streams.h"
+
+/* activity.c: a launch was counted. Tells of it, and waits, where that is due. */
+void activity_launched(struct stream_name name);
+void activity_other_came(void); /* the first launch since idleness was told that is no kernel */
+
+void activity_waits_for_others(void); /* its kernels may stand behind another process's from now on */
+
+/* Is new work to wait? Only where suspending does not work. */
+static inline bool turn_gated(void)
+{
+    struct wire_turn *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
+    return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
+}
+
+/* One more launch. Who takes a place away looks at `last` after he has changed the key, so the key is looked at again after `last`. The number
+ * is the largest that the place has had: what was done there before it was drawn is not taken for this. */
+static inline void activity_count(struct stream_name name)
+{
+    struct activity_stream *of = stream_home(name);
+    for (;;) {
+        if (UNLIKELY(!stream_is_at(of, name)) && (of = stream_place(name)) == NULL) {
+            stream_mark(stream_home(name), atomic_fetch_add(&tangram.activity.launches, 1) + 1); /* no memory: it counts with another's */
+            return;
+        }
+        if (stream_mark(of, atomic_fetch_add(&tangram.activity.launches, 1) + 1) && stream_is_at(of, name))
+            return;
+    }
+}
+
+/* Before something is put into a stream. */
+static inline void activity_launch(CUstream stream, int ptds)
+{
+    if (!atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
+        return;
+    struct stream_name name = stream_name(stream, ptds);
+    activity_count(name);
+    if (UNLIKELY(!atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed) || turn_gated()))
+        activity_launched(name);
+}
+
+static inline void activity_other_known(void)
+{
+    if (UNLIKELY(!atomic_load_explicit(&tangram.activity.others, memory_order_relaxed)) &&
+        atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed))
+        activity_other_came();
+}
+
+/* The same of what keeps no multiprocessor busy, or may: copies, fills, waits, graphs. The arbiter must not take it for done because the
+ * driver sees nobody compute. Before the launch, so that one packet says both; after it, as idleness may have been told in between. */
+static inline void activity_other(CUstream stream, int ptds)
+{
+    activity_other_known();
+    activity_launch(stream, ptds);
+    activity_other_known();
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* helper.c - the one thread of the library's own.
+ *
+ * It reads both connections while nobody waits on them, answers recalls, states use and returns what is left over once a second,
+ * comes back to an arbiter that went away, ends a suspend that nobody would end, and finds work that ended and was never waited for.
+ * Nothing depends on it but how soon these happen: see link.c for a process that cannot have it.
+ *
+ * It calls the driver only between `driver_enter` and `driver_leave`, which end with the program: the driver's destructors run before
+ * this thread does.
+ */
+#include "process.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    STATEMENT_MS = 1000, /* use is told, and surplus returned, at most this often; guessed */
+    LOOK_MS = 200,       /* at the heartbeat, and for a connection that is wanted */
+    WORKING_LOOK_MS = 20, /* for work that ended and was never waited for; guessed */
+    MAKING_LOOK_MS = 5,  /* while a context is made, whose channels are to be told of; guessed */
+    HASTY_LOOK_MS = 2,   /* after an IDLE that it was too soon to tell, and HASTY_LOOKS times more; guessed */
+    HASTY_LOOKS = 10,
+    END_MS = 1000 /* so long the end of the program waits for a call of the driver's; guessed */
+};
+
+static struct link *const link_ = &tangram.link;
+
+static struct { /* the end of the program */
+    _Atomic bool watched, ended;
+    _Atomic pid_t inside; /* whose helper is in a call of the driver's: a child that is forked meanwhile has no helper to wait for */
+} end_;
+
+static bool driver_enter(void)
+{
+    atomic_store(&end_.inside, getpid());
+    if (!atomic_load(&end_.ended))
+        return true;
+    atomic_store(&end_.inside, 0);
+    return false;
+}
+
+static void driver_leave(void)
+{
+    atomic_store(&end_.inside, 0);
+}
+
+static void program_ends(void)
+{
+    struct timespec moment = {0, 100000};
+    atomic_store(&end_.ended, true);
+    for (uint64_t until_ms = now_ms() + END_MS; atomic_load(&end_.inside) == getpid() && now_ms() < until_ms;)
+        nanosleep(&moment, NULL);
+}
+
+/* Handlers run in the opposite order of their registration: after cuInit ours runs before the driver's own. */
+void helper_watch_end(void)
+{
+    if (!atomic_exchange(&end_.watched, true))
+        atexit(program_ends);
+}
+
+/* Whoever waits for the first answer reads it itself, which saves it waiting until this thread has woken it. */
+static void take_over(void)
+{
+    pthread_mutex_lock(&link_->lock);
+    while (link_->pumping)
+        pthread_cond_wait(&link_->changed, &link_->lock);
+    link_->reading = true;
+    pthread_mutex_unlock(&link_->lock);
+}
+
+struct rounds {
+    uint64_t statement_ms; /* when it is due */
+    uint64_t look_ms;
+    unsigned hasty;
+};
+
+static unsigned look_every_ms(const struct rounds *rounds)
+{
+    if (rounds->hasty > 0)
+        return HASTY_LOOK_MS;
+    if (activity_is_reported())
+        return WORKING_LOOK_MS;
+    return atomic_load(&tangram.contexts.making) > 0 ? MAKING_LOOK_MS : LOOK_MS;
+}
+
+/* What is done now and then, with the arbiter or without. */
+static void look(struct rounds *rounds)
+{
+    bool driver = driver_enter();
+    rounds->hasty = driver && activity_report_later() ? HASTY_LOOKS : rounds->hasty > 0 ? rounds->hasty - 1 : 0;
+    turn_watch();
+    if (driver)
+        activity_look();
+    driver_leave();
+    capture_report();
+    rounds->look_ms = now_ms() + look_every_ms(rounds);
+}
+
+static void state_things(struct rounds *rounds)
+{
+    bool good = link_once_a_second();
+    pthread_mutex_lock(&link_->lock);
+    good = good && state_report();
+    pthread_mutex_unlock(&link_->lock);
+    if (!good)
+        link_read(); /* finds out that the connection is over */
+    reserve_fill();
+    link_look_for_page();
+    turn_look_for_page();
+    rounds->statement_ms = now_ms() + STATEMENT_MS;
+}
+
+static void *helper(void *unused)
+{
+    (void)unused;
+    prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads, as the arbiter does */
+    const bool rooted = root_keep();
+    take_over();
+    if (!rooted)
+        root_keep_folder();
+    for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
+        pthread_mutex_lock(&link_->lock);
+        bool there = link_try(), connected = link_->stage == LINK_CONNECTED;
+        struct pollfd ready[2] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = turn_try(), .events = POLLIN}};
+        uint64_t due_ms = there ? rounds.look_ms : link_->again_ms < rounds.look_ms ? link_->again_ms : rounds.look_ms;
+        pthread_mutex_unlock(&link_->lock);
+        uint64_t now = now_ms();
+        int came = poll(ready, 2, due_ms > now ? (int)(due_ms - now) : 0);
+        if (came > 0 && ready[0].revents != 0)
+            link_read();
+        if (came > 0 && ready[1].revents != 0)
+            turn_read();
+        now = now_ms();
+        if (connected && now >= rounds.statement_ms)
+            state_things(&rounds);
+        if (now >= rounds.look_ms)
+            look(&rounds);
+    }
+    return NULL;
+}
+
+bool helper_start(void)
+{
+    return link_->threaded = thread_start(helper);
+}

@@ -1,0 +1,181 @@
+/* link.h - the connection to the arbiter: what is kept of it, and what its files offer each other and the rest.
+ *
+ * packet.c sends and receives one packet, link.c connects and reads, request.c asks, answers.c takes what comes. helper.c is the thread that reads while nobody asks, and
+ * nothing depends on it: a thread that waits for an answer reads itself where there is no helper. process.h includes this.
+ */
+#ifndef TANGRAM_LINK_H
+#define TANGRAM_LINK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "link/wire.h"
+
+struct gpu;
+
+/* The socket's file that one arbiter listens at: each makes its own. */
+struct wire_file {
+    dev_t device;
+    ino_t inode; /* 0 = not known */
+    struct timespec made;
+};
+
+/* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
+struct wire_end {
+    int fd; /* -1 = none */
+    pid_t pid; /* that connected it */
+    dev_t device;
+    ino_t inode;
+    struct wire_file file; /* that it was connected to */
+};
+#define WIRE_NO_END ((struct wire_end){.fd = -1})
+
+/* A connection that ended, and where it led. */
+struct wire_past {
+    struct wire_file file;
+    uint64_t ended_ms; /* 0 = there was none */
+};
+
+/* Sockets for when none can be made: one for each connection. */
+enum { RESERVE_SOCKETS = 2 };
+struct reserve {
+    pthread_mutex_t lock; /* the innermost */
+    struct wire_end spare[RESERVE_SOCKETS];
+};
+#define RESERVE_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}}}
+
+/* A packet whose answer a thread waits for. */
+struct awaited {
+    uint32_t seq; /* 0 = none */
+    bool answered;
+};
+
+enum link_stage {
+    LINK_APART,     /* the arbiter is away, or was never met */
+    LINK_GREETED,   /* HELLO was sent */
+    LINK_CONNECTED, /* WELCOME was read */
+};
+
+struct link {
+    pthread_mutex_t listing, holding; /* one question of a kind at a time; taken before `lock`, and held while one waits */
+    pthread_mutex_t lock;             /* guards what follows, and every send */
+    pthread_cond_t changed;
+    bool clocked;  /* `changed` is set up, and `wanted_ms` read */
+    uint32_t wanted_ms; /* how long the program wants an arbiter that is away waited for; 0 = it does not say */
+    bool threaded; /* the helper thread was made */
+    bool reading;  /* and reads from now on */
+    bool pumping;  /* a thread that waits for an answer reads in its place */
+    uint64_t thread_again_ms; /* not before then is a thread tried again that could not be made */
+    enum link_stage stage;
+    uint32_t ended; /* connections that ended: what was asked on one is not answered on the next */
+    struct wire_end end;
+    struct wire_past past;
+    uint64_t greeted_at_ms; /* monotonic, as all that follow */
+    uint64_t lost_at_ms;    /* since when the arbiter is away; 0 = nobody requested it yet */
+    uint64_t again_ms;      /* not before then is it tried again */
+    unsigned pause_ms;      /* between tries */
+    bool turned_away;       /* it answered HELLO with an ERROR: nobody waits for it any more */
+    _Atomic bool silent;    /* it is there and has not answered in time: nobody waits until a packet comes */
+    _Atomic bool measures_late; /* the same of a measure, which it may be long about: for that nobody waits until a packet comes */
+    uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first GPU; 0 = nothing */
+    uint64_t promised_until_ms; /* so long we rely on it */
+    uint32_t seq;
+    uint32_t states_reported;    /* as the arbiter was told last; see state.c */
+    _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */
+    _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
+    struct awaited lease, context, measured, processes, hold, grow;
+    struct wire_leased lease_answer, context_answer, hold_answer, grow_answer;
+    struct wire_process *listed; /* where the process list goes that is waited for */
+    uint32_t listed_room, listed_count;
+    struct wire_packet packet;              /* of whoever reads: one at a time */
+    bool blind; /* there was no descriptor for the page: what it shows is not known */
+    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire GPU */
+};
+
+#define LINK_NEVER_MET                                                                                                         \
+    {                                                                                                                          \
+        .listing = PTHREAD_MUTEX_INITIALIZER, .holding = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,         \
+        .end = {.fd = -1}                                                                                                      \
+    }
+
+/* Of the sequence numbers the library makes, those of CONTEXT, HOLD, GROW, and of RETURN and DROP: its answer is no lease, however late it comes.
+ * The top bit is the arbiter's own. */
+#define WIRE_SEQ_CONTEXT UINT32_C(0x40000000)
+#define WIRE_SEQ_HOLD UINT32_C(0x20000000)
+#define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
+#define WIRE_SEQ_GROW UINT32_C(0x08000000)
+
+/* reserve.c */
+void reserve_fill(void);
+bool reserve_take(struct wire_end *end);
+void reserve_give_back(struct wire_end *end); /* one that could not be connected; closes what there is no place for */
+void reserve_forget(void);                    /* in a forked child */
+
+/* packet.c */
+bool wire_socket(struct wire_end *end); /* connected to nothing yet */
+bool wire_has_room(void);               /* is there a descriptor left? */
+void *wire_map_page(void *at, int fd);  /* over the one before, if there is one; fd = -1: one that shows nothing. MAP_FAILED */
+bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past); /* by a socket of reserve.c, where none can be made */
+struct wire_past wire_ended(struct wire_end *end); /* closes it */
+bool wire_own(struct wire_end *end, int fd); /* a descriptor that was just made; false: there is none, and nothing is left open */
+bool wire_is_there(const struct wire_end *end); /* in a forked child, too */
+bool wire_is_ours(const struct wire_end *end);
+void wire_close(struct wire_end *end); /* its number is closed only while it is this socket's */
+bool wire_readable(const struct wire_end *end, uint64_t ms);
+bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
+bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
+bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd);
+
+/* root.c: for a program that changes its root */
+bool root_keep(void);        /* by the helper: it keeps the root that it has. false: the kernel does not let it */
+void root_keep_folder(void); /* of the socket, where no thread keeps the root; by the one who connects */
+bool root_connect(int fd);   /* to the arbiter's socket in the folder that is kept, where that is out of reach */
+bool root_stat(struct stat *there); /* the same of its file */
+
+/* link.c */
+void link_greet(void);          /* sends HELLO and waits for nothing */
+bool link_wait(void);           /* until connected, as long as an arbiter that is there may take */
+void link_forget(void);         /* in a forked child */
+void link_look_for_page(void);  /* by the one who reads, now and then: connects anew where there is a descriptor for the page by now */
+bool link_has_helper(void);     /* false: what is not needed is returned at once, for nobody would answer a recall */
+uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
+
+/* request.c */
+enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
+enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes);
+void link_return(struct gpu *gpu, uint64_t most_bytes); /* of the unused lease, to the arbiter */
+void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead, and until the page shows what was given back */
+bool link_unleased(struct gpu *gpu, uint64_t *bytes);
+enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
+void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
+bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, uint32_t *count);
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
+void link_grown(struct gpu *gpu);
+enum link_answer link_hold(struct gpu *gpu, struct wire_shared *said); /* locked afterwards when it is granted */
+
+/* Between link.c, request.c and helper.c. "Locked" = the caller holds link.lock. */
+uint32_t link_next_seq(void);         /* locked */
+bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
+bool link_say_context(struct gpu *gpu, enum wire_step step, uint32_t seq); /* locked, connected */
+bool link_drop(const struct wire_shared *said); /* locked, connected */
+bool link_connected_in_time(void);    /* locked */
+bool link_is_silent(void);            /* locked, connected */
+void link_have_helper(void);          /* locked */
+void link_wait_until(uint64_t deadline_ms); /* locked */
+void link_pump(uint64_t deadline_ms); /* locked */
+bool link_try(void);                  /* locked, by the one who reads; false: the arbiter is away */
+void link_read(void);                 /* not locked, by the one who reads, when there is something */
+bool link_state_use(struct gpu *gpu); /* locked */
+
+/* answers.c */
+bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */
+bool link_once_a_second(void); /* not locked; false: the connection is over */
+
+bool helper_start(void);              /* helper.c; locked */
+
+#endif

@@ -1,0 +1,258 @@
+/* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long.
+ *
+ * A program may close a descriptor that it did not open, and be given the number again for a file of its own. So an end remembers which
+ * socket it is, and nothing is sent to, read from or closed under a number that has become another file's. It remembers its process, too:
+ * what a child of a bare fork said or read on its parent's connection would be taken for the parent's.
+ */
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+bool wire_is_there(const struct wire_end *end)
+{
+    struct stat there;
+    return end->fd >= 0 && fstat(end->fd, &there) == 0 && there.st_dev == end->device && there.st_ino == end->inode;
+}
+
+bool wire_is_ours(const struct wire_end *end)
+{
+    return process_owns(end->pid) && wire_is_there(end);
+}
+
+enum { ENDING_MS = 2000 }; /* so long an arbiter whose connections have ended may still listen, at most; guessed */
+
+static struct wire_file file_at(const char *path)
+{
+    struct stat there;
+    if (stat(path, &there) != 0 && !root_stat(&there))
+        return (struct wire_file){0};
+    return (struct wire_file){there.st_dev, there.st_ino, there.st_mtim};
+}
+
+static bool same_file(const struct wire_file *one, const struct wire_file *other)
+{
+    return one->device == other->device && one->inode == other->inode && one->made.tv_sec == other->made.tv_sec &&
+           one->made.tv_nsec == other->made.tv_nsec;
+}
+
+/* The kernel ends what a killed arbiter had one by one, on a busy machine with pauses between. It may still listen when our connection has ended: who
+ * connects then is hung up on, and a socket of the reserve would be lost. So that waits for another arbiter's file. Where there is none after a while,
+ * the arbiter lives and has hung up on us alone. */
+static bool may_spend(const struct wire_past *past, const struct wire_file *file)
+{
+    bool another = past->file.inode != 0 && file->inode != 0 && !same_file(&past->file, file);
+    return past->ended_ms == 0 || another || now_ms() >= past->ended_ms + ENDING_MS;
+}
+
+/* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
+ * the descriptor table, which costs a process of several threads 5 to 20 ms (measured). */
+bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *end = WIRE_NO_END;
+    if (process_is_guest()) /* its descriptors may be its own */
+        return false;
+    if (strlen(path) >= sizeof address.sun_path)
+        return false;
+    strcpy(address.sun_path, path);
+    const struct wire_file before = file_at(path);
+    bool made = wire_socket(end);
+    if (!made && (!may_spend(past, &before) || !reserve_take(end)))
+        return false;
+    if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0 || root_connect(end->fd)) {
+        const struct wire_file after = file_at(path);
+        end->file = same_file(&before, &after) ? before : (struct wire_file){0};
+        return true;
+    }
+    if (made)
+        wire_close(end);
+    else
+        reserve_give_back(end);
+    return false;
+}
+
+bool wire_has_room(void)
+{
+    struct wire_end end;
+    bool room = wire_socket(&end);
+    if (room)
+        wire_close(&end);
+    return room;
+}
+
+/* What an arbiter understands is kept: the next one does, too. */
+static void *map_nothing(void *at)
+{
+    struct wire_turn *turn = at == NULL ? NULL : (struct wire_turn *)(void *)((char *)at + WIRE_TURN_AT);
+    uint32_t features = turn == NULL ? 0 : atomic_load(&turn->features), wait_ms = turn == NULL ? 0 : atomic_load(&turn->wait_ms);
+    void *page = mmap(at, WIRE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
+    if (page == MAP_FAILED)
+        return page;
+    turn = (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT);
+    atomic_store(&turn->features, features);
+    atomic_store(&turn->wait_ms, wait_ms);
+    mprotect(page, WIRE_PAGE_BYTES, PROT_READ);
+    return page;
+}
+
+void *wire_map_page(void *at, int fd)
+{
+    if (fd < 0)
+        return map_nothing(at);
+    return mmap(at, WIRE_PAGE_BYTES, PROT_READ, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd, 0);
+}
+
+bool wire_socket(struct wire_end *end)
+{
+    return wire_own(end, socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+bool wire_own(struct wire_end *end, int fd)
+{
+    struct stat there;
+    *end = WIRE_NO_END;
+    if (fd >= 0 && fd <= STDERR_FILENO) { /* the program closed those: what it writes there must not come to us */
+        int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        close(fd);
+        fd = higher;
+    }
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &there) != 0) {
+        close(fd);
+        return false;
+    }
+    *end = (struct wire_end){.fd = fd, .pid = getpid(), .device = there.st_dev, .inode = there.st_ino};
+    return true;
+}
+
+void wire_close(struct wire_end *end)
+{
+    if (wire_is_there(end)) /* in a child: our copy, and the parent's stays open */
+        close(end->fd);
+    *end = WIRE_NO_END;
+}
+
+struct wire_past wire_ended(struct wire_end *end)
+{
+    struct wire_past past = {end->file, now_ms()};
+    wire_close(end);
+    return past;
+}
+
+bool wire_readable(const struct wire_end *end, uint64_t ms)
+{
+    struct pollfd ready = {.fd = end->fd, .events = POLLIN};
+    int rc;
+    do
+        rc = poll(&ready, 1, ms > INT_MAX ? INT_MAX : (int)ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes)
+{
+    return wire_send_fd(end, type, seq, body, body_bytes, -1);
+}
+
+bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd)
+{
+    if (!wire_is_ours(end)) {
+        errno = EBADF;
+        return false;
+    }
+    struct wire_header header = {WIRE_MAGIC, WIRE_VERSION, (uint16_t)type, seq, body_bytes};
+    struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    if (passed_fd >= 0) {
+        message.msg_control = control.room;
+        message.msg_controllen = sizeof control.room;
+        struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
+        passed->cmsg_level = SOL_SOCKET;
+        passed->cmsg_type = SCM_RIGHTS;
+        passed->cmsg_len = CMSG_LEN(sizeof passed_fd);
+        memcpy(CMSG_DATA(passed), &passed_fd, sizeof passed_fd);
+    }
+    ssize_t sent;
+    do
+        sent = sendmsg(end->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)(sizeof header + body_bytes);
+}
+
+static uint32_t least_body(uint16_t type)
+{
+    switch (type) {
+    case WIRE_WELCOME:
+        return 8;
+    case WIRE_LEASED:
+        return sizeof(struct wire_leased);
+    case WIRE_RECALL:
+        return sizeof(struct wire_amount);
+    case WIRE_ERROR:
+        return sizeof(struct wire_error);
+    case WIRE_MEASURED:
+        return sizeof(struct wire_measured);
+    case WIRE_PROCESS_LIST:
+        return 8;
+    default:
+        return UINT32_MAX; /* not for us */
+    }
+}
+
+static bool well_formed(const struct wire_packet *packet, size_t got)
+{
+    const struct wire_header *header = &packet->header;
+    if (got < sizeof *header || header->magic != WIRE_MAGIC || header->version != WIRE_VERSION)
+        return false;
+    if (header->body_bytes != got - sizeof *header || header->body_bytes < least_body(header->type))
+        return false;
+    if (header->type == WIRE_PROCESS_LIST) {
+        uint32_t count = packet->body.process_list.count;
+        return count <= WIRE_PROCESSES_LIMIT && header->body_bytes == 8 + count * sizeof(struct wire_process);
+    }
+    if (header->type != WIRE_WELCOME)
+        return true;
+    uint32_t gpus = packet->body.welcome.gpus;
+    return gpus <= WIRE_GPUS && header->body_bytes == 8 + gpus * sizeof(struct wire_gpu);
+}
+
+/* False when the peer hung up or what came is no packet of this protocol. A descriptor that came along is in *passed_fd,
+ * else that is -1, also where none was left for it. */
+bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
+{
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {packet, sizeof *packet};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t got;
+    *passed_fd = -1;
+    if (!wire_is_ours(end))
+        return false;
+    do
+        got = recvmsg(end->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got <= 0)
+        return false;
+    struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
+    if (passed != NULL && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS)
+        memcpy(passed_fd, CMSG_DATA(passed), sizeof(int));
+    return (message.msg_flags & MSG_TRUNC) == 0 && well_formed(packet, (size_t)got);
+}

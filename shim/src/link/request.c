@@ -1,0 +1,358 @@
+/* request.c - what is asked of the arbiter, and what is said to it, by the threads of the program.
+ *
+ * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile is asked again
+ * when it is back, and one that is silent is asked nothing. link.lock is free while one waits.
+ */
+#include "process.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+enum {
+    PATIENCE_MS = 2000, /* for an answer; specified */
+    MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
+    TRIES_MOST = 8      /* connections that end before they answer; guessed */
+};
+
+struct tries {
+    unsigned count;
+    uint32_t ended; /* as it was when the question was asked last */
+};
+
+static struct link *const link_ = &tangram.link;
+
+/* Locked. What is free for this process once the arbiter has read it: who asks how much that is waits for the answer. */
+static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
+{
+    uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
+    bool sent = wire_send(&link_->end, type, seq, body, body_bytes);
+    if (sent)
+        atomic_store(&link_->given_seq, seq);
+    return sent;
+}
+
+bool link_drop(const struct wire_shared *said)
+{
+    return give(WIRE_DROP, said, sizeof *said);
+}
+
+static bool is_connected(void)
+{
+    return link_->stage == LINK_CONNECTED;
+}
+
+/* Locked. Until something that a packet brings, the connection ends, or the deadline. */
+static void wait_for_packet(uint64_t deadline_ms)
+{
+    if (link_->reading || link_->pumping)
+        link_wait_until(deadline_ms);
+    else
+        link_pump(deadline_ms);
+}
+
+/* Locked. Until the answer is there: false when it is not, in time or at all. A helper may have met the next arbiter by the time that this
+ * thread has woken: the connection that was asked is over all the same. */
+static bool answered_in_time(struct awaited *awaited, int patience_ms)
+{
+    const uint32_t ended = link_->ended;
+    uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
+    while (!awaited->answered && link_->ended == ended && now_ms() < deadline_ms)
+        wait_for_packet(deadline_ms);
+    awaited->seq = 0;
+    if (!awaited->answered && link_->ended == ended && patience_ms >= PATIENCE_MS)
+        atomic_store(&link_->silent, true);
+    return awaited->answered;
+}
+
+/* Can an answer to this come? Not when the arbiter reads nothing. When it has gone, the thread that reads will find that out: waiting
+ * for the answer is waiting for that. */
+static bool reached(bool sent)
+{
+    return sent || errno != EAGAIN;
+}
+
+/* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
+static void return_unused(struct gpu *gpu, uint64_t most_bytes)
+{
+    if (!is_connected() || atomic_load(&gpu->unused_bytes) == 0)
+        return;
+    atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
+    struct wire_amount back = {.gpu = (uint32_t)atomic_load(&gpu->wire), .bytes = lease_take_unused(gpu, most_bytes)};
+    if (give(WIRE_RETURN, &back, sizeof back))
+        atomic_fetch_sub(&gpu->leased_bytes, back.bytes);
+    else
+        atomic_fetch_add(&gpu->unused_bytes, back.bytes);
+}
+
+/* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. */
+static bool came(_Atomic uint32_t *seq)
+{
+    if (atomic_load(seq) == 0)
+        return false;
+    const uint32_t ended = link_->ended;
+    uint64_t deadline_ms = now_ms() + (link_is_silent() ? 0 : PATIENCE_MS);
+    while (atomic_load(seq) != 0 && is_connected() && link_->ended == ended && now_ms() < deadline_ms)
+        wait_for_packet(deadline_ms);
+    if (atomic_load(seq) != 0 && is_connected() && link_->ended == ended)
+        atomic_store(&link_->silent, true);
+    atomic_store(seq, 0);
+    return true;
+}
+
+/* Locked. A chunk was requested when the context was made, and may be on its way: wait for it. False when none is. */
+static bool chunk_came(struct gpu *gpu)
+{
+    return came(&tangram.contexts.of[gpu->at].chunk_seq);
+}
+
+void link_settle(struct gpu *gpu)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    chunk_came(gpu);
+    came(&link_->given_seq);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* Locked. Is the question to be asked, or, as the connection ended before it was answered, to be asked again? */
+static bool requests(struct tries *tries)
+{
+    if (tries->count > 0 && tries->ended == link_->ended)
+        return false; /* it was asked, and not answered in time */
+    if (tries->count++ == TRIES_MOST || !link_connected_in_time() || link_is_silent())
+        return false;
+    tries->ended = link_->ended;
+    return true;
+}
+
+/* Locked, connected. One question. LINK_ABSENT: it was not answered; ask again if the arbiter went away meanwhile. */
+static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
+{
+    struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
+    link_->lease = (struct awaited){.seq = link_next_seq()};
+    bool sent = wire_send(&link_->end, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease);
+    if (!reached(sent) || !answered_in_time(&link_->lease, PATIENCE_MS))
+        return LINK_ABSENT;
+    if (link_->lease_answer.refused || link_->lease_answer.granted_bytes < need_bytes)
+        return LINK_REFUSED;
+    atomic_fetch_add(&gpu->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
+    return LINK_GRANTED;
+}
+
+/* requests at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
+ * every try: an arbiter that was away when this began has not got it yet, and would count it as held. */
+enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    process_check();
+    pthread_mutex_lock(&link_->lock);
+    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);) {
+        if (atomic_load(&gpu->wire) < 0) {
+            answer = LINK_REFUSED; /* the arbiter's grant does not name it */
+        } else if (chunk_came(gpu) && lease_take(gpu, need_bytes)) {
+            answer = LINK_GRANTED;
+        } else {
+            return_unused(gpu, UINT64_MAX);
+            if (is_connected())
+                answer = request_once(gpu, need_bytes, want_bytes);
+        }
+    }
+    link_have_helper();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+void link_return(struct gpu *gpu, uint64_t most_bytes)
+{
+    if (most_bytes == 0)
+        return;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    return_unused(gpu, most_bytes);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* What no process of the container holds. False when that is not known: never connected, or the arbiter is away. */
+bool link_unleased(struct gpu *gpu, uint64_t *bytes)
+{
+    const _Atomic uint64_t *page = atomic_load_explicit(&link_->page, memory_order_acquire);
+    int wire = atomic_load_explicit(&gpu->wire, memory_order_acquire);
+    if (page == NULL || wire < 0)
+        return false;
+    *bytes = atomic_load_explicit(&page[wire], memory_order_relaxed);
+    return true;
+}
+
+/* Locked. The first allocation will want a lease: request it while the driver is busy with the context. */
+static void request_chunk_ahead(struct gpu *gpu)
+{
+    struct gpu_contexts *contexts = &tangram.contexts.of[gpu->at];
+    struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .want_bytes = lease_chunk_bytes(gpu)};
+    if (!link_has_helper() || atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&gpu->leased_bytes) != 0)
+        return;
+    uint32_t seq = link_next_seq();
+    if (wire_send(&link_->end, WIRE_LEASE, seq, &lease, sizeof lease))
+        atomic_store(&contexts->chunk_seq, seq);
+}
+
+/* Locked. The arbiter keeps what a context takes for a process that has just initialised the driver: a BEGIN that was sent before that
+ * ends is granted, and its answer need not be waited for. Bytes; 0 = nothing was promised, or it is too late. It is spent either way. */
+static uint64_t redeem_promise(struct gpu *gpu)
+{
+    bool holds = atomic_load(&gpu->wire) == 0 && now_ms() < link_->promised_until_ms;
+    uint64_t bytes = holds ? link_->promised_bytes : 0;
+    link_->promised_bytes = 0;
+    return bytes;
+}
+
+/* Locked, connected. One question, as `request_once`. */
+static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
+{
+    link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
+    bool sent = link_say_context(gpu, WIRE_BEGIN, link_->context.seq);
+    if (!reached(sent))
+        return LINK_ABSENT;
+    link_have_helper(); /* now, while the arbiter decides */
+    request_chunk_ahead(gpu);
+    uint64_t granted_bytes = sent ? redeem_promise(gpu) : 0;
+    if (granted_bytes > 0) {
+        link_->context.seq = 0; /* nobody waits for the answer */
+    } else if (!answered_in_time(&link_->context, PATIENCE_MS)) {
+        return LINK_ABSENT;
+    } else if (link_->context_answer.refused) {
+        return LINK_REFUSED;
+    } else {
+        granted_bytes = link_->context_answer.granted_bytes;
+    }
+    *estimated = granted_bytes > 0;
+    atomic_store(&tangram.contexts.of[gpu->at].bytes, granted_bytes); /* what the next arbiter is told, should this one end before it has measured */
+    return LINK_GRANTED;
+}
+
+/* Before the first context on a GPU. *estimated: the arbiter knew what it will take, and holds that. */
+enum link_answer link_context_begin(struct gpu *gpu, bool *estimated)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    process_check();
+    pthread_mutex_lock(&link_->lock);
+    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : begin_once(gpu, estimated);
+    link_have_helper();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_t bytes)
+{
+    struct wire_context said = {.gpu = (uint32_t)atomic_load(&gpu->wire), .step = (uint32_t)step, .estimate_bytes = bytes};
+    return wire_send(&link_->end, WIRE_CONTEXT, seq, &said, sizeof said);
+}
+
+/* Locked, connected. One question, as `request_once`. */
+static enum link_answer grow_once(struct gpu *gpu, uint64_t bytes, bool *held)
+{
+    *held = (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & WIRE_UNDERSTANDS_GROW) != 0;
+    if (!*held)
+        return LINK_GRANTED;
+    link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
+    if (!reached(say_grow(gpu, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS))
+        return LINK_ABSENT;
+    return link_->grow_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+}
+
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
+{
+    enum link_answer answer = LINK_ABSENT;
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, held);
+    link_have_helper();
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+    return answer;
+}
+
+/* Use is stated first: what NVML counts is read beside it. */
+void link_grown(struct gpu *gpu)
+{
+    pthread_mutex_lock(&link_->lock);
+    if (is_connected() && atomic_load(&gpu->wire) >= 0 && link_state_use(gpu))
+        say_grow(gpu, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, 0);
+    pthread_mutex_unlock(&link_->lock);
+}
+
+/* Locked, connected. One question, as `request_once`. What is answered too late is taken back. */
+static enum link_answer hold_once(struct gpu *gpu, struct wire_shared *said)
+{
+    said->gpu = (uint32_t)atomic_load(&gpu->wire);
+    link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
+    if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, said, sizeof *said)))
+        return LINK_ABSENT;
+    if (answered_in_time(&link_->hold, PATIENCE_MS))
+        return link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+    if (is_connected())
+        link_drop(said);
+    return LINK_ABSENT;
+}
+
+/* Memory was opened that somebody else may have made. */
+enum link_answer link_hold(struct gpu *gpu, struct wire_shared *said)
+{
+    enum link_answer answer = LINK_ABSENT;
+    process_check();
+    pthread_mutex_lock(&link_->lock);
+    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : hold_once(gpu, said);
+    link_have_helper();
+    if (answer != LINK_GRANTED)
+        pthread_mutex_unlock(&link_->lock);
+    return answer;
+}
+
+/* After the first context was made or the last is gone. An arbiter that was late with a measure is not waited for again until it has sent
+ * something. */
+void link_context_end(struct gpu *gpu, enum wire_step step, bool wait)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    if (is_connected() && !link_is_silent() && atomic_load(&gpu->wire) >= 0) {
+        uint32_t seq = link_next_seq() | WIRE_SEQ_CONTEXT;
+        wait = wait && !atomic_load(&link_->measures_late);
+        if (wait)
+            link_->measured = (struct awaited){.seq = seq};
+        if (link_say_context(gpu, step, seq) && wait && !answered_in_time(&link_->measured, MEASURE_MS))
+            atomic_store(&link_->measures_late, true);
+    }
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+/* The container's processes on a GPU. False when the arbiter does not say. One thread at a time; the caller is quiet. */
+bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, uint32_t *count)
+{
+    bool known = false;
+    if (!link_wait())
+        return false;
+    pthread_mutex_lock(&link_->listing);
+    pthread_mutex_lock(&link_->lock);
+    if (is_connected() && atomic_load(&gpu->wire) >= 0) {
+        struct wire_gpu_only wanted = {.gpu = (uint32_t)atomic_load(&gpu->wire)};
+        link_->processes = (struct awaited){.seq = link_next_seq()};
+        link_->listed = out;
+        link_->listed_room = room;
+        known = wire_send(&link_->end, WIRE_PROCESSES, link_->processes.seq, &wanted, sizeof wanted) &&
+                answered_in_time(&link_->processes, PATIENCE_MS);
+        link_->listed = NULL;
+        *count = link_->listed_count;
+    }
+    pthread_mutex_unlock(&link_->lock);
+    pthread_mutex_unlock(&link_->listing);
+    return known;
+}

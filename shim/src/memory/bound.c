@@ -1,0 +1,149 @@
+/* bound.c - what a context may grow by in a call is held before the call, and settled after it.
+ *
+ * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. A bound can be given: that is what the arbiter
+ * is asked to hold (CONTEXT GROW), and what it cannot hold is refused. It is requested many calls at once, so most of them are one
+ * compare-and-swap. A second later, when no such call is under way, it is told that they are made (GROWN), and charges what NVML counts.
+ *
+ * Nothing waits for NVML. An arbiter that is away is waited for as for an allocation; then the lease pays while it has room.
+ */
+#include "memory/bound.h"
+
+#include <string.h>
+
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+static const uint64_t AT_ONCE = 16 * MIB; /* requested together; guessed */
+
+static struct bound *bound_of(const struct gpu *gpu)
+{
+    return &tangram.bounds[gpu->at];
+}
+
+static bool take(struct bound *bound, uint64_t bytes)
+{
+    uint64_t left = atomic_load(&bound->left);
+    do {
+        if (left < bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak(&bound->left, &left, left - bytes));
+    return true;
+}
+
+/* Locked. What is small shares pages, of which the first in a period is taken to be new. */
+static enum link_answer request_memory(struct gpu *gpu, uint64_t bytes)
+{
+    struct bound *bound = bound_of(gpu);
+    bool held = false;
+    uint64_t need = bytes + (atomic_load(&bound->open) ? 0 : PAGE), requested = need < AT_ONCE ? AT_ONCE : need;
+    enum link_answer answer = link_grow(gpu, requested, &held);
+    if (answer == LINK_REFUSED) {
+        link_return(gpu, UINT64_MAX);
+        requested = need;
+        answer = link_grow(gpu, requested, &held);
+    }
+    if (answer == LINK_GRANTED && held) {
+        atomic_store(&bound->open, true);
+        atomic_fetch_add(&bound->left, requested - need);
+    }
+    if (answer == LINK_ABSENT && lease_take(gpu, bytes)) {
+        atomic_fetch_add(&bound->borrowed, bytes);
+        answer = LINK_GRANTED;
+    }
+    return answer;
+}
+
+static enum link_answer take_or_request(struct gpu *gpu, uint64_t bytes)
+{
+    struct quiet quiet = quiet_begin();
+    process_check();
+    pthread_mutex_lock(&tangram.bounding);
+    enum link_answer answer = take(bound_of(gpu), bytes) ? LINK_GRANTED : request_memory(gpu, bytes);
+    pthread_mutex_unlock(&tangram.bounding);
+    quiet_end(quiet);
+    return answer;
+}
+
+bool bound_begin(struct gpu *gpu, uint64_t bytes)
+{
+    if (gpu == NULL || gpu->closed)
+        return true;
+    struct bound *bound = bound_of(gpu);
+    atomic_fetch_add(&bound->inside, 1); /* first: see bound_settle */
+    if (take(bound, bytes))
+        return true;
+    enum link_answer answer = LINK_REFUSED;
+    if (bytes <= atomic_load(&gpu->limit_bytes))
+        answer = take_or_request(gpu, bytes);
+    if (answer == LINK_REFUSED && pools_reclaim(gpu)) /* what idle pools keep */
+        answer = take_or_request(gpu, bytes);
+    if (answer == LINK_ABSENT)
+        warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+    if (answer != LINK_GRANTED)
+        atomic_fetch_sub(&bound->inside, 1);
+    return answer == LINK_GRANTED;
+}
+
+void bound_end(struct gpu *gpu)
+{
+    if (gpu == NULL || gpu->closed)
+        return;
+    atomic_fetch_sub(&bound_of(gpu)->inside, 1);
+    if (UNLIKELY(!link_has_helper()))
+        bound_settle(gpu);
+}
+
+bool bound_unseen(struct gpu *gpu)
+{
+    return !atomic_exchange(&bound_of(gpu)->unseen, true);
+}
+
+unsigned bound_period(const struct gpu *gpu)
+{
+    return atomic_load(&bound_of(gpu)->periods);
+}
+
+/* Locked. Who begins says so before it takes: it is seen here, or finds nothing left. */
+static void settle(struct gpu *gpu)
+{
+    struct bound *bound = bound_of(gpu);
+    uint64_t left = atomic_exchange(&bound->left, 0);
+    if (atomic_load(&bound->inside) > 0) {
+        atomic_fetch_add(&bound->left, left);
+        return;
+    }
+    if (atomic_exchange(&bound->open, false))
+        link_grown(gpu);
+    uint64_t borrowed = atomic_exchange(&bound->borrowed, 0);
+    if (borrowed > 0)
+        lease_give_back(gpu, borrowed);
+    atomic_store(&bound->unseen, false);
+    atomic_fetch_add(&bound->periods, 1);
+}
+
+/* Whoever asks holds the lock until it is answered, by the helper's reading: the helper does not wait for it. */
+void bound_settle(struct gpu *gpu)
+{
+    struct bound *bound = bound_of(gpu);
+    if (!atomic_load(&bound->open) && atomic_load(&bound->borrowed) == 0)
+        return;
+    struct quiet quiet = quiet_begin();
+    if (pthread_mutex_trylock(&tangram.bounding) == 0) {
+        settle(gpu);
+        pthread_mutex_unlock(&tangram.bounding);
+    }
+    quiet_end(quiet);
+}
+
+/* The next arbiter measures what there is. */
+void bound_lost(struct gpu *gpu)
+{
+    atomic_store(&bound_of(gpu)->left, 0);
+    atomic_store(&bound_of(gpu)->open, false);
+}
+
+void bounds_forget_all(void)
+{
+    memset(tangram.bounds, 0, sizeof tangram.bounds);
+    tangram.bounding = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}

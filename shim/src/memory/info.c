@@ -1,0 +1,31 @@
+/* info.c - how much memory there is, as the container may have it.
+ *
+ * Total is the container's limit. Free is what this process holds unused and what no process of the container holds, and
+ * never more than the GPU itself has free. What a sibling holds unused is left out: it comes when it is requested.
+ */
+#include "hooks/hook.h"
+#include "memory/memory.h"
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    NEEDS(cuMemGetInfo_v2);
+    CUresult rc = tangram.driver.cuMemGetInfo_v2(free_bytes, total_bytes);
+    struct gpu *gpu = rc == CUDA_SUCCESS ? current_gpu() : NULL;
+    if (gpu == NULL)
+        return rc;
+    uint64_t ours = lease_free_bytes(gpu);
+    if (*free_bytes > ours)
+        *free_bytes = ours;
+    *total_bytes = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
+    return rc;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    NEEDS(cuDeviceTotalMem_v2);
+    CUresult rc = tangram.driver.cuDeviceTotalMem_v2(bytes, device);
+    struct gpu *gpu = rc == CUDA_SUCCESS ? gpu_of_device(device) : NULL;
+    if (gpu != NULL)
+        *bytes = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
+    return rc;
+}

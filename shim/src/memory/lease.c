@@ -1,0 +1,133 @@
+/* lease.c - this process's part of the container's limit.
+ *
+ * The limit belongs to all processes of the container and is kept by the arbiter. A process leases some of it in advance, so
+ * that most allocations are one compare-and-swap; only when the lease is used up does it ask. Before it asks it hands back
+ * the unused rest: the arbiter then decides on the whole limit, and two processes near it cannot each sit on half of what
+ * one of them needs.
+ */
+#include "process.h"
+
+/* Guessed, within the range of the design: a 40 GB share asks about 160 times until it is full. */
+static const uint64_t CHUNK_LEAST = 64 * MIB, CHUNK_MOST = 256 * MIB;
+enum { CHUNKS_IN_LIMIT = 32, CHUNKS_KEPT = 2 };
+
+/* What is leased at once, beyond what is needed. */
+uint64_t lease_chunk_bytes(struct gpu *gpu)
+{
+    uint64_t chunk = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed) / CHUNKS_IN_LIMIT;
+    return chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk > CHUNK_MOST ? CHUNK_MOST : chunk;
+}
+
+uint32_t lease_managed_mib(struct gpu *gpu)
+{
+    uint64_t mib = (atomic_load_explicit(&gpu->managed_bytes, memory_order_relaxed) + MIB - 1) / MIB;
+    return mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX;
+}
+
+static bool take(struct gpu *gpu, uint64_t bytes)
+{
+    uint64_t unused = atomic_load_explicit(&gpu->unused_bytes, memory_order_relaxed);
+    do {
+        if (unused < bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak(&gpu->unused_bytes, &unused, unused - bytes));
+    return true;
+}
+
+/* Up to so much of the unused lease, taken out of it. */
+uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes)
+{
+    uint64_t unused = atomic_load(&gpu->unused_bytes), taken;
+    do
+        taken = unused < most_bytes ? unused : most_bytes;
+    while (!atomic_compare_exchange_weak(&gpu->unused_bytes, &unused, unused - taken));
+    return taken;
+}
+
+static bool request_memory(struct gpu *gpu, uint64_t bytes)
+{
+    if (bytes > atomic_load(&gpu->limit_bytes)) /* no answer could be yes */
+        return false;
+    switch (link_request(gpu, bytes, link_has_helper() ? bytes + lease_chunk_bytes(gpu) : bytes)) {
+    case LINK_GRANTED:
+        return true;
+    case LINK_ABSENT:
+        warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
+        return take(gpu, bytes); /* what could not be handed back is still ours */
+    case LINK_REFUSED:
+        break;
+    }
+    return false;
+}
+
+bool lease_take(struct gpu *gpu, uint64_t bytes)
+{
+    return !gpu->closed && take(gpu, bytes);
+}
+
+/* False = refuse the allocation. Nothing is taken then. */
+bool lease_reserve(struct gpu *gpu, uint64_t bytes)
+{
+    if (gpu->closed)
+        return false;
+    if (take(gpu, bytes))
+        return true;
+    struct quiet quiet = quiet_begin();
+    process_check();
+    pthread_mutex_lock(&tangram.asking);
+    bool taken = take(gpu, bytes) || request_memory(gpu, bytes);
+    pthread_mutex_unlock(&tangram.asking);
+    quiet_end(quiet);
+    return taken;
+}
+
+/* What is not needed any more stays leased, so that the next allocation of that size requests nothing. A sibling that needs it
+ * recalls it, and what is left over for a while goes back by lease_surplus. Without a helper nobody here would answer a recall: all that is
+ * not needed goes back at once. */
+void lease_give_back(struct gpu *gpu, uint64_t bytes)
+{
+    atomic_fetch_add(&gpu->unused_bytes, bytes);
+    if (UNLIKELY(!link_has_helper())) {
+        link_return(gpu, UINT64_MAX);
+        link_settle(gpu); /* a sibling that asks after this free returned is to find it free */
+    }
+}
+
+/* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */
+uint64_t lease_surplus_bytes(struct gpu *gpu)
+{
+    uint64_t unused = atomic_load(&gpu->unused_bytes), chunk = lease_chunk_bytes(gpu);
+    if (unused == atomic_load(&gpu->leased_bytes))
+        return unused;
+    return unused > CHUNKS_KEPT * chunk ? unused - chunk : 0;
+}
+
+/* Something left the page and is not here yet, or left us and is not on the page. */
+static bool is_on_the_way(struct gpu *gpu)
+{
+    return atomic_load_explicit(&tangram.contexts.of[gpu->at].chunk_seq, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
+}
+
+/* What an allocation could take now, as far as this process can tell without asking. It waits for no arbiter that is away. */
+uint64_t lease_free_bytes(struct gpu *gpu)
+{
+    uint64_t unleased = 0, unused;
+    uint32_t gives;
+    if (gpu->closed)
+        return 0;
+    do {
+        gives = atomic_load_explicit(&tangram.link.gives, memory_order_acquire);
+        if (UNLIKELY(is_on_the_way(gpu)))
+            link_settle(gpu);
+        unused = atomic_load_explicit(&gpu->unused_bytes, memory_order_acquire);
+        link_unleased(gpu, &unleased);
+    } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
+    uint64_t leased = atomic_load_explicit(&gpu->leased_bytes, memory_order_relaxed);
+    uint64_t limit = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
+    uint64_t used = leased > unused ? leased - unused : 0;
+    uint64_t free_bytes = unused + unleased;
+    if (used >= limit)
+        return 0;
+    return free_bytes < limit - used ? free_bytes : limit - used;
+}

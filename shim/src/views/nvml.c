@@ -1,0 +1,65 @@
+/* nvml.c - which GPU of the grant the management library is asked about, and the memory that it shows.
+ *
+ * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes hold on
+ * lease and in contexts; what the GPU has free bounds what is shown as free.
+ */
+#include "hooks/hook.h"
+#include "process.h"
+
+#include <string.h>
+
+nvmlReturn_t shared_gpu(nvmlDevice_t device, struct gpu **gpu)
+{
+    char text[NVML_UUID_BYTES];
+    uint8_t uuid[16];
+    *gpu = NULL;
+    if (grant_ready() == GRANT_NONE)
+        return NVML_SUCCESS;
+    nvmlReturn_t rc = tangram.management.nvmlDeviceGetUUID(device, text, sizeof text);
+    if (rc != NVML_SUCCESS)
+        return rc;
+    if (!uuid_parse(text, strnlen(text, sizeof text), uuid))
+        return NVML_ERROR_NOT_SUPPORTED;
+    *gpu = gpu_of_uuid(uuid);
+    return NVML_SUCCESS;
+}
+
+static void view(struct gpu *gpu, unsigned long long *total, unsigned long long *free_now, unsigned long long *used)
+{
+    uint64_t unleased, limit = atomic_load(&gpu->limit_bytes);
+    if (!link_unleased(gpu, &unleased)) /* nvidia-smi: nobody has met the arbiter yet */
+        link_wait();
+    uint64_t ours = lease_free_bytes(gpu);
+    if (*free_now > ours)
+        *free_now = ours;
+    if (*free_now > limit)
+        *free_now = limit;
+    *total = limit;
+    *used = limit - *free_now;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    NEEDS_NVML(nvmlDeviceGetMemoryInfo);
+    struct gpu *gpu;
+    nvmlReturn_t rc = shared_gpu(device, &gpu);
+    if (rc == NVML_SUCCESS)
+        rc = tangram.management.nvmlDeviceGetMemoryInfo(device, memory);
+    if (rc == NVML_SUCCESS && gpu != NULL)
+        view(gpu, &memory->total, &memory->free, &memory->used);
+    return rc;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    NEEDS_NVML(nvmlDeviceGetMemoryInfo_v2);
+    struct gpu *gpu;
+    nvmlReturn_t rc = shared_gpu(device, &gpu);
+    if (rc == NVML_SUCCESS)
+        rc = tangram.management.nvmlDeviceGetMemoryInfo_v2(device, memory);
+    if (rc == NVML_SUCCESS && gpu != NULL) {
+        view(gpu, &memory->total, &memory->free, &memory->used);
+        memory->reserved = 0; /* the GPU's own reserve is outside the container's limit */
+    }
+    return rc;
+}

@@ -1,0 +1,538 @@
+"""What containers send on a connection for turns, and who is harmed by it: nobody but themselves. The driver is a double of Seat's call."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+
+from arbiter.gputime.gpu_thread import PACKETS_A_TURN
+from arbiter.gputime.process import CHANNEL_GROUPS_LIMIT
+from tests.unit.arbiter.conftest import wait_for
+from tests.unit.arbiter.turns_kit import A, B, Container, Driver, TurnsNode, open_descriptors
+from vgpu.gputime.watchdog import PROOF
+from vgpu.protocol import wire
+from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, Channels, What
+
+
+@pytest.fixture
+def node(driver: Driver) -> Iterator[TurnsNode]:
+    made = TurnsNode()
+    yield made
+    assert not made.failed.is_set(), "a GPU's thread failed"
+    made.close()
+    assert driver.owed() == 0, "everybody runs after the end"
+
+
+def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: TurnsNode, driver: Driver):
+    background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    urgent.idles()
+    wait_for(lambda: not driver.off(background))
+    assert not driver.off(urgent)
+    assert driver.owed() == 0
+
+
+def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: TurnsNode, driver: Driver):
+    fresh, known = node.container("fresh", "best-effort", channels=False), node.container("known")
+    fresh.reports_channels(fresh=True)
+    urgent = node.container("lc", "latency-critical")
+    urgent.works()
+    fresh.works()
+    wait_for(lambda: driver.off(fresh))
+    wait_for(lambda: driver.calls_about(known))
+    assert driver.calls_about(fresh)[0] is True, "its first call is a disable, not an enable"
+    assert driver.calls_about(known)[0] is False
+
+
+def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: TurnsNode, driver: Driver):
+    liar, urgent = node.container("be", "best-effort", channels=False), node.container("lc", "latency-critical")
+    liar.reports_channels(fresh=True)
+    liar.works()
+    urgent.works()
+    wait_for(lambda: driver.off(liar))
+    liar.reports_channels(compute=(3, 4, 5), fresh=True)
+    wait_for(lambda: driver.channels_off(liar.client) == {3, 4, 5})
+    urgent.idles()
+    wait_for(lambda: not driver.off(liar))
+    assert (True, True) not in pairwise(driver.calls_about(liar)), "an enable before each further disable"
+
+
+@pytest.mark.parametrize("status", [0x21, 0x1F, -1], ids=["bad handle", "bad argument", "no ioctl at all"])
+def test_handles_that_the_driver_refuses_leave_their_container_running_and_its_work_held_back(
+    node: TurnsNode, driver: Driver, status: int
+):
+    forger, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    driver.refuse(forger, status)
+    forger.works()
+    urgent.works()
+    wait_for(lambda: node.status("be").trouble)
+    assert node.status("be").mode == "gate"
+    wait_for(lambda: node.gate("be"))
+    assert not driver.off(forger)
+    urgent.idles()
+    wait_for(lambda: not node.gate("be"))
+    assert driver.owed() == 0
+
+
+def test_a_refused_list_is_tried_again_when_the_container_reports_of_other_channels(node: TurnsNode, driver: Driver):
+    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    driver.refuse(one, 0x21)
+    one.works()
+    urgent.works()
+    wait_for(lambda: node.status("be").trouble)
+    driver.refuse(one, 0)
+    one.reports_channels(compute=(7, 8))
+    wait_for(lambda: driver.off(one))
+    assert not node.status("be").trouble
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "null", "socket"])
+def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: TurnsNode, tmp_path, kind: str):
+    other = node.container("other")
+    wait_for(lambda: node.channel_groups("other"))
+    before = node.descriptors("liar")
+    liar = node.container("liar", channels=False)
+    made = {
+        "pipe": lambda: os.pipe(),
+        "file": lambda: (os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT),),
+        "null": lambda: (os.open("/dev/null", os.O_RDWR),),
+        "socket": lambda: (os.dup(liar.sock.fileno()),),
+    }[kind]()
+    liar.reports_channels(fd=made[0])
+    assert "no NVIDIA device" in liar.refused()
+    for fd in made:
+        os.close(fd)
+    liar.close()
+    other.works()
+    wait_for(lambda: node.status("other").working)
+    wait_for(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.parametrize(
+    ("message", "fd", "says"),
+    [
+        (Channels(5, 1, 2, (3,), ()), True, "names GPU 5"),
+        (Channels(0, 1, 2, (3,), ()), False, "without a descriptor"),
+        (wire.Lease(0, 1, 1), False, "has no place"),
+        (wire.Hello(1, 1, "again"), False, "has no place"),
+    ],
+    ids=["GPU", "no descriptor", "lease", "hello"],
+)
+def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descriptor(
+    node: TurnsNode, message: wire.Message, fd: bool, says: str
+):
+    before = node.descriptors("liar")
+    liar = node.container("liar", channels=False)
+    liar.send(message, node.device if fd else None)
+    assert says in liar.refused()
+    liar.close()
+    wait_for(lambda: open_descriptors() <= before)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"x" * 40,
+        wire.encode(1, Activity(What.WORK))[:-1],
+        wire.encode(1, Activity(What.WORK)).replace(b"TNGR\x01", b"TNGR\x02"),
+        wire.encode(1, Activity(What.WORK))[:16] + b"\xff" * 16,
+    ],
+    ids=["noise", "cut", "other version", "unknown activity"],
+)
+def test_bytes_that_are_no_message_end_their_connection_and_no_other(node: TurnsNode, packet: bytes):
+    other, liar = node.container("other"), node.container("liar")
+    liar.sock.send(packet)
+    assert liar.refused()
+    other.works()
+    wait_for(lambda: node.status("other").working)
+
+
+def test_a_process_may_name_only_so_many_clients(node: TurnsNode):
+    liar = node.container("liar", channels=False)
+    before = open_descriptors()
+    liar.process_budget(10**9)
+    for client in range(CHANNEL_GROUPS_LIMIT + 1):
+        liar.send(Channels(0, client, 2, (3,), ()), node.device)
+    assert "too many" in liar.refused()
+    wait_for(lambda: open_descriptors() <= before)
+
+
+def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_owed(node: TurnsNode, driver: Driver):
+    background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    before = node.device_descriptors()
+    for more in range(5):
+        background.reports_channels(compute=tuple(range(3, 5 + more)))
+    wait_for(lambda: driver.channels_off(background.client) == {3, 4, 5, 6, 7, 8})
+    wait_for(lambda: node.channel_groups("be") == 1 and node.device_descriptors() <= before)
+    driver.free(background)
+    background.reports_channels(compute=())
+    wait_for(lambda: node.channel_groups("be") == 0 and node.device_descriptors() == before - 1)
+    wait_for(lambda: driver.owed() == 0)
+
+
+def test_who_floods_is_read_later_and_nobody_else_is(node: TurnsNode, driver: Driver):
+    background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    flooder = node.container("flood", "best-effort")
+    background.works()
+    stop = threading.Event()
+
+    def flood() -> None:
+        flooder.sock.setblocking(True)
+        packet = wire.encode(1, Activity(What.YIELD))
+        sent = 0
+        with suppress(OSError):  # hung up on at the end, in the middle of a send
+            while not stop.is_set() and sent < 100_000:
+                flooder.sock.send(packet)
+                sent += 1
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        wait_for(lambda: node.turns.counts.held_back)
+        waits = []
+        for _ in range(20):
+            began = time.monotonic()
+            urgent.works()
+            wait_for(lambda: driver.off(background))
+            waits.append(time.monotonic() - began)
+            urgent.idles()
+            wait_for(lambda: not driver.off(background))
+    finally:
+        stop.set()
+        flooder.sock.shutdown(2)
+        thread.join(10)
+    waits.sort()
+    assert waits[10] < 0.05, (
+        "suspended within milliseconds, although 100,000 messages of somebody else are on their way"
+    )
+
+
+def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: TurnsNode, driver: Driver):
+    flooder = node.container("flood")
+    calls = len(driver.calls)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        try:
+            flooder.reports_channels()
+        except BlockingIOError:
+            threading.Event().wait(0.005)
+    assert len(driver.calls) - calls < 400, "some 200 lists a second, with an enable or two each"
+
+
+def test_more_connections_than_a_container_may_have_are_turned_away(node: TurnsNode, monkeypatch):
+    monkeypatch.setattr("arbiter.gputime.scheduler.PROCESSES_LIMIT", 8)
+    crowd = [node.container("crowd", channels=False) for _ in range(8)]
+    assert "more than 8" in node.container("crowd", channels=False).refused()
+    crowd[0].close()
+    wait_for(lambda: len(node.turns.containers["crowd"].processes) == 7)
+    node.container("crowd").works()
+    wait_for(lambda: node.status("crowd").working)
+
+
+def test_thousands_of_connects_leave_nothing_behind(node: TurnsNode):
+    other = node.container("other")
+    wait_for(lambda: node.channel_groups("other"))
+    before = node.descriptors("crowd")
+    for _ in range(2000):
+        node.container("crowd", channels=False).close()
+    wait_for(lambda: not node.turns.containers["crowd"].processes)
+    wait_for(lambda: open_descriptors() <= before)
+    other.works()
+    wait_for(lambda: node.status("other").working)
+
+
+def test_a_section_that_never_ends_is_ended(node: TurnsNode, driver: Driver):
+    background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    background.works()
+    urgent.send(Activity(What.BEGIN_SECTION))
+    wait_for(lambda: driver.off(background))
+    wait_for(lambda: not driver.off(background), 3)
+
+
+@pytest.mark.parametrize("what", [What.HINT, What.BEGIN_SECTION, What.END_SECTION])
+def test_who_is_not_latency_critical_announces_nothing(node: TurnsNode, driver: Driver, what: What):
+    one, other = node.container("a"), node.container("b", "best-effort")
+    other.works()
+    one.send(Activity(what, 2**63))
+    one.send(Activity(What.IDLE))
+    assert node.is_quiet()
+    assert not driver.off(other)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_container_that_dies_in_any_step_leaves_everybody_running(node: TurnsNode, driver: Driver, step: int):
+    other = node.container("other")
+    other.works()
+    dies = node.container("dies", "latency-critical", channels=False)
+    steps = [
+        dies.reports_channels,
+        dies.works,
+        lambda: dies.send(Activity(What.HINT, 10_000_000)),
+        lambda: dies.send(Activity(What.BEGIN_SECTION)),
+        lambda: wait_for(lambda: driver.off(other)),
+    ]
+    for one in steps[:step]:
+        one()
+    dies.close()
+    wait_for(lambda: not node.turns.containers["dies"].processes)
+    wait_for(lambda: not driver.off(other), 3)
+    assert driver.owed() == 0
+
+
+def test_debts_outlive_the_process_that_made_them(node: TurnsNode, driver: Driver):
+    """Else a capped container that connects anew each time would have no cap."""
+    one = node.container("a", core=10)
+    one.works()
+    wait_for(lambda: node.status("a").suspends >= 1)
+    had = node.status("a").on_s
+    one.close()
+    driver.free(one)
+    wait_for(lambda: not node.turns.containers["a"].processes)
+    again = node.container("a", core=10)
+    again.works()
+    wait_for(lambda: node.channel_groups("a") == 1)
+    assert node.status("a").on_s >= had
+
+
+def test_somebody_else_stopped_a_container_that_should_run_and_it_is_started_again(node: TurnsNode, driver: Driver):
+    one = node.container("a")
+    one.works()
+    wait_for(lambda: node.channel_groups("a") == 1 and not node.turns.containers["a"].to_do(A))
+    driver.stop_behind_its_back(one)
+    assert driver.off(one)
+    wait_for(lambda: not driver.off(one), 0.5)
+    assert node.turns.containers["a"].watchdog_resumes >= 1
+
+
+def test_somebody_else_stopped_a_container_under_a_core_limit_and_it_is_started_again(node: TurnsNode, driver: Driver):
+    """The cap suspends and resumes it all the time, which heals nothing: the driver counts."""
+    one = node.container("a", core=20)
+    one.works()
+    wait_for(lambda: node.status("a").suspends > 2)
+    driver.stop_behind_its_back(one)
+    wait_for(lambda: node.turns.containers["a"].watchdog_resumes >= 1, 5)
+    wait_for(lambda: not driver.off(one), 1)
+
+
+def test_what_a_process_did_before_it_was_met_is_paid(node: TurnsNode):
+    one = node.container("a", core=20)
+    wait_for(lambda: node.channel_groups("a") == 1)
+    before = node.status("a").on_s
+    one.send(Activity(What.WORK, KERNELS_ONLY | 40_000 << LATE_SHIFT))
+    one.idles()
+    wait_for(lambda: node.status("a").on_s >= before + 0.04)
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["with work", "without"])
+def test_a_process_that_comes_while_its_container_is_stopped_pays_for_work_until_it_is_stopped_too(
+    node: TurnsNode, driver: Driver, *, works: bool
+):
+    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    one.works()
+    urgent.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    before = node.status("be").on_s
+    driver.before = lambda client, _disable: time.sleep(0.05) if client == node.containers[-1].client else None
+    other = node.container("be", "best-effort", channels=False)
+    if works:
+        other.works()
+    other.reports_channels(fresh=True)
+    wait_for(lambda: driver.off(other))
+    wait_for(lambda: node.status("be").on_s >= before + 0.05 or (not works and node.read("be")))
+    assert works or node.status("be").on_s == before
+
+
+def test_a_container_of_many_processes_pays_from_the_first_that_is_resumed(node: TurnsNode, driver: Driver):
+    ones, urgent = [node.container("be", "best-effort") for _ in range(4)], node.container("lc", "latency-critical")
+    ones[0].works()
+    urgent.works()
+    wait_for(lambda: all(driver.off(one) for one in ones) and not node.status("be").on)
+    before = node.status("be").on_s
+    driver.before = lambda _client, disable: None if disable else time.sleep(0.03)
+    urgent.idles()
+    wait_for(lambda: node.status("be").on)
+    assert node.status("be").on_s >= before + 0.09
+
+
+def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsNode, driver: Driver):
+    """Perhaps it is not seen because somebody else stopped it, more often than it was healed meanwhile."""
+    one = node.container("a")
+    one.send(Activity(What.WORK, KERNELS_ONLY))
+    wait_for(lambda: node.channel_groups("a") == 1 and node.status("a").working)
+    with node.turns.lock:
+        node.turns.containers["a"].word.decay.ended = True
+        before = node.turns.counts.watchdog_resumes
+    assert not node.status("a").working
+    driver.stop_behind_its_back(one)
+    wait_for(lambda: node.turns.counts.watchdog_resumes > before and not driver.off(one), 2)
+
+
+def test_who_is_stopped_by_somebody_else_again_and_again_is_named(
+    node: TurnsNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("vgpu.gputime.watchdog.ANSWERED_S", 5.0)  # on a busy machine this process is late, not the work
+    one = node.container("a")
+    one.works()
+    wait_for(lambda: node.channel_groups("a") == 1 and not node.turns.containers["a"].to_do(A))
+    for times in range(1, PROOF + 1):
+        assert not node.status("a").stopped
+        with node.turns.lock:
+            before = node.turns.counts.watchdog_resumes
+        driver.stop_behind_its_back(one)
+        wait_for(lambda: node.turns.counts.watchdog_resumes > before and not driver.off(one), 0.5)  # noqa: B023
+        one.idles()
+        wait_for(lambda: not node.status("a").working)
+        assert node.turns.containers["a"].watchdog._answered == times
+        one.works()
+        wait_for(lambda: node.status("a").working)
+    assert node.status("a").stopped
+
+
+def test_work_that_ends_while_its_container_is_stopped_shows_that_suspends_have_no_effect(
+    node: TurnsNode, driver: Driver
+):
+    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one))
+    threading.Event().wait(0.03)
+    one.idles()
+    for _ in range(3):
+        one.works()
+        one.idles()
+    one.works()
+    wait_for(lambda: node.status("be").mode == "gate")
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "once it may run again"])
+def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_one_before(
+    node: TurnsNode, driver: Driver, *, waits: bool
+):
+    """The one before ends while it is off. Nobody is left to be started when its container may run, so nothing was said of that."""
+    first = node.container("a", core=20)
+    first.works()
+    wait_for(lambda: driver.off(first) and not node.status("a").on)
+    first.close()
+    wait_for(lambda: not node.turns.containers["a"].processes)
+    driver.free(first)
+    if waits:
+        wait_for(lambda: node.turns.containers["a"].wanted and node.status("a").credit_s > 0.02)
+    second = node.container("a", core=20, channels=False)
+    second.reports_channels(fresh=True)
+    second.works()
+    for _ in range(3):
+        wait_for(lambda: driver.off(second), 2)
+        assert not node.status("a").on
+        before = node.status("a").on_s
+        wait_for(lambda: not driver.off(second), 2)
+        wait_for(lambda: node.status("a").on_s > before, 2)  # noqa: B023
+
+
+def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_the_next_one_is_stopped(
+    node: TurnsNode, driver: Driver
+):
+    """However short its processes live, none computes for free before the arbiter has met it."""
+    first = node.container("a", core=5)
+    first.send(Activity(What.WORK, 150_000 << LATE_SHIFT))
+    wait_for(lambda: driver.off(first) and not node.status("a").on)
+    assert not node.gate("a")
+    first.close()
+    driver.free(first)
+    wait_for(lambda: node.gate("a"))
+    assert (node.status("a").on, node.status("a").mode) == (False, "suspend")
+    second = node.container("a", core=5, channels=False)
+    open_before_it_was_off = []
+    driver.before = lambda client, _disable: (
+        open_before_it_was_off.append(not node.gate("a")) if client == second.client else None
+    )
+    second.works()
+    second.reports_channels(fresh=True)
+    wait_for(lambda: driver.off(second) and not node.gate("a"))
+    assert open_before_it_was_off[0] is False
+    suspends = node.status("a").suspends
+    second.close()
+    driver.free(second)
+    wait_for(lambda: node.gate("a"))
+    wait_for(lambda: not node.gate("a") and node.status("a").on, 20)
+    assert node.status("a").suspends == suspends
+
+
+def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: TurnsNode, driver: Driver):
+    """A program that is started anew in a suspended container runs until the arbiter has met it."""
+    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    threading.Event().wait(0.03)
+    fresh = node.container("be", "best-effort", channels=False)
+    for _ in range(5):
+        fresh.works()
+        fresh.idles()
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+    fresh.works()
+    fresh.reports_channels(fresh=True)
+    for _ in range(5):
+        fresh.idles()
+        fresh.works()
+    wait_for(lambda: driver.off(fresh))
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+
+
+def test_work_that_began_before_a_list_of_channels_and_ended_after_it_says_nothing_of_suspends(
+    node: TurnsNode, driver: Driver
+):
+    """A new context in a suspended container: its channels run until they are reported and suspended."""
+    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    urgent.works()
+    one.works()
+    wait_for(lambda: driver.off(one) and not node.status("be").on)
+    for client in range(1, 5):
+        threading.Event().wait(0.03)
+        one.idles()
+        one.works()
+        one.reports_channels(client=client, fresh=True)
+        one.idles()
+        wait_for(lambda: driver.off(one, client))  # noqa: B023
+    wait_for(lambda: node.read("be"))
+    assert node.status("be").mode == "suspend"
+
+
+def test_a_gang_is_stopped_on_all_of_its_gpus(node: TurnsNode, driver: Driver):
+    gang = node.container("gang", "best-effort", gpus=(A, B))
+    gang.reports_channels(gpu=1, client=9)
+    gang.works()
+    urgent = node.container("lc", "latency-critical", gpus=(B,))
+    urgent.works()
+    wait_for(lambda: driver.off(gang) and driver.off(gang, 9))
+    urgent.idles()
+    wait_for(lambda: not driver.off(gang) and not driver.off(gang, 9))
+    assert PACKETS_A_TURN > 1
+
+
+def test_a_container_of_the_same_name_after_the_grant_went_has_nothing_of_the_one_before(
+    node: TurnsNode, driver: Driver
+):
+    first, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    first.works()
+    urgent.works()
+    wait_for(lambda: driver.off(first))
+    node.drop("be")
+    wait_for(lambda: driver.owed() == 0)
+    assert first.hung_up()
+    second = node.container("be", "best-effort")
+    assert isinstance(second, Container)
+    second.works()
+    wait_for(lambda: driver.off(second))

@@ -1,0 +1,218 @@
+"""Containers that cannot be suspended, and drivers that nobody has tried: they are gated, run on, and it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+import pytest
+from structlog.testing import capture_logs
+
+from arbiter.gputime.timer import now_s
+from tests.unit.arbiter.conftest import wait_for
+from tests.unit.arbiter.turns_kit import A as GPU
+from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from vgpu.api.enforcement import Reason
+from vgpu.gputime.trial import Suspending
+from vgpu.protocol.wire import Activity, What
+
+MANY = tuple(range(3, 67))
+
+
+@pytest.fixture
+def node(driver: Driver) -> Iterator[TurnsNode]:
+    made = TurnsNode()
+    yield made
+    assert not made.failed.is_set(), "a GPU's thread failed"
+    made.close()
+    assert driver.owed() == 0, "everybody runs after the end"
+
+
+def test_more_channels_than_a_list_holds_are_gated_and_keep_their_connection(node: TurnsNode, driver: Driver):
+    many, urgent = node.container("be", "best-effort", channels=False), node.container("lc", "latency-critical")
+    with capture_logs() as log:
+        for _ in range(3):
+            many.reports_channels(MANY, unlisted=True)
+        many.works()
+        wait_for(lambda: node.status("be").working)
+        urgent.works()
+        wait_for(lambda: node.gate("be"))
+    assert (node.status("be").mode, "more than 64" in node.status("be").trouble) == ("gate", True)
+    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be"], "said once"
+    assert (many.client, True) not in driver.calls
+    urgent.idles()
+    wait_for(lambda: not node.gate("be"))
+    assert node.turns.counts.failures == 0
+
+
+def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node: TurnsNode, driver: Driver):
+    grown, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
+    sibling = node.container("be", "best-effort")
+    for one in (grown, sibling, urgent):
+        one.works()
+    wait_for(lambda: driver.off(grown) and driver.off(sibling))
+    grown.reports_channels(tuple(range(4, 68)), unlisted=True)  # of its first two one has fallen off the list
+    wait_for(lambda: driver.owed() == 0)
+    wait_for(lambda: node.gate("be"))
+    grown.reports_channels((3, 4, 5))
+    wait_for(lambda: driver.off(grown) and driver.off(sibling))
+    assert (node.gate("be"), node.status("be").mode, node.status("be").trouble) == (False, "suspend", "")
+
+
+def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: TurnsNode, driver: Driver):
+    first, second = node.container("be", "best-effort"), node.container("be", "best-effort")
+    urgent = node.container("lc", "latency-critical")
+    driver.refuse(second, 0x56, starts=False)
+    first.works()
+    second.works()
+    wait_for(lambda: node.status("be").working and node.channel_groups("be") == 2)
+    urgent.works()
+    wait_for(lambda: node.gate("be"))
+    assert (first.client, True) in driver.calls, "it was stopped before the other one refused"
+    assert not driver.off(first)
+    assert node.status("be").mode == "gate"
+
+
+# -- GPUs and drivers on which the trial says that nothing is suspended ------------------------------------------------------------
+
+
+class Said:
+    """What the trial of this boot says, which may change."""
+
+    def __init__(self) -> None:
+        self.now = Suspending(Reason.NO_SUSPEND, "suspending was tried and does not work: it hung")
+        self.requested: list[list[str]] = []
+
+    def __call__(self, uuids: Iterable[str]) -> Suspending:
+        self.requested.append(list(uuids))
+        return self.now
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def denied(driver: Driver, said: Said) -> Iterator[TurnsNode]:
+    made = TurnsNode(suspending=said, watchdog_s=0.01)
+    yield made
+    assert not made.failed.is_set(), "a GPU's thread failed"
+    made.close()
+    assert driver.owed() == 0, "everybody runs after the end"
+
+
+def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_called(
+    denied: TurnsNode, driver: Driver, said: Said
+):
+    with capture_logs() as log:
+        background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
+        background.works()
+        urgent.works()
+        wait_for(lambda: denied.gate("be"))
+        wait_for(lambda: not denied.gate("lc"))
+    assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
+    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
+    with denied.turns.lock:
+        assert denied.turns.watchdog.resume_stopped(GPU, now_s() + 60) is None
+        assert denied.turns.watchdog.next_s(GPU) == inf
+    urgent.idles()
+    wait_for(lambda: not denied.gate("be"))
+    assert driver.calls == [], "what a call does there is not known: not even a resume"
+    assert said.requested[0] == [GPU]
+
+
+def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(denied: TurnsNode) -> None:
+    gated, urgent = denied.container("be", core=50), denied.container("lc", "latency-critical")
+    gated.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    assert denied.status("be").on, "what it launched before runs on, as far as anyone knows"
+    gated.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+    before = denied.status("be")
+    wait_for(lambda: denied.status("be").off_s > before.off_s + 0.05)
+    after = denied.status("be")
+    assert (after.on_s, after.suspends) == (before.on_s, 0)
+    gated.works()
+    assert denied.is_quiet()
+    assert denied.gate("be")
+    assert denied.status("be").on, "its gate lets nothing through, and something is on the GPU all the same"
+
+
+def test_nobody_is_off_at_an_open_gate(denied: TurnsNode) -> None:
+    gated = denied.container("be")
+    gated.works()
+    wait_for(lambda: denied.status("be").working)
+    gated.send(Activity(What.DRAINED))
+    assert denied.is_quiet()
+    assert denied.status("be").on
+
+
+def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: TurnsNode) -> None:
+    first, second = denied.container("be"), denied.container("be")
+    urgent = denied.container("lc", "latency-critical")
+    for one in (first, second, urgent):
+        one.works()
+    wait_for(lambda: denied.gate("be") and denied.status("be").processes == 2)
+    first.send(Activity(What.DRAINED))
+    assert denied.is_quiet()
+    assert denied.status("be").on
+    second.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+
+
+@pytest.mark.parametrize("doubt", ["its word was found untrue", "its words are not listened to"])
+def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(denied: TurnsNode, doubt: str) -> None:
+    gated, urgent = denied.container("be"), denied.container("lc", "latency-critical")
+    gated.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    gated.send(Activity(What.DRAINED))
+    wait_for(lambda: not denied.status("be").on)
+    with denied.turns.lock:
+        container = denied.turns.containers["be"]
+        if "untrue" in doubt:
+            container._limits_unreported, container.word.suspicion.proven = True, True
+        else:
+            container.unheard = True
+        denied.turns._show(container, 0.0)
+    assert denied.status("be").on
+
+
+def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(driver: Driver, said: Said) -> None:
+    node = TurnsNode(suspending=said, watchdog_s=0.01)
+    node.container("be", "best-effort").works()
+    wait_for(lambda: node.status("be").working)
+    node.close()
+    assert driver.calls == []
+
+
+def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
+    denied: TurnsNode, driver: Driver, said: Said
+):
+    background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: denied.gate("be"))
+    said.now = Suspending()
+    background.reports_channels((3, 4, 5))
+    wait_for(lambda: driver.off(background))
+    assert (denied.gate("be"), denied.status("be").trouble) == (False, "")
+
+
+def test_no_process_is_tried_and_a_known_driver_without_a_trial_is_suspended_and_says_so(
+    denied: TurnsNode, driver: Driver, said: Said
+):
+    said.now = Suspending(None, "driver 580.1 is known, not tried: the GPU takes no context")
+    with capture_logs() as log:
+        background = denied.container("be", "best-effort")
+        background.reports_channels((3, 4, 5))
+        wait_for(lambda: "not tried" in denied.status("be").trouble)
+    assert [line["log_level"] for line in log] == ["warning"], "said once"
+    assert not any(disable for _, disable in driver.calls), "nobody is stopped to see whether that works"
+    urgent = denied.container("lc", "latency-critical")
+    background.works()
+    urgent.works()
+    wait_for(lambda: driver.off(background))
+    assert denied.status("be").mode == "suspend"

@@ -1,0 +1,182 @@
+"""Which container may hold memory that NVML lists for no process, by whose processes have a GPU open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from arbiter.memory import device_openers as openers
+from arbiter.memory.device_openers import Opener, Openers, Wanted
+from nvml.errors import NvmlAway, NvmlError
+from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Descriptors, Opens
+from nvml.queries import Nvml
+from tests.unit.arbiter.conftest import GPU, OTHER_GPU, wait_for
+from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.memory.attribution import Owner, Owners
+
+X, Y, Z = "c0" * 32, "d1" * 32, "e2" * 32
+OWNERS = Owners([Owner("a", "A", X), Owner("b", "B", Y), Owner("c1", "C"), Owner("c2", "C")])
+PLACES = {
+    11: Place("A", X),
+    12: Place("A", X),
+    21: Place("B", Y),
+    31: Place("C", Z),
+    41: NOWHERE,
+    51: Place("other", Z),
+}
+ALL = frozenset({"a", "b", "c1", "c2"})
+
+
+@dataclass
+class Plugin:
+    """Answers which processes have a GPU open."""
+
+    opens: dict[int, bool | None] = field(default_factory=dict)
+    requested: list[tuple[int, ...]] = field(default_factory=list)
+    away: bool = False
+    times: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        (request,) = requests
+        assert isinstance(request, Descriptors)
+        self.times.release()
+        if self.away:
+            raise NvmlAway("there is no plugin")
+        self.requested.append(tuple(pid for pid, _ in request.processes))
+        return [Opens(tuple(self.opens.get(pid, False) for pid, _ in request.processes))]
+
+
+@dataclass
+class Looking:
+    """A node with a process for each of PLACES."""
+
+    proc: Path
+    plugin: Plugin = field(default_factory=Plugin)
+    ended: set[int] = field(default_factory=set)
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for pid in PLACES:
+            (self.proc / str(pid)).mkdir()
+        (self.proc / "self").mkdir()
+        self.openers = Openers(
+            Nvml(self.plugin),
+            PLACES.__getitem__,
+            lambda pid: 0 if pid in self.ended else 7,
+            self.proc,
+            lambda: self.now_s,
+        )
+
+    def look(self, times: int = 2, known: frozenset[int] = frozenset(), **keys: frozenset[str]) -> dict[str, Opener]:
+        of = {GPU: keys.get("keys", ALL)} | ({OTHER_GPU: keys["other"]} if "other" in keys else {})
+        self.openers.want(Wanted(of, OWNERS, known))
+        for _ in range(times):
+            self.openers.look()
+        return dict(self.openers.found)
+
+
+@pytest.fixture
+def looking(tmp_path: Path) -> Looking:
+    return Looking(tmp_path)
+
+
+def test_a_look_at_memory_that_went_is_none_at_memory_that_comes(looking: Looking) -> None:
+    looking.plugin.opens = {11: True}
+    assert looking.look(1) == {}
+    looking.openers.want(Wanted())
+    assert looking.look(1) == {}
+    assert looking.look(1) == {GPU: Opener("a", (11,))}
+
+
+def test_the_only_container_with_such_processes_is_named_after_two_looks(looking: Looking) -> None:
+    looking.plugin.opens = {11: True, 12: True, 21: False}
+    assert looking.look(1) == {}
+    assert looking.look(1) == {GPU: Opener("a", (11, 12))}
+    assert sorted(looking.plugin.requested[0]) == [11, 12, 21, 31], "processes of no container there are not looked at"
+    looking.plugin.opens = {}
+    assert looking.look(1) == {}
+
+
+@pytest.mark.parametrize(
+    ("opens", "why"),
+    [
+        ({11: True, 21: True}, "two containers have"),
+        ({11: True, 21: None}, "of one nobody knows"),
+        ({31: True}, "its pod has two grants and no ID"),
+        ({41: True, 51: True}, "who has no grant there is none of them"),
+    ],
+    ids=lambda of: of if isinstance(of, str) else "",
+)
+def test_nobody_is_named_where(looking: Looking, opens: dict[int, bool | None], why: str) -> None:
+    looking.plugin.opens = opens
+    assert looking.look() == {}, why
+
+
+def test_who_nvml_lists_or_is_connected_is_not_meant(looking: Looking) -> None:
+    looking.plugin.opens = {11: True, 21: True}
+    assert looking.look(known=frozenset({21})) == {GPU: Opener("a", (11,))}
+    assert all(21 not in pids for pids in looking.plugin.requested)
+
+
+def test_a_process_that_has_ended_meanwhile_is_no_secret(looking: Looking) -> None:
+    looking.plugin.opens = {11: True, 21: None}
+    looking.ended.add(21)
+    assert looking.look() == {GPU: Opener("a", (11,))}
+
+
+def test_each_gpu_has_its_own_containers(looking: Looking) -> None:
+    looking.plugin.opens = {11: True, 21: True}
+    found = looking.look(keys=frozenset("a"), other=frozenset("b"))
+    assert found == {GPU: Opener("a", (11,)), OTHER_GPU: Opener("b", (21,))}
+    looking.openers.want(Wanted({GPU: frozenset("b")}, OWNERS))
+    assert looking.openers.found == {}, "the container has no share there any more"
+
+
+def test_so_many_are_requested_about_at_once_and_so_many_in_all(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openers, "MOST_MAPS", 3)
+    looking.look(1)
+    assert [len(pids) for pids in looking.plugin.requested] == [3, 1]
+    assert {pid for pids in looking.plugin.requested for pid in pids} == {11, 12, 21, 31}
+    assert MOST_MAPS >= 3
+    monkeypatch.setattr(openers, "MOST_LOOKED_AT", 3)
+    with pytest.raises(NvmlError, match="have 4 processes: at most 3 are looked at"):
+        looking.look(1)
+    monkeypatch.setattr(openers, "MOST_PIDS", 3)
+    with pytest.raises(NvmlError, match="more than 3 processes"):
+        looking.look(1)
+
+
+def test_a_look_that_takes_too_long_reports_of_the_rest_that_nobody_knows(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openers, "MOST_MAPS", 2)
+    looking.plugin.opens = {11: True}
+    assert looking.look() == {GPU: Opener("a", (11,))}
+    monkeypatch.setattr(openers, "LOOK_S", 0.0)
+    assert looking.look() == {}
+
+
+def test_the_thread_looks_while_there_is_something_to_look_for_and_survives_a_plugin_that_is_away(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openers, "EVERY_S", 0.01)
+    looking.plugin.opens = {11: True}
+    looking.openers.start()
+    try:
+        looking.openers.want(Wanted({GPU: ALL}, OWNERS))
+        wait_for(lambda: looking.openers.found)
+        looking.plugin.away = True
+        wait_for(lambda: not looking.openers.found)
+        looking.plugin.away = False
+        wait_for(lambda: looking.openers.found)
+        looking.openers.want(Wanted())
+        assert looking.openers.found == {}
+    finally:
+        looking.openers.close()
+    assert not looking.openers._thread.is_alive()

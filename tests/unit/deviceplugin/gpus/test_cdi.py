@@ -1,0 +1,123 @@
+"""The CDI specification, from driver roots of several shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin.gpus.cdi import SPEC_FILE, DriverRoot, capability_minor, mig_minors, spec, write
+from deviceplugin.grants.files import resolve_inside
+from tests.unit.deviceplugin.builders import inventory, uuid
+from vgpu.api.inventory import Gpu, Inventory, MigInstance
+
+HOST = Path("/opt/driver")
+
+
+def driver_root(folder: Path, *, libraries: str = "lib", nodes: bool = True) -> DriverRoot:
+    where = folder / libraries
+    where.mkdir(parents=True)
+    for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
+        (where / f"{name}.so.580.65.06").write_text(name)
+        (where / f"{name}.so.1").symlink_to(f"{name}.so.580.65.06")
+    (where / "libnvidia-nvvm.so.580.65.06").write_text("nvvm")
+    (where / "libnvidia-nvvm.so.4").symlink_to("libnvidia-nvvm.so.580.65.06")
+    (where / "libnvidia-gpucomp.so.580.65.06").write_text("has no short name")
+    (where / "libc.so.6").write_text("none of ours")
+    if nodes:
+        (folder / "dev").mkdir()
+        for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+            (folder / "dev" / name).touch()
+    return DriverRoot(folder, HOST)
+
+
+def mounts(made: dict[str, Any]) -> dict[str, str]:
+    return {m["containerPath"]: m["hostPath"] for m in made["containerEdits"]["mounts"]}
+
+
+def test_libraries_are_mounted_under_the_names_that_programs_load(tmp_path: Path) -> None:
+    found = mounts(spec(inventory(), driver_root(tmp_path)))
+    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"):
+        assert found[f"{folder}/libcuda.so.1"] == "/opt/driver/lib/libcuda.so.580.65.06"
+        assert found[f"{folder}/libcuda.so"] == "/opt/driver/lib/libcuda.so.580.65.06"
+        assert found[f"{folder}/libnvidia-nvvm.so.4"] == "/opt/driver/lib/libnvidia-nvvm.so.580.65.06"
+        assert found[f"{folder}/libnvidia-gpucomp.so.580.65.06"] == "/opt/driver/lib/libnvidia-gpucomp.so.580.65.06"
+        assert f"{folder}/libc.so.6" not in found
+
+
+@pytest.mark.parametrize("libraries", ["usr/lib/x86_64-linux-gnu", "usr/lib64", "lib64"])
+def test_libraries_are_found_where_installers_put_them(tmp_path: Path, libraries: str) -> None:
+    found = mounts(spec(inventory(), driver_root(tmp_path, libraries=libraries)))
+    assert found["/usr/lib64/libcuda.so.1"] == f"/opt/driver/{libraries}/libcuda.so.580.65.06"
+
+
+def test_each_gpu_has_its_own_node_and_all_share_the_control_nodes(tmp_path: Path) -> None:
+    made = spec(inventory(), driver_root(tmp_path))
+    nodes = {d["name"]: [n["hostPath"] for n in d["containerEdits"]["deviceNodes"]] for d in made["devices"]}
+    assert nodes == {uuid(0): ["/opt/driver/dev/nvidia0"], uuid(1): ["/opt/driver/dev/nvidia1"]}
+    control = [n["path"] for n in made["containerEdits"]["deviceNodes"]]
+    assert control == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+
+
+def test_a_root_without_device_nodes_takes_the_hosts(tmp_path: Path) -> None:
+    made = spec(inventory(1), driver_root(tmp_path, nodes=False))
+    (node,) = made["devices"][0]["containerEdits"]["deviceNodes"]
+    assert (node["path"], node["hostPath"]) == ("/dev/nvidia0", "/dev/nvidia0")
+
+
+def test_a_mig_gpu_is_offered_as_its_instances_with_their_capabilities(tmp_path: Path) -> None:
+    instance = MigInstance("MIG-00000000-0000-0000-0000-000000000001", "2g.10gb", 9856, 5, 0)
+    has = Inventory((Gpu(uuid(1), 1, "A100", 40_000, minor=1, mig=True, instances=(instance,)),))
+    (device,) = spec(has, driver_root(tmp_path))["devices"]
+    assert device["name"] == instance.uuid
+    assert [n["path"] for n in device["containerEdits"]["deviceNodes"]] == [
+        "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap183", "/dev/nvidia-caps/nvidia-cap184",
+    ]  # fmt: skip
+
+
+def test_the_drivers_own_list_of_capabilities_is_believed_before_the_formula(tmp_path: Path) -> None:
+    listed = tmp_path / "proc/driver/nvidia-caps"
+    listed.mkdir(parents=True)
+    (listed / "mig-minors").write_text(
+        "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu1/gi5/access 777\n"
+    )
+    found = mig_minors(tmp_path)
+    assert found == {(0, 0, None): 3, (0, 0, 0): 4, (1, 5, None): 777}
+    assert capability_minor(0, 0, None) == 3
+    assert capability_minor(0, 0, 0) == 4
+
+
+def test_nvidia_smi_and_the_persistence_daemons_socket_come_along_where_they_are(tmp_path: Path) -> None:
+    root = driver_root(tmp_path)
+    for name in ("bin/nvidia-smi", "run/nvidia-persistenced/socket"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    found = mounts(spec(inventory(), root))
+    assert found["/usr/bin/nvidia-smi"] == "/opt/driver/bin/nvidia-smi"
+    assert found["/run/nvidia-persistenced/socket"] == "/opt/driver/run/nvidia-persistenced/socket"
+
+
+def test_an_empty_root_makes_a_specification_with_devices_only(tmp_path: Path) -> None:
+    made = spec(inventory(1), DriverRoot(tmp_path, Path("/")))
+    assert made["containerEdits"]["mounts"] == []
+    assert [d["name"] for d in made["devices"]] == [uuid(0)]
+
+
+def test_the_specification_is_written_when_it_changed_and_only_then(tmp_path: Path) -> None:
+    root, folder = driver_root(tmp_path / "root"), tmp_path / "cdi"
+    assert write(folder, inventory(1), root)
+    assert not write(folder, inventory(1), root)
+    assert write(folder, inventory(2), root)
+    assert len(json.loads((folder / SPEC_FILE).read_text())["devices"]) == 2
+    assert [path.name for path in folder.iterdir()] == [SPEC_FILE]
+
+
+def test_absolute_links_are_followed_inside_the_root(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").touch()
+    (tmp_path / "link").symlink_to("/real/file")
+    (tmp_path / "loop").symlink_to("loop")
+    assert resolve_inside(tmp_path, tmp_path / "link") == tmp_path / "real/file"
+    assert resolve_inside(tmp_path, tmp_path / "loop").name == "loop"

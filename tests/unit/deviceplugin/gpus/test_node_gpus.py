@@ -1,0 +1,258 @@
+"""Following a machine's GPUs through a driver that goes and comes back, and how containers get their devices when nobody said it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from deviceplugin.gpus import node_gpus as machine
+from deviceplugin.gpus.node_gpus import Machine, access_mode
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.metrics import Metrics
+from nvml.errors import NvmlAway, NvmlHung
+from nvml.messages import (
+    Answers,
+    AnyReply,
+    AnyRequest,
+    Count,
+    Counted,
+    GpuAt,
+    Health,
+    OneGpu,
+    Opened,
+    Xid,
+    Xids,
+    XidsSeen,
+)
+from nvml.queries import Nvml
+from tests.unit.deviceplugin.builders import inventory
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "environment", "mode"),
+    [
+        ("auto", "driver root", {}, "cdi"),
+        ("auto", "loader", {}, "nvidia"),
+        ("auto", "driver root", {"NVIDIA_VISIBLE_DEVICES": "void"}, "nvidia"),
+        ("cdi", "loader", {"NVIDIA_VISIBLE_DEVICES": "all"}, "cdi"),
+        ("nvidia", "driver root", {}, "nvidia"),
+    ],
+)
+def test_nvidias_runtime_is_used_where_it_serves_our_own_container(
+    wanted: str, found: str, environment: dict[str, str], mode: str
+) -> None:
+    assert access_mode(wanted, found, environment) == mode  # type: ignore[arg-type]
+
+
+class Driver:
+    """A driver behind a supervisor: it can be taken away, hang on one GPU, and be opened anew."""
+
+    def __init__(self) -> None:
+        self.there = True
+        self.hanging: set[str] = set()
+        self.hangs = 0
+        self.silent = False
+        self.closed = False
+        self.reopened: list[str] = []
+        self.xids: list[Xid] = []
+        self.gpus = inventory(2).gpus
+
+    @property
+    def nvml(self) -> Nvml:
+        return Nvml(self)
+
+    def await_open(self, _: float) -> Opened:
+        if not self.there:
+            raise NvmlAway("driver not loaded")
+        return Opened("driver root", "")
+
+    def reopen(self, why: str) -> None:
+        self.reopened.append(why)
+        self.silent = False
+
+    def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: AnyRequest) -> AnyReply:
+        if not self.there:
+            raise NvmlAway("driver not loaded")
+        if request.key in self.hanging:
+            raise NvmlHung(f"GPU {request.key} did not return")
+        match request:
+            case Count():
+                return Counted(len(self.gpus), "580")
+            case GpuAt(index):
+                return OneGpu(self.gpus[index])
+            case Answers(uuid):
+                return Health(f"GPU {uuid}: silent" if self.silent else None)
+            case Xids():
+                seen, self.xids = self.xids, []
+                return XidsSeen(tuple(seen), {})
+        raise AssertionError(request)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Polls what has no event to wait for."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def nothing(_: object) -> None:
+    return None
+
+
+class Following:
+    """A machine that follows a driver, its grace and pauses short."""
+
+    def __init__(self, driver: Driver, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing) -> None:
+        monkeypatch.setattr(machine, "RETRY_S", 0.001)
+        monkeypatch.setattr(machine, "EVENTS_S", 0.001)
+        monkeypatch.setattr(machine, "GRACE_S", 0.05)
+        self.offer = Offer(DEFAULT, 1024)
+        self.machine = Machine(
+            self.offer, Metrics(), driver, access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
+            on_inventory=lambda _: None, try_out=tried,
+        )  # fmt: skip
+
+    async def __aenter__(self) -> Following:
+        self._running = asyncio.create_task(self.machine.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def until(self, *healthy: bool) -> None:
+        async with asyncio.timeout(20):
+            while tuple(gpu.healthy for gpu in self.offer.inventory().gpus) != healthy:
+                await self.offer.changed_since(self.offer.version)
+
+
+async def test_gpus_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    offered_before: list[bool] = []
+
+    async def tried(_: Inventory) -> None:
+        offered_before.append(follower.offer.probed)
+
+    async with (follower := Following(driver, monkeypatch, tried)):
+        await follower.until(True, True)
+        assert offered_before[0] is False, "what is offered was tried"
+        assert follower.machine.failing == ""
+        driver.there = False
+        await follower.until(False, False)
+        assert follower.machine.failing == "driver not loaded", "/readyz says it"
+        driver.there = True
+        await follower.until(True, True)
+        assert follower.machine.failing == ""
+
+
+async def test_a_child_that_is_back_at_once_makes_no_gpu_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        version = follower.offer.version
+        driver.there = False
+        async with asyncio.timeout(20):
+            await until(lambda: follower.machine.failing)
+            driver.there = True
+            await until(lambda: not follower.machine.failing)
+        assert follower.offer.version == version
+
+
+async def test_a_gpu_of_which_a_call_hangs_is_ill_with_the_reason_and_the_other_stays_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    uuid = driver.gpus[1].uuid
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.hanging.add(uuid)
+        await follower.until(True, False)
+        assert follower.machine.failing == f"GPU {uuid} did not return"
+        driver.hanging.clear()
+        await follower.until(True, True)
+        assert follower.machine.failing == ""
+
+
+async def test_a_gpu_that_did_not_answer_the_last_probe_is_probed_again_as_soon_as_it_is_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.there = False
+        await follower.until(False, False)
+        driver.hanging.add(driver.gpus[1].uuid)  # while it is probed
+        driver.there = True
+        await follower.until(True, False)
+        driver.hanging.clear()
+        await follower.until(True, True)  # the next probe by time is due after 60 s
+
+
+async def test_once_calls_about_two_gpus_hung_none_is_fit_for_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        driver.hangs, driver.there = 2, False
+        await follower.until(False, False)
+        driver.hangs, driver.there = 0, True
+        await follower.until(True, True)
+
+
+async def test_where_no_gpu_answers_for_long_nvml_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.silent = True
+        await follower.until(False, False)
+        await follower.until(True, True)
+        assert len(driver.reopened) == 1
+        assert driver.reopened[0].startswith("no GPU answers: GPU GPU-")
+
+
+async def test_an_xid_makes_its_gpu_ill_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        seen: list[tuple[bool, ...]] = []
+        reported = follower.offer.set_ill
+        monkeypatch.setattr(follower.offer, "set_ill", lambda ill: (seen.append(tuple(ill)), reported(ill)))
+        driver.xids.append(Xid(driver.gpus[0].uuid, 79))
+        async with asyncio.timeout(20):
+            await until(lambda: len(seen) >= 2)
+        assert seen[:2] == [(driver.gpus[0].uuid,), ()]
+
+
+async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that is ended closes NVML, too: both come at once."""
+    running: list[asyncio.Task[None]] = []
+    driver = Driver()
+
+    async def fail(_: object, __: object) -> None:
+        await asyncio.sleep(0)
+        driver.closed = True
+        raise NvmlAway("NVML is closed")
+
+    async def stop(_: object, __: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running[0].cancel()
+
+    monkeypatch.setattr(Machine, "_listen", fail)
+    monkeypatch.setattr(Machine, "_request", stop)
+    follower = Following(driver, monkeypatch)
+    running.append(asyncio.create_task(follower.machine.run()))
+    done, _ = await asyncio.wait(running, timeout=2)
+    running[0].cancel()
+    assert done

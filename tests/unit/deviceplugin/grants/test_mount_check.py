@@ -1,0 +1,98 @@
+"""A container that does not find its grant is told of, once, with where the grant is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+
+import pytest
+
+from deviceplugin.grants import mount_check as mounted
+from deviceplugin.grants.allocation_record import Record
+from deviceplugin.grants.mount_check import LOOKS, PATIENCE_S, Mounted
+from kube.objects import Metadata, Pod
+
+KEY, UID = "k" * 32, "uid-a"
+
+
+def mount(at: str) -> str:
+    return f"40 22 8:1 /var/lib/tangram/grants/{KEY} {at} ro - ext4 /dev/sda1 rw\n"
+
+
+class Node:
+    """What the plugin knows and sees. Each look has its mounts; the last one stays."""
+
+    def __init__(self, *looks: list[tuple[str, str]]) -> None:
+        self.looks, self.looked, self.reported, self.now = list(looks), 0, list[tuple[str, str, str]](), 0.0
+
+    def pod(self, uid: str) -> Pod | None:
+        return Pod(Metadata(name="a", uid=uid)) if uid == UID else None
+
+    def records(self) -> dict[str, Record]:
+        return {KEY: Record((), UID, "default", "a", "main", (), 0.0)}
+
+    def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]:
+        assert set(uids) == {UID}
+        seen = self.looks[min(self.looked, len(self.looks) - 1)]
+        self.looked += 1
+        self.now += 1.0
+        yield from seen
+
+    def report(self, pod: Pod, container: str, note: str) -> None:
+        self.reported.append((pod.uid, container, note))
+
+
+async def looked(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Until it has looked as long as it wants."""
+    monkeypatch.setattr(mounted, "LOOK_S", 0.0)
+    looking = Mounted(node, node, node, node.report, clock=lambda: node.now)
+    looking.starting([KEY, "a directory without a book"])
+    task = asyncio.create_task(looking.run())
+    async with asyncio.timeout(30):
+        while looking._until.get(KEY) is not None:  # noqa: ASYNC110 (nobody else is told when it stops)
+            await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return node
+
+
+async def test_a_grant_in_its_place_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await looked(Node([], [(UID, mount("/.tangram"))]), monkeypatch)
+    assert (node.looked, node.reported) == (2, [])
+
+
+async def test_a_grant_behind_a_link_of_the_image_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await looked(Node([(UID, mount("/shared")), (UID, "")]), monkeypatch)
+    assert node.looked == LOOKS
+    ((uid, container, note),) = node.reported
+    assert (uid, container) == (UID, "main")
+    assert "its grant is mounted at /shared instead of /.tangram" in note
+
+
+async def test_a_container_that_is_still_made_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await looked(
+        Node([(UID, mount("/shared"))], [(UID, mount("/shared"))], [(UID, mount("/.tangram"))]), monkeypatch
+    )
+    assert node.reported == []
+
+
+async def test_a_process_of_another_container_does_not_excuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = mount("/.tangram").replace(KEY, "other")
+    assert len((await looked(Node([(UID, other), (UID, mount("/shared"))]), monkeypatch)).reported) == 1
+
+
+async def test_a_container_that_never_starts_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await looked(Node([]), monkeypatch)
+    assert node.reported == []
+    assert node.looked == pytest.approx(PATIENCE_S, abs=1)
+
+
+@pytest.mark.parametrize(("looks", "reported"), [(1, 0), (2, 1)])
+async def test_a_container_that_is_gone_early_is_reported_of_if_it_was_seen_twice(
+    monkeypatch: pytest.MonkeyPatch, looks: int, reported: int
+) -> None:
+    """The arbiter may have killed it."""
+    node = await looked(Node(*[[(UID, mount("/shared"))]] * looks, []), monkeypatch)
+    assert len(node.reported) == reported

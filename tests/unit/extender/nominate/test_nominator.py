@@ -1,0 +1,162 @@
+"""Who plans ahead, and for how long an ask that fits nowhere is left alone: by a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from extender.nominate.nominator import REQUESTED_S, VAIN_S, Nominator, When
+from extender.state import State
+from kube.objects import Condition, Needs, Node, Pod
+from tests.builders import node, pod
+from tests.unit.extender.world import Pods, Server
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.nominate import BACKLOG, FRONT
+from vgpu.scheduling.nominate_pacing import SAMPLES, SLOW_S
+from vgpu.scheduling.placement import Placement
+
+FULL_MIB = 81_920
+
+
+class Nodes:
+    """Stands for the cache of nodes."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def items(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+
+class World:
+    """One node with eight GPUs, and pods that wait."""
+
+    def __init__(self, when: When = "always") -> None:
+        self.now_s = 100.0
+        self.made = 0
+        self.pods = Pods()
+        self.state = State(lambda: self.now_s, names=DEFAULT)
+        built = node("n1").with_gpus(8).build()
+        self.state.node_changed(None, built)
+        self.ahead = Nominator(
+            Server(), self.state, pod_of=self.pods.get, nodes=cast("Any", lambda: Nodes(built)),
+            clock=lambda: self.now_s, scheduler="tangram-scheduler", when=when,
+        )  # fmt: skip
+
+    def wait(self, count: int, mib: int = 1024) -> list[Pod]:
+        """So many more do."""
+        new = []
+        for _ in range(count):
+            self.made += 1
+            one = pod(f"p{self.made}").asking(mib=mib).build()
+            spec = msgspec.structs.replace(one.spec, scheduler_name="tangram-scheduler", needs=Needs())
+            one = msgspec.structs.replace(one, spec=spec)
+            self.pods.by_key[one.key] = one
+            self.ahead.pod_changed(None, one)
+            new.append(one)
+        return new
+
+    @asynccontextmanager
+    async def planning(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.ahead.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def looked(self) -> None:
+        async with asyncio.timeout(30):
+            await self.ahead.flush()
+
+
+async def test_who_is_not_requested_any_more_plans_no_more() -> None:
+    world = World()
+    first, *_ = world.wait(2 * BACKLOG)
+    async with world.planning():
+        await world.looked()
+        assert len(world.ahead.plans) == 0, "never asked"
+        world.ahead.requested(first)
+        await world.looked()
+        planned = len(world.ahead.plans)
+        assert planned > BACKLOG
+        world.now_s += REQUESTED_S
+        world.wait(2 * BACKLOG)
+        await world.looked()
+        assert len(world.ahead.plans) == planned, "another is asked by now"
+        world.now_s -= 0.1
+        world.wait(1)
+        await world.looked()
+        assert len(world.ahead.plans) > planned
+
+
+@pytest.mark.parametrize(("when", "slow", "expected"), [
+    ("auto", True, True), ("auto", False, False), ("always", False, True), ("never", True, False),
+])  # fmt: skip
+async def test_pods_are_nominated_where_the_scheduler_is_slow_or_always_or_never(
+    when: When, slow: bool, expected: bool
+) -> None:
+    world = World(when)
+    pods = world.wait(SAMPLES + 2 * BACKLOG)
+    for one in pods[: 1 + SAMPLES]:
+        world.now_s += 2 * SLOW_S if slow else SLOW_S / 2
+        world.ahead.requested(one)
+    async with world.planning():
+        await world.looked()
+        assert (len(world.ahead.plans) > 0) is expected
+
+
+async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    tried: list[object] = []
+    place = Nominator._place
+
+    def counted(self: Nominator, *of: Any) -> Placement | None:
+        tried.append(of)
+        return place(self, *of)
+
+    monkeypatch.setattr(Nominator, "_place", counted)
+    first, *_ = world.wait(2 * BACKLOG, mib=FULL_MIB + 1024)
+    async with world.planning():
+        world.ahead.requested(first)
+        await world.looked()
+        assert len(tried) == 1, "one for all of them"
+        world.now_s += VAIN_S - 0.1
+        world.ahead.requested(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await world.looked()
+        assert len(tried) == 1
+        world.now_s += 0.1
+        world.ahead.requested(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await world.looked()
+        assert len(tried) == 2
+    assert len(world.ahead.plans) == 0
+
+
+async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
+    world = World()
+    first, *_, last = world.wait(2 * BACKLOG)
+    gated = msgspec.structs.replace(
+        last,
+        spec=msgspec.structs.replace(last.spec, needs=None),
+        status=msgspec.structs.replace(
+            last.status, conditions=(Condition("PodScheduled", status="False", reason="SchedulingGated"),)
+        ),
+    )
+    world.ahead.pod_changed(last, None)
+    world.ahead.pod_changed(None, gated)
+    async with world.planning():
+        world.ahead.requested(first)
+        await world.looked()
+        assert last.uid not in world.ahead.plans
+        world.pods.by_key[last.key] = last
+        world.ahead.pod_changed(gated, last)
+        await world.looked()
+        assert last.uid in world.ahead.plans

@@ -1,0 +1,57 @@
+"""Long work a little at a time: who has a turn in between, and when it ends before it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from extender import background as slices
+from extender.background import REST_S, Slices
+
+
+def work(count: int, done: list[int]) -> Iterator[None]:
+    for at in range(count):
+        done.append(at)
+        yield
+
+
+async def test_others_have_a_turn_after_every_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    done, seen = list[int](), list[int]()
+
+    async def other() -> None:
+        while len(done) < 5:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    assert await Slices(lambda: 0.0).do(work(5, done), until_s=1.0)
+    await beside
+    assert seen == [1, 2, 3, 4]
+
+
+async def test_it_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    done = list[int]()
+    assert not await Slices(lambda: float(len(done))).do(work(9, done), until_s=3.0)
+    assert done == [0, 1, 2]
+    assert await Slices(lambda: 9.0).do(work(0, done), until_s=3.0), "there was nothing to do"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_it_rests_while_a_call_waits_for_the_api_server(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    rests = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    some = Slices(lambda: 0.0)
+    if waits:
+        with some.waiting():
+            await some.do(work(2, []), until_s=1.0)
+    await some.do(work(1, []), until_s=1.0)
+    assert rests == ([REST_S, REST_S, 0] if waits else [0])

@@ -1,0 +1,192 @@
+"""Pods that the API has lost and whose processes run on keep their room until their node no longer names them (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.state import State
+from kube.objects import Node
+from tests.builders import NodeBuilder, gpu, mig_gpu, node, pod, share
+from tests.examples import examples
+from vgpu.api.codec import inventory_to_json
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory, Orphan
+from vgpu.api.names import DEFAULT
+from vgpu.scheduling.placement import Placement
+from vgpu.scheduling.reservations import Shown
+from vgpu.scheduling.snapshot import drift, snapshot_from_json, snapshot_to_json
+
+FULL_MIB = 81_920
+
+
+def orphan(name: str, *held: Slice) -> Orphan:
+    return Orphan(f"uid-default-{name}", "default", name, held)
+
+
+def reporting(of: NodeBuilder, *orphans: Orphan) -> Node:
+    """The node, with these in its inventory."""
+    gpus: tuple[Gpu, ...] = tuple(of.gpus)
+    return of.with_text(inventory_to_json(Inventory(gpus, orphans=orphans))).build()
+
+
+def state_of(*nodes: Node) -> State:
+    made = State(lambda: 0.0, names=DEFAULT)
+    for one in nodes:
+        made.node_changed(None, one)
+    return made
+
+
+def free(state: State, at: str, row: int = 0) -> tuple[int, int]:
+    column = state.fleet.column[at]
+    return int(state.fleet.free_mib[row, column]), int(state.fleet.free_percent[row, column])
+
+
+def test_an_orphan_keeps_its_memory_and_compute_until_its_node_names_it_no_longer() -> None:
+    one = node("n1").with_gpus(1)
+    before, after = reporting(one), reporting(one, orphan("a", share(gpu(0), 8192, 30)))
+    state = state_of(before)
+    assert free(state, "n1") == (FULL_MIB, 100)
+    state.node_changed(before, after)
+    assert free(state, "n1") == (FULL_MIB - 8192, 70)
+    state.node_changed(after, before)
+    assert free(state, "n1") == (FULL_MIB, 100)
+
+
+def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_all() -> None:
+    one = node("n1").with_gpus(1)
+    piece = share(gpu(0), 8192, 30)
+    running = pod("a").asking(mib=8192, core=30).on("n1").assigned(piece).with_phase("Running").build()
+    nodes = reporting(one), reporting(one, orphan("a", piece))
+    for order in ("node first", "pod first"):
+        state = state_of(nodes[0])
+        state.pod_changed(None, running)
+        changes = [lambda state=state: state.node_changed(*nodes), lambda state=state: state.pod_changed(running, None)]
+        changes[order == "pod first"]()
+        changes[order == "node first"]()
+        assert free(state, "n1") == (FULL_MIB - 8192, 70)
+        state.node_changed(nodes[1], nodes[0])
+        assert free(state, "n1") == (FULL_MIB, 100)
+        assert len(state.orphans) == 0
+
+
+def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_keeps_its_room() -> None:
+    one, piece = node("n1").with_gpus(1), share(gpu(0), 8192, 30)
+    now_s, shown = [0.0], [Shown()]
+    state = State(lambda: now_s[0], names=DEFAULT, shown=lambda: shown[0])
+    nodes = reporting(one), reporting(one, orphan("a", piece))
+    state.node_changed(None, nodes[0])
+    asking = pod("a").asking(mib=8192, core=30).build()
+    found = state.place(state.request_of(asking), ["n1"])
+    assert isinstance(found, Placement)
+    state.reserve(asking.uid, asking.key, state.request_of(asking), found)
+    state.on("bind", asking.uid)
+    state.on("accepted", asking.uid)
+    state.node_changed(*nodes)
+    now_s[0], shown[0] = 60.0, Shown(60.0, 50.0)
+    state.expire()
+    assert len(state.reservations) == 0
+    assert free(state, "n1") == (FULL_MIB - 8192, 70), "its processes run on"
+    state.node_changed(nodes[1], nodes[0])
+    assert free(state, "n1") == (FULL_MIB, 100)
+
+
+def test_an_orphans_whole_gpu_and_mig_instance_are_given_to_nobody() -> None:
+    big, small = gpu(0), mig_gpu(1, "1g.10gb", "1g.10gb")
+    one = node("n1").with_inventory(big, small)
+    instance = small.instances[0]
+    held = Slice(big.uuid, 0, big.mib, 100, "whole"), Slice(instance.uuid, 1, instance.mib, 100, "mig", "1g.10gb")
+    state = state_of(reporting(one, orphan("a", *held)))
+    assert free(state, "n1") == (0, 0)
+    assert state.fleet.mig["1g.10gb"].free[1, state.fleet.column["n1"]] == 1
+
+
+def test_an_inventory_that_cannot_be_read_frees_no_orphan() -> None:
+    one = node("n1").with_gpus(1)
+    reported, broken, later = (
+        reporting(one, orphan("a", share(gpu(0), 8192))),
+        one.with_text("{").build(),
+        reporting(one),
+    )
+    state = state_of(reported)
+    state.node_changed(reported, broken)
+    assert len(state.orphans) == 1
+    state.node_changed(broken, later)
+    assert free(state, "n1") == (FULL_MIB, 100)
+
+
+def test_a_node_that_goes_takes_its_orphans_with_it() -> None:
+    one = node("n1").with_gpus(1)
+    reported = reporting(one, orphan("a", share(gpu(0), 8192)))
+    state = state_of(reported)
+    state.node_changed(reported, None)
+    assert (len(state.orphans), len(state.allocations)) == (0, 0)
+
+
+def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
+    piece = share(gpu(0), 8192)
+    n1, n2 = node("n1").with_gpus(1), node("n2").with_gpus(1)
+    state = state_of(reporting(n1, orphan("a", piece)), reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))))
+    assert free(state, "n1") == (FULL_MIB - 8192, 100)
+    state.node_changed(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n2))
+    assert free(state, "n1") == (FULL_MIB - 8192, 100)
+
+
+def test_a_snapshot_says_who_is_an_orphan_and_is_of_the_earlier_version_where_nobody_is() -> None:
+    one = node("n1").with_gpus(1)
+    state = state_of(reporting(one, orphan("a", share(gpu(0), 8192, 30))))
+    snapshot = state.snapshot().whole()
+    assert [(each.key, each.stage, each.node) for each in snapshot.pods] == [("default/a", "orphaned", "n1")]
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
+    assert list(drift(snapshot)) == []
+    assert snapshot_to_json(snapshot).startswith(b'{"v":3,')
+    assert snapshot_to_json(state_of(reporting(one)).snapshot().whole()).startswith(b'{"v":2,')
+
+
+@dataclass
+class Model:
+    """The obvious slow count: whom the API has, whom the node names."""
+
+    pods: dict[str, Any] = field(default_factory=dict)
+    reported: Mapping[str, Orphan] = field(default_factory=dict)
+
+    def used(self) -> int:
+        orphans = {uid: one.held[0].mib for uid, one in self.reported.items() if uid not in self.pods}
+        return sum(orphans.values()) + sum(size for size, _ in self.pods.values())
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.tuples(st.sampled_from(["pod", "delete", "tell", "restart", "mend"]), st.integers(0, 3)), max_size=20)
+)
+def test_what_is_free_is_what_the_api_and_the_node_leave(steps: list[tuple[str, int]]) -> None:
+    one, model = node("n1").with_gpus(1), Model()
+    now = reporting(one)
+    state = state_of(now)
+    for step, number in steps:
+        name, size = f"p{number}", 1024 * (number + 1)
+        uid = f"uid-default-{name}"
+        if step == "pod" and uid not in model.reported:
+            running = pod(name).asking(mib=size).on("n1").assigned(share(gpu(0), size)).with_phase("Running").build()
+            state.pod_changed(None, running)
+            model.pods[uid] = size, running
+        elif step == "delete" and uid in model.pods:
+            state.pod_changed(model.pods.pop(uid)[1], None)
+        elif step == "tell":  # of some, whether the API has lost them yet or not
+            known = {f"uid-default-p{n}": orphan(f"p{n}", share(gpu(0), 1024 * (n + 1))) for n in range(4)}
+            model.reported = {u: o for at, (u, o) in enumerate(known.items()) if number != at}
+            then = reporting(one, *model.reported.values())
+            state.node_changed(now, then)
+            now = then
+        elif step == "restart":
+            state = state_of(now)
+            for _, running in model.pods.values():
+                state.pod_changed(None, running)
+        elif step == "mend":
+            assert state.mend("n1")
+        assert free(state, "n1")[0] == FULL_MIB - model.used()
+    assert state.allocations.fleet.overcommitted() == []

@@ -1,0 +1,114 @@
+"""Which kube-scheduler an extender ends, when, and that it harms nobody else. The processes are real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from extender.retry_after_restart import Waker, beside, named
+
+NAME = f"sched-{os.getpid()}"
+SLEEPS = "import signal, sys, time; {}; print('ready', flush=True); time.sleep(60)"
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Callable[..., object]:
+    """A process of that name; `deaf`: to SIGTERM."""
+    program = tmp_path / NAME
+    program.symlink_to(Path(sys.executable).resolve())
+
+    @asynccontextmanager
+    async def start(*, deaf: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
+        code = SLEEPS.format(DEAF if deaf else "0")
+        process = await asyncio.create_subprocess_exec(program, "-c", code, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        await process.stdout.readline()
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    return start
+
+
+def waker(name: str = NAME, *, turned_down: int = 1, missed: bool = False, **options: object) -> Waker:
+    return Waker(name, turned_down=lambda: turned_down, missed=lambda: missed, **options)  # type: ignore[arg-type]
+
+
+def proc_in_which_we_began(began: int, folder: Path) -> Path:
+    """/proc, but for our own start."""
+    there = folder / "proc"
+    there.mkdir()
+    for one in Path("/proc").iterdir():
+        if one.name.isdecimal():
+            (there / one.name).symlink_to(one)
+    (there / "self").mkdir()
+    (there / "self/stat").write_text(f"{os.getpid()} (a (b) c) S {'0 ' * 18}{began} 0\n")
+    return there
+
+
+def start_of(process: asyncio.subprocess.Process) -> int:
+    found = beside(Path(f"/proc/{process.pid}"))
+    assert found is not None
+    return found.began
+
+
+async def test_a_kube_scheduler_that_is_older_is_ended_when_pods_wait(scheduler, tmp_path: Path) -> None:
+    async with scheduler() as process:
+        proc = proc_in_which_we_began(start_of(process) + 1, tmp_path)
+        await waker(proc=proc).wake()
+        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
+
+
+async def test_one_that_does_not_end_is_killed(scheduler, tmp_path: Path) -> None:
+    async with scheduler(deaf=True) as process:
+        proc = proc_in_which_we_began(start_of(process) + 1, tmp_path)
+        await waker(proc=proc, end_s=0.1).wake()
+        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("later", "turned_down", "name"),
+    [(0, 1, NAME), (-1, 1, NAME), (1, 0, NAME), (1, 1, ""), (1, 1, f"{NAME}x")],
+    ids=["as-old", "younger", "nobody-waits", "no-name", "another-name"],
+)
+async def test_any_other_is_left_alone(scheduler, tmp_path: Path, later: int, turned_down: int, name: str) -> None:
+    async with scheduler() as process:
+        proc = proc_in_which_we_began(start_of(process) + later, tmp_path)
+        await waker(name, turned_down=turned_down, proc=proc).wake()
+        assert process.returncode is None
+        assert [one.pid for one in named(NAME)] == [process.pid]
+
+
+async def test_one_that_requested_before_enough_was_known_is_ended_whatever_its_age(scheduler, tmp_path: Path) -> None:
+    async with scheduler() as process:
+        proc = proc_in_which_we_began(start_of(process) - 1, tmp_path)
+        await waker(turned_down=0, missed=True, proc=proc).wake()
+        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
+
+
+async def test_without_a_proc_the_extender_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(tmp_path)
+    await waker(proc=tmp_path).wake()
+
+
+async def test_a_pid_that_was_given_to_another_process_is_not_signalled(scheduler, tmp_path: Path) -> None:
+    """Between the look and the signal the process ended; another has its pid, which began later."""
+    async with scheduler() as process:
+        proc = proc_in_which_we_began(start_of(process) + 10, tmp_path)
+        one = waker(proc=proc)
+        found = beside(Path(f"/proc/{process.pid}"))
+        assert found is not None
+        await one._end(type(found)(found.pid, found.began - 5))
+        assert process.returncode is None

@@ -1,0 +1,72 @@
+"""Pauses between kernels while several containers take turns, under the simulated clock of `gpu_model`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.vgpu.gputime.gpu_model import LC, Node, Program, container, looping, share_with
+from vgpu.gputime.events import Idle, Switched, Work
+
+
+@pytest.mark.parametrize("pause_s", [0.00005, 0.0003])
+def test_a_turn_goes_on_over_pauses_shorter_than_a_switch_and_pays_for_them(pause_s: float) -> None:
+    node = Node({"few": looping(30, pause_s), "many": looping(60, pause_s)})
+    node.run(10.0)
+    few, many = node.share.usage("few"), node.share.usage("many")
+    assert few.on_s / 10 * 100 == pytest.approx(30, abs=0.5)
+    assert many.on_s / 10 * 100 == pytest.approx(60, abs=0.5)
+    assert few.suspends + many.suspends < 250, "20 frames a second, and not every pause"
+    assert node.on_s("few") / few.on_s > 0.0014 / (0.0014 + pause_s) - 0.05, (
+        "what it paid for was its own but for its pauses"
+    )
+
+
+def test_pauses_longer_than_a_switch_are_given_to_who_waits() -> None:
+    node = Node({"few": looping(30, 0.001), "many": looping(60, 0.001)})
+    node.run(10.0)
+    assert node.on_s("few") / 10 * 100 == pytest.approx(30, abs=1)
+    assert node.on_s("few") + node.on_s("many") > 7.0, "alone they have 1.4 of each 2.4 ms"
+
+
+def light(cap: int) -> Program:
+    """Kernels of 50 us, 600 us apart."""
+    return Program(container(cap=cap, weight=cap or 100), loop=(0.00005, 0.0006))
+
+
+def test_a_gpu_is_not_kept_for_who_pauses_longer_than_he_works() -> None:
+    node = Node({f"light{number}": light(20) for number in range(5)})
+    node.run(10.0)
+    each = [node.on_s(name) / 10 * 100 for name in node.programs]
+    assert min(each) > 7.0, "alone they have 7.7 % of the GPU: all fit side by side"
+
+
+def test_a_light_loop_leaves_the_gpu_to_a_neighbour_who_always_has_work() -> None:
+    node = Node({"light": light(0), "busy": Program(container(cap=100, weight=100), always=True)})
+    node.run(10.0)
+    assert node.on_s("busy") / 10 > 0.95
+
+
+def test_a_pause_in_a_turn_keeps_nobody_more_urgent_waiting() -> None:
+    share = share_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30), lc=container(LC))
+    share.apply(Work(0.0, "holder"))
+    share.apply(Work(0.0, "rival"))
+    first = share.decide(0.0)
+    holder = next(name for name in ("holder", "rival") if name in first.on)
+    rival = "rival" if holder == "holder" else "holder"
+    share.apply(Switched(0.0005, rival, False, 0.0005))
+    share.apply(Idle(0.001, holder))
+    assert share.decide(0.001).on == {holder, "lc"}, "in its pause"
+    share.apply(Work(0.0011, "lc"))
+    assert share.decide(0.0011).on == {"lc"}
+
+
+def test_a_pause_is_no_part_of_a_turn_that_nobody_waits_for() -> None:
+    share = share_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30))
+    share.apply(Work(0.0, "holder"))
+    share.decide(0.0)
+    share.apply(Work(0.0001, "rival"))
+    assert share.decide(0.0001).on == {"holder"}
+    share.apply(Switched(0.0005, "rival", False, 0.0005))
+    share.apply(Idle(0.0009, "rival"))
+    share.apply(Idle(0.001, "holder"))
+    assert share.decide(0.001).why["holder"] == "idle"

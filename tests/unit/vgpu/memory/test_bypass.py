@@ -1,0 +1,239 @@
+"""Who goes around the library, and who is ended for it: nobody of whom something speaks against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.memory.bypass import (
+    APART_S,
+    KNOWN_S,
+    POLICIES,
+    QUIET_S,
+    READINGS,
+    RETURNS,
+    Bypass,
+    Patience,
+    Policy,
+    Returns,
+    Share,
+    Traces,
+    action,
+    bypassing,
+)
+
+GPU = "GPU-00000000-0000-0000-0000-000000000001"
+ANY = (True, False, None)
+TABLE: dict[Traces, bool | None] = {
+    Traces(connected, mapped, mounted): connected is False and (mapped is False or mounted is False)
+    for connected, mapped, mounted in product(ANY, ANY, ANY)
+}
+TABLE |= {Traces(False, None, mounted): None for mounted in (True, None)}
+SEEN = {
+    Traces(False, False, True): True,
+    Traces(False, True, False): True,
+    Traces(False, False, None): True,
+    Traces(False, None, False): True,
+    Traces(False, True, True): False,
+    Traces(False, None, True): None,
+    Traces(False, None, None): None,
+    Traces(True, False, False): False,
+    Traces(None, False, False): False,
+}
+"""In words: the module's table, and what nobody knows."""
+
+
+@pytest.mark.parametrize(("traces", "goes_around"), SEEN.items(), ids=str)
+def test_a_process_goes_around_the_library_where_nothing_of_it_is_there_and_it_never_connected(
+    traces: Traces, *, goes_around: bool | None
+) -> None:
+    assert bypassing(traces) is goes_around
+    assert TABLE[traces] is goes_around
+
+
+@pytest.mark.parametrize("traces", TABLE, ids=str)
+def test_what_nobody_knows_speaks_for_the_process(traces: Traces) -> None:
+    assert bypassing(traces) is TABLE[traces]
+    for known in ANY:
+        assert not bypassing(Traces(True, known, known))
+        assert not bypassing(Traces(None, known, known))
+
+
+@pytest.mark.parametrize(
+    ("traces", "goes_around"),
+    [
+        (Traces(True, False, True, replaced_s=9, looked_s=11), True),
+        (Traces(True, False, True, replaced_s=9, looked_s=9.5), False),
+        (Traces(True, False, True, replaced_s=11, looked_s=11), False),
+        (Traces(True, False, True), False),
+        (Traces(True, True, True, replaced_s=9, looked_s=11), False),
+        (Traces(True, None, True, replaced_s=9, looked_s=11), False),
+        (Traces(True, True, False, replaced_s=9, looked_s=11), False),
+        (Traces(None, False, False, replaced_s=9, looked_s=11), False),
+    ],
+    ids=[
+        "without the library before and after the reading", "perhaps with it since", "perhaps loading when it was looked at", "not seen without it",
+        "has it", "maps unread", "only the mount is gone", "nobody knows whether it connected",
+    ],
+)  # fmt: skip
+def test_a_process_that_was_connected_bypasses_where_it_lacks_the_library_before_and_after_a_reading(
+    traces: Traces, *, goes_around: bool
+) -> None:
+    assert bypassing(traces, 10) is goes_around
+
+
+def test_of_a_process_that_nobody_looked_at_nothing_can_be_reported() -> None:
+    assert bypassing(None, 10) is None
+
+
+@given(st.sampled_from(POLICIES), st.floats(0, 1e6), st.booleans())
+def test_nobody_is_ended_in_the_first_minute_or_where_processes_are_not_seen(
+    policy: Policy, runs_s: float, visible: bool
+) -> None:
+    assert action(policy, runs_s=runs_s, visible=visible) == (policy if visible and runs_s >= QUIET_S else "report")
+
+
+def over(patience: Patience, *held: Share, times: int = READINGS, first_s: float = 0.0) -> tuple[Bypass, ...]:
+    """What the last of so many readings answers."""
+    found: tuple[Bypass, ...] = ()
+    for at in range(times):
+        found = patience.look(first_s + at, {GPU: 100}, {GPU: held})
+    return found
+
+
+def test_it_takes_three_readings_in_a_row_beyond_limit_room_and_slack() -> None:
+    patience, share = Patience(beyond_bytes=20), Share(7, 121, bypassing=True)
+    assert over(patience, share, times=2) == ()
+    assert patience.look(2, {GPU: 100}, {GPU: [Share(7, 120, bypassing=True)]}) == ()
+    assert over(patience, share, times=2, first_s=3) == ()
+    assert patience.look(5, {GPU: 100}, {GPU: [share]}) == (Bypass(GPU, 121, 100, (7,)),)
+    assert patience.look(6, {GPU: 100}, {}) == (), "a GPU that was not read is not judged"
+    assert patience.look(7, {GPU: 100}, {GPU: [share]}) == (Bypass(GPU, 121, 100, (7,)),)
+
+
+def test_readings_that_are_hurried_count_once() -> None:
+    patience, share = Patience(), Share(7, 200, bypassing=True)
+    assert all(not patience.look(at * APART_S / 10, {GPU: 100}, {GPU: [share]}) for at in range(10))
+    assert patience.look(APART_S, {GPU: 100}, {GPU: [share]}) == ()
+    assert patience.look(2 * APART_S, {GPU: 100}, {GPU: [share]})
+
+
+@pytest.mark.parametrize(
+    ("held", "pids"),
+    [
+        ([Share(1, 500)], ()),
+        ([Share(1, 500), Share(2, 10, bypassing=True)], (2,)),
+        ([Share(1, 60), Share(2, 50, bypassing=True), Share(3, 70, bypassing=True)], (3, 2)),
+        ([Share(1, 90), Share(2, 50, bypassing=True), Share(3, 70, bypassing=True)], (3, 2)),
+        ([Share(1, 30), Share(2, 50, bypassing=True), Share(3, 70, bypassing=True)], (3,)),
+    ],
+    ids=["none bypasses", "a small one", "two", "all, and still over", "the largest is enough"],
+)
+def test_the_largest_that_bypass_are_named_until_the_rest_is_within_the_limit(
+    held: list[Share], pids: tuple[int, ...]
+) -> None:
+    found = over(Patience(), *held)
+    assert tuple(pid for one in found for pid in one.pids) == pids
+
+
+ONE, UNSEEN, INNOCENT, NOBODY = Share(1, 200, bypassing=True), Share(2, 200, bypassing=None), Share(3, 200), Share(4, 9)
+
+
+@pytest.mark.parametrize(
+    ("readings", "ends"),
+    [
+        ([ONE, Share(5, 200, bypassing=True), Share(6, 300, bypassing=True)], (6,)),
+        ([ONE, INNOCENT, ONE, ONE], ()),
+        ([INNOCENT, INNOCENT, INNOCENT, ONE], ()),
+        ([ONE, NOBODY, ONE, ONE], ()),
+        ([ONE, UNSEEN, ONE, UNSEEN, UNSEEN, UNSEEN, ONE], (1,)),
+        ([ONE, ONE, UNSEEN, UNSEEN, UNSEEN, UNSEEN, ONE], ()),
+        ([ONE, ONE, ONE, INNOCENT], ()),
+        ([UNSEEN] * 9, ()),
+    ],
+    ids=[
+        "another one each time", "none of them bypasses in between", "the first that bypasses", "within the limit in between",
+        "some are gone before they are looked at", "too many are", "an innocent one at last", "nobody was ever looked at",
+    ],
+)  # fmt: skip
+def test_the_container_is_judged_over_readings_whichever_process_bypasses(
+    readings: list[Share], ends: tuple[int, ...]
+) -> None:
+    patience, found = Patience(), ()
+    for at, one in enumerate(readings):
+        found = patience.look(at, {GPU: 100}, {GPU: [one]})
+    assert tuple(pid for one in found for pid in one.pids) == ends
+
+
+@pytest.mark.parametrize(("later_s", "ends"), [(1, (7,)), (KNOWN_S - 1, (7,)), (KNOWN_S + 1, ())])
+def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, ends: tuple[int, ...]) -> None:
+    patience = Patience()
+    assert over(patience, ONE)
+    assert patience.look(READINGS, {GPU: 100}, {GPU: []}) == ()
+    assert patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [Share(8, 90), Share(9, 90)]}) == ()
+    found = patience.look(READINGS - 1 + later_s + 0.1, {GPU: 100}, {GPU: [Share(7, 200, bypassing=True), INNOCENT]})
+    assert tuple(pid for one in found for pid in one.pids) == ends
+
+
+def test_a_reading_is_judged_again_as_more_becomes_known_of_it() -> None:
+    patience = Patience()
+    for at in range(READINGS):
+        assert patience.look(at, {GPU: 100}, {GPU: [UNSEEN]}) == ()
+        found = patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]})
+        assert bool(found) is (at == READINGS - 1)
+        assert patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]}) == found, "it counts once"
+
+
+SHARES = st.lists(
+    st.builds(Share, st.integers(1, 9), st.integers(0, 200), st.sampled_from([True, False, None])), max_size=6
+)
+
+
+def counted(readings: list[list[Share]], most: int) -> int:
+    """Readings in a row that count, the last one first, by the module's words."""
+    count = blanks = 0
+    for held in reversed(readings):
+        if sum(one.held_bytes for one in held) <= most:
+            break
+        if any(one.bypassing for one in held):
+            count, blanks = count + 1, 0
+        elif all(one.bypassing is False for one in held) or blanks == READINGS:
+            break
+        else:
+            blanks += 1
+    return count
+
+
+@given(st.lists(SHARES, max_size=8), st.integers(0, 50))
+def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over(
+    readings: list[list[Share]], beyond: int
+) -> None:
+    patience, known = Patience(beyond), False
+    readings = [list({one.pid: one for one in held}.values()) for held in readings]
+    for at, held in enumerate(readings):
+        found = patience.look(float(at), {GPU: 100}, {GPU: held})
+        total = sum(one.held_bytes for one in held)
+        bypasses = any(one.bypassing for one in held)
+        known |= bypasses and counted(readings[: at + 1], 100 + beyond) >= READINGS
+        named = {pid for one in found for pid in one.pids}
+        assert named <= {one.pid for one in held if one.bypassing}
+        if not known or total <= 100 + beyond:
+            assert not found
+        elif bypasses:
+            rest = sum(one.held_bytes for one in held if one.pid not in named)
+            assert rest <= 100 + beyond or not any(one.bypassing and one.pid not in named for one in held)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 19.0, 20.0, 29.0, 30.0, 59.0, 60.0, 61.0]), max_size=12))
+def test_a_container_is_ended_where_three_readings_of_a_minute_ended_processes(pauses_s: list[float]) -> None:
+    """A pause of 0 is the same reading, judged again."""
+    returns, ends_s, at_s = Returns(), set[float](), 100.0
+    for pause_s in pauses_s:
+        at_s += pause_s
+        ends_s.add(at_s)
+        of_a_minute = [then_s for then_s in ends_s if at_s - KNOWN_S <= then_s]
+        assert returns.ended(at_s) is (len(of_a_minute) >= RETURNS)

@@ -1,0 +1,305 @@
+"""The three documents that Tangram's parts hand each other, to text and back.
+
+    inventory    node annotation, JSON     deviceplugin -> extender
+    assignment   pod annotation, JSON      extender -> deviceplugin, people
+    grant        file, lines of text       deviceplugin -> library (C), arbiter
+
+Each carries a version. A reader refuses what is newer than itself and what it cannot read in full, and says why: a document
+that is half understood grants nothing and frees nothing. Only the inventory may carry fields that a reader does not know, since
+facts can be added without changing what the others mean. The grant is lines rather than JSON because a C library reads it
+inside other people's processes, where a hundred lines of strict parser are easier to trust than a JSON library.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.inventory import MOST_GPUS_OF_A_NODE, MOST_ORPHANS, AccessMode, Gpu, Inventory, Orphan, kind_of_uuid
+from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_GUARD, GUARDS, LEVELS, Kind
+from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
+from vgpu.api.request import FULL_CORE_PERCENT
+
+VERSION: Final = 1
+GRANT_BYTES_LIMIT: Final = 64 * 1024
+LARGEST_INDEX: Final = 255
+"""Of a GPU or minor number. NVIDIA's driver makes at most 256 device nodes."""
+
+_Word = TypeVar("_Word", bound=str)
+_GPU = re.compile(r"card (\S+) mib=(0|[1-9][0-9]{0,9}) core_percent=(0|[1-9][0-9]{0,2})\Z")
+_WORD = re.compile(r"[!-~]{1,253}\Z")
+"""A value on a line of a grant: every Kubernetes name is such a one. Anything else could forge a line."""
+_POD = re.compile(r"pod ([!-.0-~]{1,63})/([!-.0-~]{1,253})\Z")
+
+
+class _InventoryFields(msgspec.Struct, rename={"gpus": "cards"}):
+    """Those of `Inventory`, by their names in the document: version 1 says `cards`."""
+
+    gpus: tuple[Gpu, ...]
+    unit_mib: int = 1024
+    access: AccessMode = "cdi"
+    driver: str = ""
+    orphans: tuple[Orphan, ...] = ()
+
+
+class _InventoryDocument(msgspec.Struct):
+    v: int
+    inventory: _InventoryFields
+
+
+class _SliceDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    uuid: str
+    index: int
+    mib: int
+    core: int = 0
+    kind: Kind = "share"
+    profile: str = ""
+
+
+class _AssignmentDocument(
+    msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"service_class": "class"}
+):
+    v: int
+    containers: dict[str, list[_SliceDocument]]
+    service_class: str
+    level: int
+    init: list[str] = []
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def inventory_to_json(inventory: Inventory) -> str:
+    """The node annotation. Raises BadDocument when there are more orphans than a reader takes."""
+    _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
+    fields = _InventoryFields(inventory.gpus, inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans)
+    document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
+    if not inventory.orphans:  # then the text is as earlier versions wrote it
+        del document["inventory"]["orphans"]
+    return msgspec.json.encode(document).decode()
+
+
+def inventory_from_json(text: str) -> Inventory:
+    """Raises BadDocument; NewerVersion when a newer plugin wrote it."""
+    document: _InventoryDocument = _decode(text, _InventoryDocument, "inventory")
+    fields = document.inventory
+    inventory = Inventory(fields.gpus, fields.unit_mib, fields.access, fields.driver, fields.orphans)
+    units = tuple(MEMORY_UNITS_MIB.values())
+    if inventory.unit_mib not in units:
+        known = ", ".join(str(unit) for unit in units)
+        raise BadDocument(f"inventory: unit_mib is {inventory.unit_mib}: it must be one of {known}")
+    _within("inventory", "number of GPUs", len(inventory.gpus), 0, MOST_GPUS_OF_A_NODE)
+    for gpu in inventory.gpus:
+        _check_gpu(gpu)
+    _once("index", [gpu.index for gpu in inventory.gpus])
+    _once("UUID", [uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(i.uuid for i in gpu.instances))])
+    _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
+    _once("orphan", [orphan.uid for orphan in inventory.orphans])
+    for orphan in inventory.orphans:
+        _check_orphan(orphan)
+    return inventory
+
+
+def _check_orphan(orphan: Orphan) -> None:
+    where = f"inventory: orphan {orphan.key[:80]}"
+    for what, value in (("uid", orphan.uid), ("namespace", orphan.namespace), ("pod", orphan.pod)):
+        if not _WORD.match(value):
+            raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be 1 to 253 visible characters")
+    _within(where, "number of GPUs", len(orphan.held), 1, MOST_GPUS_OF_A_NODE)
+    for piece in orphan.held:
+        check_slice(where, piece)
+
+
+def check_slice(where: str, piece: Slice) -> Slice:
+    """The slice, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
+    if piece.kind == "mig":
+        _profile(where, piece.profile)
+    elif piece.profile:
+        raise BadDocument(f"{where}: profile is {piece.profile!r}: it must be empty for kind {piece.kind}")
+    _uuid(where, piece.uuid, "MIG" if piece.kind == "mig" else "GPU")
+    _within(where, "index", piece.index, 0, LARGEST_INDEX)
+    _within(where, "mib", piece.mib, 0, LARGEST_GPU_MIB)
+    _within(where, "core", piece.core_percent, 0, FULL_CORE_PERCENT)
+    return piece
+
+
+def _check_gpu(gpu: Gpu) -> None:
+    where = f"inventory: gpu {_uuid('inventory', gpu.uuid, 'GPU')}"
+    _within(where, "index", gpu.index, 0, LARGEST_INDEX)
+    _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
+    _within(where, "minor", gpu.minor, 0, LARGEST_INDEX)
+    if gpu.instances and not gpu.mig:
+        raise BadDocument(f"{where} has {len(gpu.instances)} MIG instances: it must have 0 while its MIG mode is off")
+    for instance in gpu.instances:
+        _uuid(where, instance.uuid, "MIG")
+        _within(f"{where}: instance {instance.uuid}", "mib", instance.mib, 0, LARGEST_GPU_MIB)
+        _profile(f"{where}: instance {instance.uuid}", instance.profile)
+
+
+def _once(what: str, values: list[Any]) -> None:
+    twice = sorted(value for value in set(values) if values.count(value) > 1)
+    if twice:
+        raise BadDocument(f"inventory names {what} {twice[0]} twice: each stands in it once")
+
+
+def assignment_to_json(assignment: Assignment) -> str:
+    """The pod annotation."""
+    containers = {
+        name: [_SliceDocument(s.uuid, s.index, s.mib, s.core_percent, s.kind, s.profile) for s in slices]
+        for name, slices in assignment.containers.items()
+    }
+    document = _AssignmentDocument(
+        VERSION, containers, assignment.service_class, assignment.level, sorted(assignment.init)
+    )
+    return msgspec.json.encode(document).decode()
+
+
+def assignment_from_json(text: str) -> Assignment:
+    """Raises BadDocument; NewerVersion when a newer extender wrote it."""
+    document: _AssignmentDocument = _decode(text, _AssignmentDocument, "assignment")
+    unknown = set(document.init) - set(document.containers)
+    if unknown:
+        raise BadDocument(f"assignment: init names {min(unknown)!r}: it must be one of its containers")
+    return Assignment(
+        {name: _slices(name, pieces) for name, pieces in document.containers.items()},
+        init=frozenset(document.init),
+        service_class=_known("assignment", "class", document.service_class, CLASSES),
+        level=_within("assignment", "level", document.level, LEVELS.start, LEVELS.stop - 1),
+    )
+
+
+def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[Slice, ...]:
+    where = f"assignment of container {container}"
+    if len({piece.uuid for piece in pieces}) < len(pieces):
+        raise BadDocument(f"{where}: a GPU stands twice among its {len(pieces)}: each must be another one")
+    return tuple(_slice(where, piece) for piece in pieces)
+
+
+def _slice(where: str, piece: _SliceDocument) -> Slice:
+    return check_slice(where, Slice(piece.uuid, piece.index, piece.mib, piece.core, piece.kind, piece.profile))
+
+
+def grant_to_text(grant: Grant) -> str:
+    """The grant file, as the library reads it.
+
+    Raises BadDocument when the library would refuse it: a name with a line break in it, a GPU twice.
+    """
+    head = [
+        f"tangram-grant {VERSION}", f"pod {grant.namespace}/{grant.pod}", f"uid {grant.uid}",
+        f"container {grant.container}", f"class {grant.service_class}", f"level {grant.level}",
+    ]  # fmt: skip
+    if grant.guard != DEFAULT_GUARD:
+        head.append(f"guard {grant.guard}")
+    if grant.clear:
+        head.append("clear yes")
+    gpus = [f"card {gpu.uuid} mib={gpu.mib} core_percent={gpu.core_percent}" for gpu in grant.gpus]
+    text = "\n".join([*head, *gpus, "end", ""])
+    grant_from_text(text)
+    return text
+
+
+def grant_from_text(text: str) -> Grant:
+    """Raises BadDocument that names the line, what it holds and what was expected."""
+    if len(text) > GRANT_BYTES_LIMIT:
+        raise BadDocument(f"grant has {len(text)} characters: at most {GRANT_BYTES_LIMIT} are read")
+    lines = text.split("\n")
+    version = _field(lines, 0, "tangram-grant")
+    if version != str(VERSION):
+        newer = re.match(r"[1-9][0-9]{0,9}\Z", version)
+        raise (NewerVersion if newer else BadDocument)(
+            f"grant is of version {version[:80]!r}: this Tangram reads version {VERSION}"
+        )
+    whose = lines[1] if len(lines) > 1 else ""
+    pod = _POD.match(whose)
+    if not pod:
+        raise BadDocument(f"grant line 2: found {whose[:80]!r}, expected 'pod <namespace>/<name>'")
+    service_class = _known("grant line 5", "class", _field(lines, 4, "class"), CLASSES)
+    level = _known("grant line 6", "level", _field(lines, 5, "level"), tuple(str(level) for level in LEVELS))
+    guard, at = _optional(lines, 6, "guard", GUARDS, DEFAULT_GUARD)
+    clear, at = _optional(lines, at, "clear", ("yes", "no"), "no")
+    uid, container, gpus = _field(lines, 2, "uid"), _field(lines, 3, "container"), _gpus(lines, at)
+    return Grant(pod[1], pod[2], uid, container, gpus, service_class, int(level), guard, clear == "yes")
+
+
+def _optional(lines: list[str], at: int, key: str, allowed: tuple[_Word, ...], default: _Word) -> tuple[_Word, int]:
+    """The value of a line that may be left out, and where the next line is."""
+    if not (at < len(lines) and lines[at].startswith(f"{key} ")):
+        return default, at
+    return _known(f"grant line {at + 1}", key, _field(lines, at, key), allowed), at + 1
+
+
+def _gpus(lines: list[str], at: int) -> tuple[GrantGpu, ...]:
+    gpus: dict[str, GrantGpu] = {}
+    for number, line in enumerate(lines[at:], at + 1):
+        if line == "end":
+            if not lines[number:]:
+                raise BadDocument(f"grant line {number}: 'end' has no line break after it: it was cut off")
+            if lines[number:] != [""]:
+                raise BadDocument(f"grant line {number + 1}: found text after 'end'")
+            if not gpus:
+                raise BadDocument(
+                    f"grant line {number}: found 'end' after 0 GPUs: a grant has 1 to {MOST_GPUS_OF_A_NODE}"
+                )
+            return tuple(gpus.values())
+        found = _GPU.match(line)
+        if not found:
+            raise BadDocument(
+                f"grant line {number}: found {line[:80]!r}, expected 'card <uuid> mib=<n> core_percent=<0-100>' or 'end'"
+            )
+        where = f"grant line {number}"
+        uuid = _uuid(where, found[1], "GPU")
+        if uuid in gpus:
+            raise BadDocument(f"{where}: GPU {uuid} stands twice: each must be another one")
+        _within(where, "number of GPUs", len(gpus) + 1, 1, MOST_GPUS_OF_A_NODE)
+        mib = _within(where, "mib", int(found[2]), 1, LARGEST_GPU_MIB)
+        gpus[uuid] = GrantGpu(uuid, mib, _within(where, "core_percent", int(found[3]), 0, FULL_CORE_PERCENT))
+    raise BadDocument(f"grant ends after line {len(lines)} without 'end': it was cut off")
+
+
+def _field(lines: list[str], at: int, key: str) -> str:
+    line = lines[at] if at < len(lines) else ""
+    found, _, value = line.partition(" ")
+    if found != key or not _WORD.match(value):
+        raise BadDocument(f"grant line {at + 1}: found {line[:80]!r}, expected '{key} <value>'")
+    return value
+
+
+def _decode(text: str, kind: type[Any], what: str) -> Any:
+    try:
+        version = msgspec.json.decode(text, type=_Version).v
+        if version > VERSION:
+            raise NewerVersion(f"{what} is of version {version}: this Tangram reads up to version {VERSION}")
+        if version < 1:
+            raise BadDocument(f"{what} is of version {version}: versions are 1 to {VERSION}")
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise BadDocument(f"{what} cannot be read: {str(error)[:300]}") from None
+
+
+def _uuid(where: str, value: str, of: str) -> str:
+    if kind_of_uuid(value) != of:
+        raise BadDocument(f"{where}: {value[:80]!r} is no {of} UUID ({of}-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx)")
+    return value
+
+
+def _profile(where: str, value: str) -> None:
+    if DEFAULT.mig_profile(DEFAULT.mig(value)) != value:
+        raise BadDocument(f"{where}: profile is {value[:80]!r}: it must be a MIG profile such as 1g.10gb")
+
+
+def _within(where: str, what: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise BadDocument(f"{where}: {what} is {value}: it must be {least} to {most}")
+    return value
+
+
+def _known(where: str, what: str, value: str, allowed: tuple[_Word, ...]) -> _Word:
+    for one in allowed:
+        if value == one:
+            return one
+    raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be one of {', '.join(allowed)}")

@@ -1,0 +1,97 @@
+"""What was decided for a pod, and what one of its containers is held to.
+
+An `Assignment` is the extender's decision: it travels in a pod annotation, written with the Binding. A `Grant` is the part
+of it that one container needs: the device plugin writes it as a file that the library and the arbiter read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from vgpu.api.names import DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, Guard, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A container's part of one GPU."""
+
+    uuid: str
+    """Of the GPU, or of the MIG instance."""
+    index: int
+    """Of the GPU in the node's inventory."""
+    mib: int
+    core_percent: int = 0
+    """0 = no cap was requested."""
+    kind: Kind = "share"
+    profile: str = ""
+    """MIG profile; MIG only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Per container of a pod, the GPUs it was given."""
+
+    containers: dict[str, tuple[Slice, ...]]
+    """In the order in which the pod starts them: a sidecar that stands before an init container runs beside it."""
+    init: frozenset[str] = frozenset()
+    """Containers that run to completion before later ones start, so that those reuse what they were given."""
+    service_class: str = DEFAULT_CLASS
+    level: int = DEFAULT_LEVEL
+
+    def uuids(self, container: str) -> tuple[str, ...]:
+        """UUIDs that a container sees, in order."""
+        return tuple(piece.uuid for piece in self.containers.get(container, ()))
+
+    def held(self) -> tuple[Slice, ...]:
+        """What the pod occupies at its peak, one slice a GPU, sorted by UUID.
+
+        Per GPU the largest of: everything that keeps running together, and each init container together with the
+        sidecars started before it. So counts the kubelet, which hands an init container's devices on, and the scheduler.
+        """
+        running: dict[str, Slice] = {}
+        peak: dict[str, Slice] = {}
+        for name, pieces in self.containers.items():
+            for piece in pieces:
+                together = _together(running.get(piece.uuid), piece)
+                peak[piece.uuid] = _larger(peak.get(piece.uuid), together)
+                if name not in self.init:
+                    running[piece.uuid] = together
+        return tuple(peak[uuid] for uuid in sorted(peak))
+
+
+def _together(one: Slice | None, other: Slice) -> Slice:
+    if one is None:
+        return other
+    return replace(other, mib=one.mib + other.mib, core_percent=one.core_percent + other.core_percent)
+
+
+def _larger(one: Slice | None, other: Slice) -> Slice:
+    if one is None:
+        return other
+    return replace(other, mib=max(one.mib, other.mib), core_percent=max(one.core_percent, other.core_percent))
+
+
+@dataclass(frozen=True, slots=True)
+class GrantGpu:
+    """A container's limits on one GPU."""
+
+    uuid: str
+    mib: int
+    core_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one container is held to."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    gpus: tuple[GrantGpu, ...] = field(default=())
+    service_class: str = DEFAULT_CLASS
+    level: int = DEFAULT_LEVEL
+    guard: Guard = DEFAULT_GUARD
+    """What happens when it uses more than this, by a way around the library."""
+    clear: bool = False
+    """Is memory zeroed before the container is handed it?"""

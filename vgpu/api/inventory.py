@@ -1,0 +1,121 @@
+"""What a node has: its GPUs, their memory, links, MIG instances and health.
+
+Probed by the device plugin, carried in a node annotation, read by the extender. It states facts and decides nothing.
+
+Units: memory in MiB (2**20 bytes), rounded down from what NVML says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from vgpu.api.grant import Assignment, Slice
+
+AccessMode = Literal["cdi", "nvidia"]
+"""How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
+
+ACCESS_MODES: Final[tuple[AccessMode, ...]] = ("cdi", "nvidia")
+
+MOST_GPUS_OF_A_NODE: Final = 64
+"""GPUs that an inventory or a grant may name. The largest single machines have 16; specified with the grant file."""
+
+MOST_ORPHANS: Final = 500
+"""That an inventory may name. Guessed: four times the pods that a node has at most by the kubelet's default, and 128 KiB of annotation."""
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
+def kind_of_uuid(text: str) -> Literal["GPU", "MIG"] | None:
+    """Whether a UUID, as NVML spells them since driver 470, is of a GPU or of a MIG instance; None when it is neither."""
+    found = _UUID.match(text)
+    if not found:
+        return None
+    return "GPU" if found[1] == "GPU" else "MIG"
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG instance that exists on a GPU. It is offered while its GPU is in MIG mode and healthy."""
+
+    uuid: str
+    profile: str
+    mib: int
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU."""
+
+    uuid: str
+    index: int
+    model: str
+    mib: int
+    minor: int = 0
+    numa: int = -1
+    """NUMA node, -1 when the platform does not say."""
+    pci: str = ""
+    healthy: bool = True
+    mig: bool = False
+    """MIG mode is on: the GPU is offered as its instances only."""
+    instances: tuple[MigInstance, ...] = ()
+    nvlinks: dict[str, int] = field(default_factory=dict)
+    """UUID of the peer -> number of active NVLinks to it."""
+
+    @property
+    def offered_instances(self) -> tuple[MigInstance, ...]:
+        """Instances that pods may be given now."""
+        return self.instances if self.mig and self.healthy else ()
+
+    @property
+    def shareable(self) -> bool:
+        """May this GPU be shared out or given whole? (MIG GPUs are not: their instances are.)"""
+        return self.healthy and not self.mig
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A pod that the API no longer has and whose processes run on: it was deleted by force. They still use its GPUs."""
+
+    uid: str
+    namespace: str
+    pod: str
+    held: tuple[Slice, ...]
+    """What it occupies at its peak, one slice a GPU or MIG instance."""
+
+    @property
+    def key(self) -> str:
+        """The pod, as `namespace/name`."""
+        return f"{self.namespace}/{self.pod}"
+
+    @property
+    def assignment(self) -> Assignment:
+        """That holds the same. Which of its containers holds what is not known, so each GPU is a container's."""
+        return Assignment({f"orphan-{at}": (piece,) for at, piece in enumerate(self.held)})
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All GPUs of a node, by index, and who uses them without the API's knowledge."""
+
+    gpus: tuple[Gpu, ...]
+    unit_mib: int = 1024
+    access: AccessMode = "cdi"
+    driver: str = ""
+    orphans: tuple[Orphan, ...] = ()
+    """By UID. A reader of an earlier version passes over them."""
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The GPU with this UUID, or the GPU that carries this MIG instance."""
+        for gpu in self.gpus:
+            if gpu.uuid == uuid or any(instance.uuid == uuid for instance in gpu.instances):
+                return gpu
+        return None
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """MIG profiles that exist on the node, sorted."""
+        return tuple(sorted({instance.profile for gpu in self.gpus for instance in gpu.instances}))

@@ -1,0 +1,167 @@
+"""The names that Tangram's parts and its users agree on. Nothing else in the tree spells them.
+
+The domain is a chart value, so names hang on a `Names` value; `DEFAULT` serves everything that is not told otherwise.
+A MIG resource is named as NVIDIA's device plugin writes profiles: `mig-1g.10gb`, `mig-1g.10gb.me`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["share", "whole", "mig"]
+"""What a container is given: part of a GPU, GPUs of its own, or MIG instances."""
+
+CLASSES: Final = ("latency-critical", "standard", "best-effort")
+"""Service classes, most urgent first."""
+
+DEFAULT_CLASS: Final = "standard"
+LEVELS: Final = range(5)
+"""Levels order pods inside a class; 0 first. Specified in the contract."""
+
+DEFAULT_LEVEL: Final = 2
+DEFAULT_POLICY: Final = "binpack"
+POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "scheduler")
+"""Placement policies, as a pod may name them. What they do is in `policy`, which not everybody who reads an ask has to load."""
+
+
+Guard = Literal["report", "evict", "kill"]
+"""What happens to a container that uses more GPU memory than it was granted, by a way around the library."""
+
+GUARDS: Final[tuple[Guard, ...]] = ("report", "evict", "kill")
+"""Mildest first."""
+
+DEFAULT_GUARD: Final[Guard] = "report"
+
+ANNOTATION_NAME_LIMIT: Final = 63
+"""Characters after the slash of an annotation key. Specified by Kubernetes."""
+
+_MIG = re.compile(r"mig-([1-9][0-9]*g\.[1-9][0-9]*gb(?:\.me(?:\.all)?)?)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Every resource and annotation name under one domain."""
+
+    domain: str = "tangram.sh"
+
+    @property
+    def gpu_mem(self) -> str:
+        """Resource: memory of a share. Units, or bytes when the number is at least 2**20."""
+        return f"{self.domain}/gpu-mem"
+
+    @property
+    def gpu_core(self) -> str:
+        """Resource: compute time of a share, percent of one GPU summed over the GPUs it spans."""
+        return f"{self.domain}/gpu-core"
+
+    @property
+    def gpu(self) -> str:
+        """Resource: whole GPUs, exclusive."""
+        return f"{self.domain}/gpu"
+
+    def mig(self, profile: str) -> str:
+        """Resource: MIG instances of one profile, e.g. `1g.10gb`."""
+        return f"{self.domain}/mig-{profile}"
+
+    def mig_profile(self, resource: str) -> str | None:
+        """The profile in a MIG resource name, or None when it is no MIG resource of this domain."""
+        domain, _, name = resource.partition("/")
+        found = _MIG.match(name) if domain == self.domain else None
+        return found[1] if found else None
+
+    def ours(self, key: str) -> bool:
+        """Is this resource or annotation key under our domain?"""
+        return key.startswith(f"{self.domain}/")
+
+    @property
+    def gpu_count(self) -> str:
+        """Annotation: number of GPUs that each container's gpu-mem and gpu-core are split over evenly."""
+        return f"{self.domain}/gpu-count"
+
+    @property
+    def service_class(self) -> str:
+        """Annotation: service class, one of `CLASSES`."""
+        return f"{self.domain}/class"
+
+    @property
+    def level(self) -> str:
+        """Annotation: order inside a class, one of `LEVELS`."""
+        return f"{self.domain}/level"
+
+    @property
+    def placement(self) -> str:
+        """Annotation: placement policy."""
+        return f"{self.domain}/placement"
+
+    @property
+    def gpu_model(self) -> str:
+        """Annotation: GPU models allowed, by comma."""
+        return f"{self.domain}/gpu-model"
+
+    @property
+    def not_gpu_model(self) -> str:
+        """Annotation: GPU models excluded, by comma."""
+        return f"{self.domain}/not-gpu-model"
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Annotation: GPU UUIDs allowed, by comma."""
+        return f"{self.domain}/gpu-uuid"
+
+    @property
+    def not_gpu_uuid(self) -> str:
+        """Annotation: GPU UUIDs excluded, by comma."""
+        return f"{self.domain}/not-gpu-uuid"
+
+    @property
+    def over_limit(self) -> str:
+        """Annotation: what happens to the pod when a container uses more than it was granted, one of `GUARDS`."""
+        return f"{self.domain}/over-limit"
+
+    @property
+    def assignment(self) -> str:
+        """Annotation that we write with the Binding: per container the GPUs, MiB, core percent, class (JSON)."""
+        return f"{self.domain}/assignment"
+
+    @property
+    def inventory(self) -> str:
+        """Node annotation that the device plugin writes: what GPUs the node has (JSON)."""
+        return f"{self.domain}/inventory"
+
+    def gpus_of(self, container: str) -> str:
+        """Annotation that we write with the Binding: comma list of GPU UUIDs of one container, read by fieldRef.
+
+        A container name that would push the key past Kubernetes' limit is replaced by `sha256_` and its SHA-256, shortened. No
+        container can have that for its name: names of containers have no underscore.
+        """
+        name = f"gpus.{container}"
+        if len(name) > ANNOTATION_NAME_LIMIT:
+            name = f"gpus.sha256_{hashlib.sha256(container.encode()).hexdigest()[:32]}"
+        return f"{self.domain}/{name}"
+
+    @property
+    def user_annotations(self) -> frozenset[str]:
+        """Annotations that a user may write on a pod."""
+        return frozenset(
+            {
+                self.gpu_count, self.service_class, self.level, self.placement,
+                self.gpu_model, self.not_gpu_model, self.gpu_uuid, self.not_gpu_uuid,
+                self.over_limit,
+            }
+        )  # fmt: skip
+
+    @property
+    def own_annotation_prefixes(self) -> tuple[str, ...]:
+        """Pod annotations that only Tangram writes, as prefixes."""
+        return (self.assignment, f"{self.domain}/gpus.")
+
+
+def stricter(one: Guard, other: Guard) -> Guard:
+    """The one of two that takes less."""
+    return max(one, other, key=GUARDS.index)
+
+
+DEFAULT: Final = Names()

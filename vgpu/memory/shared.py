@@ -1,0 +1,124 @@
+"""Memory of one GPU that processes of a container share, and who of them pays for it.
+
+It is known by a key that its maker and all who opened it agree on. A maker has paid for it in its lease. While there is one, who
+opened it pays nothing; when the last maker is gone, the container is charged once, for the most that anybody opened of it, until
+the last has let go. A process that dies lets go of all it held. Pure; bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+HOLDS_MOST: Final = 16_384
+"""On one GPU: what a container makes the arbiter remember is bounded. Guessed."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    makers: dict[int, int] = field(default_factory=dict)
+    """Bytes by process."""
+    openers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def charged_bytes(self) -> int:
+        return 0 if self.makers else max(self.openers.values(), default=0)
+
+    @property
+    def limits_unreported(self) -> int:
+        return len(self.makers) + len(self.openers)
+
+
+class Shared:
+    """See the module. A process is any number."""
+
+    def __init__(self) -> None:
+        self.charged_bytes = 0
+        """What is charged beside all leases."""
+        self._limits_unreported = 0
+        self._memory: dict[bytes, _Memory] = {}
+        self._keys: dict[int, set[bytes]] = {}
+        self._made_bytes: dict[int, int] = {}
+
+    @property
+    def holds_most(self) -> int:
+        """How many holds are noted."""
+        return HOLDS_MOST
+
+    def full(self) -> bool:
+        """No more holds are noted."""
+        return self._limits_unreported >= HOLDS_MOST
+
+    def made_bytes(self, process: int, without: bytes = b"") -> int:
+        """What of its lease others may have open."""
+        memory = self._memory.get(without)
+        return self._made_bytes.get(process, 0) - (memory.makers.get(process, 0) if memory is not None else 0)
+
+    def missing_bytes(self, key: bytes, opened_bytes: int) -> int:
+        """What more would be charged if somebody opened so much of it."""
+        memory = self._memory.get(key)
+        if memory is None:
+            return opened_bytes
+        return 0 if memory.makers else max(0, opened_bytes - memory.charged_bytes)
+
+    def openers(self) -> list[int]:
+        """Who may have something open."""
+        return list(self._keys)
+
+    def opened_bytes(self, process: int) -> tuple[int, int]:
+        """What it has open, and how much of that no maker has any more."""
+        opened_bytes = orphaned_bytes = 0
+        for key in self._keys.get(process, ()):
+            memory = self._memory[key]
+            opened_bytes += memory.openers.get(process, 0)
+            orphaned_bytes += 0 if memory.makers else memory.openers.get(process, 0)
+        return opened_bytes, orphaned_bytes
+
+    def make(self, key: bytes, process: int, made_bytes: int) -> None:
+        """It paid for the memory, so much."""
+        self._made_bytes[process] = self.made_bytes(process, without=key) + made_bytes
+        self._note(key, process).makers[process] = made_bytes
+        self._noted(key)
+
+    def open(self, key: bytes, process: int, opened_bytes: int) -> None:
+        """It opened so much of the memory."""
+        openers = self._note(key, process).openers
+        openers[process] = max(opened_bytes, openers.get(process, 0))
+        self._noted(key)
+
+    def let_go(self, key: bytes, process: int, *, made: bool, opened: bool) -> None:
+        """It has no more what it made, or what it opened. Of a key that it does not hold: nothing."""
+        if key not in self._keys.get(process, ()):
+            return
+        memory = self._note(key, process)
+        if made:
+            self._made_bytes[process] = self._made_bytes.get(process, 0) - memory.makers.pop(process, 0)
+        if opened:
+            memory.openers.pop(process, None)
+        if process not in memory.makers and process not in memory.openers:
+            self._keys[process].discard(key)
+            if not self._keys[process]:
+                del self._keys[process]
+        self._noted(key)
+
+    def leave(self, process: int) -> None:
+        """It is gone."""
+        for key in list(self._keys.get(process, ())):
+            self.let_go(key, process, made=True, opened=True)
+        self._keys.pop(process, None)
+        self._made_bytes.pop(process, None)
+
+    def _note(self, key: bytes, process: int) -> _Memory:
+        """The memory, taken out of the sums until `_noted`."""
+        memory = self._memory.setdefault(key, _Memory())
+        self._keys.setdefault(process, set()).add(key)
+        self.charged_bytes -= memory.charged_bytes
+        self._limits_unreported -= memory.limits_unreported
+        return memory
+
+    def _noted(self, key: bytes) -> None:
+        memory = self._memory[key]
+        self.charged_bytes += memory.charged_bytes
+        self._limits_unreported += memory.limits_unreported
+        if memory.limits_unreported == 0:
+            del self._memory[key]

@@ -1,1 +1,0 @@
-"""The policies, one file each: a function of `Outcome` to keys by node, lower is better. `vgpu.policy` lists them."""

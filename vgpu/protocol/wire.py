@@ -1,0 +1,329 @@
+"""The arbiter's protocol, version 1: messages to packets and back.
+
+One packet of a SOCK_SEQPACKET socket is one message: a header of 16 bytes and a body whose size its type fixes. Everything is
+little-endian. docs/reference/protocol.md says who sends what and when; shim/src/link/wire.h is the same in C. This module knows
+bytes only: no socket, no ledger. The messages themselves are in `vgpu.protocol.messages`, and are known here by the same names.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+
+from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.protocol.messages import (
+    Activity,
+    Channels,
+    Context,
+    Drop,
+    Error,
+    Held,
+    Hello,
+    Hold,
+    Lease,
+    Leased,
+    ListedProcess,
+    Measured,
+    Message,
+    Processes,
+    ProcessList,
+    Recall,
+    Report,
+    Return,
+    Space,
+    Step,
+    Usage,
+    Welcome,
+    WelcomeGpu,
+    What,
+)  # fmt: skip
+
+__all__ = [
+    "Activity", "Channels", "Context", "Drop", "Error", "Held", "Hello", "Hold", "Lease", "Leased", "ListedProcess",
+    "Measured", "Message", "ProcessList", "Processes", "Recall", "Report", "Return", "Space", "Step", "Usage",
+    "Welcome", "WelcomeGpu", "What", "decode", "encode",
+]  # fmt: skip
+
+MAGIC: Final = 0x52474E54
+"""'TNGR' in memory."""
+VERSION: Final = 1
+GPUS_LIMIT: Final = 64
+PROCESSES_LIMIT: Final = 1024
+"""Of a PROCESS_LIST; who is beyond it is left out."""
+PACKET_LIMIT: Final = 16_448
+"""No message is longer: a PROCESS_LIST of 1,024 processes has 16,408 bytes."""
+REQUEST_LIMIT: Final = 4096
+"""Nothing that a library sends is longer."""
+TURN_AT: Final = 1024
+"""Where in the page the container's turn is: u64 beat_ms, u32 off, u32 gate."""
+WORDS_AT: Final = TURN_AT + 16
+"""Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
+UNDERSTANDS_REPORT: Final = 1
+UNDERSTANDS_GROW: Final = 2
+UNDERSTANDS_STILL: Final = 4
+UNDERSTANDS_DRAINED: Final = 8
+UNDERSTANDS_RESUMED: Final = 16
+"""Bits of the features."""
+KERNELS_ONLY: Final = 1
+"""Bit of the value of WORK and STILL."""
+ABOUT_TO: Final = 1
+"""Bit of the value of RESUMED: its channels are resumed next; without it they have just been."""
+LATE_SHIFT: Final = 32
+"""The bits above, of WORK: microseconds since the work began, where it is told late."""
+REASONS_LIMIT: Final = 31
+"""Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
+CHANNELS_LIMIT: Final = 64
+"""Of one kind, of one client on one GPU; the kernel driver's own limit for a list."""
+UNLISTED: Final = 1
+FRESH: Final = 2
+"""Flags of a CHANNELS."""
+FOR_TURNS: Final = 1
+"""Flag of a HELLO: this connection tells of channels and of work, and leases nothing."""
+FOR_CONTEXT: Final = 2
+"""Flag of a HELLO: the driver is being initialised, and a context may follow."""
+PAGE_BYTES: Final = 4096
+"""The page of unleased bytes that comes with WELCOME: one u64 for each GPU."""
+LIBRARY_VERSION_BYTES: Final = 32
+KEY_BYTES: Final = 64
+"""Of memory that processes share: an IPC handle, or what a pool says of a pointer."""
+ERROR_TEXT_BYTES: Final = 124
+
+_HEADER = struct.Struct("<IHHII")
+_HELLO = struct.Struct(f"<II{LIBRARY_VERSION_BYTES}s")
+_WELCOME = struct.Struct("<II")
+_GPU = struct.Struct("<16sQII")
+_LEASE = struct.Struct("<IIQQ")
+_LEASED = struct.Struct("<IIQQ")
+_AMOUNT = struct.Struct("<IIQ")
+_USAGE = struct.Struct("<IIQQ")
+_ERROR = struct.Struct(f"<I{ERROR_TEXT_BYTES}s")
+_CONTEXT = struct.Struct("<IIQ")
+_MEASURED = struct.Struct("<IIQQ")
+_GPU_ONLY = struct.Struct("<II")
+_CHANNELS = struct.Struct("<6I64I64I")
+_ACTIVITY = struct.Struct("<IIQ")
+_REPORT = struct.Struct("<II")
+_SHARED = struct.Struct(f"<IIIIQ{KEY_BYTES}s")
+_PROCESS = struct.Struct("<IIQ")
+
+_TYPES: Final[dict[type[Message], int]] = {
+    Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
+    Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16, Report: 17,
+}  # fmt: skip
+_NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
+_BODY_BYTES: Final = {
+    1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
+    9: _CONTEXT.size, 10: _MEASURED.size, 11: _GPU_ONLY.size, 13: _CHANNELS.size, 14: _ACTIVITY.size,
+    15: _SHARED.size, 16: _SHARED.size, 17: _REPORT.size,
+}  # fmt: skip
+
+
+def encode(seq: int, message: Message) -> bytes:
+    """The packet of a message."""
+    body = _body(message)
+    return _HEADER.pack(MAGIC, VERSION, _TYPES[type(message)], seq, len(body)) + body
+
+
+def _body(message: Message) -> bytes:
+    match message:
+        case Hello(pid, flags, version):
+            return _HELLO.pack(pid, flags, _fitting(version, LIBRARY_VERSION_BYTES))
+        case Welcome(gpus, promised_mib):
+            return _WELCOME.pack(len(gpus), promised_mib) + b"".join(
+                _GPU.pack(gpu.uuid, gpu.limit_bytes, gpu.core_percent, gpu.service_class) for gpu in gpus
+            )
+        case Lease(gpu, need, want):
+            return _LEASE.pack(gpu, 0, need, want)
+        case Leased(gpu, refused, granted, unleased):
+            return _LEASED.pack(gpu, int(refused), granted, unleased)
+        case Return(gpu, amount) | Recall(gpu, amount):
+            return _AMOUNT.pack(gpu, 0, amount)
+        case Usage(gpu, used, leased, managed_mib):
+            return _USAGE.pack(gpu, managed_mib, used, leased)
+        case Error(code, text):
+            return _ERROR.pack(code, _fitting(text, ERROR_TEXT_BYTES))
+        case Context(gpu, step, estimate):
+            return _CONTEXT.pack(gpu, step, estimate)
+        case Measured(gpu, known, context, unleased):
+            return _MEASURED.pack(gpu, int(known), context, unleased)
+        case Processes(gpu):
+            return _GPU_ONLY.pack(gpu, 0)
+        case Channels(gpu, client, subdevice, compute, copy, unlisted, fresh):
+            counts = len(compute), len(copy), UNLISTED * unlisted | FRESH * fresh
+            return _CHANNELS.pack(gpu, client, subdevice, *counts, *_list(compute), *_list(copy))
+        case Activity(what, value):
+            return _ACTIVITY.pack(what, 0, value)
+        case Hold(gpu, held, space, amount, key) | Drop(gpu, held, space, amount, key):
+            return _SHARED.pack(gpu, held, space, 0, amount, key)
+        case Report(reason, active):
+            return _REPORT.pack(reason, int(active))
+        case ProcessList(gpu, processes):
+            return _GPU_ONLY.pack(gpu, len(processes)) + b"".join(
+                _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
+            )
+
+
+def decode(packet: bytes) -> tuple[int, Message]:
+    """The seq and the message of a packet.
+
+    Raises BadDocument that says what was found and what is allowed; NewerVersion when the peer speaks a later protocol.
+    """
+    if not _HEADER.size <= len(packet) <= PACKET_LIMIT:
+        raise BadDocument(f"packet of {len(packet)} bytes: it must be {_HEADER.size} to {PACKET_LIMIT}")
+    magic, version, number, seq, body_bytes = _HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise BadDocument(f"packet begins with {magic:#010x}: it must be {MAGIC:#010x}")
+    if version != VERSION:
+        kind = NewerVersion if version > VERSION else BadDocument
+        raise kind(f"packet is of protocol version {version}: this Tangram speaks version {VERSION}")
+    body = packet[_HEADER.size :]
+    if body_bytes != len(body):
+        raise BadDocument(f"packet announces a body of {body_bytes} bytes and carries {len(body)}")
+    if number == _TYPES[Activity] and len(body) == _ACTIVITY.size:
+        return seq, _activity(body)
+    if number == _TYPES[Welcome]:
+        return seq, _welcome(body)
+    if number == _TYPES[ProcessList]:
+        return seq, _process_list(body)
+    if number not in _BODY_BYTES:
+        raise BadDocument(f"packet is of type {number}: types are 1 to {max(_NAMES)}")
+    if len(body) != _BODY_BYTES[number]:
+        raise BadDocument(f"{_NAMES[number]} has a body of {len(body)} bytes: it must be {_BODY_BYTES[number]}")
+    return seq, _message(number, body)
+
+
+def _message(number: int, body: bytes) -> Message:
+    match number:
+        case 1:
+            pid, flags, version = _HELLO.unpack(body)
+            return Hello(pid, _hello_flags(flags), _text(version))
+        case 3:
+            gpu, _, need, want = _LEASE.unpack(body)
+            return Lease(_gpu(gpu), need, want)
+        case 4:
+            gpu, refused, granted, unleased = _LEASED.unpack(body)
+            return Leased(_gpu(gpu), bool(refused), granted, unleased)
+        case 5 | 6:
+            gpu, _, amount = _AMOUNT.unpack(body)
+            return (Return if number == 5 else Recall)(_gpu(gpu), amount)
+        case 7:
+            gpu, managed_mib, used, leased = _USAGE.unpack(body)
+            return Usage(_gpu(gpu), used, leased, managed_mib)
+        case 9:
+            gpu, step, estimate = _CONTEXT.unpack(body)
+            return Context(_gpu(gpu), _step(step), estimate)
+        case 10:
+            gpu, known, context, unleased = _MEASURED.unpack(body)
+            return Measured(_gpu(gpu), bool(known), context, unleased)
+        case 11:
+            return Processes(_gpu(_GPU_ONLY.unpack(body)[0]))
+        case 13:
+            return _channels(*_CHANNELS.unpack(body))
+        case 15 | 16:
+            gpu, held, space, _, amount, key = _SHARED.unpack(body)
+            kind = Hold if number == 15 else Drop
+            return kind(_gpu(gpu), _held(held), _space(space), amount, key)
+        case 17:
+            return _report(*_REPORT.unpack(body))
+        case _:
+            code, text = _ERROR.unpack(body)
+            return Error(code, _text(text))
+
+
+@lru_cache(64)
+def _activity(body: bytes) -> Activity:
+    """A request waits for this one, and there are few that differ."""
+    what, _, value = _ACTIVITY.unpack(body)
+    return Activity(_what(what), value)
+
+
+def _welcome(body: bytes) -> Welcome:
+    if len(body) < _WELCOME.size:
+        raise BadDocument(f"WELCOME has a body of {len(body)} bytes: it must be at least {_WELCOME.size}")
+    count, promised_mib = _WELCOME.unpack_from(body)
+    needed = _WELCOME.size + count * _GPU.size
+    if count > GPUS_LIMIT or len(body) != needed:
+        raise BadDocument(
+            f"WELCOME of {count} GPUs has a body of {len(body)} bytes: at most {GPUS_LIMIT} GPUs of {_GPU.size}"
+        )
+    gpus = (WelcomeGpu(*_GPU.unpack_from(body, _WELCOME.size + i * _GPU.size)) for i in range(count))
+    return Welcome(tuple(gpus), promised_mib)
+
+
+def _process_list(body: bytes) -> ProcessList:
+    if len(body) < _GPU_ONLY.size:
+        raise BadDocument(f"packet PROCESS_LIST has a body of {len(body)} bytes: it must be at least {_GPU_ONLY.size}")
+    gpu, count = _GPU_ONLY.unpack_from(body)
+    if count > PROCESSES_LIMIT or len(body) != _GPU_ONLY.size + count * _PROCESS.size:
+        raise BadDocument(
+            f"packet PROCESS_LIST of {count} processes has a body of {len(body)} bytes: at most {PROCESSES_LIMIT} of {_PROCESS.size}"
+        )
+    listed = (_PROCESS.unpack_from(body, _GPU_ONLY.size + i * _PROCESS.size) for i in range(count))
+    return ProcessList(_gpu(gpu), tuple(ListedProcess(pid, used) for pid, _, used in listed))
+
+
+def _hello_flags(flags: int) -> int:
+    if flags not in (0, FOR_TURNS, FOR_CONTEXT):
+        raise BadDocument(
+            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_TURNS} for turns, or {FOR_CONTEXT} before a context"
+        )
+    return flags
+
+
+def _list(channels: tuple[int, ...]) -> list[int]:
+    return [*channels, *[0] * (CHANNELS_LIMIT - len(channels))]
+
+
+def _channels(
+    gpu: int, client: int, subdevice: int, computes: int, copies: int, flags: int, *channels: int
+) -> Channels:
+    if computes > CHANNELS_LIMIT or copies > CHANNELS_LIMIT:
+        raise BadDocument(f"packet CHANNELS of {computes} and {copies} channels: at most {CHANNELS_LIMIT} of a kind")
+    compute, copy = channels[:computes], channels[CHANNELS_LIMIT : CHANNELS_LIMIT + copies]
+    return Channels(_gpu(gpu), client, subdevice, compute, copy, bool(flags & UNLISTED), bool(flags & FRESH))
+
+
+def _what(what: int) -> What:
+    if not What.WORK <= what <= What.RESUMED:
+        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.RESUMED}")
+    return What(what)
+
+
+def _held(held: int) -> Held:
+    if not Held.MADE <= held <= Held.STILL_OPEN:
+        raise BadDocument(f"packet HOLD or DROP says {held}: it must be {Held.MADE} to {Held.STILL_OPEN}")
+    return Held(held)
+
+
+def _space(space: int) -> Space:
+    if not Space.IPC <= space <= Space.POOL:
+        raise BadDocument(f"packet HOLD or DROP has a key of kind {space}: kinds are {Space.IPC} to {Space.POOL}")
+    return Space(space)
+
+
+def _report(reason: int, active: int) -> Report:
+    if not 1 <= reason <= REASONS_LIMIT or active > 1:
+        raise BadDocument(f"packet REPORT of reason {reason}, active {active}: 1 to {REASONS_LIMIT}, and 0 or 1")
+    return Report(reason, bool(active))
+
+
+def _step(step: int) -> Step:
+    if not Step.BEGIN <= step <= Step.GROWN:
+        raise BadDocument(f"packet CONTEXT has step {step}: steps are {Step.BEGIN} to {Step.GROWN}")
+    return Step(step)
+
+
+def _gpu(gpu: int) -> int:
+    if gpu >= GPUS_LIMIT:
+        raise BadDocument(f"packet names GPU {gpu}: GPUs are 0 to {GPUS_LIMIT - 1}")
+    return gpu
+
+
+def _fitting(text: str, room: int) -> bytes:
+    """As much of a text as fits before a closing zero byte, in whole characters."""
+    return text.encode(errors="replace")[: room - 1].decode(errors="ignore").encode()
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")

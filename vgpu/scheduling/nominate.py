@@ -1,0 +1,116 @@
+"""Which of the pods that wait are nominated to a node ahead of their turn, and whether that is worth anything.
+
+A scheduler looks at every node for every pod: 7 ms for 1,000 nodes, 50 for 10,000 (measured). A pod that is nominated already it tries on
+that node first, and looks no further when it fits. So while many wait, those that come next are planned ahead of it, each once.
+
+Pure: knows no API and reads no clock. Where a planned pod goes is `placement`'s word; that its room is not given away is the caller's care.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+from vgpu.api.request import PodRequest
+
+N = TypeVar("N", bound=Hashable)
+"""What pods need beside GPUs."""
+
+AHEAD: Final = 1024
+"""Pods planned and not yet come to, at most. The scheduler's work of a few seconds: enough also after it was started again, when it takes
+those that wait in an order that nobody knows (seen: of 256 planned out of 1,500 a third were still there when their minute was up)."""
+
+BACKLOG: Final = 16
+"""Pods that wait, below which nobody is planned: the scheduler is through with so few before a write pays. Guessed."""
+
+FRONT: Final = 4
+"""The first in line are left out: the scheduler comes to them before they are written to. Guessed."""
+
+TRIED: Final = 64
+"""Nominations by which they are judged. Guessed."""
+PAUSE_S: Final = 60.0
+"""For so long nobody is planned when most of `TRIED` were of no use. Guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Generic[N]):
+    """A pod that waits for its turn."""
+
+    uid: str
+    key: str
+    """`namespace/name`."""
+    priority: int
+    request: PodRequest
+    needs: N
+    """What it must find on a node beside GPUs: pods that need the same may go to the same nodes."""
+
+
+class Line(Generic[N]):
+    """Pods in the order in which the scheduler comes to them: the highest priority first, then who came first."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, dict[str, Waiting[N]]] = {}
+        self._order: list[int] = []
+        """Priorities negated, ascending."""
+        self._priority: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._priority)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._priority
+
+    def __iter__(self) -> Iterator[Waiting[N]]:
+        for negated in self._order:
+            yield from self._by_priority[-negated].values()
+
+    def join(self, one: Waiting[N]) -> None:
+        """Come to the end of those with this priority. Who is in the line already stays where it is."""
+        if one.uid in self._priority:
+            return
+        if one.priority not in self._by_priority:
+            self._by_priority[one.priority] = {}
+            insort(self._order, -one.priority)
+        self._by_priority[one.priority][one.uid] = one
+        self._priority[one.uid] = one.priority
+
+    def leave(self, uid: str) -> bool:
+        """Answers whether it was there."""
+        priority = self._priority.pop(uid, None)
+        if priority is None:
+            return False
+        del self._by_priority[priority][uid]
+        if not self._by_priority[priority]:
+            del self._by_priority[priority]
+            self._order.remove(-priority)
+        return True
+
+
+def due(line: Line[N], ahead: int) -> Waiting[N] | None:
+    """Who is to be planned now, when so many are planned already. None: nobody."""
+    if ahead >= AHEAD or len(line) + ahead < BACKLOG:
+        return None
+    return next(islice(line, max(0, FRONT - ahead), None), None)
+
+
+@dataclass
+class Trust:
+    """Are nominations of use? One is when its pod is bound where it was nominated to."""
+
+    _tried: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
+    _until_s: float = float("-inf")
+
+    def note(self, now_s: float, *, useful: bool) -> None:
+        """What became of one."""
+        self._tried.append(useful)
+        if len(self._tried) == TRIED and 2 * sum(self._tried) < TRIED:
+            self._tried.clear()
+            self._until_s = now_s + PAUSE_S
+
+    def paused(self, now_s: float) -> bool:
+        """Is nobody to be planned now?"""
+        return now_s < self._until_s

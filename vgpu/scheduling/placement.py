@@ -1,0 +1,207 @@
+"""Choose a node and its GPUs for one pod.
+
+This is the only module that decides where anything goes. It is pure: it reads a `Fleet`, answers with a `Placement` or the
+reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and ask give the same answer.
+
+All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest keys of the
+pod's policy, then the one with the smallest name; a pod with preferences of its own takes, of those in the best grade, one that
+it likes best (`policy`). What is promised about fitting stands in `table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.api.grant import Assignment
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.feasibility import Table
+from vgpu.scheduling.fleet import Candidates, Columns, Fleet
+from vgpu.scheduling.nodes.name_index import Quoted
+from vgpu.scheduling.policies.outcome import Scores
+from vgpu.scheduling.policies.registry import POLICIES
+from vgpu.scheduling.policies.scheduler import BEST, scheduler
+from vgpu.scheduling.preferences import Preferences, liking
+from vgpu.scheduling.table_cache import empty_of, empty_of_all, table_of_all
+
+NO_INVENTORY: Final = "node has no GPUs that Tangram shares"
+TOO_LARGE: Final = "no GPU of the node is large enough or of an allowed model"
+TOO_FEW: Final = "node has too few GPUs that are large enough and of an allowed model"
+NO_ROOM: Final = "no single GPU has enough free gpu-mem and gpu-core"
+NO_WHOLE: Final = "too few GPUs are wholly free"
+NO_MIG: Final = "too few free MIG instances of the profile"
+NO_MIG_EVER: Final = "node has no such MIG instances"
+SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
+
+UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
+"""Reasons that no eviction can help against: the pod would not fit if the node were empty."""
+
+GUESSES: Final = 4
+"""Nodes that are looked for among the candidates before all candidates are looked up. Guessed: each takes a tenth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pod goes."""
+
+    node: str
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Why a pod goes nowhere."""
+
+    nodes: dict[str, list[str]] = field(default_factory=dict)
+    """One of the constant reasons above -> the nodes that it holds for, each once."""
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Node -> reason."""
+        return {node: reason for reason, nodes in self.nodes.items() for node in nodes}
+
+
+def place(
+    fleet: Fleet,
+    request: PodRequest,
+    candidates: Iterable[str],
+    only: Mapping[str, Set[str]] | None = None,
+    preferences: Preferences | None = None,
+) -> Placement | NoRoom:
+    """The best node among `candidates` and the GPUs there, or why there is none.
+
+    `only` narrows a node's GPUs to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
+    the two pods' devices (contract.md section 3).
+    """
+    if (
+        not preferences
+        and isinstance(candidates, Quoted)
+        and (named := _best_if_named(fleet, request, candidates, only))
+    ):
+        return named
+    policy, requested = POLICIES[request.policy], _look_up(fleet, candidates)
+    table = Table(fleet, request, requested, only, order=policy.order)
+    if not table.fits.any():
+        return _no_room(table, requested, only)
+    fit, outcome = np.flatnonzero(table.fits), table.outcome()
+    scores = policy.score(outcome)
+    if preferences:
+        fit = _lowest(policy.grade(outcome, scores, fit), fit)
+        if len(fit) > 1:  # else nothing is to be weighed
+            liked = liking(preferences, fleet, table.view.in_fleet(fit))
+            fit = fit[liked == liked.max()]
+    best = _best(table, scores, fit)
+    return Placement(table.names[best], table.assignment(best))
+
+
+def _best_if_named(
+    fleet: Fleet, request: PodRequest, candidates: Quoted, only: Mapping[str, Set[str]] | None
+) -> Placement | None:
+    """The best candidate, looked for from the other end: of all nodes the best, or one of the next, is mostly a candidate.
+
+    Finding every name takes as long as everything else. None where this does not settle it. Names that nobody asked about are
+    not read, so that a list which is none in other places is answered too.
+    """
+    everyone, policy = fleet.all_if_most(candidates), POLICIES[request.policy]
+    if everyone is None:
+        return None
+    table = None if only else table_of_all(fleet, request, policy.order)
+    if table is None:
+        table = Table(fleet, request, everyone, only, order=policy.order)
+    fit = np.flatnonzero(table.fits)
+    scores = policy.score(table.outcome()) if len(fit) else ()
+    for _ in range(min(GUESSES, len(fit))):
+        best = _best(table, scores, fit)
+        if candidates.says(table.names[best]):
+            return Placement(table.names[best], table.assignment(best))
+        fit = fit[fit != best]
+    return None
+
+
+def _best(table: Table, scores: Scores, fit: Columns) -> int:
+    """Of some nodes, the one with the lowest scores and then the smallest name."""
+    for key in scores:
+        fit = _lowest(key, fit)
+    best: int = min(fit.tolist(), key=table.names.__getitem__)
+    return best
+
+
+def fitting(
+    fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+) -> list[str]:
+    """Every candidate that fits."""
+    table = Table(fleet, request, _look_up(fleet, candidates), only)
+    return list(compress(table.names, table.fits.tolist()))
+
+
+def rate(
+    fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+) -> dict[str, int]:
+    """Candidate that fits -> 0 to 10, how good it is for the GPU, by the policy `scheduler`."""
+    table = Table(fleet, request, _look_up(fleet, candidates), only)
+    rating = (BEST - scheduler(table.outcome())[0]).astype(int).tolist()
+    return {name: rated for name, rated, fits in zip(table.names, rating, table.fits.tolist(), strict=False) if fits}
+
+
+def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
+    """Candidate -> 0 to 10, how good it is for a pod without a GPU: one less for each GPU that such pods may leave without processors.
+
+    Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
+    """
+    requested = _look_up(fleet, candidates)
+    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + sum(known.free_mib for known in fleet.mig.values())
+    gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[requested.columns]
+    rating = np.maximum(BEST - np.ceil(gpus.round(6)), 0).astype(int).tolist()  # tenths need not add up to 1 exactly
+    names = [fleet.names[at] for at in requested.columns.tolist()]
+    return dict.fromkeys(requested.strangers, BEST) | dict(zip(names, rating, strict=True))
+
+
+def _look_up(fleet: Fleet, candidates: Iterable[str]) -> Candidates:
+    return fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
+
+
+def _lowest(key: npt.NDArray[Any], nodes: Columns) -> Columns:
+    """Of some nodes, those with the lowest key."""
+    keys = key[nodes]
+    lowest: Columns = nodes[keys == keys.min()]
+    return lowest
+
+
+def explain(
+    fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
+) -> dict[str, str]:
+    """Per candidate that cannot take the pod, the reason; those that can are left out."""
+    requested = _look_up(fleet, candidates)
+    return _no_room(Table(fleet, request, requested, only), requested, only).reasons
+
+
+def _no_room(table: Table, requested: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
+    """Per candidate that does not fit, the reason that helps most."""
+    fleet, request = table.fleet, table.request
+    full = table.requested & ~table.fits
+    every = isinstance(table.view.columns, slice)
+    empty = empty_of_all(fleet, request) if every else empty_of(fleet, request, requested)
+    now = Table(fleet, request, requested) if only else table
+    found = [
+        (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
+        (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
+        (TOO_LARGE, ~empty.fits & ~empty.holds_largest),
+        (TOO_FEW, ~empty.fits),
+        (SWAP_RISK, now.fits),
+        (NO_MIG, ~now.fits_mig),
+        (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_ROOM, full),
+    ]
+    nodes: dict[str, list[str]] = {}
+    for reason, holds in found:
+        here = full & holds
+        if here.any():
+            nodes[reason] = list(compress(table.names, here.tolist()))
+            full &= ~here
+    if requested.strangers:
+        nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(requested.strangers))
+    return NoRoom(nodes)

@@ -1,0 +1,77 @@
+"""Which of the nodes that fit is best, and which of a node's GPUs: the table of policies.
+
+To add a policy, write a file in `vgpu/scheduling/policies` with a function of `Outcome` that returns keys, (nodes,) each, lower is better,
+and give it a row here. Ties are broken by node name, never at random: the same fleet and ask give the same answer.
+
+What the pod itself would like of its node (`preferences`) decides among nodes that are equally good for the GPU. What counts as equal is
+the policy's grade: its first key, or a coarser form of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy.typing as npt
+
+from vgpu.scheduling.fleet import Columns
+from vgpu.scheduling.policies.binpack import binpack
+from vgpu.scheduling.policies.fragmentation import fragmentation
+from vgpu.scheduling.policies.outcome import Outcome, Scores
+from vgpu.scheduling.policies.scheduler import scheduler
+from vgpu.scheduling.policies.spread import spread
+from vgpu.scheduling.policies.topology import topology
+
+Order = Literal["tightest", "roomiest", "linked"]
+"""Which GPUs of a node a share takes: those left with least, those left with most, or those with the best links."""
+
+
+Grade = npt.NDArray[Any]
+"""(nodes,) lower is better."""
+
+GRADES_OF_A_GPU: Final = 4
+"""Leftovers in the same quarter of a GPU count as equal. Pulled out of the air: coarse enough that replicas get out of each other's way,
+fine enough that none of them opens an idle GPU while one in use has room."""
+
+
+def first_key(_: Outcome, scores: Scores, __: Columns) -> Grade:
+    """For policies whose first key is coarse as it is."""
+    grade: Grade = scores[0]
+    return grade
+
+
+def quarters(outcome: Outcome, scores: Scores, fit: Columns) -> Grade:
+    """For policies whose first key is memory: in quarters of the largest GPU of the nodes that fit.
+
+    The step is the same for all of them, so the grade never contradicts the key: the node that is best by the key is in the best
+    grade. Steps of each node's own largest GPU would not do: 1 MiB left of 3 is less than a half, 0 MiB left of 2 is nothing.
+    """
+    before, _ = outcome.gpus
+    largest = max(int(before.total_mib[:, fit].max(initial=0)), 1)
+    grade: Grade = scores[0] * GRADES_OF_A_GPU // largest
+    return grade
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A row of the table."""
+
+    score: Callable[[Outcome], Scores]
+    order: Order = "tightest"
+    """Of pods with one container that requests GPUs; those with several take the tightest, which always fit."""
+    grade: Callable[[Outcome, Scores, Columns], Grade] = first_key
+    """What must be equal before the pod's own preferences count, of the nodes that fit: a function of the first key that never falls when the
+    key rises. Computed for pods with preferences only."""
+    lists: bool = False
+    """Are all nodes that fit answered, and kube-scheduler's own preferences decide?"""
+
+
+POLICIES: Final[Mapping[str, Policy]] = {
+    "binpack": Policy(binpack, grade=quarters),
+    "spread": Policy(spread, "roomiest", quarters),
+    "fragmentation": Policy(fragmentation),
+    "topology": Policy(topology, "linked"),
+    "scheduler": Policy(scheduler, lists=True),
+}
+"""Every policy a pod may name in its placement annotation."""

@@ -1,0 +1,10 @@
+"""Topology: several GPUs where they are linked best; one GPU where its loss hurts such sets least. Else it packs."""
+
+from __future__ import annotations
+
+from vgpu.scheduling.policies.outcome import Outcome, Scores
+
+
+def topology(outcome: Outcome) -> Scores:
+    """Keys: cost of the links, then as `binpack`."""
+    return outcome.link_cost(), outcome.loosest_mib, outcome.node_free_mib

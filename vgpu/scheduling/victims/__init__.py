@@ -1,0 +1,1 @@
+"""Which pods to preempt so that a pending pod fits, at the least cost."""

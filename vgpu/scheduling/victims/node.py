@@ -1,0 +1,116 @@
+"""A node and who holds what there, as arrays: made once, and read by every search for victims until something there changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.names import CLASSES
+from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
+from vgpu.scheduling.victims.allocated_pod import AllocatedPod
+
+RANKS: Final = {service_class: at for at, service_class in enumerate(CLASSES)}
+"""0 latency-critical, 1 standard, 2 best-effort."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class NodeView:
+    """`allocated_pods` must name all that hold something on the node: what they leave is what is free.
+
+    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (is it not spared?). Per piece, that is what one pod
+    has of one GPU: `owner` (pod), `row` (GPU), `mib`, `percent`; a whole GPU counts as all of it.
+    """
+
+    __slots__ = (
+        "_index",
+        "_requests",
+        "bounds",
+        "budgeted",
+        "budgets",
+        "evictable",
+        "inventory",
+        "mib",
+        "mig",
+        "name",
+        "owner",
+        "percent",
+        "pods",
+        "priority",
+        "rank",
+        "row",
+        "shareable",
+        "spans",
+        "started",
+        "total_mib",
+    )  # fmt: skip
+
+    def __init__(self, name: str, inventory: Inventory, allocated_pods: Sequence[AllocatedPod]) -> None:
+        self.name, self.inventory, self.pods = name, inventory, tuple(allocated_pods)
+        gpus = {gpu.uuid: (row, gpu.mib) for row, gpu in enumerate(inventory.gpus)}
+        owner, rows, mib, percent = list[int](), list[int](), list[int](), list[int]()
+        mig = list[tuple[int, Slice]]()
+        for at, one in enumerate(self.pods):
+            for piece in one.held:
+                if piece.kind == "mig":
+                    mig.append((at, piece))
+                elif piece.uuid in gpus:
+                    row, gpu_mib = gpus[piece.uuid]
+                    whole = piece.kind == "whole"
+                    owner.append(at)
+                    rows.append(row)
+                    mib.append(gpu_mib if whole else piece.mib)
+                    percent.append(FULL_CORE_PERCENT if whole else piece.core_percent)
+        self.owner, self.row, self.mib, self.percent = map(_ints, (owner, rows, mib, percent))
+        self.mig = tuple(mig)
+        self.priority = _ints([one.priority for one in self.pods])
+        self.rank = _ints([RANKS.get(one.service_class, 1) for one in self.pods])
+        self.started = _ints([one.started for one in self.pods])
+        self.evictable = np.array([not one.protected for one in self.pods], np.bool_)
+        self.budgeted = tuple((at, one.budgets) for at, one in enumerate(self.pods) if one.budgets)
+        self.budgets = frozenset[str]().union(*(one.budgets for one in self.pods))
+        self.bounds: dict[tuple[object, frozenset[str]], Any] = {}
+        """What `kept_bounds` keeps here."""
+        self.spans = len(set(owner)) < len(owner)
+        """Does a pod hold pieces of several GPUs?"""
+        self.shareable = np.array([gpu.shareable for gpu in inventory.gpus], np.bool_)
+        self.total_mib: Ints = np.array([gpu.mib for gpu in inventory.gpus], np.int64)
+        self._index: Mapping[str, int] | None = None
+        self._requests: dict[str, Ints] = {}
+
+    def indices(self, uids: Set[str]) -> list[int]:
+        """Of those of these pods that are there."""
+        if uids and self._index is None:
+            self._index = {one.uid: at for at, one in enumerate(self.pods)}
+        return [self._index[uid] for uid in sorted(uids) if uid in self._index] if self._index else []
+
+    def requests(self, resource: str) -> Ints:
+        """(pods,) what each frees of a resource."""
+        if resource not in self._requests:
+            self._requests[resource] = np.array([one.frees(resource) for one in self.pods], np.int64)
+        return self._requests[resource]
+
+    def instances(self, profile: str) -> int:
+        """How many MIG instances of a profile are offered, whoever holds them."""
+        return sum(one.profile == profile for gpu in self.inventory.gpus for one in gpu.offered_instances)
+
+    def allowed(self, request: PodRequest, only: Set[str] | None) -> Bools:
+        """(GPUs,) which the pod may have a share of, or as a whole. `only`: no others than these."""
+        if only is None and not (request.models or request.not_models or request.uuids or request.not_uuids):
+            return self.shareable
+        return np.array([may_have(request, gpu, only) for gpu in self.inventory.gpus], np.bool_)
+
+
+def may_have(request: PodRequest, gpu: Gpu, only: Set[str] | None) -> bool:
+    """May the pod have a share of this GPU, or all of it, if there is room?"""
+    return gpu.shareable and request.allows(gpu.model, {gpu.uuid}) and (only is None or gpu.uuid in only)
+
+
+def _ints(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, np.int64)
