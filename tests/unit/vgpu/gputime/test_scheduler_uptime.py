@@ -60,7 +60,7 @@ mixes = st.lists(
 def test_a_node_that_has_been_up_for_years_shares_as_one_that_started_now(
     distribution: list[tuple[str, int, float]], uptime_s: float
 ) -> None:
-    """Up to a turn: which of two equals goes first may be rounding."""
+    """Up to two frames of time: which of two equals goes first may be rounding, and where requests fall on the edge of a frame, so may be a switch."""
     young, old = (
         Node({f"t{n}": programs(*of) for n, of in enumerate(distribution)}, uptime_s=up) for up in (0.0, uptime_s)
     )
@@ -68,5 +68,5 @@ def test_a_node_that_has_been_up_for_years_shares_as_one_that_started_now(
     old.run(5.0)
     for name in young.programs:
         assert old.on_s(name) == pytest.approx(young.on_s(name), abs=2 * FRAME_S)
-        assert old.share.usage(name).suspends == pytest.approx(young.share.usage(name).suspends, rel=0.1, abs=4)
+        assert old.share.usage(name).suspends == pytest.approx(young.share.usage(name).suspends, rel=0.25, abs=4)
     assert len(old.decisions) < 1.5 * len(young.decisions) + 10, "asked again for a rest that is only rounding"
