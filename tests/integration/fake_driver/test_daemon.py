@@ -55,7 +55,7 @@ def test_a_description_with_a_mistake_is_refused_with_a_sentence(description, se
 def test_default_uuids_are_the_same_each_time_and_differ_by_seed(fake_driver):
     uuids = [
         [gpu.uuid for gpu in fake_driver(text).status()]
-        for text in ("gpu h200 count=4", "gpu h200 count=4", "seed node-bgpu h200 count=4")
+        for text in ("gpu h200 count=4", "gpu h200 count=4", "seed node-b\ngpu h200 count=4")
     ]
     assert uuids[0] == uuids[1]
     assert len(set(uuids[0] + uuids[2])) == 8

@@ -104,7 +104,7 @@ print(json.dumps([listed, n.nvmlDeviceGetMemoryInfo(h).used >> 20]))
 
 
 def test_clients_of_mps_have_a_list_of_their_own(fake_driver, worker, nvml_python):
-    driver = fake_driver("gpu h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-servergpu h200 context_mib=100")
+    driver = fake_driver("gpu h200 context_mib=100\nprocess 0 4711 30 nvidia-cuda-mps-server\ngpu h200 context_mib=100")
     one = worker(driver)
     one.must("alloc", 50 * MIB)
     code = """
