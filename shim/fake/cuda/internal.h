@@ -25,23 +25,13 @@ static inline pthread_mutex_t *hold(pthread_mutex_t *mutex)
 static inline uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 static inline const struct fake_gpu *gpu_of(int device) { return &cuda.client.page->gpu[cuda.device[device].gpu]; }
 static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->unit[cuda.device[device].unit]; }
-static inline const struct fake_profile *profile_of(int device) /* NULL: a whole GPU */
-{
-    return cuda.device[device].unit < FAKE_GPUS ? NULL : &gpu_of(device)->profile[unit_of(device)->profile];
-}
-
+/* NULL: a whole GPU. */
+static inline const struct fake_profile *profile_of(int device) { return cuda.device[device].unit < FAKE_GPUS ? NULL : &gpu_of(device)->profile[unit_of(device)->profile]; }
 static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : gpu_of(device)->sms; }
 
 /* What the process has of a device: memory, and how far its work is. A process that has ended holds none: the daemon may be about to see it. */
-static inline bool take(int device, uint64_t bytes, bool managed)
-{
-    const struct client *client = &cuda.client;
-    const uint32_t unit = cuda.device[device].unit;
-    if (page_take(client->page, client->slot, unit, bytes, managed))
-        return true;
-    client_catch_up(client);
-    return page_take(client->page, client->slot, unit, bytes, managed);
-}
+static inline bool take_now(int device, uint64_t bytes, bool managed) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
+static inline bool take(int device, uint64_t bytes, bool managed) { return take_now(device, bytes, managed) || (client_catch_up(&cuda.client), take_now(device, bytes, managed)); }
 static inline void give(int device, uint64_t bytes, bool managed) { page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
 static inline bool work_done(int device, uint64_t ns) { return gpu_time_reached(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }
 static inline void work_wait(int device, uint64_t ns) { gpu_time_wait(cuda.client.page, cuda.client.slot, cuda.device[device].unit, ns); }

@@ -156,7 +156,7 @@ static void wire(uint32_t gpu, int32_t peer, uint64_t lanes)
 void add_link(char **word)
 {
     const uint32_t gpu = read_gpu(word[0]), peer = strcmp(word[1], "switch") == 0 ? FAKE_GPUS : read_gpu(word[1]);
-    const uint64_t lanes = read_number("GPU threads", word[2], 1, FAKE_LINKS);
+    const uint64_t lanes = read_number("lanes", word[2], 1, FAKE_LINKS);
     if (gpu == peer)
         fail("link: GPU %u cannot be linked to itself", gpu);
     wire(gpu, peer == FAKE_GPUS ? -2 : (int32_t)peer, lanes);
@@ -166,7 +166,7 @@ void add_link(char **word)
 
 void add_switch(char **word)
 {
-    const uint64_t lanes = read_number("GPU threads", word[1], 1, FAKE_LINKS);
+    const uint64_t lanes = read_number("lanes", word[1], 1, FAKE_LINKS);
     if (strcmp(word[0], "all") != 0)
         fail("links: must be \"links all LANES\"");
     for (uint32_t gpu = 0; gpu < driver.page->gpus; gpu++)

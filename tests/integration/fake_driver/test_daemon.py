@@ -31,13 +31,13 @@ def refusal(description: str, tmp_path) -> str:
 @pytest.mark.parametrize(
     ("description", "sentence"),
     [
-        ("GPU h300", ':1: GPU: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
+        ("gpu h300", ':1: gpu: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
         ("\ngpu h200 memory_mib=0", ':2: memory_mib is "0", must be a number from 1 to 16777216'),
         ("gpu h200 colour=red", 'the option is "colour", must be one of uuid'),
         ("gpu h200 uuid=GPU-1", 'uuid is "GPU-1", must look like GPU-0123'),
         ("gpu h200 bus=17:00.0", 'bus is "17:00.0", must look like 0000:17:00.0'),
         ("gpu h200\nlink 0 1 4", 'GPU is "1", must be a number from 0 to 0'),
-        ("gpu h200 count=2\nlink 0 1 19", 'GPU threads is "19", must be a number from 1 to 18'),
+        ("gpu h200 count=2\nlink 0 1 19", 'lanes is "19", must be a number from 1 to 18'),
         ("gpu a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "GPU 0 (a100-40) has 12 NVLinks, 1 more are requested"),
         ("gpu t4\nmig 0", "GPU 0: Tesla T4 has no MIG"),
         ("gpu h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of 1g.18gb'),

@@ -9,7 +9,7 @@ from tests.built import REPOSITORY
 FAKE = REPOSITORY / "shim" / "fake"
 TABLES = {"fake_cuda.h", "fake_cuda_values.h", "fake_nvml.h", "nvos.h"}
 """Headers that only declare NVIDIA's ABI; so do the .def files."""
-MOST = 4_993
+MOST = 4_991
 """Under the 5,000 that were wanted. Lower it with the code."""
 
 
