@@ -31,7 +31,7 @@ def refusal(description: str, tmp_path) -> str:
 @pytest.mark.parametrize(
     ("description", "sentence"),
     [
-        ("gpu h300", ':1: gpu: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
+        ("gpu h300", ':1: GPU: the model is "h300", must be one of t4, a10, a100-40, a100-80, h100, h200, l40s'),
         ("\ngpu h200 memory_mib=0", ':2: memory_mib is "0", must be a number from 1 to 16777216'),
         ("gpu h200 colour=red", 'the option is "colour", must be one of uuid'),
         ("gpu h200 uuid=GPU-1", 'uuid is "GPU-1", must look like GPU-0123'),
