@@ -1,9 +1,10 @@
-"""Who holds what on which GPU: one claim a pod, whatever it comes from.
+"""Which pod has what on which GPU: one allocation a pod, whatever it comes from.
 
-A pod that room is set aside for, that is reserved, then bound, then seen bound by the watch has one claim all along, replaced in place: that is
-what keeps a reservation and the pod it becomes from being counted twice. The fleet's free memory is what claims leave; nothing else writes to it.
+A pod for which capacity is set aside, then reserved, then bound, then shown bound by the watch, has one allocation all along, replaced in
+place. So a reservation and the pod that it becomes are never counted twice. The fleet's free memory is what allocations leave; no other code
+writes to it.
 
-Claims outlive their node's inventory: a node that goes, comes back, or changes its GPUs finds them again.
+Allocations outlive their node's inventory: a node that goes, comes back, or changes its GPUs finds them again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+import numpy as np
+import structlog
 
 from vgpu.api.grant import Assignment, Slice
 from vgpu.api.inventory import Inventory
@@ -24,19 +28,21 @@ Size: TypeAlias = tuple[str, int]
 
 NOTHING: Final[frozenset[str]] = frozenset()
 
+log = structlog.get_logger("extender.accounting")
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a pod holds on a node."""
+    """What a pod has on a node."""
 
     node: str
     assignment: Assignment
     sizes: Mapping[Size, frozenset[str]] = field(default_factory=dict)
-    """While the pod may still be given its devices: size -> UUIDs of the container that requests it."""
+    """While the kubelet may still allocate the pod's devices: size -> UUIDs of the container that requests it."""
     key: str = ""
     """The pod, as `namespace/name`."""
     own: bool = True
-    """Is it the pod's place? Else it is room that is set aside for it, and it may be placed elsewhere."""
+    """Is the pod placed there? Else the capacity is set aside for it, and it may be placed elsewhere."""
 
 
 def sizes_of(request: PodRequest, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
@@ -45,31 +51,33 @@ def sizes_of(request: PodRequest, assignment: Assignment, names: Names) -> dict[
     for part in request.containers:
         uuids = frozenset(assignment.uuids(part.container))
         for size in part.resources(names).items():
-            # two containers of one size on different GPUs: no other pod can be told from both of them
+            # two containers of one size on different GPUs: no other pod can be distinguished from both of them
             sizes[size] = uuids if sizes.get(size, uuids) == uuids else NOTHING
     return sizes
 
 
-def _nobody_requests(_uid: str, _node: str) -> None:
+def _ignore(_uid: str, _node: str) -> None:
     pass
 
 
 class Accounting:
-    """Every claim, and the fleet that they leave."""
+    """Every allocation, and the fleet that they leave."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
-        self.on_move: Callable[[str, str], None] = _nobody_requests
-        """Told of the UID and the node of who comes to hold something there; of no node when it is given up."""
+        self.on_move: Callable[[str, str], None] = _ignore
+        """Called with a pod's UID and the node where it is placed; with an empty string when it is placed nowhere."""
         self.on_started: Callable[[], object] = bool
-        """Told whenever a pod no longer is one that the kubelet could mistake another for."""
+        """Called whenever a pod stops being one for which the kubelet could mistake another."""
+        self.repaired = 0
+        """Nodes whose free capacity differed from a count anew."""
         self._allocations: dict[str, Allocation] = {}
-        self._held: dict[str, dict[str, tuple[Slice, ...]]] = {}
+        self._by_node: dict[str, dict[str, tuple[Slice, ...]]] = {}
         """Node -> pod UID -> slices."""
         self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
         """Size -> node -> pod UID -> UUIDs."""
         self._versions: dict[str, int] = {}
-        """Node -> how often it changed who holds what there."""
+        """Node -> how often an allocation changed there."""
         self._cdi: set[str] = set()
         """Nodes offered whose devices come from Allocate."""
 
@@ -80,31 +88,31 @@ class Accounting:
         return iter(self._allocations.items())
 
     def get(self, uid: str) -> Allocation | None:
-        """A pod's claim."""
+        """A pod's allocation."""
         return self._allocations.get(uid)
 
     def place_of(self, uid: str) -> Allocation | None:
-        """The claim of a pod that has a place. Room that is set aside for it is none."""
+        """The allocation of a pod that is placed; None if capacity is only set aside for it."""
         allocation = self._allocations.get(uid)
         return allocation if allocation is not None and allocation.own else None
 
     def on(self, node: str) -> Mapping[str, tuple[Slice, ...]]:
-        """Pod UID -> what it holds there."""
-        return self._held.get(node, {})
+        """Pod UID -> what it has there."""
+        return self._by_node.get(node, {})
 
     def version(self, node: str) -> int:
-        """Another number whenever somebody came to hold something there, or gave it up."""
+        """Another number whenever an allocation changes there."""
         return self._versions.get(node, 0)
 
-    def hold(self, uid: str, allocation: Allocation) -> None:
-        """The pod holds this, and no longer what it held before."""
+    def allocate(self, uid: str, allocation: Allocation) -> None:
+        """The pod has this, and no longer what it had before."""
         before = self._allocations.get(uid)
         if before == allocation:
             return
         self.release(uid)
         self._allocations[uid] = allocation
         slices = allocation.assignment.held()
-        self._held.setdefault(allocation.node, {})[uid] = slices
+        self._by_node.setdefault(allocation.node, {})[uid] = slices
         self._versions[allocation.node] = self.version(allocation.node) + 1
         for piece in slices:
             self.fleet.debit(allocation.node, piece)
@@ -113,15 +121,15 @@ class Accounting:
         self.on_move(uid, allocation.node if allocation.own else "")
 
     def release(self, uid: str) -> bool:
-        """The pod holds nothing. Answers whether it held something."""
+        """The pod has nothing any more. Answers whether it had something."""
         allocation = self._allocations.pop(uid, None)
         if allocation is None:
             return False
-        for piece in self._held[allocation.node].pop(uid):
+        for piece in self._by_node[allocation.node].pop(uid):
             self.fleet.credit(allocation.node, piece)
         self._versions[allocation.node] = self.version(allocation.node) + 1
-        if not self._held[allocation.node]:
-            del self._held[allocation.node]
+        if not self._by_node[allocation.node]:
+            del self._by_node[allocation.node]
         for size in allocation.sizes:
             nodes = self._starting[size]
             del nodes[allocation.node][uid]
@@ -135,21 +143,37 @@ class Accounting:
         return True
 
     def set_node(self, name: str, inventory: Inventory | None) -> None:
-        """Offer a node with these GPUs, or stop offering it. Claims on it stay either way."""
+        """Offer a node with these GPUs, or stop offering it. Allocations on it stay either way."""
         self._cdi.discard(name)
         if inventory is None:
             self.fleet.remove_node(name)
             return
         if inventory.access == "cdi":
             self._cdi.add(name)
-        held = [piece for slices in self._held.get(name, {}).values() for piece in slices]
+        held = [piece for slices in self._by_node.get(name, {}).values() for piece in slices]
         self.fleet.set_node(name, inventory, held)
+
+    def recount(self, node: str) -> bool:
+        """Count a node anew from its allocations, and repair the fleet where it differed. Answers whether it was right."""
+        if node not in self.fleet:
+            return True
+        at = self.fleet.column[node]
+        before = [array[:, at].copy() for array in self.fleet.snapshot().values()]
+        instances = dict(self.fleet.mig_containers[node])
+        self.set_node(node, self.fleet.inventory[node])
+        after = [array[:, at] for array in self.fleet.snapshot().values()]
+        right = all(np.array_equal(b, a) for b, a in zip(before, after, strict=True))
+        if right and instances == self.fleet.mig_containers[node]:
+            return True
+        self.repaired += 1
+        log.error("a node's free capacity was wrong and is repaired", node=node)
+        return False
 
     def only(self, request: PodRequest, names: Names) -> dict[str, Set[str]]:
         """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (contract.md section 3).
 
         Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart. A pod that is to have the
-        roomiest GPU is not held to another: it waits for its turn instead, when it is bound (`turns`).
+        roomiest GPU is not restricted to another: bind waits instead (`extender.bind.BindOrder`).
         """
         if POLICIES[request.policy].order == "roomiest":
             return {}
@@ -164,7 +188,7 @@ class Accounting:
         return narrowed
 
     def mistakable(self, uid: str) -> Iterator[str]:
-        """The UIDs of those whom the kubelet could mistake this pod for, to the harm of both: of its size, with other GPUs of its node."""
+        """UIDs of pods for which the kubelet could mistake this one, to the harm of both: of its size, with other GPUs of its node."""
         allocation = self._allocations.get(uid)
         if allocation is None or allocation.node not in self._cdi:
             return

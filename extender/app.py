@@ -1,6 +1,9 @@
-"""Put the parts together and run them until told to stop.
+"""Assemble the parts of the extender, and run them until a stop signal.
 
-If one part dies all do, and Kubernetes starts the container again: what matters is in the API server, and is read again in seconds.
+If one part fails, the process ends and Kubernetes starts the container again: all durable state is in the API server and is read back in
+seconds.
+
+The caches come first and everything else stands on them. They report changes to the Extender's own methods, once `run` has begun.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -21,11 +25,14 @@ from extender.metrics import Metrics
 from extender.nominate.nominator import Nominator
 from extender.preemption.coordinator import Preemption
 from extender.retry_after_lapse import Retrier
-from extender.retry_after_restart import Waker
+from extender.retry_after_restart import SchedulerRestarter
 from extender.server import scheduler_app
 from extender.settings import Settings
+from extender.snapshot import snapshot_of
+from extender.snapshot_writer import Snapshots
 from extender.state import UNFINISHED, State
 from extender.verbs import Verbs
+from extender.watch_intake import WatchIntake
 from kube.cache import Cache, Statistics
 from kube.client import Client, connect
 from kube.needs import WholePod
@@ -42,10 +49,10 @@ from vgpu.api.readiness import Missing
 from vgpu.scheduling.reservations import Shown
 
 HOUSEKEEPING_S: Final = 1.0
-"""Between looks at what has lapsed. Each look checks one node's records too."""
+"""Between checks for reservations that have lapsed. Each check also counts one node anew."""
 
 SWITCH_S: Final = 0.0005
-"""For so long another thread keeps the event loop waiting. Python's 5 ms is what a whole filter call may take."""
+"""Longest time for which another thread keeps the event loop waiting. Python's default of 5 ms is what a whole filter call may take."""
 
 log = structlog.get_logger("extender")
 
@@ -55,27 +62,8 @@ class Extender:
 
     def __init__(self, settings: Settings, client: Client) -> None:
         self.stopping = asyncio.Event()
-        self.state = State(
-            time.monotonic,
-            names=settings.names,
-            unit_mib=settings.unit_mib,
-            reservation_life_s=settings.reservation_s,
-            hold_s=settings.hold_s,
-            shown=lambda: Shown(self.pods.heard_s, self.pods.listed_s, self.pods.has),
-        )
         names = settings.names
-        self.ahead = Nominator(
-            client,
-            self.state,
-            pod_of=lambda key: self.pods.get(key),
-            nodes=lambda: self.nodes,
-            clock=time.monotonic,
-            scheduler=settings.scheduler_name,
-            when=settings.nominate_ahead,
-        )
-        self.preemption = Preemption(client, self.state, settings, self.ahead)
-        self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
-        self.pods = self.preemption.pods = Cache(
+        self.pods = Cache(
             client,
             PODS,
             WholePod if settings.nominate_ahead != "never" else Pod,
@@ -84,27 +72,44 @@ class Extender:
             shrink=small_pod_of(names, controllers=settings.kueue),
         )
         self.nodes = Cache(client, NODES, Node, on_change=self._node_changed, shrink=small_node(names))
+        self.state = State(
+            time.monotonic,
+            names=names,
+            unit_mib=settings.unit_mib,
+            reservation_life_s=settings.reservation_s,
+            preemption_life_s=settings.preemption_reservation_s,
+            shown=self._shown,
+        )
+        self._intake = WatchIntake(self.state)
+        self.nominator = Nominator(
+            client,
+            self.state,
+            pods=self.pods,
+            nodes=self.nodes,
+            clock=time.monotonic,
+            scheduler=settings.scheduler_name,
+            when=settings.nominate_ahead,
+        )
+        self.preemption = Preemption(client, self.state, self._intake, self.pods, settings, self.nominator)
+        self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
         self.metrics = Metrics(
             self.state,
             self.caches,
-            lambda: self.preemption.evicted,
-            self.ahead.counts,
-            gangs_failed=lambda: self.gangs.failures,
-            unread=lambda: self.preemption.queues.unread if self.preemption.queues else 0,
+            evicted=self.preemption.evicted,
+            nominations=self.nominator.counts,
+            gang_failures=self.gangs.failed,
+            unread_controllers=self.preemption.unread_controllers,
         )
-        self._binder = Binder(
-            self.state, client, timeout_s=settings.bind_timeout_s, making_way=self.preemption.making_way,
+        binder = Binder(
+            self.state, client, timeout_s=settings.bind_timeout_s, lifted=self.preemption.lifted,
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
-        self._verbs = Verbs(self.state, self._binder, self.preemption, self.gangs, self.metrics, self.not_synced)
-        self._waker = Waker(
-            settings.scheduler_process,
-            turned_down=lambda: len(self.preemption.waiting()),
-            missed=lambda: self.preemption.missed,
-        )
+        snapshots = Snapshots(partial(snapshot_of, self.state))
+        self._verbs = Verbs(self.state, binder, self.preemption, self.gangs, self.metrics, snapshots, self.not_synced)
+        self._restarter = SchedulerRestarter(settings.scheduler_process)
         self._retrier = Retrier(client, self._waiting)
         if settings.preemption or settings.nominate_ahead != "never":  # else it may not nominate
-            self.state.on_lapse = self._retrier.room_came_free
+            self.state.on_lapse = self._retrier.capacity_freed
         self._operations = Operations(
             Pages(self.metrics.registry, self.not_ready),
             settings.metrics_host,
@@ -116,15 +121,18 @@ class Extender:
         self.port: int = self._socket.getsockname()[1]
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
-        self.state.node_changed(old, new)
-        self.ahead.node_changed(old, new)
+        self._intake.node_changed(old, new)
+        self.nominator.node_changed(old, new)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         self.preemption.pod_changed(old, new)
         self.gangs.pod_changed(old, new)
 
+    def _shown(self) -> Shown:
+        return Shown(self.pods.heard_s, self.pods.listed_s, self.pods.has)
+
     def _waiting(self) -> list[Pod]:
-        """Pods that wait, and that nobody makes room for."""
+        """Pods that fit nowhere and have no reservation of any kind."""
         return [pod for pod in self.preemption.waiting() if pod.uid not in self.state.reservations]
 
     def caches(self) -> Mapping[str, Statistics]:
@@ -137,14 +145,14 @@ class Extender:
         }
 
     def not_synced(self) -> str | None:
-        """Which lists are not complete yet; placing pods without them would book GPUs twice."""
+        """Which lists are not complete yet; placing pods without them would assign GPUs twice."""
         missing = [
             name for name, cache in (("nodes", self.nodes), ("pods", self.pods)) if not cache.has_synced.is_set()
         ]
         return Missing.CACHE.because(" and ".join(missing)) if missing else None
 
     def not_ready(self) -> str | None:
-        """What is missing before the scheduler should call."""
+        """What is missing before kube-scheduler should call."""
         return Missing.STOPPING.because() if self.stopping.is_set() else self.not_synced()
 
     async def run(self) -> None:
@@ -160,19 +168,19 @@ class Extender:
                     self.pods.run(),
                     self.nodes.run(),
                     self.preemption.run(),
-                    self.ahead.run(),
+                    self.nominator.run(),
                     self.gangs.run(),
-                    self._keep_house(),
+                    self._housekeeping(),
                     collecting.keep_tidy(),
                     self._note_sync(),
-                    self._wake_scheduler(),
+                    self._restart_scheduler(),
                     self._retrier.run(),
                 )
             ]
             log.info("serving", port=self.port, metrics_port=self.metrics_port)
             await self.stopping.wait()
             verbs.should_exit = True
-            await asyncio.wait([serving])  # bindings under way are brought to an end first
+            await asyncio.wait([serving])  # Bindings under way are completed first
             for task in rest:
                 task.cancel()
         log.info("stopped")
@@ -189,24 +197,24 @@ class Extender:
             gpu_pods=len(self.state.allocations),
         )
 
-    async def _wake_scheduler(self) -> None:
-        """Without preemption every call that fails is made again."""
+    async def _restart_scheduler(self) -> None:
+        """If pods may wait for a preempt call that failed. Without preemption, kube-scheduler repeats every call that fails."""
         if self.preemption.enabled:
             await self.nodes.has_synced.wait()
             await self.pods.has_synced.wait()
-            await self.preemption.informed.wait()
-            await self._waker.wake()
+            await self.preemption.verb.informed.wait()
+            await self._restarter.restart(len(self.preemption.waiting()), missed=self.preemption.verb.missed)
 
-    async def _keep_house(self) -> None:
-        for turn in count(1):
+    async def _housekeeping(self) -> None:
+        for round_ in count(1):
             await asyncio.sleep(HOUSEKEEPING_S)
             self.state.expire()
             self.gangs.expire()
             self.preemption.expire()
-            self.ahead.expire()
+            self.nominator.expire()
             nodes = list(self.state.fleet.column)
             if nodes:
-                self.state.mend(nodes[turn % len(nodes)])
+                self.state.allocations.recount(nodes[round_ % len(nodes)])
 
 
 async def run(settings: Settings) -> None:

@@ -1,22 +1,24 @@
-"""The bind verb: one write that binds the pod and tells it its GPUs.
+"""The bind verb: one write that binds the pod and assigns its GPUs.
 
-The API server copies the Binding's annotations to the pod in the write that sets spec.nodeName. So a bound pod always has its
-assignment, and one whose reply was lost can be told by looking: it is bound to our node, or it is not.
+The API server copies the Binding's annotations to the pod in the write that sets spec.nodeName. So a bound pod always has its assignment. If
+the reply is lost, a read of the pod shows the outcome: it is bound to this node, or it is not.
 
-Without a reservation (the extender was restarted, or the scheduler took longer than the reservation lives) the place is chosen again,
-on the node that the scheduler has decided for. If it does not fit there any more the scheduler starts over.
+Without a reservation (the extender restarted, or kube-scheduler took longer than the reservation lives) bind chooses GPUs again, on the node
+that kube-scheduler has chosen. If the pod does not fit there any more, kube-scheduler starts over.
+
+With access mode cdi, `BindOrder` makes pods of one size start one after the other if they have different GPUs of a node.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from extender.bind_order import Turns
 from extender.protocol import BindingArgs
 from extender.state import State
 from kube import paths
@@ -32,8 +34,8 @@ from vgpu.scheduling.placement import SWAP_RISK, Placement
 class Binder:
     """Binds pods through `client`. Each call to the API may take `timeout_s`.
 
-    `making_way` takes out of the way what is kept for a pod (by UID) while its place is chosen. A pod may wait for its turn for `wait_s`,
-    which is taken off the time that its write may take.
+    `lifted` keeps a pod's other reservations (by UID) from blocking it while its GPUs are chosen. A pod may wait in the bind order for
+    `wait_s`, which shortens the time that its write may take.
     """
 
     def __init__(
@@ -42,15 +44,15 @@ class Binder:
         client: Client,
         *,
         timeout_s: float,
-        making_way: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        lifted: Callable[[str], AbstractContextManager[object]] = nullcontext,
         wait_s: float = 0.0,
     ) -> None:
-        self._turns = Turns(state, wait_s)
-        self._state, self._client, self._timeout_s, self._making_way = state, client, timeout_s, making_way
+        self._order = BindOrder(state, wait_s)
+        self._state, self._client, self._timeout_s, self._lifted = state, client, timeout_s, lifted
 
     async def bind(self, args: BindingArgs) -> str:
-        """Bind, and answer how it went: `bound`, or `bound already`. Raises Refused, BadAsk or ApiError with nothing left held,
-        or held in doubt when the write may still happen."""
+        """Bind, and return the outcome: `bound`, or `bound already`. Raises Refused, BadRequest or ApiError; the reservation has then ended,
+        or is in doubt if the write may still happen."""
         reservation = self._state.reservations.get(args.uid)
         if reservation is not None and (
             reservation.stage == "binding" or (reservation.firm and reservation.node != args.node)
@@ -61,7 +63,7 @@ class Binder:
             if self._is_ours(pod, args) or self._was_seen_bound(args):
                 return "bound already"
             self._reserve_again(pod, args)
-        timeout_s = await self._turn(args)
+        timeout_s = await self._wait_in_order(args)
         self._state.on("bind", args.uid)
         try:
             await self._post(args, timeout_s)
@@ -71,20 +73,22 @@ class Binder:
             await self._settle(args, error)
             return "bound already"
         finally:
-            self._state.on("no answer", args.uid)  # nothing where there was one
+            self._state.on("no answer", args.uid)  # no effect after an answer
 
-    async def _turn(self, args: BindingArgs) -> float:
-        """Return when the pod may be bound, with the seconds that are left for it. Raises Refused with nothing left held."""
-        if not self._turns.blocked(args.uid):
+    async def _wait_in_order(self, args: BindingArgs) -> float:
+        """Return when the pod may be bound, with the seconds that are left for it. Raises Refused; the reservation has then ended."""
+        if not self._order.blocked(args.uid):
             return self._timeout_s
-        came = await self._turns.come(args.uid)
+        unblocked = await self._order.wait(args.uid)
         reservation = self._state.reservations.get(args.uid)
         if reservation is None or reservation.firm or reservation.node != args.node:
-            raise Refused(f"pod {args.key} has lost its place on node {args.node} while it waited for its turn")
-        if not came:
+            raise Refused(
+                f"pod {args.key} has lost its reservation on node {args.node} while it waited for another pod of its size to start"
+            )
+        if not unblocked:
             self._state.cancel(args.uid)
             raise Refused(f"pod {args.key} is not bound to node {args.node} yet: {SWAP_RISK}")
-        return self._timeout_s - self._turns.patience_s
+        return self._timeout_s - self._order.patience_s
 
     async def _post(self, args: BindingArgs, timeout_s: float) -> None:
         allocation = self._state.allocations.place_of(args.uid)
@@ -98,7 +102,7 @@ class Binder:
         await self._client.send("POST", path, body, timeout_s=timeout_s)
 
     async def _settle(self, args: BindingArgs, error: ApiError) -> None:
-        """After an error: return if the pod is bound as we wanted, else raise. Gives the place back when no write can still happen."""
+        """After an error: return if the pod is bound as requested, else raise. Ends the reservation if no write can still happen."""
         unanswered = error.transient and error.status != HTTPStatus.TOO_MANY_REQUESTS
         try:
             if (error.conflict or unanswered) and self._is_ours(await self._pod(args), args):
@@ -106,7 +110,7 @@ class Binder:
         except ApiError as second:
             if (
                 second.not_found and not unanswered
-            ):  # else it may have been bound and deleted: the watch has both yet to tell
+            ):  # else it may have been bound and deleted, and the watch will show both
                 self._state.cancel(args.uid)
             raise error from second
         except (Refused, BadRequest):
@@ -117,18 +121,18 @@ class Binder:
         raise error
 
     def _is_ours(self, pod: Pod, args: BindingArgs) -> bool:
-        """Is the pod bound to the node that the scheduler wants, by us?"""
+        """Is the pod bound to the node of this call, by a Tangram extender?"""
         if not pod.spec.node_name:
             return False
         if pod.spec.node_name != args.node:
             raise Refused(f"pod {args.key} is bound to node {pod.spec.node_name}: it cannot be bound to {args.node}")
         if pod.metadata.annotation(self._state.names.assignment) is None and self._state.request_of(pod):
-            raise Refused(f"pod {args.key} was bound to node {args.node} by someone else: it has no GPUs assigned")
+            raise Refused(f"pod {args.key} was bound to node {args.node} by another scheduler: it has no GPUs assigned")
         self._state.assume(pod)
         return True
 
     def _was_seen_bound(self, args: BindingArgs) -> bool:
-        """What the watch told, or another bind call did, while the pod was read: a place that is firm is not chosen anew."""
+        """Did the watch show the pod bound, or another bind call begin, while the pod was read? A firm reservation is not made anew."""
         allocation, reservation = self._state.allocations.place_of(args.uid), self._state.reservations.get(args.uid)
         if reservation is not None and reservation.firm:
             raise Refused(f"pod {args.key} is being bound to node {reservation.node} already")
@@ -139,13 +143,13 @@ class Binder:
         return True
 
     def _reserve_again(self, pod: Pod, args: BindingArgs) -> None:
-        """Hold a place on the node that was decided for, chosen now. Nothing for a pod that does not request ours."""
+        """Reserve on the node that kube-scheduler has chosen. Nothing for a pod that requests no GPU."""
         request = self._state.request_of(pod)
         if not request:
             return
         self._state.expire()
         self._state.cancel(args.uid)
-        with self._making_way(args.uid):
+        with self._lifted(args.uid):
             answer = self._state.place(request, [args.node])
             if not isinstance(answer, Placement):
                 reason = answer.reasons.get(args.node, "unknown")
@@ -158,3 +162,36 @@ class Binder:
         if pod.uid != args.uid:
             raise Refused(f"pod {args.key} has uid {pod.uid}: the scheduler binds {args.uid}, which is gone")
         return pod
+
+
+class BindOrder:
+    """Makes two pods of one size that are to have different GPUs of a node start one after the other.
+
+    With access mode cdi the devices come from Allocate, and the kubelet tells pods apart by their sizes alone. So while a pod is starting, no
+    pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by placing them on the same GPU; a pod
+    that is to have the emptiest GPU waits here instead. `patience_s` is how long a bind call may wait; 0 = not at all.
+    """
+
+    def __init__(self, state: State, patience_s: float) -> None:
+        self._state, self.patience_s = state, patience_s
+        self._changed = asyncio.Event()
+        state.allocations.on_started = self._changed.set
+
+    def blocked(self, uid: str) -> bool:
+        """Is a pod of this one's size starting on another GPU of its node?"""
+        return any(map(self._is_starting, self._state.allocations.mistakable(uid)))
+
+    async def wait(self, uid: str) -> bool:
+        """Return when no pod blocks this one, or patience has ended. Answers whether it may be bound."""
+        if self.patience_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.patience_s):
+                    while self.blocked(uid):
+                        self._changed.clear()
+                        await self._changed.wait()
+        return not self.blocked(uid)
+
+    def _is_starting(self, uid: str) -> bool:
+        """Is it bound, or perhaps about to be? The kubelet knows nothing of other reservations."""
+        reservation = self._state.reservations.get(uid)
+        return reservation.firm if reservation is not None else self._state.allocations.place_of(uid) is not None

@@ -1,4 +1,4 @@
-"""What the caches keep of pods and nodes: thousands of them, of which little is ever read."""
+"""What the caches keep of pods and nodes: there are thousands, and little of each is ever read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vgpu.api.names import Names
 from vgpu.scheduling.nodes.constraints import NodeConstraints
 
 TEMPLATES: Final = 1024
-"""Specs that are remembered, 3 KB each. Pods of one template share what is kept of it. Guessed."""
+"""Specs that are cached, 3 KB each. Pods of one template share what is kept of it. Guessed."""
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -40,7 +40,7 @@ class _Template(msgspec.Struct, frozen=True, gc=False):
     """What is kept alike of all pods with one spec."""
 
     requests_gpus: bool
-    """Does it request anything of ours?"""
+    """Does it request a GPU or a share?"""
     containers: tuple[Container, ...]
     init_containers: tuple[Container, ...]
     requests: dict[str, int]
@@ -84,7 +84,7 @@ def _annotations(pod: Pod, names: Names) -> dict[str, str] | None:
 def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], Pod]:
     """What to keep of a pod in the cache. Of pods that have nothing to do with us, hardly anything: what matters for evicting, priority and deletion.
 
-    Of a pod of a PodGroup also whether kube-scheduler found no place for it (`gangs`). With `controllers` also whose each pod is.
+    Of a pod of a PodGroup also whether kube-scheduler found no node for it (`gangs`). With `controllers` also each pod's controller.
     """
     template_of = _templates(names)
 
@@ -122,7 +122,7 @@ def small_pod_of(names: Names, *, controllers: bool = False) -> Callable[[Pod], 
 
 
 def _reported(one: Condition) -> Condition:
-    """Of its message no more than that we refused a pod for its gang."""
+    """Of its message only the part by which the extender refused a pod for its gang."""
     if not one.message:
         return one
     return msgspec.structs.replace(one, message=said_of_a_pause(one.message))
@@ -139,7 +139,7 @@ def small_node(names: Names) -> Callable[[Node], Node]:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
         kept = Metadata(meta.name, "", meta.uid, meta.resource_version)
         if text is not None:
-            # thousands of nodes say the same
+            # equal on thousands of nodes
             labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
             kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
         if text is None:

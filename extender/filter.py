@@ -1,12 +1,11 @@
-"""The filter verb: answer the one best node and hold the place. And two verbs that rate nodes, for pods that want it otherwise.
+"""The filter verb: answer the one best node, and reserve there. And two verbs that rate nodes.
 
-One node, not a list: with more than one left the scheduler scores them, and its random ties cost more than the best policy gains
-(docs/architecture.md). A pod that was promised a place before is judged anew, unless that promise may still become a bound pod.
+The answer is one node, not a list: with more than one left, kube-scheduler scores them, and its random ties cost more than the best policy
+gains (docs/reference/policies.md). A pod with an earlier reservation is placed again, unless its Binding may already have been written.
 
-A pod of a policy that lists (`scheduler`) is answered every node that fits, and nothing is held: which node it becomes, kube-scheduler
-alone will know. Its GPUs are chosen when it is bound, and bind refuses when they have gone meanwhile; the scheduler then starts over.
-Where one node is left, as for a pod that was nominated, there is nothing to choose, and its place is held as for others. So it is where
-others' plans had to yield.
+For a pod of a policy that lists (`scheduler`) the answer is every node that fits, and nothing is reserved: kube-scheduler chooses the node.
+Bind chooses the GPUs, and refuses if they have been assigned meanwhile; kube-scheduler then starts over. If one node is left, as for a
+nominated pod, there is no choice, and filter reserves as for other pods. It also does where nomination reservations had to yield.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCa
 def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> FilterResult:
     """Place the pod on one of the nodes named, and reserve it there.
 
-    Without `may_list` also a pod of a policy that lists: of room that is given up for this call alone, nothing is left at the next.
+    Without `may_list` also a pod of a policy that lists: capacity that yields for this call alone is gone at the next.
     """
     pod, candidates = args.pod, args.node_names
     if candidates is None:
@@ -40,9 +39,9 @@ def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> Fi
     if not request:
         return FilterResult(candidates)
     if not pod.uid:
-        return FilterResult(error=f"pod {pod.key} has no metadata.uid: a place cannot be held for it")
+        return FilterResult(error=f"pod {pod.key} has no metadata.uid: nothing can be reserved for it")
     state.expire()
-    if firm := _held_firmly(state, pod):
+    if firm := _firm(state, pod):
         node, reason = firm
         if node in candidates:
             return FilterResult([node])
@@ -60,7 +59,7 @@ def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> Fi
 
 
 def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
-    """Node -> how good it is for the pod's GPUs, 0 to 10. Raises BadAsk."""
+    """Node -> how good it is for the pod's GPUs, 0 to 10. Raises BadRequest."""
     request = state.request_of(args.pod)
     if not request or args.node_names is None:
         return {}
@@ -68,14 +67,14 @@ def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
 
 
 def spare_nodes(state: State, args: FilterArgs) -> dict[str, int]:
-    """Node -> how good it is for a pod without a GPU, 0 to 10; none for a pod that requests one. Raises BadAsk."""
+    """Node -> how good it is for a pod without a GPU, 0 to 10; none for a pod that requests one. Raises BadRequest."""
     if state.request_of(args.pod) or args.node_names is None:
         return {}
     return spare(state.fleet, args.node_names)
 
 
-def _held_firmly(state: State, pod: Pod) -> tuple[str, str] | None:
-    """Node and reason of a promise that cannot be taken back, if there is one."""
+def _firm(state: State, pod: Pod) -> tuple[str, str] | None:
+    """Node and reason, if the pod is bound or its Binding may already have been written."""
     allocation = state.allocations.place_of(pod.uid)
     if allocation is None:
         return None

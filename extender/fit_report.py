@@ -1,8 +1,8 @@
-"""Report on a pod that finds no room that its request fits the GPUs of a node together, and no single one.
+"""Report with an Event that a pod's request fits the GPUs of a node together, but no single GPU.
 
 `kubectl describe node` shows sums, and kube-scheduler's own Event counts reasons; neither tells a user that a smaller request would do.
-Filter only notes the pod: what is free is looked up some seconds later, outside the scheduler's call, and of few pods at a time. So of many that
-wait some are reported now and others later, each once in `AGAIN_S`. A pod that has got a place by then, or has room made for it, is not reported.
+Filter only notes the pod: free capacity is read some seconds later, outside kube-scheduler's call, and for few pods at a time. So of many that
+wait some are reported now and others later, each once in `AGAIN_S`. A pod that is placed by then, or has a preemption reservation, is not reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_ONCE: Final = 2
 
 
 class Reporter:
-    """`pod_of` finds a pod by `namespace/name`; `helped` says of a UID whether room is being made for it."""
+    """`pod_of` finds a pod by `namespace/name`; `is_preemptor` says whether a pod with this UID has a preemption reservation."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Reporter:
         recorder: Recorder,
         *,
         pod_of: Callable[[str], Pod | None],
-        helped: Callable[[str], bool],
+        is_preemptor: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._state, self._recorder, self._pod_of, self._helped = state, recorder, pod_of, helped
+        self._state, self._recorder, self._pod_of, self._is_preemptor = state, recorder, pod_of, is_preemptor
         self._clock = clock
         self._noted: dict[str, tuple[float, str, Sequence[str]]] = {}
         """UID -> when, key, and the nodes on which no single GPU has room."""
@@ -69,11 +69,11 @@ class Reporter:
 
     def _report(self, uid: str, key: str, nodes: Sequence[str]) -> bool:
         pod = self._state.unplaced(self._pod_of(key), uid)
-        if pod is None or self._helped(uid):
+        if pod is None or self._is_preemptor(uid):
             return False
         try:
             request = self._state.request_of(pod)
-        except BadRequest:  # the user is told when the pod is filtered
+        except BadRequest:  # filter reports it to the user
             return False
         found = scattered(self._state.fleet, request, nodes)
         if found is not None:

@@ -1,4 +1,4 @@
-"""What the extender reserves for pods of a gang, and when it gives that up (`vgpu.scheduling.gangs` decides).
+"""End the reservations of a gang that kube-scheduler does not schedule (`vgpu.scheduling.gangs` decides).
 
     kube-scheduler --filter, preempt--> calls --+
     API server --watch--> pods, PodGroups ------+--> Gangs --failed--> reservations end
@@ -24,21 +24,22 @@ from kube.cache import Cache, Statistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Pod
-from kube.pod_groups import API, POD_GROUPS, PodGroup
+from kube.paths import POD_GROUPS, POD_GROUPS_API
+from kube.pod_groups import PodGroup
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
 from vgpu.scheduling.gangs import Failed, Gangs, Room, Standing
 
-LOOK_S: Final = 60.0
-"""Between looks whether the API server serves PodGroups. Guessed: an operator who turns them on restarts the API server."""
+CHECK_S: Final = 60.0
+"""Between checks whether the API server serves PodGroups. Guessed: an operator who enables them restarts the API server."""
 
 LOG_S: Final = 10.0
-"""Between lines of the log about gangs that are not scheduled. Guessed."""
+"""Between log lines about gangs that are not scheduled. Guessed."""
 
 log = structlog.get_logger("extender.gangs")
 
 
 class GangKeeper:
-    """Told of pods by the watch and of calls by kube-scheduler; watches PodGroups itself."""
+    """Follows the watch of pods and kube-scheduler's calls; watches PodGroups itself."""
 
     def __init__(
         self,
@@ -49,8 +50,7 @@ class GangKeeper:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.gangs = Gangs()
-        self.failures = 0
-        """Times that a gang's reservations were given up."""
+        self._failures = 0
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
         self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed, shrink=_small_group)
         self._served, self._logged_s = False, float("-inf")
@@ -64,16 +64,20 @@ class GangKeeper:
         """What its cache has seen, by name; nothing where PodGroups are not served."""
         return {"podgroups": self._groups.statistics()} if self._served else {}
 
+    def failed(self) -> int:
+        """Times that the reservations of a gang ended because it was not scheduled."""
+        return self._failures
+
     async def run(self) -> None:
         """Until cancelled."""
         while not await self._is_served():
-            await self._sleep(LOOK_S)
+            await self._sleep(CHECK_S)
         self._served = True
         await self._groups.run()
 
     async def _is_served(self) -> bool:
         try:
-            await self._client.get(API)
+            await self._client.get(POD_GROUPS_API)
         except ApiError as error:
             if not error.not_found:
                 log.warning("it is not known whether PodGroups are served", error=str(error))
@@ -135,7 +139,7 @@ class GangKeeper:
         )
 
     def _refusal(self, group: str) -> str:
-        """What its pods are told as long as they are refused; empty where none is."""
+        """The reason that its pods are given while they are refused; empty if they are not."""
         found = self.gangs.refusal(group)
         return gang_paused(found.paused_s, LONGEST_QUIET_S, found.number) if found is not None else ""
 
@@ -180,7 +184,7 @@ class GangKeeper:
         return self._state.reservations.get(uid, "preemption") is not None
 
     def _expected(self, uid: str) -> bool:
-        """kube-scheduler nominates a pod that it is to bind but must wait for others of the gang, or for a volume; and withdraws that if the pod fails."""
+        """kube-scheduler nominates a pod whose Binding waits for other pods of the gang, or for a volume, and withdraws that if the pod fails."""
         reservation, node = self._state.reservations.get(uid), self._nominated.get(uid)
         if reservation is None:
             return node is not None
@@ -199,7 +203,7 @@ class GangKeeper:
             self._state.cancel(one.uid)
         if not ended:
             return
-        self.failures += 1
+        self._failures += 1
         self._node = ended[-1].node
         now_s = self._clock()
         if now_s >= self._logged_s + LOG_S:  # a gang may be tried hundreds of times a second
@@ -209,7 +213,7 @@ class GangKeeper:
             self._state.on_lapse(self._node)
 
     def _wake(self) -> None:
-        """Have pods tried again that were refused for their gang, where nobody else would."""
+        """Make kube-scheduler retry pods that were refused for their gang, if no other event will."""
         if self.gangs.wakes():
             self._state.on_lapse(self._node)
 
@@ -230,4 +234,4 @@ def _standing(pod: Pod) -> Standing:
         return "bound"
     if pod.spec.containers or pod.spec.init_containers:  # else the cache keeps none (`small`)
         return "waits"
-    return "unschedulable" if turned_down(pod) and not pod.status.nominated_node_name else "asks nothing"
+    return "unschedulable" if turned_down(pod) and not pod.status.nominated_node_name else "requests nothing"

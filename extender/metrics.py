@@ -1,4 +1,4 @@
-"""What an operator can watch. Gauges are read when they are scraped, so that none can go stale or leak."""
+"""The extender's metrics. Gauges are read from the state at each scrape, so that none can go stale or leak."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Metrics:
         caches: Callable[[], Mapping[str, Statistics]],
         evicted: Callable[[], int] = lambda: 0,
         nominations: Mapping[str, int] | None = None,
-        gangs_failed: Callable[[], int] = lambda: 0,
-        unread: Callable[[], int] = lambda: 0,
+        gang_failures: Callable[[], int] = lambda: 0,
+        unread_controllers: Callable[[], int] = lambda: 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self.refused = Refusals("extender")
@@ -49,7 +49,7 @@ class Metrics:
             ["verb", "outcome"],
             registry=self.registry,
         )
-        self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gangs_failed, unread))
+        self.registry.register(_Scraped(state, caches, evicted, nominations or {}, gang_failures, unread_controllers))
         self._duration_of = lru_cache(LABELS)(self._duration.labels)  # each looks them up by their text: 10 us a call
         self._requests_of = lru_cache(LABELS)(self._requests.labels)
 
@@ -68,50 +68,60 @@ class _Scraped(Collector):
         caches: Callable[[], Mapping[str, Statistics]],
         evicted: Callable[[], int],
         nominations: Mapping[str, int],
-        gangs_failed: Callable[[], int],
-        unread: Callable[[], int],
+        gang_failures: Callable[[], int],
+        unread_controllers: Callable[[], int],
     ) -> None:
         self._state, self._caches, self._evicted, self._nominations = state, caches, evicted, nominations
-        self._gangs_failed, self._unread = gangs_failed, unread
+        self._gang_failures, self._unread_controllers = gang_failures, unread_controllers
 
     def collect(self) -> Iterable[Metric]:
+        yield from self._of_reservations()
         yield from self._of_state()
         yield from self._of_caches()
 
-    def _of_state(self) -> Iterable[Metric]:
+    def _of_reservations(self) -> Iterable[Metric]:
         state = self._state
         stages = Tally(reservation.stage for reservation in state.reservations)
         by_stage = GaugeMetricFamily(
             "tangram_extender_reservations",
-            "Pods that room is held for and that are not seen bound, by stage.",
+            "Reservations of GPU capacity for pods that the watch has not shown bound, by stage.",
             labels=["stage"],
         )
         for stage in STAGES:
             by_stage.add_metric([stage.replace(" ", "_")], stages[stage])
         yield by_stage
         yield _counter(
-            "evictions", "Pods evicted for one that fits no single GPU and the scheduler cannot help.", self._evicted()
+            "evictions",
+            "Pods that the extender itself evicted: the preemptor fitted no single GPU, and kube-scheduler did not preempt.",
+            self._evicted(),
         )
         nominations = CounterMetricFamily(
             "tangram_extender_nominations",
-            "Pods nominated ahead of their turn: written, refused by the API server, taken by the scheduler, left by it.",
+            "Pods nominated ahead of their turn: written, refused by the API server, taken (followed by kube-scheduler), left (not followed).",
             labels=["outcome"],
         )
         for outcome, count in self._nominations.items():
             nominations.add_metric([outcome], count)
         yield nominations
-        yield _counter("reservations_expired", "Reservations that nobody bound in time.", state.expired)
         yield _counter(
-            "gangs_failed",
+            "reservations_expired", "Scheduling reservations that lapsed before their pod was bound.", state.expired
+        )
+        yield _counter(
+            "gang_failures",
             "Times that reservations of a gang ended because it was not scheduled.",
-            self._gangs_failed(),
+            self._gang_failures(),
+        )
+
+    def _of_state(self) -> Iterable[Metric]:
+        state = self._state
+        yield _gauge(
+            "allocated_pods",
+            "Pods with a share, a GPU or a MIG instance, those with a reservation included.",
+            len(state.allocations),
         )
         yield _gauge(
-            "pods", "Pods that hold a share, GPU or MIG instance, reserved ones included.", len(state.allocations)
-        )
-        yield _gauge(
-            "orphans",
-            "Pods that were deleted by force and keep their room, because their nodes say that their processes run on.",
+            "orphaned_pods",
+            "Pods that were deleted by force and stay allocated, because their nodes report that their processes still run.",
             len(state.orphans),
         )
         yield _gauge(
@@ -119,7 +129,9 @@ class _Scraped(Collector):
         )
         yield _gauge("nodes", "Nodes that can take pods.", len(state.fleet))
         yield _gauge(
-            "excluded_nodes", "Nodes left out until an inventory or an assignment is mended.", len(state.excluded_nodes)
+            "excluded_nodes",
+            "Nodes that take no pods until an inventory or an assignment is corrected.",
+            len(state.inventories.excluded_nodes),
         )
         yield _gauge(
             "overcommitted_gpus",
@@ -128,21 +140,23 @@ class _Scraped(Collector):
         )
         yield _gauge(
             "unread_controllers",
-            "Controllers of pods that are waiting to be read or could not be: with Kueue those pods are not evicted.",
-            self._unread(),
+            "Controllers of pods that are not read yet or cannot be. With Kueue, those pods are not evicted.",
+            self._unread_controllers(),
         )
         yield _counter(
-            "nodes_mended", "Nodes whose records differed from a count from scratch (drift).", state.repaired
+            "node_repairs",
+            "Nodes whose free capacity differed from a count anew and was repaired.",
+            state.allocations.repaired,
         )
 
     def _of_caches(self) -> Iterable[Metric]:
         caches = self._caches()
         families: dict[str, tuple[str, Callable[[Statistics], float]]] = {
-            "age_seconds": ("Since the API server was last heard.", lambda seen: seen.age_s),
+            "age_seconds": ("Time since the API server last sent anything.", lambda seen: seen.age_s),
             "objects": ("Objects known.", lambda seen: seen.objects),
             "unknown_objects": ("Objects that cannot be decoded.", lambda seen: seen.unknown),
-            "untold_objects": ("Objects whose last update failed; it is tried again.", lambda seen: seen.unreported),
-            "synced": ("1 when the first list is complete.", lambda seen: seen.synced),
+            "unapplied_objects": ("Objects whose last update failed; it is retried.", lambda seen: seen.unreported),
+            "synced": ("1 once the first list is complete.", lambda seen: seen.synced),
         }
         for name, (what, read) in families.items():
             gauge = GaugeMetricFamily(f"tangram_extender_cache_{name}", what, labels=["cache"])
@@ -151,7 +165,9 @@ class _Scraped(Collector):
             yield gauge
         events = CounterMetricFamily("tangram_extender_cache_events", "Changes seen by the watch.", labels=["cache"])
         relists = CounterMetricFamily(
-            "tangram_extender_cache_relists", "Times all was listed again, by reason.", labels=["cache", "reason"]
+            "tangram_extender_cache_relists",
+            "Times that all objects were listed again, by reason.",
+            labels=["cache", "reason"],
         )
         errors = CounterMetricFamily(
             "tangram_extender_cache_errors",

@@ -1,15 +1,14 @@
-"""What pods require of their nodes, and what nodes have of it, as `vgpu.scheduling.nodes.constraints` knows it."""
+"""Required constraints of pods, and the taints of nodes, as `vgpu.scheduling.nodes.constraints` represents them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
 from extender.preferences import required_of
-from kube.objects import NodeSpec, PodSpec
+from kube.objects import PodSpec
 from vgpu.scheduling.demand.pools import PASSING
-from vgpu.scheduling.nodes.constraints import ANYWHERE, REPELS, NodeConstraints, Taint, Toleration
+from vgpu.scheduling.nodes.constraints import ANYWHERE, REPELS, NodeConstraints
 
 MOST_CONDITIONS: Final = 32
 """Of one pod. A pod with more counts as one that can use every node. Guessed: each takes 20 us for 10,000 nodes."""
@@ -25,9 +24,7 @@ TEMPLATES: Final = 1024
 def constraints_of(spec: PodSpec) -> NodeConstraints:
     """The same object for pods that require the same. Tolerations of a node's condition, which every pod has, are left out."""
     tolerations = {
-        Toleration(one.key, one.operator, one.value, one.effect)
-        for one in spec.tolerations
-        if not one.key.startswith(PASSING) and (not one.effect or one.effect in REPELS)
+        one for one in spec.tolerations if not one.key.startswith(PASSING) and (not one.effect or one.effect in REPELS)
     }
     if not (tolerations or spec.node_selector or spec.affinity):
         return PLAIN  # most pods
@@ -37,12 +34,6 @@ def constraints_of(spec: PodSpec) -> NodeConstraints:
     if len(conditions) > MOST_CONDITIONS or values > MOST_VALUES or len(tolerations) > MOST_TOLERATIONS:
         return ANYWHERE
     return _one_for_all(NodeConstraints(required, tuple(sorted(tolerations))))
-
-
-def taints_of(spec: NodeSpec) -> Iterator[Taint]:
-    """Of a node."""
-    for one in spec.taints:
-        yield Taint(one.key, one.value, one.effect)
 
 
 @lru_cache(TEMPLATES)

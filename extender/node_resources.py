@@ -1,8 +1,8 @@
-"""What nodes have left beside GPUs: CPU for policies that look at it, and every resource for who evicts. kube-scheduler alone decides whether a pod fits.
+"""What nodes have left beside GPUs: CPU for the policies that use it, and every resource for preemption. kube-scheduler alone decides whether a pod fits.
 
-Counts what every pod requests that is bound, or that a place is held for: also pods that want no GPU. Pods that this extender does not
-place count once the watch tells of them. A resource that a node does not name is unlimited here: kube-scheduler may have it from elsewhere
-(resources that another extender manages, or DRA).
+Counts the requests of every pod that is bound or has a reservation, also of pods without a GPU. Pods that this extender does not place count
+once the watch shows them. A resource that a node does not name is unlimited here: kube-scheduler may know it from elsewhere (resources that
+another extender manages, or DRA).
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 def cpu_milli_of(requests: Mapping[str, int]) -> int:
-    """Thousandths of a processor, no more than are told apart."""
+    """CPU in thousandths, `LARGEST_CPU_MILLI` at most."""
     return min(LARGEST_CPU_MILLI, requests.get(CPU, 0))
 
 
 def allocatable_of(status: NodeStatus) -> dict[str, int]:
-    """What a node has for pods, in units of `kube.pod_requests`; nothing when it does not say."""
+    """What a node has for pods, in units of `kube.pod_requests`; empty if it reports nothing."""
     return amounts_of(status.allocatable)
 
 
 class NodeResources:
-    """By node: what there is, and what pods have of it."""
+    """By node: what is allocatable, and what pods request of it."""
 
     def __init__(self) -> None:
         self._allocatable: dict[str, Mapping[str, int]] = {}
         self._taken: dict[str, dict[str, int]] = {}
         self._allocated_pods: dict[str, tuple[str, Mapping[str, int]]] = {}
-        """Pod UID -> node and what it has."""
+        """Pod UID -> node and requests."""
 
     def set_node(self, name: str, allocatable: Mapping[str, int]) -> None:
-        """A node has so much; nothing: it is gone, or does not say."""
+        """A node reports this much; empty: it is gone, or reports nothing."""
         if allocatable:
             self._allocatable[name] = allocatable
         else:
             self._allocatable.pop(name, None)
 
-    def hold(self, uid: str, node: str, requests: Mapping[str, int]) -> set[str]:
-        """The pod has this, and no longer what it had. Do not change `requests`. Answers the nodes on which something changed."""
+    def allocate(self, uid: str, node: str, requests: Mapping[str, int]) -> set[str]:
+        """The pod requests this, in place of what it requested before. Do not change `requests`. Returns the nodes that changed."""
         if self._allocated_pods.get(uid) == (node, requests):
             return set()
         changed = self.release(uid)
@@ -58,11 +58,11 @@ class NodeResources:
         return changed | {node}
 
     def release(self, uid: str) -> set[str]:
-        """The pod has nothing. Answers the node on which something changed."""
-        held = self._allocated_pods.pop(uid, None)
-        if held is None:
+        """The pod requests nothing any more. Returns the node that changed."""
+        allocated = self._allocated_pods.pop(uid, None)
+        if allocated is None:
             return set()
-        node, requests = held
+        node, requests = allocated
         taken = self._taken[node]
         taken[PODS] -= 1
         if not taken[PODS]:
@@ -75,12 +75,12 @@ class NodeResources:
                     del taken[resource]
         return {node}
 
-    def held(self, uid: str) -> Mapping[str, int]:
-        """What a pod has."""
+    def of(self, uid: str) -> Mapping[str, int]:
+        """What a pod requests."""
         return self._allocated_pods.get(uid, ("", NOTHING))[1]
 
     def free_cpu_milli(self, name: str) -> int | None:
-        """What is left, less than nothing included; None when nobody told what there is."""
+        """Free CPU in thousandths, negative if overcommitted; None if the node reports none."""
         there = self._allocatable.get(name, NOTHING).get(CPU)
         if there is None:
             return None
@@ -90,7 +90,7 @@ class NodeResources:
     def lacking(
         self, name: str, requests: Mapping[str, int], before: Sequence[Mapping[str, int]] = ()
     ) -> dict[str, int]:
-        """By resource, what the node has too little for one more pod that requests this. `before`: what pods request that come before it."""
+        """By resource, how much the node lacks for one more pod with these requests. `before`: requests of pods that come first."""
         there, taken = self._allocatable.get(name), self._taken.get(name, NOTHING)
         if there is None:
             return {}

@@ -1,7 +1,7 @@
-"""What a pod's spec says of the node that it would like, as `vgpu.scheduling.preferences` weighs it.
+"""A pod's preferred constraints, as `vgpu.scheduling.preferences` weighs them.
 
-Only what is soft: what a node must have, kube-scheduler has seen to before it asks us. Who counts for spreading is counted when somebody
-looks: most pods find no two nodes that are equally good for the GPUs.
+Only preferred ones: kube-scheduler has enforced the required ones before it calls. Pods for spreading are counted when the count is first
+read: most pods find no two nodes that are equally good for the GPUs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SOFT = "ScheduleAnyway"
 NOTHING = Preferences()
 
 MOST_KEYS: Final = 32
-"""Labels of nodes that one pod may ask about; terms that name more are not read. Guessed: a label nobody asked about yet takes 0.4 ms."""
+"""Labels of nodes that one pod may name; terms that name more are ignored. Guessed: a label that no pod has named yet takes 0.4 ms."""
 
 
 class Counted(Mapping[str, int]):
-    """Node -> pods, counted when they are first requested."""
+    """Node -> pods, counted when they are first read."""
 
     def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
         self._count = count
@@ -61,7 +61,7 @@ def preferences_of(pod: Pod, spread_index: SpreadIndex) -> Preferences:
 
 
 def _few(terms: Iterable[Term], keys: set[str]) -> Iterator[Term]:
-    """Those that ask about no more labels than a pod may. `keys` are those asked about so far."""
+    """The terms that name no more labels than a pod may. `keys`: the labels named so far."""
     for term in terms:
         more = keys.union(one.key for one in term.conditions if not one.by_name)
         if len(more) <= MOST_KEYS:
@@ -77,7 +77,7 @@ def _spread(constraint: SpreadConstraint, pod: Pod, spread_index: SpreadIndex) -
 
 
 def _selector(constraint: SpreadConstraint, labels: dict[str, str]) -> Selector | None:
-    """Whom the constraint counts; None is nobody. Of `matchLabelKeys` the pod's own values must be there too."""
+    """The pods that the constraint counts; None for none. `matchLabelKeys` also requires the pod's own values."""
     selector = constraint.label_selector
     if selector is None:
         return None

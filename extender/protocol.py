@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _FilterArgs(msgspec.Struct, frozen=True):
 class FilterReader:
     """Reads the bodies of filter and prioritize calls.
 
-    The names of the nodes are most of a body: 440 kB for 10,000. They are its last field, and where they can be told apart from the rest
+    The names of the nodes are most of a body: 440 kB for 10,000. They are its last field, and if they can be separated from the rest
     they stay as they are (`vgpu.scheduling.nodes.name_index`). That is so when what stands before them is a whole object of its own, so nothing that looks
     like the list inside a pod can be taken for it, and no bracket stands between the list's own: what then reads as a list of strings is
     what a plain reader would read, and what does not is nothing that it would accept.
@@ -131,3 +131,89 @@ class BindingResult(msgspec.Struct, frozen=True):
     """ExtenderBindingResult. An empty error is success."""
 
     error: str = msgspec.field(name="Error", default="")
+
+
+class MetaPod(msgspec.Struct, frozen=True):
+    """MetaPod: a pod by UID."""
+
+    uid: str = msgspec.field(name="UID", default="")
+
+
+class MetaVictims(msgspec.Struct, frozen=True):
+    """MetaVictims."""
+
+    pods: tuple[MetaPod, ...] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class _Victims(msgspec.Struct, frozen=True):
+    """Victims: whole pods, from a scheduler without nodeCacheCapable."""
+
+    pods: tuple[Pod, ...] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class PreemptionArgs(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionArgs. One of the two maps is null."""
+
+    raw_pod: msgspec.Raw = msgspec.field(name="Pod")
+    by_pods: dict[str, _Victims | None] | None = msgspec.field(name="NodeNameToVictims", default=None)
+    by_uids: dict[str, MetaVictims | None] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+    @property
+    def pod(self) -> Pod:
+        """The preemptor."""
+        return msgspec.json.decode(self.raw_pod, type=Pod)
+
+    @property
+    def needs_more_than_sums(self) -> bool:
+        """Might a node be unfit for it for another reason than that something is used up?"""
+        spec = msgspec.json.decode(self.raw_pod, type=_Placed).spec
+        ports = any(port.get("hostPort") for one in (*spec.containers, *spec.init_containers) for port in one.ports)
+        near = spec.affinity is not None and (spec.affinity.near or spec.affinity.far)
+        return bool(ports or near or spec.spread or any("persistentVolumeClaim" in one for one in spec.volumes))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where the scheduler proposes to evict."""
+        return tuple(self.by_uids if self.by_uids is not None else self.by_pods or ())
+
+    def proposed(self) -> dict[str, MetaVictims]:
+        """Node -> victims that the scheduler proposes."""
+        if self.by_uids is not None:
+            return {name: one or MetaVictims() for name, one in self.by_uids.items()}
+        return {
+            name: MetaVictims(tuple(MetaPod(pod.uid) for pod in one.pods or ()), one.violations)
+            if one
+            else MetaVictims()
+            for name, one in (self.by_pods or {}).items()
+        }
+
+
+class PreemptionResult(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionResult. There is no Error in it: no nodes means that no pod is evicted."""
+
+    nodes: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims", default_factory=dict)
+
+
+class _Affinity(msgspec.Struct):
+    near: Any = msgspec.field(name="podAffinity", default=None)
+    far: Any = msgspec.field(name="podAntiAffinity", default=None)
+
+
+class _Container(msgspec.Struct):
+    ports: list[dict[str, Any]] = []
+
+
+class _Spec(msgspec.Struct):
+    affinity: _Affinity | None = None
+    containers: list[_Container] = []
+    init_containers: list[_Container] = msgspec.field(name="initContainers", default_factory=list)
+    spread: list[Any] = msgspec.field(name="topologySpreadConstraints", default_factory=list)
+    volumes: list[dict[str, Any]] = []
+
+
+class _Placed(msgspec.Struct):
+    """What of a pod says where it may be, beyond what it uses up."""
+
+    spec: _Spec = msgspec.field(default_factory=_Spec)

@@ -1,4 +1,4 @@
-"""Why a node cannot take a pod, beyond what `vgpu.scheduling.placement` says.
+"""Reasons why a node cannot take a pod, beyond those of `vgpu.scheduling.placement`.
 
 Few and constant: the scheduler counts equal strings and shows the counts to the user ("3 no single GPU has enough ...").
 """
@@ -24,7 +24,7 @@ NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
     GANG_PAUSED, GANG_MAKES_WAY,
 }  # fmt: skip
-"""Waiting or mending helps against these; the scheduler must not kill pods because of them."""
+"""Time or a correction helps against these; kube-scheduler must not evict pods because of them."""
 
 
 def gang_paused(paused_s: float, longest_s: float, refusal: int) -> str:
@@ -41,7 +41,7 @@ def gang_paused(paused_s: float, longest_s: float, refusal: int) -> str:
 
 
 def said_of_a_pause(message: str) -> str:
-    """What a message of kube-scheduler's has of that reason; empty for nothing."""
+    """The part of a kube-scheduler message that is this reason; empty if there is none."""
     found = _PAUSED.search(message)
     return found[0] if found is not None else ""
 

@@ -16,11 +16,11 @@ from vgpu.api.request import PodRequest, pod_request
 from vgpu.scheduling.policies.registry import POLICIES
 
 TEMPLATES: Final = 1024
-"""That are remembered, 2 KB each: reading an ask takes 70 us, and a pod is asked about three times. Guessed."""
+"""That are cached, 2 KB each: reading a request takes 70 us, and each pod's is needed about three times. Guessed."""
 
 
 class RequestCache:
-    """Of pods that ask by these names, memory in units of `unit_mib`."""
+    """Of pods that request by these names, memory in units of `unit_mib`."""
 
     def __init__(self, names: Names, unit_mib: int) -> None:
         self._names, self._unit_mib = names, unit_mib
@@ -28,9 +28,9 @@ class RequestCache:
         self._read = lru_cache(TEMPLATES)(self._read_one)
 
     def of(self, pod: Pod) -> PodRequest:
-        """Raises BadAsk."""
+        """Raises BadRequest."""
         said = pod.metadata.annotations or {}
-        return self._read(pod.asking({key: said[key] for key in said if key in self._heeded}))
+        return self._read(pod.requesting({key: said[key] for key in said if key in self._heeded}))
 
     def _read_one(self, asking: bytes) -> PodRequest:
         request = pod_request(

@@ -1,10 +1,10 @@
-"""Have kube-scheduler try the pods that wait again when a reservation lapses: that makes room, and no event in the API tells of it.
+"""Make kube-scheduler retry the pods that wait when a reservation lapses: capacity comes free, and no event in the API shows it.
 
-kube-scheduler tries a pod that filter turned down at the next event of any kind. Where none comes it waits until kube-scheduler tries all
-pods that it had left aside, after five to five and a half minutes (podMaxInUnschedulablePodsDuration). An event that it takes for the end
-of a pod is that a pending pod loses its status.nominatedNodeName: it then tries every pod of that pod's priority or a lower one
-(updatePodInSchedulingQueue of kube-scheduler 1.36). So of the pods that wait one of the highest priority is nominated to the node where
-room came free, and the nomination is withdrawn: two writes, which leave nothing behind.
+kube-scheduler retries a pod that filter turned down at the next event of any kind. If none comes, it retries the pod with all its
+unschedulable pods, after 5 to 5.5 minutes (podMaxInUnschedulablePodsDuration). If a pending pod loses its status.nominatedNodeName,
+kube-scheduler treats that like the end of a pod, and retries every pod of the same or a lower priority (updatePodInSchedulingQueue of
+kube-scheduler 1.36). So one waiting pod of the highest priority is nominated to the node where capacity came free, and the nomination is
+withdrawn: two writes, which leave nothing behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kube.objects import Pod
 from kube.patch import nominate
 
 SETTLE_S: Final = 1.0
-"""From a lapse to the retry: one retry for all that lapses together, and for pods that kube-scheduler is about to leave aside. Guessed."""
+"""From a lapse to the retry: one retry for all reservations that lapse together, and for pods that are about to become unschedulable. Guessed."""
 
 PERIOD_S: Final = 5.0
 """Between retries, and between tries of a write that failed. kube-scheduler's own back-off for a pod is 1 to 10 s."""
@@ -30,7 +30,7 @@ log = structlog.get_logger("extender.retry_after_lapse")
 
 
 class Retrier:
-    """`waiting` answers the pods that kube-scheduler found no place for, and that nobody makes room for."""
+    """`waiting` answers the pods for which kube-scheduler found no node, and which have no reservation."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class Retrier:
         self._node = ""
         self._wake = asyncio.Event()
         self.retries = 0
-        """Times that kube-scheduler was made to try pods again."""
+        """Times that kube-scheduler was made to retry pods."""
 
-    def room_came_free(self, node: str) -> None:
+    def capacity_freed(self, node: str) -> None:
         """A reservation on this node has lapsed."""
         self._node = node
         self._wake.set()
@@ -59,7 +59,7 @@ class Retrier:
             try:
                 await self._retry()
             except ApiError as error:
-                log.warning("pods that wait are not tried again yet", error=str(error))
+                log.warning("waiting pods are not retried yet", error=str(error))
                 if error.transient or error.conflict or error.not_found:  # else another try would end as this one
                     self._wake.set()
             await self._sleep(PERIOD_S)
@@ -72,10 +72,10 @@ class Retrier:
         await nominate(self._client, one.metadata, self._node)
         await self._withdraw(one)
         self.retries += 1
-        log.info("pods that wait are tried again: a reservation lapsed", node=self._node, pods=len(pods))
+        log.info("waiting pods are retried: a reservation lapsed", node=self._node, pods=len(pods))
 
     async def _withdraw(self, pod: Pod) -> None:
-        """However long it takes: a nomination that stays would count as room taken."""
+        """However long it takes: kube-scheduler counts a nominated pod as running on its node."""
         while True:
             try:
                 return await nominate(self._client, pod.metadata, None)

@@ -1,13 +1,13 @@
-"""Have kube-scheduler try the pods that wait, after an extender died beside it.
+"""Restart kube-scheduler after an extender died beside it, so that it retries the pods that wait.
 
-kube-scheduler repeats calls of filter and bind that failed. A preempt call that failed ends like one for a pod that no eviction can help: the pod
-is tried again when an event may help it in the eyes of the plugin that turned it down, here a pod's end or a node with more room. Where neither
-comes, it waits until kube-scheduler tries every pod that it had left aside, after five to five and a half minutes
-(podMaxInUnschedulablePodsDuration). Pods that filter turned down do not need this: they are tried again at any event, and `retrying` makes one
-where room comes free without.
+kube-scheduler repeats filter and bind calls that failed. A preempt call that failed ends like one for a pod that no eviction helps: the pod is
+retried at an event that may help it by the plugin that turned it down, here the end of a pod or a node with more capacity. If no such event
+comes, kube-scheduler retries it with all its unschedulable pods, after 5 to 5.5 minutes (podMaxInUnschedulablePodsDuration). Pods that filter
+turned down do not need this: they are retried at any event, and `retry_after_lapse` makes one where capacity comes free without.
 
-No write to the API wakes such a pod for sure, short of deleting another. But a kube-scheduler that starts tries every pod. So an extender that is younger than the kube-scheduler beside it ends that, once it can answer, if pods were turned down, and the
-kubelet starts another. The chart lets the two containers see each other's processes for this alone.
+No write to the API is sure to wake such a pod, short of deleting another pod. But a kube-scheduler that starts tries every pod. So if pods
+were turned down, an extender that is younger than the kube-scheduler beside it ends that process once it can answer calls, and the kubelet
+starts another. For this alone the chart lets the two containers see each other's processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,41 +26,34 @@ from vgpu.api.process_stat import process_stat
 
 PROC: Final = Path("/proc")
 END_S: Final = 5.0
-"""From SIGTERM, with which it gives up its lease and its calls, to SIGKILL. It takes less than 1 s (measured)."""
+"""From SIGTERM, at which kube-scheduler releases its lease and ends its calls, to SIGKILL. It takes less than 1 s (measured)."""
 NAME_BYTES: Final = 15
-"""The kernel keeps so many of a process's name (TASK_COMM_LEN, proc(5))."""
+"""Of a process's name that the kernel keeps (TASK_COMM_LEN, proc(5))."""
 
 log = structlog.get_logger("extender.retry_after_restart")
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A process in our pid namespace."""
+    """A process in this pid namespace."""
 
     pid: int
     began: int
     """Ticks since the machine's start."""
 
 
-class Waker:
-    """`process`: name of kube-scheduler's, empty = leave it alone. `turned_down`: how many pods wait that fit nowhere, as kube-scheduler
-    says. `missed`: was a preempt call answered before enough was known? Then its age does not matter, nor whether it has said so yet."""
+class SchedulerRestarter:
+    """`process`: name of kube-scheduler's process; empty: never end it."""
 
-    def __init__(
-        self,
-        process: str,
-        *,
-        turned_down: Callable[[], int],
-        missed: Callable[[], bool],
-        proc: Path = PROC,
-        end_s: float = END_S,
-    ) -> None:
-        self._process, self._turned_down, self._missed = process, turned_down, missed
-        self._proc, self._end_s = proc, end_s
+    def __init__(self, process: str, *, proc: Path = PROC, end_s: float = END_S) -> None:
+        self._process, self._proc, self._end_s = process, proc, end_s
 
-    async def wake(self) -> None:
-        """Once, as soon as preempt calls are answered. Raises nothing: without it pods wait longer."""
-        pods, missed = self._turned_down(), self._missed()
+    async def restart(self, pods: int, *, missed: bool) -> None:
+        """To be called once, as soon as preempt calls are answered. Raises nothing: without it pods wait longer.
+
+        `pods`: how many wait that fit nowhere, as kube-scheduler says. `missed`: was a preempt call answered before enough was known? Then
+        neither kube-scheduler's age nor `pods` matters.
+        """
         if not self._process or not (pods or missed):
             return
         try:
@@ -69,12 +62,12 @@ class Waker:
                 if not missed and (own is None or own.began <= one.began):
                     continue
                 log.warning(
-                    "kube-scheduler is ended, so that it tries the pods again that wait", pid=one.pid, pods=pods
+                    "kube-scheduler is restarted, so that it retries the pods that wait", pid=one.pid, pods=pods
                 )
                 await self._end(one)
         except OSError as error:
             log.error(
-                "kube-scheduler cannot be ended: pods that wait may be tried after minutes only", error=str(error)
+                "kube-scheduler cannot be restarted: pods that wait may be retried only after minutes", error=str(error)
             )
 
     async def _end(self, one: Beside) -> None:
@@ -85,7 +78,7 @@ class Waker:
             return
         try:
             if beside(self._proc / str(one.pid)) != one:
-                return  # it has ended, and its pid is another's
+                return  # it has ended, and another process has its pid
             signal.pidfd_send_signal(fd, signal.SIGTERM)
             if not await ends(fd, self._end_s):
                 log.warning("kube-scheduler is killed", pid=one.pid, waited_s=self._end_s)
@@ -98,7 +91,7 @@ class Waker:
 
 
 def named(name: str, proc: Path = PROC) -> Iterator[Beside]:
-    """Processes of this name that live."""
+    """Running processes of this name."""
     for folder in proc.iterdir():
         if folder.name.isdecimal() and _comm(folder) == name.encode()[:NAME_BYTES]:
             found = beside(folder)

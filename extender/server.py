@@ -1,7 +1,7 @@
-"""The HTTP application on 127.0.0.1: the scheduler's verbs, and a snapshot of what they go by.
+"""The HTTP application on 127.0.0.1: kube-scheduler's verbs, and a snapshot of the state that they decide on.
 
-Knows HTTP only: bodies go to `verbs` as they are. Three paths need no router: uvicorn and one ASGI function take 75 us of processor
-time for a small call (measured), a framework's stack several times that, and the scheduler's calls are most of what the extender does.
+Knows HTTP only: bodies go to `verbs` as they are. Six paths need no router: uvicorn and one ASGI function take 75 us of CPU time for a small
+call (measured), a framework's stack several times that, and kube-scheduler's calls are most of the extender's work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def scheduler_app(verbs: Verbs) -> App:
             case _, "/filter" | "/prioritize" | "/spare" | "/preempt" | "/bind" | "/snapshot":
                 return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, Answer(f"{path} does not answer {method}\n".encode())
             case _:
-                said = b"there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"
+                said = b"the paths are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"
                 return HTTPStatus.NOT_FOUND, _TEXT, Answer(said)
 
     async def app(
@@ -54,7 +54,7 @@ def scheduler_app(verbs: Verbs) -> App:
         if body is None:
             return
         if (scope["method"], scope["path"]) == ("GET", "/snapshot"):
-            scope[UNREADABLE] = True  # no call of a scheduler's
+            scope[UNREADABLE] = True  # not a scheduler's call
             await _send_snapshot(verbs, scope, receive, send)
             return
         status, content_type, said = await answer(scope["method"], scope["path"], body)
@@ -69,16 +69,16 @@ def scheduler_app(verbs: Verbs) -> App:
 async def _send_snapshot(
     verbs: Verbs, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """In pieces, as fast as the client reads them. Ends when it hangs up, or after `MOST_S`."""
+    """In pieces, as fast as the client reads them. Ends when the client disconnects, or after `MOST_S`."""
     started, outcome = time.perf_counter(), "unread"
     compressed = accepts_gzip(scope["headers"])
     headers = [(b"content-type", _JSON), (b"vary", b"accept-encoding")] + [(b"content-encoding", b"gzip")] * compressed
     gone = asyncio.ensure_future(receive())
     try:
-        async with verbs.snapshots.turn(gone) as mine, asyncio.timeout(MOST_S):
+        async with verbs.snapshots.turn(gone) as allowed, asyncio.timeout(MOST_S):
             if gone.done():
                 return
-            if not mine:
+            if not allowed:
                 outcome, said = "refused", f"{BUSY}\n".encode()
                 refused = [(b"content-type", _TEXT), (b"retry-after", b"5"), (b"content-length", b"%d" % len(said))]
                 await send({"type": "http.response.start", "status": HTTPStatus.TOO_MANY_REQUESTS, "headers": refused})
@@ -100,7 +100,7 @@ async def _send_snapshot(
 
 
 async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes | None:
-    """The whole body of a request; None when the caller hung up before its end."""
+    """The whole body of a request; None if the client disconnected before its end."""
     parts: list[bytes] = []
     while True:
         message = await receive()

@@ -42,13 +42,14 @@ class Settings(ProgramSettings):
         "1Gi", description="What one gpu-mem stands for. As the webhook and the device plugin have it."
     )
     host: str = Field(
-        "127.0.0.1", description="Address of /filter, /bind and /preempt. Whoever reaches it can bind and evict pods."
+        "127.0.0.1",
+        description="Address of /filter, /bind and /preempt. Any client that reaches it can bind and evict pods.",
     )
     port: int = Field(8888, ge=0, le=65535, description="HTTP port of /filter, /bind and /preempt.")
     metrics_host: str = Field("0.0.0.0", description="Address of /healthz, /readyz and /metrics.")  # noqa: S104
     metrics_port: int = Field(8889, ge=0, le=65535, description="HTTP port of /healthz, /readyz and /metrics.")
     reservation_s: float = Field(
-        STAGES["reserved"].life_s, ge=5, le=600, description="Seconds that a place is held between filter and bind."
+        STAGES["reserved"].life_s, ge=5, le=600, description="Seconds that a reservation lives between filter and bind."
     )
     bind_timeout_s: float = Field(
         4.0, ge=0.5, le=60, description="Seconds that a Binding may take. Less than the scheduler's httpTimeout."
@@ -60,16 +61,19 @@ class Settings(ProgramSettings):
         3.0,
         ge=0.1,
         le=55,
-        description="Seconds that the search for whom to evict may take: then the best answer so far is given, or nobody is evicted. Less than the scheduler's httpTimeout.",
+        description="Seconds that a search for victims may take. Then the best answer so far is given, or no pod is evicted. Less than the scheduler's httpTimeout.",
     )
-    hold_s: float = Field(
+    preemption_reservation_s: float = Field(
         STAGES["kept"].life_s,
         ge=10,
         le=3600,
-        description="Seconds that room is kept for a pod for which others were evicted.",
+        description="Seconds that capacity stays reserved for a pod for which other pods were evicted.",
     )
     preempted_times: int = Field(
-        TIMES, ge=1, le=1000, description="Preemptions of one pod within preempted-period-s, after which it is spared."
+        TIMES,
+        ge=1,
+        le=1000,
+        description="Preemptions of one pod within preempted-period-s, after which it is not evicted.",
     )
     preempted_period_s: float = Field(
         PERIOD_S, ge=60, le=604800, description="Seconds that a preemption is remembered for preempted-times."
@@ -101,11 +105,11 @@ class Settings(ProgramSettings):
     scheduler_process: str = Field(
         "",
         max_length=64,
-        description="Name of kube-scheduler's process beside this one. An extender that is younger ends it if pods wait, so that it tries them again. Empty: never.",
+        description="Name of kube-scheduler's process beside this one. If pods wait, an extender that is younger ends it, so that its next start retries them. Empty: never.",
     )
     nominate_ahead: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether pods that wait are nominated ahead of their turn. auto: where kube-scheduler is faster with it, by the time between its calls.",
+        description="Whether waiting pods are nominated ahead of their turn. auto: if kube-scheduler is faster with it, by the time between its calls.",
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
 

@@ -1,4 +1,4 @@
-"""One moment of the extender, as a snapshot (`vgpu.scheduling.snapshot`).
+"""Copy one moment of the state, as a snapshot (`vgpu.scheduling.snapshot`).
 
 What changes is copied at once; a record is made when it is read. For 10,000 nodes with 8 GPUs all take half a second, the moment
 itself 3 ms (measured) and, where pods name labels or taints, up to 10 ms more (64 different constraints).
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from extender.accounting import Accounting, Allocation
-from vgpu.api.inventory import Inventory
+from extender.accounting import Allocation
+from extender.state import State
 from vgpu.scheduling import scarcity
 from vgpu.scheduling.demand.request_distribution import Typical
 from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet, Ints
@@ -22,17 +22,12 @@ from vgpu.scheduling.nodes.selectors import Bools
 from vgpu.scheduling.snapshot import Free, NodeRecord, PodRecord, Records, Starting, nth_constraints
 
 
-def moment(
-    domain: str,
-    unit_mib: int,
-    nodes: Mapping[str, Inventory | None],
-    excluded: Mapping[str, str],
-    held: Accounting,
-    stages: Mapping[str, str],
-    orphaned: Collection[str],
-) -> Records:
-    """The snapshot. `stages`: of the pods that have a reservation, by UID."""
-    fleet, allocations = held.fleet, list(held)
+def snapshot_of(state: State) -> Records:
+    """This moment, however late its records are read."""
+    nodes, excluded = state.inventories.snapshot()
+    fleet, allocations = state.fleet, list(state.allocations)
+    stages = {one.uid: one.stage for one in reversed(list(state.reservations))}  # of several kinds the first counts
+    orphaned = frozenset(state.orphans)
     column = dict(fleet.column)
     mib, percent = fleet.free_mib[:, : fleet.width].copy(), fleet.free_percent[:, : fleet.width].copy()
     cpu = fleet.free_cpu_milli.copy()
@@ -56,8 +51,8 @@ def moment(
             yield NodeRecord(name, inventory, excluded.get(name, ""), free, _reported(cpu, at), met)
 
     return Records(
-        domain,
-        unit_mib,
+        state.names.domain,
+        state.unit_mib,
         node_records(),
         (_record(uid, allocation, stages.get(uid) or _stage(uid, orphaned)) for uid, allocation in allocations),
         tuple(sorted(distribution.items(), key=lambda item: (-item[1], item[0]))),
@@ -82,7 +77,7 @@ def _reported(cpu: Ints, column: int) -> int | None:
 
 
 def _stage(uid: str, orphaned: Collection[str]) -> str:
-    """Of a claim without a reservation."""
+    """Of an allocation without a reservation."""
     return "orphaned" if uid in orphaned else "seen bound"
 
 

@@ -1,4 +1,4 @@
-"""Snapshots for GET /snapshot, written between the scheduler's calls: 10,000 nodes with 8 GPUs are 24 to 71 MiB and take a second of processor time.
+"""Write snapshots for GET /snapshot between kube-scheduler's calls: 10,000 nodes with 8 GPUs are 24 to 71 MiB and take a second of CPU time.
 
 A piece takes a third of a millisecond of the event loop, which then has others' work for three times as long. Only the piece that is being sent is in memory.
 """
@@ -29,7 +29,7 @@ WAITING: Final = 4
 BEGUN_PART: Final = 0.005
 """Of the event loop's time, for the beginnings of snapshots: what changes is copied then, all in one go, which takes 3 to 15 ms for 10,000 nodes."""
 REST_AT_MOST_S: Final = 5.0
-"""Before the next snapshot begins, however large the cluster: who waits for it is not refused for that alone."""
+"""Before the next snapshot begins, however large the cluster: a client that waits for it is not refused for that alone."""
 GZIP: Final = 16 + zlib.MAX_WBITS
 
 BUSY: Final = "another client reads a snapshot: retry in some seconds"

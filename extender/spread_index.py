@@ -1,8 +1,8 @@
-"""Which pods are like one another, by namespace and labels: whom a pod that spreads counts.
+"""Pods by namespace and labels: the pods that a spread constraint counts.
 
-Of pods that request GPUs, have a place and are not leaving. Many pods have the same labels, so they are counted by label set: a selector
-is tried on few. Where each pod has labels of its own (a StatefulSet's name it), on those alone that have the rarest pair it requests; and
-what was counted for the last selectors is kept in step, for replicas ask one after the other.
+Of pods that request GPUs, are placed and do not terminate. Many pods have the same labels, so they are counted by label set: a selector is
+tried on few. If each pod has labels of its own (a StatefulSet names its pods), only those with the selector's rarest pair are tried. The
+counts of the last selectors are kept up to date, because replicas are filtered one after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Namespace:
     having: dict[_Pair, set[_Labels]] = field(default_factory=dict)
     """Label and value -> the label sets that have both."""
     kept: dict[object, tuple[Selector, dict[str, int]]] = field(default_factory=dict)
-    """The selectors asked about last, and node -> pods of each."""
+    """The selectors counted last, and node -> pods of each."""
 
     def add(self, labels: _Labels, node: str) -> None:
         """One more."""
@@ -133,7 +133,7 @@ class SpreadIndex:
         self._seen.pop(uid, None)
 
     def count(self, namespace: str, selector: Selector, but: str) -> dict[str, int]:
-        """Node -> pods there that the selector finds, those that a place is held for included; `but` is the UID of who asks."""
+        """Node -> pods there that the selector finds, those with a reservation included; `but` is the UID of a pod that does not count."""
         here = self._by_namespace.get(namespace)
         if here is None:
             return {}

@@ -1,7 +1,7 @@
-"""The scheduler's calls: bytes in, bytes out.
+"""kube-scheduler's calls: bytes in, bytes out.
 
-Whatever goes wrong is said in the answer's Error: the scheduler takes any HTTP status but 200 as "extender down" and hides the body.
-To add a verb: a method here, a struct in `wire`, a route in `server`.
+Every error is reported in the answer's Error: kube-scheduler takes any HTTP status but 200 as "extender down" and hides the body.
+To add a verb: a method here, a struct in `protocol`, a route in `server`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from extender.filter import prioritize_nodes, spare_nodes
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preemption.coordinator import Preemption
-from extender.preemption.verb import PreemptionArgs, PreemptionResult
-from extender.protocol import BindingArgs, BindingResult, FilterArgs, FilterReader, FilterResult, HostPriority
+from extender.protocol import (
+    BindingArgs,
+    BindingResult,
+    FilterArgs,
+    FilterReader,
+    FilterResult,
+    HostPriority,
+    PreemptionArgs,
+    PreemptionResult,
+)
 from extender.snapshot_writer import Snapshots
 from extender.state import State
 from vgpu.api.errors import TangramError
@@ -33,7 +41,7 @@ class Answer:
 
     body: bytes
     unreadable: bool = False
-    """Was the request no call of a scheduler's, or was it not read?"""
+    """Was the request not a scheduler's call, or was it not read?"""
 
 
 class Verbs:
@@ -46,15 +54,15 @@ class Verbs:
         preemption: Preemption,
         gangs: GangKeeper,
         metrics: Metrics,
+        snapshots: Snapshots,
         not_ready: Callable[[], str | None],
     ) -> None:
         self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
-        self._metrics, self._not_ready = metrics, not_ready
+        self._metrics, self.snapshots, self._not_ready = metrics, snapshots, not_ready
         self._filter_args = FilterReader()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
-        self.snapshots = Snapshots(state.snapshot)
 
     async def filter(self, body: bytes) -> Answer:
         """ExtenderArgs -> ExtenderFilterResult."""
@@ -80,12 +88,12 @@ class Verbs:
     async def _placed(self, args: FilterArgs) -> FilterResult:
         self._gangs.next_pod(args.pod)
         result = self._preemption.filter(args)
-        if await self._preemption.hears_more(args, result):
+        if await self._preemption.has_news(args, result):
             result = self._preemption.filter(args)
         return result
 
     def prioritize(self, body: bytes) -> Answer:
-        """ExtenderArgs -> HostPriorityList, for a pod with a share whose node kube-scheduler chooses."""
+        """ExtenderArgs -> HostPriorityList, for a pod that requests a share and whose node kube-scheduler chooses."""
 
         def rated(args: FilterArgs) -> dict[str, int]:
             with self._preemption.reservations.lifted(args.pod.uid):
@@ -94,11 +102,11 @@ class Verbs:
         return self._rate("prioritize", body, rated)
 
     def spare(self, body: bytes) -> Answer:
-        """ExtenderArgs -> HostPriorityList, for a pod without one."""
+        """ExtenderArgs -> HostPriorityList, for a pod without a share."""
         return self._rate("spare", body, lambda args: spare_nodes(self._state, args))
 
     def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> Answer:
-        """HostPriorityList has no Error: in trouble no node is rated, and the log says why."""
+        """HostPriorityList has no Error: after an error no node is rated, and the log says why."""
         started, outcome, rated, unreadable = time.perf_counter(), "error", dict[str, int](), False
         try:
             missing = self._not_ready()
@@ -127,7 +135,7 @@ class Verbs:
                 unreadable, error = True, missing
             else:
                 args = self._binding_args.decode(body)
-                with self._preemption.slices.waiting():
+                with self._preemption.background.waiting():
                     outcome = (await self._binder.bind(args)).replace(" ", "_")
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             unreadable, error = True, f"bind: the request cannot be read: {wrong}"
@@ -141,30 +149,30 @@ class Verbs:
         return Answer(self._encoder.encode(BindingResult(error)), unreadable)
 
     async def preempt(self, body: bytes) -> Answer:
-        """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: in trouble nobody is evicted, and the log says why."""
+        """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: after an error no pod is evicted, and the log says why."""
         started, result, outcome, unreadable = time.perf_counter(), PreemptionResult(), "error", False
-        until_s = self._preemption.deadline()
+        until_s = self._preemption.verb.deadline()
         try:
             missing = self._not_ready()
             if missing:
-                unreadable = self._preemption.missed = True
-                log.warning("nobody is evicted", reason=missing)
+                unreadable = self._preemption.verb.missed = True
+                log.warning("no pod is evicted", reason=missing)
             else:
                 args = self._preemption_args.decode(body)
                 with self._gangs.calling(args.pod, until_s):
-                    await self._preemption.meet(args.pod)
-                    result = await self._preemption.preempt(args, until_s)
-                outcome = "victims" if result.nodes else "nobody"
+                    await self._preemption.verb.wait_for_preemptor(args.pod)
+                    result = await self._preemption.verb.preempt(args, until_s)
+                outcome = "victims" if result.nodes else "no_victims"
         except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
             unreadable = True
             log.warning("preempt: the request cannot be read", error=str(wrong))
         except TangramError as refused:
-            log.warning("nobody is evicted", reason=str(refused))
+            log.warning("no pod is evicted", reason=str(refused))
         except Exception:
             log.exception("preempt failed")
         self._metrics.count("preempt", outcome, time.perf_counter() - started)
         return Answer(self._encoder.encode(result), unreadable)
 
     def count_snapshot(self, outcome: str, seconds: float) -> None:
-        """taken, refused or unread."""
+        """Count a call of GET /snapshot; the outcome is taken, refused or unread."""
         self._metrics.count("snapshot", outcome, seconds)

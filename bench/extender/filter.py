@@ -1,8 +1,8 @@
 """How long kube-scheduler waits for the extender's filter, over HTTP, and what the extender weighs.
 
-A `tangram-extender` process of its own lists nodes with 8 GPUs each from a small API server in this process, and is asked, one call
+A `tangram-extender` process of its own lists nodes with 8 GPUs each from a small API server in this process, and is called, one call
 after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
-`events` has the watch tell of pod changes meanwhile. The load at the start says how much of the machine others had; the extender's own
+`events` has the watch report pod changes meanwhile. The load at the start says how much of the machine others had; the extender's own
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
 `bare` is what the same requests take to a process with the extender's server that answers nothing: all but its own work, on this machine.
 
@@ -112,7 +112,7 @@ def bodies(names: list[str], calls: int, order: str, requests: str, policy: str)
     for at in range(calls):
         if order == "chunks":
             encoded = json.dumps(in_chunks(names, shuffled), separators=(",", ":"))
-        built = pod(f"asks-{at}").annotated(placement=policy)
+        built = pod(f"requests-{at}").annotated(placement=policy)
         if requests == "mig":
             built = built.asking(mig="1g.10gb")
         else:
@@ -191,7 +191,7 @@ async def measure(
             process.wait()
     p50, p99, bare_p50, bare_p99 = (round(float(np.percentile(of, q)), 2) for of in (took, bare) for q in (50, 99))
     return {
-        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "policy": policy, "order": order, "asks": requests, "events_per_s": events_s, "calls": calls,
+        "nodes": nodes, "gpus_a_node": 8, "pods": pods, "policy": policy, "order": order, "requests": requests, "events_per_s": events_s, "calls": calls,
         "p50_ms": p50, "p99_ms": p99, "bare_p50_ms": bare_p50, "bare_p99_ms": bare_p99,
         "max_ms": round(float(took.max()), 2), "cpu_ms_a_call": round(spent_ms, 2), "rss_mib": rss, "start_s": round(started_s, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
@@ -227,7 +227,7 @@ Key = tuple[int, str, str, str, int]
 def read_rows() -> dict[Key, dict[str, object]]:
     with (HERE / "filter.csv").open(newline="") as file:
         return {
-            (int(row["nodes"]), row["policy"], row["order"], row["asks"], int(row["events_per_s"])): dict(row)
+            (int(row["nodes"]), row["policy"], row["order"], row["requests"], int(row["events_per_s"])): dict(row)
             for row in csv.DictReader(file)
         }
 

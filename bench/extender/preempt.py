@@ -1,6 +1,6 @@
-"""How long kube-scheduler waits for whom to evict, and how long filter and bind take beside it, over HTTP.
+"""How long kube-scheduler waits for the choice of victims, and how long filter and bind take beside it, over HTTP.
 
-A `tangram-extender` process lists full nodes of 8 GPUs with 8 pods each, which request CPU and memory too, and some empty ones. One connection asks
+A `tangram-extender` process lists full nodes of 8 GPUs with 8 pods each, which request CPU and memory too, and some empty ones. One connection calls
 /preempt for one pod after another; kube-scheduler proposes two pods of each node, as it does by totals. Beside it another connection has pods placed on
 the empty nodes and bound, all the time. `idle` is the same without /preempt, on the same machine before. A call is measured from the first byte sent to the last byte read.
 
@@ -231,7 +231,7 @@ def row(
     ):  # fmt: skip
         figures |= {f"{name}p{q}_ms": round(float(np.percentile(of, q)), 2) for q in (50, 99)}
     return {
-        "nodes": nodes, "gpus_a_node": GPUS, "pods_a_gpu": PODS_A_GPU, "asks": requests, "budgets": count, "calls": len(others),
+        "nodes": nodes, "gpus_a_node": GPUS, "pods_a_gpu": PODS_A_GPU, "requests": requests, "budgets": count, "calls": len(others),
         **figures, "placed_beside": len(beside[0]), "budgets_ms": round(of_one_node(count), 2), "rss_mib": 0,
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f} at the start",
         "date": datetime.now(UTC).date().isoformat(), "commit": commit(),

@@ -1,1 +1,1 @@
-"""Nominating pods to nodes before the scheduler tries them."""
+"""Nominations ahead of a pod's turn: `nominator` chooses and writes them, `reservations` sets their capacity aside."""

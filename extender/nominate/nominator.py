@@ -1,11 +1,11 @@
-"""Nominate pods to nodes ahead of their turn, while many wait (`vgpu.scheduling.nominate` says who and when) and it is worth it (`vgpu.scheduling.nominate_pacing`).
+"""Nominate pods to nodes ahead of their turn, while many wait (`vgpu.scheduling.nominate`) and it pays (`vgpu.scheduling.nominate_pacing`).
 
-    pods that wait --Line--> due --placement over the fleet--> Plan (room is held) --one write--> status.nominatedNodeName
-    scheduler, one node --filter--> the plan becomes a reservation; or it looks at all nodes, as without
+    waiting pods --Line--> due --placement over the fleet--> nomination reservation --one write--> status.nominatedNodeName
+    kube-scheduler filters that one node --> a scheduling reservation; or it filters all nodes, as without a nomination
 
-Nothing depends on it. A nomination that the scheduler does not follow (another pod's anti-affinity, memory, a taint since) costs it one look
-at one node; the pod then goes the ordinary way and is never nominated again, also not by an extender that was started later. Where most
-nominations are of no use they pause. Only the extender that is being asked does this: of several the one beside the active scheduler.
+No other part depends on it. A nomination that kube-scheduler does not follow (another pod's anti-affinity, memory, a new taint) costs it
+one filter call for one node. The pod is then scheduled in the ordinary way and never nominated again, also not by an extender that starts
+later. If most nominations are not followed, the nominator pauses. Only one extender nominates: the one beside the active kube-scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from extender.nominate.reservations import Plans
+from extender.nominate.reservations import NominationReservations
 from extender.state import State
 from kube.cache import Cache
 from kube.client import Client
@@ -34,24 +34,24 @@ from vgpu.scheduling.nominate_pacing import Pacing
 from vgpu.scheduling.placement import NoRoom, Placement, place
 from vgpu.scheduling.policies.registry import POLICIES
 
-REQUESTED_S: Final = 10.0
-"""Who was not requested so long is not the active one: while pods wait, the active one is asked many times a second. Guessed."""
+ACTIVE_S: Final = 10.0
+"""An extender that was not called for so long is not the active one: while pods wait, the active one is called many times a second. Guessed."""
 
 VAIN_S: Final = 5.0
-"""An ask that fits nowhere is not tried again for so long: that costs 5 ms for 10,000 nodes. Guessed."""
+"""A request that fits nowhere is not tried again for so long: a try takes 5 ms for 10,000 nodes. Guessed."""
 
 WRITERS: Final = 4
 """Nominations being written at a time. More are not faster on two cores (measured)."""
 
 KINDS: Final = 64
-"""Kinds of needs whose nodes are remembered, and asks that fit nowhere. Pulled out of the air."""
+"""Kinds of needs whose nodes are kept, and requests that fit nowhere. Pulled out of the air."""
 
 SCHEDULER_ERROR: Final = "SchedulerError"
 GATED: Final = "SchedulingGated"
 """Reasons of the condition PodScheduled. Specified by the API (core/v1, PodReasonSchedulerError and PodReasonSchedulingGated)."""
 
 TOGETHER: Final = 512
-"""Nodes judged before the scheduler's calls have their turn: 0.5 ms."""
+"""Nodes checked before kube-scheduler's calls may run: 0.5 ms."""
 
 When = Literal["auto", "always", "never"]
 """Whether pods are nominated ahead: where it is worth it, wherever pods wait, or not at all."""
@@ -60,37 +60,37 @@ log = structlog.get_logger("extender.nominate.nominator")
 
 
 class Nominator:
-    """`pod_of` finds a pod by `namespace/name`; `nodes` answers all there are. With `when` never it does nothing."""
+    """`scheduler`: name of the scheduler whose pods are nominated. With `when` never it does nothing."""
 
     def __init__(
         self,
         client: Client,
         state: State,
         *,
-        pod_of: Callable[[str], Pod | None],
-        nodes: Callable[[], Cache[Node]],
+        pods: Cache[Pod],
+        nodes: Cache[Node],
         clock: Callable[[], float],
         scheduler: str,
         when: When,
     ) -> None:
-        self.plans = Plans(state)
+        self.reservations = NominationReservations(state)
         self.counts = {"written": 0, "refused": 0, "taken": 0, "left": 0}
-        """Nominations written, refused by the API server, followed by the scheduler, not followed."""
-        self._client, self._state, self._pod_of, self._nodes = client, state, pod_of, nodes
+        """Nominations written, refused by the API server, followed by kube-scheduler (`taken`), not followed (`left`)."""
+        self._client, self._state, self._pods, self._nodes = client, state, pods, nodes
         self._clock, self._scheduler, self._when = clock, scheduler, when
         self._line, self._trust, self._pacing = Line[Needs](), Trust(), Pacing()
         self._seen: dict[str, str] = {}
-        """UID of every waiting pod that was nominated, or is not to be -> its node, or nothing."""
+        """UID of every waiting pod that was nominated, or that must not be -> its node, or an empty string."""
         self._written: set[str] = set()
-        """UIDs of those that wait, whose nomination the API server took from us."""
+        """UIDs of waiting pods whose nomination this extender has written."""
         self._suitable: dict[Needs, Sequence[str]] = {}
         self._in_vain: dict[tuple[PodRequest, Needs], float] = {}
-        self._requested_at = float("-inf")
+        self._called_at_s = float("-inf")
         self._wake, self._rests = asyncio.Event(), asyncio.Event()
         self._rests.set()
         self._writes: asyncio.Queue[Waiting[Needs]] = asyncio.Queue(WRITERS)
 
-    # --- what the watch tells ---
+    # --- what the watch shows ---
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod came, changed or went."""
@@ -123,16 +123,18 @@ class Nominator:
             return
         try:
             request = self._state.request_of(pod)
-        except BadRequest:  # the user is told when the pod is filtered
+        except BadRequest:  # filter reports it to the user
             return
         if request and not POLICIES[request.policy].lists and self._state.allocations.place_of(pod.uid) is None:
             self._line.join(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, needs))
             self._wake.set()
 
     def _is_anothers(self, pod: Pod) -> bool:
-        """Was it nominated by another extender, while it is still to be by us, or to another node? We were not the active one, or are not."""
+        """Did another extender nominate the pod, while it is in line here, or to another node? Then this one was not active, or is not."""
         node = pod.status.nominated_node_name
-        return bool(node) and node != self._seen.get(pod.uid) and (pod.uid in self._line or pod.uid in self.plans)
+        return (
+            bool(node) and node != self._seen.get(pod.uid) and (pod.uid in self._line or pod.uid in self.reservations)
+        )
 
     def _judge(self, uid: str, *, useful: bool) -> None:
         if uid in self._written:
@@ -140,39 +142,39 @@ class Nominator:
             self._trust.note(self._clock(), useful=useful)
 
     def _set_aside(self, uid: str) -> None:
-        """It is not nominated any more, nor again."""
+        """Its nomination ends, and it is not nominated again."""
         self._forget(uid)
         self._seen[uid] = ""
 
     def _forget(self, uid: str) -> None:
         self._line.leave(uid)
-        self.plans.drop(uid)
+        self.reservations.drop(uid)
         self._seen.pop(uid, None)
         self._written.discard(uid)
 
-    # --- what the scheduler asks ---
+    # --- what kube-scheduler calls ---
 
-    def requested(self, pod: Pod) -> None:
-        """The scheduler has come to this pod: it is placed now, and its plan is over."""
-        self._requested_at = self._clock()
+    def called(self, pod: Pod) -> None:
+        """kube-scheduler has come to this pod: it is placed now, and its nomination reservation ends."""
+        self._called_at_s = self._clock()
         nominated = pod.uid in self._written
         if self._line.leave(pod.uid):
             self._seen[pod.uid] = ""
-        waiting = len(self._line) + len(self.plans)
-        self._pacing.called(self._requested_at, nominated=nominated, waiting=waiting)
-        if self.plans.drop(pod.uid) or self._line:
+        waiting = len(self._line) + len(self.reservations)
+        self._pacing.called(self._called_at_s, nominated=nominated, waiting=waiting)
+        if self.reservations.drop(pod.uid) or self._line:
             self._wake.set()
 
-    def is_requested(self) -> bool:
-        """Is the scheduler beside us the active one, as far as we can tell?"""
-        return self._clock() - self._requested_at < REQUESTED_S
+    def is_active(self) -> bool:
+        """Is the kube-scheduler beside this extender the active one, as far as its calls show?"""
+        return self._clock() - self._called_at_s < ACTIVE_S
 
-    def planned(self, uid: str) -> bool:
-        """Was it nominated by us, ahead of its turn?"""
+    def has_nominated(self, uid: str) -> bool:
+        """Did this extender nominate the pod ahead of its turn?"""
         return bool(self._seen.get(uid))
 
     def read_back(self, pod: Pod) -> None:
-        """A pod that another extender has nominated, or one before this: hold its room, if it is still there."""
+        """Reserve for a pod that another extender has nominated, or one before this, if its node still has the capacity."""
         node = pod.status.nominated_node_name
         try:
             request = self._state.request_of(pod)
@@ -182,7 +184,7 @@ class Nominator:
             self._when == "never"
             or not request
             or self._state.allocations.place_of(pod.uid) is not None
-            or pod.uid in self.plans
+            or pod.uid in self.reservations
         ):
             return
         found = self._place(request, [node])
@@ -191,11 +193,11 @@ class Nominator:
             self._put(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, Needs()), found)
 
     def expire(self) -> None:
-        """Once a second: give up what the scheduler has not come to."""
-        for uid in self.plans.lapsed():
-            self.plans.drop(uid)
+        """Once a second: end the reservations that have lapsed."""
+        for uid in self.reservations.lapsed():
+            self.reservations.drop(uid)
 
-    # --- what it does by itself ---
+    # --- the nominator's own tasks ---
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -215,20 +217,20 @@ class Nominator:
             self._wake.clear()
             while (one := self._next()) is not None:
                 await self._plan(one)
-                await asyncio.sleep(0)  # the scheduler's calls go first
+                await asyncio.sleep(0)  # kube-scheduler's calls run first
 
     def _next(self) -> Waiting[Needs] | None:
         now_s = self._clock()
-        if not self.is_requested() or self._trust.paused(now_s):
+        if not self.is_active() or self._trust.paused(now_s):
             return None
         if self._when == "auto" and not self._pacing.worth(now_s):
             return None
-        return due(self._line, len(self.plans))
+        return due(self._line, len(self.reservations))
 
     async def _plan(self, one: Waiting[Needs]) -> None:
         nodes = await self._candidates(one.needs)
         if not self._line.leave(one.uid):
-            return  # its turn has come, or it is gone
+            return  # kube-scheduler has come to it, or it is gone
         self._seen[one.uid] = ""
         kind = one.request, one.needs
         if self._clock() - self._in_vain.get(kind, float("-inf")) < VAIN_S:
@@ -245,15 +247,15 @@ class Nominator:
         await self._writes.put(one)
 
     def _put(self, one: Waiting[Needs], found: Placement) -> None:
-        self.plans.put(one.uid, one.key, one.priority, one.request, found)
+        self.reservations.put(one.uid, one.key, one.priority, one.request, found)
 
     async def _candidates(self, needs: Needs) -> Sequence[str]:
-        """Nodes with GPUs that the pod may go to, beside their GPUs."""
+        """Nodes with GPUs that suit the pod, whatever their GPUs have free."""
         found = self._suitable.get(needs)
         if found is not None:
             return found
-        self._suitable[needs] = ()  # taken away should a node change meanwhile
-        names, nodes = list[str](), [one for one in self._nodes().items() if one.metadata.annotations]
+        self._suitable[needs] = ()  # removed if a node changes meanwhile
+        names, nodes = list[str](), [one for one in self._nodes.items() if one.metadata.annotations]
         for first in range(0, len(nodes), TOGETHER):
             names += _suiting(needs, nodes[first : first + TOGETHER])
             await asyncio.sleep(0)
@@ -265,7 +267,7 @@ class Nominator:
         return found
 
     def _place(self, request: PodRequest, names: Sequence[str]) -> Placement | None:
-        """Where it fits, also by the processors as far as they are known."""
+        """Where it fits, also by CPU as far as that is known."""
         fleet, only = self._state.fleet, self._state.allocations.only(request, self._state.names)
         found = place(fleet, request, names, only)
         if isinstance(found, Placement) and fleet.free_cpu_milli[fleet.column[found.node]] < request.cpu_milli:
@@ -284,15 +286,21 @@ class Nominator:
                 self._writes.task_done()
 
     async def flush(self) -> None:
-        """Return when it was seen who is to be planned, and all that was planned is written, or refused. For tests."""
+        """Return when every waiting pod was considered, and each nomination is written or refused. For tests."""
         if self._wake.is_set():
             self._rests.clear()
         await self._rests.wait()
         await self._writes.join()
 
     async def _nominate(self, one: Waiting[Needs]) -> None:
-        pod, node = self._pod_of(one.key), self._seen.get(one.uid)
-        if pod is None or pod.uid != one.uid or not node or one.uid not in self.plans or pod.status.nominated_node_name:
+        pod, node = self._pods.get(one.key), self._seen.get(one.uid)
+        if (
+            pod is None
+            or pod.uid != one.uid
+            or not node
+            or one.uid not in self.reservations
+            or pod.status.nominated_node_name
+        ):
             return
         try:
             await nominate(self._client, pod.metadata, node, unchanged=True)
@@ -311,17 +319,17 @@ class Nominator:
 
 
 def turned_down(pod: Pod) -> bool:
-    """Has the scheduler been there, and found no place?"""
+    """Has kube-scheduler tried this pod, and found no node?"""
     return any(map(unplaced, pod.status.conditions))
 
 
 def fits_nowhere(pod: Pod) -> bool:
-    """The same, where it was not that the scheduler could not ask, as when one of us starts anew: then it looks at the pod once more."""
+    """The same, unless the extender could not be called, as when it restarts: kube-scheduler then tries the pod once more."""
     return any(unplaced(one) and one.reason != SCHEDULER_ERROR for one in pod.status.conditions)
 
 
 def unplaced(condition: Condition) -> bool:
-    """The condition that says so. A pod with scheduling gates has one too, though the scheduler has not looked at it yet."""
+    """Does this condition say so? A pod with scheduling gates has one too, though kube-scheduler has not tried it yet."""
     return condition.type == "PodScheduled" and condition.status == "False" and condition.reason != GATED
 
 

@@ -1,10 +1,10 @@
-"""Room that is planned for pods that the scheduler has not come to yet. It is held like any other, and given up like no other.
+"""Nomination reservations: GPU capacity for pods that are nominated ahead of their turn.
 
-A plan ends when the scheduler comes to its pod, which is then placed as every pod is; when the pod is bound or gone; or when time is up.
-It is no promise: for a pod that finds no room on some nodes all plans there for pods of lower priority are put aside, and of those of the
-same priority the last made, whose pods come last; those are taken up again that still fit.
+A nomination reservation ends when kube-scheduler comes to its pod, which is then placed like every pod; when the pod is bound or gone; or
+when it lapses. It yields: if a pod fits none of the given nodes, all nomination reservations there of pods with a lower priority are set
+aside, and the latest of those with the same priority, whose pods come last. Those that still fit afterwards are made again.
 
-The reservations of kind `nomination` (`vgpu.scheduling.reservations`), and how they take and yield their room.
+`vgpu.scheduling.reservations` says when one ends and to which pods it yields; this module says how its capacity is taken and released.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vgpu.scheduling.placement import Placement
 from vgpu.scheduling.reservations import Reservation
 
 
-class Plans:
+class NominationReservations:
     """By UID of the pod."""
 
     def __init__(self, state: State) -> None:
@@ -33,30 +33,30 @@ class Plans:
         return self._state.reservations.get(uid, "nomination") is not None
 
     def put(self, uid: str, key: str, priority: int, request: PodRequest, placement: Placement) -> None:
-        """Hold the room from now on. Nothing for a pod that others are evicted for: its room is kept already."""
+        """Reserve from now on. Nothing for a placed pod, nor for a preemptor, which has a reservation already."""
         if self._state.reservations.get(uid, "preemption") or self._state.allocations.place_of(uid):
             return
         now_s, node, assignment = self._state.clock(), placement.node, placement.assignment
-        plan = self._state.reservations.put(
+        reservation = self._state.reservations.put(
             "nomination", uid, key, node, now_s, priority=priority, request=request, assignment=assignment
         )
-        self._hold(plan)
+        self._allocate(reservation)
 
     def drop(self, uid: str) -> bool:
-        """Hold nothing for it any more. Answers whether something was."""
+        """End the reservation of this pod. Answers whether there was one."""
         if self._state.reservations.drop(uid, "nomination") is None:
             return False
         if self._state.allocations.place_of(uid) is None:
-            self._state.give_back(uid)
+            self._state.release(uid)
         return True
 
     def lapsed(self) -> list[str]:
-        """UIDs whose time is up. They are to be dropped now."""
+        """UIDs whose reservation has lapsed. The caller drops them now."""
         return self._state.lapsed("nomination")
 
     @contextmanager
     def aside(self, priority: int, nodes: Sequence[str]) -> Iterator[bool]:
-        """Plans on these nodes that yield to a pod of this priority are out of the way meanwhile. Answers whether there are any.
+        """Reservations on these nodes that yield to a pod of this priority do not block it meanwhile. Answers whether there are any.
 
         Do not await inside.
         """
@@ -67,11 +67,11 @@ class Plans:
         finally:
             left = [one for one in some if one.uid in self]
             self._state.put_back({one.uid: lifted[one.uid] for one in left if one.uid in lifted})
-            for node in self._overbooked({one.node for one in left}):
-                self._take_up_anew([one for one in left if one.node == node])
+            for node in self._overcommitted({one.node for one in left}):
+                self._make_again([one for one in left if one.node == node])
 
-    def making_way(self, priority: int) -> dict[str, set[str]]:
-        """Node -> UIDs of the claims there of plans that yield to a pod of this priority."""
+    def yielding(self, priority: int) -> dict[str, set[str]]:
+        """Node -> UIDs of the pods with a reservation there that yields to a pod of this priority."""
         found: dict[str, set[str]] = {}
         for uid in self._state.reservations.yielding(priority):
             allocation = self._state.allocations.get(uid)
@@ -80,7 +80,7 @@ class Plans:
         return found
 
     def _on(self, nodes: Sequence[str], uids: Sequence[str]) -> Sequence[Reservation]:
-        """Those of these plans on the nodes named, and those whose node is gone."""
+        """Nomination reservations of these pods on the given nodes, or on nodes that no longer exist."""
         if not uids:
             return ()
         fleet, planned = self._state.fleet, self._state.reservations.of("nomination")
@@ -89,21 +89,21 @@ class Plans:
         at = ((planned[uid], fleet.column.get(planned[uid].node)) for uid in uids)
         return [one for one, column in at if column is None or named[column]]
 
-    def _take_up_anew(self, plans: Sequence[Reservation]) -> None:
-        """Of the plans on one node those that fit, the first first."""
-        for plan in plans:
-            self._state.give_back(plan.uid)
-        for plan in plans:
-            self._hold(plan)
-            if self._overbooked([plan.node]):
-                self.drop(plan.uid)
+    def _make_again(self, reservations: Sequence[Reservation]) -> None:
+        """Of the reservations on one node, make those again that fit, in their order; end the others."""
+        for one in reservations:
+            self._state.release(one.uid)
+        for one in reservations:
+            self._allocate(one)
+            if self._overcommitted([one.node]):
+                self.drop(one.uid)
 
-    def _hold(self, plan: Reservation) -> None:
-        if plan.request is not None and plan.assignment is not None:
-            self._state.keep(plan.uid, plan.key, plan.request, Placement(plan.node, plan.assignment), own=False)
+    def _allocate(self, one: Reservation) -> None:
+        if one.request is not None and one.assignment is not None:
+            self._state.allocate(one.uid, one.key, one.request, Placement(one.node, one.assignment), own=False)
 
-    def _overbooked(self, nodes: Collection[str]) -> list[str]:
-        """On which of them is more given away than there is? Also those that are gone."""
+    def _overcommitted(self, nodes: Collection[str]) -> list[str]:
+        """The nodes of these that have more assigned than they have, and those that no longer exist."""
         fleet = self._state.fleet
         found = [node for node in nodes if node not in fleet]
         there = [node for node in nodes if node in fleet]

@@ -1,13 +1,13 @@
-"""Who holds what on a node, and who of them may be evicted: the state and the caches as `vgpu.scheduling.victims.choice` reads them.
+"""The pods of a node that might be evicted: the state and the caches as `vgpu.scheduling.victims.choice` reads them.
 
-Reads and changes nothing. Who holds a GPU and is not known as a bound pod (a reservation, or room kept for another) is never evicted.
-What was made of a node is kept until a claim, a pod, its inventory or a disruption budget changes there.
+Changes nothing. An allocation that is not of a known bound pod (a reservation) is never evicted. A node's view is kept until an allocation, a
+pod, the inventory or a disruption budget changes there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -15,6 +15,7 @@ from extender.preemption.disruption_budgets import Budgets
 from extender.preemption.history import PreemptionHistory, identity
 from extender.preemption.kueue_pods import Queues
 from extender.state import State
+from kube.cache import Cache
 from kube.objects import Pod
 from kube.pod_requests import requests_of, total_of
 from vgpu.api.grant import Slice
@@ -23,10 +24,10 @@ from vgpu.scheduling.victims.allocated_pod import PODS, AllocatedPod, started_at
 from vgpu.scheduling.victims.node import NodeView
 
 MOST_KEPT: Final = 65_536
-"""Holders in views that are kept, some 20 MiB. Of more nodes the view is made at each search: 0.3 ms for 64 holders."""
+"""Pods in views that are kept, some 20 MiB. The views of further nodes are made at each search: 0.3 ms for 64 pods."""
 
 AT_A_TIME: Final = 1_000
-"""Pods that are looked at in one step of a walk through all: 0.1 ms."""
+"""Pods visited in one step of a walk through all: 0.1 ms."""
 
 
 _Version: TypeAlias = tuple[int, object]
@@ -45,27 +46,26 @@ class _Kept:
 
 
 class Candidates:
-    """`pod_of` finds a pod by `namespace/name`, `pods` are all there are. Without `queues` every pod may be evicted by itself."""
+    """`pods` are all pods of the cluster. Without `queues` every pod may be evicted by itself."""
 
     def __init__(
         self,
         state: State,
         history: PreemptionHistory,
-        pod_of: Callable[[str], Pod | None],
-        pods: Callable[[], Iterable[Pod]],
+        pods: Cache[Pod],
         budgets: Budgets,
         queues: Queues | None = None,
     ) -> None:
         self._state, self._history = state, history
-        self._pod_of, self._pods, self._budgets, self._queues = pod_of, pods, budgets, queues
+        self._pods, self._budgets, self._queues = pods, budgets, queues
         self._kept: dict[str, _Kept] = {}
         self._allocated_pods = 0
         """In views that are kept."""
-        self._alike = Counter[str]()
-        """Identity of pods that a controller names anew each time -> how many there are."""
+        self._replicas = Counter[str]()
+        """Identity of pods that a controller gives a new name each time -> how many there are."""
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went: to be told before anything is asked about its node."""
+        """A pod came, changed or went. To be called before any question about its node."""
         for pod, more in ((old, -1), (new, 1)):
             if pod is None:
                 continue
@@ -73,38 +73,38 @@ class Candidates:
                 self._forget(pod.spec.node_name)
             one = identity(pod)
             if one != pod.key:
-                self._alike[one] += more
-                if not self._alike[one]:
-                    del self._alike[one]
+                self._replicas[one] += more
+                if not self._replicas[one]:
+                    del self._replicas[one]
 
     def pod(self, uid: str) -> Pod | None:
-        """A pod that holds a GPU, None when there is none."""
+        """A pod with a GPU, None if there is none of this UID."""
         allocation = self._state.allocations.get(uid)
-        pod = self._pod_of(allocation.key) if allocation is not None else None
+        pod = self._pods.get(allocation.key) if allocation is not None else None
         return pod if pod is not None and pod.uid == uid else None
 
     def find(self, uids: Set[str]) -> Iterator[Pod | None]:
-        """Those of all pods, also ones that hold no GPU. Walks through all, and answers None now and then."""
-        for at, pod in enumerate(list(self._pods())):
+        """These pods, also ones without a GPU. Walks through all pods, and yields None now and then."""
+        for at, pod in enumerate(list(self._pods.items())):
             if pod.uid in uids:
                 yield pod
             elif at % AT_A_TIME == 0:
                 yield None
 
     def view(self, node: str) -> NodeView | None:
-        """All that holds something on a node; None for one that takes no pods."""
+        """All pods with an allocation on a node; None if the node takes no pods."""
         inventory = self._state.fleet.inventory.get(node)
         if inventory is None:
             self._forget(node)
             return None
         kept = self._kept.get(node)
-        version, tired = self._state.allocations.version(node), self._history.tired
+        version, often = self._state.allocations.version(node), self._history.often_preempted
         if (
             kept is not None
             and kept.version == version
             and kept.view.inventory is inventory
             and self._is_known_so(kept)
-            and kept.identities.isdisjoint(tired)
+            and kept.identities.isdisjoint(often)
         ):
             return kept.view
         self._forget(node)
@@ -115,8 +115,8 @@ class Candidates:
         if self._allocated_pods + len(pods) <= MOST_KEPT:
             known = [pod for pod in pods if pod is not None]
             identities = frozenset(map(identity, known))
-            if not identities.isdisjoint(tired) or self._doubts != doubts:
-                return view  # time alone may change who is spared there
+            if not identities.isdisjoint(often) or self._doubts != doubts:
+                return view  # time alone may change which pods may be evicted there
             versions = tuple((one, self._version(one)) for one in {pod.metadata.namespace for pod in known})
             self._kept[node] = _Kept(view, version, versions, self._budgets.changes, identities)
             self._allocated_pods += len(pods)
@@ -131,7 +131,7 @@ class Candidates:
         return self._queues is not None and pod is not None and self._queues.is_doubted(pod)
 
     def touching(self, nodes: Iterable[str]) -> Iterator[None]:
-        """Look at all that hold something there, in steps: whose controllers are to be read, theirs are from then on."""
+        """Visit all pods with a GPU there, in steps, so that the controllers that are not known yet are read from then on."""
         for node in nodes:
             self.view(node)
             yield
@@ -141,22 +141,22 @@ class Candidates:
         return self._budgets.headroom()
 
     def violations(self, uids: Collection[str]) -> int:
-        """How far evictions of pods that hold a GPU go beyond what budgets allow."""
+        """How far evictions of these pods with a GPU go beyond what budgets allow."""
         return self._budgets.violations(pod for uid in uids if (pod := self.pod(uid)) is not None)
 
     def terminating(self, node: str) -> frozenset[str]:
-        """UIDs of the node's holders that are leaving."""
+        """UIDs of the node's pods that are terminating."""
         uids = self._state.allocations.on(node)
         return frozenset(uid for uid in uids if (pod := self.pod(uid)) is not None and leaving(pod))
 
     def frees(self, uids: Iterable[str]) -> dict[str, int]:
-        """What the end of pods that hold a GPU frees of resources that are not Tangram's; nothing where one leaves already."""
+        """What the end of these pods frees of resources that are not Tangram's; nothing for a pod that is terminating already."""
         pods = [pod for uid in uids if (pod := self.pod(uid)) is not None and not leaving(pod)]
         freed = total_of(map(requests_of, pods))
         return {name: amount for name, amount in freed.items() if not self._state.names.ours(name)}
 
     def requests(self, uids: Iterable[str]) -> dict[str, int]:
-        """What pods that hold a GPU have of their node, also while they leave."""
+        """What these pods request of their node, also while they terminate."""
         pods = [pod for uid in uids if (pod := self.pod(uid)) is not None]
         return total_of(map(requests_of, pods)) | {PODS: len(pods)}
 
@@ -187,7 +187,7 @@ class Candidates:
         service_class = pod.metadata.annotation(self._state.names.service_class) or DEFAULT_CLASS
         return AllocatedPod(
             pod.uid, (), priority_of(pod), service_class, started_at(pod.status.start_time or ""), self._budgets.of(pod),
-            self._history.protected(pod, self._alike.__getitem__),
+            self._history.protected(pod, self._replicas.__getitem__),
         )  # fmt: skip
 
     def _allocated_pod(self, uid: str, held: tuple[Slice, ...], pod: Pod | None) -> AllocatedPod:
@@ -196,7 +196,7 @@ class Candidates:
         service_class = pod.metadata.annotation(self._state.names.service_class) or DEFAULT_CLASS
         return AllocatedPod(
             uid, held, priority_of(pod), service_class, started_at(pod.status.start_time or ""), self._budgets.of(pod),
-            self._history.protected(pod, self._alike.__getitem__) or not self.alone(pod), requests_of(pod),
+            self._history.protected(pod, self._replicas.__getitem__) or not self.alone(pod), requests_of(pod),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets as those need them who evict: which ones a pod counts in, and how many evictions each still allows.
+"""PodDisruptionBudgets for evictions: which ones a pod counts in, and how many evictions each still allows.
 
 A pod is compared only with the budgets of its namespace that name one of its labels, or none: with 2,000 in a cluster, with a few.
 """
@@ -14,14 +14,14 @@ from kube.objects import Budget, Pod
 from vgpu.scheduling.victims.allocated_pod import beyond
 
 _Label: TypeAlias = tuple[str, str]
-"""Key and value; of a budget that requests no value of any label, neither."""
+"""Key and value; both empty for a budget that requires no value of any label."""
 
 NO_LABEL: Final = ("", "")
 NONE: Final = frozenset[str]()
 
 
 class Budgets:
-    """Told of each by the watch (`changed`)."""
+    """The watch reports each to `changed`."""
 
     def __init__(self) -> None:
         self._by_label: dict[str, dict[_Label, dict[str, Budget]]] = {}
@@ -29,7 +29,7 @@ class Budgets:
         self._headroom: dict[str, int] = {}
         self._versions: dict[str, int] = {}
         self.changes = 0
-        """Of whom any of them counts."""
+        """How often the pods that any budget counts may have changed."""
 
     def __len__(self) -> int:
         return len(self._headroom)
@@ -91,7 +91,7 @@ def small_budget(budget: Budget) -> Budget:
 
 
 def _counted(budget: Budget) -> object:
-    """What of a budget says whom it counts."""
+    """The parts of a budget that say which pods it counts."""
     return budget.spec.selector, budget.status.disrupted_pods
 
 

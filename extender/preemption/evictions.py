@@ -1,7 +1,7 @@
-"""Evict: single pods through the eviction API, which keeps to disruption budgets; Workloads of Kueue by deactivating them. And say so.
+"""Write evictions to the API: single pods through the eviction API, which enforces disruption budgets; Kueue's Workloads by deactivating them.
 
-Decides nothing. A Workload whose `spec.active` is false Kueue suspends, with the job that it stands for: all its pods end, and it is not queued
-again before somebody sets it to true.
+Decides nothing. Kueue suspends a Workload with `spec.active: false`, and its job: all its pods end, and it is not queued again until an operator
+or user sets it to true. Each eviction is reported in two Events.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vgpu.scheduling.victims.workloads import Whole
 
 AGAIN: Final = "To queue it again, set its spec.active to true"
 
-log = structlog.get_logger("extender.preemption.evictor")
+log = structlog.get_logger("extender.preemption.evictions")
 
 
 class Evictions:
-    """`queues`: None where Kueue is not heeded."""
+    """`queues`: None without Kueue."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Evictions:
         """Pods evicted so far, those of Workloads included."""
 
     async def evict(self, pod: Pod, node: str, uid: str) -> bool:
-        """A single pod, for another one. Is this done with? Raises ApiError when the API server refuses for good."""
+        """Evict a single pod. Is this done, or to be retried? Raises ApiError if the API server refuses for good."""
         victim = self._candidates.pod(uid)
         if victim is None:
             return True
@@ -70,10 +70,10 @@ class Evictions:
         return True
 
     async def deactivate(self, pod: Pod, node: str, whole: Whole) -> bool:
-        """A Workload with all its pods, for a pod. Is this done with? Raises ApiError when the API server refuses for good."""
+        """Deactivate a Workload with all its pods. Is this done, or to be retried? Raises ApiError if the API server refuses for good."""
         meta = self._workloads.find(whole.key) if self._workloads is not None else None
         if self._workloads is None or meta is None or meta.uid != whole.uid:
-            return True  # another has its name
+            return True  # another Workload has its name
         change = {"metadata": {"uid": whole.uid}, "spec": {"active": False}}
         try:
             await merge(self._client, self._workloads.path(meta), change)

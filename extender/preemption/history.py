@@ -1,10 +1,10 @@
-"""Nobody is evicted again and again: a pod is spared for a while after it was preempted so many times.
+"""The preemption history: a pod that was preempted too often lately is protected from eviction for a while.
 
-A pod that comes back under its own name (of a StatefulSet, or made by hand) is known by it. Others come back under new names: they
-are counted together by their controller, which may lose as many times more as it has pods.
+A pod that comes back under its own name (of a StatefulSet, or without a controller) is identified by it. Others come back under new names:
+they are counted together by their controller, which may lose as many times more as it has pods.
 
-Each preemption is known by the UID of the pod that went, so that what several extenders saw of it, and what is read back (`remembered`),
-counts once. `clock` is that of the wall, in seconds: what is remembered outlives a process.
+Each preemption is recorded by the UID of the evicted pod, so that it counts once, however many extenders saw it or read it back. `clock` is
+the wall clock, in seconds, because the history outlives a process.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ TIMES: Final = 3
 """Preemptions of a pod within `PERIOD_S`. Guessed."""
 PERIOD_S: Final = 3600.0
 
-REMEMBERED: Final = 4096
-"""Pods and controllers; the ones that were not preempted for longest are forgotten. Guessed."""
+MOST_IDENTITIES: Final = 4096
+"""Pods and controllers; those preempted longest ago are forgotten. Guessed."""
 MOST_EACH: Final = 1024
-"""Preemptions of one pod or controller that are remembered, the last ones; a controller that had so many is spared. Guessed."""
+"""Preemptions of one pod or controller that are recorded, the last ones; a controller that had so many is protected. Guessed."""
 MOST_TOGETHER: Final = 32_768
-"""Preemptions remembered: some 10 MB. Guessed."""
+"""Preemptions recorded: some 10 MB. Guessed."""
 MOST_BYTES: Final = 500_000
-"""Written down: those preempted last, less those too long to be written beside them. A ConfigMap takes 1 MiB."""
+"""Of the text: those preempted last, without those too long to fit beside them. A ConfigMap takes 1 MiB."""
 ENTRY: Final = 16
 """Bytes beside a name: quotes, colon, comma and time."""
 
 Preempted = dict[str, dict[str, int]]
-"""Identity -> UID of the pod that went -> when, in seconds since 1970."""
+"""Identity -> UID of the evicted pod -> when, in seconds since 1970."""
 
 _READ: Final = msgspec.json.Decoder(Preempted)
 
@@ -44,19 +44,19 @@ def identity(pod: Pod) -> str:
 
 
 class PreemptionHistory:
-    """Who was preempted lately."""
+    """Preemptions of the last `period_s` seconds."""
 
     def __init__(self, clock: Callable[[], float], *, times: int = TIMES, period_s: float = PERIOD_S) -> None:
         self._clock, self._times, self._period_s = clock, times, period_s
         self._when: dict[str, dict[str, float]] = {}
         self._together = 0
-        self.tired = set[str]()
-        """Identities that may be spared: no other is."""
+        self.often_preempted = set[str]()
+        """Identities that may be protected: no other is."""
         self.changes = 0
-        """Preemptions seen by this extender itself: who writes them down looks whether there are more."""
+        """Preemptions seen by this extender itself: the store writes when there are more."""
 
     def __len__(self) -> int:
-        """Preemptions that are remembered."""
+        """Preemptions that are recorded."""
         return self._together
 
     def preempted(self, pod: Pod) -> None:
@@ -64,8 +64,8 @@ class PreemptionHistory:
         if self._note(identity(pod), {pod.uid: self._clock()}):
             self.changes += 1
 
-    def protected(self, pod: Pod, alike: Callable[[str], int]) -> bool:
-        """Has it had enough? `alike` says how many pods there are with an identity, and is asked only when it matters."""
+    def protected(self, pod: Pod, replicas: Callable[[str], int]) -> bool:
+        """Was it preempted too often to be evicted now? `replicas` counts the pods with an identity, and is called only if it matters."""
         if not self._when:
             return False
         one = identity(pod)
@@ -76,11 +76,11 @@ class PreemptionHistory:
             del known[uid]
             self._together -= 1
         if len(known) < self._times:
-            self.tired.discard(one)
-        return len(known) >= self._times and len(known) >= min(MOST_EACH, self._times * max(1, alike(one)))
+            self.often_preempted.discard(one)
+        return len(known) >= self._times and len(known) >= min(MOST_EACH, self._times * max(1, replicas(one)))
 
-    def written(self) -> bytes:
-        """What is to be remembered over a restart."""
+    def to_json(self) -> bytes:
+        """The history as it is stored over a restart."""
         since_s, size = self._clock() - self._period_s, 0
         kept: Preempted = {}
         for one, known in reversed(self._when.items()):
@@ -91,8 +91,8 @@ class PreemptionHistory:
                 kept[one] = lately
         return msgspec.json.encode({one: kept[one] for one in reversed(kept) if kept[one]})
 
-    def remembered(self, text: bytes | str) -> None:
-        """Take in what an extender wrote down, this one or another. Raises MsgspecError where it cannot be read."""
+    def read_back(self, text: bytes | str) -> None:
+        """Add what this extender or another has stored. Raises MsgspecError if it cannot be read."""
         now_s = self._clock()
         for one, known in _READ.decode(text).items():
             self._note(
@@ -113,9 +113,9 @@ class PreemptionHistory:
         self._when[one] = known
         self._together += len(known) - before
         if len(known) >= self._times:
-            self.tired.add(one)
-        while len(self._when) > REMEMBERED or self._together > MOST_TOGETHER:
+            self.often_preempted.add(one)
+        while len(self._when) > MOST_IDENTITIES or self._together > MOST_TOGETHER:
             oldest = next(iter(self._when))
             self._together -= len(self._when.pop(oldest))
-            self.tired.discard(oldest)
+            self.often_preempted.discard(oldest)
         return new

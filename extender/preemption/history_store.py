@@ -1,8 +1,8 @@
-"""Who was preempted lately, kept in a ConfigMap: an extender that is started again, or takes over from another, spares whom that one spared.
+"""Store the preemption history in a ConfigMap, so that an extender that restarts, or takes over, protects the same pods.
 
-One small write a second at most, and only while pods are preempted. Whatever goes wrong with it is logged and tried again: scheduling
-does not wait for it. A write goes by what was last told: when another extender has written since, it is refused, and comes again once
-that is known.
+At most one small write a second, and only while pods are preempted. Errors are logged and retried: scheduling does not wait for the store. A
+write names the version that the watch showed last. If another extender has written since, the API server refuses it, and it is retried once
+the watch shows the new version.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kube.patch import merge
 
 KEY: Final = "preempted.json"
 EACH_S: Final = 1.0
-"""Between writes, and looks whether there is something to write."""
+"""Between writes, and checks whether there is something to write."""
 
 log = structlog.get_logger("extender.preemption.history_store")
 
 
 class HistoryStore:
-    """`where` is `NAMESPACE/NAME` of the ConfigMap; with an empty one nothing is kept."""
+    """`where` is `NAMESPACE/NAME` of the ConfigMap; if empty, nothing is stored."""
 
     def __init__(self, client: Client, history: PreemptionHistory, where: str, *, each_s: float = EACH_S) -> None:
         self._client, self._history, self._each_s = client, history, each_s
@@ -44,7 +44,7 @@ class HistoryStore:
 
     @property
     def enabled(self) -> bool:
-        """Is anything kept?"""
+        """Is anything stored?"""
         return bool(self._name)
 
     def statistics(self) -> Statistics:
@@ -52,7 +52,7 @@ class HistoryStore:
         return self._cache.statistics()
 
     async def read(self) -> None:
-        """Return when what was written before is known."""
+        """Return when the stored history is known."""
         if self.enabled:
             await self._cache.has_synced.wait()
 
@@ -62,20 +62,22 @@ class HistoryStore:
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._cache.run())
-            group.create_task(self._write_down())
+            group.create_task(self._write_changes())
 
     def _reported(self, _: ConfigMap | None, new: ConfigMap | None) -> None:
         text = ((new.data if new is not None else None) or {}).get(KEY)
         if text is None:
             return
         try:
-            self._history.remembered(text)
+            self._history.read_back(text)
         except msgspec.MsgspecError as error:
             log.warning(
-                "who was preempted cannot be read back", config_map=f"{self._namespace}/{self._name}", error=str(error)
+                "the preemption history cannot be read back",
+                config_map=f"{self._namespace}/{self._name}",
+                error=str(error),
             )
 
-    async def _write_down(self) -> None:
+    async def _write_changes(self) -> None:
         await self.read()
         written = 0
         while True:
@@ -84,16 +86,16 @@ class HistoryStore:
             if changes == written:
                 continue
             try:
-                await self._write(self._history.written().decode())
+                await self._write(self._history.to_json().decode())
                 written = changes
             except ApiError as error:
                 if error.conflict or error.not_found:
-                    log.info("who was preempted is written down later: the ConfigMap has changed", error=str(error))
+                    log.info("the preemption history is written later: the ConfigMap has changed", error=str(error))
                 else:
-                    log.warning("who was preempted was not written down", error=str(error))
+                    log.warning("the preemption history was not written", error=str(error))
 
     async def _write(self, text: str) -> None:
-        """All that is known: what another extender wrote was told by the watch, and is in it. Raises ApiError."""
+        """Write all that is known, with what the watch has shown of other extenders. Raises ApiError."""
         known = self._cache.get(f"{self._namespace}/{self._name}")
         if known is None:
             body = {

@@ -1,11 +1,11 @@
-"""Which pods run as part of a whole that a queue (Kueue) admitted: none of them is evicted alone.
+"""Pods that a queue (Kueue) admitted as part of a Workload: none of them is evicted alone.
 
 A pod does if a Workload of its namespace names as its owner the pod, the pod's controller, or a controller above that one: the Job of
 a JobSet, the RayCluster of a RayJob. Labels do not count, for whoever makes a pod may set them. Where there is doubt the pod counts as
 part of a whole: Kueue's Workloads are not known, or a controller cannot be read. In a namespace without Workloads there is no doubt.
 
-`alone` requests nothing and never waits: what is not known yet is being read by then (`controllers`). Whoever looks for whom to evict may have it read
-first (`read`).
+`alone` makes no call and never waits: controllers that are not known yet are read from then on (`controllers`). A search for victims may have
+them read first (`read`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import count
 from typing import Final
 
-from extender.background import Slices
+from extender.preemption.background import BackgroundWork
 from extender.preemption.kueue_workloads import Workloads
 from extender.preemption.owners import Controllers, Unread, controller_of
 from kube.cache import Statistics
@@ -29,7 +29,7 @@ NAMESPACES: Final = 65_536
 """Whose changes are counted each by itself; with more, a change in one counts as one in all. Guessed."""
 
 CHAINS_S: Final = 1.0
-"""For so long a search for whom to evict waits until controllers of pods are read. Guessed: hundreds are in that time."""
+"""Longest wait of a search for victims until controllers of pods are read. Guessed: hundreds are read in that time."""
 
 CONTROLLERS: Final = "/controllers"
 """Stands for controllers that are not read, among the names of namespaces."""
@@ -85,14 +85,14 @@ class Queues:
         """Controllers that are not read yet, or could not be."""
         return self.controllers.waiting + self.controllers.unreadable
 
-    async def read(self, touching: Iterator[None], slices: Slices, until_s: float) -> None:
+    async def read(self, touching: Iterator[None], background: BackgroundWork, until_s: float) -> None:
         """Look at pods, in steps, and wait for what is to be read of them; for half of the time there is at most: the search has the rest."""
         half_s = (self._clock() + until_s) / 2
-        await slices.do(touching, until_s=half_s)
+        await background.run(touching, until_s=half_s)
         if self.controllers.waiting:
             await self.controllers.settled(min(CHAINS_S, max(0.0, half_s - self._clock())))
 
-    def nobody_goes_on(self, nodes: Iterable[str]) -> None:
+    def no_eviction_on(self, nodes: Iterable[str]) -> None:
         """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when less is doubted."""
         if doubts := self._doubts():
             self._kept_back = next(iter(nodes), "")

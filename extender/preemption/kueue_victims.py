@@ -1,9 +1,9 @@
-"""Which Workloads of Kueue might be evicted as a whole for a pod that waits (`vgpu.scheduling.victims.workloads` decides).
+"""Kueue's Workloads that might be evicted as a whole for a pod that waits (`vgpu.scheduling.victims.workloads` decides).
 
 A Workload's pods are all pods of its namespace that are bound and that the extender knows to be its own, on whatever node, with or without a GPU. If it is
-in doubt of one pod there whose it is, no Workload of that namespace is evicted: the pod might be of the Workload, and of a higher priority.
+in doubt about the Workload of one pod there, no Workload of that namespace is evicted: the pod might be of the Workload, and of a higher priority.
 
-A Workload may be deactivated in vain: nobody ends its pods, as Kueue does not run or does not know their job. Or the API server refuses that for good. Then
+A Workload may be deactivated in vain: its pods do not end, because Kueue does not run or does not know their job. Or the API server refuses that for good. Then
 others are chosen for some time.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 
 from extender.preemption.candidates import Candidates, leaving, priority_of
 from extender.preemption.kueue_pods import Queues
+from kube.cache import Cache
 from kube.objects import Pod
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost
@@ -26,7 +27,7 @@ AT_A_TIME: Final = 100
 """Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
 
 VAIN_S: Final = 3600.0
-"""For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then somebody may have seen to it that Kueue runs."""
+"""For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then an operator may have started Kueue."""
 
 Known = Generator[None, None, dict[str, Whole]]
 
@@ -38,7 +39,7 @@ class Wholes:
         self,
         candidates: Candidates,
         queues: Queues | None,
-        pods: Callable[[], Iterable[Pod]],
+        pods: Cache[Pod],
         clock: Callable[[], float],
     ) -> None:
         self._candidates, self._queues, self._pods, self._clock = candidates, queues, pods, clock
@@ -46,7 +47,7 @@ class Wholes:
         """UIDs of Workloads that were deactivated in vain -> when that was seen."""
 
     def on(self, node: str, applicant: Pod) -> set[str]:
-        """Workloads with a pod that holds something on this node, but for the applicant's own, or those that may be its own."""
+        """Workloads with a pod that has an allocation on this node, without the applicant's own or those that may be its own."""
         view = self._candidates.view(node)
         pods = [self._candidates.pod(one.uid) for one in view.pods] if view is not None else []
         keys, own = {key for pod in pods if pod is not None and (key := self._of(pod))}, self._of(applicant)
@@ -81,7 +82,7 @@ class Wholes:
         uids = {key: uid for key in keys if (uid := self._uid(key)) is not None}
         namespaces, doubted = {_namespace(key) for key in uids}, set[str]()
         found: dict[str, list[AllocatedPod]] = {}
-        for at, pod in enumerate(list(self._pods())):
+        for at, pod in enumerate(list(self._pods.items())):
             namespace = pod.metadata.namespace
             if namespace in namespaces and pod.spec.node_name and not leaving(pod):
                 key = self._of(pod)
@@ -98,7 +99,7 @@ class Wholes:
 class WholeSearch:
     """For the least set of Workloads, and of single pods beside them, that make room for a pod on one of the nodes.
 
-    `terms`: what else holds on a node when pods there are gone.
+    `terms`: what a node still requires once pods there are gone.
     """
 
     def __init__(

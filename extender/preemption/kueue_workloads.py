@@ -1,8 +1,8 @@
-"""Kueue's Workloads, as far as they say whose they are: by namespace, the UIDs that their ownerReferences name.
+"""The owners of Kueue's Workloads: by namespace, the UIDs that their ownerReferences name.
 
-One watch, of metadata alone. Kueue serves the resource as v1beta2, or as v1beta1 before its release 0.15; which it is, the API server is
-asked at the start and again whenever the watch falls silent, as it does when a version is served no longer. While nothing can be
-said (`unsure`) whoever asks has to be careful: the list is not complete yet, the watch is silent, or a Workload cannot be read.
+One watch, of metadata alone. Kueue serves the resource as v1beta2, or as v1beta1 before its release 0.15. The API server is queried for the
+version at the start, and again whenever the watch falls silent, as it does when a version is no longer served. While a namespace is `unsure`
+its pods count as part of Workloads: the list is not complete yet, the watch is silent, or a Workload cannot be read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ VERSIONS: Final = ("v1beta2", "v1beta1")
 SILENT_S: Final = 180.0
 """A watch from which nothing was heard for so long may have missed a Workload. The API server sends a bookmark about every minute."""
 
-LOOK_S: Final = 10.0
-"""Between looks whether the watch is silent for half of that, and between tries to find out which version is served. Guessed."""
+CHECK_S: Final = 10.0
+"""Between checks whether the watch is silent for half of that, and between tries to find out which version is served. Guessed."""
 
-NOBODY: Final[Mapping[str, Set[str]]] = MappingProxyType({})
+NO_OWNERS: Final[Mapping[str, Set[str]]] = MappingProxyType({})
 
 log = structlog.get_logger("extender.preemption.kueue_workloads")
 
@@ -47,7 +47,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class Workloads:
-    """`on_change` is told of each namespace in which a Workload came, changed its owners or went."""
+    """`on_change` is called with each namespace in which a Workload came, changed its owners or went."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Workloads:
 
     def owners(self, namespace: str) -> Mapping[str, Set[str]]:
         """UIDs that Workloads of a namespace name as their owners -> names of these Workloads."""
-        return self._owners.get(namespace, NOBODY)
+        return self._owners.get(namespace, NO_OWNERS)
 
     def find(self, key: str) -> Metadata | None:
         """Of the Workload `namespace/name`; None when it is not known."""
@@ -124,7 +124,7 @@ class Workloads:
     async def _until_another_is_served(self, watching: asyncio.Task[None]) -> None:
         began_s = self._clock()
         while not watching.done():
-            await self._sleep(LOOK_S)
+            await self._sleep(CHECK_S)
             silent_s = self._clock() - max(self._cache.heard_s, began_s)
             if silent_s > SILENT_S / 2 and not await self._is_still_served():
                 return
@@ -147,8 +147,8 @@ class Workloads:
                 version, why = None, str(error)[:300]
             if version is not None:
                 return version
-            log.warning("Kueue's Workloads cannot be read: nobody is evicted", error=why)
-            await self._sleep(LOOK_S)
+            log.warning("Kueue's Workloads cannot be read: no pod is evicted", error=why)
+            await self._sleep(CHECK_S)
 
     def _chosen(self, body: bytes) -> str | None:
         served = {one.version for one in msgspec.json.decode(body, type=_Group).versions}

@@ -1,4 +1,4 @@
-"""Whose a controller is: the owner above a Job, a JobSet or a RayCluster, read when it is first needed and remembered for a while.
+"""The owner of a controller: what is above a Job, a JobSet or a RayCluster, read when it is first needed and cached for a while.
 
 Of each controller only its metadata are read, one GET each, by a few readers at a time; kinds are not watched. What is waited for, known
 and refused is bounded. `above` never waits: what it does not know yet it answers with `Unread`, and has it read.
@@ -52,7 +52,7 @@ log = structlog.get_logger("extender.preemption.owners")
 
 
 class Unread(Enum):
-    """Why it is not known whose a controller is."""
+    """Why the owner of a controller is not known."""
 
     YET = "not yet"
     """It is being read, or will be again."""
@@ -69,7 +69,7 @@ _Key = tuple[str, str]
 
 
 class Controllers:
-    """`resources` are those that may be read, as kubectl names them (`jobs.batch`, `pods`). `on_read` is told of each namespace in which
+    """`resources` are those that may be read, as kubectl names them (`jobs.batch`, `pods`). `on_read` is called with each namespace in which
     a controller is known, or is not known any more."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Controllers:
         return len(self._failed)
 
     def above(self, namespace: str, one: OwnerReference) -> Above:
-        """Whose this controller is. Where that is not known yet, it is read from now on."""
+        """The owner of this controller. If it is not known yet, it is read from now on."""
         key = namespace, one.uid
         known = self._known.get(key)
         if known is not None:
@@ -188,7 +188,7 @@ class Controllers:
             del self._failed[next(iter(self._failed))]
 
     def _resource(self, one: OwnerReference) -> str | None:
-        """By which name it is read; None where it is not."""
+        """The resource as which it is read; None if its kind is not read."""
         group, _, version = one.api_version.rpartition("/")
         if not (VERSION.fullmatch(version) and 0 < len(one.uid) <= LONGEST_UID and 0 < len(one.name) <= LONGEST_NAME):
             return None

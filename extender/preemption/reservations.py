@@ -1,10 +1,10 @@
-"""Room that is kept for a pod for which others were evicted, until it is bound, gone, or time is up.
+"""Preemption reservations: GPU capacity for a pod for which other pods are evicted, until it is bound, gone, or the reservation lapses.
 
-The room comes free bit by bit, as one victim after the other ends. A hold takes each bit in the same moment, never more than is free
-nor more than its pod will need: so nobody slips in between, and no GPU is booked twice. Once the pod itself is placed (`State`
-reserves as for every pod) its hold takes nothing, and takes the room back should that reservation lapse.
+The capacity comes free bit by bit, as one victim after the other ends. A preemption reservation takes each bit at that moment, never more
+than is free and never more than its pod will need: so no other pod gets it, and no GPU is assigned twice. While the pod itself has a
+scheduling reservation, its preemption reservation takes nothing; it takes the capacity back if the scheduling reservation lapses.
 
-The reservations of kind `preemption` (`vgpu.scheduling.reservations`), and how they take their room.
+`vgpu.scheduling.reservations` says when one ends; this module says how its capacity is taken and released.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vgpu.scheduling.reservations import Reservation
 
 
 class PreemptionReservations:
-    """By UID of the pod that they are for."""
+    """By UID of the preemptor."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -30,52 +30,55 @@ class PreemptionReservations:
     def __len__(self) -> int:
         return len(self._state.reservations.of("preemption"))
 
+    def __contains__(self, uid: str) -> bool:
+        return self.get(uid) is not None
+
     def get(self, uid: str) -> Reservation | None:
-        """What is kept for a pod."""
+        """The reservation of a preemptor."""
         return self._state.reservations.get(uid, "preemption")
 
     def is_whole(self, uid: str) -> bool:
-        """Has all of the room that is kept for a pod come free?"""
-        hold, allocation = self.get(uid), self._state.allocations.get(uid)
-        if hold is None or hold.assignment is None or allocation is None or allocation.own:
+        """Has all of the capacity that is reserved for a pod come free?"""
+        reservation, allocation = self.get(uid), self._state.allocations.get(uid)
+        if reservation is None or reservation.assignment is None or allocation is None or allocation.own:
             return False
-        return tuple(allocation.assignment.held()) == tuple(hold.assignment.held())
+        return tuple(allocation.assignment.held()) == tuple(reservation.assignment.held())
 
     def put(self, uid: str, key: str, node: str, assignment: Assignment, *, nominated: bool = False) -> None:
-        """Keep room from now on, in place of what was set aside for this pod before."""
+        """Reserve from now on, in place of an earlier preemption or nomination reservation of this pod."""
         self._release(uid)
         now_s = self._state.clock()
-        hold = self._state.reservations.put(
+        reservation = self._state.reservations.put(
             "preemption", uid, key, node, now_s, assignment=assignment, nominated=nominated
         )
-        self._take(hold)
+        self._take(reservation)
 
     def drop(self, uid: str) -> Reservation | None:
-        """Keep nothing for this pod any more. Returns what was kept."""
+        """End the reservation of this pod. Returns it, None if there was none."""
         dropped = self._state.reservations.drop(uid, "preemption")
         if dropped is not None:
             self._release(uid)
         return dropped
 
     def refresh(self, node: str = "") -> None:
-        """Take what came free on this node (or on any), and give back what is needed no more. The first to come takes first."""
-        for hold in self._state.reservations.of("preemption").values():
-            if not node or hold.node == node:
-                self._take(hold)
+        """Take what came free on this node (or on any), and release what is not needed any more. The earliest reservation takes first."""
+        for reservation in self._state.reservations.of("preemption").values():
+            if not node or reservation.node == node:
+                self._take(reservation)
 
     def before(self, uid: str, node: str) -> list[Reservation]:
-        """For pods for which room was kept on this node before it was for this pod, or is to be, and that have no place yet."""
-        held = takewhile(lambda one: one.uid != uid, self._state.reservations.of("preemption").values())
-        return [one for one in held if one.node == node and self._state.allocations.place_of(one.uid) is None]
+        """Reservations on this node that are earlier than this pod's, made or still to be made, of pods that are not placed yet."""
+        earlier = takewhile(lambda one: one.uid != uid, self._state.reservations.of("preemption").values())
+        return [one for one in earlier if one.node == node and self._state.allocations.place_of(one.uid) is None]
 
-    def promised(self, uid: str, node: str) -> set[str]:
-        """UUIDs of GPUs and MIG instances that those pods wait for."""
+    def awaited_before(self, uid: str, node: str) -> set[str]:
+        """UUIDs of GPUs and MIG instances for which those earlier reservations still wait."""
         waiting = [one.assignment for one in self.before(uid, node) if one.assignment and not self.is_whole(one.uid)]
         return {piece.uuid for one in waiting for piece in one.held()}
 
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:
-        """The pod's own hold is out of its way meanwhile. Do not await inside."""
+        """The pod's own reservation does not block it meanwhile. Do not await inside."""
         if self.get(uid) is None:
             yield
             return
@@ -83,31 +86,33 @@ class PreemptionReservations:
         try:
             yield
         finally:
-            hold = self.get(uid)
-            if hold is not None:
-                self._take(hold)
+            reservation = self.get(uid)
+            if reservation is not None:
+                self._take(reservation)
 
     def lapsed(self) -> list[str]:
-        """UIDs whose time is up. They are to be dropped now."""
+        """UIDs whose reservation has lapsed. The caller drops them now."""
         return self._state.lapsed("preemption")
 
     def _release(self, uid: str) -> None:
         if self._state.allocations.place_of(uid) is None:
-            self._state.give_back(uid)
+            self._state.release(uid)
 
-    def _take(self, hold: Reservation) -> None:
+    def _take(self, reservation: Reservation) -> None:
         allocations = self._state.allocations
-        self._release(hold.uid)
-        if allocations.place_of(hold.uid) is not None or hold.node not in allocations.fleet or hold.assignment is None:
+        self._release(reservation.uid)
+        fleet, node, assignment = allocations.fleet, reservation.node, reservation.assignment
+        if allocations.place_of(reservation.uid) is not None or node not in fleet or assignment is None:
             return
-        wanted = (_free_part(allocations.fleet, hold.node, piece) for piece in hold.assignment.held())
+        wanted = (_free_part(fleet, node, piece) for piece in assignment.held())
         pieces = tuple(piece for piece in wanted if piece is not None)
         if pieces:
-            allocations.hold(hold.uid, Allocation(hold.node, Assignment({"hold": pieces}), {}, hold.key, own=False))
+            part = Allocation(node, Assignment({"reserved": pieces}), {}, reservation.key, own=False)
+            allocations.allocate(reservation.uid, part)
 
 
 def _free_part(fleet: Fleet, node: str, piece: Slice) -> Slice | None:
-    """What of a slice nobody has, None when that is nothing."""
+    """The free part of a slice, None if nothing of it is free."""
     if piece.kind == "mig":
         offered = {one.uuid for gpu in fleet.inventory[node].gpus for one in gpu.offered_instances}
         return piece if piece.uuid in offered and piece.uuid not in fleet.mig_containers[node] else None

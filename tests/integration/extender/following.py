@@ -23,7 +23,7 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 class Follower:
-    """Every change of every pod, in the order in which the API server made them, told to all in `reported`."""
+    """Every change of every pod, in the order in which the API server made them, passed to all in `reported`."""
 
     def __init__(self, api: Api) -> None:
         self.reported: list[Callable[[str, Thing], None]] = []
@@ -68,7 +68,7 @@ class Follower:
             self._changed = asyncio.Event()
 
     async def until(self, true: Callable[[], bool], what: str, *, timeout_s: float = 90) -> None:
-        """Return when this holds, asked after each change."""
+        """Return when this is true, checked after each change."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not true():
@@ -88,7 +88,7 @@ class Kubelet:
         self._workers: list[asyncio.Task[None]] = []
 
     def report(self, kind: str, pod: Thing) -> None:
-        """As a Follower does. Raises what ended a worker: who waits for the follower is told."""
+        """As a Follower does. Raises what ended a worker, also to those who wait for the follower."""
         for worker in self._workers:
             if worker.done():
                 worker.result()
@@ -124,7 +124,7 @@ class Kubelet:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is told of every change, in this order: `ledger`, and `kubelet` where pods run."""
+    """What every change is passed to, in this order: `ledger`, and `kubelet` where pods run."""
 
     api: Api
     follower: Follower
@@ -141,7 +141,7 @@ class Watched:
 async def watched(
     api: Api, *nodes: NodeBuilder, made: Callable[[NodeBuilder], Thing] = node_object, runs: bool = True
 ) -> AsyncIterator[Watched]:
-    """A cluster with these nodes and no pods. `runs`: pods that are bound run; else the test may have `kubelet` told of them."""
+    """A cluster with these nodes and no pods. `runs`: pods that are bound run; else the test may report them to `kubelet`."""
     cluster = Watched(api, Follower(api), Ledger({}), Kubelet(api))
     cluster.follower.reported = [cluster.ledger.report, cluster.kubelet.report] if runs else [cluster.ledger.report]
     async with cluster.kubelet.running(), cluster.follower.running():

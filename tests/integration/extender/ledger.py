@@ -1,6 +1,6 @@
 """An independent count of who has what, from what the API server says and nothing else.
 
-Slow and plain on purpose: it shares no code with what it checks, not even the reader of assignments. It is told every change of every
+Slow and plain on purpose: it shares no code with what it checks, not even the reader of assignments. It sees every change of every
 pod and notes whatever must never be, in the moment in which it is:
 
     I1  more memory or compute time assigned of a GPU than it has, over all pods that are bound and have not ended
@@ -8,7 +8,7 @@ pod and notes whatever must never be, in the moment in which it is:
         annotation for its containers that says something else than its assignment
     I4  a pod that moves, or whose GPUs change, once it is bound
 
-I3 is `differences`: the same count against what an extender believes. I5 is for the tests, which know who should be evicted for whom.
+I3 is `differences`: the same count against what an extender believes. I5 is for the tests, which know which pod should be evicted for which.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Ledger:
     gpus: dict[str, dict[str, int]]
     wrong: list[str] = field(default_factory=list)
     held: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """UID -> what a pod holds that is bound and there."""
+    """UID -> what a bound pod has on its node."""
     alive: dict[str, Thing] = field(default_factory=dict)
-    """UID -> pod as last told."""
+    """UID -> pod as last seen."""
     bound_ever: int = 0
     leaving: set[str] = field(default_factory=set)
     """UIDs of pods that were deleted while they were bound."""
@@ -87,7 +87,7 @@ class Ledger:
         return [pod for uid, pod in self.alive.items() if uid not in self.held]
 
     def gpus_of(self, uid: str) -> set[str]:
-        """UUIDs of the GPUs that a pod holds, or held when it was last bound."""
+        """UUIDs of the GPUs that a pod has, or had when it was last bound."""
         return {piece.gpu for piece in _pieces(json.loads(self._where[uid][1]))}
 
     def used(self) -> tuple[Counter[str], Counter[str]]:
@@ -121,7 +121,7 @@ class Ledger:
         for name, of_it in containers.items():
             said = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
             if sorted(said) != sorted(one["uuid"] for one in of_it):
-                self._note(pod, f"container {name} is told {said} and assigned {of_it}")
+                self._note(pod, f"container {name} sees {said} and is assigned {of_it}")
         if sum(piece.mib for piece in pieces) != _requested_mib(pod):
             self._note(pod, f"requests {_requested_mib(pod)} MiB and has {pieces}")
         for piece in pieces:

@@ -50,7 +50,7 @@ async def preempt(scheduler: Scheduler, preemptor: PodBuilder, **nodes: list[dic
     victims = {name: {"Pods": pods, "NumPDBViolations": 0} for name, pods in nodes.items()}
     body = {"Pod": preemptor.plain(), "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
     async with asyncio.timeout(10):
-        await scheduler.extender.preemption.informed.wait()
+        await scheduler.extender.preemption.verb.informed.wait()
     answer: dict[str, Any] = (await scheduler.call("preempt", body))["NodeNameToMetaVictims"]
     return answer
 

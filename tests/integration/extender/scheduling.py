@@ -37,6 +37,7 @@ AT_ONCE: Final = 16
 
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
+LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 CALLS_A_SECOND: Final = 5_000
 """Of kube-scheduler to the API server. Its default of 50 would be all that a test of thousands of pods sees."""
 
@@ -231,10 +232,11 @@ class Stack:
             return await answer.text()
 
     async def leave(self) -> None:
-        """Nothing is left for the next test."""
+        """Leave nothing to the next test: also no lease of a kube-scheduler that was killed, which the next one would wait for."""
         for pair in self.pairs:
             await pair.kill()
         await self.api.empty()
+        await self.api.call("DELETE", LEASES)
 
 
 async def prepare(api: Api) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extender.snapshot import snapshot_of
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.scheduler import Scheduler, running
@@ -67,7 +68,7 @@ async def waiting(api: FakeApi, scheduler: Scheduler, count: int) -> list[PodBui
 async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 40)
-        counts, fleet = scheduler.extender.ahead.counts, scheduler.extender.state.fleet
+        counts, fleet = scheduler.extender.nominator.counts, scheduler.extender.state.fleet
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 39)
         for one in built[1:]:
             where = nominations(api)[one.name]
@@ -76,7 +77,7 @@ async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi
         await scheduler.comes_to_hold(lambda: counts["taken"] == 39)
         assert writes(api) == counts["written"] == 39
         assert counts["left"] == counts["refused"] == 0
-        assert len(scheduler.extender.ahead.plans) == 0
+        assert len(scheduler.extender.nominator.reservations) == 0
         assert int(fleet.free_mib.sum()) == 32 * FULL_MIB - 40 * HALF_MIB
         assert fleet.overcommitted() == []
 
@@ -84,14 +85,14 @@ async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi
 async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 80)
-        ahead, fleet = scheduler.extender.ahead, scheduler.extender.state.fleet
+        ahead, fleet = scheduler.extender.nominator, scheduler.extender.state.fleet
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 63)
-        assert len(ahead.plans) == 63, "and one reserved"
+        assert len(ahead.reservations) == 63, "and one reserved"
         assert int(fleet.free_mib.sum()) == 0
         assert fleet.overcommitted() == []
         where = list(nominations(api).values())
         assert {name: where.count(name) for name in NODES} == {"n0": 15, "n1": 16, "n2": 16, "n3": 16}
-        snapshot = scheduler.extender.state.snapshot().whole()
+        snapshot = snapshot_of(scheduler.extender.state).whole()
         assert sum(one.stage == "planned" for one in snapshot.pods) == 63
 
 
@@ -102,7 +103,7 @@ async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str)
         built = await waiting(api, scheduler, count)  # one less wait once the first is come to
         for one in built[1:4]:
             await scheduler.filter(one, *NODES)
-        await scheduler.extender.ahead.flush()
+        await scheduler.extender.nominator.flush()
         assert writes(api) == 0
         if why == "few":
             for at in range(8):
@@ -118,7 +119,7 @@ async def test_who_was_not_requested_lately_is_not_the_active_one(api: FakeApi) 
         for at in range(40):
             put(api, half(f"p{at:02}"))
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
-        await scheduler.extender.ahead.flush()
+        await scheduler.extender.nominator.flush()
         assert writes(api) == 0
         await scheduler.filter(half("p00"), *NODES)
         await scheduler.comes_to_hold(lambda: writes(api) > 0)
@@ -164,7 +165,7 @@ async def test_labels_and_taints_are_kept_to_and_other_conditions_left_to_the_sc
 async def test_a_nomination_that_the_scheduler_does_not_follow_is_not_made_again(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
-        ahead = scheduler.extender.ahead
+        ahead = scheduler.extender.nominator
         await scheduler.comes_to_hold(lambda: {"p20", "p21"} <= set(nominations(api)))
         # it looked at the node and at all others, and found that none will do
         found = api.pod("default/p20")
@@ -172,7 +173,7 @@ async def test_a_nomination_that_the_scheduler_does_not_follow_is_not_made_again
         unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         api.put(found | {"status": {"phase": "Pending", "conditions": [unplaced]}})
         await scheduler.comes_to_hold(lambda: ahead.counts["left"] == 1)
-        assert built[20].build().uid not in ahead.plans
+        assert built[20].build().uid not in ahead.reservations
         # another it placed elsewhere
         (elsewhere, *_) = [name for name in NODES if name != nominations(api)["p21"]]
         assert (await scheduler.filter(built[21], elsewhere))["NodeNames"] == [elsewhere]
@@ -190,12 +191,12 @@ async def test_a_write_that_is_refused_gives_the_room_back_and_is_not_tried_agai
     api.faults.append(answer_with("PATCH", "/p10/status", 409, "Conflict", "the object has been modified"))
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
-        ahead = scheduler.extender.ahead
+        ahead = scheduler.extender.nominator
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
         await ahead.flush()
         assert ahead.counts["refused"] == 1
         assert "p10" not in nominations(api)
-        assert "uid-default-p10" not in ahead.plans
+        assert "uid-default-p10" not in ahead.reservations
         assert api.requests.count("PATCH /api/v1/namespaces/default/pods/p10/status") == 1
 
 
@@ -205,23 +206,23 @@ async def test_planned_room_yields_to_a_pod_that_goes_first_and_to_no_other(api:
             put(api, half(f"p{at:02}", priority=5))
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) == 70)
         await scheduler.filter(half("p00", 5), *NODES)
-        ahead = scheduler.extender.ahead
+        ahead = scheduler.extender.nominator
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 63)
         assert (await scheduler.filter(half("low", 4), *NODES))["NodeNames"] == []
         whole = pod("high").asking(mib=FULL_MIB).of_priority(6)
         assert len((await scheduler.filter(whole, *NODES))["NodeNames"]) == 1
-        assert len(ahead.plans) == 61
+        assert len(ahead.reservations) == 61
         assert scheduler.extender.state.fleet.overcommitted() == []
 
 
-async def test_an_extender_that_starts_holds_the_room_of_those_nominated_before(api: FakeApi) -> None:
+async def test_an_extender_that_starts_reserves_for_pods_that_were_nominated_before(api: FakeApi) -> None:
     for at in range(3):
         put(api, pod(f"p{at}").asking(mib=8 * FULL_MIB).annotated(gpu_count="8").nominated_to(f"n{at}"))
     whole = pod("late").asking(mib=8 * FULL_MIB).annotated(gpu_count="8")
     async with running(api, nominate_ahead="always") as scheduler:
         assert (await scheduler.filter(whole.of_priority(-1), "n0", "n1"))["NodeNames"] == []
         assert (await scheduler.filter(whole.of_priority(-1), *NODES))["NodeNames"] == ["n3"]
-        assert len(scheduler.extender.ahead.plans) == 3
+        assert len(scheduler.extender.nominator.reservations) == 3
         first = pod("p0").asking(mib=8 * FULL_MIB).annotated(gpu_count="8")
         assert (await scheduler.filter(first, "n0"))["NodeNames"] == ["n0"]
         assert await scheduler.bind(first, "n0") == ""
@@ -242,7 +243,7 @@ async def test_room_made_by_eviction_is_kept_over_a_restart_also_when_the_victim
         await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 0)
 
 
-async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nominated_and_nominates_none_anew(
+async def test_a_replica_that_takes_over_reserves_for_pods_that_the_other_nominated_and_nominates_none_anew(
     api: FakeApi,
 ) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
@@ -253,8 +254,8 @@ async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nomin
         by_other = {one.name: NODES[at % 4] for at, one in enumerate(built[1:])}
         for one in built[1:]:
             put(api, one.nominated_to(by_other[one.name]))
-        ahead, fleet = scheduler.extender.ahead, scheduler.extender.state.fleet
-        await scheduler.comes_to_hold(lambda: len(ahead.plans) == 39)
+        ahead, fleet = scheduler.extender.nominator, scheduler.extender.state.fleet
+        await scheduler.comes_to_hold(lambda: len(ahead.reservations) == 39)
         assert int(fleet.free_mib.sum()) == 32 * FULL_MIB - 39 * HALF_MIB
         assert (await scheduler.filter(built[0], *NODES))["NodeNames"]
         await ahead.flush()
@@ -263,7 +264,7 @@ async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nomin
         for one in built[1:]:
             assert (await scheduler.filter(one, by_other[one.name]))["NodeNames"] == [by_other[one.name]]
             assert await scheduler.bind(one, by_other[one.name]) == ""
-        await scheduler.comes_to_hold(lambda: len(ahead.plans) == 0)
+        await scheduler.comes_to_hold(lambda: len(ahead.reservations) == 0)
         assert fleet.overcommitted() == []
         assert ahead.counts == {"written": 0, "refused": 0, "taken": 0, "left": 0}, "they were not ours"
 
@@ -271,7 +272,7 @@ async def test_a_replica_that_takes_over_holds_the_room_of_those_the_other_nomin
 async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
-        ahead = scheduler.extender.ahead
+        ahead = scheduler.extender.nominator
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 29)
         written = writes(api)
         elsewhere = "n3"
@@ -295,7 +296,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
     api.faults.append(lambda request, _: late() if request.path.endswith("/p10/status") else None)
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
-        counts, allocations = scheduler.extender.ahead.counts, scheduler.extender.state.allocations
+        counts, allocations = scheduler.extender.nominator.counts, scheduler.extender.state.allocations
         await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
         planned = allocations.get("uid-default-p10")
         assert planned
@@ -304,7 +305,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
         known = scheduler.extender.pods
         await scheduler.comes_to_hold(lambda: bool((one := known.get("default/p10")) and one.spec.node_name))
         bound.set()
-        await scheduler.extender.ahead.flush()
+        await scheduler.extender.nominator.flush()
         assert counts == {"written": 28, "refused": 1, "taken": 0, "left": 0}
 
 
@@ -318,5 +319,5 @@ async def test_pods_that_the_scheduler_could_not_request_for_are_nominated_and_t
         api.put(plain)
     async with running(api, nominate_ahead="always") as scheduler:
         await scheduler.filter(half("p00"), *NODES)
-        await scheduler.extender.ahead.flush()
+        await scheduler.extender.nominator.flush()
         assert len(nominations(api)) == nominated

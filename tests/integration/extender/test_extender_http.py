@@ -101,7 +101,7 @@ async def test_a_conflict_that_cannot_be_looked_into_frees_nothing(api: FakeApi)
         assert scheduler.free_mib("n1") == 0, "an earlier call of ours may have bound it"
 
 
-async def test_a_late_write_after_a_timeout_never_books_twice(api: FakeApi) -> None:
+async def test_a_late_write_after_a_timeout_never_assigns_a_gpu_twice(api: FakeApi) -> None:
     asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
     api.put(asking.plain())
     api.put(other.plain())
@@ -177,7 +177,7 @@ async def test_a_pod_that_someone_else_bound_is_not_bound_again(api: FakeApi) ->
         assert scheduler.free_mib("n1") == FULL_MIB
         await scheduler.filter(asking, "n1")
         api.put(asking.on("n1").plain(), reported=False)
-        assert "by someone else" in await scheduler.bind(asking, "n1")
+        assert "by another scheduler" in await scheduler.bind(asking, "n1")
         assert scheduler.free_mib("n1") == FULL_MIB
 
 
@@ -254,7 +254,9 @@ async def test_same_size_pods_on_different_gpus_are_bound_one_after_the_other_wh
     assert len(set(uuids)) == 2
 
 
-async def test_who_waits_for_its_turn_in_vain_is_refused_with_the_reason_and_holds_nothing(api: FakeApi) -> None:
+async def test_a_pod_that_waits_in_the_bind_order_in_vain_is_refused_with_the_reason_and_reserves_nothing(
+    api: FakeApi,
+) -> None:
     api.put(node("n3").with_gpus(2).with_access("cdi").plain())
     first, second = (pod(name).asking(mib=8192).annotated(placement="spread") for name in ("a", "b"))
     for built in (first, second):
@@ -280,7 +282,7 @@ async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -
             assert error == "cache not synced: pods are still being listed"
         body = {"Pod": asking.plain(), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-v"}]}}}
         assert (await scheduler.call("preempt", json.dumps(body).encode()))["NodeNameToMetaVictims"] == {}
-        assert scheduler.extender.preemption.missed, "kube-scheduler does not ask again"
+        assert scheduler.extender.preemption.verb.missed, "kube-scheduler does not repeat the call"
         ready = await scheduler.look("/readyz")
         assert (ready.status_code, ready.text) == (503, f"{error}\n")
         assert (await scheduler.look("/healthz")).status_code == 200
@@ -318,7 +320,7 @@ async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: 
         assert [(one.status_code, one.text) for one in wrong] == [
             (405, "/filter does not answer GET\n"),
             (405, "/snapshot does not answer POST\n"),
-            (404, "there are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"),
+            (404, "the paths are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"),
         ]
 
 

@@ -143,7 +143,7 @@ async def test_the_pod_of_a_job_set_stays_and_one_of_higher_priority_goes(cluste
         while "deletionTimestamp" not in cluster.get(single)["metadata"]:
             assert "deletionTimestamp" not in cluster.get(queued)["metadata"]
             assert (await extender.filter(urgent, "n1"))["NodeNames"] == []
-            await asyncio.sleep(0.2)  # as often as a scheduler might ask again
+            await asyncio.sleep(0.2)  # as often as a scheduler might call again
     assert "deletionTimestamp" not in cluster.get(queued)["metadata"], "though its priority is lower"
     assert accepted[f"/apis/batch/v1{NAMESPACE}/jobs/of-set"] == {METADATA}
     assert accepted["/apis/kueue.x-k8s.io/v1beta2/workloads"] == {METADATA, METADATA_LIST}
@@ -162,7 +162,7 @@ async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(cluster:
     async with asyncio.timeout(PATIENCE_S):
         while cluster.api("GET", f"{WORKLOADS}/w")["spec"]["active"]:
             assert (await extender.filter(urgent, "n1"))["NodeNames"] == []
-            await asyncio.sleep(0.2)  # as often as a scheduler might ask again
+            await asyncio.sleep(0.2)  # as often as a scheduler might call again
     assert [one for one in (here, elsewhere, stays) if "deletionTimestamp" in cluster.get(one)["metadata"]] == []
     assert cluster.get(urgent)["status"]["nominatedNodeName"] == "n1"
     for one in (here, elsewhere):

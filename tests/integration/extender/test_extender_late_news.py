@@ -38,14 +38,16 @@ def reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Reported:
     async def reported(
         scheduler: Scheduler, method: str, call: Coroutine[Any, Any, dict[str, Any]], news: Callable[[], object]
     ) -> dict[str, Any]:
-        begun, wait = asyncio.Event(), getattr(scheduler.extender.preemption, method)
+        preemption = scheduler.extender.preemption
+        part = preemption.verb if hasattr(preemption.verb, method) else preemption
+        begun, wait = asyncio.Event(), getattr(part, method)
 
         async def waiting(*args: object) -> object:
             begun.set()
             return await wait(*args)
 
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(scheduler.extender.preemption, method, waiting)
+            meanwhile.setattr(part, method, waiting)
             answer = asyncio.create_task(call)
             await begun.wait()
             news()
@@ -57,12 +59,12 @@ def reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Reported:
 async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
     api: FakeApi, reported_meanwhile: Reported
 ) -> None:
-    """With "nobody" for an answer kube-scheduler would not ask again for minutes."""
+    """After an answer without victims kube-scheduler would not call again for minutes."""
     for name, row in (("a", 0), ("b", 1)):
         api.put(bound(name, "n1", row, HALF_MIB).plain())
     async with running(api) as scheduler:
         call = preempt(scheduler, urgent(), n1=uids("a"))
-        answer = await reported_meanwhile(scheduler, "meet", call, lambda: api.put(urgent().plain()))
+        answer = await reported_meanwhile(scheduler, "wait_for_preemptor", call, lambda: api.put(urgent().plain()))
         assert answer == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
 
 
@@ -74,7 +76,7 @@ async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone
     async with running(api) as scheduler:
         assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
         call = scheduler.filter(urgent(), "n1")
-        answer = await reported_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
+        answer = await reported_meanwhile(scheduler, "has_news", call, lambda: api.remove(victims[0].plain()))
         assert answer["NodeNames"] == ["n1"]
 
 
@@ -86,24 +88,29 @@ async def test_a_preemptor_that_requests_again_before_its_victim_is_known_to_lea
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
         for news in (lambda: api.put(leaving), lambda: api.remove(leaving)):
-            assert await reported_meanwhile(scheduler, "meet", preempt(scheduler, urgent(), n1=uids("b")), news) == {}
+            assert (
+                await reported_meanwhile(
+                    scheduler, "wait_for_preemptor", preempt(scheduler, urgent(), n1=uids("b")), news
+                )
+                == {}
+            )
 
 
 async def test_what_comes_free_while_a_pod_is_being_turned_away_is_found(
     api: FakeApi, victims: list[PodBuilder], reported_meanwhile: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.preemption.coordinator.HEAR_S", 0.5)
+    monkeypatch.setattr("extender.preemption.coordinator.NEWS_S", 0.5)
     async with running(api) as scheduler:
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
         call = scheduler.filter(urgent(), "n1")
-        answer = await reported_meanwhile(scheduler, "hears_more", call, lambda: api.remove(victims[0].plain()))
+        answer = await reported_meanwhile(scheduler, "has_news", call, lambda: api.remove(victims[0].plain()))
         assert answer["NodeNames"] == ["n1"]
 
 
 async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.preemption.coordinator.MEET_S", 0.01)
+    monkeypatch.setattr("extender.preemption.verb.PREEMPTOR_S", 0.01)
     api.put(bound("a", "n1", 0, FULL_MIB).plain())
     async with running(api) as scheduler:
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {}

@@ -1,4 +1,4 @@
-"""Preemption over HTTP: kube-scheduler's own bodies, our own way where it never asks, and room that nobody else slips into."""
+"""Preemption over HTTP: kube-scheduler's own bodies, evictions where it never calls, and reservations that no other pod takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from extender import background as slices
+from extender.preemption import background
+from extender.snapshot import snapshot_of
 from tests.builders import PodBuilder, node, pod
 from tests.fake_api import FakeApi, answer_with
 from tests.integration.extender.preempting import (
@@ -90,7 +91,7 @@ async def test_whole_pods_are_read_as_well_as_uids(api: FakeApi) -> None:
         api.put(one.plain())
     api.put(urgent().plain())
     async with running(api) as scheduler:
-        await scheduler.extender.preemption.informed.wait()
+        await scheduler.extender.preemption.verb.informed.wait()
         named = {"n1": {"Pods": [one.plain() for one in victims], "NumPDBViolations": 0}}
         body = {"Pod": urgent().plain(), "NodeNameToVictims": named, "NodeNameToMetaVictims": None}
         answer = await scheduler.call("preempt", body)
@@ -227,7 +228,7 @@ async def fragmented(api: FakeApi) -> list[PodBuilder]:
 
 
 async def evicted(scheduler: Scheduler, count: int = 1) -> None:
-    await scheduler.comes_to_hold(lambda: scheduler.extender.preemption.evicted >= count)
+    await scheduler.comes_to_hold(lambda: scheduler.extender.preemption.evicted() >= count)
 
 
 async def test_where_totals_fit_and_no_gpu_does_the_least_pod_goes_and_the_room_is_kept(api: FakeApi) -> None:
@@ -256,13 +257,13 @@ async def test_where_totals_fit_and_no_gpu_does_the_least_pod_goes_and_the_room_
     assert "no single GPU of node n1" in reported["Preempting", "urgent"]
 
 
-async def test_calls_are_answered_while_it_is_worked_out_whom_to_evict_and_a_node_may_go(
+async def test_calls_are_answered_during_a_search_for_victims_and_a_node_may_go(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, asking = await fragmented(api)
     for row in (0, 1):
         api.put(bound(f"c{row}", "n2", row, HALF_MIB).of_priority(500).plain())
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(background, "WORK_S", -1.0)
     begun, go = asyncio.Event(), False
     steps = Search.steps
 
@@ -291,11 +292,11 @@ async def test_a_snapshot_shows_room_that_is_kept(api: FakeApi) -> None:
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
         await scheduler.comes_to_hold(lambda: bool(api.evictions))
-        snapshot = scheduler.extender.state.snapshot().whole()
+        snapshot = snapshot_of(scheduler.extender.state).whole()
         assert {(pod.key, pod.stage) for pod in snapshot.pods} >= {("default/urgent", "kept")}
 
 
-@pytest.mark.parametrize("why", ["never", "equal", "budget", "asked", "spared"])
+@pytest.mark.parametrize("why", ["never", "equal", "budget", "answered", "protected"])
 async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -> None:
     for row, name in enumerate("ab"):
         one = bound(name, "n1", row, HALF_MIB).labelled(app="kept").of_priority(1000 if why == "equal" else 0)
@@ -308,16 +309,16 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
     api.put(observer.plain())
     async with running(api) as scheduler:
         preemption = scheduler.extender.preemption
-        if why == "asked":
+        if why == "answered":
             preemption._evictor._grace_s = 0.5  # for the scheduler's word to come first
-        if why == "spared":
+        if why == "protected":
             for name in "ab":
                 for times in range(3):
                     before = replace(bound(name, "n1", 0, 1024), uid=f"uid-{name}-{times}")
                     preemption._history.preempted(before.build())
-        await preemption.informed.wait()
+        await preemption.verb.informed.wait()
         await scheduler.filter(asking, "n1")
-        if why == "asked":
+        if why == "answered":
             assert await preempt(scheduler, asking, n1=uids("a"))
         # the one after it, for which there is a way, shows that the first was looked at
         api.put(bound("c", "n2", 0, HALF_MIB).plain())

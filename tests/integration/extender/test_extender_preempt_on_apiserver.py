@@ -45,7 +45,7 @@ async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_repo
         async with asyncio.timeout(PATIENCE_S):
             while not any("deletionTimestamp" in one["metadata"] for one in found.values()):
                 assert (await extender.filter(urgent, "n1"))["NodeNames"] == []
-                await asyncio.sleep(0.2)  # as often as a scheduler might ask again
+                await asyncio.sleep(0.2)  # as often as a scheduler might call again
                 found = {one["metadata"]["name"]: one for one in map(cluster.get, [*victims, urgent])}
         leaving = [name for name, one in found.items() if "deletionTimestamp" in one["metadata"]]
         assert len(leaving) == 1

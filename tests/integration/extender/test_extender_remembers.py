@@ -42,7 +42,7 @@ async def running(client: Client) -> AsyncIterator[tuple[PreemptionHistory, Hist
 
 
 async def comes_to(made: HistoryStore, true: Callable[[], bool]) -> None:
-    """Return when this holds, asked after each change of the ConfigMap."""
+    """Return when this is true, checked after each change of the ConfigMap."""
     proof: Any = object()
     assert await made._cache.wait_for(lambda: proof if true() else None, timeout_s=10) is proof
 
@@ -51,7 +51,7 @@ def gone(name: str, times: int) -> PodBuilder:
     return PodBuilder(name, uid=f"uid-{name}-{times}")
 
 
-async def test_who_was_preempted_is_spared_by_the_next_one_and_by_the_one_beside(client: Client) -> None:
+async def test_a_preempted_pod_is_protected_by_the_next_extender_and_by_the_one_beside(client: Client) -> None:
     async with running(client) as (first, history_store):
         first.preempted(gone("a", 1).build())
         await comes_to(history_store, lambda: len(history_store._cache) == 1)

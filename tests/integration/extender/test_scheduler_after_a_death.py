@@ -30,7 +30,7 @@ BY_THE_SCHEDULER: Final = (
     Moment("/bind", "before"),
     Moment("/binding", "after"),
 )
-"""Totals are short, so kube-scheduler asks whom to evict, and filters once that pod has ended."""
+"""Totals are short, so kube-scheduler calls /preempt, and filters once the victim has ended."""
 
 BY_ITSELF: Final = (
     Moment("/filter", "before"),

@@ -15,7 +15,7 @@ from tests.integration.extender.scheduling import Stack
 
 @pytest.fixture(params=[True, False], ids=["tried-again-at-once", "tried-again-after-a-back-off"])
 async def world(gang_stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """kube-scheduler tries a gang again at once where nothing else waits, unless it is told to wait for the back-off."""
+    """kube-scheduler tries a gang again at once where nothing else waits, unless it has to wait for the back-off."""
     async with running(gang_stack, popped_at_once=request.param) as made:
         yield made
 

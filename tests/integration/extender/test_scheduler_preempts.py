@@ -56,7 +56,7 @@ class World:
                     for one in self.ledger.alive[uid]["status"].get("conditions", [])
                 )
             ),
-            "it is told that it fits nowhere",
+            "it is reported to fit nowhere",
         )
         await self.add(node("observer").with_inventory(*(gpu(row, HALF_MIB, "observer") for row in range(2))))
         quarter = pod("quarter").asking(mib=HALF_MIB // 2)
@@ -116,7 +116,7 @@ async def test_nobody_is_evicted_for_a_pod_that_would_not_fit_all_the_same(world
     await world.run("low", *(pod(f"may-go-{at}").asking(mib=HALF_MIB) for at in range(40)))
     (urgent,) = await world.request("high", pod("urgent").asking(mib=FULL_MIB))
     for_observer = await world.refused(urgent)
-    assert await world.calls("preempt", "nobody") >= 1, "kube-scheduler did propose"
+    assert await world.calls("preempt", "no_victims") >= 1, "kube-scheduler did propose"
     assert (world.ledger.leaving, world.ledger.wrong) == (for_observer, [])
     (fits,) = await world.request("high", pod("fits").asking(mib=HALF_MIB))
     await world.bound([fits])
@@ -125,7 +125,7 @@ async def test_nobody_is_evicted_for_a_pod_that_would_not_fit_all_the_same(world
 
 
 async def test_a_pod_that_no_single_gpu_can_take_gets_one_by_our_own_eviction(world: World) -> None:
-    """Totals fit on every node, so kube-scheduler never asks whom to evict."""
+    """Totals fit on every node, so kube-scheduler never calls /preempt."""
     spread = (pod(f"thin-{at}").annotated(placement="spread").asking(mib=HALF_MIB // 2) for at in range(40))
     await world.run("low", *spread)
     urgent = await world.request("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(3)))

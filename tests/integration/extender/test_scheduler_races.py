@@ -40,7 +40,7 @@ class World:
         await self._comes_to_no(pair, self.ledger.differences)
 
     async def agrees_on_who_is_bound(self, pair: Pair) -> None:
-        """As `agrees`, of an extender whose scheduler died: places that it held then it holds until their time is up."""
+        """As `agrees`, of an extender whose scheduler died: its reservations last until they lapse."""
         await self._comes_to_no(
             pair,
             lambda said: sorted({one.uid for one in said.pods if one.stage == "seen bound"} ^ set(self.ledger.held)),
@@ -232,7 +232,7 @@ async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_
     third = await world.stack.pair(elected=True, ahead=ahead)
     await second.comes_to_lead()
     await bound(world, lambda count: count >= room // 2)
-    second.scheduler.kill()  # its extender lives on, and nobody asks it
+    second.scheduler.kill()  # its extender lives on, and is not called
     await third.comes_to_lead()
     await bound(world, lambda count: count >= room)
     await creating

@@ -23,6 +23,7 @@ from extender.preemption.coordinator import Preemption
 from extender.protocol import BindingArgs, FilterArgs
 from extender.settings import Settings
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
@@ -85,18 +86,25 @@ class Races(RuleBasedStateMachine):
         self.listed_s = self.now_s
         self.state = State(lambda: self.now_s, names=DEFAULT, shown=self.shown)
         self.pods = Pods()
-        self.ahead = Nominator(
-            Network(), self.state, pod_of=self.pods.get, nodes=cast("Any", list), clock=lambda: self.now_s,
+        self.nominator = Nominator(
+            Network(), self.state, pods=cast("Any", self.pods), nodes=cast("Any", {}), clock=lambda: self.now_s,
             scheduler="tangram-scheduler", when="always",
         )  # fmt: skip
-        self.preemption = Preemption(Network(), self.state, CHOSEN, self.ahead, clock=lambda: self.now_s)
-        self.preemption.pods = cast("Any", self.pods)
-        self.preemption.informed.set()
-        self.binder = Binder(self.state, Network(), timeout_s=1, making_way=self.preemption.making_way)
+        self.preemption = Preemption(
+            Network(),
+            self.state,
+            WatchIntake(self.state),
+            cast("Any", self.pods),
+            CHOSEN,
+            self.nominator,
+            clock=lambda: self.now_s,
+        )
+        self.preemption.verb.informed.set()
+        self.binder = Binder(self.state, Network(), timeout_s=1, lifted=self.preemption.lifted)
         self.view: dict[str, Pod] = {}
         self.events.clear()
         for built in self.nodes.values():
-            self.state.node_changed(None, built.build())
+            WatchIntake(self.state).node_changed(None, built.build())
         for name in self.truth:
             self.report(name, self.truth[name])
 
@@ -211,7 +219,7 @@ class Races(RuleBasedStateMachine):
         if how == "late" and call.verb == "POST":
             self.late.append((sent_s, call))
         if how == "overtaken" and call.verb == "GET" and call.then is not None and "nodeName" not in call.then["spec"]:
-            return self.go(name, coroutine, msgspec.json.encode(call.then))  # by what the watch told meanwhile
+            return self.go(name, coroutine, msgspec.json.encode(call.then))  # by what the watch showed meanwhile
         answer = self.perform(call) if how in ("done", "overtaken", "reply lost") else b""
         lost = how not in ("done", "overtaken")
         return self.go(name, coroutine, ApiError(0, "Unreachable", "lost") if lost else answer)
@@ -253,7 +261,7 @@ class Races(RuleBasedStateMachine):
         self.now_s += seconds
         self.state.expire()
         self.preemption.expire()
-        self.ahead.expire()
+        self.nominator.expire()
 
     def deliver_all(self) -> None:
         while self.events:
@@ -261,7 +269,7 @@ class Races(RuleBasedStateMachine):
 
     @rule()
     def relist(self) -> None:
-        """The watch lost its place: only the differences between then and now are told."""
+        """The watch lost its place: only the differences between then and now are reported."""
         self.events.clear()
         self.now_s += 0.001
         self.listed_s = self.now_s
@@ -284,11 +292,11 @@ class Races(RuleBasedStateMachine):
             "broken": before.with_text("{"),
         }[how]
         self.nodes[name] = after
-        self.state.node_changed(before.build(), after.build())
+        WatchIntake(self.state).node_changed(before.build(), after.build())
 
     @rule(name=st.sampled_from(["n1", "n2"]))
     def housekeeping(self, name: str) -> None:
-        assert self.state.mend(name), "the records were wrong"
+        assert self.state.allocations.recount(name), "the records were wrong"
 
     # --- what must hold ---
 
@@ -322,7 +330,7 @@ class Races(RuleBasedStateMachine):
         assert all(len(uuids) == 1 for uuids in gpus.values()), gpus
 
     @invariant()
-    def the_books_are_what_a_count_from_scratch_gives(self) -> None:
+    def free_capacity_is_what_a_count_anew_gives(self) -> None:
         held: dict[str, int] = {}
         seen = {one.uid for one in self.view.values() if one.spec.node_name and not one.finished}
         reservations = self.state.reservations

@@ -17,7 +17,7 @@ LISTED = pod("s").asking(mib=FULL_MIB).annotated(placement="scheduler")
 
 
 def binder(world: World) -> Binder:
-    return Binder(world.state, world.server, timeout_s=1, making_way=world.preemption.making_way)
+    return Binder(world.state, world.server, timeout_s=1, lifted=world.preemption.lifted)
 
 
 async def test_a_pod_seen_bound_elsewhere_while_it_was_read_keeps_what_it_has() -> None:
@@ -110,11 +110,11 @@ async def test_room_planned_for_a_pod_is_not_in_its_way_when_it_is_bound() -> No
     world.plan(planned, "n1")
     world.server.answer = lambda *_: planned.json()
     assert await binder(world).bind(world.binding(planned, "n1")) == "bound"
-    assert len(world.ahead.plans) == 0
+    assert len(world.nominator.reservations) == 0
     assert world.state.fleet.overcommitted() == []
 
 
-async def test_a_pod_that_has_run_and_ended_by_the_time_it_is_read_holds_nothing() -> None:
+async def test_a_pod_that_has_run_and_ended_by_the_time_it_is_read_has_no_allocation() -> None:
     """Found by the machine of the races."""
     world = World(n1=1)
     world.report(LISTED)

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from extender.bind_order import Turns
+from extender.bind import BindOrder
 from extender.filter import filter_nodes
 from extender.protocol import FilterArgs
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from tests.builders import PodBuilder, mig_gpu, node, pod
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.names import DEFAULT
@@ -21,7 +22,7 @@ LONG_S = 60.0
 @pytest.fixture
 def state() -> State:
     state = State(lambda: 0.0, names=DEFAULT)
-    state.node_changed(None, node("n1").with_gpus(2).with_access("cdi").build())
+    WatchIntake(state).node_changed(None, node("n1").with_gpus(2).with_access("cdi").build())
     return state
 
 
@@ -43,70 +44,70 @@ def bound(state: State, built: PodBuilder) -> PodBuilder:
 
 
 def test_who_is_only_reserved_is_in_nobodys_way(state: State) -> None:
-    turns = Turns(state, 0)
-    assert not any(map(turns.blocked, reserve(state, spreading("a"), spreading("b"))))
+    order = BindOrder(state, 0)
+    assert not any(map(order.blocked, reserve(state, spreading("a"), spreading("b"))))
 
 
 @pytest.mark.parametrize("events", [("bind",), ("bind", "no answer"), ("bind", "accepted")])
 def test_who_is_being_bound_is_in_the_way_of_its_size_on_another_gpu(state: State, events: tuple[Event, ...]) -> None:
-    turns = Turns(state, 0)
+    order = BindOrder(state, 0)
     first, other, same, size = reserve(state, spreading("a"), spreading("b"), spreading("c"), spreading("d", 4096))
     for event in events:
         state.on(event, first)
-    assert [turns.blocked(uid) for uid in (first, other, same, size)] == [False, True, False, False]
+    assert [order.blocked(uid) for uid in (first, other, same, size)] == [False, True, False, False]
 
 
 def test_who_was_seen_bound_is_in_the_way_until_it_has_started_or_is_gone(state: State) -> None:
-    turns, first = Turns(state, 0), spreading("a")
+    order, first = BindOrder(state, 0), spreading("a")
     _, other = reserve(state, first, spreading("b"))
     seen = bound(state, first)
-    state.pod_changed(None, seen.build())
-    assert turns.blocked(other)
+    WatchIntake(state).pod_changed(None, seen.build())
+    assert order.blocked(other)
     started = seen.with_phase("Running")
-    state.pod_changed(seen.build(), started.build())
-    assert not turns.blocked(other)
-    state.pod_changed(started.build(), seen.build())
-    assert turns.blocked(other)
-    state.pod_changed(seen.build(), None)
-    assert not turns.blocked(other)
+    WatchIntake(state).pod_changed(seen.build(), started.build())
+    assert not order.blocked(other)
+    WatchIntake(state).pod_changed(started.build(), seen.build())
+    assert order.blocked(other)
+    WatchIntake(state).pod_changed(seen.build(), None)
+    assert not order.blocked(other)
 
 
 def test_room_that_is_planned_is_in_nobodys_way(state: State) -> None:
-    turns, first = Turns(state, 0), spreading("a")
+    order, first = BindOrder(state, 0), spreading("a")
     request = state.request_of(first.build())
     placement = state.place(request, ["n1"])
-    state.keep("x", "default/x", request, placement, own=False)  # type: ignore[arg-type]
+    state.allocate("x", "default/x", request, placement, own=False)  # type: ignore[arg-type]
     (uid,) = reserve(state, spreading("b"))
-    assert not turns.blocked(uid)
+    assert not order.blocked(uid)
 
 
 @pytest.mark.parametrize("access", ["nvidia", "cdi"])
 def test_only_where_devices_come_from_allocate_and_also_mig_instances(access: str) -> None:
     state = State(lambda: 0.0, names=DEFAULT)
     gpus = (mig_gpu(0, "1g.10gb", "1g.10gb"),)
-    state.node_changed(None, node("n1").with_inventory(*gpus).with_access(access).build())  # type: ignore[arg-type]
-    turns = Turns(state, 0)
+    WatchIntake(state).node_changed(None, node("n1").with_inventory(*gpus).with_access(access).build())  # type: ignore[arg-type]
+    order = BindOrder(state, 0)
     pods = [pod(name).asking(mig="1g.10gb").annotated(placement="spread") for name in ("a", "b")]
     first, other = reserve(state, *pods)
     state.on("bind", first)
-    assert turns.blocked(other) == (access == "cdi")
+    assert order.blocked(other) == (access == "cdi")
 
 
 async def test_a_turn_comes_when_the_other_has_started(state: State) -> None:
-    turns, first = Turns(state, LONG_S), spreading("a")
+    order, first = BindOrder(state, LONG_S), spreading("a")
     _, *others = reserve(state, first, spreading("b"), spreading("c"), spreading("d"))
     seen = bound(state, first)
-    state.pod_changed(None, seen.build())
+    WatchIntake(state).pod_changed(None, seen.build())
     other, _, second = others
-    waiting = [asyncio.create_task(turns.come(uid)) for uid in (other, second)]
+    waiting = [asyncio.create_task(order.wait(uid)) for uid in (other, second)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
-    state.pod_changed(seen.build(), seen.with_phase("Running").build())
+    WatchIntake(state).pod_changed(seen.build(), seen.with_phase("Running").build())
     assert await asyncio.gather(*waiting) == [True, True]
 
 
 async def test_patience_ends(state: State) -> None:
     first, other = reserve(state, spreading("a"), spreading("b"))
     state.on("bind", first)
-    assert not await Turns(state, 0.01).come(other)
-    assert not await Turns(state, 0).come(other)
+    assert not await BindOrder(state, 0.01).wait(other)
+    assert not await BindOrder(state, 0).wait(other)

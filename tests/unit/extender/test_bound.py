@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from tests.builders import PodBuilder, gpu, node, pod, share
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import Placement
@@ -21,7 +22,7 @@ class Cluster:
         self.now_s = 10.0
         self.shown = Shown(heard_s=10.0, listed_s=0.0)
         self.state = State(lambda: self.now_s, names=DEFAULT, shown=lambda: self.shown)
-        self.state.node_changed(None, node("n1").with_gpus(1).build())
+        WatchIntake(self.state).node_changed(None, node("n1").with_gpus(1).build())
         self.pod: PodBuilder = pod("a").asking(mib=FULL_MIB)
         self.uid = self.pod.build().uid
         request = self.state.request_of(self.pod.build())
@@ -68,10 +69,10 @@ def test_a_later_list_with_it_does_not_also_where_it_cannot_be_decoded(cluster: 
 def test_the_watch_that_shows_it_has_the_last_word(cluster: Cluster) -> None:
     cluster.state.on("accepted", cluster.uid)
     bound = cluster.pod.on("n1").assigned(share(gpu(0), FULL_MIB))
-    cluster.state.pod_changed(None, bound.build())
+    WatchIntake(cluster.state).pod_changed(None, bound.build())
     cluster.now_s, cluster.shown = 20.0, Shown(heard_s=20.0, listed_s=11.0)
     assert cluster.held()
-    cluster.state.pod_changed(bound.build(), None)
+    WatchIntake(cluster.state).pod_changed(bound.build(), None)
     assert not cluster.held()
 
 

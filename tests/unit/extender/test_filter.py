@@ -18,6 +18,7 @@ from extender.reasons import (
     UNREADABLE_INVENTORY,
 )
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from tests.builders import NodeBuilder, PodBuilder, gpu, mig_gpu, node, pod, share
 from vgpu.api.grant import Assignment
 from vgpu.api.names import DEFAULT
@@ -39,13 +40,13 @@ class Cluster:
 
     def add(self, *nodes: NodeBuilder) -> None:
         for built in nodes:
-            self.state.node_changed(None, built.build())
+            WatchIntake(self.state).node_changed(None, built.build())
 
     def see(self, built: PodBuilder) -> None:
-        self.state.pod_changed(None, built.build())
+        WatchIntake(self.state).pod_changed(None, built.build())
 
     def gone(self, built: PodBuilder) -> None:
-        self.state.pod_changed(built.build(), None)
+        WatchIntake(self.state).pod_changed(built.build(), None)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
         candidates = names or tuple(f"n{at}" for at in range(1, 4))
@@ -88,7 +89,7 @@ def test_a_pod_filtered_again_gives_its_first_place_back(cluster: Cluster) -> No
     assert cluster.filter(asking, "n2").node_names == ["n2"], "its own place is no obstacle"
 
 
-def test_a_pod_that_fits_nowhere_any_more_holds_nothing(cluster: Cluster) -> None:
+def test_a_pod_that_fits_nowhere_any_more_has_no_reservation(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1))
     cluster.filter(pod("a").asking(mib=8192), "n1")
     assert not cluster.filter(pod("a").asking(mib=8192), "n2").node_names
@@ -143,7 +144,7 @@ def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: Cluster) 
     assert cluster.free_mib("n1") == [FULL_MIB]
 
 
-def test_a_pod_seen_bound_elsewhere_holds_memory_there_only(cluster: Cluster) -> None:
+def test_a_pod_seen_bound_elsewhere_has_memory_there_only(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
@@ -151,7 +152,7 @@ def test_a_pod_seen_bound_elsewhere_holds_memory_there_only(cluster: Cluster) ->
     assert (cluster.free_mib("n1"), cluster.free_mib("n2")) == ([FULL_MIB], [FULL_MIB - 8192])
 
 
-def test_a_pod_bound_past_us_holds_nothing_and_is_counted(cluster: Cluster) -> None:
+def test_a_pod_bound_by_another_scheduler_has_no_allocation_and_is_counted(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
@@ -202,10 +203,10 @@ def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluste
     cluster.add(before)
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(1), 8192)))
     for after in (before.with_text("{"), before.with_inventory(gpu(0)), before.with_inventory(gpu(1), gpu(0)), before):
-        cluster.state.node_changed(before.build(), after.build())
+        WatchIntake(cluster.state).node_changed(before.build(), after.build())
         before = after
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
-    cluster.state.node_changed(before.build(), None)
+    WatchIntake(cluster.state).node_changed(before.build(), None)
     assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {UNKNOWN_NODE: ["n1"]}
     cluster.add(before)
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
@@ -287,16 +288,16 @@ def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: Cluster) -> No
 # --- housekeeping ---
 
 
-def test_books_that_went_wrong_are_mended_and_counted(cluster: Cluster) -> None:
+def test_free_capacity_that_is_wrong_is_repaired_and_counted(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(2), node("n2").with_inventory(mig_gpu(0, "1g.10gb", node="n2")))
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192)))
-    assert cluster.state.mend("n1")
-    assert cluster.state.mend("n2")
+    assert cluster.state.allocations.recount("n1")
+    assert cluster.state.allocations.recount("n2")
     cluster.state.fleet.free_mib[1, cluster.state.fleet.column["n1"]] = 7
     cluster.state.fleet.mig_containers["n2"]["MIG-x"] = 1
-    assert not cluster.state.mend("n1")
-    assert not cluster.state.mend("n2")
-    assert cluster.state.mend("n1")
+    assert not cluster.state.allocations.recount("n1")
+    assert not cluster.state.allocations.recount("n2")
+    assert cluster.state.allocations.recount("n1")
     assert cluster.free_mib("n1") == [FULL_MIB - 8192, FULL_MIB]
-    assert cluster.state.repaired == 2
-    assert cluster.state.mend("n9"), "a node that is not offered has no records"
+    assert cluster.state.allocations.repaired == 2
+    assert cluster.state.allocations.recount("n9"), "a node that is not offered has no records"

@@ -3,100 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 import msgspec
 import pytest
 
-from extender.compact import small_pod_of
-from extender.gangs import LOOK_S, GangKeeper
-from extender.protocol import FilterArgs, FilterResult
-from extender.reasons import GANG_MAKES_WAY, GANG_PAUSED, said_of_a_pause
+from extender.gangs import CHECK_S, GangKeeper
+from extender.reasons import GANG_MAKES_WAY
 from extender.state import State
-from kube.objects import Pod
-from kube.pod_groups import API, POD_GROUPS, PodGroup
-from tests.builders import PodBuilder, gpu, pod, share
+from kube.paths import POD_GROUPS, POD_GROUPS_API
+from kube.pod_groups import PodGroup
+from tests.builders import gpu, pod, share
 from tests.fake_api import FakeApi
+from tests.unit.extender.ganging import GPUS, Ganging, group
 from tests.unit.extender.preemption.test_coordinator import turned_down
 from tests.unit.extender.world import FULL_MIB, World
 from vgpu.api.grant import Assignment
 from vgpu.api.names import DEFAULT
-from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S, LONGEST_S
 from vgpu.scheduling.gangs import QUIET_S
 from vgpu.scheduling.reservations import STAGES
-
-GPUS = 3
-
-
-def group(name: str = "gang", min_count: int | None = GPUS, *, scheduled: bool = False) -> PodGroup:
-    policy = {"basic": {}} if min_count is None else {"gang": {"minCount": min_count}}
-    condition = {"type": "PodGroupScheduled", "status": str(scheduled)}
-    plain = {
-        "metadata": {"name": name, "namespace": "default"}, "spec": {"schedulingPolicy": policy},
-        "status": {"conditions": [condition]},
-    }  # fmt: skip
-    return msgspec.convert(plain, PodGroup)
-
-
-def member(name: str, of: str = "gang") -> PodBuilder:
-    return pod(name).in_group(of).asking(mib=FULL_MIB)
-
-
-class Ganging:
-    """A node with three GPUs, a gang of as many pods, and kube-scheduler's calls."""
-
-    def __init__(self, *gangs: PodGroup, pods: int = GPUS) -> None:
-        self.world = World(n1=GPUS)
-        self.keeper = GangKeeper(self.world.server, self.world.state, clock=lambda: self.world.now_s)
-        self.woken: list[str] = []
-        self.world.state.on_lapse = self.woken.append
-        for one in gangs or (group(),):
-            self.keeper.group_changed(None, one)
-        self.pods = [member(f"m{at}") for at in range(pods)]
-        for built in self.pods:
-            self.report(built)
-
-    def report(self, built: PodBuilder | Pod) -> None:
-        """The watch tells of a pod; the cache keeps what the extender's keeps."""
-        new = small_pod_of(DEFAULT)(built if isinstance(built, Pod) else built.build())
-        old = self.world.pods.get(new.key)
-        self.world.report(new)
-        self.keeper.pod_changed(old, new)
-
-    def end(self, name: str) -> None:
-        old = self.world.pods.get(f"default/{name}")
-        self.world.end(name)
-        self.keeper.pod_changed(old, None)
-
-    def filter(self, built: PodBuilder, *names: str) -> FilterResult:
-        args = FilterArgs(built.build(), names or ("n1",))
-        result = self.keeper.refuses(args)
-        if result is None:
-            self.keeper.next_pod(built.build())
-            result = self.world.preemption.filter(args)
-        self.keeper.answered(built.build(), result)
-        return result
-
-    def cycle(self, pods: int = GPUS - 1) -> None:
-        """kube-scheduler calls filter for so many; the others are refused before that."""
-        for built in self.pods[:pods]:
-            assert self.filter(built).node_names == ["n1"]
-
-    def pause(self) -> None:
-        """Nobody calls for so long that the gang's reservations end."""
-        self.world.now_s += QUIET_S
-        self.keeper.expire()
-        assert self.stages() == []
-
-    def refused_after(self, pause_s: float) -> Iterable[str]:
-        """What the last pod is told when kube-scheduler pauses before it for so long."""
-        self.cycle()
-        self.world.now_s += pause_s
-        self.keeper.expire()
-        return self.filter(self.pods[2]).unresolvable
-
-    def stages(self) -> list[str]:
-        return [one.stage for one in self.world.state.reservations]
 
 
 def test_the_room_of_a_gang_that_lacks_a_pod_is_there_for_the_next_pod_of_others() -> None:
@@ -105,7 +29,7 @@ def test_the_room_of_a_gang_that_lacks_a_pod_is_there_for_the_next_pod_of_others
     assert ganging.stages() == ["in gang"] * 2
     others = [pod(f"other{at}").asking(mib=FULL_MIB) for at in range(GPUS)]
     assert [ganging.filter(one).node_names for one in others] == [["n1"]] * GPUS
-    assert (ganging.keeper.failures, ganging.woken) == (1, []), "nobody was refused for it"
+    assert (ganging.keeper.failed(), ganging.woken) == (1, []), "nobody was refused for it"
 
 
 def test_nothing_that_an_earlier_try_had_outlives_the_next() -> None:
@@ -235,7 +159,7 @@ def test_a_refused_pod_ends_its_own_reservation_alone() -> None:
 
 
 def test_a_gang_that_is_tried_again_though_all_seemed_to_have_room_fails() -> None:
-    """Its launcher has scheduling gates, say: of that the extender is told nothing."""
+    """Its launcher has scheduling gates, say: the extender sees nothing of that."""
     ganging = Ganging(group(min_count=GPUS + 1))
     ganging.report(pod("launcher").in_group("gang"))
     for at_s in (0.0, 10.0):
@@ -336,96 +260,6 @@ def test_without_a_gang_a_pod_is_reserved_for_by_itself(known: PodGroup) -> None
     assert ganging.stages() == ["reserved"] * GPUS
 
 
-def test_the_rest_of_a_cycle_that_paused_is_refused_and_no_eviction_helps() -> None:
-    ganging = Ganging()
-    ganging.cycle()
-    ganging.pause()
-    result = ganging.filter(ganging.pods[2], "n1", "n2")
-    reason = f"{GANG_PAUSED} for 2.0 s: the gang is tried again as a whole (refusal 1)"
-    assert (result.node_names, result.failed, result.unresolvable) == ([], {}, {reason: ["n1", "n2"]})
-    ganging.cycle(GPUS)
-    assert (ganging.stages(), ganging.woken) == (["in gang"] * GPUS, ["n1"])
-
-
-@pytest.mark.parametrize("sign", ["another pod", "its condition", "time", "its group is gone"])
-def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign: str) -> None:
-    ganging = Ganging()
-    ganging.cycle()
-    ganging.pause()
-    (reason,) = ganging.filter(ganging.pods[2]).unresolvable
-    assert ganging.woken == []
-    match sign:
-        case "another pod":
-            ganging.filter(pod("other").asking(mib=FULL_MIB))
-        case "its condition":
-            ganging.report(turned_down(ganging.pods[2].at_version(2), message=f"0/1 nodes are available: 1 {reason}."))
-        case "time":
-            ganging.world.now_s = LONGEST_S
-            ganging.keeper.expire()
-        case _:
-            ganging.keeper.group_changed(group(), None)
-    assert ganging.woken == ["n1"]
-    assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
-
-
-def test_a_second_refusal_says_something_else_so_that_kube_scheduler_writes_it() -> None:
-    """It patches no condition that stays as it was, and until it is seen nobody is woken."""
-    ganging, said = Ganging(), list[str]()
-    for pause_s in (QUIET_S, 2 * QUIET_S):
-        said += ganging.refused_after(pause_s)
-        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[-1]}."))
-    assert ganging.woken == ["n1", "n1"]
-    assert len(set(said)) == 2
-
-
-def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
-    """The watch shows the pod again, for a label say, before kube-scheduler has written anew."""
-    ganging, said = Ganging(), list[str]()
-    for pause_s in (QUIET_S, 2 * QUIET_S):
-        said += ganging.refused_after(pause_s)
-        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[0]}."))
-    assert ganging.woken == ["n1"]
-    assert not ganging.filter(ganging.pods[2]).node_names
-
-
-@pytest.mark.parametrize(("pause_s", "bound"), [(LONGEST_QUIET_S, True), (LONGEST_QUIET_S + 15, False)])
-def test_a_gang_whose_pauses_are_too_long_is_reported_so(pause_s: float, bound: bool) -> None:
-    ganging = Ganging()
-    ganging.cycle()
-    ganging.world.now_s += pause_s
-    ganging.keeper.expire()
-    (reason,) = ganging.filter(ganging.pods[2]).unresolvable
-    assert reason == f"{GANG_PAUSED} for {pause_s:.1f} s: " + (
-        "the gang is tried again as a whole (refusal 1)"
-        if bound
-        else "GPUs are reserved for 60 s at most, so the gang cannot be bound before its pauses are shorter (refusal 1)"
-    )
-    assert said_of_a_pause(f"0/2 nodes are available: 1 Insufficient cpu, 1 {reason}. preemption: none") == reason
-
-
-def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:
-    ganging = Ganging()
-    ganging.cycle()
-    ganging.pause()
-    assert not ganging.filter(ganging.pods[2]).node_names
-    ganging.report(turned_down(ganging.pods[2].at_version(2), message="0/1 nodes are available: 1 Insufficient cpu."))
-    assert ganging.woken == []
-    known = ganging.world.pods.get(ganging.pods[2].build().key)
-    assert known is not None
-    assert known.status.conditions[0].message == "", "of messages nothing else is kept"
-
-
-def test_one_that_may_be_bound_is_never_refused_for_a_pause() -> None:
-    ganging = Ganging()
-    ganging.cycle(GPUS)
-    ganging.world.state.on("bind", ganging.pods[2].build().uid)
-    ganging.end("m0")
-    ganging.filter(ganging.pods[1])
-    ganging.world.now_s += QUIET_S
-    ganging.keeper.expire()
-    assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
-
-
 def test_a_pod_that_fails_after_its_gang_fitted_costs_the_others_nothing() -> None:
     ganging = Ganging()
     ganging.cycle(GPUS)
@@ -462,7 +296,7 @@ async def test_pod_groups_are_looked_for_until_the_api_server_serves_them() -> N
             if len(slept_s) == 2:
                 plain = {"metadata": {"name": "gang", "namespace": "default", "resourceVersion": "5"}}
                 api.objects |= {
-                    API: {},
+                    POD_GROUPS_API: {},
                     POD_GROUPS: {"default/gang": plain | {"spec": msgspec.to_builtins(group().spec)}},
                 }
 
@@ -475,6 +309,6 @@ async def test_pod_groups_are_looked_for_until_the_api_server_serves_them() -> N
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-    assert slept_s == [LOOK_S, LOOK_S]
+    assert slept_s == [CHECK_S, CHECK_S]
     assert "default/gang" in keeper.gangs
     assert keeper.statistics()["podgroups"].synced

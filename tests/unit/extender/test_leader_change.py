@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of two extenders that are active at once: each places pods as if the other were not there."""
+"""What docs/development/leader-change.md says of two extenders that are active at once: each places pods as if the other were not there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.builders import gpu, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
 
-PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[3] / "docs/development/leader-change.md"
 
 
 def test_both_may_give_the_same_room_away_see_it_and_place_nothing_more_there() -> None:
@@ -24,7 +24,7 @@ def test_both_may_give_the_same_room_away_see_it_and_place_nothing_more_there() 
         assert world.state.fleet.overcommitted() != []
         assert world.filter(pod("third").asking(mib=1024), "n1").node_names == []
     text = PAGE.read_text()
-    assert "## Two extenders at a leader change" in text
+    assert "# Two extenders at a leader change" in text
     assert "tangram_extender_overcommitted_gpus" in text
 
 

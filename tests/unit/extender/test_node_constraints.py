@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.compact import small_node, small_pod_of
-from extender.node_constraints import MOST_CONDITIONS, MOST_TOLERATIONS, MOST_VALUES, constraints_of, taints_of
+from extender.node_constraints import MOST_CONDITIONS, MOST_TOLERATIONS, MOST_VALUES, constraints_of
+from extender.snapshot import snapshot_of
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.needs import WholePod, needs_of, suits
 from kube.objects import Node, NodeSpec, Pod
 from tests.builders import PodBuilder, node, pod
@@ -60,7 +62,7 @@ def test_a_node_meets_them_where_the_scheduler_would_let_the_pod_go(
     for at, (of_node, tainted) in enumerate(nodes):
         has = msgspec.convert({"taints": tainted}, NodeSpec)
         fleet.set_node(f"n{at}", Inventory(()))
-        fleet.say(f"n{at}", of_node, taints_of(has))
+        fleet.say(f"n{at}", of_node, has.taints)
         expected.append(suits(needs, of_node, has.taints, unschedulable=False))
     columns = np.array([fleet.column[f"n{at}"] for at in range(len(nodes))])
     assert fleet.pools.meets([constraints_of(read)], columns)[0].tolist() == expected
@@ -124,10 +126,10 @@ def cluster() -> State:
         plain = node(name).with_gpus(1).plain()
         plain["metadata"]["labels"] = {"network": "infiniband"} if name == "a" else {}
         plain["spec"] = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]} if name == "d" else {}
-        state.node_changed(None, small_node(DEFAULT)(msgspec.convert(plain, Node)))
+        WatchIntake(state).node_changed(None, small_node(DEFAULT)(msgspec.convert(plain, Node)))
     for at in range(64):
         wants = {"nodeSelector": {"network": "infiniband"}} if at % 4 == 0 else {}
-        state.pod_changed(None, small(pod(f"p{at}").asking(mib=40_960), **wants))
+        WatchIntake(state).pod_changed(None, small(pod(f"p{at}").asking(mib=40_960), **wants))
     return state
 
 
@@ -152,18 +154,18 @@ def test_a_node_that_changes_is_judged_anew() -> None:
         plain = node(name).with_gpus(1).plain()
         plain["metadata"]["labels"] = {"network": network}
         old = small_node(DEFAULT)(node(name).with_gpus(1).build())
-        state.node_changed(old, small_node(DEFAULT)(msgspec.convert(plain, Node)))
+        WatchIntake(state).node_changed(old, small_node(DEFAULT)(msgspec.convert(plain, Node)))
     assert chosen(state, state.fleet, "a", "b") == "a"
-    state.node_changed(node("b").build(), None)
+    WatchIntake(state).node_changed(node("b").build(), None)
     assert chosen(state, state.fleet, "a", "c") == "a", "equal, so the smaller name"
 
 
 def test_a_snapshot_decides_alike_and_names_no_label() -> None:
     state = cluster()
-    document = snapshot_to_json(state.snapshot().whole())
+    document = snapshot_to_json(snapshot_of(state).whole())
     assert b"infiniband" not in document
     read = snapshot_from_json(document)
-    assert read == state.snapshot().whole()
+    assert read == snapshot_of(state).whole()
     replayed = fleet_of(read)
     for names in ("ab", "abc", "abcd", "ad"):
         assert chosen(state, replayed, *names) == chosen(state, state.fleet, *names)
@@ -173,8 +175,8 @@ def test_a_snapshot_decides_alike_and_names_no_label() -> None:
 
 def test_a_snapshot_is_of_an_old_version_where_every_node_will_do() -> None:
     state = State(lambda: 0.0, names=DEFAULT)
-    state.node_changed(None, node("a").with_gpus(1).build())
-    state.pod_changed(None, small(pod("p").asking(mib=1024)))
-    assert msgspec.json.decode(snapshot_to_json(state.snapshot().whole()))["v"] == 2
-    state.pod_changed(None, small(pod("q").asking(mig="1g.10gb")))
-    assert msgspec.json.decode(snapshot_to_json(state.snapshot().whole()))["v"] == 4
+    WatchIntake(state).node_changed(None, node("a").with_gpus(1).build())
+    WatchIntake(state).pod_changed(None, small(pod("p").asking(mib=1024)))
+    assert msgspec.json.decode(snapshot_to_json(snapshot_of(state).whole()))["v"] == 2
+    WatchIntake(state).pod_changed(None, small(pod("q").asking(mig="1g.10gb")))
+    assert msgspec.json.decode(snapshot_to_json(snapshot_of(state).whole()))["v"] == 4

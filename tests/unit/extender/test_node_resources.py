@@ -1,4 +1,4 @@
-"""What nodes have left beside GPUs, and what policies are told of it and of what pods request."""
+"""What nodes have left beside GPUs, and what policies know of that and of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from extender.compact import small_node, small_pod_of
 from extender.filter import filter_nodes
 from extender.node_resources import NodeResources, cpu_milli_of
 from extender.protocol import FilterArgs
-from extender.state import SAMPLE, State
+from extender.state import State
+from extender.watch_intake import SAMPLE, WatchIntake
 from kube.objects import Node, Pod
 from kube.pod_requests import milli, requests_of
 from tests.builders import PodBuilder, gpu, node, pod, share
@@ -76,7 +77,7 @@ def test_what_is_free_is_what_no_pod_has(
             changed = resources.release(uid)
             held.pop(uid, None)
         else:
-            changed = resources.hold(uid, where, wanted)
+            changed = resources.allocate(uid, where, wanted)
             held[uid] = where, wanted
         after = {name: resources.free_cpu_milli(name) for name in nodes}
         pods = {name: [wants for on, wants in held.values() if on == name] for name in nodes}
@@ -120,7 +121,7 @@ class Cluster:
             plain = node(name).with_gpus(1).plain() | {"status": {"allocatable": {} if of is None else {"cpu": of}}}
             return small_node(DEFAULT)(msgspec.convert(plain, Node))
 
-        self.state.node_changed(None if before == "none" else made(before), made(cpu))
+        WatchIntake(self.state).node_changed(None if before == "none" else made(before), made(cpu))
 
     def small(self, built: PodBuilder, cpu: str) -> Pod:
         plain = built.plain()
@@ -141,7 +142,7 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
     cluster.node("n1", "8")
     assert cluster.free() == 8000
     plain_pod = cluster.small(pod("no-gpu").on("n1"), "1500m")
-    state.pod_changed(None, plain_pod)
+    WatchIntake(state).pod_changed(None, plain_pod)
     assert cluster.free() == 6500
     asking = cluster.small(pod("a").asking(mib=8192), "2")
     assert filter_nodes(state, FilterArgs(asking, ("n1",))).node_names == ["n1"]
@@ -149,15 +150,15 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
     state.cancel(asking.uid)
     assert cluster.free() == 6500
     bound = cluster.small(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192)), "2")
-    state.pod_changed(None, bound)
+    WatchIntake(state).pod_changed(None, bound)
     assert cluster.free() == 4500
     cluster.node("n1", "4", before="8")
     assert cluster.free() == 500, "also where the inventory stays"
-    state.node_changed(None, node("n1").with_text("{").build())
+    WatchIntake(state).node_changed(None, node("n1").with_text("{").build())
     cluster.node("n1", "4")
     assert cluster.free() == 500, "also when its GPUs are offered again"
-    state.pod_changed(bound, None)
-    state.pod_changed(plain_pod, None)
+    WatchIntake(state).pod_changed(bound, None)
+    WatchIntake(state).pod_changed(plain_pod, None)
     assert cluster.free() == 4000
     cluster.node("n1", None, before="4")
     assert cluster.free() == UNKNOWN_CPU
@@ -166,22 +167,23 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
 def test_an_request_carries_the_cpu_of_its_pod_and_is_learnt_from_once() -> None:
     cluster = Cluster()
     asking = cluster.small(pod("a").asking(mib=8192), "2")
-    cluster.state.pod_changed(None, asking)
-    cluster.state.pod_changed(asking, asking)
+    WatchIntake(cluster.state).pod_changed(None, asking)
+    WatchIntake(cluster.state).pod_changed(asking, asking)
     ((seen, times),) = cluster.state.fleet.distribution.seen.items()
     assert (seen.mib, seen.cpu_milli, times) == (8192, 2000, 1)
 
 
 def test_pods_without_a_gpu_or_with_a_wrong_request_are_not_learnt_from() -> None:
     cluster = Cluster()
-    cluster.state.pod_changed(None, cluster.small(pod("a"), "2"))
-    cluster.state.pod_changed(None, cluster.small(pod("b").asking(core=10), "2"))
+    WatchIntake(cluster.state).pod_changed(None, cluster.small(pod("a"), "2"))
+    WatchIntake(cluster.state).pod_changed(None, cluster.small(pod("b").asking(core=10), "2"))
     assert not cluster.state.fleet.distribution.seen
 
 
 def test_of_pods_that_ran_before_we_looked_some_are_learnt_from() -> None:
     cluster = Cluster()
+    intake = WatchIntake(cluster.state)
     for number in range(4 * SAMPLE):
         built = pod(f"p{number}").asking(mib=1024).on("n1").assigned(share(gpu(0), 1024)).with_phase("Running")
-        cluster.state.pod_changed(None, cluster.small(built, "1"))
+        intake.pod_changed(None, cluster.small(built, "1"))
     assert cluster.state.fleet.distribution.pods == 4

@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extender.snapshot import snapshot_of
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Node
 from tests.builders import NodeBuilder, gpu, mig_gpu, node, pod, share
 from tests.examples import examples
@@ -37,7 +39,7 @@ def reporting(of: NodeBuilder, *orphans: Orphan) -> Node:
 def state_of(*nodes: Node) -> State:
     made = State(lambda: 0.0, names=DEFAULT)
     for one in nodes:
-        made.node_changed(None, one)
+        WatchIntake(made).node_changed(None, one)
     return made
 
 
@@ -51,9 +53,9 @@ def test_an_orphan_keeps_its_memory_and_compute_until_its_node_names_it_no_longe
     before, after = reporting(one), reporting(one, orphan("a", share(gpu(0), 8192, 30)))
     state = state_of(before)
     assert free(state, "n1") == (FULL_MIB, 100)
-    state.node_changed(before, after)
+    WatchIntake(state).node_changed(before, after)
     assert free(state, "n1") == (FULL_MIB - 8192, 70)
-    state.node_changed(after, before)
+    WatchIntake(state).node_changed(after, before)
     assert free(state, "n1") == (FULL_MIB, 100)
 
 
@@ -64,12 +66,15 @@ def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_a
     nodes = reporting(one), reporting(one, orphan("a", piece))
     for order in ("node first", "pod first"):
         state = state_of(nodes[0])
-        state.pod_changed(None, running)
-        changes = [lambda state=state: state.node_changed(*nodes), lambda state=state: state.pod_changed(running, None)]
+        WatchIntake(state).pod_changed(None, running)
+        changes = [
+            lambda state=state: WatchIntake(state).node_changed(*nodes),
+            lambda state=state: WatchIntake(state).pod_changed(running, None),
+        ]
         changes[order == "pod first"]()
         changes[order == "node first"]()
         assert free(state, "n1") == (FULL_MIB - 8192, 70)
-        state.node_changed(nodes[1], nodes[0])
+        WatchIntake(state).node_changed(nodes[1], nodes[0])
         assert free(state, "n1") == (FULL_MIB, 100)
         assert len(state.orphans) == 0
 
@@ -79,19 +84,19 @@ def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_ke
     now_s, shown = [0.0], [Shown()]
     state = State(lambda: now_s[0], names=DEFAULT, shown=lambda: shown[0])
     nodes = reporting(one), reporting(one, orphan("a", piece))
-    state.node_changed(None, nodes[0])
+    WatchIntake(state).node_changed(None, nodes[0])
     asking = pod("a").asking(mib=8192, core=30).build()
     found = state.place(state.request_of(asking), ["n1"])
     assert isinstance(found, Placement)
     state.reserve(asking.uid, asking.key, state.request_of(asking), found)
     state.on("bind", asking.uid)
     state.on("accepted", asking.uid)
-    state.node_changed(*nodes)
+    WatchIntake(state).node_changed(*nodes)
     now_s[0], shown[0] = 60.0, Shown(60.0, 50.0)
     state.expire()
     assert len(state.reservations) == 0
     assert free(state, "n1") == (FULL_MIB - 8192, 70), "its processes run on"
-    state.node_changed(nodes[1], nodes[0])
+    WatchIntake(state).node_changed(nodes[1], nodes[0])
     assert free(state, "n1") == (FULL_MIB, 100)
 
 
@@ -113,9 +118,9 @@ def test_an_inventory_that_cannot_be_read_frees_no_orphan() -> None:
         reporting(one),
     )
     state = state_of(reported)
-    state.node_changed(reported, broken)
+    WatchIntake(state).node_changed(reported, broken)
     assert len(state.orphans) == 1
-    state.node_changed(broken, later)
+    WatchIntake(state).node_changed(broken, later)
     assert free(state, "n1") == (FULL_MIB, 100)
 
 
@@ -123,7 +128,7 @@ def test_a_node_that_goes_takes_its_orphans_with_it() -> None:
     one = node("n1").with_gpus(1)
     reported = reporting(one, orphan("a", share(gpu(0), 8192)))
     state = state_of(reported)
-    state.node_changed(reported, None)
+    WatchIntake(state).node_changed(reported, None)
     assert (len(state.orphans), len(state.allocations)) == (0, 0)
 
 
@@ -132,24 +137,24 @@ def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
     n1, n2 = node("n1").with_gpus(1), node("n2").with_gpus(1)
     state = state_of(reporting(n1, orphan("a", piece)), reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
-    state.node_changed(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n2))
+    WatchIntake(state).node_changed(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n2))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
 
 
 def test_a_snapshot_says_who_is_an_orphan_and_is_of_the_earlier_version_where_nobody_is() -> None:
     one = node("n1").with_gpus(1)
     state = state_of(reporting(one, orphan("a", share(gpu(0), 8192, 30))))
-    snapshot = state.snapshot().whole()
+    snapshot = snapshot_of(state).whole()
     assert [(each.key, each.stage, each.node) for each in snapshot.pods] == [("default/a", "orphaned", "n1")]
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
     assert list(drift(snapshot)) == []
     assert snapshot_to_json(snapshot).startswith(b'{"v":3,')
-    assert snapshot_to_json(state_of(reporting(one)).snapshot().whole()).startswith(b'{"v":2,')
+    assert snapshot_to_json(snapshot_of(state_of(reporting(one))).whole()).startswith(b'{"v":2,')
 
 
 @dataclass
 class Model:
-    """The obvious slow count: whom the API has, whom the node names."""
+    """The obvious slow count: the pods of the API, and those that the node names."""
 
     pods: dict[str, Any] = field(default_factory=dict)
     reported: Mapping[str, Orphan] = field(default_factory=dict)
@@ -172,21 +177,21 @@ def test_what_is_free_is_what_the_api_and_the_node_leave(steps: list[tuple[str, 
         uid = f"uid-default-{name}"
         if step == "pod" and uid not in model.reported:
             running = pod(name).asking(mib=size).on("n1").assigned(share(gpu(0), size)).with_phase("Running").build()
-            state.pod_changed(None, running)
+            WatchIntake(state).pod_changed(None, running)
             model.pods[uid] = size, running
         elif step == "delete" and uid in model.pods:
-            state.pod_changed(model.pods.pop(uid)[1], None)
+            WatchIntake(state).pod_changed(model.pods.pop(uid)[1], None)
         elif step == "tell":  # of some, whether the API has lost them yet or not
             known = {f"uid-default-p{n}": orphan(f"p{n}", share(gpu(0), 1024 * (n + 1))) for n in range(4)}
             model.reported = {u: o for at, (u, o) in enumerate(known.items()) if number != at}
             then = reporting(one, *model.reported.values())
-            state.node_changed(now, then)
+            WatchIntake(state).node_changed(now, then)
             now = then
         elif step == "restart":
             state = state_of(now)
             for _, running in model.pods.values():
-                state.pod_changed(None, running)
+                WatchIntake(state).pod_changed(None, running)
         elif step == "mend":
-            assert state.mend("n1")
+            assert state.allocations.recount("n1")
         assert free(state, "n1")[0] == FULL_MIB - model.used()
     assert state.allocations.fleet.overcommitted() == []

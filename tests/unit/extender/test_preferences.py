@@ -1,4 +1,4 @@
-"""From a pod's spec to what it would like: whom it counts, and what the filter then answers."""
+"""From a pod's spec to its preferred constraints: the pods that they count, and what filter then answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from extender.preferences import MOST_KEYS, preferences_of
 from extender.protocol import FilterArgs, FilterResult
 from extender.spread_index import SpreadIndex
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Node, Pod
 from tests.builders import PodBuilder, gpu, node, pod, share
 from vgpu.api.names import DEFAULT
@@ -51,13 +52,13 @@ class Cluster:
         for name, zone in (("n1", "east"), ("n2", "east"), ("n3", "west")):
             plain = node(name).with_gpus(2).plain()
             plain["metadata"]["labels"] = {ZONE: zone}
-            self.state.node_changed(None, small_node(DEFAULT)(msgspec.convert(plain, Node)))
+            WatchIntake(self.state).node_changed(None, small_node(DEFAULT)(msgspec.convert(plain, Node)))
 
     def filter(self, asking: Pod, *names: str) -> FilterResult:
         return filter_nodes(self.state, FilterArgs(asking, names or ("n1", "n2", "n3")))
 
     def runs(self, built: PodBuilder, on: str) -> None:
-        self.state.pod_changed(None, built.on(on).assigned(share(gpu(0, node=on), 1024)).build())
+        WatchIntake(self.state).pod_changed(None, built.on(on).assigned(share(gpu(0, node=on), 1024)).build())
 
     def counted(self, asking: Pod) -> dict[str, int]:
         (spread,) = preferences_of(asking, self.state.spread_index).spreads
@@ -91,7 +92,7 @@ def test_replicas_go_to_different_zones_while_gpus_are_as_good(cluster: Cluster)
                 }
             ],
         )  # fmt: skip
-        cluster.state.pod_changed(None, asking)
+        WatchIntake(cluster.state).pod_changed(None, asking)
         found += cluster.filter(asking).node_names
     assert found == ["n1", "n3", "n1", "n3"]
 
@@ -102,13 +103,13 @@ def test_pods_of_the_selector_count_where_a_place_is_held_for_them_too(cluster: 
     cluster.runs(of_app("elsewhere", namespace="team-b"), "n1")
     cluster.runs(of_app("going").terminating(), "n1")
     promised = of_app("promised").build()
-    cluster.state.pod_changed(None, promised)
+    WatchIntake(cluster.state).pod_changed(None, promised)
     cluster.filter(promised, "n3")
     asking = spreading(of_app("x"))
-    cluster.state.pod_changed(None, asking)
+    WatchIntake(cluster.state).pod_changed(None, asking)
     cluster.filter(asking, "n2")
     assert cluster.counted(asking) == {"n1": 1, "n3": 1}, "not itself, nor who is of another app or leaving"
-    cluster.state.pod_changed(of_app("here").build(), None)
+    WatchIntake(cluster.state).pod_changed(of_app("here").build(), None)
     assert cluster.counted(asking) == {"n3": 1}
 
 
@@ -163,17 +164,19 @@ def test_with_policy_scheduler_a_pod_that_fits_nowhere_is_reported_why(cluster: 
     for number in range(2):
         for name in ("n1", "n2", "n3"):
             whole = share(gpu(number, node=name), 81_920)
-            cluster.state.pod_changed(None, pod(f"{name}-{number}").asking(mib=81_920).on(name).assigned(whole).build())
+            WatchIntake(cluster.state).pod_changed(
+                None, pod(f"{name}-{number}").asking(mib=81_920).on(name).assigned(whole).build()
+            )
     asking = of_app("x").annotated(placement="scheduler").build()
     assert cluster.filter(asking) == FilterResult([], {NO_ROOM: ["n1", "n2", "n3"]})
 
 
 def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(cluster: Cluster) -> None:
-    cluster.state.pod_changed(
+    WatchIntake(cluster.state).pod_changed(
         None, pod("y").asking(mib=61_440).on("n2").assigned(share(gpu(0, node="n2"), 61_440)).build()
     )
     asking = pod("x").asking(mib=10_240).annotated(placement="scheduler").build()
-    rated = prioritize_nodes(cluster.state, FilterArgs(asking, ("n1", "n2", "n3", "stranger")))
+    rated = prioritize_nodes(cluster.state, FilterArgs(asking, ("n1", "n2", "n3", "unknown")))
     assert rated == {"n1": 1, "n2": 7, "n3": 1}
     large = pod("x").asking(mib=81_920, container="a").asking(mib=81_920, container="b").build()
     assert prioritize_nodes(cluster.state, FilterArgs(large, ("n1", "n2", "n3"))) == {"n1": 10, "n3": 10}
@@ -182,9 +185,9 @@ def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(clust
 
 def test_a_pod_without_a_gpu_is_reported_where_fewest_are_left_and_one_with_a_share_nothing(cluster: Cluster) -> None:
     full = share(gpu(0, node="n2"), FULL_MIB)
-    cluster.state.pod_changed(None, pod("y").asking(mib=FULL_MIB).on("n2").assigned(full).build())
-    names = ("n1", "n2", "stranger")
-    assert spare_nodes(cluster.state, FilterArgs(pod("x").build(), names)) == {"n1": 8, "n2": 9, "stranger": 10}
+    WatchIntake(cluster.state).pod_changed(None, pod("y").asking(mib=FULL_MIB).on("n2").assigned(full).build())
+    names = ("n1", "n2", "unknown")
+    assert spare_nodes(cluster.state, FilterArgs(pod("x").build(), names)) == {"n1": 8, "n2": 9, "unknown": 10}
     assert spare_nodes(cluster.state, FilterArgs(pod("x").asking(mib=1024).build(), names)) == {}
 
 
@@ -200,7 +203,7 @@ def test_others_are_counted_only_where_that_matters(
     taken = {0: [], 1: [("n3", 0)], 2: [(name, row) for name in ("n1", "n2", "n3") for row in range(2)]}
     for name, row in taken[busy]:
         built = pod(f"{name}-{row}").asking(mib=61_440).on(name)
-        cluster.state.pod_changed(None, built.assigned(share(gpu(row, node=name), 61_440)).build())
+        WatchIntake(cluster.state).pod_changed(None, built.assigned(share(gpu(row, node=name), 61_440)).build())
     counted: list[object] = []
     count = SpreadIndex.count
     monkeypatch.setattr(SpreadIndex, "count", lambda *of: counted.append(of) or count(*of))

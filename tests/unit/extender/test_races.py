@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from extender.bind_order import Turns
+from extender.bind import BindOrder
 from extender.preemption.candidates import Candidates
-from extender.preemption.verb import PreemptionArgs
-from extender.protocol import BindingArgs
+from extender.protocol import BindingArgs, PreemptionArgs
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Pod
 from tests.builders import pod
 from tests.examples import examples
@@ -67,18 +67,18 @@ class Crowded(Races):
         if thing["spec"].get("nodeName"):
             return
         other = State(lambda: self.now_s, names=DEFAULT)
-        other.node_changed(None, self.nodes[where].build())
+        WatchIntake(other).node_changed(None, self.nodes[where].build())
         for one in self.truth.values():
-            other.pod_changed(None, msgspec.convert(one, Pod))
+            WatchIntake(other).pod_changed(None, msgspec.convert(one, Pod))
         for uid, allocation in self.state.allocations:
             if other.allocations.get(uid) is None and uid != thing["metadata"]["uid"]:
-                other.allocations.hold(uid, allocation)
+                other.allocations.allocate(uid, allocation)
         one = msgspec.convert(thing, Pod)
         request = other.request_of(one)
         found = other.place(request, [where])
         if isinstance(found, Placement):
-            other.keep(one.uid, one.key, request, found)
-            if Turns(other, 0).blocked(one.uid):
+            other.allocate(one.uid, one.key, request, found)
+            if BindOrder(other, 0).blocked(one.uid):
                 return
             thing["spec"]["nodeName"] = where
             thing["metadata"]["annotations"][DEFAULT.assignment] = assignment_to_json(found.assignment)
@@ -117,12 +117,12 @@ class Crowded(Races):
         request = self.state.request_of(one)
         found = self.state.place(request, sorted(NODES))
         if isinstance(found, Placement) and self.preemption.reservations.get(one.uid) is None:
-            self.ahead.plans.put(one.uid, one.key, one.spec.priority or 0, request, found)
+            self.nominator.reservations.put(one.uid, one.key, one.spec.priority or 0, request, found)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), where=NAMES, reported=st.booleans(), at=st.integers(1, 6))
     def preempt(self, data: st.DataObject, where: str, reported: bool, at: int) -> None:
-        """As kube-scheduler does: whom the answer names it evicts, then it nominates the pod."""
+        """As kube-scheduler does: it evicts the pods that the answer names, then nominates the preemptor."""
         self.preempt_for(self.some(data, self.waiting()), where, reported, at)
 
     @rule(where=NAMES, reported=st.booleans(), at=st.integers(1, 6))
@@ -149,7 +149,7 @@ class Crowded(Races):
         body = {"Pod": self.truth[name], "NodeNameToMetaVictims": {where: {"Pods": []}}}
         args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
         with step_by_step():
-            answer = answer_of(self.preemption.preempt(args, self.preemption.deadline()), meanwhile)
+            answer = answer_of(self.preemption.verb.preempt(args, self.preemption.verb.deadline()), meanwhile)
         for node, victims in answer.nodes.items():
             for uid in (one.uid.removeprefix("uid-default-") for one in victims.pods or ()):
                 if uid in self.truth:
@@ -167,8 +167,7 @@ class Crowded(Races):
         anew = Candidates(
             self.state,
             self.preemption._history,
-            self.pods.get,
-            self.preemption._all_pods,
+            cast("Any", self.pods),
             self.preemption.disruptions,
         )
         for name in NODES:
@@ -192,12 +191,17 @@ class Crowded(Races):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "truth"):
-            assert len(self.preemption.reservations) == len(self.ahead.plans) == self.preemption.remembered == 0
+            assert (
+                len(self.preemption.reservations)
+                == len(self.nominator.reservations)
+                == self.preemption.verb.remembered
+                == 0
+            )
 
 
 @pytest.mark.timeout(600)  # 400 examples of 30 steps
 @pytest.mark.parametrize("machine", [Races, Crowded])
-def test_no_order_of_events_books_twice_or_leaks(machine: type[Races]) -> None:
+def test_no_order_of_events_assigns_a_gpu_twice_or_leaks(machine: type[Races]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -231,4 +235,4 @@ def test_a_pod_that_was_bound_unheard_and_deleted_keeps_its_place_until_the_watc
     machine.deliver(1)
     machine.no_gpu_has_more_than_it_has()
     machine.deliver_all()
-    machine.the_books_are_what_a_count_from_scratch_gives()
+    machine.free_capacity_is_what_a_count_anew_gives()

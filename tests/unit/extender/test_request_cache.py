@@ -1,4 +1,4 @@
-"""What the extender remembers of asks is what it would read."""
+"""A cached request is what reading it anew gives."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Retrying:
         self.faults: list[ApiError | None] = []
         self.world.server.answer = self._answer
         self.retrier = Retrier(self.world.server, self._waiting, sleep=self._sleep)
-        self.world.state.on_lapse = self.retrier.room_came_free
+        self.world.state.on_lapse = self.retrier.capacity_freed
 
     def _waiting(self) -> list[Pod]:
         return [one for one in self.world.preemption.waiting() if one.uid not in self.world.state.reservations]
@@ -47,7 +47,7 @@ class Retrying:
         await asyncio.sleep(0)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Runs it until this holds."""
+        """Runs it until this is true."""
         task = asyncio.create_task(self.retrier.run())
         try:
             async with asyncio.timeout(10):
@@ -93,7 +93,7 @@ async def test_who_has_room_kept_is_left_alone(retrying: Retrying) -> None:
     urgent = retrying.waits("urgent", 1000)
     assert list(world.preempt(urgent, n1=["v0"]).nodes) == ["n1"]
     retrying.waits("low")
-    retrying.retrier.room_came_free("n1")
+    retrying.retrier.capacity_freed("n1")
     await retrying.until(lambda: retrying.retrier.retries == 1)
     assert retrying.written == [("low", "n1"), ("low", None)]
 
@@ -149,6 +149,6 @@ async def test_room_of_every_kind_that_lapses_is_reported(retrying: Retrying, ki
         assert world.preempt(urgent, n1=["v0"]).nodes
     world.now_s += STAGES["kept"].life_s
     world.preemption.expire()
-    world.ahead.expire()
+    world.nominator.expire()
     await retrying.until(lambda: retrying.retrier.retries == 1)
     assert len(world.state.reservations) == 0

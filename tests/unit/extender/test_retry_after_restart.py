@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.retry_after_restart import Waker, beside, named
+from extender.retry_after_restart import SchedulerRestarter, beside, named
 
 NAME = f"sched-{os.getpid()}"
 SLEEPS = "import signal, sys, time; {}; print('ready', flush=True); time.sleep(60)"
@@ -42,8 +42,8 @@ def scheduler(tmp_path: Path) -> Callable[..., object]:
     return start
 
 
-def waker(name: str = NAME, *, turned_down: int = 1, missed: bool = False, **options: object) -> Waker:
-    return Waker(name, turned_down=lambda: turned_down, missed=lambda: missed, **options)  # type: ignore[arg-type]
+def restarter(name: str = NAME, **options: object) -> SchedulerRestarter:
+    return SchedulerRestarter(name, **options)  # type: ignore[arg-type]
 
 
 def proc_in_which_we_began(began: int, folder: Path) -> Path:
@@ -67,14 +67,14 @@ def start_of(process: asyncio.subprocess.Process) -> int:
 async def test_a_kube_scheduler_that_is_older_is_ended_when_pods_wait(scheduler, tmp_path: Path) -> None:
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) + 1, tmp_path)
-        await waker(proc=proc).wake()
+        await restarter(proc=proc).restart(1, missed=False)
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
 
 
 async def test_one_that_does_not_end_is_killed(scheduler, tmp_path: Path) -> None:
     async with scheduler(deaf=True) as process:
         proc = proc_in_which_we_began(start_of(process) + 1, tmp_path)
-        await waker(proc=proc, end_s=0.1).wake()
+        await restarter(proc=proc, end_s=0.1).restart(1, missed=False)
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGKILL
 
 
@@ -86,7 +86,7 @@ async def test_one_that_does_not_end_is_killed(scheduler, tmp_path: Path) -> Non
 async def test_any_other_is_left_alone(scheduler, tmp_path: Path, later: int, turned_down: int, name: str) -> None:
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) + later, tmp_path)
-        await waker(name, turned_down=turned_down, proc=proc).wake()
+        await restarter(name, proc=proc).restart(turned_down, missed=False)
         assert process.returncode is None
         assert [one.pid for one in named(NAME)] == [process.pid]
 
@@ -94,20 +94,20 @@ async def test_any_other_is_left_alone(scheduler, tmp_path: Path, later: int, tu
 async def test_one_that_requested_before_enough_was_known_is_ended_whatever_its_age(scheduler, tmp_path: Path) -> None:
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) - 1, tmp_path)
-        await waker(turned_down=0, missed=True, proc=proc).wake()
+        await restarter(proc=proc).restart(0, missed=True)
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
 
 
 async def test_without_a_proc_the_extender_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.rmtree(tmp_path)
-    await waker(proc=tmp_path).wake()
+    await restarter(proc=tmp_path).restart(1, missed=False)
 
 
 async def test_a_pid_that_was_given_to_another_process_is_not_signalled(scheduler, tmp_path: Path) -> None:
     """Between the look and the signal the process ended; another has its pid, which began later."""
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) + 10, tmp_path)
-        one = waker(proc=proc)
+        one = restarter(proc=proc)
         found = beside(Path(f"/proc/{process.pid}"))
         assert found is not None
         await one._end(type(found)(found.pid, found.began - 5))

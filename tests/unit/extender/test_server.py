@@ -40,10 +40,9 @@ async def test_a_request_that_is_no_schedulers_is_answered_200_and_counts_as_of_
 
 
 def verbs_of(state: Any, not_ready: str | None = None) -> Verbs:
-    state = state or SimpleNamespace(snapshot=None)
     metrics: Any = SimpleNamespace(count=lambda *_: None)
-    preemption: Any = SimpleNamespace(deadline=lambda: 0.0)
-    return Verbs(state, cast(Any, None), preemption, cast(Any, None), metrics, lambda: not_ready)
+    preemption: Any = SimpleNamespace(verb=SimpleNamespace(deadline=lambda: 0.0))
+    return Verbs(state, cast(Any, None), preemption, cast(Any, None), metrics, cast(Any, None), lambda: not_ready)
 
 
 @pytest.mark.parametrize("verb", ["filter", "prioritize", "spare", "bind", "preempt"])

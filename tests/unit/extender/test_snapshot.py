@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from extender.reasons import UNREADABLE_ASSIGNMENT
+from extender.snapshot import snapshot_of
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Node, Pod
 from tests.builders import mig_gpu, node, pod
 from vgpu.api.errors import BadDocument, NewerVersion
@@ -33,7 +35,7 @@ def state() -> State:
         node("n4"),
     ]
     for built in nodes:
-        made.node_changed(None, built.build())
+        WatchIntake(made).node_changed(None, built.build())
     for name, node_name, request in (
         ("share", "n1", asking(made, 8192)),
         ("more", "n1", asking(made, 40_960)),
@@ -44,12 +46,12 @@ def state() -> State:
         made.reserve(f"uid-{name}", f"default/{name}", request, placement)
     made.on("bind", "uid-more")
     made.on("accepted", "uid-more")
-    made.pod_changed(None, pod("broken").asking(mib=1024).on("n3").assigned(text="{").build())
+    WatchIntake(made).pod_changed(None, pod("broken").asking(mib=1024).on("n3").assigned(text="{").build())
     return made
 
 
 def test_what_is_read_back_is_what_was_written(state: State) -> None:
-    snapshot = state.snapshot().whole()
+    snapshot = snapshot_of(state).whole()
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
     assert [(one.key, one.stage) for one in snapshot.pods] == [
         ("default/share", "reserved"), ("default/more", "bound"), ("default/mig", "reserved"),
@@ -60,11 +62,11 @@ def test_what_is_read_back_is_what_was_written(state: State) -> None:
 
 
 def test_the_fleet_made_of_it_decides_as_the_extender_does(state: State) -> None:
-    replayed = fleet_of(snapshot_from_json(snapshot_to_json(state.snapshot().whole())))
+    replayed = fleet_of(snapshot_from_json(snapshot_to_json(snapshot_of(state).whole())))
     names = ["n1", "n2", "n3", "n4"]
     for request in (asking(state, 1024), asking(state, 81_920), asking(state, mig="1g.10gb")):
         assert place(replayed, request, names) == place(state.fleet, request, names)
-    assert list(drift(state.snapshot().whole())) == []
+    assert list(drift(snapshot_of(state).whole())) == []
 
 
 def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> None:
@@ -72,14 +74,14 @@ def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> N
     state = State(lambda: 0.0, names=DEFAULT)
     for name, cpu in (("a", "64"), ("b", "4"), ("c", "")):
         plain = node(name).with_gpus(2).plain() | ({"status": {"allocatable": {"cpu": cpu}}} if cpu else {})
-        state.node_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Node))
+        WatchIntake(state).node_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Node))
     for at in range(40):
         plain = pod(f"p{at}").asking(gpus=1).plain()
         plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "16"
-        state.pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
+        WatchIntake(state).pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
     request = state.request_of(pod("x").asking(mib=8192).annotated(placement="fragmentation").build())
     before = state.fleet.distribution._known()
-    read = snapshot_from_json(snapshot_to_json(state.snapshot().whole()))
+    read = snapshot_from_json(snapshot_to_json(snapshot_of(state).whole()))
     assert [(one.name, one.cpu_free_milli) for one in read.nodes] == [("a", 64_000), ("b", 4_000), ("c", None)]
     ((requested, times),) = read.distribution
     assert (requested.gpus, requested.mib, requested.cpu_milli, times) == (1, -1, 16_000, 40)
@@ -96,19 +98,19 @@ def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> N
 
 
 def test_a_document_of_version_1_reads_as_if_nobody_had_reported(state: State) -> None:
-    document = msgspec.json.decode(snapshot_to_json(state.snapshot().whole()))
+    document = msgspec.json.decode(snapshot_to_json(snapshot_of(state).whole()))
     del document["mix"]
     for one in document["nodes"]:
         one.pop("cpu_free_milli", None)
     old = snapshot_from_json(msgspec.json.encode(document | {"v": 1}))
     assert old.distribution == ()
-    assert old.pods == state.snapshot().whole().pods
+    assert old.pods == snapshot_of(state).whole().pods
     assert list(drift(old)) == []
 
 
 def test_a_count_that_went_wrong_shows(state: State) -> None:
     state.fleet.free_mib[1, state.fleet.column["n1"]] -= 7
-    ((name, said, right),) = drift(state.snapshot().whole())
+    ((name, said, right),) = drift(snapshot_of(state).whole())
     assert (name, right.mib - said.mib) == ("n1", 7)
 
 
@@ -119,7 +121,7 @@ def wrong(snapshot: Snapshot, **changes: object) -> bytes:
 
 
 def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: State) -> None:
-    snapshot = state.snapshot().whole()
+    snapshot = snapshot_of(state).whole()
     with pytest.raises(NewerVersion, match="snapshot is of version 5: this Tangram reads versions 1 to 4"):
         snapshot_from_json(wrong(snapshot, v=5))
     with pytest.raises(BadDocument, match="mix: times is 0: it must be 1 to 2147483647"):
@@ -153,13 +155,13 @@ def test_an_request_that_no_pod_can_have_is_refused(state: State, what: str, val
     with pytest.raises(
         BadDocument, match=f"snapshot: mix: {what} is {value}: it must be -?[01] to [0-9]+|cannot be read"
     ):
-        snapshot_from_json(wrong(state.snapshot().whole(), mix=[{"times": 1, what: value}]))
+        snapshot_from_json(wrong(snapshot_of(state).whole(), mix=[{"times": 1, what: value}]))
 
 
 def test_an_request_that_stands_twice_is_refused_for_one_would_be_forgotten(state: State) -> None:
     distribution = [{"times": 3, "cards": 1}, {"times": 4, "cards": 2}, {"times": 5, "cards": 1}]
-    with pytest.raises(BadDocument, match="mix: only 2 of 3 asks differ: each must stand in it once"):
-        snapshot_from_json(wrong(state.snapshot().whole(), mix=distribution))
+    with pytest.raises(BadDocument, match="mix: only 2 of 3 requests differ: each must stand in it once"):
+        snapshot_from_json(wrong(snapshot_of(state).whole(), mix=distribution))
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31), 2**70])
@@ -168,25 +170,25 @@ def test_processors_that_no_node_can_have_are_refused(state: State, value: int) 
     with pytest.raises(
         BadDocument, match=f"node n1: cpu_free_milli is {value}: it must be -2147483647 to 2147483647|read"
     ):
-        snapshot_from_json(wrong(state.snapshot().whole(), nodes=nodes))
+        snapshot_from_json(wrong(snapshot_of(state).whole(), nodes=nodes))
 
 
 @pytest.mark.parametrize("unit", [0, -1024, 100])
 def test_a_unit_that_there_is_not_is_refused(state: State, unit: int) -> None:
     with pytest.raises(BadDocument, match=f"unit_mib is {unit}: it must be one of"):
-        snapshot_from_json(wrong(state.snapshot().whole(), unit_mib=unit))
+        snapshot_from_json(wrong(snapshot_of(state).whole(), unit_mib=unit))
 
 
 def test_pods_that_want_more_processors_than_there_are_anywhere_are_written_down_and_read_back() -> None:
     state = State(lambda: 0.0, names=DEFAULT)
-    state.node_changed(None, node("n").with_gpus(1).build())
-    state._resources.set_node("n", {"cpu": 1000})
+    WatchIntake(state).node_changed(None, node("n").with_gpus(1).build())
+    state.resources.set_node("n", {"cpu": 1000})
     for name in ("a", "b"):
         plain = pod(name).asking(mib=1024).on("n").plain()
         plain["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "9E"
-        state.pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
+        WatchIntake(state).pod_changed(None, msgspec.json.decode(msgspec.json.encode(plain), type=Pod))
     request = state.request_of(pod("x").asking(mib=8192).annotated(placement="fragmentation").build())
     assert isinstance(state.place(request, ["n"]), Placement)
-    read = snapshot_from_json(snapshot_to_json(state.snapshot().whole()))
+    read = snapshot_from_json(snapshot_to_json(snapshot_of(state).whole()))
     assert [one.cpu_free_milli for one in read.nodes] == [-(2**31 - 1)]
     assert isinstance(place(fleet_of(read), request, ["n"]), Placement)

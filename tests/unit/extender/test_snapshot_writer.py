@@ -49,8 +49,16 @@ async def serving(cluster: Cluster, answer_s: float = 20) -> AsyncIterator[tuple
     """Its address, and how each call ended."""
     ended = list[str]()
     metrics: Any = SimpleNamespace(count=lambda _verb, outcome, _seconds: ended.append(outcome))
-    preemption: Any = SimpleNamespace(deadline=lambda: 0.0)
-    verbs = Verbs(cast(Any, cluster), cast(Any, None), preemption, cast(Any, None), metrics, lambda: None)
+    preemption: Any = SimpleNamespace(verb=SimpleNamespace(deadline=lambda: 0.0))
+    verbs = Verbs(
+        cast(Any, None),
+        cast(Any, None),
+        preemption,
+        cast(Any, None),
+        metrics,
+        Snapshots(cluster.snapshot),
+        lambda: None,
+    )
     sock = listen("127.0.0.1", 0)
     server = Server(scheduler_app(verbs), replace(VERBS, answer_s=answer_s))
     task = asyncio.create_task(server.serve([sock]))

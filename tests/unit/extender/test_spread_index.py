@@ -1,4 +1,4 @@
-"""Whom a pod that spreads counts: as by going through all pods, and without going through all pods."""
+"""The pods that a spread constraint counts: as by going through all pods, and without going through all pods."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(uid=UIDS, node=NODES)
     def gets_a_place(self, uid: str, node: str) -> None:
-        self.allocations.hold(uid, allocation(node))
+        self.allocations.allocate(uid, allocation(node))
         self.at[uid] = node
 
     @rule(uid=UIDS, node=NODES)
     def has_room_set_aside(self, uid: str, node: str) -> None:
         """That is no place."""
-        self.allocations.hold(uid, dataclasses.replace(allocation(node), own=False))
+        self.allocations.allocate(uid, dataclasses.replace(allocation(node), own=False))
         self.at.pop(uid, None)
 
     @rule(uid=UIDS)
@@ -116,7 +116,7 @@ def test_where_each_pod_has_labels_of_its_own_few_are_looked_at(
     spread_index = SpreadIndex(allocations)
     for number in range(100):
         one = labelled(f"uid-default-p{number}", {"app": "big", "name": f"p{number}"})
-        allocations.hold(one.uid, allocation("n1"))
+        allocations.allocate(one.uid, allocation("n1"))
         spread_index.see(one)
     calls: list[object] = []
     matches = Selector.matches

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.preemption import evictor as evicting
 from extender.preemption import kueue_victims as wholes
+from extender.preemption import planner
 from extender.preemption.kueue_pods import Queues
 from extender.preemption.kueue_victims import VAIN_S
 from extender.settings import Settings
@@ -84,7 +84,7 @@ async def test_the_cheaper_workload_is_deactivated_and_no_pod_of_it_is_evicted(m
     hold = queued.world.preemption.reservations.get("uid-default-urgent")
     assert hold is not None
     assert (hold.node, hold.nominated) == ("n1", True)
-    assert queued.world.preemption.evicted == 1
+    assert queued.world.preemption.evicted() == 1
 
 
 async def test_it_is_deactivated_beside_a_pod_that_leaves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ async def test_one_that_was_deactivated_in_vain_is_not_chosen_again_for_an_hour(
     queued = Queued()
 
     def lapse() -> None:
-        queued.world.now_s += queued.world.preemption._hold_s + 1
+        queued.world.now_s += queued.world.preemption.verb._remember_s + 1
         queued.world.preemption.expire()
 
     async with looking(queued.world, monkeypatch) as task:
@@ -156,7 +156,7 @@ async def test_one_whose_pods_ended_was_not_deactivated_in_vain(monkeypatch: pyt
         queued.wants()
         await until(task, lambda: bool(queued.patches))
         queued.world.end("b")
-        queued.world.now_s += queued.world.preemption._hold_s + 1
+        queued.world.now_s += queued.world.preemption.verb._remember_s + 1
         queued.world.preemption.expire()
         queued.run("b-again", "two", "n1", 1)
         queued.wants()
@@ -255,7 +255,7 @@ async def test_one_that_is_gone_or_another_by_now_is_done_with(status: int, monk
         queued.wants()
         await until(task, lambda: queued.refused > 0)
         await until(task, lambda: not plans)
-    assert queued.world.preemption.evicted == 0
+    assert queued.world.preemption.evicted() == 0
 
 
 async def test_one_that_the_api_server_cannot_take_now_is_deactivated_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ async def test_a_search_for_single_pods_that_has_no_end_leaves_time_for_workload
                 queued.world.now_s += 0.001
                 yield
 
-    monkeypatch.setattr(evicting, "Search", Endless)
+    monkeypatch.setattr(planner, "Search", Endless)
     async with looking(queued.world, monkeypatch) as task:
         queued.wants()
         await until(task, lambda: bool(queued.patches))

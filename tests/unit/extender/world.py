@@ -1,4 +1,4 @@
-"""An extender without its process: state, nominating and preemption in one hand, told of pods as the watch would, at a time of our own."""
+"""An extender without its process: state, nominating and preemption in one hand, which sees pods as the watch would show them, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import msgspec
 
-from extender import background as slices
 from extender.nominate.nominator import Nominator
+from extender.preemption import background
 from extender.preemption.coordinator import Preemption
-from extender.preemption.verb import PreemptionArgs, PreemptionResult
-from extender.protocol import BindingArgs, FilterArgs, FilterResult
+from extender.protocol import BindingArgs, FilterArgs, FilterResult, PreemptionArgs, PreemptionResult
 from extender.settings import Settings
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.client import Client
 from kube.objects import Node, Pod
 from tests.builders import PodBuilder, node
@@ -44,11 +44,11 @@ def answer_of(
 @contextmanager
 def step_by_step() -> Iterator[None]:
     """Long work gives others their turn after every step."""
-    before, slices.SLICE_S = slices.SLICE_S, -1.0  # type: ignore[misc]
+    before, background.WORK_S = background.WORK_S, -1.0  # type: ignore[misc]
     try:
         yield
     finally:
-        slices.SLICE_S = before  # type: ignore[misc]
+        background.WORK_S = before  # type: ignore[misc]
 
 
 class Pods:
@@ -93,22 +93,29 @@ class World:
         self.now_s = 0.0
         self.pods, self.server = Pods(), Server()
         self.state = State(lambda: self.now_s, names=DEFAULT)
-        self.ahead = Nominator(
+        self.nominator = Nominator(
             self.server,
             self.state,
-            pod_of=self.pods.get,
-            nodes=cast("Any", list),
+            pods=cast("Any", self.pods),
+            nodes=cast("Any", {}),
             clock=lambda: self.now_s,
             scheduler="tangram-scheduler",
             when="always",
         )
         chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
-        self.preemption = Preemption(self.server, self.state, chosen, self.ahead, clock=lambda: self.now_s)
-        self.preemption.pods = cast("Any", self.pods)
+        self.preemption = Preemption(
+            self.server,
+            self.state,
+            WatchIntake(self.state),
+            cast("Any", self.pods),
+            chosen,
+            self.nominator,
+            clock=lambda: self.now_s,
+        )
         self.preemption.budgets.has_synced.set()
-        self.preemption.informed.set()
+        self.preemption.verb.informed.set()
         for name, gpus in gpus_by_node.items():
-            self.state.node_changed(None, node(name).with_gpus(gpus).build())
+            WatchIntake(self.state).node_changed(None, node(name).with_gpus(gpus).build())
 
     def report(self, built: PodBuilder | Pod) -> Pod:
         """The watch tells of a pod."""
@@ -129,7 +136,9 @@ class World:
     def resources(self, name: str, **allocatable: str) -> None:
         """The watch tells what a node has for pods beside GPUs."""
         there = node(name).with_gpus(len(self.state.fleet.inventory[name].gpus)).plain()
-        self.state.node_changed(None, msgspec.convert(there | {"status": {"allocatable": allocatable}}, Node))
+        WatchIntake(self.state).node_changed(
+            None, msgspec.convert(there | {"status": {"allocatable": allocatable}}, Node)
+        )
 
     def plan(self, built: PodBuilder, where: str) -> None:
         """Room is planned for a pod ahead of its turn."""
@@ -137,7 +146,7 @@ class World:
         request = self.state.request_of(pod)
         found = place(self.state.fleet, request, [where])
         assert isinstance(found, Placement)
-        self.ahead.plans.put(pod.uid, pod.key, pod.spec.priority or 0, request, found)
+        self.nominator.reservations.put(pod.uid, pod.key, pod.spec.priority or 0, request, found)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
         return self.preemption.filter(FilterArgs(built.build(), names))
@@ -147,7 +156,7 @@ class World:
         named = {where: {"Pods": [{"UID": f"uid-default-{name}"} for name in some]} for where, some in victims.items()}
         body = {"Pod": built.plain(), "NodeNameToMetaVictims": named}
         args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
-        return answer_of(self.preemption.preempt(args, self.preemption.deadline()))
+        return answer_of(self.preemption.verb.preempt(args, self.preemption.verb.deadline()))
 
     def binding(self, built: PodBuilder, where: str) -> BindingArgs:
         pod = built.build()

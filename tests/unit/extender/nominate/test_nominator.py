@@ -1,4 +1,4 @@
-"""Who plans ahead, and for how long an ask that fits nowhere is left alone: by a clock of our own."""
+"""When pods are nominated ahead, and how long a request that fits nowhere is left alone: with a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from extender.nominate.nominator import REQUESTED_S, VAIN_S, Nominator, When
+from extender.nominate.nominator import ACTIVE_S, VAIN_S, Nominator, When
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Condition, Needs, Node, Pod
 from tests.builders import node, pod
 from tests.unit.extender.world import Pods, Server
@@ -45,9 +46,9 @@ class World:
         self.pods = Pods()
         self.state = State(lambda: self.now_s, names=DEFAULT)
         built = node("n1").with_gpus(8).build()
-        self.state.node_changed(None, built)
-        self.ahead = Nominator(
-            Server(), self.state, pod_of=self.pods.get, nodes=cast("Any", lambda: Nodes(built)),
+        WatchIntake(self.state).node_changed(None, built)
+        self.nominator = Nominator(
+            Server(), self.state, pods=cast("Any", self.pods), nodes=cast("Any", Nodes(built)),
             clock=lambda: self.now_s, scheduler="tangram-scheduler", when=when,
         )  # fmt: skip
 
@@ -60,13 +61,13 @@ class World:
             spec = msgspec.structs.replace(one.spec, scheduler_name="tangram-scheduler", needs=Needs())
             one = msgspec.structs.replace(one, spec=spec)
             self.pods.by_key[one.key] = one
-            self.ahead.pod_changed(None, one)
+            self.nominator.pod_changed(None, one)
             new.append(one)
         return new
 
     @asynccontextmanager
     async def planning(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.ahead.run())
+        task = asyncio.create_task(self.nominator.run())
         try:
             yield
         finally:
@@ -75,7 +76,7 @@ class World:
 
     async def looked(self) -> None:
         async with asyncio.timeout(30):
-            await self.ahead.flush()
+            await self.nominator.flush()
 
 
 async def test_who_is_not_requested_any_more_plans_no_more() -> None:
@@ -83,19 +84,19 @@ async def test_who_is_not_requested_any_more_plans_no_more() -> None:
     first, *_ = world.wait(2 * BACKLOG)
     async with world.planning():
         await world.looked()
-        assert len(world.ahead.plans) == 0, "never asked"
-        world.ahead.requested(first)
+        assert len(world.nominator.reservations) == 0, "never asked"
+        world.nominator.called(first)
         await world.looked()
-        planned = len(world.ahead.plans)
+        planned = len(world.nominator.reservations)
         assert planned > BACKLOG
-        world.now_s += REQUESTED_S
+        world.now_s += ACTIVE_S
         world.wait(2 * BACKLOG)
         await world.looked()
-        assert len(world.ahead.plans) == planned, "another is asked by now"
+        assert len(world.nominator.reservations) == planned, "another is asked by now"
         world.now_s -= 0.1
         world.wait(1)
         await world.looked()
-        assert len(world.ahead.plans) > planned
+        assert len(world.nominator.reservations) > planned
 
 
 @pytest.mark.parametrize(("when", "slow", "expected"), [
@@ -108,10 +109,10 @@ async def test_pods_are_nominated_where_the_scheduler_is_slow_or_always_or_never
     pods = world.wait(SAMPLES + 2 * BACKLOG)
     for one in pods[: 1 + SAMPLES]:
         world.now_s += 2 * SLOW_S if slow else SLOW_S / 2
-        world.ahead.requested(one)
+        world.nominator.called(one)
     async with world.planning():
         await world.looked()
-        assert (len(world.ahead.plans) > 0) is expected
+        assert (len(world.nominator.reservations) > 0) is expected
 
 
 async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,18 +127,18 @@ async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytes
     monkeypatch.setattr(Nominator, "_place", counted)
     first, *_ = world.wait(2 * BACKLOG, mib=FULL_MIB + 1024)
     async with world.planning():
-        world.ahead.requested(first)
+        world.nominator.called(first)
         await world.looked()
         assert len(tried) == 1, "one for all of them"
         world.now_s += VAIN_S - 0.1
-        world.ahead.requested(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        world.nominator.called(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
         await world.looked()
         assert len(tried) == 1
         world.now_s += 0.1
-        world.ahead.requested(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        world.nominator.called(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
         await world.looked()
         assert len(tried) == 2
-    assert len(world.ahead.plans) == 0
+    assert len(world.nominator.reservations) == 0
 
 
 async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
@@ -150,13 +151,13 @@ async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
             last.status, conditions=(Condition("PodScheduled", status="False", reason="SchedulingGated"),)
         ),
     )
-    world.ahead.pod_changed(last, None)
-    world.ahead.pod_changed(None, gated)
+    world.nominator.pod_changed(last, None)
+    world.nominator.pod_changed(None, gated)
     async with world.planning():
-        world.ahead.requested(first)
+        world.nominator.called(first)
         await world.looked()
-        assert last.uid not in world.ahead.plans
+        assert last.uid not in world.nominator.reservations
         world.pods.by_key[last.key] = last
-        world.ahead.pod_changed(gated, last)
+        world.nominator.pod_changed(gated, last)
         await world.looked()
-        assert last.uid in world.ahead.plans
+        assert last.uid in world.nominator.reservations

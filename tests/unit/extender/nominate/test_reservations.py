@@ -1,4 +1,4 @@
-"""Room that is planned counts once, is never more than there is, and yields to whom it must."""
+"""A nomination reservation counts once, is never more than there is, and yields to the pods that it must."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extender.filter import filter_nodes
-from extender.nominate.reservations import Plans
+from extender.nominate.reservations import NominationReservations
 from extender.protocol import FilterArgs
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.objects import Pod
 from tests.builders import PodBuilder, mig_gpu, node, pod
 from tests.examples import examples
@@ -23,14 +24,14 @@ FULL_MIB = 81_920
 NODES = ("n1", "n2")
 
 
-def cluster() -> tuple[State, Plans]:
+def cluster() -> tuple[State, NominationReservations]:
     state = State(lambda: 0.0, names=DEFAULT)
     for name in NODES:
-        state.node_changed(None, node(name).with_gpus(2).build())
-    return state, Plans(state)
+        WatchIntake(state).node_changed(None, node(name).with_gpus(2).build())
+    return state, NominationReservations(state)
 
 
-def plan(state: State, plans: Plans, built: PodBuilder, priority: int = 0) -> Placement | None:
+def plan(state: State, plans: NominationReservations, built: PodBuilder, priority: int = 0) -> Placement | None:
     request = state.request_of(built.build())
     found = place(state.fleet, request, NODES)
     if not isinstance(found, Placement):
@@ -51,7 +52,7 @@ class Machine(RuleBasedStateMachine):
         self.state, self.plans = cluster()
         self.planned = self.state.reservations.of("nomination")
         self.sizes: dict[str, int] = {}
-        """UID of every pod that holds something -> MiB."""
+        """UID of every pod with an allocation -> MiB."""
         self.gone: set[str] = set()
 
     @rule(number=st.integers(0, 9), gib=st.integers(1, 80), priority=st.integers(0, 2))
@@ -82,7 +83,7 @@ class Machine(RuleBasedStateMachine):
     def is_deleted(self, number: int) -> None:
         uid = f"uid-default-p{number}"
         self.plans.drop(uid)
-        self.state.pod_changed(pod(f"p{number}").build(), None)
+        WatchIntake(self.state).pod_changed(pod(f"p{number}").build(), None)
         self.sizes.pop(uid, None)
 
     @invariant()
@@ -119,7 +120,7 @@ def test_a_plan_ends_with_its_node() -> None:
     state, plans = cluster()
     found = plan(state, plans, pod("p").asking(mib=FULL_MIB), 5)
     assert found
-    state.node_changed(node(found.node).build(), None)
+    WatchIntake(state).node_changed(node(found.node).build(), None)
     with plans.aside(5, NODES):
         pass
     assert len(plans) == 0
@@ -128,8 +129,8 @@ def test_a_plan_ends_with_its_node() -> None:
 
 def test_an_instance_that_was_given_away_meanwhile_is_planned_no_more() -> None:
     state = State(lambda: 0.0, names=DEFAULT)
-    plans = Plans(state)
-    state.node_changed(None, node("n1").with_inventory(mig_gpu(0, "1g.10gb")).build())
+    plans = NominationReservations(state)
+    WatchIntake(state).node_changed(None, node("n1").with_inventory(mig_gpu(0, "1g.10gb")).build())
     assert plan(state, plans, pod("p").asking(mig="1g.10gb"))
     with plans.aside(0, ["n1"]):
         assert filter_nodes(state, FilterArgs(pod("q").asking(mig="1g.10gb").build(), ["n1"])).node_names == ["n1"]
@@ -165,7 +166,7 @@ def test_only_plans_on_the_nodes_named_are_put_aside_and_only_where_room_was_tak
 @pytest.mark.parametrize("order", [("low", "equal"), ("equal", "low")])
 def test_of_plans_on_one_gpu_those_of_the_lowest_priority_are_given_up(order: tuple[str, ...]) -> None:
     state, plans = cluster()
-    state.node_changed(None, node("n3").with_gpus(1).build())
+    WatchIntake(state).node_changed(None, node("n3").with_gpus(1).build())
     half = FULL_MIB // 2
     for name in order:
         request = state.request_of(pod(name).asking(mib=half).build())
@@ -184,7 +185,7 @@ def test_processors_are_left_as_they_were() -> None:
     request = state.request_of(msgspec.convert(built, Pod))
     found = place(state.fleet, request, ["n1"])
     assert isinstance(found, Placement)
-    state._resources.set_node("n1", {"cpu": 8000})
+    state.resources.set_node("n1", {"cpu": 8000})
     plans.put("p", "p", 1, request, found)
     at = state.fleet.column["n1"]
     assert state.fleet.free_cpu_milli[at] == 5000

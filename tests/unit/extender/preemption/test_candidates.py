@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from extender.preemption import candidates as candidates
+from extender.watch_intake import WatchIntake
 from kube.objects import Budget, OwnerReference, Pod
 from tests.builders import gpu, node, pod, share
 from tests.unit.extender.world import HALF_MIB, World
@@ -58,7 +59,7 @@ def test_a_budget_that_comes_and_goes_is_noticed() -> None:
     assert allocated_pod(world, "a").budgets == frozenset()
 
 
-def test_who_was_preempted_too_often_is_spared_until_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_was_preempted_too_often_is_protected_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(n1=1)
     now_s, history = 1000.0, world.preemption._history
     monkeypatch.setattr(history, "_clock", lambda: now_s)
@@ -99,9 +100,9 @@ def test_a_view_is_made_once_for_a_node_on_which_nothing_changes(monkeypatch: py
     world.report(running("a", app="x"))
     second = known.view("n1")
     assert second is not first
-    world.state.node_changed(node("n1").with_gpus(1).build(), node("n1").with_gpus(2).build())
+    WatchIntake(world.state).node_changed(node("n1").with_gpus(1).build(), node("n1").with_gpus(2).build())
     assert known.view("n1") is not second
-    world.state.node_changed(node("n1").with_gpus(2).build(), None)
+    WatchIntake(world.state).node_changed(node("n1").with_gpus(2).build(), None)
     assert known.view("n1") is None
     monkeypatch.setattr(candidates, "MOST_KEPT", 0)
     world.report(running("a"))

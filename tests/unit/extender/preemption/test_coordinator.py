@@ -1,4 +1,4 @@
-"""Room that is kept and room that is planned: who yields to whom, and what is known of it after a restart."""
+"""Preemption and nomination reservations: which yields to which, and what is read back after a restart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.preemption.verb import PreemptionArgs, PreemptionResult
+from extender.protocol import PreemptionArgs, PreemptionResult
 from kube.objects import Condition, Pod
 from tests.builders import PodBuilder, gpu, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World, answer_of, step_by_step
@@ -21,7 +21,7 @@ def turned_down(built: PodBuilder, reason: str = "Unschedulable", message: str =
     return msgspec.structs.replace(one, status=msgspec.structs.replace(one.status, conditions=(condition,)))
 
 
-def test_room_that_a_lower_plan_had_is_kept_for_whom_others_are_evicted() -> None:
+def test_capacity_of_a_nomination_that_yields_is_reserved_for_the_preemptor() -> None:
     world = World(n1=1)
     world.report(pod("v").asking(mib=HALF_MIB).on("n1").assigned(share(gpu(0), HALF_MIB)))
     low, urgent = pod("low").asking(mib=HALF_MIB), pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
@@ -63,7 +63,7 @@ def test_a_pod_that_has_plans_yield_is_given_one_place_whatever_its_policy() -> 
     reservation = world.state.reservations.get("uid-default-s")
     assert reservation is not None
     assert reservation.node == where
-    assert len(world.ahead.plans) == 1
+    assert len(world.nominator.reservations) == 1
     assert world.state.fleet.overcommitted() == []
 
 
@@ -78,7 +78,7 @@ def test_after_a_restart_room_made_by_eviction_goes_before_room_that_was_planned
         world.pods.by_key[f"default/{name}"] = found[name]
     assert world.filter(pod("late").asking(mib=1024), "n1").node_names == []
     assert len(world.preemption.reservations) == 1
-    assert len(world.ahead.plans) == 0
+    assert len(world.nominator.reservations) == 0
 
 
 @pytest.mark.parametrize("evicted_for", [True, False])
@@ -99,7 +99,7 @@ def test_nobody_is_evicted_for_a_pod_that_is_gone_and_nothing_is_remembered_of_i
     world.end("urgent")
     assert world.preempt(urgent, n1=["v"]).nodes == {}
     assert len(world.preemption.reservations) == 0
-    assert world.preemption.remembered == 0
+    assert world.preemption.verb.remembered == 0
 
 
 def test_answers_are_forgotten_once_they_can_matter_no_more() -> None:
@@ -108,10 +108,10 @@ def test_answers_are_forgotten_once_they_can_matter_no_more() -> None:
     urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
     world.report(urgent)
     world.preempt(urgent, n1=["v"])
-    assert world.preemption.remembered == 1
+    assert world.preemption.verb.remembered == 1
     world.now_s = 301.0
     world.preemption.expire()
-    assert world.preemption.remembered == 0
+    assert world.preemption.verb.remembered == 0
 
 
 def test_pods_are_turned_down_that_wait_and_fit_nowhere() -> None:
@@ -134,10 +134,10 @@ def test_a_preempt_call_that_came_before_enough_was_known_is_remembered() -> Non
     urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
     world.report(urgent)
     assert world.preempt(urgent, n1=["v"]).nodes
-    assert not world.preemption.missed
-    world.preemption.informed.clear()
+    assert not world.preemption.verb.missed
+    world.preemption.verb.informed.clear()
     assert not world.preempt(urgent, n1=["v"]).nodes
-    assert world.preemption.missed
+    assert world.preemption.verb.missed
 
 
 def test_a_victim_counts_by_its_peak_and_not_by_the_sum_of_its_containers() -> None:
@@ -158,7 +158,7 @@ def searching(world: World, built: PodBuilder, *where: str) -> Coroutine[Any, An
     named: dict[str, Any] = {one: {"Pods": []} for one in where}
     body = {"Pod": built.plain(), "NodeNameToMetaVictims": named}
     args = msgspec.json.decode(msgspec.json.encode(body), type=PreemptionArgs)
-    return world.preemption.preempt(args, world.preemption.deadline())
+    return world.preemption.verb.preempt(args, world.preemption.verb.deadline())
 
 
 def three_nodes() -> tuple[World, PodBuilder]:
@@ -191,7 +191,7 @@ def test_when_time_is_up_the_best_answer_so_far_is_given_or_nobody(monkeypatch: 
 
 
 @pytest.mark.parametrize("turns", range(1, 30))
-def test_whom_to_evict_is_proved_again_on_what_has_happened_meanwhile(turns: int) -> None:
+def test_victims_are_proved_again_on_what_has_happened_meanwhile(turns: int) -> None:
     world, asking = three_nodes()
 
     def goes(turn: int) -> None:
@@ -242,7 +242,7 @@ def test_a_pod_that_was_planned_and_has_others_evicted_has_one_allocation_and_on
 
 def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> None:
     world = World(n1=1)
-    world.state._resources.set_node("n1", {"cpu": 8000})
+    world.state.resources.set_node("n1", {"cpu": 8000})
     built = pod("p").asking(mib=1024)
     world.report(built)
     world.plan(built, "n1")
@@ -252,7 +252,7 @@ def test_processors_of_a_planned_pod_that_somebody_else_bound_stay_counted() -> 
     assert world.state.unassigned == {"uid-default-p"}
     assert world.state.allocations.get("uid-default-p") is None
     assert len(world.state.reservations) == 0
-    assert world.state._resources.free_cpu_milli("n1") == 5000
+    assert world.state.resources.free_cpu_milli("n1") == 5000
 
 
 def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_a_call_whose_answer_is_always_out_of_date_ends_after_some_searches(monk
     def dearer(*_: object, at_any_cost: bool) -> None:
         requested.append(at_any_cost)
 
-    monkeypatch.setattr(world.preemption, "_proved", dearer)
+    monkeypatch.setattr(world.preemption.verb, "_reserved", dearer)
     assert answer_of(searching(world, asking, "n1")).nodes == {}
     assert requested == [False, False, True]
 

@@ -1,4 +1,4 @@
-"""Who is evicted on the extender's own way, and who no longer once the world has gone on."""
+"""Which pods the extender itself evicts, and which no longer once the cluster has changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from extender.nominate.nominator import REQUESTED_S
+from extender.nominate.nominator import ACTIVE_S
 from extender.preemption.evictor import VAIN_S
+from extender.watch_intake import WatchIntake
 from kube.errors import ApiError
 from tests.builders import PodBuilder, gpu, node, pod, share
 from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
@@ -47,7 +48,7 @@ async def looking(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def until(task: asyncio.Task[None], true: Callable[[], bool]) -> None:
-    """Return when this holds, asked whenever the evictor has gone a step further."""
+    """Return when this is true, checked after each step of the evictor."""
     async with asyncio.timeout(10):
         while not true():
             assert not task.done(), task.exception()
@@ -56,7 +57,7 @@ async def until(task: asyncio.Task[None], true: Callable[[], bool]) -> None:
 
 async def looked(world: World, task: asyncio.Task[None]) -> None:
     """Return when it has looked at all that was turned away before this call: at an observer, that is, whose node has no other pod."""
-    world.state.node_changed(None, node("observer").with_gpus(2).build())
+    WatchIntake(world.state).node_changed(None, node("observer").with_gpus(2).build())
     for row in (0, 1):
         world.report(bound(f"w{row}", "observer", HALF_MIB, row=row))
     observer = pod("observer").asking(mib=FULL_MIB).of_priority(1)
@@ -193,7 +194,7 @@ async def test_of_two_that_would_each_do_one_is_evicted(monkeypatch: pytest.Monk
         await looked(world, task)
         await until(task, lambda: not world.preemption._evictor._plans)
     assert [name for name in world.server.evictions() if name.startswith("v")] == ["v1", "v2"], "v1 was refused"
-    assert world.preemption.evicted == 2, "one, and the observer's"
+    assert world.preemption.evicted() == 2, "one, and the observer's"
 
 
 async def test_a_pod_that_somebody_else_nominated_elsewhere_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +224,10 @@ async def test_who_was_not_requested_lately_evicts_nobody(monkeypatch: pytest.Mo
     world.report(bound("v", "n1", FULL_MIB))
     world.report(urgent())
     world.filter(urgent(), "n1")
-    world.now_s = REQUESTED_S
-    turned_away = world.preemption._evictor._wanting
+    world.now_s = ACTIVE_S
+    turned_away = world.preemption._evictor._unplaced
     async with looking(world, monkeypatch) as task:
-        await until(task, lambda: world.preemption._evictor._wanting is not turned_away)
+        await until(task, lambda: world.preemption._evictor._unplaced is not turned_away)
         await looked(world, task)
     assert world.server.evictions() == ["w0"]
 
@@ -285,115 +286,4 @@ async def test_a_pod_that_nobody_can_make_room_for_is_looked_at_again_after_a_wh
         for now_s, wanted in ((VAIN_S - 0.1, False), (VAIN_S, True)):
             world.now_s = now_s
             world.filter(urgent(), "n1")
-            assert ("uid-default-urgent" in evictor._wanting) is wanted
-
-
-@pytest.mark.parametrize("resource", ["cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "example.com/nic"])
-@pytest.mark.parametrize(("taken", "evicted"), [("2", ["v"]), ("5", [])])
-async def test_nobody_is_evicted_for_a_pod_that_then_lacks_something_else(
-    monkeypatch: pytest.MonkeyPatch, resource: str, taken: str, evicted: list[str]
-) -> None:
-    """Of 8 the victim has 2, another pod has taken the rest since the scheduler's filter: 4 are wanted."""
-    world = World(n1=1)
-    world.resources("n1", **{resource: "8"})
-    victim = pod("v").asking(mib=FULL_MIB, **{resource: "2"}).on("n1")
-    world.report(victim.assigned(share(gpu(0, node="n1"), FULL_MIB)))
-    world.report(pod("other").asking(**{resource: taken}).on("n1"))
-    asking = pod("urgent").asking(mib=FULL_MIB, **{resource: "4"}).of_priority(1000)
-    world.report(asking)
-    assert world.filter(asking, "n1").node_names == []
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert [name for name in world.server.evictions() if name == "v"] == evicted
-
-
-@pytest.mark.parametrize(("cpu", "evicted"), [("8", {"v0", "v1"}), ("7", {"v0"})])
-async def test_what_a_pod_is_to_have_that_others_are_evicted_for_is_not_counted_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, cpu: str, evicted: set[str]
-) -> None:
-    world = World(n1=2)
-    world.resources("n1", cpu=cpu)
-    for row in range(2):
-        world.report(bound(f"v{row}", "n1", FULL_MIB, row=row))
-    for name in ("one", "two"):
-        asking = pod(name).asking(mib=FULL_MIB, cpu="4").of_priority(1000)
-        world.report(asking)
-        assert world.filter(asking, "n1").node_names == []
-
-    def answer(_: str, path: str, __: Any) -> bytes:
-        if path.endswith("/eviction") and (name := path.split("/")[-2]).startswith("v"):
-            world.end(name)
-        return b"{}"
-
-    world.server.answer = answer
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert {name for name in world.server.evictions() if name.startswith("v")} == evicted
-
-
-@pytest.mark.parametrize(("others", "evicted"), [(1, ["v"]), (2, [])])
-async def test_nobody_is_evicted_for_a_pod_that_its_node_then_cannot_run_as_one_more(
-    monkeypatch: pytest.MonkeyPatch, others: int, evicted: list[str]
-) -> None:
-    """The node runs two pods at most."""
-    world = World(n1=1)
-    world.resources("n1", pods="2")
-    world.report(pod("v").asking(mib=FULL_MIB).on("n1").assigned(share(gpu(0, node="n1"), FULL_MIB)))
-    for at in range(others):
-        world.report(pod(f"other-{at}").on("n1"))
-    asking = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
-    world.report(asking)
-    assert world.filter(asking, "n1").node_names == []
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert [name for name in world.server.evictions() if name == "v"] == evicted
-
-
-async def test_a_resource_that_its_node_does_not_name_keeps_nobody_from_being_helped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """kube-scheduler has passed the node: it knows the resource from elsewhere."""
-    world = World(n1=1)
-    world.resources("n1", cpu="8")
-    world.report(pod("v").asking(mib=FULL_MIB).on("n1").assigned(share(gpu(0, node="n1"), FULL_MIB)))
-    asking = pod("urgent").asking(mib=FULL_MIB, **{"example.com/nic": "1"}).of_priority(1000)
-    world.report(asking)
-    assert world.filter(asking, "n1").node_names == []
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert "v" in world.server.evictions()
-
-
-async def test_processors_that_were_taken_since_end_an_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(n1=1)
-    world.resources("n1", cpu="8")
-    world.report(pod("v").asking(mib=FULL_MIB, cpu="2").on("n1").assigned(share(gpu(0, node="n1"), FULL_MIB)))
-    asking = pod("urgent").asking(mib=FULL_MIB, cpu="4").of_priority(1000)
-    world.report(asking)
-    assert world.filter(asking, "n1").node_names == []
-
-    def answer(_: str, path: str, body: Any) -> bytes:
-        if path.endswith("/urgent/status") and body["status"]["nominatedNodeName"]:
-            world.report(pod("other").asking(cpu="5").on("n1"))
-        return b"{}"
-
-    world.server.answer = answer
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert "v" not in world.server.evictions()
-    assert world.preemption.reservations.get("uid-default-urgent") is None
-
-
-async def test_who_is_also_evicted_for_processors_is_chosen_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best-effort pod alone makes room on the GPU, and too little beside it."""
-    world = World(n1=2)
-    world.resources("n1", cpu="8")
-    low = pod("low").asking(mib=FULL_MIB, cpu="2").annotated(**{"class": "best-effort"})
-    world.report(low.on("n1").assigned(share(gpu(0, node="n1"), FULL_MIB)))
-    world.report(pod("high").asking(mib=FULL_MIB, cpu="6").on("n1").assigned(share(gpu(1, node="n1"), FULL_MIB)))
-    asking = pod("urgent").asking(mib=FULL_MIB, cpu="5").of_priority(1000)
-    world.report(asking)
-    assert world.filter(asking, "n1").node_names == []
-    async with looking(world, monkeypatch) as task:
-        await looked(world, task)
-    assert [name for name in world.server.evictions() if name in ("low", "high")] == ["high"]
+            assert ("uid-default-urgent" in evictor._unplaced) is wanted

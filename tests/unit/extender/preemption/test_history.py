@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from extender.preemption.history import MOST_BYTES, MOST_EACH, MOST_TOGETHER, REMEMBERED, PreemptionHistory
+from extender.preemption.history import MOST_BYTES, MOST_EACH, MOST_IDENTITIES, MOST_TOGETHER, PreemptionHistory
 from kube.objects import OwnerReference, Pod
 from tests.builders import pod
 
@@ -21,7 +21,7 @@ def again(one: Pod, times: int) -> Pod:
     return msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, uid=f"{one.uid}-{times}"))
 
 
-def test_after_so_many_times_it_is_spared_until_the_first_is_long_ago() -> None:
+def test_after_so_many_times_a_pod_is_protected_until_the_first_is_long_ago() -> None:
     now_s = [0.0]
     history = PreemptionHistory(lambda: now_s[0], times=2, period_s=100)
     one = pod("a").build()
@@ -52,50 +52,50 @@ def test_a_controller_may_lose_as_many_times_more_as_it_has_pods() -> None:
         assert history.protected(owned("set-x", "ReplicaSet"), lambda _: 3) is (times == 6)
 
 
-def test_what_is_written_down_spares_whom_it_spared_and_counts_nothing_twice() -> None:
+def test_what_is_read_back_protects_the_same_pods_and_counts_nothing_twice() -> None:
     now_s = [1000.0]
     first, one = PreemptionHistory(lambda: now_s[0], times=2, period_s=100), pod("a").build()
     first.preempted(again(one, 1))
     first.preempted(again(one, 1))
-    assert first.changes == 1, "told of twice, it went once"
+    assert first.changes == 1, "reported twice, evicted once"
     second = PreemptionHistory(lambda: now_s[0], times=2, period_s=100)
     second.preempted(again(one, 1))  # it saw that one too
     now_s[0] = 1050
     first.preempted(again(one, 2))
     assert not second.protected(one, lambda _: 1)
-    second.remembered(first.written())
+    second.read_back(first.to_json())
     assert second.protected(one, lambda _: 1)
     assert second.changes == 1, "what was read is not written again"
     now_s[0] = 1101
     assert not second.protected(one, lambda _: 1)
-    assert set(msgspec.json.decode(second.written())["default/a"]) == {again(one, 2).uid}
+    assert set(msgspec.json.decode(second.to_json())["default/a"]) == {again(one, 2).uid}
 
 
 def test_a_clock_that_was_wrong_spares_nobody_for_ever() -> None:
     history, one = PreemptionHistory(lambda: 1000.0, times=1, period_s=100), pod("a").build()
-    history.remembered(b'{"default/a":{"u":99999999}}')
+    history.read_back(b'{"default/a":{"u":99999999}}')
     assert history.protected(one, lambda _: 1)
     now = PreemptionHistory(lambda: 1101.0, times=1, period_s=100)
-    now.remembered(history.written())
+    now.read_back(history.to_json())
     assert not now.protected(one, lambda _: 1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a":1}', '{"a":{"u":"x"}}'])
 def test_what_cannot_be_read_is_refused_whole(text: str) -> None:
     with pytest.raises(msgspec.MsgspecError):
-        PreemptionHistory(lambda: 0.0).remembered(text)
+        PreemptionHistory(lambda: 0.0).read_back(text)
 
 
 def test_what_does_not_fit_a_config_map_is_what_was_longest_ago() -> None:
     history = PreemptionHistory(lambda: 1.7e9, times=2)
-    for at in range(2 * REMEMBERED):
+    for at in range(2 * MOST_IDENTITIES):
         for times in range(3):
             history.preempted(again(pod(f"{at:036}").build(), times))
-    assert 400_000 < len(history.written()) < MOST_BYTES
+    assert 400_000 < len(history.to_json()) < MOST_BYTES
     back = PreemptionHistory(lambda: 1.7e9, times=2)
-    back.remembered(history.written())
-    assert back.protected(pod(f"{2 * REMEMBERED - 1:036}").build(), lambda _: 1)
-    assert not back.protected(pod(f"{REMEMBERED + 1:036}").build(), lambda _: 1)
+    back.read_back(history.to_json())
+    assert back.protected(pod(f"{2 * MOST_IDENTITIES - 1:036}").build(), lambda _: 1)
+    assert not back.protected(pod(f"{MOST_IDENTITIES + 1:036}").build(), lambda _: 1)
 
 
 def test_one_controller_that_loses_thousands_of_pods_makes_nobody_else_forgotten() -> None:
@@ -106,7 +106,7 @@ def test_one_controller_that_loses_thousands_of_pods_makes_nobody_else_forgotten
     for number in range(9_700):
         history.preempted(owned(f"set-{number:040}", "ReplicaSet"))
     back = PreemptionHistory(lambda: 1000.0, times=2)
-    back.remembered(history.written())
+    back.read_back(history.to_json())
     for known in (history, back):
         assert known.protected(one, lambda _: 1)
         assert known.protected(owned("set-x", "ReplicaSet"), lambda _: 9_700), "it has lost enough"
@@ -131,18 +131,18 @@ def test_an_entry_that_is_too_long_is_left_out_and_no_other() -> None:
     long = pod("b").build()
     huge = msgspec.structs.replace(long, metadata=msgspec.structs.replace(long.metadata, uid="u" * MOST_BYTES))
     history.preempted(huge)
-    assert set(msgspec.json.decode(history.written())) == {"default/a"}
+    assert set(msgspec.json.decode(history.to_json())) == {"default/a"}
 
 
 def test_what_is_remembered_is_bounded() -> None:
     history = PreemptionHistory(lambda: 1000.0)
     for number in range(2 * MOST_TOGETHER // 512):
-        history.remembered(msgspec.json.encode({f"of-{number}": {f"{number}-{at}": 1000 for at in range(512)}}))
+        history.read_back(msgspec.json.encode({f"of-{number}": {f"{number}-{at}": 1000 for at in range(512)}}))
     assert len(history) == MOST_TOGETHER
 
 
 @pytest.mark.parametrize("digits", [20, 400, 4000])
 def test_a_time_of_many_digits_counts_as_now(digits: int) -> None:
     history = PreemptionHistory(lambda: 1000.0, times=1)
-    history.remembered(f'{{"default/a": {{"uid": {"9" * digits}}}}}')
-    assert msgspec.json.decode(history.written()) == {"default/a": {"uid": 1000}}
+    history.read_back(f'{{"default/a": {{"uid": {"9" * digits}}}}}')
+    assert msgspec.json.decode(history.to_json()) == {"default/a": {"uid": 1000}}

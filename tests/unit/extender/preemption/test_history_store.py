@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from extender.preemption.coordinator import Preemption
 from extender.preemption.history import PreemptionHistory
 from extender.preemption.history_store import KEY, HistoryStore
 from extender.settings import Settings
+from extender.watch_intake import WatchIntake
 from kube.errors import ApiError
 from tests.builders import pod
 from tests.unit.extender.world import Server, World
@@ -33,7 +34,7 @@ class Store(Server):
         self.answered = asyncio.Event()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Return when this holds, asked after every answer."""
+        """Return when this is true, checked after every answer."""
         async with asyncio.timeout(10):
             while not true():
                 self.answered.clear()
@@ -55,7 +56,7 @@ class Store(Server):
         return b"{}"
 
     def names(self) -> set[str]:
-        """Whom it says were preempted."""
+        """The preempted pods that it names."""
         return set(msgspec.json.decode((self.data or {}).get(KEY, "{}")))
 
     def report(self, history_store: HistoryStore) -> None:
@@ -69,7 +70,7 @@ async def writing(store: Store) -> AsyncIterator[tuple[PreemptionHistory, Histor
     history = PreemptionHistory(lambda: 1000.0)
     made = HistoryStore(store, history, "default/preempted", each_s=0.0)
     made._cache.has_synced.set()
-    task = asyncio.create_task(made._write_down())
+    task = asyncio.create_task(made._write_changes())
     try:
         yield history, made
     finally:
@@ -98,7 +99,7 @@ async def test_of_two_that_write_at_once_neither_takes_away_what_the_other_wrote
         one.preempted(pod("a").build())
         two.preempted(pod("b").build())
         await store.until(lambda: len(store.calls) >= 4)
-        assert len(store.names()) == 1, "the other is refused for as long as it was not told"
+        assert len(store.names()) == 1, "the other is refused until the watch shows it the new version"
         for history_store in (first, second):
             store.report(history_store)
         await store.until(lambda: store.names() == {"default/a", "default/b"})
@@ -123,20 +124,22 @@ async def test_nobody_is_evicted_before_it_is_known_who_was_lately_but_for_long_
 ) -> None:
     world = World()
     chosen = Settings(_cli_parse_args=False, preempted_config_map="default/preempted")  # type: ignore[call-arg]
-    preemption = Preemption(Unread(), world.state, chosen, world.ahead, read_s=read_s)
+    preemption = Preemption(
+        Unread(), world.state, WatchIntake(world.state), cast("Any", world.pods), chosen, world.nominator, read_s=read_s
+    )
     assert set(preemption.statistics()) == {"budgets", "preempted"}
     task = asyncio.create_task(preemption.run())
     try:
         async with asyncio.timeout(10):
             await preemption.budgets.has_synced.wait()
             if informed:
-                await preemption.informed.wait()
+                await preemption.verb.informed.wait()
         await asyncio.sleep(0)
-        assert preemption.informed.is_set() is informed
+        assert preemption.verb.informed.is_set() is informed
         if not informed:
             preemption._history_store._cache.has_synced.set()
             async with asyncio.timeout(10):
-                await preemption.informed.wait()
+                await preemption.verb.informed.wait()
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender import background as slices
+from extender.preemption import background
 from extender.preemption import kueue_pods as queues
 from extender.preemption.kueue_pods import LONGEST, Queues
 from extender.preemption.kueue_workloads import SILENT_S
@@ -200,7 +200,7 @@ def test_versions_of_many_namespaces_are_bounded(monkeypatch: Any) -> None:
 
 
 async def test_however_many_pods_there_are_half_of_the_time_is_left_for_the_search(monkeypatch: Any) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(background, "WORK_S", 0.0)
     known = Known({}, workload("w", "uid-other"))
 
     def touching() -> Iterator[None]:
@@ -209,16 +209,16 @@ async def test_however_many_pods_there_are_half_of_the_time_is_left_for_the_sear
             known.now_s += 0.25
             yield
 
-    await known.queues.read(touching(), slices.Slices(lambda: known.now_s), until_s=10.0)
+    await known.queues.read(touching(), background.BackgroundWork(lambda: known.now_s), until_s=10.0)
     assert known.now_s == 5.0
 
 
 def test_who_was_kept_while_there_was_doubt_may_be_evicted_after_it() -> None:
     known = Known({}, workload("w", "uid-j"))
-    known.queues.nobody_goes_on(["n1"])
+    known.queues.no_eviction_on(["n1"])
     assert known.queues.expire() == "", "there was no doubt"
     assert not known.queues.alone(of("k"))
-    known.queues.nobody_goes_on(["n1", "n2"])
+    known.queues.no_eviction_on(["n1", "n2"])
     assert known.queues.expire() == ""
     known.queues.controllers._waiting.clear()
     assert known.queues.expire() == "n1"
@@ -230,7 +230,7 @@ def test_so_they_may_once_a_workload_is_decoded(key: str) -> None:
     known = Known({})
     known.cache.unknown |= {key: "garbage", "other/w": "garbage"}
     assert not known.queues.alone(of("k"))
-    known.queues.nobody_goes_on(["n1"])
+    known.queues.no_eviction_on(["n1"])
     assert known.queues.expire() == ""
     del known.cache.unknown[key]
     assert known.queues.alone(of("k"))
@@ -240,7 +240,7 @@ def test_so_they_may_once_a_workload_is_decoded(key: str) -> None:
 def test_so_they_may_when_workloads_are_heard_of_again() -> None:
     known = Known({})
     known.now_s += SILENT_S + 1
-    known.queues.nobody_goes_on(["n1"])
+    known.queues.no_eviction_on(["n1"])
     assert known.queues.expire() == ""
     known.heard()
     assert known.queues.expire() == "n1"

@@ -26,7 +26,7 @@ def answer(uid: str, *owners: dict[str, Any]) -> bytes:
 
 
 class Reading:
-    """What is read, and of which namespaces the change was told. `now_s` is the time."""
+    """What is read, and in which namespaces a change was reported. `now_s` is the time."""
 
     def __init__(self, resources: Iterable[str] = ("jobs.batch", "proxies.net.io", "pods")) -> None:
         self.now_s, self.reported = 0.0, list[str]()

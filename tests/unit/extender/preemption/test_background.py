@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from extender import background as slices
-from extender.background import REST_S, Slices
+from extender.preemption import background
+from extender.preemption.background import REST_S, BackgroundWork
 
 
 def work(count: int, done: list[int]) -> Iterator[None]:
@@ -18,7 +18,7 @@ def work(count: int, done: list[int]) -> Iterator[None]:
 
 
 async def test_others_have_a_turn_after_every_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(background, "WORK_S", -1.0)
     done, seen = list[int](), list[int]()
 
     async def other() -> None:
@@ -27,17 +27,17 @@ async def test_others_have_a_turn_after_every_slice(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(other())
-    assert await Slices(lambda: 0.0).do(work(5, done), until_s=1.0)
+    assert await BackgroundWork(lambda: 0.0).run(work(5, done), until_s=1.0)
     await beside
     assert seen == [1, 2, 3, 4]
 
 
 async def test_it_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(background, "WORK_S", -1.0)
     done = list[int]()
-    assert not await Slices(lambda: float(len(done))).do(work(9, done), until_s=3.0)
+    assert not await BackgroundWork(lambda: float(len(done))).run(work(9, done), until_s=3.0)
     assert done == [0, 1, 2]
-    assert await Slices(lambda: 9.0).do(work(0, done), until_s=3.0), "there was nothing to do"
+    assert await BackgroundWork(lambda: 9.0).run(work(0, done), until_s=3.0), "there was nothing to do"
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -47,11 +47,11 @@ async def test_it_rests_while_a_call_waits_for_the_api_server(monkeypatch: pytes
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(background, "WORK_S", -1.0)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    some = Slices(lambda: 0.0)
+    some = BackgroundWork(lambda: 0.0)
     if waits:
         with some.waiting():
-            await some.do(work(2, []), until_s=1.0)
-    await some.do(work(1, []), until_s=1.0)
+            await some.run(work(2, []), until_s=1.0)
+    await some.run(work(1, []), until_s=1.0)
     assert rests == ([REST_S, REST_S, 0] if waits else [0])

@@ -7,9 +7,9 @@ import sys
 
 FAULTS = """
 import resource, sys
-from extender import heap
+from extender import __main__ as program
 if sys.argv[1] == "keep":
-    assert heap.keep()
+    assert program.keep_heap()
 def use():
     for size in (80_000, 160_000, 320_000, 500_000, 320_000, 160_000) * 2:
         kept.append(bytearray(size))
