@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import structlog
 
 from arbiter import host
 from arbiter.files import connections_of, raise_limit
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.gputime.trial_verdicts import BOOT_ID, Verdicts, text_of
 from arbiter.gputime.usage_check import UsageCheck
 from arbiter.memory.attribution import Attributing
@@ -45,6 +46,7 @@ from vgpu.gputime.timing import Settings
 from vgpu.gputime.trial import FILE
 
 MIB: Final = 2**20
+_log = structlog.get_logger()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,45 +63,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"tangram-arbiter: {error}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What runs beside the server's loop. Each has a thread of its own."""
+
+    meter: Meter
+    tracer: Tracer
+    openers: Openers | None
+    scheduler: NodeScheduler
+    usage_check: UsageCheck | None
+
+    def start(self) -> None:
+        """Begin reading NVML and the node's processes. Without a thread the log names what is missing."""
+        self.meter.start()
+        try:
+            self.tracer.start()
+        except RuntimeError as error:
+            _log.error("a process that goes around the library counts as unconnected", reason=str(error))
+        try:
+            if self.openers is not None:
+                self.openers.start()
+        except RuntimeError as error:
+            _log.error("no container is named for memory that NVML lists for no process", reason=str(error))
+        if self.usage_check is not None:
+            self.usage_check.start()
+
+    def close(self, status: StatusSocket) -> None:
+        """Resume every container, then end the threads: none stays suspended while NVML is waited for."""
+        self.scheduler.close()
+        if self.usage_check is not None:
+            self.usage_check.close()
+        status.close()
+        self.meter.close()
+        self.tracer.close()
+        if self.openers is not None:
+            self.openers.close()
+
+
 def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
-    log = structlog.get_logger()
     os.umask(0o022)
-    connections = connections_of(settings.connections_limit, raise_limit())
-    if connections < settings.connections_limit:
-        log.warning(
-            "the limit of open files lowers the connections of one container",
-            wished=settings.connections_limit,
-            connections=connections,
-        )
-    grants = settings.grants_dir.absolute()
-    named_in = grants if settings.grants_in_environment else None
-    meter = Meter(nvml(), grants, named_in=named_in)
-    status_socket = settings.status_socket or grants.parent / "status.sock"
-    tracer = _tracer(settings, nvml(), grants, status_socket.with_name(FILE_OF_CONNECTED))
-    measuring = Measuring(
-        meter, slack_bytes=settings.guard_slack_mib * MIB, tracer=tracer, rules=_rules(settings, tracer)
-    )
-    verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
-    turns = Turns(
-        lambda: server.stop(),
-        _policy(settings),
-        awake_s=settings.awake_ms / 1000,
-        watchdog_s=settings.watchdog_ms / 1000,
-        suspending=verdicts.of,
-        copies=settings.suspend_copies,
-        hold_unreported=settings.hold_unreported,
-        processes=connections,
-    )
-    openers = Openers(nvml()) if settings.processes_visible else None
-    server = Server(
-        settings.grants_dir,
-        _limits(settings, connections),
-        measuring=measuring,
-        turns=turns,
-        sockets_dir=settings.sockets_dir,
-        attributing=Attributing(visible=settings.processes_visible),
-        unlisting=Unlisting(openers),
-    )
+    status_socket = settings.status_socket or settings.grants_dir.absolute().parent / "status.sock"
+    server, parts = _build(settings, nvml, status_socket.with_name(FILE_OF_CONNECTED))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     refusals = Refusals("arbiter")
@@ -112,33 +116,55 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     )
     run_in_thread(operations)
     status = StatusSocket(status_socket, server)
-    usage_check = UsageCheck(turns, nvml(), grants, named_in)
-    meter.start()
-    try:
-        tracer.start()
-    except RuntimeError as error:
-        log.error("a process that goes around the library counts as unconnected", reason=str(error))
-    try:
-        if openers is not None:
-            openers.start()
-    except RuntimeError as error:
-        log.error("no container is named for memory that NVML lists for no process", reason=str(error))
-    if settings.check_idle:
-        usage_check.start()
-    log.info(
+    parts.start()
+    _log.info(
         "serving", grants=str(settings.grants_dir), metrics_port=operations.port, directories=len(server.containers)
     )
     collecting.set_aside()
     notify_ready()
     server.run()
-    turns.close()  # first: nobody stays suspended for NVML's sake
-    usage_check.close()
-    status.close()
-    meter.close()
-    tracer.close()
-    if openers is not None:
-        openers.close()
-    log.info("stopped")
+    parts.close(status)
+    _log.info("stopped")
+
+
+def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> tuple[Server, _Parts]:
+    """`known`: the file of programs that have connected."""
+    connections = connections_of(settings.connections_limit, raise_limit())
+    if connections < settings.connections_limit:
+        _log.warning(
+            "the limit of open files lowers the connections of one container",
+            requested=settings.connections_limit,
+            connections=connections,
+        )
+    grants = settings.grants_dir.absolute()
+    named_in = grants if settings.grants_in_environment else None
+    meter = Meter(nvml(), grants, named_in=named_in)
+    tracer = _tracer(settings, nvml(), grants, known)
+    verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
+    scheduler = NodeScheduler(
+        lambda: server.stop(),
+        _policy(settings),
+        awake_s=settings.awake_ms / 1000,
+        watchdog_s=settings.watchdog_ms / 1000,
+        suspending=verdicts.of,
+        copies=settings.suspend_copies,
+        cap_unreported=settings.cap_unreported,
+        processes=connections,
+    )
+    openers = Openers(nvml()) if settings.processes_visible else None
+    server = Server(
+        settings.grants_dir,
+        _limits(settings, connections),
+        measuring=Measuring(
+            meter, slack_bytes=settings.guard_slack_mib * MIB, tracer=tracer, rules=_rules(settings, tracer)
+        ),
+        scheduler=scheduler,
+        sockets_dir=settings.sockets_dir,
+        attributing=Attributing(visible=settings.processes_visible),
+        unlisting=Unlisting(openers),
+    )
+    usage_check = UsageCheck(scheduler, nvml(), grants, named_in) if settings.check_usage else None
+    return server, _Parts(meter, tracer, openers, scheduler, usage_check)
 
 
 def _tracer(settings: ArbiterSettings, nvml: Nvml, grants: Path, file: Path) -> Tracer:

@@ -18,8 +18,8 @@ EVENTS_A_PIECE: Final = 4
 """Sockets that are looked at in one piece; the kernel names others the next time."""
 PIECE_S: Final = 0.0005
 """No further socket is looked at in a piece that took so long."""
-TURN_S: Final = 0.001
-"""No further piece is begun in a turn of the loop that took so long: who came meanwhile may come first."""
+ROUND_S: Final = 0.001
+"""No further piece is begun in a round of the loop that took so long: what came meanwhile may come first."""
 MS_A_SECOND: Final = 200.0
 """A fifth of a processor. What 1,024 processes say once a second takes a hundredth of one: 10 us for a USAGE (measured)."""
 MS_AT_ONCE: Final = 1000.0

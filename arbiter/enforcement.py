@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from arbiter.gputime.scheduler import Turns
+from arbiter.connection import Connection
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.identity import Identity, named
-from arbiter.memory.connection import Connection
 from arbiter.memory.container import Container
 from arbiter.server import Server
 from vgpu.api.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
@@ -35,14 +35,14 @@ NOTHING: Final = TimeFacts()
 
 def enforcements(server: Server) -> dict[str, Enforcement]:
     """Of every container that has a grant, by key. Called under the server's lock."""
-    times = time_facts(server.turns) if server.turns is not None else None
+    times = time_facts(server.scheduler) if server.scheduler is not None else None
     return {key: enforcement(_facts(server, key, one, times)) for key, one in server.containers.items()}
 
 
-def time_facts(turns: Turns) -> dict[str, TimeFacts]:
+def time_facts(scheduler: NodeScheduler) -> dict[str, TimeFacts]:
     """By key."""
-    with turns.lock:
-        at_s = turns.clock()
+    with scheduler.lock:
+        at_s = scheduler.clock()
         return {
             name: TimeFacts(
                 channels=frozenset(
@@ -54,12 +54,12 @@ def time_facts(turns: Turns) -> dict[str, TimeFacts]:
                 partial=container.obstacles.unlisted,
                 denied=container.obstacles.suspending.reason,
                 gating_points=container.obstacles.suspending.gating_points,
-                stalled_s=turns.gpu_threads.silent_s(container, at_s),
-                stall_ended_s=turns.stalls.ended_s(container.depends_on(), at_s)
+                stalled_s=scheduler.gpu_threads.silent_s(container, at_s),
+                stall_ended_s=scheduler.stalls.ended_s(container.depends_on(), at_s)
                 if container.joined is not None
                 else inf,
             )
-            for name, container in turns.containers.items()
+            for name, container in scheduler.containers.items()
         }
 
 

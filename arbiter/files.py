@@ -1,7 +1,7 @@
 """How many files the arbiter may have open, and who may have how many of them.
 
 A container decides how many connections it opens, and each is a file of the arbiter. So the limit is raised to what the kernel lets,
-a container gets a part of it, and the last few are nobody's: the arbiter reads folders and grants with them.
+a container gets a part of it, and the last few are reserved: the arbiter reads folders and grants with them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def raise_limit() -> int:
     return hard
 
 
-def connections_of(wished: int, most_files: int) -> int:
-    """Connections of one container: as many as were wished, and at most its part of the files."""
-    return max(1, min(wished, (most_files - SPARE) // PART))
+def connections_of(requested: int, most_files: int) -> int:
+    """Connections of one container: as many as requested, and at most its part of the files."""
+    return max(1, min(requested, (most_files - SPARE) // PART))
 
 
 def is_spare(fd: int) -> bool:

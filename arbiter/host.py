@@ -1,6 +1,6 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
-The kernel alone is asked: nothing here but `grant_named` is what a container says of itself. Which container a process belongs to is told by what is
+The kernel alone answers: nothing here but `grant_named` is what a container says of itself. Which container a process belongs to follows from what is
 its cgroup, and by what is mounted at one of `GRANT_DIRS` in its mount namespace: a directory of the grants folder, put there by the node and
 read-only. What follows from the two `vgpu.memory.attribution` decides.
 """
@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from arbiter.memory.grant_file import read_container_id, read_grant
+from arbiter.grant_file import read_container_id, read_grant
 from vgpu.api.cgroup import Place, depth_of
 from vgpu.api.cgroup import place_of as place_in
 from vgpu.api.contract import CONTAINER_ID, GRANT, GRANT_DIRS

@@ -1,6 +1,6 @@
 """The arbiter's loop: one thread, every socket of every grant directory.
 
-It moves bytes and time and decides nothing: `Container` does, on its ledger, and `Attention` whose sockets are read next. What one connection or one
+It moves bytes and time and decides nothing: `Container` does, on its ledger, and `Attention` chooses whose sockets are read next. What one connection or one
 directory does wrong ends there.
 """
 
@@ -22,14 +22,14 @@ from typing import Final
 
 import structlog
 
-from arbiter.attention import TURN_S, Attention
-from arbiter.gputime.scheduler import Turns
+from arbiter.attention import ROUND_S, Attention
+from arbiter.connection import Connection
+from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.grant_file import same_place
 from arbiter.grant_watch import Watch
 from arbiter.memory.attribution import Attributing
-from arbiter.memory.connection import Connection
 from arbiter.memory.container import Container, Limits
 from arbiter.memory.contexts import Measuring
-from arbiter.memory.grant_file import same_place
 from arbiter.memory.tracer import Suspect
 from arbiter.memory.unlisted import Unlisting
 from vgpu.protocol.status import KillStatus
@@ -55,7 +55,7 @@ class Server:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
         measuring: Measuring | None = None,
-        turns: Turns | None = None,
+        scheduler: NodeScheduler | None = None,
         sockets_dir: Path | None = None,
         attributing: Attributing | None = None,
         unlisting: Unlisting | None = None,
@@ -63,7 +63,7 @@ class Server:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, Container] = {}
         self.lock = threading.Lock()
-        self.turned_at_s = clock()
+        self.came_round_at_s = clock()
         """When the loop last came round; /healthz looks at it."""
         self.bad_packets_before = self.kills_before = 0
         self.refused_before: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Server:
         self.measuring = measuring if measuring is not None else Measuring()
         self.attributing = attributing if attributing is not None else Attributing()
         self.unlisting = unlisting if unlisting is not None else Unlisting()
-        self.turns = turns
+        self.scheduler = scheduler
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else Limits()
         self._stopping = False
@@ -89,27 +89,27 @@ class Server:
         self._resting: dict[Container, float] = {}
         """Containers that had their part of the loop, and until when they wait."""
         self._deadlines: dict[Container, float] = {}
-        """Of those containers that wait for something. Kept in step by `_settle`, so that a turn costs the same with one
+        """Of those containers that wait for something. Kept in step by `_settle`, so that a round costs the same with one
         container and with hundreds."""
         self._broken: set[str] = set()
         self._paused: set[Container] = set()
-        """Nobody is accepted there before the next rescan: files are short, and who waits would keep the loop turning."""
+        """No connection is accepted there before the next rescan: files are short, and what waits would keep the loop busy."""
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
 
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
-            begun_s = self._clock()  # what was said before this is read in this turn
+            begun_s = self._clock()  # what was said before this is read in this round
             ready = self._poller.select(self._pause_s())
             with self.lock:
                 self._attend(ready, begun_s)
                 self._time_passed(begun_s)
-                self.turned_at_s = self._clock()
+                self.came_round_at_s = self._clock()
         self._close()
 
     def _attend(self, ready: list[tuple[selectors.SelectorKey, int]], begun_s: float) -> None:
-        """Do what is ours first, then a piece for each container, until the turn has lasted: those that had least of late come first."""
+        """Do what is ours first, then a piece for each container, until the round has lasted: those that had least of late come first."""
         containers = []
         for key, _ in ready:
             if isinstance(key.data, Container):
@@ -124,7 +124,7 @@ class Server:
             attention.piece()
             if (until_s := attention.rest_s(self._clock())) is not None:
                 self._rest(container, until_s)
-            if self._clock() - begun_s > TURN_S:
+            if self._clock() - begun_s > ROUND_S:
                 return
 
     def _rest(self, container: Container, until_s: float) -> None:
@@ -148,7 +148,7 @@ class Server:
     def stop(self) -> None:
         """End `run`. May be called by a signal handler or another thread, again and when it has ended."""
         self._stopping = True
-        with suppress(OSError):  # a closed socket has no number that could be somebody else's
+        with suppress(OSError):  # a closed socket has no number that could be another's
             self._stop_in.send(b"x", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _stopped(self) -> None:
@@ -216,15 +216,15 @@ class Server:
         before = container.grant
         container.load()
         if (
-            self.turns is not None
+            self.scheduler is not None
             and before is not None
             and container.grant is not None
             and container.grant is not before
         ):
             if same_place(before, container.grant):
-                self.turns.change(container.folder.name, container.grant)
+                self.scheduler.change(container.folder.name, container.grant)
             else:
-                self.turns.drop(container.folder.name)
+                self.scheduler.drop(container.folder.name)
         self._settle(container)
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
@@ -270,12 +270,12 @@ class Server:
         self._attention[container].add(container.listener.fileno(), lambda: self._accept(container))
 
     def _listen_anew(self, container: Container) -> None:
-        """On another socket in place of one that somebody removed: a new process of the container could not connect."""
+        """On another socket in place of one that was removed: a new process of the container could not connect."""
         self._accept(container)
         try:
             listener = container.bind()
         except OSError as error:
-            _log.error("nobody can connect", grant=container.folder.name, reason=str(error))
+            _log.error("no process can connect", grant=container.folder.name, reason=str(error))
             return  # tried again at the next rescan
         self._paused.discard(container)
         self._attention[container].remove(container.listener.fileno())
@@ -293,7 +293,7 @@ class Server:
             return container.accept()
         except OSError as error:
             if not self._paused:
-                _log.error("nobody can be accepted now", grant=container.folder.name, reason=str(error))
+                _log.error("no connection can be accepted now", grant=container.folder.name, reason=str(error))
             self._paused.add(container)
             self._attention[container].remove(container.listener.fileno())
             return None
@@ -302,8 +302,8 @@ class Server:
         container = self.containers.pop(name)
         container.listener.close()
         self._paused.discard(container)
-        if self.turns is not None:
-            self.turns.drop(name)
+        if self.scheduler is not None:
+            self.scheduler.drop(name)
         container.close()
         self._forget(container)
         self._deadlines.pop(container, None)
@@ -344,7 +344,7 @@ class Server:
             self._attention[container].await_room(connection.sock.fileno(), room=connection.full)
 
     def _settle(self, container: Container) -> None:
-        """After anything happened to a container: forget who is gone, and know when it has to be asked again."""
+        """After anything happened to a container: forget connections that ended, and know when it has to be looked at again."""
         self._forget(container)
         deadline_s = container.deadline_s() if container in self._attention else None
         if deadline_s is None:
@@ -359,16 +359,16 @@ class Server:
                 attention.remove(connection.sock.fileno())
             connection.sock.close()
         exempt = container.newly_exempt()
-        if self.turns is not None and exempt is not None:
-            self.turns.never_suspend(container.folder.name, exempt)
+        if self.scheduler is not None and exempt is not None:
+            self.scheduler.never_suspend(container.folder.name, exempt)
         contexts = container.memory.begun_contexts()
-        if self.turns is not None and contexts is not None:
-            self.turns.contexts(container.folder.name, contexts)
+        if self.scheduler is not None and contexts is not None:
+            self.scheduler.contexts(container.folder.name, contexts)
         for connection in container.connections.handed_over():
             if attention is not None:
                 attention.remove(connection.sock.fileno())
-            if self.turns is not None and container.grant is not None:
-                self.turns.adopt(container.folder.name, container.grant, container.page, connection)
+            if self.scheduler is not None and container.grant is not None:
+                self.scheduler.adopt(container.folder.name, container.grant, container.page, connection)
             else:
                 connection.sock.close()
 

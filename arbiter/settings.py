@@ -30,7 +30,7 @@ class ArbiterSettings(ProgramSettings):
         description="folder in which each grant directory's socket gets a directory of its own; left out = the socket lies in the grant directory, and grants-dir is written to",
     )
     status_socket: Path | None = Field(
-        None, description="socket that tells who holds what; left out = status.sock beside the grants folder"
+        None, description="socket of the status document; left out = status.sock beside the grants folder"
     )
     trials_file: Path | None = Field(
         None,
@@ -38,7 +38,7 @@ class ArbiterSettings(ProgramSettings):
     )
     nvml_socket: Path | None = Field(
         None,
-        description="socket through which the device plugin answers for NVML; left out = a child process of the arbiter's own asks NVML",
+        description="socket through which the device plugin answers for NVML; left out = the arbiter starts a child process that reads NVML",
     )
     driver_root: Path = Field(
         Path("/"), description="where the NVIDIA driver's files are, as seen from here; without nvml-socket"
@@ -67,7 +67,7 @@ class ArbiterSettings(ProgramSettings):
     )
     processes_visible: bool = Field(
         True,
-        description="the arbiter sees the node's processes; if not, GPU memory outside the library is attributed to nobody, which is reported",
+        description="the arbiter sees the node's processes; if not, GPU memory outside the library is attributed to no container, which is reported",
     )
     context_room_mib: int = Field(
         192,
@@ -79,7 +79,7 @@ class ArbiterSettings(ProgramSettings):
     metrics_port: int = Field(9403, ge=0, le=65535, description="port of /metrics and /healthz; 0 takes any free one")
     metrics_access_socket: Path | None = Field(
         None,
-        description="socket through which the device plugin has bearer tokens reviewed: only clients whose token is accepted read /metrics; left out = everybody who reaches the port",
+        description="socket through which the device plugin has bearer tokens reviewed: only clients whose token is accepted read /metrics; left out = every client that reaches the port",
     )
     recall_wait_ms: int = Field(
         50, ge=1, le=1000, description="how long an allocation waits for its siblings' unused memory"
@@ -91,7 +91,7 @@ class ArbiterSettings(ProgramSettings):
         1000,
         ge=0,
         le=10_000,
-        description="after a start, how long processes have to state what they hold before new leases",
+        description="after a start, how long processes have to state what they use before new leases",
     )
     restart_wait_ms: int = Field(
         30_000,
@@ -113,33 +113,34 @@ class ArbiterSettings(ProgramSettings):
         False,
         description="the guard counts a process of the arbiter's own user also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where containers choose their environment",
     )
-    frame_ms: int = Field(
-        50, ge=5, le=1000, description="one round of turns between containers that share a GPU's time"
-    )
+    frame_ms: int = Field(50, ge=5, le=1000, description="one round of time slices between containers that share a GPU")
     idle_grace_us: int = Field(
         200, ge=0, le=100_000, description="how long a latency-critical container keeps the GPU after its last work"
     )
     starve_after_ms: int = Field(
-        1000, ge=50, le=600_000, description="how long a container with work waits at most for more urgent ones"
+        1000,
+        ge=50,
+        le=600_000,
+        description="how long a container with work waits at most for containers of a higher class or level",
     )
-    starve_slice_ms: int = Field(20, ge=1, le=1000, description="the slice that it then gets")
+    starve_slice_ms: int = Field(20, ge=1, le=1000, description="the time slice that it then gets")
     watchdog_ms: int = Field(
         100,
         ge=0,
         le=60_000,
-        description="a container that may run and works without a word for so long is enabled again, should somebody else have stopped it; 0 = never",
+        description="a container that is allowed to run and whose work does not end for so long is resumed again, in case another process has stopped it; 0 = never",
     )
     suspend_copies: bool = Field(
         False,
         description="stop the copy channels of best-effort containers together with their compute channels",
     )
-    check_idle: bool = Field(
+    check_usage: bool = Field(
         True,
-        description="compare what containers say of their work with what NVML counts of their processes, once a second, and say in log, metric and status which compute while they say they are idle",
+        description="compare the work that containers report with what NVML counts for their processes, once a second; log, metric and status name containers with unreported work",
     )
-    hold_unreported: bool = Field(
+    cap_unreported: bool = Field(
         False,
-        description="what check-idle finds has effect: such a container counts as working best-effort; on a GPU honest ones were found, too",
+        description="unreported work that check-usage finds counts against the container: it is scheduled as best-effort with work; on a GPU honest containers were found, too",
     )
     restarts: int = Field(
         0, ge=0, description="how often tangram-arbiter-supervisor has started the arbiter again; it sets this"
@@ -148,5 +149,5 @@ class ArbiterSettings(ProgramSettings):
         100,
         ge=0,
         le=60_000,
-        description="how long a GPU's thread sleeps no longer than 0.1 ms at a time after the last word of a latency-critical container: its next request is served 0.1 ms sooner, for a twentieth of a processor core meanwhile; 0 = it sleeps until something comes",
+        description="how long a GPU's thread sleeps no longer than 0.1 ms at a time after the last report of a latency-critical container: its next request is served 0.1 ms sooner, for a twentieth of a processor core meanwhile; 0 = it sleeps until something comes",
     )

@@ -44,7 +44,9 @@ class Pulse:
             try:
                 self._thread.start()
             except RuntimeError as error:
-                _log.warning("stalls during calls to the driver are not told from slow calls", reason=str(error))
+                _log.warning(
+                    "stalls during calls to the driver cannot be distinguished from slow calls", reason=str(error)
+                )
 
     def close(self) -> None:
         """End the thread."""

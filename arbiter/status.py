@@ -22,9 +22,9 @@ from msgspec import structs
 
 from arbiter import host
 from arbiter.budget import Budget
+from arbiter.connection import Connection, bound_socket
 from arbiter.enforcement import enforcements
 from arbiter.memory.attribution import Ungranted
-from arbiter.memory.connection import Connection, bound_socket
 from arbiter.memory.container import Container
 from arbiter.server import Server
 from vgpu.api.enforcement import TABLE, Enforcement
@@ -33,10 +33,10 @@ from vgpu.protocol.status import (
     BRIEF,
     ContainerStatus,
     GpuStatus,
+    GpuTimeStatus,
     ProcessGpu,
     ProcessStatus,
     Status,
-    TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
     encode_status,
@@ -48,11 +48,11 @@ READERS: Final = 8
 """That have not read their document to the end. For one more, the one that began first is hung up on. Guessed: the device plugin is one."""
 DOCUMENTS_A_SECOND: Final = 20.0
 DOCUMENTS_AT_ONCE: Final = 100.0
-"""Guessed: the device plugin asks every 0.8 s."""
+"""Guessed: the device plugin reads it every 0.8 s."""
 AT_ONCE: Final = 64
 """Readers that are accepted before others are sent more. Guessed."""
 LOOK_S: Final = 1.0
-"""While nobody asks, the socket is looked for this often."""
+"""While no client connects, the socket is looked for this often."""
 COMMAND_S: Final = 10.0
 """So long a connected process's command line is not read again: some programs change theirs. Guessed."""
 AGAIN_S: Final = 1.0
@@ -89,7 +89,7 @@ class StatusSocket:
         self._inode = self._path.stat().st_ino
 
     def _put_back(self) -> None:
-        """Somebody may have removed the socket: nobody would learn any more what is not enforced. Raises OSError."""
+        """The socket may have been removed: no reader would learn any more what is not enforced. Raises OSError."""
         if not self._path.exists():
             lost = self._listener
             self._bind()
@@ -107,7 +107,7 @@ class StatusSocket:
             except OSError as error:
                 if self._closing.wait(AGAIN_S):
                     break
-                _log.error("nobody can be told the status now", reason=str(error))
+                _log.error("the status cannot be served now", reason=str(error))
                 continue
             for brief in waiting.kinds:
                 if (document := documents.get(brief=brief)) is not None:
@@ -162,7 +162,7 @@ class Waiting:
                 self._kinds[reader] = is_brief(name)
 
     def take(self, *, brief: bool) -> list[socket.socket]:
-        """Those of one kind, who wait no longer."""
+        """Those of one kind, which wait no longer."""
         found = [reader for reader, kind in self._kinds.items() if kind == brief]
         for reader in found:
             del self._kinds[reader]
@@ -203,7 +203,7 @@ class Readers:
         self._sending: dict[socket.socket, tuple[memoryview, float]] = {}
 
     def wait(self, listener: socket.socket | None, wait_s: float) -> bool:
-        """Send what readers take, until somebody connects or for so long. Did somebody connect?"""
+        """Send what readers take, until a reader connects or for so long. Did one connect?"""
         poll = select.poll()
         if listener is not None:
             poll.register(listener, select.POLLIN)
@@ -264,7 +264,7 @@ class Commands:
     def of(self, key: str, process: ProcessStatus) -> str:
         """The command line; empty for a process that is gone."""
         if not process.pid_in_container:
-            return host.command_of(process.pid)  # it never connected: nobody tells when it ends
+            return host.command_of(process.pid)  # it never connected: its end is not noticed
         at_s, who = self._clock(), (key, process.pid, process.pid_in_container)
         read_s, command = self._read.get(who, (-inf, ""))
         if not command or at_s - read_s >= COMMAND_S:
@@ -288,8 +288,8 @@ def status_of(server: Server, commands: Commands | None = None, *, brief: bool =
     with server.lock:
         found = enforcements(server)
         keys = sorted(_to_report(server, found) if brief else server.containers)
-        turns = server.turns.statuses() if server.turns is not None and keys else {}
-        containers = [_container(key, server.containers[key], turns.get(key), found[key]) for key in keys]
+        scheduler = server.scheduler.statuses() if server.scheduler is not None and keys else {}
+        containers = [_container(key, server.containers[key], scheduler.get(key), found[key]) for key in keys]
         kills = server.killed()
         ungranted = server.attributing.ungranted
         unlisted = server.unlisting.statuses(server.containers)
@@ -310,7 +310,7 @@ def _ungranted(one: Ungranted) -> UngrantedStatus:
 
 
 def _to_report(server: Server, found: Mapping[str, Enforcement]) -> set[str]:
-    to_report = server.turns.to_report() if server.turns is not None else set()
+    to_report = server.scheduler.to_report() if server.scheduler is not None else set()
     return {
         key
         for key, container in server.containers.items()
@@ -318,7 +318,9 @@ def _to_report(server: Server, found: Mapping[str, Enforcement]) -> set[str]:
     }
 
 
-def _container(key: str, container: Container, turn: TurnStatus | None, found: Enforcement) -> ContainerStatus | None:
+def _container(
+    key: str, container: Container, turn: GpuTimeStatus | None, found: Enforcement
+) -> ContainerStatus | None:
     grant, ledger = container.grant, container.ledger
     if grant is None:
         return None

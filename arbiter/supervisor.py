@@ -33,7 +33,7 @@ from typing import Final, NoReturn
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON: Final = (*ENDING, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 RESTARTS: Final = "TANGRAM_ARBITER_RESTARTS"
-"""What the arbiter is told in its environment: how often it was started again."""
+"""Environment variable of the arbiter: how often it was started again."""
 SPARE: Final = "TANGRAM_ARBITER_SPARE_FD"
 """Where a spare arbiter reads that it is needed."""
 READY: Final = b"READY=1"
@@ -97,7 +97,7 @@ class Supervisor:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the arbiter leaves behind is reaped here
 
     def run(self) -> int:
-        """Until told to end, or until it makes no sense: the exit status."""
+        """Until a signal ends it, or until it makes no sense: the exit status."""
         while True:
             self._start()
             status = self._wait_for_end()
@@ -172,7 +172,7 @@ class Supervisor:
         if pid == 0:
             self._become(parent, environment)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        if self._reported:  # while nobody was there to be told
+        if self._reported:  # while no arbiter ran
             os.kill(pid, signal.SIGTERM)
         return pid
 
@@ -217,7 +217,7 @@ class Supervisor:
         return found
 
     def _pause(self, seconds: float, *, whole: bool = True) -> None:
-        """For so long, or until the end is wished; where it is not to be whole, until any signal or word of the arbiter's."""
+        """For so long, or until the end is requested; where it is not to be whole, until any signal or word of the arbiter's."""
         until_s = time.monotonic() + seconds
         while not (self._reported and whole) and (left_s := until_s - time.monotonic()) > 0:
             select.select([self._bell, self._notes], [], [], left_s)

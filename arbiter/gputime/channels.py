@@ -50,7 +50,7 @@ class Runs(Enum):
 class ChannelGroup:
     """Takes `fd` over. Raises BadDocument for a descriptor or a list that cannot be used; then the descriptor is closed.
 
-    With `copies` it can also be suspended with its copy channels, where one list holds both; a resume then starts both.
+    With `copies` it can also be suspended with its copy channels, where one list takes both; a resume then resumes both.
     """
 
     def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
@@ -58,7 +58,7 @@ class ChannelGroup:
         self.runs = Runs.ON if channels.fresh else Runs.UNSURE
         """Unsure: an arbiter before this one may have stopped it."""
         self.partial = channels.unlisted
-        """There are more channels than a list holds: it is never suspended, as the rest would run on."""
+        """There are more channels than a list takes: it is never suspended, as the rest would run on."""
         self.owes = False
         """Replaced by a partial list: to be started once more before it is closed."""
         self._fd = fd

@@ -19,8 +19,8 @@ from arbiter.gputime.process import ALL_CHANNEL_GROUPS_LIMIT, CHANNEL_GROUPS_LIM
 from arbiter.gputime.stray_channels import Loose
 from arbiter.gputime.suspend_evidence import Evidence
 from arbiter.gputime.timer import now_s
-from arbiter.gputime.usage_report import Word
-from arbiter.memory.free_page import Page
+from arbiter.gputime.usage_report import UsageReports
+from arbiter.page import Page
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.api.names import CLASSES
@@ -29,11 +29,11 @@ from vgpu.gputime.events import Begin, Container, End, Event, Hint, Idle, Late, 
 from vgpu.gputime.usage import Usage
 from vgpu.gputime.watchdog import ContainerWatchdog
 from vgpu.protocol import wire
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 BEST_EFFORT: Final = CLASSES[-1]
 FREE_WEIGHT: Final = 100.0
-"""Weight of who requested no percentage: as much as a whole GPU's."""
+"""Weight of a container that requested no percentage: that of a whole GPU."""
 
 
 class GpuTimeContainer:
@@ -47,12 +47,12 @@ class GpuTimeContainer:
         at_s: float,
         *,
         copies: bool = False,
-        limits_unreported: bool = False,
+        caps_unreported: bool = False,
         clock: Callable[[], float] = now_s,
     ) -> None:
         self.name = name
         self._clock = clock
-        self._limits_unreported = limits_unreported
+        self._caps_unreported = caps_unreported
         """Does anything follow from a verdict on its word?"""
         self._copies = copies
         """Are its copy channels stopped with the others while it is best-effort?"""
@@ -68,7 +68,7 @@ class GpuTimeContainer:
         self.wanted = True
         """Should it be on?"""
         self.shown_on: bool | None = None
-        """As the policy was told last."""
+        """As the policy knows it."""
         self.shown_working: bool | None = None
         """The same."""
         self.unheard = False
@@ -77,7 +77,7 @@ class GpuTimeContainer:
         self.watchdog = ContainerWatchdog(at_s)
         self.obstacles = Obstacles(self.processes)
         self.evidence = Evidence(self.processes)
-        self.word = Word(at_s)
+        self.reports = UsageReports(at_s)
         self.loose = Loose()
 
     @property
@@ -90,16 +90,16 @@ class GpuTimeContainer:
         return self.gpus | {self.grant.gpus[0].uuid}
 
     def terms(self) -> Container | None:
-        """What the policy is told; None when there is nothing to switch."""
+        """What the policy is to know; None when there is nothing to switch."""
         seated = {gpu for process in self.processes.values() for gpu, _ in process.channel_groups}
         gpus = {self.grant.gpus[gpu].uuid for gpu in seated | self.obstacles.mute}
         if not gpus:
             return None
         percent = max(gpu.core_percent for gpu in self.grant.gpus if gpu.uuid in gpus)
         yields = any(process.yields for process in self.processes.values())
-        silent = self.distrusted and not self.reports_work()  # what it does unsaid goes first of nobody's
+        silent = self.distrusted and not self.reports_work()  # its unreported work has no priority
         service_class = BEST_EFFORT if yields or silent else self.grant.service_class
-        pace = self.word.pace if silent else 1.0
+        pace = self.reports.pace if silent else 1.0
         return Container(frozenset(gpus), service_class, self.grant.level, percent, percent or FREE_WEIGHT, pace)
 
     def says(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
@@ -111,11 +111,11 @@ class GpuTimeContainer:
                 process.working, process.drained = activity.what == wire.What.WORK, False
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 process.began_s = at_s if process.working else inf
-                self.word.said(self.processes.values())
+                self.reports.said(self.processes.values())
                 return self._moved(process, activity, at_s)
             case wire.What.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
-                self.word.said(self.processes.values())
+                self.reports.said(self.processes.values())
                 return []
             case wire.What.DRAINED:
                 process.drained = process.working
@@ -153,7 +153,7 @@ class GpuTimeContainer:
         self.watchdog.stands(at_s, on=on)
 
     def news(self, at_s: float) -> list[Event]:
-        """Whether it has work, when that is not what the policy was told last."""
+        """Whether it has work, when that is not what the policy knows."""
         if self.working() is self.shown_working:
             return []
         self.shown_working = self.working()
@@ -162,15 +162,15 @@ class GpuTimeContainer:
     def weigh(self, at_s: float, seen_s: float) -> bool:
         """Since the last look the driver saw its processes compute for so long. Whether the verdict on its word changed."""
         self._add_up(at_s)
-        return self.word.weigh(at_s, seen_s)
+        return self.reports.weigh(at_s, seen_s)
 
-    def decays(self, at_s: float, seen_s: float | None) -> bool:
+    def ends_work(self, at_s: float, seen_s: float | None) -> bool:
         """The same, or None = it might have seen nothing of them. Whether its work ended with that."""
         self._add_up(at_s)
-        return self.word.decays(seen_s) and self.says_work()
+        return self.reports.ends(seen_s) and self.says_work()
 
     def contradicts(self, number: int, said: wire.Activity, at_s: float, *, silent: bool) -> bool:
-        """Does this word show that suspends have no effect? `silent`: nobody may have told it that we live. One that resumed itself is suspended
+        """Does this report show that suspends have no effect? `silent`: the page may not have shown that the arbiter lives. One that resumed itself is suspended
         again in any case."""
         if said.what is not wire.What.RESUMED:
             excused = self.gates or self.loose.any
@@ -180,7 +180,7 @@ class GpuTimeContainer:
         return verdict
 
     def doubt(self, at_s: float) -> None:
-        """It may have started what we stopped, as nobody told it that we live; then on all of its GPUs."""
+        """It may have resumed what was suspended, as the page did not show that the arbiter lives; then on all of its GPUs."""
         self.evidence.silent(at_s)
         self._unsure(at_s)
 
@@ -240,7 +240,7 @@ class GpuTimeContainer:
 
     def reports_work(self) -> bool:
         """Has any of its processes work, as they say and nothing contradicts? What is not listened to may say so."""
-        return self.unheard or (not self.word.decay.ended and self.says_work())
+        return self.unheard or (not self.reports.ended_work.ended and self.says_work())
 
     def says_work(self) -> bool:
         """Has any of its processes work, by its own word? Work that the driver does not see stands still, perhaps."""
@@ -253,11 +253,11 @@ class GpuTimeContainer:
     @property
     def distrusted(self) -> bool:
         """Does its word not count, because the driver has seen it compute without one?"""
-        return self._limits_unreported and self.word.suspicion.proven
+        return self._caps_unreported and self.reports.unreported_work.proven
 
     @property
     def gates(self) -> bool:
-        """Is its new work held back while it is to be off?"""
+        """Are its launches delayed while it is to be off?"""
         return self.obstacles.any or self.evidence.effect.gates
 
     @property
@@ -272,9 +272,9 @@ class GpuTimeContainer:
         working = [process for process in self.processes.values() if process.working]
         return bool(working) and all(process.drained for process in working) and not (self.unheard or self.distrusted)
 
-    def status(self, usage: Usage, credit_s: float, at_s: float) -> TurnStatus:
+    def status(self, usage: Usage, credit_s: float, at_s: float) -> GpuTimeStatus:
         """For people and metrics."""
-        return TurnStatus(
+        return GpuTimeStatus(
             on=self.shown_on is not False,
             working=self.reports_work(),
             processes=sum(1 for process in self.processes.values() if process.channel_groups),
@@ -290,15 +290,15 @@ class GpuTimeContainer:
             suspended_s=usage.suspended_s,
             arrivals=usage.arrivals,
             credit_s=credit_s,
-            unreported=self.word.suspicion.proven,
+            unreported=self.reports.unreported_work.proven,
             stopped=self.watchdog.stopped(at_s),
-            seen_s=self.word.seen_s,
+            seen_s=self.reports.seen_s,
             resumes=self.evidence.resumes,
         )
 
     @property
     def to_run(self) -> bool:
-        """Are all its channels to be enabled? Also of one who is to be off, where a list does not hold them all or its driver does
+        """Are all its channels to be enabled? Also of one that is to be suspended, where a list does not take them all or its driver does
         not suspend."""
         return self.wanted or self.obstacles.partial or self.obstacles.denied or bool(self.obstacles.mute)
 
@@ -320,7 +320,7 @@ class GpuTimeContainer:
         return all(channel_group.runs is Runs.OFF for channel_group in self.channel_groups(gpu))
 
     def to_do(self, gpu: str) -> bool | None:
-        """What to switch there: on, off, or nothing. An enable that is owed comes first, also for one who is to be off."""
+        """What to switch there: on, off, or nothing. An enable that is owed comes first, also for one that is to be suspended."""
         runs = {channel_group.runs for channel_group in self.channel_groups(gpu)}
         if Runs.UNSURE in runs and not self.obstacles.trouble and not self.obstacles.denied:
             return True
@@ -362,7 +362,7 @@ class GpuTimeContainer:
         return status
 
     def _moved(self, process: Process, activity: wire.Activity, at_s: float) -> list[Event]:
-        """Work began or ended: what of it was told late, or is on channels that run though the container is suspended, is paid for."""
+        """Work began or ended: what of it was reported late, or is on channels that run though the container is suspended, is paid for."""
         if not process.working:
             return self._late(at_s, self.loose.ends(self.processes.values(), at_s))
         self.loose.begins(process, at_s)
@@ -374,7 +374,7 @@ class GpuTimeContainer:
 
     def _unsure(self, at_s: float) -> None:
         self.evidence.unsure()
-        self.word.resumed()
+        self.reports.resumed()
         self.watchdog.heard(at_s)
         for process in self.processes.values():
             for channel_group in process.channel_groups.values():
@@ -382,6 +382,6 @@ class GpuTimeContainer:
                     channel_group.runs = Runs.UNSURE
 
     def _add_up(self, at_s: float) -> None:
-        if at_s > self.word.added_until_s:
+        if at_s > self.reports.added_until_s:
             may_run = self.shown_on is not False or self.gates
-            self.word.add_up(at_s, may_run=may_run, works=self.reports_work() and not self.drained)
+            self.reports.add_up(at_s, may_run=may_run, works=self.reports_work() and not self.drained)

@@ -16,7 +16,7 @@ Known = TypeVar("Known", Mapping[int, str], Mapping[tuple[Identity, int], float]
 
 
 class GpuTimeContainers(dict[str, GpuTimeContainer]):
-    """By the name of the grant directory; changed by `add` and `remove` only. Under the lock of `Turns`."""
+    """By the name of the grant directory; changed by `add` and `remove` only. Under the lock of `NodeScheduler`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
         self._depending.clear()
 
     def depending(self, gpu: str) -> Sequence[GpuTimeContainer]:
-        """Those that the thread of a GPU reads or switches; it asks several times in each round."""
+        """Those that the thread of a GPU reads or switches; called several times in each round."""
         found = self._depending.get(gpu)
         if found is None:
             found = self._depending[gpu] = [one for one in self.values() if gpu in one.depends_on()]
@@ -65,7 +65,7 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
 
     def to_report(self, at_s: float) -> set[str]:
         """Names of those that compute without a word, or are stopped by another."""
-        return {name for name, one in self.items() if one.word.suspicion.proven or one.watchdog.stopped(at_s)}
+        return {name for name, one in self.items() if one.reports.unreported_work.proven or one.watchdog.stopped(at_s)}
 
     def channel_groups(self) -> list[tuple[GpuTimeContainer, ChannelGroup]]:
         """The channels of all their processes."""

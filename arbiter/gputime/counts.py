@@ -1,4 +1,4 @@
-"""What the arbiter's turns count of all containers together."""
+"""What is counted of the GPU time of all containers together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Counts:
     held_back: int = 0
     """Times that a container had sent more messages than its budget has."""
     bad_packets: int = 0
-    unreported: int = 0
-    """Times that a container was found to compute while it said it was idle."""
-    decays: int = 0
-    """Times that a container's work ended without a word, as the driver saw nothing of it."""
+    unreported_work: int = 0
+    """Times that a container was found to do work that it did not report."""
+    unreported_ends: int = 0
+    """Times that a container's work ended without a report, as the driver saw none of it."""

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.gpu_thread import GpuThread
-
-if TYPE_CHECKING:
-    from arbiter.gputime.scheduler import Turns
+from arbiter.stalls import Pulse
 
 
 class GpuThreads:
-    """By GPU. All but `stuck` are called under the lock of `turns`."""
+    """By GPU. All but `stuck` is called under the lock of the node's scheduler. `pulse` runs as soon as there is a thread."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, make: Callable[[str], GpuThread], pulse: Pulse, clock: Callable[[], float]) -> None:
+        self._make, self._pulse, self._clock = make, pulse, clock
         self._gpu_threads: dict[str, GpuThread] = {}
 
     def of(self, uuid: str) -> GpuThread:
-        """The thread of a GPU, which is started when it is requested first."""
+        """The thread of a GPU, which is started when it is needed first."""
         if uuid not in self._gpu_threads:
-            self._turns.pulse.start()
-            self._gpu_threads[uuid] = GpuThread(uuid, self._turns)
+            self._pulse.start()
+            self._gpu_threads[uuid] = self._make(uuid)
             self._gpu_threads[uuid].start()
         return self._gpu_threads[uuid]
 
@@ -40,12 +38,12 @@ class GpuThreads:
             self.of(uuid).wake()
 
     def beat_soon(self, container: GpuTimeContainer) -> None:
-        """It is off or waits from now on."""
+        """It is suspended or waits from now on."""
         for uuid in container.depends_on():
             self.of(uuid).beat_soon()
 
     def stay_awake(self, container: GpuTimeContainer, until_s: float) -> None:
-        """Who has a request has the next one soon: what it needs is to be done at once."""
+        """A container with a request has the next one soon, which is to be served at once."""
         for uuid in container.depends_on():
             self.of(uuid).awake_until_s = until_s
 
@@ -63,6 +61,6 @@ class GpuThreads:
         return max(ages.items(), key=lambda of: of[1], default=("", 0.0))
 
     def _alive_at_s(self, container: GpuTimeContainer) -> float:
-        at_s = self._turns.clock()
+        at_s = self._clock()
         ours = (self._gpu_threads[uuid].lived_s(at_s) for uuid in container.depends_on() if uuid in self._gpu_threads)
         return min(ours, default=at_s)

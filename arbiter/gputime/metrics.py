@@ -1,4 +1,4 @@
-"""Metrics of GPU time: what each container got of it and waited for, and what it cost to arrange that."""
+"""Metrics of GPU time: what each container got and waited for, and what the switches between containers cost."""
 
 from __future__ import annotations
 
@@ -8,117 +8,138 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from arbiter.gputime.counts import Counts
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.gputime.timer import now_s
 from arbiter.stalls import Stalls
 from vgpu.api.grant import Grant
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 LABELS: Final = ("namespace", "pod", "container")
 MODES: Final = ("suspend", "gate")
-_SECONDS: Final = {
-    "on": "time the container had work and might run, which is what counts against its cap",
-    "off": "time the container had work and waited for others",
-    "capped": "time the container had work and waited for its own cap",
-    "clearing": "time the container had work and might run, beside one who was being suspended for it",
-    "suspended": "time the container was suspended, with work or without",
+
+Read = Callable[[GpuTimeStatus], float]
+
+_COUNTERS: Final[Mapping[str, tuple[str, Read]]] = {
+    "gpu_time_running_seconds": (
+        "time the container had work and was allowed to run; this counts against its compute limit",
+        lambda status: status.on_s,
+    ),
+    "gpu_time_waiting_seconds": ("time the container had work and waited for other containers", lambda status: status.off_s),
+    "gpu_time_throttled_seconds": (
+        "time the container had work and waited because of its own compute limit",
+        lambda status: status.capped_s,
+    ),
+    "gpu_time_preempting_seconds": (
+        "time the container had work and was allowed to run, while another container was being suspended for it",
+        lambda status: status.clearing_s,
+    ),
+    "gpu_time_suspended_seconds": ("time the container was suspended, with or without work", lambda status: status.suspended_s),
+    "gpu_time_observed_seconds": (
+        "GPU time that NVML counted for the container's processes; coarse: right on average",
+        lambda status: status.seen_s or 0.0,
+    ),
+    "gpu_work_arrivals": (
+        "times that work arrived after idleness; (waiting + preempting) / arrivals is the mean wait of a request",
+        lambda status: status.arrivals,
+    ),
+    "suspends": ("times the container was suspended", lambda status: status.suspends),
+    "watchdog_resumes": (
+        "times the watchdog resumed a container that was allowed to run and whose work did not end, in case another process had stopped it",
+        lambda status: status.watchdog_resumes,
+    ),
+    "self_resumes": (
+        "times the container's processes resumed themselves because the arbiter gave no sign of life",
+        lambda status: status.resumes,
+    ),
+}  # fmt: skip
+_GAUGES: Final[Mapping[str, tuple[str, Read]]] = {
+    "gpu_work_queued": ("1 while the container's processes report work for the GPU", lambda status: status.working),
+    "gpu_time_allowed": ("1 while the container is allowed to run", lambda status: status.on),
+    "suspend_blocked": (
+        "1 while the container cannot be suspended; the log and the status name the reason",
+        lambda status: bool(status.trouble),
+    ),
+    "unreported_work": (
+        "1 while NVML sees the container compute and its processes report no work",
+        lambda status: status.unreported,
+    ),
+    "stopped_by_another": (
+        "1 while something other than the arbiter seems to stop the container's work again and again",
+        lambda status: status.stopped,
+    ),
+    "gpu_time_limit_ratio": (
+        "the compute limit that the container requested, as a part of one GPU's time; 0 = none",
+        lambda status: status.requested_percent / 100,
+    ),
+    "gpu_time_credit_seconds": (
+        "how long the container may still run before its compute limit stops it; below 0 it has a debt; 0 without a limit",
+        lambda status: status.credit_s if 0 < status.requested_percent < 100 else 0.0,
+    ),
 }
-_GAUGES: Final = {
-    "working": "1 while the container has work for the GPU, as its processes say",
-    "running": "1 while the container may run",
-    "trouble": "1 while the container cannot be suspended; the log and the status say why",
-    "untold": "1 while NVML sees the container compute while it says it is idle",
-    "stopped": "1 while something other than the arbiter seems to stop the container's work again and again",
-    "asked_percent": "the cap that the container requested; 0 = none",
-    "credit_seconds": "how long the container may still run before its own cap stops it; below 0 it has a debt; 0 without a cap",
-}
-_GAUGE: Final[Mapping[str, Callable[[TurnStatus], float]]] = {
-    "working": lambda turn: turn.working,
-    "running": lambda turn: turn.on,
-    "trouble": lambda turn: bool(turn.trouble),
-    "untold": lambda turn: turn.unreported,
-    "stopped": lambda turn: turn.stopped,
-    "asked_percent": lambda turn: turn.requested_percent,
-    "credit_seconds": lambda turn: turn.credit_s if 0 < turn.requested_percent < 100 else 0.0,
-}
-_COUNTS: Final = {
-    "switches": "suspends and resumes of containers on this node",
-    "switch_failures": "suspends that the driver refused",
-    "held_back": "times that a container had sent more messages than its budget has, and was read later",
-    "turns_bad_packets": "packets that ended a connection for turns",
-    "turns_untold_found": "times that a container was found to compute while it said it was idle",
-    "turns_decays": "times that a container's reported work ended without a word, as the driver saw nothing of it for a second",
-    "stalls": "times that the arbiter, or its thread of a GPU, was not running for a quarter of a second or more",
-    "stalled_seconds": "time that the arbiter, or its thread of a GPU, was not running: nobody enforced GPU time meanwhile",
+_OF_ALL: Final[Mapping[str, tuple[str, Callable[[Counts, Stalls], float]]]] = {
+    "switches": ("suspends and resumes of containers on this node", lambda counts, _: counts.switches),
+    "suspend_failures": ("suspends that the driver refused", lambda counts, _: counts.failures),
+    "delayed_reads": (
+        "times that a container had sent more messages than its budget allows, and was read later",
+        lambda counts, _: counts.held_back,
+    ),
+    "gpu_time_bad_packets": ("packets that ended a connection for GPU time", lambda counts, _: counts.bad_packets),
+    "unreported_work_found": (
+        "times that a container was found to compute while it reported no work",
+        lambda counts, _: counts.unreported_work,
+    ),
+    "unreported_ends": (
+        "times that a container's reported work was taken for ended without a report, as the driver saw none of it for a second",
+        lambda counts, _: counts.unreported_ends,
+    ),
+    "stalls": (
+        "times that the arbiter, or its thread of a GPU, did not run for a quarter of a second or more",
+        lambda _, stalls: stalls.count,
+    ),
+    "stalled_seconds": (
+        "time that the arbiter, or its thread of a GPU, did not run and enforced no GPU time",
+        lambda _, stalls: stalls.seconds,
+    ),
 }
 
 
-def families(turns: Turns | None, grants: Mapping[str, Grant]) -> Iterable[Metric]:
-    """Of one moment. `grants`: by the name of their directory."""
-    statuses = turns.statuses() if turns is not None else {}
-    reported = [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
-    yield from _of_containers(reported)
-    counts = turns.counts if turns is not None else Counts()
-    stalls = turns.stalls if turns is not None else Stalls()
-    numbers = (
-        counts.switches, counts.failures, counts.held_back, counts.bad_packets, counts.unreported, counts.decays,
-        stalls.count, stalls.seconds,
-    )  # fmt: skip
-    for (name, text), number in zip(_COUNTS.items(), numbers, strict=True):
+def families(scheduler: NodeScheduler | None, grants: Mapping[str, Grant]) -> Iterable[Metric]:
+    """Of one moment. `grants`: by the name of their directory. None = this arbiter schedules no GPU time: every count is 0."""
+    statuses = scheduler.statuses() if scheduler is not None else {}
+    yield from _of_containers(
+        [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
+    )
+    counts = scheduler.counts if scheduler is not None else Counts()
+    stalls = scheduler.stalls if scheduler is not None else Stalls()
+    for name, (text, count) in _OF_ALL.items():
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
-        family.add_metric([], number)
+        family.add_metric([], count(counts, stalls))
         yield family
     checks = GaugeMetricFamily(
-        "tangram_arbiter_checks",
-        "1 while what containers say of their work is compared with NVML's count; 0 = nothing speaks against anybody",
+        "tangram_arbiter_usage_check_up",
+        "1 while the work that containers report is compared with NVML's count; 0 = unreported work is not found",
     )
-    checks.add_metric([], int(turns is not None and turns.checks(now_s())))
+    checks.add_metric([], int(scheduler is not None and scheduler.checks(now_s())))
     yield checks
 
 
-def _of_containers(reported: list[tuple[tuple[str, str, str], TurnStatus]]) -> Iterable[Metric]:
-    for name, text in _SECONDS.items():
-        seconds = CounterMetricFamily(f"tangram_arbiter_turns_{name}_seconds", text, labels=LABELS)
-        for place, turn in reported:
-            seconds.add_metric(place, getattr(turn, f"{name}_s"))
-        yield seconds
-    seen = CounterMetricFamily(
-        "tangram_arbiter_turns_seen_seconds",
-        "GPU time that NVML counted of the container's processes; coarse: right on average",
-        labels=LABELS,
+def _of_containers(statuses: list[tuple[tuple[str, str, str], GpuTimeStatus]]) -> Iterable[Metric]:
+    kinds: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], Mapping[str, tuple[str, Read]]], ...] = (
+        (CounterMetricFamily, _COUNTERS),
+        (GaugeMetricFamily, _GAUGES),
     )
-    arrivals = CounterMetricFamily(
-        "tangram_arbiter_turns_arrivals",
-        "times that work came after idleness; (off + clearing) / arrivals is what a request waits",
-        labels=LABELS,
-    )
-    suspends = CounterMetricFamily("tangram_arbiter_suspends", "times the container was suspended", labels=LABELS)
-    watchdog_resumes = CounterMetricFamily(
-        "tangram_arbiter_watchdog_resumes",
-        "times the container was enabled for having worked on without a word, should somebody else have stopped it",
-        labels=LABELS,
-    )
-    resumes = CounterMetricFamily(
-        "tangram_arbiter_self_resumes",
-        "times the container's processes resumed themselves, as the arbiter gave no sign of life",
-        labels=LABELS,
-    )
+    for kind, metrics in kinds:
+        for name, (text, read) in metrics.items():
+            family = kind(f"tangram_container_{name}", text, labels=LABELS)
+            for labels, status in statuses:
+                family.add_metric(labels, read(status))
+            yield family
     mode = GaugeMetricFamily(
-        "tangram_arbiter_turns_mode",
-        "1 for how the container is kept off: suspend, or gate where that does not work and its new work is held back",
+        "tangram_container_suspend_mode",
+        "1 for the way in which the container is kept from running: suspend, or gate, which delays its launches where a suspend does not work",
         labels=(*LABELS, "mode"),
     )
-    for place, turn in reported:
-        seen.add_metric(place, turn.seen_s or 0.0)
-        arrivals.add_metric(place, turn.arrivals)
-        suspends.add_metric(place, turn.suspends)
-        watchdog_resumes.add_metric(place, turn.watchdog_resumes)
-        resumes.add_metric(place, turn.resumes)
+    for labels, status in statuses:
         for name in MODES:
-            mode.add_metric((*place, name), int(turn.mode == name))
-    yield from (seen, arrivals, suspends, watchdog_resumes, resumes, mode)
-    for name, text in _GAUGES.items():
-        gauge = GaugeMetricFamily(f"tangram_arbiter_turns_{name}", text, labels=LABELS)
-        for place, turn in reported:
-            gauge.add_metric(place, _GAUGE[name](turn))
-        yield gauge
+            mode.add_metric((*labels, name), int(status.mode == name))
+    yield mode

@@ -1,6 +1,6 @@
-"""Why a container is not suspended: its GPUs or their driver, a refusal, channels that no list names, a process that is spared.
+"""Why a container is not suspended: its GPUs or their driver, a refusal, channels that no list names, a process that is never suspended.
 
-Decides whether one of these stands in the way now, which of them a person is told, and when a refusal is tried again.
+Decides whether one of these stands in the way now, which of them the status names, and when a refusal is tried again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Obstacles:
 
     @property
     def partial(self) -> bool:
-        """Has any of its processes more channels on a GPU than a list holds, or is one never suspended?"""
+        """Has any of its processes more channels on a GPU than a list takes, or is one never suspended?"""
         return any(
             channel_group.partial
             for process in list(self._processes.values())
@@ -73,7 +73,7 @@ class Obstacles:
 
     @property
     def unlisted(self) -> bool:
-        """Has any of its processes more channels on a GPU than a list holds?"""
+        """Has any of its processes more channels on a GPU than a list takes?"""
         return any(
             channel_group.channels.unlisted
             for process in self._processes.values()

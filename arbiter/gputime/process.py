@@ -10,16 +10,16 @@ from typing import Final
 from arbiter.gputime.channels import ChannelGroup, Runs
 
 PROCESSES_LIMIT: Final = 1024
-"""Of one container that tell of turns. As for leases."""
+"""Of one container with a connection for GPU time. As for leases."""
 CHANNEL_GROUPS_LIMIT: Final = 128
-"""Of one process, as many as the library tells of. Each keeps a descriptor of ours."""
+"""Of one process, as many as the library reports. Each keeps a descriptor open here."""
 ALL_CHANNEL_GROUPS_LIMIT: Final = 1024
 """Of one container."""
 
 
 @dataclass(slots=True)
 class Process:
-    """One connection that tells of turns."""
+    """One connection for GPU time."""
 
     pid: int
     pid_in_container: int = 0
@@ -32,7 +32,7 @@ class Process:
     began_s: float = inf
     """When its last work began."""
     worked_off: bool = False
-    """Its work began when the container had been stopped for long."""
+    """Its work began when the container had been suspended for long."""
     resuming_until_s: float = -inf
     """It is about to resume its own channels, and nothing follows from its word until it has, or until then."""
     channel_groups: dict[tuple[int, int], ChannelGroup] = field(default_factory=dict)

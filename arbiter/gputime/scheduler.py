@@ -1,10 +1,10 @@
-"""Carries out who may run on the node's GPUs: hears of work, asks the policy, and says what is to be switched.
+"""Schedules the GPU time of a node: passes usage reports to the policy, and its decisions to the GPUs' threads.
 
-`vgpu.gputime.scheduler` decides; this module moves what it hears to it and what it decides to the GPUs' threads (`arbiter.gputime.gpu_thread`). Only
-bookkeeping is done under the lock, never a switch. Whoever holds the server's lock may take this one, never the other way round.
+`vgpu.gputime.scheduler` decides; `arbiter.gputime.gpu_thread` reads the messages and makes the switches. Only bookkeeping is done under the lock,
+never a switch. A thread that has the server's lock may take this one, never the other way round.
 
-It fails open: a container that cannot be suspended stays on and is asked to hold new work back (the page's gate), and when a
-thread fails everything is started and the arbiter ends, so that a fresh one takes over.
+It fails open. A container that cannot be suspended runs on, and the page's gate has it delay its launches. When a thread fails, every container
+is resumed and the arbiter ends, so that a fresh one takes over.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from math import inf
 from typing import Final
 
+from arbiter.connection import TOO_MANY, Connection
 from arbiter.gputime.channels import ChannelGroup, Runs
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.containers import GpuTimeContainers
 from arbiter.gputime.counts import Counts
+from arbiter.gputime.gpu_thread import GpuThread
 from arbiter.gputime.gpu_threads import GpuThreads
 from arbiter.gputime.log_messages import report_of_partial, report_of_stall
 from arbiter.gputime.preemption_plan import Orders
@@ -27,25 +29,24 @@ from arbiter.gputime.timer import now_s
 from arbiter.gputime.trust import Trust
 from arbiter.gputime.watchdog import Watchdog
 from arbiter.identity import Identity
-from arbiter.memory.connection import TOO_MANY, Connection
-from arbiter.memory.free_page import Page
+from arbiter.page import Page
 from arbiter.stalls import Pulse, Stalls
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.gputime import resource_manager as rm
 from vgpu.gputime.decision import Decision
 from vgpu.gputime.events import Event, Join, Leave, Stalled, Switched
-from vgpu.gputime.scheduler import Share
+from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.gputime.timing import Settings
 from vgpu.gputime.trial import Suspending
 from vgpu.protocol import wire
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 EVENTS_KEPT: Final = 4096
 """Of the trace, which an admin may request. Guessed: some seconds of a busy node."""
 
 
-class Turns:
+class NodeScheduler:
     """All containers with channels on this node. `failed` is called, from a thread of ours, when one of them fails."""
 
     def __init__(
@@ -57,31 +58,31 @@ class Turns:
         watchdog_s: float = 0.1,
         suspending: Callable[[Iterable[str]], Suspending] = lambda _: Suspending(),
         copies: bool = False,
-        hold_unreported: bool = False,
+        cap_unreported: bool = False,
         processes: int = PROCESSES_LIMIT,
         clock: Callable[[], float] = now_s,
     ) -> None:
         self.clock = clock
         self.pulse, self.stalls = Pulse(clock), Stalls()
         self.lock = threading.Lock()
-        self.share = Share(settings)
+        self.policy = GpuTimeScheduler(settings)
         self.trace: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.containers = GpuTimeContainers()
         self.counts = Counts()
         self.ending = False
-        """Nobody is stopped any more, and everybody started."""
+        """No container is suspended any more, and all are resumed."""
         self._failed, self._awake_s, self._copies = failed, awake_s, copies
-        self._hold_unreported, self._processes = hold_unreported, processes
-        self.gpu_threads = GpuThreads(self)
+        self._cap_unreported, self._processes = cap_unreported, processes
+        self.gpu_threads = GpuThreads(lambda uuid: GpuThread(uuid, self), self.pulse, clock)
         self.trust = Trust(self.counts, suspending)
         self.watchdog = Watchdog(self.containers.depending, self.counts, watchdog_s)
         self._decision = Decision(frozenset(), {}, {})
         self._undecided = True
         """Has something happened since?"""
-        self.orders = Orders(self.share.lead_s)
+        self.orders = Orders(self.policy.lead_s)
 
     def adopt(self, name: str, grant: Grant, page: Page, connection: Connection) -> None:
-        """A connection of a process that tells of turns; ours from here on."""
+        """A connection for GPU time; the caller gives it up."""
         with self.lock:
             container = self.containers.get(name)
             if container is None:
@@ -91,7 +92,7 @@ class Turns:
                     page,
                     self.clock(),
                     copies=self._copies,
-                    limits_unreported=self._hold_unreported,
+                    caps_unreported=self._cap_unreported,
                     clock=self.clock,
                 )
                 self.containers.add(container)
@@ -116,7 +117,7 @@ class Turns:
                 self._decide()
 
     def never_suspend(self, name: str, pids: Mapping[int, str]) -> None:
-        """These processes of a container, by host pid, and no others, for these reasons: `arbiter.gputime.exempt_processes`."""
+        """These processes of a container, by host pid, and no others, for these reasons: `arbiter.memory.exempt_processes`."""
         with self.lock:
             container = self.containers.spare(name, pids)
             if container is not None:
@@ -134,25 +135,25 @@ class Turns:
             if container is None:
                 return
             if container.page is not None:
-                container.page.show_turn(off=False)
+                container.page.show_state(off=False)
             container.page, container.wanted = None, True
             if container.joined is not None:
                 self._apply(Leave(self.clock(), name))
             if container.processes:
                 self.gpu_threads.reader_of(container).hang_up(container)
 
-    def statuses(self) -> dict[str, TurnStatus]:
+    def statuses(self) -> dict[str, GpuTimeStatus]:
         """What every container got, by name."""
         with self.lock:
             self._decide()  # what is shown is of now
             return {
-                name: container.status(self.share.usage(name), self.share.credit_s(name), self.clock())
+                name: container.status(self.policy.usage(name), self.policy.credit_s(name), self.clock())
                 for name, container in self.containers.items()
                 if container.joined is not None
             }
 
     def to_report(self) -> set[str]:
-        """Those of whom `statuses` says that they compute without a word, or are stopped by another."""
+        """Containers with unreported work in `statuses`, or stopped by another process."""
         with self.lock:
             return self.containers.to_report(self.clock())
 
@@ -162,7 +163,7 @@ class Turns:
             return list(self.trace)
 
     def watched(self) -> dict[str, tuple[frozenset[str], frozenset[int]]]:
-        """GPUs and host pids of every container whose word the driver's count is to be compared with."""
+        """GPUs and host pids of every container whose usage reports are to be compared with the driver's count."""
         with self.lock:
             return {
                 name: (container.joined.gpus, frozenset(process.pid for process in container.processes.values()))
@@ -185,11 +186,11 @@ class Turns:
             self._decide()
 
     def checks(self, at_s: float) -> bool:
-        """Is what containers say compared with what the driver counts?"""
+        """Are usage reports compared with what the driver counts?"""
         return self.trust.checks(at_s)
 
     def close(self) -> None:
-        """Start everybody and end the threads."""
+        """Resume every container and end the threads."""
         with self.lock:
             self.ending = self._undecided = True
             self.orders.forget()
@@ -206,7 +207,7 @@ class Turns:
         self, container: GpuTimeContainer, connection: Connection, message: wire.Message, fd: int | None, at_s: float
     ) -> None:
         """A message of a process came at `at_s`, with a descriptor that is ours then. Raises BadDocument."""
-        at_s = max(at_s, self.share.now_s)  # what others did meanwhile is in the records and stays before it
+        at_s = max(at_s, self.policy.now_s)  # what others did meanwhile is in the records and stays before it
         self.watchdog.heard(container, message, at_s)
         still = isinstance(message, wire.Activity) and message.what is wire.What.STILL
         if self._awake_s and container.urgent and not still:
@@ -226,7 +227,7 @@ class Turns:
                 self.orders.forget()
                 report_of_partial(container)
             case _:
-                raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for turns")
+                raise BadDocument(f"{type(message).__name__.upper()} has no place on a connection for GPU time")
         self._know(container, at_s)
         if isinstance(message, wire.Channels) and container.wanted:
             self._show(container, 0.0)  # one that is to be off is suspended first, and its gate stays shut until then
@@ -246,24 +247,24 @@ class Turns:
         self.switched(container, False, status, took_s)
 
     def stalled(self, gpu: str, since_s: float, at_s: float) -> None:
-        """The arbiter was not there for a GPU."""
+        """The arbiter did not run, for a GPU."""
         self.stalls.note(gpu, since_s, at_s)
-        self._apply(Stalled(max(at_s, self.share.now_s), gpu, since_s))
+        self._apply(Stalled(max(at_s, self.policy.now_s), gpu, since_s))
         report_of_stall(gpu, at_s - since_s)
 
     def give_orders(self, gpu: str) -> None:
-        """Nothing is to be switched on a GPU now: what will be when a request comes?"""
+        """Nothing is to be switched on a GPU now: precompute what will be when a request comes."""
         if not self.ending:
-            self.orders.give(gpu, self.containers.depending(gpu), self.containers, self.share)
+            self.orders.give(gpu, self.containers.depending(gpu), self.containers, self.policy)
 
     def hush(self, container: GpuTimeContainer, *, unheard: bool) -> None:
-        """A container is not listened to for a while, or is again."""
+        """A container is not read for a while, or is again."""
         container.hears(self.clock(), unheard=unheard)
         self._know(container)
 
     def step(self, gpu: str) -> tuple[GpuTimeContainer, bool] | None:
-        """What to switch next on a GPU: stops first, so that nobody is started beside one who is to be alone."""
-        if self._undecided or self.clock() >= self._decision.request_again_s:
+        """What to switch next on a GPU: suspends first, so that no container is resumed beside one that is to run alone."""
+        if self._undecided or self.clock() >= self._decision.decide_again_s:
             self._decide()
         starts = None
         for container in self.containers.depending(gpu):
@@ -277,23 +278,23 @@ class Turns:
         return None if starts is None else (starts, True)
 
     def switched(self, container: GpuTimeContainer, on: bool, status: int, took_s: float) -> None:
-        """A switch was made, or failed: then the container is on, and stays so until it tells of its channels anew."""
+        """A switch was made, or failed: then the container runs, and does so until it reports its channels again."""
         self.counts.switches += 1
         if status == rm.OK and not on:
             container.obstacles.suspended()
             container.evidence.behind |= self.gpu_threads.reader_of(container).unread(container)
         if status != rm.OK:
             self.trust.refused(container, on, status, self.clock())
-            self._show(container, 0.0)  # its new work is held back instead
+            self._show(container, 0.0)  # its launches are delayed instead
         self._show(container, took_s)
 
-    def request_again_s(self, gpu: str) -> float:
+    def decide_again_s(self, gpu: str) -> float:
         """When a container of this GPU gives cause to decide anew, if nothing happens before."""
         return self._decision.again_s.get(gpu, inf)
 
     def beat(self, gpu: str, late: bool) -> bool:
-        """The thread of a GPU lives: say so to those that depend on it, but never that we live where another thread of theirs
-        hangs. Where it is late nobody knows who went on by himself: all are started, and stopped anew. Does any of them look?"""
+        """The thread of a GPU lives: show it to the containers that depend on it, unless another thread of theirs hangs. If it is late, containers
+        may have resumed themselves: all are resumed, and suspended again. Does any of them look?"""
         looks = False
         for container in self.containers.depending(gpu):
             if container.page is not None:
@@ -311,7 +312,7 @@ class Turns:
         return looks
 
     def fail(self) -> None:
-        """A thread of ours failed: start everybody, and let a fresh arbiter take over."""
+        """A thread of a GPU failed: resume every container, and let a fresh arbiter take over."""
         try:
             with self.lock:
                 self.ending = self._undecided = True
@@ -324,7 +325,7 @@ class Turns:
         container = self.containers.get(event.name)
         self.orders.forget(container.gpus if container is not None else None)
         self.trace.append(event)
-        self.share.apply(event)
+        self.policy.apply(event)
         self._undecided = True
 
     def _know(self, container: GpuTimeContainer, at_s: float | None = None) -> None:
@@ -378,10 +379,10 @@ class Turns:
         else:
             return
         waited = container.page.waits
-        container.page.show_turn(off=off, gate=gated, alive_ms=self.gpu_threads.alive_ms(container))
+        container.page.show_state(off=off, gate=gated, alive_ms=self.gpu_threads.alive_ms(container))
         if container.page.waits and not waited:
             self.gpu_threads.beat_soon(container)
-        for event in container.caught(max(self.clock(), self.share.now_s), stopped=off):
+        for event in container.caught(max(self.clock(), self.policy.now_s), stopped=off):
             self._apply(event)
         if on is not container.shown_on:
             at_s = self.clock()
@@ -389,7 +390,7 @@ class Turns:
             self._apply(Switched(at_s, container.name, on, took_s, gate=drained))
 
     def _decide(self, at_s: float | None = None) -> None:
-        self._decision = self.share.decide(self.clock() if at_s is None else at_s)
+        self._decision = self.policy.decide(self.clock() if at_s is None else at_s)
         self._undecided = False
         for name, container in self.containers.items():
             wanted = self.ending or container.joined is None or name in self._decision.on
@@ -400,8 +401,8 @@ class Turns:
                     self._show(container, 0.0)
                 self.gpu_threads.wake(container)
         for gpu_thread in self.gpu_threads.all():
-            gpu_thread.request_again(
-                self.request_again_s(gpu_thread.uuid)
+            gpu_thread.wake_at(
+                self.decide_again_s(gpu_thread.uuid)
             )  # one that is in the driver keeps no other from its time
 
     def _release_all(self) -> list[ChannelGroup]:

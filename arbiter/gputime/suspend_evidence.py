@@ -33,7 +33,7 @@ class Evidence:
         self._off_since_s = inf
         """Since when all of it has been suspended, as far as nothing speaks against it."""
         self._doubted_at_s = -inf
-        """When it was last known that nobody had told it that we live."""
+        """When the page was last known not to show that the arbiter lives."""
 
     def off(self, at_s: float) -> None:
         """All of it is suspended from now on."""
@@ -70,7 +70,7 @@ class Evidence:
         return False
 
     def resumed(self, number: int, at_s: float, *, about_to: bool, silent: bool) -> bool:
-        """A process says that it resumes itself, as nobody told it that we live. Where that is not so, it is as if a suspend had no effect:
+        """A process reports that it resumes itself, as the page does not show that the arbiter lives. Where that is not so, it is as if a suspend had no effect:
         whether that changed the verdict."""
         process = self._processes[number]
         self.resumes += not about_to
@@ -82,7 +82,7 @@ class Evidence:
         return not about_to and self.effect.ended(at_s)
 
     def silent(self, at_s: float) -> None:
-        """Nobody told it that we live."""
+        """The page did not show that the arbiter lives."""
         self._doubted_at_s = at_s
 
     def unsure(self) -> None:

@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 class Verdicts:
     """Reads the file when it has changed. One that is missing or cannot be read is no verdict: nothing is taken to work for its sake.
 
-    `version` holds the driver's version. Where it cannot be read, the verdicts' own counts, which is NVML's; where nobody says one, the
+    `version` has the driver's version. Where it cannot be read, the verdicts' own counts, which is NVML's; where nobody says one, the
     driver is not known. It is read each time, as a driver may come later than the arbiter, or another in its place.
     """
 

@@ -29,7 +29,7 @@ CHECKED_S: Final = 10.0
 
 
 class Trust:
-    """Of all containers; under the lock of `Turns`. `suspending`: may the channels on these GPUs be suspended, by the trial of this boot?"""
+    """Of all containers; under the lock of `NodeScheduler`. `suspending`: may the channels on these GPUs be suspended, by the trial of this boot?"""
 
     def __init__(self, counts: Counts, suspending: Callable[[Iterable[str]], Suspending]) -> None:
         self._counts, self._suspending = counts, suspending
@@ -47,11 +47,11 @@ class Trust:
         """Since the last look the driver saw it compute for so long; `whole`: and saw all there was."""
         if container.weigh(at_s, seen_s):
             self._doubts(container)
-        self._counts.decays += container.decays(at_s, seen_s if whole else None)
+        self._counts.unreported_ends += container.ends_work(at_s, seen_s if whole else None)
 
     def forgets(self, container: GpuTimeContainer, at_s: float) -> bool:
         """Whether the verdict on its word ends, as nothing was compared for long."""
-        forgets = container.word.forgets(at_s)
+        forgets = container.reports.forgets(at_s)
         if forgets:
             self._doubts(container)
         return forgets
@@ -86,5 +86,5 @@ class Trust:
             report_of_no_effect(container)
 
     def _doubts(self, container: GpuTimeContainer) -> None:
-        self._counts.unreported += container.word.suspicion.proven
+        self._counts.unreported_work += container.reports.unreported_work.proven
         report_of_doubt(container)

@@ -1,9 +1,9 @@
-"""The driver's own count of who computes, held against what containers say of their work.
+"""The driver's count of GPU time by process, compared with the usage reports of containers.
 
 NVML tells for each process how much of the time since the last look it kept a GPU's multiprocessors busy. This thread reads that
 once a second and adds it up by container: its connected processes, and those in whose namespace its grant is mounted (for runs:
-that were started with it). What follows from it is `vgpu.gputime.unreported`'s and `Turns`' to say. Without NVML, or where it does not count by
-process (MIG), everybody's word counts; a GPU that does not answer keeps nobody else's from being checked.
+that were started with it). `vgpu.gputime.activity_check` and `NodeScheduler` decide what follows from it. Without NVML, or where it does not count by
+process (MIG), all reports count; a GPU that does not answer keeps no other GPU's containers from being checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.gputime.timer import now_s
 from nvml.errors import NvmlError
 from nvml.messages import WHOLE, Busy
@@ -37,8 +37,8 @@ _log = structlog.get_logger()
 class UsageCheck:
     """See the module. `nvml` is for this thread alone. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
 
-    def __init__(self, turns: Turns, nvml: Nvml, grants: Path, named_in: Path | None = None) -> None:
-        self._turns, self._nvml, self._grants, self._named_in = turns, nvml, grants, named_in
+    def __init__(self, scheduler: NodeScheduler, nvml: Nvml, grants: Path, named_in: Path | None = None) -> None:
+        self._scheduler, self._nvml, self._grants, self._named_in = scheduler, nvml, grants, named_in
         self._closing = threading.Event()
         self._seen_us: dict[str, int] = {}
         self._owners: dict[tuple[int, int], str | None] = {}
@@ -65,11 +65,11 @@ class UsageCheck:
                 except NvmlError as error:
                     self._complain("", str(error))
         except Exception:  # noqa: BLE001 - a check that ends is not worth an arbiter
-            _log.exception("what containers say of their work is not checked any more")
+            _log.exception("usage reports are not compared with the GPU time that NVML counts any more")
 
     def _look(self) -> None:
         """Raises NvmlError when no GPU answers."""
-        watched = self._turns.watched()
+        watched = self._scheduler.watched()
         gpus: dict[str, tuple[Busy, float]] = {}
         failed = None
         for uuid, found in self._look_at(sorted({uuid for uuids, _ in watched.values() for uuid in uuids})).items():
@@ -84,7 +84,7 @@ class UsageCheck:
         self._trouble.pop("", None)
         pids = {pid for look, _ in gpus.values() for pid in look.percent}
         connected = frozenset(pid for _, of in watched.values() for pid in of)
-        self._turns.usage_check(
+        self._scheduler.usage_check(
             add_up(watched, gpus, self._owners_of(pids, connected)), seen_whole(watched, gpus), now_s()
         )
 
@@ -104,12 +104,12 @@ class UsageCheck:
     def _complain(self, gpu: str, why: str) -> None:
         """Once for each reason, until it is over."""
         if self._trouble.get(gpu) != why:
-            _log.warning("what containers say of their work is not checked", gpu=gpu, reason=why)
+            _log.warning("usage reports are not compared with the GPU time that NVML counts", gpu=gpu, reason=why)
         self._trouble[gpu] = why
 
     def _owners_of(self, pids: Iterable[int], connected: Set[int]) -> dict[int, str]:
-        """Container of each process that has one's grant mounted, or, where it is not connected, that its cgroup tells. What is known of a
-        process that lives is not asked again."""
+        """Container of each process that has one's grant mounted, or, where it is not connected, that its cgroup names. What is known of a
+        process that lives is not looked up again."""
         known = {(pid, host.started_at(pid)): pid for pid in pids}
         self._owners = {
             who: self._owners[who] if self._owners.get(who) else host.key_shown(pid, self._grants, self._named_in)

@@ -1,7 +1,7 @@
-"""What a container says of its work, added up and compared with what the driver counts of it.
+"""The usage reports of a container, added up and compared with what the driver counts for it.
 
-Decides what its word is worth: whether work that it reported has ended without a word, whether it computes while it says that it is idle, and
-what its silent time costs it.
+Decides what the reports are worth: whether reported work has ended without a report, whether the container does unreported work, and what its
+idle time costs it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from arbiter.gputime.process import Process
-from vgpu.gputime.decay import Decay
-from vgpu.gputime.unreported import Doubt
+from vgpu.gputime.activity_check import EndedWork, UnreportedWork
 
 LOOK_MOST_S: Final = 2.0
 """After a longer pause between looks the driver's count does not reach back to the last one, and messages may be unread: then only
@@ -22,31 +21,31 @@ FADE: Final = 0.5
 """What of earlier looks counts in `pace`. Guessed: a sample that comes late is in the next look."""
 
 
-class Word:
-    """Of one container. `add_up` comes before everything that changes what it says or whether it may run."""
+class UsageReports:
+    """Of one container. Call `add_up` before anything changes what it reports or whether it is allowed to run."""
 
     def __init__(self, at_s: float) -> None:
-        self.decay = Decay()
-        """What ends its work without a word."""
-        self.suspicion = Doubt()
-        """What the driver's count says against its word."""
+        self.ended_work = EndedWork()
+        """What ends its work without a report."""
+        self.unreported_work = UnreportedWork()
+        """What the driver counts beyond its reports."""
         self.seen_s: float | None = None
-        """GPU time that the driver counted of its processes; None = it was not asked yet."""
+        """GPU time that the driver counted for its processes; None = not read yet."""
         self.pace = 1.0
-        """Part of its silent time in which the driver saw it compute, 0 to 1: what that time costs it."""
+        """Part of the time in which it reports no work and the driver saw it compute, 0 to 1: what that time costs it."""
         self.added_until_s = at_s
-        """Up to when what it said is added up."""
+        """Up to when its reports are added up."""
         self.weighed: tuple[float, float, float] | None = None
-        """When its word was compared last, and `_reported_s` and `_silent_s` then."""
+        """When its reports were compared last, and `_reported_s` and `_silent_s` then."""
         self._reported_s = self._silent_s = 0.0
-        """How long it might run and said that it works; and that it does not."""
+        """How long it was allowed to run and reported work; and reported none."""
         self._resumed = False
-        """It ran by itself since the last look, for nobody knows how long."""
+        """It resumed itself since the last look; for how long it ran is unknown."""
         self._beyond_s = self._of_silent_s = 0.0
-        """Of the last looks: seen beyond what it told, in how much silent time."""
+        """Of the last looks: observed beyond what it reported, in how much time without reported work."""
 
     def add_up(self, at_s: float, *, may_run: bool, works: bool) -> None:
-        """Up to `at_s` it said this. Nothing is told while it is off: it does not run then, so its word explains nothing that the driver saw."""
+        """Up to `at_s` it reported this. Nothing is added while it is suspended: it does not run then, so its reports explain nothing that the driver saw."""
         if at_s <= self.added_until_s:
             return
         passed_s, self.added_until_s = at_s - self.added_until_s, at_s
@@ -65,22 +64,24 @@ class Word:
         passed_s, reported_s, silent_s = (now - then for now, then in zip(self.weighed, since, strict=True))
         if passed_s > LOOK_MOST_S or self._resumed:
             self._resumed = False
-            return self.suspicion.look(passed_s, reported_s, 0.0)
+            return self.unreported_work.look(passed_s, reported_s, 0.0)
         self._beyond_s = FADE * self._beyond_s + seen_s - reported_s
         self._of_silent_s = FADE * self._of_silent_s + silent_s
         if self._of_silent_s > 0:
             self.pace = round(min(1.0, max(0.0, self._beyond_s / self._of_silent_s)), 2)
-        return self.suspicion.look(passed_s, reported_s, seen_s)
+        return self.unreported_work.look(passed_s, reported_s, seen_s)
 
-    def decays(self, seen_s: float | None) -> bool:
+    def ends(self, seen_s: float | None) -> bool:
         """Since the last look the driver saw its processes compute for so long; None = it might have seen nothing of them. Whether what it
         reported has ended with that."""
-        return self.decay.look(self._reported_s, seen_s)
+        return self.ended_work.look(self._reported_s, seen_s)
 
     def said(self, processes: Iterable[Process]) -> None:
-        """One of its processes said something of its work: what others have launched counts anew with it."""
+        """One of its processes reported work or its end: what others have launched counts anew with it."""
         open_ = [process for process in processes if process.working]
-        self.decay.word(self._reported_s, kernels_only=bool(open_) and all(process.kernels_only for process in open_))
+        self.ended_work.report(
+            self._reported_s, kernels_only=bool(open_) and all(process.kernels_only for process in open_)
+        )
 
     def resumed(self) -> None:
         """It may have resumed itself."""
@@ -88,7 +89,7 @@ class Word:
 
     def forgets(self, at_s: float) -> bool:
         """A verdict ends when no look has confirmed it for long. Whether one did."""
-        if not self.suspicion.proven or self.weighed is None or at_s - self.weighed[0] < FORGET_S:
+        if not self.unreported_work.proven or self.weighed is None or at_s - self.weighed[0] < FORGET_S:
             return False
-        self.suspicion.drop()
+        self.unreported_work.drop()
         return True

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Final
 
 from arbiter.budget import Budget
+from arbiter.connection import Connection, Gone
 from arbiter.gputime.timer import now_s
-from arbiter.memory.connection import Connection, Gone
 from vgpu.protocol import wire
 
 EVERY_S: Final = 0.001

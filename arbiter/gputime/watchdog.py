@@ -1,4 +1,4 @@
-"""Who is to run, has work and was not heard of for long: perhaps somebody else suspended it, and it is resumed.
+"""Resumes a container that is to run and has work, and whose processes report nothing for long: perhaps another process suspended it.
 
 `vgpu.gputime.watchdog` decides when one container is due; this module finds the one that is, for the thread of a GPU.
 """
@@ -14,7 +14,7 @@ from vgpu.protocol import wire
 
 
 class Watchdog:
-    """Of one node. `wait_s`: 0 = nobody is resumed. Under the lock of `Turns`."""
+    """Of one node. `wait_s`: 0 = no container is resumed. Under the lock of `NodeScheduler`."""
 
     def __init__(self, depending: Callable[[str], Sequence[GpuTimeContainer]], counts: Counts, wait_s: float) -> None:
         self._depending, self._counts, self._wait_s = depending, counts, wait_s
@@ -38,7 +38,7 @@ class Watchdog:
         return None
 
     def next_s(self, gpu: str) -> float:
-        """When `resume_stopped` has something to do at the earliest; inf = not before somebody says something."""
+        """When `resume_stopped` has something to do at the earliest; inf = not before the next report."""
         return min((container.watchdog.due_s(gpu, self._wait_s) for container in self._watched(gpu)), default=inf)
 
     def _watched(self, gpu: str) -> Iterator[GpuTimeContainer]:

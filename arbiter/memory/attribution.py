@@ -1,7 +1,7 @@
 """Whose the processes are that NVML lists: each counts against a grant, against the grants of its pod as one, or against none.
 
 `vgpu.memory.attribution` decides by cgroup and mount. A process that is connected belongs to the container at whose socket it is, where its cgroup
-leaves several. Who belongs to no grant and stays is listed, with what it holds.
+leaves several. A process that belongs to no grant and stays is listed, with its memory.
 
 Units: seconds, bytes.
 """
@@ -23,7 +23,7 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Ungranted:
-    """A process that holds memory of a GPU with grants, and belongs to none."""
+    """A process with memory of a GPU that has grants, which belongs to none."""
 
     uuid: str
     pid: int

@@ -17,7 +17,7 @@ from arbiter import host
 from arbiter.memory.meter import Reading
 from vgpu.api.cgroup import NOWHERE, Place
 from vgpu.api.grant import Grant
-from vgpu.memory.bypass import QUIET_S, Bypass, Patience, Policy, Returns, Share, Traces, action, bypassing
+from vgpu.memory.bypass import QUIET_S, Bypass, GpuTimeScheduler, Patience, Policy, Returns, Traces, action, bypassing
 from vgpu.memory.over_limit import Held
 from vgpu.protocol.status import BypassStatus, KillStatus
 
@@ -47,7 +47,7 @@ class Rules:
     traced: Traced | None = None
 
     def bypasses(self, pid: int, reading: Reading) -> bool | None:
-        """Does this process, which this reading found and which is not connected, go around the library? None = it cannot be told."""
+        """Does this process, which this reading found and which is not connected, go around the library? None = it is unknown."""
         if self.traced is None or pid not in reading.seen:
             return None
         return bypassing(self.traced.traces(pid, reading.seen[pid].started), reading.at_s)
@@ -115,7 +115,8 @@ class Bypassing:
     def _judge(self, last: _Last, at_s: float) -> list[KillStatus]:
         grant, reading, held = last.grant, last.reading, last.held
         shares = {
-            uuid: [Share(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of] for uuid, of in held.items()
+            uuid: [GpuTimeScheduler(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of]
+            for uuid, of in held.items()
         }
         found = self._patience.look(reading.at_s, {gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, shares)
         self._found = {uuid: one for uuid, one in self._found.items() if uuid not in held}

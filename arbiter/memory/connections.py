@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Final
 
 import structlog
 
-from arbiter.memory.connection import BAD_PACKET, Connection, Gone, peer_pid
+from arbiter.connection import BAD_PACKET, Connection, Gone, peer_pid
+from vgpu.api.enforcement import TABLE, Reason
 from vgpu.api.errors import BadDocument
 
 QUIET_S: Final = 1.0
 """A container that sends garbage fills its own metric and not the log."""
+LOGGED_AGAIN_S: Final = 60.0
+"""A reason of a container is logged this often, however often its processes report it."""
+LOGGED_LIMIT: Final = 4096
+"""Containers and reasons that are remembered for that. Guessed."""
 _log = structlog.get_logger()
+_logged_s: dict[tuple[str, Reason], float] = {}
+"""When each was logged last."""
 
 
 class Connections(Mapping[int, Connection]):
@@ -92,12 +101,12 @@ class Connections(Mapping[int, Connection]):
         self._handed_over.append(connection)
 
     def handed_over(self) -> list[Connection]:
-        """Those that were handed over since this was asked last."""
+        """Those that were handed over since this was called last."""
         handed_over, self._handed_over = self._handed_over, []
         return handed_over
 
     def gone(self) -> list[Connection]:
-        """Those that ended since this was asked last. Their sockets are still open, for the poller to forget."""
+        """Those that ended since this was called last. Their sockets are still open, for the poller to forget."""
         gone, self._gone = self._gone, []
         return gone
 
@@ -134,3 +143,18 @@ class Connections(Mapping[int, Connection]):
         """Hang up on every process."""
         for connection in list(self._open.values()):
             self.drop(connection)
+
+
+def log_report(grant: str, pid: int, reason: Reason, *, active: bool) -> None:
+    """A library reports a limit that it cannot enforce, or that it can again. A process that reports without end fills the debug log only."""
+    if not active:
+        _log.debug("a process reports the end of a reason", grant=grant, pid=pid, reason=reason)
+        return
+    at_s = time.monotonic()
+    if at_s - _logged_s.get((grant, reason), -inf) < LOGGED_AGAIN_S:
+        _log.debug("a limit is not enforced", grant=grant, pid=pid, reason=reason)
+        return
+    if len(_logged_s) >= LOGGED_LIMIT:
+        _logged_s.clear()
+    _logged_s[grant, reason] = at_s
+    _log.warning("a limit is not enforced", grant=grant, pid=pid, reason=reason, means=TABLE[reason].means)

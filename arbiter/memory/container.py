@@ -2,7 +2,7 @@
 
 A directory belongs to a set of device IDs, so it may serve one pod after another. A grant that names another pod or container
 ends the connections of the one before; the same grant with other limits changes the ledger in place. A grant that cannot be
-read leaves what is leased as it is and turns new processes away with the reason. What a process says once it is welcomed is
+read leaves what is leased as it is and refuses new processes with the reason. What a process says once it is welcomed is
 the concern of `arbiter.memory.leases`.
 """
 
@@ -18,12 +18,7 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.files import is_spare
-from arbiter.gputime.exempt_processes import ExemptProcesses
-from arbiter.gputime.log_messages import report_of_report
-from arbiter.memory import over_limit as overlimit
-from arbiter.memory.bypass import Bypassing
-from arbiter.memory.connection import (
+from arbiter.connection import (
     BAD_PACKET,
     NO_GRANT,
     SEND_BUFFER_BYTES,
@@ -32,13 +27,16 @@ from arbiter.memory.connection import (
     bound_socket,
     socket_folder,
 )
-from arbiter.memory.connections import Connections
+from arbiter.files import is_spare
+from arbiter.grant_file import read_container_id, read_grant, same_place, uuid_bytes
+from arbiter.memory import over_limit as overlimit
+from arbiter.memory.bypass import Bypassing
+from arbiter.memory.connections import Connections, log_report
 from arbiter.memory.contexts import Contexts, Measuring
-from arbiter.memory.free_page import Page
-from arbiter.memory.grant_file import read_container_id, read_grant, same_place, uuid_bytes
+from arbiter.memory.exempt_processes import ExemptProcesses
 from arbiter.memory.leases import MIB, Memory
-from arbiter.memory.meter import Reading
-from arbiter.memory.unchanged_readings import Stillness
+from arbiter.memory.meter import Reading, UnchangedReadings
+from arbiter.page import Page
 from vgpu.api.cgroup import Place
 from vgpu.api.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.api.enforcement import Reason, reported
@@ -50,7 +48,7 @@ from vgpu.memory.over_limit import Lookout
 from vgpu.protocol import wire
 from vgpu.protocol.status import KillStatus
 
-PACKETS_A_TURN: Final = 16
+PACKETS_A_ROUND: Final = 16
 """Packets read from one process before the others have theirs. Guessed."""
 PIECE_S: Final = 0.001
 """No further packet is read from a process that has been served for so long."""
@@ -68,7 +66,7 @@ class Limits:
     grace_s: float = 1.0
     connections: int = 1024
     mount_needed: bool = False
-    """Is only who has the grant directory mounted served?"""
+    """Are only processes served that have the grant directory mounted?"""
     context_room_bytes: int = 0
     wait_ms: int = 0
     """How long a process waits, once per absence, for an arbiter that restarts; 0 = as its library does by itself."""
@@ -95,14 +93,14 @@ class Container:
         self.exempt = ExemptProcesses()
         self.bypassing = Bypassing(measuring.rules)
         self.container_id = ""
-        """The runtime's ID; empty while nobody knows it."""
+        """The runtime's ID; empty while it is unknown."""
         self.kills = 0
         self._uuids: list[bytes] = []
         self._trouble = ""
         """Why the grant file as it is now cannot be used."""
         self._limits, self._clock, self._measuring, self._sockets = limits, clock, measuring, sockets
         self._page = Page(limits.wait_ms)
-        self._still = Stillness()
+        self._unchanged = UnchangedReadings()
         self.connections = Connections(folder.name, clock, self._ended)
         self.memory = Memory(
             folder.name,
@@ -124,13 +122,13 @@ class Container:
 
     @property
     def unreachable(self) -> bool:
-        """Did somebody remove the socket? Where it lies beside the grant, a directory without one is being removed, the grant first."""
+        """Was the socket removed? Where it lies beside the grant, a directory without one is being removed, the grant first."""
         if self._sockets is not None:
             return not (self._sockets / self.folder.name / SOCKET).exists()
         return not (self.folder / SOCKET).exists() and (self.folder / GRANT).exists()
 
     def load(self) -> None:
-        """Read the grant again. Never raises for what the file holds."""
+        """Read the grant again. Never raises for what the file contains."""
         path = self.folder / GRANT
         self.container_id = read_container_id(self.folder / CONTAINER_ID)
         try:
@@ -149,7 +147,7 @@ class Container:
         self._adopt(grant, uuids)
 
     def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
-        self._still.moved()
+        self._unchanged.moved()
         before, self.grant = self.grant, grant
         if before is not None and same_place(before, grant):
             self.memory.change(grant.gpus)
@@ -175,7 +173,7 @@ class Container:
         except (BlockingIOError, ConnectionAbortedError):
             return None
         sock.setblocking(False)
-        self._still.moved()
+        self._unchanged.moved()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         now_s = self._clock()
         connection = self.connections.add(sock, now_s + HELLO_S, now_s + self._limits.grant_wait_s)
@@ -190,7 +188,7 @@ class Container:
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
         uid = self.grant.uid if self.grant is not None else ""
         if strange := host.rejection_reason(connection.pid, grants, key, mount_needed=needed, uid=uid):
-            self.connections.refuse(connection, NO_GRANT, strange, "stranger")
+            self.connections.refuse(connection, NO_GRANT, strange, "grant-not-mounted")
             return None
         return connection
 
@@ -198,8 +196,8 @@ class Container:
         """Read what a process sent and do it: of one that does not read its answers nothing."""
         until_s = self._clock() + PIECE_S
 
-        def turn() -> None:
-            for at in range(PACKETS_A_TURN):
+        def read() -> None:
+            for at in range(PACKETS_A_ROUND):
                 if connection.number not in self.connections:  # dropped, or handed over with what it sends next
                     return
                 connection.full = not connection.has_room()
@@ -210,13 +208,13 @@ class Container:
                     return
                 self._handle(connection, *received)
 
-        self._still.moved()
-        self.connections.attempt(connection, turn)
+        self._unchanged.moved()
+        self.connections.attempt(connection, read)
         self.memory.show()
 
     def expire(self, now_s: float) -> None:
-        """Time passed: answer who has waited long enough. What was said before `now_s` has been read, PACKETS_A_TURN of each."""
-        self._still.moved()
+        """Time passed: answer requests that have waited long enough. What was sent before `now_s` has been read, PACKETS_A_ROUND of each."""
+        self._unchanged.moved()
         self.memory.expire(now_s)
         for connection in self.connections.waiting():
             if now_s >= connection.hello_until_s:
@@ -234,11 +232,11 @@ class Container:
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
     def take(self, reading: Reading) -> bool:
-        """NVML was read: charge contexts, answer who waits for it, see who is over the limit. Answers whether there was anything to do."""
+        """NVML was read: charge contexts, answer requests that wait for it, see which processes are over the limit. Whether there was anything to do."""
         if self.grant is None:
             return False
         uuids = self.memory.uuids
-        if self._still.lasts(reading, uuids) and not self.contexts.restless and not self.lookout.excesses:
+        if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.lookout.excesses:
             return False
         held = self.memory.measure(reading)
         self.exempt.take(uuids, reading)
@@ -257,7 +255,7 @@ class Container:
         self.kills += sum(self._measuring.kills.add(kill, self._clock()) for kill in kills)
 
     def newly_exempt(self) -> dict[int, str] | None:
-        """Processes that are never suspended, by host pid, and why, when they are others than when this was asked last."""
+        """Processes that are never suspended, by host pid, and why, when they are others than when this was called last."""
         return self.exempt.changed(self.connections.values())
 
     @property
@@ -296,7 +294,7 @@ class Container:
         return self._page
 
     def close(self) -> None:
-        """Hang up on everybody. `listener` is closed before: a process connects again at once, and one without descriptors has few sockets to spend."""
+        """Hang up on every process. `listener` is closed before: a process connects again at once, and one without descriptors has few sockets to spend."""
         self.connections.close()
         self._page.close()
 
@@ -315,14 +313,14 @@ class Container:
         if active == (number in connection.reported):
             return
         connection.reported ^= {number}
-        report_of_report(self.folder.name, connection.pid, reported(number), active=active)
+        log_report(self.folder.name, connection.pid, reported(number), active=active)
         if reported(number) is Reason.NO_THREAD:
             self.exempt.moved = True
             self.memory.lease_exactly(connection, exact=active)
 
     def _hello(self, connection: Connection, said: wire.Hello) -> None:
         connection.pid_in_container = said.pid
-        connection.for_turns = bool(said.flags & wire.FOR_TURNS)
+        connection.for_gpu_time = bool(said.flags & wire.FOR_TURNS)
         connection.for_context = bool(said.flags & wire.FOR_CONTEXT)
         self.connections.greet(connection)
         self._answer_hello(connection)
@@ -341,7 +339,7 @@ class Container:
             for uuid, gpu in zip(self._uuids, grant.gpus, strict=True)
         )
         self.connections.welcome(connection)
-        if connection.for_turns:
+        if connection.for_gpu_time:
             connection.send(0, wire.Welcome(gpus), self._page.fd)
             self.connections.hand_over(connection)
             return
@@ -352,6 +350,6 @@ class Container:
         connection.send(0, wire.Welcome(gpus, promised_mib), self._page.fd)
 
     def _ended(self, connection: Connection) -> None:
-        self._still.moved()
+        self._unchanged.moved()
         self.exempt.moved |= connection.welcomed
         self.memory.leave(connection)

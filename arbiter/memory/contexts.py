@@ -9,8 +9,8 @@ from math import inf
 from typing import Final
 
 from arbiter import host
+from arbiter.connection import Connection
 from arbiter.memory.bypass import Rules
-from arbiter.memory.connection import Connection
 from arbiter.memory.meter import Meter, Reading
 from arbiter.memory.over_limit import Kills
 from arbiter.memory.tracer import Tracer
@@ -87,7 +87,7 @@ class Contexts:
         self._left: deque[int] = deque(maxlen=LEFT_MOST)
         """Pids that hung up before the arbiter's first reading."""
         self._waiting: dict[tuple[int, int], Waiting] = {}
-        """By process and GPU: who asks again has the answer to the last."""
+        """By process and GPU: a repeated request has the answer to the last."""
 
     def wait(self, waiting: Waiting) -> None:
         """Answer this one from a reading that begins after it asked."""
@@ -114,7 +114,7 @@ class Contexts:
     def measure(
         self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
     ) -> list[Event]:
-        """Tell the ledger what each connected process holds. A pid that connected twice counts once: the older has it all."""
+        """Bring the memory of each connected process into the ledger. A pid that connected twice counts once: the older has it all."""
         exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()

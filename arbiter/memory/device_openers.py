@@ -35,7 +35,7 @@ PART: Final = 10
 LOOK_S: Final = 5.0
 """For one look. What takes longer is not known. Guessed: one of 1,000 processes takes 0.1 s."""
 MOST_LOOKED_AT: Final = 256
-"""Processes of a GPU's containers that are looked at. Guessed: of a GPU with more it cannot be told."""
+"""Processes of a GPU's containers that are looked at. Guessed: of a GPU with more it is unknown."""
 CLOSE_S: Final = 1.0
 _log = structlog.get_logger()
 

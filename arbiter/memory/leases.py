@@ -1,7 +1,7 @@
 """The memory of one container: what its processes lease, share and make contexts with, on each GPU of its grant.
 
 The ledger (`vgpu.memory.ledger`) decides what a process gets, and `arbiter.memory.contexts` what a reading of NVML says of it. This module moves
-packets to the two and their answers back, and keeps the page in step with every answer. It knows neither files nor who may connect.
+packets to the two and their answers back, and keeps the page in step with every answer. It knows neither files nor which processes may connect.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from arbiter import host
+from arbiter.connection import Connection
 from arbiter.identity import Identity, named
-from arbiter.memory.connection import Connection
 from arbiter.memory.connections import Connections
 from arbiter.memory.contexts import Contexts, Measuring, Waiting
-from arbiter.memory.free_page import Page
 from arbiter.memory.meter import Reading
+from arbiter.page import Page
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import GrantGpu
 from vgpu.memory.ledger import RECALLS, Ledger
@@ -142,7 +142,7 @@ class Memory:
         return [gpu.uuid for gpu in self._gpus]
 
     def begun_contexts(self) -> dict[tuple[Identity, int], float] | None:
-        """Since when each process has had a context on each GPU, where that is otherwise than when this was asked last."""
+        """Since when each process has had a context on each GPU, where that is otherwise than when this was called last."""
         if not self._contexts_moved:
             return None
         self._contexts_moved = False
@@ -158,12 +158,12 @@ class Memory:
             self._page.show(gpu, self.ledger.unleased_bytes(gpu))
 
     def _charge_unconnected(self) -> None:
-        """What processes hold that cannot come back, or that go around the library, is lent to nobody else."""
+        """The memory of processes that cannot come back, or that go around the library, is lent to no other process."""
         for gpu, of in enumerate(self._gpus):
             self._report(self.ledger.charge_unconnected(gpu, self.contexts.unconnected_bytes(of.uuid), self._clock()))
 
     def _promise(self, connection: Connection) -> int:
-        """MiB. Where there are several GPUs, nobody knows on which a context will be."""
+        """MiB. Where there are several GPUs, it is unknown on which a context will be."""
         cost_mib = -(-self._measuring.costs.get(self._uuid(0), 0) // MIB)
         return self.ledger.promise(connection.number, 0, cost_mib * MIB, self._clock()) // MIB
 

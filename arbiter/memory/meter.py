@@ -1,6 +1,6 @@
-"""What NVML says each process holds, read once a second and whenever somebody waits for it.
+"""The memory that NVML lists for each process, read once a second and whenever a container waits for it.
 
-NVML's child answers within milliseconds, on a sick GPU within seconds: a thread of its own asks, and the loop gets finished readings
+NVML's child answers within milliseconds, on a sick GPU within seconds: a thread of its own reads it, and the loop gets finished readings
 through a descriptor that it polls. Without NVML there are no readings, `trouble` says why, and leases go on without measured contexts.
 """
 
@@ -30,6 +30,8 @@ HURRIED_S: Final = 0.05
 """Between the beginnings of two readings, however many wait for one: a container's messages begin them. Guessed."""
 OPENING_S: Final = 3.0
 """While NVML is being opened, who waits for a reading goes on waiting, so long after the start. Guessed."""
+SETTLED: Final = 5
+"""After so many readings alike a measure stays as it is: it needs those of 1.5 s without a report (`vgpu.memory.context`) and two for a lease."""
 CLOSE_S: Final = 1.0
 """So long an end waits for an answer of NVML. Guessed: it takes milliseconds."""
 _log = structlog.get_logger()
@@ -37,7 +39,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process that holds memory of a GPU, as the host knows it."""
+    """A process with memory of a GPU, as the host knows it."""
 
     started: int
     key: str | None
@@ -81,6 +83,29 @@ class Reading:
             if sure and before.gpus.get(uuid) == held and all(self.seen[pid] is before.seen.get(pid) for pid in held)
         )
         return replace(self, before_s=before.at_s, unchanged=same)
+
+
+class UnchangedReadings:
+    """Which readings say nothing new of one container: nearly all, on a node at rest.
+
+    What a reading does to a container depends on what was read, on what its processes reported, and on the readings just before. If all of
+    it has been the same for `SETTLED` readings, one more changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._taken_s = -inf
+        self._alike = 0
+
+    def moved(self) -> None:
+        """A process came, went or reported something, or the limits changed."""
+        self._alike = 0
+
+    def lasts(self, reading: Reading, uuids: Iterable[str]) -> bool:
+        """Is this reading of these GPUs one of many alike, with nothing reported between them? Called for each reading, in order."""
+        alike = reading.before_s == self._taken_s and all(uuid in reading.unchanged for uuid in uuids)
+        self._alike = self._alike + 1 if alike else 0
+        self._taken_s = reading.at_s
+        return self._alike > SETTLED
 
 
 class Meter:
@@ -134,7 +159,7 @@ class Meter:
             self._changed.notify()
 
     def taken(self) -> list[Reading]:
-        """Readings since this was asked last."""
+        """Readings since this was called last."""
         try:
             os.read(self.fd, 4096)
         except BlockingIOError:

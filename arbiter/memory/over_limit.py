@@ -48,7 +48,7 @@ def look(lookout: Lookout, grant: Grant, reading: Reading, held: dict[str, list[
     newly = lookout.look({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
     about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.guard}
     for excess in newly:
-        _log.error("a container holds more GPU memory than it was granted", **about, **_reported(excess))
+        _log.error("a container uses more GPU memory than it was granted", **about, **_reported(excess))
     if grant.guard != "kill":
         return []
     kills = []

@@ -1,7 +1,7 @@
 """What processes that hold GPU memory and are not connected show: whether they ever were, the library in their memory, a grant's mount.
 
-A thread of its own, since the plugin answers about their maps within seconds at worst. It sleeps until somebody connects or such a process is there. The
-loop hands over who is connected and who is not after each reading, and reads the answers whenever it decides.
+A thread of its own, since the plugin answers about their maps within seconds at worst. It sleeps until a process connects or such a process is there. The
+loop hands over which are connected and which are not after each reading, and reads the answers whenever it decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN_S: Final = 0.9
 SAVED_S: Final = 0.1
 """Between two times that the memory is written. Guessed: some hundred processes may start at once."""
 MOST: Final = 64
-"""Processes that are looked at after one reading. Guessed: others have their turn after the next."""
+"""Processes that are looked at after one reading. Guessed: others are looked at after the next."""
 CLOSE_S: Final = 1.0
 _log = structlog.get_logger()
 

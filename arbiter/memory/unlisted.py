@@ -33,7 +33,7 @@ class Unlisting:
     def __init__(self, openers: Openers | None = None) -> None:
         self.openers = openers
         self.known: frozenset[str] = frozenset()
-        """GPUs of the last readings of which it can be told."""
+        """GPUs of the last readings of which it is known."""
         self._lookout = Lookout()
         self._read_s = -inf
         self._logged_s: dict[str, float] = {}
@@ -102,7 +102,7 @@ def _left(uuid: str, reading: Reading) -> int | None:
 
 
 def _judged(uuid: str, reading: Reading, containers: Mapping[str, Container]) -> Unlisted | None:
-    """What is beyond the slack; None also where that cannot be told. What is charged is looked up only where it matters."""
+    """What is beyond the slack; None also where that is unknown. What is charged is looked up only where it matters."""
     listed, used_bytes, left_bytes = reading.gpus[uuid], reading.used.get(uuid), _left(uuid, reading)
     if used_bytes is None or left_bytes is None or left_bytes <= slack_bytes(len(listed)):
         return None

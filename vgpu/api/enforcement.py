@@ -25,7 +25,7 @@ STALE_S: Final = 3.0
 """NVML is read each second; what it said longer ago says nothing of now. Specified."""
 
 STALL_SHOWN_S: Final = 5.0
-"""A stall that is over is reported for so long: nobody could ask while it lasted. Guessed: the device plugin asks every 0.8 s, and what was
+"""A stall that is over is reported for so long: no client was answered while it lasted. Guessed: the device plugin reads the status every 0.8 s, and what was
 not enforced meanwhile is even with the share again after three frames."""
 
 GATED_POINTS: Final[Mapping[int, float]] = {580: 3.0}
@@ -87,7 +87,7 @@ _MEMORY: Final = frozenset({Limit.MEMORY})
 _TIME: Final = frozenset({Limit.GPU_TIME})
 
 ALL: Final = tuple(Reason)
-"""In the order in which they are told. An enumeration takes longer to walk, and each container is asked about each second."""
+"""In the order in which they are reported. An enumeration takes longer to walk, and each container is judged each second."""
 
 TABLE: Final[Mapping[Reason, Row]] = {
     Reason.NO_THREAD: Row(
@@ -147,17 +147,17 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.SILENT_PROCESS: Row(
         _MEMORY,
-        "A process holds a lease and has not answered the arbiter's recall for 2 s; its siblings cannot use that memory.",
+        "A process has a lease and has not answered the arbiter's recall for 2 s; its siblings cannot use that memory.",
         "Resume the process if it is stopped, else end it.",
     ),
     Reason.UNCONNECTED: Row(
         _MEMORY | _TIME,
-        "A process of the container holds GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
+        "A process of the container uses GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
         "Start the program with the library and without going around it; it needs its file descriptors and the socket in /.tangram also later.",
     ),
     Reason.BYPASSING: Row(
         _MEMORY | _TIME,
-        "A process of the container holds GPU memory, its program has never connected to the arbiter, and it lacks the library or the grant: it goes around them.",
+        "A process of the container uses GPU memory, its program has never connected to the arbiter, and it lacks the library or the grant: it goes around them.",
         "Start the program with the library; arbiter.bypass decides whether the arbiter ends the process when the container passes its limit.",
     ),
     Reason.UNATTRIBUTED: Row(
@@ -214,7 +214,7 @@ class ProcessFacts:
     without_channels_s: float | None = None
     """How long it has had a context on a GPU on which it has reported no channels; None = there is none such."""
     recall_s: float | None = None
-    """How long it has owed the answer to a recall while it holds a lease; None = it owes none."""
+    """How long it has owed the answer to a recall while it has a lease; None = it owes none."""
     mps: bool = False
     """NVML lists it as a client of an MPS server."""
     unconnected: bool = False
@@ -274,7 +274,7 @@ class Enforcement:
 
 
 def enforcement(facts: ContainerFacts) -> Enforcement:
-    """The one function that decides. A container that has no process and holds no memory uses no GPU: nothing is unenforced then."""
+    """The one function that decides. A container that has no process and no memory uses no GPU: nothing is unenforced then."""
     of_processes = [(reason, process.pid) for process in facts.processes for reason in _of_process(process, facts)]
     of_processes += [(Reason.OVER_LIMIT, pid) for pid in facts.over_limit_pids]
     of_container = _of_container(facts) if facts.processes else set()
@@ -343,7 +343,7 @@ def _gating_enforces(facts: ContainerFacts) -> bool:
 
 def _of_container(facts: ContainerFacts) -> set[Reason]:
     gating_enforces = _gating_enforces(facts)
-    holds = {
+    applicable = {
         Reason.GATED: facts.gated and (facts.core_percent > 0 or facts.best_effort) and not gating_enforces,
         Reason.CHANNELS_UNLISTED: facts.partial,
         Reason.UNKNOWN_DRIVER: facts.denied is Reason.UNKNOWN_DRIVER,
@@ -351,4 +351,4 @@ def _of_container(facts: ContainerFacts) -> set[Reason]:
         Reason.ARBITER_STALLED: facts.stalled_s >= STALLED_S or facts.stall_ended_s < STALL_SHOWN_S,
         Reason.NVML: facts.reading_s > STALE_S,
     }
-    return {reason for reason, applies in holds.items() if applies}
+    return {reason for reason, applies in applicable.items() if applies}

@@ -17,7 +17,7 @@ LONG_S: Final = 0.003
 
 
 @dataclass(slots=True)
-class Standing:
+class ContainerState:
     """See the module. Times are those of the events."""
 
     container: Container
@@ -36,16 +36,16 @@ class Standing:
     """On, from the beginning of work to its end, as is usual of late. Taken to be long until it is known."""
     began_on_s: float = 0.0
     """What it had been on for when its last work began."""
-    allocation_from_s: float = inf
-    allocation_until_s: float = -inf
-    allocation_due_s: float = inf
-    """When work was announced to come; inf = no hint claims the GPU."""
+    announced_from_s: float = inf
+    announced_until_s: float = -inf
+    announced_due_s: float = inf
+    """When work was announced to come; inf = nothing is announced."""
     worked_before: bool = False
     """Had it work when it hinted? The end of that is not the end of what was announced."""
     paid_until_s: float = -inf
     """Up to when its last time on with work is in the records."""
-    turn_s: float = 0.0
-    """What is left of its turn."""
+    quantum_left_s: float = 0.0
+    """What is left of its time slice."""
     waits_since_s: float | None = None
     slice_s: float = 0.0
     """What is left of the slice it was given against starvation."""
@@ -65,15 +65,15 @@ class Standing:
 
     def active(self, now_s: float) -> bool:
         """Has it work, is it about to have some, or does it keep the GPU after some?"""
-        return self.working or self.allocation_from_s <= now_s < self.allocation_until_s or now_s < self.kept_until_s
+        return self.working or self.announced_from_s <= now_s < self.announced_until_s or now_s < self.kept_until_s
 
     def rests(self, now_s: float, credit_most_s: float) -> bool:
         """Does nothing change for it until it is heard of? It is on, has no work nor any to come, and all the credit that can be saved up."""
-        if self.working or not self.on or now_s < max(self.allocation_until_s, self.kept_until_s):
+        if self.working or not self.on or now_s < max(self.announced_until_s, self.kept_until_s):
             return False
         return not self.cap or self.credit_s >= credit_most_s
 
-    def takes_turns_with(self, other: Standing) -> bool:
+    def shares_slices_with(self, other: ContainerState) -> bool:
         """Are they equals on one GPU? So is each with itself."""
         return self.urgency == other.urgency and not self.container.gpus.isdisjoint(other.container.gpus)
 
@@ -102,13 +102,13 @@ class Standing:
         return self.credit_s + seconds * max(0.0, rate - self.cap), self.served - seconds * rate / self.container.weight
 
     def forgive(self, before: tuple[float, float], most_s: float, since_s: float, at_s: float) -> None:
-        """From `since_s` to `at_s` nobody decided: that makes no debt of more than `most_s`, costs no turn and is no waiting."""
+        """From `since_s` to `at_s` nobody decided: that makes no debt of more than `most_s`, costs no time slice and is no waiting."""
         credit_s, self.served = before
         if self.cap:
             self.credit_s = max(self.credit_s, min(credit_s, -most_s))
         if self.waits_since_s is not None:
             self.waits_since_s = max(self.waits_since_s, min(at_s, self.waits_since_s + at_s - since_s))
 
-    def end_allocation(self) -> None:
+    def end_announcement(self) -> None:
         """What was announced is over."""
-        self.allocation_from_s, self.allocation_until_s, self.allocation_due_s = inf, -inf, inf
+        self.announced_from_s, self.announced_until_s, self.announced_due_s = inf, -inf, inf

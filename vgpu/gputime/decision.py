@@ -1,4 +1,4 @@
-"""What the GPU-time scheduler (`vgpu.gputime.scheduler`) decides, and until when that holds."""
+"""What the GPU-time scheduler (`vgpu.gputime.scheduler`) decides, and until when that is valid."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class Decision:
     """One word or two for each container, for traces and people."""
 
     @property
-    def request_again_s(self) -> float:
+    def decide_again_s(self) -> float:
         """The earliest of these; inf = never."""
         return min(self.again_s.values(), default=inf)

@@ -89,13 +89,13 @@ class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Stalled(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """Until now the arbiter was not there for the GPU `name`, though it was due at `since_s`: nobody decided who runs."""
+    """Until now the arbiter did not run for the GPU `name`, though it was due at `since_s`: nothing was decided."""
 
     since_s: float
 
 
 class Late(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It has computed for `late_s` until now, and nobody knew: a process's channels run until the arbiter has met it."""
+    """It has computed for `late_s` until now, unnoticed: a process's channels run until the arbiter has met it."""
 
     late_s: float
 

@@ -1,6 +1,6 @@
 """The bytes of the NVIDIA kernel driver's interface that suspend and resume a process's channels.
 
-Facts, measured on driver 580; `vgpu.gputime.driver_abi` has what NVIDIA's open kernel modules say of each branch, and all agree. x86-64. Only packing and reading: the ioctl itself belongs to who holds the descriptor. The C side is shim/src/gputime/rm.h.
+Facts, measured on driver 580; `vgpu.gputime.driver_abi` has what NVIDIA's open kernel modules say of each branch, and all agree. x86-64. Only packing and reading: the caller makes the ioctl on its own descriptor. The C side is shim/src/gputime/rm.h.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CONTROL_REQUEST: Final = 0xC020462A
 """_IOWR('F', 0x2a, 32 bytes)."""
 
 CHANNELS_LIMIT: Final = DISABLE_CHANNELS_ENTRIES
-"""Channels that one list holds. Specified."""
+"""Channels that one list takes. Specified."""
 
 NO_CHANNEL: Final = 0xF0000001
 """A handle that no channel has: the driver library numbers its objects from 0x5c000000 on. Measured: answered by 0x21."""

@@ -1,4 +1,4 @@
-"""How the policy of GPU time (`vgpu.gputime.scheduler`) behaves: its frames, turns, graces and slices. And how exact its times are."""
+"""How the policy of GPU time (`vgpu.gputime.scheduler`) behaves: its frames, time slices and graces. And how exact its times are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def little_s(at_s: float) -> float:
     """A time left that is shorter is rounding, on a clock that shows `at_s`.
 
     A double of a few months has steps of nanoseconds, and one of ten years steps of 60: `at_s + left_s` may be a step early. Who took the
-    rest of a step for time that is left would ask again at once, for ever, or never.
+    rest of a step for time that is left would decide again at once, for ever, or never.
     """
     return max(LITTLE_S, 2 * ulp(at_s))
 
@@ -24,11 +24,11 @@ class Settings:
     """How the policy behaves. The defaults are for kernels and requests of milliseconds."""
 
     frame_s: float = 0.050
-    """One round of turns, and the unit of credit. Measured: 20, 50 and 100 ms are equally exact, and 50 costs few switches."""
+    """One round of time slices, and the unit of credit. Measured: 20, 50 and 100 ms are equally exact, and 50 costs few switches."""
     frames_kept: float = 3.0
     """Credit that can be saved up, in frames. Specified by the design."""
-    turn_least_s: float = 0.005
-    """No turn is shorter, however small the weight. Guessed: ten times the cost of a switch."""
+    quantum_least_s: float = 0.005
+    """No time slice is shorter, however small the weight. Guessed: ten times the cost of a switch."""
     grace_s: float = 200e-6
     """How long after its last work a latency-critical container keeps the GPU. Measured: suits requests with one synchronise."""
     starve_after_s: float = 1.0

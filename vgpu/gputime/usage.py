@@ -16,7 +16,7 @@ class Usage:
     capped_s: float = 0.0
     """Off with work and without credit: it waited for its own cap."""
     clearing_s: float = 0.0
-    """On with work beside one who was to be off and was not yet: it waited for the switch."""
+    """Running with work beside a container that was being suspended for it: it waited for the switch."""
     suspended_s: float = 0.0
     """Off, with work or without."""
     suspends: int = 0

@@ -1,17 +1,17 @@
-"""When to resume a container again that may run, works, and was not heard of: perhaps somebody else disabled its channels.
+"""When to resume a container again that may run, works, and reports nothing: perhaps another process disabled its channels.
 
 The driver does not say whether channels that are enabled were stopped, and a kernel that runs for long looks the same from
-here. So each silence brings a first heal soon, and the next ones after twice as long each time: one that was stopped in the
-middle of a silence stands still no longer than that silence had lasted, and never longer than `MOST_S`. Each GPU is healed
+here. So each silence brings a first resume soon, and the next ones after twice as long each time: one that was stopped in the
+middle of a silence stands still no longer than that silence had lasted, and never longer than `MOST_S`. Each GPU is resumed
 by its own thread, so each has a clock of its own.
 
-A silence counts while the container is resumed, and only then. The arbiter's own switches neither end a silence nor heal anything, because the
-driver counts disables: one more enable than the arbiter's own undoes somebody else's. A container under a gpu-core is healed as soon as any other, in
+A silence counts while the container is resumed, and only then. The arbiter's own switches neither end a silence nor count as a resume, because the
+driver counts disables: one more enable than the arbiter's own undoes another process's. A container under a gpu-core is resumed as soon as any other, in
 the time that it has.
 
-Whether somebody else does stop it shows when it is done again and again: work that ends right after a heal seems to have waited for it. Work that
-just takes as long as the silence that brings a heal looks the same, so after such an end the next silences are healed after other waits, in
-an order without a pattern, that are further apart than `ANSWERED_S`: what ends by itself does not end right after all of these. That stays a guess, and is told as one.
+Whether another process does stop it shows when it is done again and again: work that ends right after a resume seems to have waited for it. Work that
+just takes as long as the silence that brings a resume looks the same, so after such an end the next silences are resumed after other waits, in
+an order without a pattern, that are further apart than `ANSWERED_S`: what ends by itself does not end right after all of these. That stays a guess, and is reported as one.
 
 Units: seconds of any one clock. That of `heard`, `stands` and `due_s` goes on while the container is suspended.
 """
@@ -22,15 +22,15 @@ from math import inf
 from typing import Final
 
 MOST_S: Final = 1.0
-"""No longer between two heals of one silence. Guessed: a heal takes 0.3 ms of the thread that switches a GPU."""
+"""No longer between two resumes of one silence. Guessed: a resume takes 0.3 ms of the thread that switches a GPU."""
 ANSWERED_S: Final = 0.01
-"""Work that ends so soon after a heal was waiting for it. Guessed: a short kernel, and the library's millisecond until it says so."""
+"""Work that ends so soon after a resume was waiting for it. Guessed: a short kernel, and the library's millisecond until it says so."""
 WAITS: Final = (1.0, 0.5, 0.75, 0.75, 1.0, 0.5, 1.0, 0.75, 0.5, 0.5, 1.0, 0.75)
-"""Parts of the usual first wait, one after the other while heals are answered."""
+"""Parts of the usual first wait, one after the other while resumes are answered."""
 PROOF: Final = len(WAITS)
-"""Heals answered in a row. Guessed, and tried on programs whose kernels take 5 to 300 ms in several mixes (test_watchdog.py)."""
+"""Resumes answered in a row. Guessed, and tried on programs whose kernels take 5 to 300 ms in several mixes (test_watchdog.py)."""
 FORGET_S: Final = 60.0
-"""A verdict that no heal confirms for so long ends. Guessed."""
+"""A verdict that no resume confirms for so long ends. Guessed."""
 
 
 class ContainerWatchdog:
@@ -44,9 +44,9 @@ class ContainerWatchdog:
         self._heard_s = 0.0
         """What it had run for when it was heard of; the times in `_last` are of that clock, too."""
         self._last: dict[str, tuple[float, float]] = {}
-        """By GPU, in this silence: when it was healed, and how long to wait for the next time."""
+        """By GPU, in this silence: when it was resumed, and how long to wait for the next time."""
         self._answered = 0
-        """Heals in a row."""
+        """Resumes in a row."""
         self._proven_at_s = -inf
 
     def ended(self, at_s: float, first_s: float) -> None:
@@ -55,8 +55,8 @@ class ContainerWatchdog:
             if self._clock_s(at_s) - self._heard_s >= first_s * min(WAITS):
                 self._answered = 0  # it is of the kind that takes long by itself
             return
-        healed_s = max(ran_s for ran_s, _ in self._last.values())
-        self._answered = self._answered + 1 if self._clock_s(at_s) - healed_s <= ANSWERED_S else 0
+        resumed_s = max(ran_s for ran_s, _ in self._last.values())
+        self._answered = self._answered + 1 if self._clock_s(at_s) - resumed_s <= ANSWERED_S else 0
         if self._answered >= PROOF:
             self._proven_at_s = at_s
 
@@ -75,7 +75,7 @@ class ContainerWatchdog:
         self._last.clear()
 
     def due_s(self, gpu: str, first_s: float) -> float:
-        """When it is to be healed there, if it stays resumed; `first_s` after the last word at the latest, half of it at the earliest. Not while it is suspended."""
+        """When it is to be resumed there, if it stays resumed; `first_s` after the last word at the latest, half of it at the earliest. Not while it is suspended."""
         if self._on_since_s is None:
             return inf
         ran_s, wait_s = self._last.get(gpu, (self._heard_s, self._first_s(first_s)))

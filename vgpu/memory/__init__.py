@@ -1,1 +1,1 @@
-"""GPU memory of a container: who allocated what, what counts against its limit, and which processes bypass it."""
+"""GPU memory of a container: which process allocated what, what counts against its limit, and which processes bypass it."""

@@ -1,6 +1,6 @@
 """The sums of one GPU of a ledger: what is taken of its limit, what is free, and what is kept beside contexts.
 
-Decides how much can be given away; to whom is the ledger's business (`vgpu.memory.ledger`). Code that a process loads later, kernel by kernel, makes its
+Decides how much can be given away; to which process is the ledger's business (`vgpu.memory.ledger`). Code that a process loads later, kernel by kernel, makes its
 context grow when the container may be full already. So beside each context some room is kept, which its growth uses up; together at most a
 sixteenth of the limit. Bytes.
 """
@@ -44,7 +44,7 @@ class GpuAccounts:
 
     @property
     def unleased_bytes(self) -> int:
-        """What no process holds, for allocations or contexts, and is not kept beside a context."""
+        """What no process has leased, for allocations or contexts, and is not kept beside a context."""
         return max(0, self.limit_bytes - self._taken_bytes(self.room_bytes))
 
     @property

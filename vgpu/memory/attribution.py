@@ -52,7 +52,7 @@ class Owners:
 
 
 def divided(held_bytes: int, room_bytes: Mapping[str, int]) -> dict[str, int]:
-    """What a process that belongs to one of several grants holds, as parts of these grants by key.
+    """The memory of a process that belongs to one of several grants, as parts of these grants by key.
 
     Each gets what it has room for; the last one also what no grant has room for. So none exceeds its limit by this process unless all do.
     """

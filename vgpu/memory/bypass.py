@@ -1,8 +1,8 @@
 """Does a process go around the library, and is it ended for that? Pure.
 
-A process that holds GPU memory and is not connected to the arbiter is *unconnected*: that has harmless causes (it is stopped, or the arbiter
+A process that has GPU memory and is not connected to the arbiter is *unconnected*: that has harmless causes (it is stopped, or the arbiter
 has just started), so it is reported and nothing more. It is *bypassing* where nothing of Tangram is in it: the library is not in its memory, or the
-grant is mounted nowhere that it sees, **and** it has not connected since it started. What nobody knows speaks for the process.
+grant is mounted nowhere that it sees, **and** it has not connected since it started. What is unknown counts in favour of the process.
 
     connected since its start   library mapped   grant mounted    state
     no                          no               any              bypassing
@@ -10,7 +10,7 @@ grant is mounted nowhere that it sees, **and** it has not connected since it sta
     no                          else                              unconnected
     yes                         no, as below     any              bypassing
     yes                         else                              unconnected
-    nobody knows                any              any              unconnected
+    unknown                     any              any              unconnected
 
 A program that replaces itself (execve) keeps its process and its start, so it was connected although what runs now never was. The kernel takes the
 library out of its memory and closes its connection, and no library is ever unloaded otherwise. A process that was connected, is not, and has no
@@ -23,8 +23,8 @@ Neither a mapping nor a connection proves that a process keeps its limit: of tho
 A bypassing process is ended only where its container's memory passes limit, context room and slack, and the arbiter has run for a minute: then every
 process that can connect has. What the limit is passed by is judged of the container, as programs may come and go faster than readings: in three
 readings in a row it must have passed, and each of them must have found a process that bypasses, be it another one each time. From then on the
-container is *known to bypass*, and the first reading in which it passes its limit ends whoever bypasses then. That lasts until no such reading has
-come for a minute. A reading of which nobody can say whether a process in it bypasses, as all are gone already, neither counts nor breaks the row, but
+container is *known to bypass*, and the first reading in which it passes its limit kills the processes that bypass then. That lasts until no such reading has
+come for a minute. A reading of which it is unknown whether a process in it bypasses, as all are gone already, neither counts nor breaks the row, but
 not more than three of them.
 
 A program may start another one for each that is ended, and so hold the memory nearly all the time. So where processes of a container were ended by three
@@ -45,9 +45,9 @@ READINGS: Final = 3
 APART_S: Final = 0.5
 """Readings closer together count as one: the arbiter takes more of them while contexts are made. Guessed: half of their period."""
 QUIET_S: Final = 60.0
-"""After a start of the arbiter nobody is ended for so long. Specified."""
+"""After a start of the arbiter no process is killed for so long. Specified."""
 KNOWN_S: Final = 60.0
-"""So long after the last reading that showed it, a container is known to bypass. Guessed: whoever waits longer between two attempts holds the memory
+"""So long after the last reading that showed it, a container is known to bypass. Guessed: a process that waits longer between two attempts has the memory
 for three seconds of each minute."""
 
 RETURNS: Final = 3
@@ -60,7 +60,7 @@ DEFAULT: Final[Policy] = "kill"
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a process that is not connected shows. None = nobody knows."""
+    """What a process that is not connected shows. None = unknown."""
 
     connected: bool | None = None
     """Was it connected since it started?"""
@@ -75,7 +75,7 @@ class Traces:
 
 
 def bypassing(traces: Traces | None, reading_s: float = inf) -> bool | None:
-    """As the module's table, of a process that a reading found that began then; None = it cannot be told, now or ever."""
+    """As the module's table, of a process that a reading found that began then; None = it is unknown, now or ever."""
     if traces is None:
         return None
     if traces.connected is not False:
@@ -86,13 +86,13 @@ def bypassing(traces: Traces | None, reading_s: float = inf) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one process holds of a GPU of its container."""
+class GpuTimeScheduler:
+    """The memory of one process on a GPU of its container."""
 
     pid: int
     held_bytes: int
     bypassing: bool | None = False
-    """None = it cannot be told."""
+    """None = it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Row:
     before: tuple[int, int] = 0, 0
     """As `now`, before that reading."""
     now: tuple[int, int] = 0, 0
-    """How many they are, and how many since then of which nothing can be told."""
+    """How many they are, and how many since then of which nothing is known."""
     counted_s: float = -inf
     """The last of them."""
     before_s: float = -inf
@@ -133,7 +133,7 @@ class Patience:
     _rows: dict[str, _Row] = field(default_factory=dict)
 
     def look(
-        self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[Share]]
+        self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[GpuTimeScheduler]]
     ) -> tuple[Bypass, ...]:
         """Take a reading of some GPUs in, or the last one again, of whose processes more is known by now. What it answers stands until a reading
         denies it."""
@@ -159,8 +159,8 @@ class Returns:
         return len(self._ended_s) >= RETURNS
 
 
-def _judge(row: _Row, at_s: float, processes: Sequence[Share], *, over: bool) -> bool:
-    """Does this reading end somebody?"""
+def _judge(row: _Row, at_s: float, processes: Sequence[GpuTimeScheduler], *, over: bool) -> bool:
+    """Does this reading kill a process?"""
     if at_s != row.at_s:
         row.at_s, row.before, row.before_s = at_s, row.now, row.counted_s
     count, blanks = row.before
@@ -179,7 +179,7 @@ def _judge(row: _Row, at_s: float, processes: Sequence[Share], *, over: bool) ->
     return False
 
 
-def _enough(processes: Sequence[Share], excess_bytes: int) -> tuple[int, ...]:
+def _enough(processes: Sequence[GpuTimeScheduler], excess_bytes: int) -> tuple[int, ...]:
     """Bypassing processes that hold more than that together, or all of them."""
     pids: list[int] = []
     for one in sorted((p for p in processes if p.bypassing), key=lambda p: (-p.held_bytes, p.pid)):

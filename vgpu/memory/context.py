@@ -1,6 +1,6 @@
 """What part of a process's memory on a GPU is its contexts: all that NVML counts and its allocations do not explain.
 
-NVML says what a process holds, at a moment. What it has allocated at that moment is not known to the byte: it states it at most
+NVML says how much memory a process has, at a moment. What it has allocated at that moment is not known to the byte: it states it at most
 once a second and takes from its lease meanwhile. So a reading alone gives a range: at least what is more than the lease, at
 most all of it. Inside the range the measure stays what it was. A reading becomes exact when the process's records stood still
 around it for `CALM_S`: a change before it would have been stated by then.
@@ -45,7 +45,7 @@ class ContextMeasure:
     counts_from_s: float = 0.0
     """Readings from before then only raise the measure: what is held for a context may not have been there yet."""
     measured_bytes: int | None = None
-    """NVML's last word on all that the process holds."""
+    """NVML's last figure for all memory of the process."""
     bound_bytes: int = 0
     """What of `bytes` stands for calls that no reading has seen."""
     settles_from_s: float = 0.0

@@ -1,20 +1,20 @@
-"""Who of a container's processes holds how much of its limit.
+"""How much of its container's limit each process has leased.
 
 One ledger serves one grant: its GPUs, the processes connected to it (named by any number), and what each has leased. It is
-pure: calls bring what happened and the time, and return what is to be told to whom. Nothing is ever leased beyond the limit.
+pure: calls bring what happened and the time, and return the messages to its processes. Nothing is ever leased beyond the limit.
 Three things can bring the sum above it, and then nothing more is leased until it is below again: what a process re-states after
 the arbiter came back, contexts that grow (`context`), and what processes hold that never connected. Nobody can refuse those.
 
-An ask that does not fit is held while the other processes are asked to return what they do not use. All of them are asked at
+A request that does not fit waits while the arbiter recalls from the other processes what they do not use. All are recalled from at
 once, each for all that is missing: what comes back too much is unused anyway, and one round is all that a waiting allocation
 can afford. requests one GPU are decided in the order they came. A sibling that could answer and has not (the machine is busy)
 is waited for longer than one that cannot: stopped or dead.
 
 A process that has just initialised the driver is promised what a context takes, if it is free: its BEGIN is granted then, whatever
-happened since, so it need not wait for the answer. A promise is no use, and ends by itself. An ask that would fit but for promises waits until
+happened since, so it need not wait for the answer. A promise is no use, and ends by itself. A request that would fit but for promises waits until
 they end or are redeemed. Nothing is promised while anybody waits, so that wait is bounded.
 
-Memory that processes share is charged once, whoever of them goes first (`vgpu/memory/shared.py`). What a GPU has left is `vgpu/memory/accounts.py`'s.
+Memory that processes share is charged once, whichever ends first (`vgpu/memory/shared.py`). What a GPU has left is `vgpu/memory/accounts.py`'s.
 
 Units: bytes; time in seconds of any one clock.
 """
@@ -34,15 +34,15 @@ from vgpu.memory.records import Denied, Event, Granted, Holding, LeaseRequest, P
 RECALLS: Final = 0x80000000
 """The bit of a sequence number that says it is a recall's. Specified: protocol.md."""
 RECALL_WAIT_S: Final = 0.05
-"""How long an ask waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
+"""How long a request waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
 RECALL_MOST_S: Final = 0.5
-"""And for those that are alive and not stopped. Specified; a busy machine schedules everybody within it."""
+"""And for those that are alive and not stopped. Specified; a busy machine schedules every process within it."""
 STATED_MOST: Final = 2**50
 """A PiB, which no GPU has: sums of what processes state stay within 64 bits."""
 PROMISE_S: Final = 1.0
 """How long a promise is kept. Specified: a library relies on half of it (docs/reference/protocol.md)."""
 SHARE_OF_REST: Final = 4
-"""Beyond its need an ask gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
+"""Beyond its need a request gets at most this part of what is left, so that chunks shrink near the limit. Guessed."""
 
 
 def _nobody(_: int) -> bool:
@@ -52,7 +52,7 @@ def _nobody(_: int) -> bool:
 class Ledger:
     """Leases of one grant.
 
-    `opens_at_s`: until then asks are held, so that processes can re-state what they hold.
+    `opens_at_s`: until then requests wait, so that processes can re-state what they have.
     `room_bytes`: kept beside each context for code that it loads later.
     `may_answer`: is this process alive and not stopped? Asked of siblings that owe an answer.
     """
@@ -74,7 +74,7 @@ class Ledger:
         """Processes that are never sent a recall."""
 
     def join(self, process: int) -> None:
-        """A process connected. It holds nothing."""
+        """A process connected. It has nothing."""
         for gpu in self._gpus:
             gpu.holdings[process] = Holding()
 
@@ -91,7 +91,7 @@ class Ledger:
         return self._decide_all(now_s)
 
     def silent_s(self, process: int, now_s: float) -> float | None:
-        """How long a process that holds a lease has owed the answer to a recall; None = it owes none."""
+        """How long a process with a lease has owed the answer to a recall; None = it owes none."""
         holdings = (gpu.holdings[process] for gpu in self._gpus)
         return max((now_s - one.recalled_at_s for one in holdings if one.recall and one.leased_bytes), default=None)
 
@@ -117,7 +117,7 @@ class Ledger:
 
     def promise(self, process: int, gpu: int, context_bytes: int, now_s: float) -> int:
         """A process that has requested nothing may make a context soon, which takes so much: keep that for PROMISE_S, if it is free and
-        nobody waits. What is kept."""
+        no request waits. What is kept."""
         of = self._gpus[gpu]
         busy = bool(of.requests) or of.holdings[process].known or now_s < self._opens_at_s
         if busy or context_bytes == 0 or of.free_bytes < context_bytes:
@@ -205,7 +205,7 @@ class Ledger:
 
     def make(self, process: int, gpu: int, key: bytes, amount_bytes: int) -> None:
         """A process gives others a name for memory that its lease pays for. What its lease cannot pay for is not noted, nor is
-        one key too many: then who opens it pays. Raises BadDocument."""
+        one key too many: then the process that opens it pays. Raises BadDocument."""
         holding = self._holding(process, gpu)
         holding.known = True
         shared = self._gpus[gpu].shared
@@ -213,17 +213,17 @@ class Ledger:
             shared.make(key, process, amount_bytes)
 
     def hold(self, process: int, gpu: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
-        """A process opened memory of which it got the name. It is charged once, if nobody pays for it. Raises BadDocument."""
+        """A process opened memory of which it got the name. It is charged once, if no process pays for it. Raises BadDocument."""
         self._holding(process, gpu).known = True
         self._queue(gpu, LeaseRequest(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(gpu, now_s)
 
     def restate_hold(self, process: int, gpu: int, key: bytes, amount_bytes: int) -> None:
-        """A process that came back says what it has open: nobody can refuse that. Raises BadDocument."""
+        """A process that came back says what it has open: that cannot be refused. Raises BadDocument."""
         self._holding(process, gpu).known = True
         shared = self._gpus[gpu].shared
         if shared.full():
-            raise BadDocument(f"HOLD of one more key of GPU {gpu}: a container holds at most {shared.holds_most}")
+            raise BadDocument(f"HOLD of one more key of GPU {gpu}: a container has at most {shared.entries_limit}")
         shared.open(key, process, min(amount_bytes, STATED_MOST))
 
     def drop(self, process: int, gpu: int, key: bytes, back_bytes: int, now_s: float, *, made: bool) -> list[Event]:
@@ -256,7 +256,7 @@ class Ledger:
         holding.context.moved(holding.leased_bytes)
 
     def expire(self, now_s: float) -> list[Event]:
-        """Time passed: end promises, and decide what has waited long enough. A BEGIN that was sent before `now_s` has been told."""
+        """Time passed: end promises, and decide what has waited long enough. A BEGIN that was sent before `now_s` has been read."""
         for gpu in self._gpus:
             gpu.promises = {process: promise for process, promise in gpu.promises.items() if now_s < promise.until_s}
         return self._decide_all(now_s)
@@ -274,13 +274,13 @@ class Ledger:
         return self._decide_all(now_s)
 
     def charge_unconnected(self, gpu: int, amount_bytes: int, now_s: float) -> list[Event]:
-        """Processes of the container that are not connected hold so much, as NVML counts it: nobody can refuse that."""
+        """Processes of the container that are not connected have so much, as NVML counts it: that cannot be refused."""
         of = self._gpus[gpu]
         fell, of.unconnected_bytes = amount_bytes < of.unconnected_bytes, amount_bytes
         return self._decide(gpu, now_s) if fell else []
 
     def unleased_bytes(self, gpu: int) -> int:
-        """What no process holds, for allocations or contexts, and is not kept beside a context."""
+        """What no process has leased, for allocations or contexts, and is not kept beside a context."""
         return self._gpus[gpu].unleased_bytes
 
     def leased_bytes(self, gpu: int) -> int:
@@ -309,7 +309,7 @@ class Ledger:
         return self._gpus[gpu].holdings[process]
 
     def _queue(self, gpu: int, request: LeaseRequest) -> None:
-        """Who asks gives up what it was promised."""
+        """A process that requests gives up what it was promised."""
         queue = self._gpus[gpu].requests
         if any(other.process == request.process and other.kind == request.kind for other in queue):
             what = request.kind
@@ -321,7 +321,7 @@ class Ledger:
         return [event for gpu in range(len(self._gpus)) for event in self._decide(gpu, now_s)]
 
     def _decide(self, number: int, now_s: float) -> list[Event]:
-        """Answer asks from the head of the queue until one has to wait."""
+        """Answer requests from the head of the queue until one has to wait."""
         gpu = self._gpus[number]
         events: list[Event] = []
         while gpu.requests and now_s >= self._opens_at_s:
@@ -351,7 +351,7 @@ class Ledger:
         return events
 
     def _due_s(self, head: LeaseRequest) -> float:
-        """When the first ask of a GPU is decided if nothing happens. One that waits for promises alone: when they end."""
+        """When the first request of a GPU is decided if nothing happens. One that waits for promises alone: when they end."""
         if not head.recalled:
             return self._opens_at_s
         return head.until_s if head.waits_for else inf
@@ -376,13 +376,13 @@ class Ledger:
         return Granted(request.process, number, request.seq, granted_bytes)
 
     def _worth_waiting(self, request: LeaseRequest, now_s: float) -> bool:
-        """The short wait is over: is there somebody who will answer?"""
+        """The short wait is over: is there a process that will answer?"""
         request.waits_for = {process for process in request.waits_for if self._may_answer(process)}
         request.until_s = min(now_s + self._recall_wait_s, request.requested_at_s + RECALL_MOST_S)
         return bool(request.waits_for) and now_s < request.until_s
 
     def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
-        """Ask every sibling that holds something. One that still owes an answer is not waited for again."""
+        """Recall from every sibling that has something. One that still owes an answer is not waited for again."""
         gpu = self._gpus[number]
         request.recalled = True
         events: list[Event] = []

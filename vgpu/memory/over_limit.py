@@ -1,6 +1,6 @@
 """Is a container over its limit, and which of its processes is it?
 
-The library holds a program to its lease; a program that goes around it is seen only from outside. So what NVML counts for all
+The library limits a program to its lease; a program that goes around it is seen only from outside. So what NVML counts for all
 processes of a container is compared with the limit. Once may be chance (a reading is not taken at one moment): a container is
 over after `READINGS` in a row. Pure: who belongs to a container and what is done about it is the arbiter's.
 
@@ -71,5 +71,5 @@ def _excess(uuid: str, limit_bytes: int, slack_bytes: int, processes: Sequence[H
 
 
 def offender(processes: Sequence[Held]) -> int:
-    """The process with most memory that nothing explains; among equals the one that holds most, then the lowest pid."""
+    """The process with most memory that nothing explains; among equals the one with most in all, then the lowest pid."""
     return max(processes, key=lambda p: (p.measured_bytes - p.explained_bytes, p.measured_bytes, -p.pid)).pid

@@ -1,4 +1,4 @@
-"""What one process holds of a GPU, what it requests and is told: the records that a ledger keeps.
+"""The records of a ledger: what one process has of a GPU, what it requests, and what is sent to it.
 
 The rules are the ledger's (`vgpu.memory.ledger`), the sums its GPU records' (`vgpu.memory.accounts`); here is only what is written down. Bytes.
 """
@@ -47,7 +47,7 @@ class Holding:
 
     @property
     def part(self) -> Part:
-        """What others are told of it."""
+        """What others are to know of it."""
         of = self.context
         allocated = self.leased_bytes, self.used_bytes
         return Part(*allocated, of.bytes, of.measured_bytes, self.made_bytes, self.managed_bytes, of.still)
@@ -55,7 +55,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Tell `process`: its ask `seq` has so many bytes."""
+    """To `process`: its request `seq` has so many bytes."""
 
     process: int
     gpu: int
@@ -65,7 +65,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Tell `process`: its ask `seq` does not fit."""
+    """To `process`: its request `seq` does not fit."""
 
     process: int
     gpu: int
@@ -74,7 +74,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Ask `process` to return up to so many unused bytes, and to answer with `recall`."""
+    """To `process`: return up to so many unused bytes, and answer with `recall`."""
 
     process: int
     gpu: int

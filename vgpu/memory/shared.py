@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-HOLDS_MOST: Final = 16_384
+ENTRIES_LIMIT: Final = 16_384
 """On one GPU: what a container makes the arbiter remember is bounded. Guessed."""
 
 
@@ -25,7 +25,7 @@ class _Memory:
         return 0 if self.makers else max(self.openers.values(), default=0)
 
     @property
-    def limits_unreported(self) -> int:
+    def entries(self) -> int:
         return len(self.makers) + len(self.openers)
 
 
@@ -35,19 +35,19 @@ class Shared:
     def __init__(self) -> None:
         self.charged_bytes = 0
         """What is charged beside all leases."""
-        self._limits_unreported = 0
+        self._entries = 0
         self._memory: dict[bytes, _Memory] = {}
         self._keys: dict[int, set[bytes]] = {}
         self._made_bytes: dict[int, int] = {}
 
     @property
-    def holds_most(self) -> int:
-        """How many holds are noted."""
-        return HOLDS_MOST
+    def entries_limit(self) -> int:
+        """How many makers and openers are noted at most."""
+        return ENTRIES_LIMIT
 
     def full(self) -> bool:
-        """No more holds are noted."""
-        return self._limits_unreported >= HOLDS_MOST
+        """No more makers and openers are noted."""
+        return self._entries >= ENTRIES_LIMIT
 
     def made_bytes(self, process: int, without: bytes = b"") -> int:
         """What of its lease others may have open."""
@@ -113,12 +113,12 @@ class Shared:
         memory = self._memory.setdefault(key, _Memory())
         self._keys.setdefault(process, set()).add(key)
         self.charged_bytes -= memory.charged_bytes
-        self._limits_unreported -= memory.limits_unreported
+        self._entries -= memory.entries
         return memory
 
     def _noted(self, key: bytes) -> None:
         memory = self._memory[key]
         self.charged_bytes += memory.charged_bytes
-        self._limits_unreported += memory.limits_unreported
-        if memory.limits_unreported == 0:
+        self._entries += memory.entries
+        if memory.entries == 0:
             del self._memory[key]

@@ -12,7 +12,7 @@ The difference has harmless parts. Figures of an H200 with driver 580.159.04:
 
 So a process explains what NVML lists for it and the managed memory that it states, or what is charged to it if that is more, and `SLACK_BYTES` and
 `SLACK_EACH_BYTES` are passed over. The charge is more where a process has `__managed__` variables: they are charged, not listed, and not stated as
-managed memory. A lease that is not used yet explains nothing, but it counts as used where that cannot be told:
+managed memory. A lease that is not used yet explains nothing, but it counts as used where that is unknown:
 
 - lease or statement moved lately: what was allocated since is not stated yet;
 - the process states no managed memory. Then its library may be of a release before that statement, and contexts that grew beside managed memory are charged
@@ -37,7 +37,7 @@ from typing import Final
 SLACK_BYTES: Final = 64 * 2**20
 """Of each GPU, for what other drivers take for themselves. Guessed: nothing was measured."""
 SLACK_EACH_BYTES: Final = 136 * 2**20
-"""For each process that holds memory there. Measured: a step of managed memory and, rounded up, what a context takes beside what is listed."""
+"""For each process with memory there. Measured: a step of managed memory and, rounded up, what a context takes beside what is listed."""
 STAYS_S: Final = 1.8
 """Two seconds, and readings that do not begin to the millisecond. Guessed: a context is listed well within a second."""
 APART_S: Final = 10.0
@@ -76,7 +76,7 @@ class Unlisted:
 
 
 def difference(used_bytes: int | None, holders: Iterable[Holder], charged_bytes: int = 0) -> int | None:
-    """What is used and explained by nobody; never below 0. `charged_bytes`: charged to no process alone. None = it cannot be told."""
+    """What is used and explained by nobody; never below 0. `charged_bytes`: charged to no process alone. None = it is unknown."""
     if used_bytes is None:
         return None
     rest_bytes = used_bytes - charged_bytes
@@ -102,7 +102,7 @@ class Lookout:
         """When the first and the last reading of an unbroken row began that showed more than the slack."""
 
     def look(self, at_s: float, seen: Mapping[str, Unlisted | None]) -> None:
-        """A reading that began then: what each of some GPUs has beyond its slack, None = nothing, or it cannot be told. Others stay as they were."""
+        """A reading that began then: what each of some GPUs has beyond its slack, None = nothing, or it is unknown. Others stay as they were."""
         for uuid, one in seen.items():
             if one is None:
                 self._row_s.pop(uuid, None)
@@ -124,7 +124,7 @@ class Lookout:
 
 
 def suspected(looked: Iterable[tuple[Sequence[str], bool | None]]) -> str | None:
-    """The one container whose processes may hold it; None where there is none, where there are several, and where it cannot be told.
+    """The one container whose processes may have it; None where there is none, where there are several, and where it is unknown.
 
     `looked`: of each process that NVML lists nowhere, the grants that it may belong to, by key, and whether it has a GPU open; None = nobody knows.
     An open GPU is no proof of memory, so one container is named only where no other can be meant.

@@ -74,7 +74,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Library: so much is allocated and so much leased. Before any Lease of a connection it re-states what it holds."""
+    """Library: so much is allocated and so much leased. Before any Lease of a connection it re-states what it has."""
 
     gpu: int
     used_bytes: int
@@ -113,7 +113,7 @@ class Context:
     gpu: int
     step: Step
     estimate_bytes: int
-    """What it was last told that its contexts take; 0 = never. With GROW: by how much they may grow."""
+    """What it last learned that its contexts take; 0 = never. With GROW: by how much they may grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Channels:
     unlisted: bool = False
     """There are more compute channels than fit: they cannot be suspended whole."""
     fresh: bool = False
-    """The process never told an arbiter of channels before: so none has suspended these."""
+    """The process never reported channels to an arbiter before: so none has suspended these."""
 
 
 class What(IntEnum):

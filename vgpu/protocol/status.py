@@ -1,7 +1,7 @@
 """What the arbiter says of every container it serves: one JSON document, version 1.
 
-The arbiter writes it to whoever connects to its status socket and closes; the device plugin and `tangramctl ps` read it. Facts
-only: who is over the limit is in it because the arbiter found so, what follows from that is the reader's business. Fields may
+The arbiter writes it to each client of its status socket and closes; the device plugin and `tangramctl ps` read it. Facts
+only: a container is over its limit in it because the arbiter found so; what follows from that is the reader's business. Fields may
 be added within a version, so a reader passes over what it does not know; a document of a later version is refused.
 
 Units: bytes. `pid` is the host's, `pid_in_container` as the process itself would say, 0 where that is not known.
@@ -45,7 +45,7 @@ class ProcessGpu(msgspec.Struct, frozen=True):
     used_bytes: int
     context_bytes: int
     measured_bytes: int | None = None
-    """All that NVML says it holds there; None where NVML does not say."""
+    """All memory that NVML lists for it there; None where NVML does not say."""
     managed_bytes: int = 0
     """Of `used_bytes`: managed memory, which NVML lists for no process. 0 also where its library does not count it."""
 
@@ -59,7 +59,7 @@ class ProcessStatus(msgspec.Struct, frozen=True, rename={"gpus": "cards"}):
     gpus: tuple[ProcessGpu, ...]
 
 
-class TurnStatus(
+class GpuTimeStatus(
     msgspec.Struct,
     frozen=True,
     rename={"requested_percent": "asked_percent", "unreported": "untold", "watchdog_resumes": "heals"},
@@ -86,9 +86,9 @@ class TurnStatus(
     mode: str = "suspend"
     """How it is kept off: `suspend`, or `gate` where that does not work and its new work is held back."""
     watchdog_resumes: int = 0
-    """Times it was enabled for having worked on without a word, should somebody else have stopped it."""
+    """Times the watchdog resumed it, in case another process had stopped it."""
     clearing_s: float = 0.0
-    """It had work and might run, beside one who was to be suspended for it and was not yet."""
+    """It had work and was allowed to run, beside a container that was being suspended for it."""
     suspended_s: float = 0.0
     """It was suspended, with work or without."""
     arrivals: int = 0
@@ -145,8 +145,8 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"service_class": "cla
     """NVML found more than the limit on a GPU, in two readings one after the other."""
     gpus: tuple[GpuStatus, ...]
     processes: tuple[ProcessStatus, ...]
-    turn: TurnStatus | None = None
-    """None while none of its processes has told of its channels."""
+    turn: GpuTimeStatus | None = None
+    """None while none of its processes has reported channels."""
     memory_state: str = "enforced"
     """enforced, refused or unenforced"""
     gpu_time_state: str = "enforced"
@@ -177,7 +177,7 @@ class KillStatus(msgspec.Struct, frozen=True):
 
 
 class UngrantedStatus(msgspec.Struct, frozen=True):
-    """A process that holds memory of a GPU that containers share, and belongs to no grant there."""
+    """A process with memory of a GPU that containers share, and belongs to no grant there."""
 
     gpu: str
     pid: int
@@ -197,7 +197,7 @@ class UnlistedStatus(msgspec.Struct, frozen=True):
     used_bytes: int
     """Of the GPU, by all that use it, as the driver counts it."""
     uid: str = ""
-    """Of the pod whose container may hold it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = none can be
+    """Of the pod whose container may have it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = none can be
     named."""
     pod: str = ""
     """`<namespace>/<name>`"""
@@ -216,7 +216,7 @@ class Status(msgspec.Struct, frozen=True):
     ungranted: tuple[UngrantedStatus, ...] = ()
     """Memory that no limit counts."""
     unlisted: tuple[UnlistedStatus, ...] = ()
-    """Memory that no limit counts, of which nobody knows whose it is."""
+    """Memory that no limit counts, whose owner is unknown."""
 
 
 class _Version(msgspec.Struct):

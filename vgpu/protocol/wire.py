@@ -56,7 +56,7 @@ PACKET_LIMIT: Final = 16_448
 REQUEST_LIMIT: Final = 4096
 """Nothing that a library sends is longer."""
 TURN_AT: Final = 1024
-"""Where in the page the container's turn is: u64 beat_ms, u32 off, u32 gate."""
+"""Where in the page the container's state is: u64 beat_ms, u32 off, u32 gate."""
 WORDS_AT: Final = TURN_AT + 16
 """Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
 UNDERSTANDS_REPORT: Final = 1
@@ -70,7 +70,7 @@ KERNELS_ONLY: Final = 1
 ABOUT_TO: Final = 1
 """Bit of the value of RESUMED: its channels are resumed next; without it they have just been."""
 LATE_SHIFT: Final = 32
-"""The bits above, of WORK: microseconds since the work began, where it is told late."""
+"""The bits above, of WORK: microseconds since the work began, where it is reported late."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64

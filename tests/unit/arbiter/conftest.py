@@ -29,7 +29,7 @@ from vgpu.api.grant import Grant, GrantGpu
 from vgpu.protocol import wire
 
 if TYPE_CHECKING:
-    from tests.unit.arbiter.turns_kit import Driver
+    from tests.unit.arbiter.gputime_kit import Driver
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 OTHER_GPU = "GPU-00000000-0000-0000-0000-000000000002"
@@ -80,7 +80,7 @@ class Process:
         return self
 
     def lease(self, need: int, want: int = 0, gpu: int = 0) -> wire.Leased:
-        """Uses all that it holds: a recall meanwhile is answered with nothing."""
+        """Uses all that it has leased: a recall meanwhile is answered with nothing."""
         self.send(wire.Lease(gpu, need, want))
         seq, answer = self.receive_numbered()
         while isinstance(answer, wire.Recall):
@@ -190,7 +190,7 @@ class HandMeter(Meter):
         self.hurries += 1
 
     def says(self, key: str = "", /, **held: int) -> None:
-        """This process (and others, by `p<pid>`) holds so much of GPU, from now on."""
+        """This process (and others, by `p<pid>`) has so much of GPU, from now on."""
         pids = {os.getpid() if name == "me" else int(name[1:]): mib * MIB for name, mib in held.items()}
         seen = {pid: Seen(0, key or None, 0) for pid in pids}
         self._report(Reading(time.monotonic() + self.ahead_s, {GPU: pids}, seen))
@@ -215,7 +215,7 @@ def meter(node: Node) -> Iterator[HandMeter]:
 def node() -> Iterator[Node]:
     folder = Path(
         tempfile.mkdtemp(prefix="ta-")
-    )  # a socket's path holds 107 characters: pytest's own folders are longer
+    )  # a socket's path has at most 107 characters: pytest's own folders are longer
     node = Node(folder, Limits(grant_wait_s=0.5, grace_s=0.2))
     yield node
     node.close()
@@ -225,7 +225,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The kernel driver, in the place of the real one."""
-    from tests.unit.arbiter.turns_kit import Driver  # the kit stands on this module
+    from tests.unit.arbiter.gputime_kit import Driver  # the kit stands on this module
 
     made = Driver()
     monkeypatch.setattr("arbiter.gputime.channels.fcntl.ioctl", made.ioctl)

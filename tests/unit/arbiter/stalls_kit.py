@@ -1,4 +1,4 @@
-"""A real `Turns` with its GPU's thread, on a simulated clock: the arbiter stops for a while, the GPU and the processes go on.
+"""A real `NodeScheduler` with its GPU's thread, on a simulated clock: the arbiter stops for a while, the GPU and the processes go on.
 
 The thread is not started: the simulation brings it round when it would wake. Calls to the driver take as long as measured on an H200.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from arbiter.gputime.gpu_thread import GpuThread
 from arbiter.stalls import Pulse
-from tests.unit.arbiter.turns_kit import A, Container, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode
 from vgpu.protocol import wire
 from vgpu.protocol.wire import Activity, What
 
@@ -94,8 +94,8 @@ class Simulation:
     def __init__(self, driver: Driver, seed: int) -> None:
         self.driver, self.chance = driver, random.Random(seed)
         self.now_s = START_S
-        self.node = TurnsNode(clock=lambda: self.now_s, watchdog_s=0.1)
-        self.pulse = self.node.turns.pulse
+        self.node = GpuTimeNode(clock=lambda: self.now_s, watchdog_s=0.1)
+        self.pulse = self.node.scheduler.pulse
         self.pulse.wake()
         self.programs: list[Program] = []
         self.stopped = False
@@ -114,7 +114,7 @@ class Simulation:
 
     @property
     def gpu_thread(self) -> GpuThread:
-        return self.node.turns.gpu_threads.of(A)
+        return self.node.scheduler.gpu_threads.of(A)
 
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds
@@ -131,7 +131,7 @@ class Simulation:
             self._pass_all(self.now_s + ROUND_S)
 
     def stall(self, seconds: float) -> None:
-        """Now: between two turns of the thread, or in its next call to the driver."""
+        """Now: between two rounds of the thread, or in its next call to the driver."""
         self.gpu_thread.comes(self.gpu_thread._timer.at_s)
         self._stop(seconds)
 

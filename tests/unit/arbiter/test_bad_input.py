@@ -205,7 +205,7 @@ def test_a_socket_of_the_wrong_kind_gets_nothing(started: Node) -> None:
 
 
 def test_hundreds_that_stopped_reading_end_one_after_the_other(started: Node) -> None:
-    """What the first gives back goes to one who cannot be told, so to the next, and so on."""
+    """What the first gives back goes to one that cannot be sent a packet, so to the next, and so on."""
     first = started.process()
     assert first.lease(1000 * MIB).granted_bytes == 1000 * MIB
     deaf = [started.process() for _ in range(400)]

@@ -22,7 +22,7 @@ def container(*processes: ProcessStatus) -> ContainerStatus:
     )  # fmt: skip
 
 
-def test_a_connected_process_is_read_again_after_ten_seconds_and_a_stranger_each_time(reads: list[int]) -> None:
+def test_a_connected_process_is_read_again_after_ten_seconds_and_an_unconnected_one_each_time(reads: list[int]) -> None:
     now_s = [100.0]
     commands = Commands(lambda: now_s[0])
     connected, rejection_reason = ProcessStatus(7, 1, "", ()), ProcessStatus(8, 0, "", ())

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from arbiter.enforcement import enforcements
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from arbiter.server import Server
 from tests.unit.arbiter.conftest import MIB, HandMeter, Node, a_grant, wait_for
 from vgpu.api.enforcement import REPORTED, STALE_S, Enforcement, Finding, Reason, State
@@ -24,7 +24,7 @@ def found_in(server: Server, key: str = "k") -> Enforcement:
 
 
 def reasons(server: Server) -> dict[str, float]:
-    (family,) = (one for one in LedgerCollector(server).collect() if one.name == "tangram_arbiter_unenforced")
+    (family,) = (one for one in ArbiterCollector(server).collect() if one.name == "tangram_container_unenforced")
     return {sample.labels["reason"]: sample.value for sample in family.samples}
 
 
@@ -73,9 +73,7 @@ def test_a_report_before_the_hello_is_a_bad_packet(node: Node, server: Server) -
     assert found_in(server).findings == ()
 
 
-def test_two_processes_without_a_thread_in_turns_fill_the_limit_and_no_recall_is_sent(
-    node: Node, server: Server
-) -> None:
+def test_two_processes_without_a_thread_fill_the_limit_and_no_recall_is_sent(node: Node, server: Server) -> None:
     first, second = node.process(), node.process()
     first.send(wire.Report(1, True))
     second.send(wire.Report(1, True))
@@ -104,7 +102,7 @@ def test_a_process_that_loses_its_thread_while_it_owes_an_answer_is_not_waited_f
     assert Reason.SILENT_PROCESS not in {one.reason for one in found_in(server).findings}
 
 
-def test_a_process_that_holds_a_lease_and_answers_no_recall_is_reported_of_until_it_answers(
+def test_a_process_with_a_lease_that_answers_no_recall_is_reported_of_until_it_answers(
     node: Node, server: Server
 ) -> None:
     holder, asker = node.process(), node.process()

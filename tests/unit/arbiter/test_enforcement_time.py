@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from arbiter.enforcement import enforcements
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.memory.meter import Reading, Seen
 from arbiter.server import Server
 from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, Process, wait_for
-from tests.unit.arbiter.turns_kit import Driver
+from tests.unit.arbiter.gputime_kit import Driver
 from vgpu.api.enforcement import NO_CHANNELS_S, Reason, State
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.trial import Suspending
@@ -34,9 +34,9 @@ class Arbiter:
     def __init__(self, node: Node, suspending: Suspending) -> None:
         self.node = node
         self.device = os.memfd_create("device")
-        self.turns = Turns(lambda: None, suspending=lambda _: suspending, watchdog_s=0)
+        self.scheduler = NodeScheduler(lambda: None, suspending=lambda _: suspending, watchdog_s=0)
         node.allocate("k", Grant("default", "a", "uid-a", "main", (GrantGpu(GPU, 1000, 30),)))
-        self.server = Server(node.folder, node.limits, measuring=node.measuring, turns=self.turns)
+        self.server = Server(node.folder, node.limits, measuring=node.measuring, scheduler=self.scheduler)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -55,19 +55,19 @@ class Arbiter:
 
     def channels(self, *, unlisted: bool = False, client: int = CLIENT) -> Process:
         """The connection for GPU time of this very process."""
-        turns = self.node.connect().hello(wire.FOR_TURNS)
-        self.reports(turns, unlisted=unlisted, client=client)
-        return turns
+        scheduler = self.node.connect().hello(wire.FOR_TURNS)
+        self.reports(scheduler, unlisted=unlisted, client=client)
+        return scheduler
 
-    def reports(self, turns: Process, *, unlisted: bool = False, client: int = CLIENT) -> None:
+    def reports(self, scheduler: Process, *, unlisted: bool = False, client: int = CLIENT) -> None:
         packet = wire.encode(1, Channels(0, client, 2, (3, 4), (), unlisted=unlisted, fresh=True))
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.device]))
-        turns.sock.sendmsg([packet], [rights])
+        scheduler.sock.sendmsg([packet], [rights])
 
     def close(self) -> None:
         self.server.stop()
         self._thread.join(10)
-        self.turns.close()
+        self.scheduler.close()
         os.close(self.device)
 
 
@@ -129,8 +129,8 @@ def test_a_client_of_mps_is_gated_whatever_channels_it_reports(
 ) -> None:
     arbiter = arbiters()
     process = arbiter.process_with_context()
-    turns = arbiter.channels()
-    turns.send(Activity(What.WORK))
+    scheduler = arbiter.channels()
+    scheduler.send(Activity(What.WORK))
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)  # its cap of 30 %
     meter._report(mps_client())
     wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS, Reason.GATED}, VISIBLE_S)
@@ -140,7 +140,7 @@ def test_a_client_of_mps_is_gated_whatever_channels_it_reports(
     assert page is not None
     wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)
     assert not any(disable for _, disable in driver.calls[calls:])
-    assert "MPS" in arbiter.turns.statuses()["k"].trouble
+    assert "MPS" in arbiter.scheduler.statuses()["k"].trouble
     meter._report(Reading(time.monotonic(), {GPU: {}}))
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)
@@ -164,23 +164,23 @@ def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
 ) -> None:
     arbiter = arbiters()
     process = arbiter.process_with_context()
-    turns = arbiter.node.connect().hello(
+    scheduler = arbiter.node.connect().hello(
         wire.FOR_TURNS
     )  # as a library does whose driver's calls are of an unknown form
     if mps:
         meter._report(mps_server())
     wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS if mps else Reason.NO_CHANNELS, Reason.GATED}, VISIBLE_S)
-    turns.send(Activity(What.WORK))
+    scheduler.send(Activity(What.WORK))
     page = process.page
     assert page is not None
     wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
     assert driver.calls == []
-    arbiter.reports(turns)
+    arbiter.reports(scheduler)
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)
 
 
-def test_more_channels_than_a_list_holds_are_reported_by_the_list_of_an_old_library(
+def test_more_channels_than_a_list_takes_are_reported_by_the_list_of_an_old_library(
     arbiters: Callable[..., Arbiter],
 ) -> None:
     arbiter = arbiters()
@@ -195,10 +195,10 @@ def test_a_driver_that_does_not_suspend_is_reported(
 ) -> None:
     arbiter = arbiters(Suspending(reason, "the trial says so"))
     arbiter.process_with_context()
-    turns = arbiter.channels()
+    scheduler = arbiter.channels()
     wait_for(lambda: set(arbiter.reasons()) == {reason, Reason.GATED}, VISIBLE_S)
-    turns.send(Activity(What.WORK))
-    wait_for(lambda: arbiter.turns.statuses()["k"].working, VISIBLE_S)
+    scheduler.send(Activity(What.WORK))
+    wait_for(lambda: arbiter.scheduler.statuses()["k"].working, VISIBLE_S)
     assert driver.calls == []
 
 
@@ -223,11 +223,11 @@ def test_a_process_without_a_thread_is_never_suspended_and_is_gated(
     arbiter = arbiters()
     process = arbiter.process_with_context()
     process.send(wire.Report(1, True))
-    turns = arbiter.channels()
+    scheduler = arbiter.channels()
     wait_for(lambda: set(arbiter.reasons()) == {Reason.NO_THREAD, Reason.GATED}, VISIBLE_S)
     page = process.page
     assert page is not None
-    turns.send(Activity(What.WORK))
+    scheduler.send(Activity(What.WORK))
     wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
     assert not any(disable for _, disable in driver.calls)
 
@@ -235,8 +235,8 @@ def test_a_process_without_a_thread_is_never_suspended_and_is_gated(
 def test_a_suspended_process_that_loses_its_thread_is_resumed(arbiters: Callable[..., Arbiter], driver: Driver) -> None:
     arbiter = arbiters()
     process = arbiter.process_with_context()
-    turns = arbiter.channels()
-    turns.send(Activity(What.WORK))
+    scheduler = arbiter.channels()
+    scheduler.send(Activity(What.WORK))
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)  # its cap of 30 %
     process.send(wire.Report(1, True))
     wait_for(lambda: Reason.NO_THREAD in arbiter.reasons(), VISIBLE_S)

@@ -40,9 +40,9 @@ def test_the_limit_is_what_the_kernel_lets(limit: Callable[[int], None]) -> None
 
 
 @given(st.integers(1, 65_536), st.integers(0, 1 << 20))
-def test_a_container_gets_what_was_wished_or_its_part(wished: int, files: int) -> None:
-    most = connections_of(wished, files)
-    assert 1 <= most <= wished
+def test_a_container_gets_what_was_requested_or_its_part(requested: int, files: int) -> None:
+    most = connections_of(requested, files)
+    assert 1 <= most <= requested
     assert most == 1 or most * PART + SPARE <= files
 
 
@@ -55,13 +55,13 @@ def test_connections_of_all_containers_leave_the_last_files_to_the_arbiter(
     limit(FILES + 2 * len(list(Path("/proc/self/fd").iterdir())))  # the other ends are this process's too
     crowd: list[Process] = []
 
-    def turned_away() -> bool:
+    def rejected() -> bool:
         return bool(select.select([crowd[-1].sock], [], [], 0)[0])
 
-    while not crowd or not turned_away():
+    while not crowd or not rejected():
         assert len(crowd) < FILES, "nobody was turned away"
         crowd.append(node.connect())
-        wait_for(lambda: len(container.connections) == len(crowd) + 1 or turned_away(), 20)
+        wait_for(lambda: len(container.connections) == len(crowd) + 1 or rejected(), 20)
     answer = crowd[-1].receive()
     assert isinstance(answer, wire.Error)
     assert (answer.code, "files open" in answer.text) == (3, True)

@@ -15,10 +15,10 @@ import pytest
 from arbiter import attention, host
 from arbiter.attention import Attention
 from arbiter.budget import Budget
+from arbiter.connection import SEND_BUFFER_BYTES, UNREAD_BYTES
 from arbiter.memory import container
-from arbiter.memory.connection import SEND_BUFFER_BYTES, UNREAD_BYTES
 from arbiter.memory.meter import HURRIED_S, Meter
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from nvml.messages import AnyReply, AnyRequest, Held
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, MIB, Node, Process, a_grant, wait_for
@@ -198,7 +198,7 @@ def test_who_does_not_read_its_answers_is_not_read_and_goes_on_when_it_has(two: 
     assert two.server.containers["k"].refused == {}
 
 
-def test_a_process_with_more_mounts_than_are_read_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_more_mounts_than_are_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"1 2 0:99 /grants/k {CONTAINER_DIR} ro - ext4 /dev/sda rw\n"
     monkeypatch.setattr(host, "READ_BYTES", 1)
     reads: list[int] = []
@@ -238,8 +238,8 @@ def test_metrics_name_the_container_that_waits_and_count_refusals_by_reason(
     one.send_bytes(b"\0" * 64)
     assert isinstance(one.receive(), wire.Error)
     monkeypatch.setattr(server, "throttles", lambda: {"k": 3})
-    families = {family.name: family for family in LedgerCollector(server).collect()}
-    (throttled,) = families["tangram_arbiter_throttles"].samples
+    families = {family.name: family for family in ArbiterCollector(server).collect()}
+    (throttled,) = families["tangram_container_throttles"].samples
     assert (throttled.labels["pod"], throttled.value) == ("a", 3)
     (refused,) = families["tangram_arbiter_refused"].samples
     assert (refused.labels, refused.value) == ({"listener": "containers", "reason": "bad-packet"}, 1)

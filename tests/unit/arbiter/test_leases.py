@@ -64,7 +64,7 @@ def test_two_processes_share_one_limit(started: Node) -> None:
     assert two.page[0] == 0
 
 
-def test_a_sibling_is_requested_for_what_it_does_not_use(started: Node) -> None:
+def test_a_lease_is_recalled_from_a_sibling_that_does_not_use_it(started: Node) -> None:
     one, two = started.process(), started.process()
     one.lease(600 * MIB)
     two.send(wire.Lease(0, 500 * MIB, 500 * MIB), seq=9)
@@ -87,7 +87,7 @@ def test_a_process_that_is_gone_gives_its_lease_back(started: Node) -> None:
     assert two.lease(LIMIT).granted_bytes == LIMIT
 
 
-def test_the_page_shows_what_no_process_holds_and_cannot_be_written(started: Node) -> None:
+def test_the_page_shows_what_no_process_has_leased_and_cannot_be_written(started: Node) -> None:
     one, two = started.process(), started.process()
     one.lease(300 * MIB)
     assert two.page is not None
@@ -170,7 +170,7 @@ def test_sixteen_processes_at_once_get_exactly_the_limit(started: Node) -> None:
 
     def take() -> None:
         process = started.process()
-        process.sock.settimeout(30)  # who was refused answers no recall, and each that asks waits for it
+        process.sock.settimeout(30)  # who was refused answers no recall, and each request waits for it
         while not (answer := process.lease(10 * MIB)).refused:
             granted.append(answer.granted_bytes)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from arbiter.__main__ import main
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from tests.unit.arbiter.conftest import GPU, MIB, Node, a_grant
 from vgpu.protocol import wire
 
@@ -52,8 +52,8 @@ def test_it_serves_metrics_and_health_and_ends_cleanly_on_sigterm(node: Node) ->
         status, text = get(port, "/metrics")
         assert status == 200
         labels = f'{{container="main",gpu_uuid="{GPU}",namespace="default",pod="a"}}'
-        assert f"tangram_arbiter_limit_bytes{labels} 1.048576e+09" in text
-        assert f"tangram_arbiter_leased_bytes{labels}" in text
+        assert f"tangram_container_gpu_memory_limit_bytes{labels} 1.048576e+09" in text
+        assert f"tangram_container_gpu_memory_leased_bytes{labels}" in text
         resident_kib = int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0])
         assert resident_kib < 100 * 1024, f"RSS is {resident_kib} KiB: at most 100 MiB"
         process.send_signal(signal.SIGTERM)
@@ -73,18 +73,18 @@ def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
     process.lease(1)
     process.send(wire.Hold(0, wire.Held.STILL_OPEN, wire.Space.IPC, 7 * MIB, bytes(wire.KEY_BYTES)))
     process.lease(0)
-    values = {s.name: s.value for family in LedgerCollector(server).collect() for s in family.samples}
+    values = {s.name: s.value for family in ArbiterCollector(server).collect() for s in family.samples}
     expected = {
-        "tangram_arbiter_limit_bytes": 1000 * MIB,
-        "tangram_arbiter_leased_bytes": 300 * MIB + 1,
-        "tangram_arbiter_used_bytes": 200 * MIB,
-        "tangram_arbiter_context_bytes": 0,
-        "tangram_arbiter_shared_bytes": 7 * MIB,
-        "tangram_arbiter_over_limit_bytes": 0,
-        "tangram_arbiter_connections": 1,
+        "tangram_container_gpu_memory_limit_bytes": 1000 * MIB,
+        "tangram_container_gpu_memory_leased_bytes": 300 * MIB + 1,
+        "tangram_container_gpu_memory_used_bytes": 200 * MIB,
+        "tangram_container_gpu_memory_context_bytes": 0,
+        "tangram_container_gpu_memory_shared_bytes": 7 * MIB,
+        "tangram_container_gpu_memory_over_limit_bytes": 0,
+        "tangram_container_connections": 1,
         "tangram_arbiter_bad_packets_total": 0,
         "tangram_arbiter_kills_total": 0,
-        "tangram_arbiter_measures": 0,
+        "tangram_arbiter_nvml_up": 0,
     }
     assert {name: values[name] for name in expected} == expected
 
@@ -118,7 +118,7 @@ import arbiter.memory.meter, arbiter.gputime.usage_check
 import contextlib
 import arbiter.__main__
 from arbiter.__main__ import main
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from nvml.queries import Nvml
 hung = threading.Barrier(3)
 
@@ -134,12 +134,12 @@ def both_hang():
         os._exit(1)
     print("NVML hangs", flush=True)
 
-close = Turns.close
-Turns.close = lambda turns: (print("everybody runs", flush=True), close(turns))
-close_witness = arbiter.gputime.usage_check.UsageCheck.close
-arbiter.gputime.usage_check.UsageCheck.close = lambda of: (print("NVML is waited for", flush=True), close_witness(of))
+close = NodeScheduler.close
+NodeScheduler.close = lambda one: (print("everybody runs", flush=True), close(one))
+close_usage_check = arbiter.gputime.usage_check.UsageCheck.close
+arbiter.gputime.usage_check.UsageCheck.close = lambda of: (print("NVML is waited for", flush=True), close_usage_check(of))
 arbiter.__main__.nvml_source = lambda *_: contextlib.nullcontext(lambda: Nvml(Hangs()))
-Turns.watched = lambda _: {"a": (frozenset({"0"}), frozenset())}
+NodeScheduler.watched = lambda _: {"a": (frozenset({"0"}), frozenset())}
 threading.Thread(target=both_hang, daemon=True).start()
 main(sys.argv[1:])
 """

@@ -1,4 +1,4 @@
-"""Whom a socket serves: the container that the node mounted it for."""
+"""Which processes a socket serves: the container that the node mounted it for."""
 
 from __future__ import annotations
 

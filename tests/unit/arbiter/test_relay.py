@@ -171,7 +171,7 @@ def test_programs_that_are_gone_before_they_are_looked_at_break_no_row(make: MAK
 
 
 def test_an_innocent_process_that_starts_where_others_bypassed_lives(make: MAKE) -> None:
-    """It has the library, holds memory in a reading and has not connected yet; then it connects."""
+    """It has the library, has memory in a reading and has not connected yet; then it connects."""
     world = make()
     for _ in range(3):
         one = world.process()

@@ -25,7 +25,7 @@ from vgpu.protocol.status import BRIEF, GpuStatus, ProcessGpu, Status, decode_st
 
 @pytest.fixture
 def reported(node: Node) -> Iterator[Callable[[], Status]]:
-    """Asks a running arbiter."""
+    """Reads the status of a running arbiter."""
     socket_ = StatusSocket(path := node.folder / ".status.sock", node.start())
     yield lambda: request(path)
     socket_.close()

@@ -1,4 +1,4 @@
-"""The supervisor starts the arbiter again, passes signals on, reaps, backs off, and ends when told."""
+"""The supervisor starts the arbiter again, passes signals on, reaps, backs off, and ends at a signal."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def found(server: Server) -> Enforcement:
         return enforcements(server)["k"]
 
 
-def test_what_a_process_holds_that_does_not_come_back_is_lent_to_nobody_else(
+def test_the_memory_of_a_process_that_does_not_come_back_is_lent_to_nobody_else(
     node: Node, meter: HandMeter, server: Server
 ) -> None:
     read(server, meter, **{f"p{LOST}": 900})

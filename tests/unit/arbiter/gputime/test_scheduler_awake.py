@@ -10,7 +10,7 @@ import pytest
 
 from arbiter.gputime.timer import Nap
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_nap_ends_by_itself_or_when_there_is_something_to_read(bell: int) -> N
 
 
 def test_after_the_word_of_a_latency_critical_container_its_gpus_thread_naps_for_a_while(naps: list[bool]) -> None:
-    node = TurnsNode(awake_s=0.2)
+    node = GpuTimeNode(awake_s=0.2)
     try:
         urgent = node.container("lc", "latency-critical")
         urgent.idles()
@@ -61,7 +61,7 @@ def test_after_the_word_of_a_latency_critical_container_its_gpus_thread_naps_for
     ("service_class", "awake_s"), [("best-effort", 0.2), ("standard", 0.2), ("latency-critical", 0.0)]
 )
 def test_nobody_else_keeps_it_awake(naps: list[bool], service_class: str, awake_s: float) -> None:
-    node = TurnsNode(awake_s=awake_s)
+    node = GpuTimeNode(awake_s=awake_s)
     try:
         container = node.container("a", service_class)
         container.works()

@@ -1,4 +1,4 @@
-"""What containers send on a connection for turns, and who is harmed by it: nobody but themselves. The driver is a double of Seat's call."""
+"""What containers send on a connection for GPU time, and who is harmed by it: nobody but themselves. The driver is a double of the call that channel groups make."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from itertools import pairwise
 
 import pytest
 
-from arbiter.gputime.gpu_thread import PACKETS_A_TURN
+from arbiter.gputime.gpu_thread import PACKETS_A_ROUND
 from arbiter.gputime.process import CHANNEL_GROUPS_LIMIT
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A, B, Container, Driver, TurnsNode, open_descriptors
+from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode, open_descriptors
 from vgpu.gputime.watchdog import PROOF
 from vgpu.protocol import wire
 from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, Channels, What
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode()
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: TurnsNode, driver: Driver):
+def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     urgent.works()
@@ -40,7 +40,7 @@ def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: Tu
     assert driver.owed() == 0
 
 
-def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: TurnsNode, driver: Driver):
+def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: GpuTimeNode, driver: Driver):
     fresh, known = node.container("fresh", "best-effort", channels=False), node.container("known")
     fresh.reports_channels(fresh=True)
     urgent = node.container("lc", "latency-critical")
@@ -52,7 +52,7 @@ def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: TurnsNo
     assert driver.calls_about(known)[0] is False
 
 
-def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: TurnsNode, driver: Driver):
+def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: GpuTimeNode, driver: Driver):
     liar, urgent = node.container("be", "best-effort", channels=False), node.container("lc", "latency-critical")
     liar.reports_channels(fresh=True)
     liar.works()
@@ -67,7 +67,7 @@ def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: Tu
 
 @pytest.mark.parametrize("status", [0x21, 0x1F, -1], ids=["bad handle", "bad argument", "no ioctl at all"])
 def test_handles_that_the_driver_refuses_leave_their_container_running_and_its_work_held_back(
-    node: TurnsNode, driver: Driver, status: int
+    node: GpuTimeNode, driver: Driver, status: int
 ):
     forger, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     driver.refuse(forger, status)
@@ -82,7 +82,7 @@ def test_handles_that_the_driver_refuses_leave_their_container_running_and_its_w
     assert driver.owed() == 0
 
 
-def test_a_refused_list_is_tried_again_when_the_container_reports_of_other_channels(node: TurnsNode, driver: Driver):
+def test_a_refused_list_is_tried_again_when_the_container_reports_of_other_channels(node: GpuTimeNode, driver: Driver):
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     driver.refuse(one, 0x21)
     one.works()
@@ -95,7 +95,7 @@ def test_a_refused_list_is_tried_again_when_the_container_reports_of_other_chann
 
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "null", "socket"])
-def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: TurnsNode, tmp_path, kind: str):
+def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: GpuTimeNode, tmp_path, kind: str):
     other = node.container("other")
     wait_for(lambda: node.channel_groups("other"))
     before = node.descriptors("liar")
@@ -127,7 +127,7 @@ def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: TurnsNo
     ids=["GPU", "no descriptor", "lease", "hello"],
 )
 def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descriptor(
-    node: TurnsNode, message: wire.Message, fd: bool, says: str
+    node: GpuTimeNode, message: wire.Message, fd: bool, says: str
 ):
     before = node.descriptors("liar")
     liar = node.container("liar", channels=False)
@@ -147,7 +147,7 @@ def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descrip
     ],
     ids=["noise", "cut", "other version", "unknown activity"],
 )
-def test_bytes_that_are_no_message_end_their_connection_and_no_other(node: TurnsNode, packet: bytes):
+def test_bytes_that_are_no_message_end_their_connection_and_no_other(node: GpuTimeNode, packet: bytes):
     other, liar = node.container("other"), node.container("liar")
     liar.sock.send(packet)
     assert liar.refused()
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_message_end_their_connection_and_no_other(node: Turns
     wait_for(lambda: node.status("other").working)
 
 
-def test_a_process_may_name_only_so_many_clients(node: TurnsNode):
+def test_a_process_may_name_only_so_many_clients(node: GpuTimeNode):
     liar = node.container("liar", channels=False)
     before = open_descriptors()
     liar.process_budget(10**9)
@@ -165,7 +165,7 @@ def test_a_process_may_name_only_so_many_clients(node: TurnsNode):
     wait_for(lambda: open_descriptors() <= before)
 
 
-def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_owed(node: TurnsNode, driver: Driver):
+def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_owed(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     urgent.works()
@@ -181,7 +181,7 @@ def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_
     wait_for(lambda: driver.owed() == 0)
 
 
-def test_who_floods_is_read_later_and_nobody_else_is(node: TurnsNode, driver: Driver):
+def test_who_floods_is_read_later_and_nobody_else_is(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     flooder = node.container("flood", "best-effort")
     background.works()
@@ -199,7 +199,7 @@ def test_who_floods_is_read_later_and_nobody_else_is(node: TurnsNode, driver: Dr
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        wait_for(lambda: node.turns.counts.held_back)
+        wait_for(lambda: node.scheduler.counts.held_back)
         waits = []
         for _ in range(20):
             began = time.monotonic()
@@ -218,7 +218,7 @@ def test_who_floods_is_read_later_and_nobody_else_is(node: TurnsNode, driver: Dr
     )
 
 
-def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: TurnsNode, driver: Driver):
+def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: GpuTimeNode, driver: Driver):
     flooder = node.container("flood")
     calls = len(driver.calls)
     until = time.monotonic() + 0.5
@@ -230,29 +230,29 @@ def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: TurnsNode, driv
     assert len(driver.calls) - calls < 400, "some 200 lists a second, with an enable or two each"
 
 
-def test_more_connections_than_a_container_may_have_are_turned_away(node: TurnsNode, monkeypatch):
+def test_more_connections_than_a_container_may_have_are_turned_away(node: GpuTimeNode, monkeypatch):
     monkeypatch.setattr("arbiter.gputime.scheduler.PROCESSES_LIMIT", 8)
     crowd = [node.container("crowd", channels=False) for _ in range(8)]
     assert "more than 8" in node.container("crowd", channels=False).refused()
     crowd[0].close()
-    wait_for(lambda: len(node.turns.containers["crowd"].processes) == 7)
+    wait_for(lambda: len(node.scheduler.containers["crowd"].processes) == 7)
     node.container("crowd").works()
     wait_for(lambda: node.status("crowd").working)
 
 
-def test_thousands_of_connects_leave_nothing_behind(node: TurnsNode):
+def test_thousands_of_connects_leave_nothing_behind(node: GpuTimeNode):
     other = node.container("other")
     wait_for(lambda: node.channel_groups("other"))
     before = node.descriptors("crowd")
     for _ in range(2000):
         node.container("crowd", channels=False).close()
-    wait_for(lambda: not node.turns.containers["crowd"].processes)
+    wait_for(lambda: not node.scheduler.containers["crowd"].processes)
     wait_for(lambda: open_descriptors() <= before)
     other.works()
     wait_for(lambda: node.status("other").working)
 
 
-def test_a_section_that_never_ends_is_ended(node: TurnsNode, driver: Driver):
+def test_a_section_that_never_ends_is_ended(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     urgent.send(Activity(What.BEGIN_SECTION))
@@ -261,7 +261,7 @@ def test_a_section_that_never_ends_is_ended(node: TurnsNode, driver: Driver):
 
 
 @pytest.mark.parametrize("what", [What.HINT, What.BEGIN_SECTION, What.END_SECTION])
-def test_who_is_not_latency_critical_announces_nothing(node: TurnsNode, driver: Driver, what: What):
+def test_who_is_not_latency_critical_announces_nothing(node: GpuTimeNode, driver: Driver, what: What):
     one, other = node.container("a"), node.container("b", "best-effort")
     other.works()
     one.send(Activity(what, 2**63))
@@ -271,7 +271,7 @@ def test_who_is_not_latency_critical_announces_nothing(node: TurnsNode, driver: 
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_container_that_dies_in_any_step_leaves_everybody_running(node: TurnsNode, driver: Driver, step: int):
+def test_a_container_that_dies_in_any_step_leaves_everybody_running(node: GpuTimeNode, driver: Driver, step: int):
     other = node.container("other")
     other.works()
     dies = node.container("dies", "latency-critical", channels=False)
@@ -285,12 +285,12 @@ def test_a_container_that_dies_in_any_step_leaves_everybody_running(node: TurnsN
     for one in steps[:step]:
         one()
     dies.close()
-    wait_for(lambda: not node.turns.containers["dies"].processes)
+    wait_for(lambda: not node.scheduler.containers["dies"].processes)
     wait_for(lambda: not driver.off(other), 3)
     assert driver.owed() == 0
 
 
-def test_debts_outlive_the_process_that_made_them(node: TurnsNode, driver: Driver):
+def test_debts_outlive_the_process_that_made_them(node: GpuTimeNode, driver: Driver):
     """Else a capped container that connects anew each time would have no cap."""
     one = node.container("a", core=10)
     one.works()
@@ -298,34 +298,36 @@ def test_debts_outlive_the_process_that_made_them(node: TurnsNode, driver: Drive
     had = node.status("a").on_s
     one.close()
     driver.free(one)
-    wait_for(lambda: not node.turns.containers["a"].processes)
+    wait_for(lambda: not node.scheduler.containers["a"].processes)
     again = node.container("a", core=10)
     again.works()
     wait_for(lambda: node.channel_groups("a") == 1)
     assert node.status("a").on_s >= had
 
 
-def test_somebody_else_stopped_a_container_that_should_run_and_it_is_started_again(node: TurnsNode, driver: Driver):
+def test_somebody_else_stopped_a_container_that_should_run_and_it_is_started_again(node: GpuTimeNode, driver: Driver):
     one = node.container("a")
     one.works()
-    wait_for(lambda: node.channel_groups("a") == 1 and not node.turns.containers["a"].to_do(A))
+    wait_for(lambda: node.channel_groups("a") == 1 and not node.scheduler.containers["a"].to_do(A))
     driver.stop_behind_its_back(one)
     assert driver.off(one)
     wait_for(lambda: not driver.off(one), 0.5)
-    assert node.turns.containers["a"].watchdog_resumes >= 1
+    assert node.scheduler.containers["a"].watchdog_resumes >= 1
 
 
-def test_somebody_else_stopped_a_container_under_a_core_limit_and_it_is_started_again(node: TurnsNode, driver: Driver):
+def test_somebody_else_stopped_a_container_under_a_core_limit_and_it_is_started_again(
+    node: GpuTimeNode, driver: Driver
+):
     """The cap suspends and resumes it all the time, which heals nothing: the driver counts."""
     one = node.container("a", core=20)
     one.works()
     wait_for(lambda: node.status("a").suspends > 2)
     driver.stop_behind_its_back(one)
-    wait_for(lambda: node.turns.containers["a"].watchdog_resumes >= 1, 5)
+    wait_for(lambda: node.scheduler.containers["a"].watchdog_resumes >= 1, 5)
     wait_for(lambda: not driver.off(one), 1)
 
 
-def test_what_a_process_did_before_it_was_met_is_paid(node: TurnsNode):
+def test_what_a_process_did_before_it_was_met_is_paid(node: GpuTimeNode):
     one = node.container("a", core=20)
     wait_for(lambda: node.channel_groups("a") == 1)
     before = node.status("a").on_s
@@ -336,7 +338,7 @@ def test_what_a_process_did_before_it_was_met_is_paid(node: TurnsNode):
 
 @pytest.mark.parametrize("works", [True, False], ids=["with work", "without"])
 def test_a_process_that_comes_while_its_container_is_stopped_pays_for_work_until_it_is_stopped_too(
-    node: TurnsNode, driver: Driver, *, works: bool
+    node: GpuTimeNode, driver: Driver, *, works: bool
 ):
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     one.works()
@@ -353,7 +355,7 @@ def test_a_process_that_comes_while_its_container_is_stopped_pays_for_work_until
     assert works or node.status("be").on_s == before
 
 
-def test_a_container_of_many_processes_pays_from_the_first_that_is_resumed(node: TurnsNode, driver: Driver):
+def test_a_container_of_many_processes_pays_from_the_first_that_is_resumed(node: GpuTimeNode, driver: Driver):
     ones, urgent = [node.container("be", "best-effort") for _ in range(4)], node.container("lc", "latency-critical")
     ones[0].works()
     urgent.works()
@@ -365,42 +367,42 @@ def test_a_container_of_many_processes_pays_from_the_first_that_is_resumed(node:
     assert node.status("be").on_s >= before + 0.09
 
 
-def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: TurnsNode, driver: Driver):
+def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: GpuTimeNode, driver: Driver):
     """Perhaps it is not seen because somebody else stopped it, more often than it was healed meanwhile."""
     one = node.container("a")
     one.send(Activity(What.WORK, KERNELS_ONLY))
     wait_for(lambda: node.channel_groups("a") == 1 and node.status("a").working)
-    with node.turns.lock:
-        node.turns.containers["a"].word.decay.ended = True
-        before = node.turns.counts.watchdog_resumes
+    with node.scheduler.lock:
+        node.scheduler.containers["a"].reports.ended_work.ended = True
+        before = node.scheduler.counts.watchdog_resumes
     assert not node.status("a").working
     driver.stop_behind_its_back(one)
-    wait_for(lambda: node.turns.counts.watchdog_resumes > before and not driver.off(one), 2)
+    wait_for(lambda: node.scheduler.counts.watchdog_resumes > before and not driver.off(one), 2)
 
 
 def test_who_is_stopped_by_somebody_else_again_and_again_is_named(
-    node: TurnsNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    node: GpuTimeNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("vgpu.gputime.watchdog.ANSWERED_S", 5.0)  # on a busy machine this process is late, not the work
     one = node.container("a")
     one.works()
-    wait_for(lambda: node.channel_groups("a") == 1 and not node.turns.containers["a"].to_do(A))
+    wait_for(lambda: node.channel_groups("a") == 1 and not node.scheduler.containers["a"].to_do(A))
     for times in range(1, PROOF + 1):
         assert not node.status("a").stopped
-        with node.turns.lock:
-            before = node.turns.counts.watchdog_resumes
+        with node.scheduler.lock:
+            before = node.scheduler.counts.watchdog_resumes
         driver.stop_behind_its_back(one)
-        wait_for(lambda: node.turns.counts.watchdog_resumes > before and not driver.off(one), 0.5)  # noqa: B023
+        wait_for(lambda: node.scheduler.counts.watchdog_resumes > before and not driver.off(one), 0.5)  # noqa: B023
         one.idles()
         wait_for(lambda: not node.status("a").working)
-        assert node.turns.containers["a"].watchdog._answered == times
+        assert node.scheduler.containers["a"].watchdog._answered == times
         one.works()
         wait_for(lambda: node.status("a").working)
     assert node.status("a").stopped
 
 
 def test_work_that_ends_while_its_container_is_stopped_shows_that_suspends_have_no_effect(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ):
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     urgent.works()
@@ -417,17 +419,17 @@ def test_work_that_ends_while_its_container_is_stopped_shows_that_suspends_have_
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "once it may run again"])
 def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_one_before(
-    node: TurnsNode, driver: Driver, *, waits: bool
+    node: GpuTimeNode, driver: Driver, *, waits: bool
 ):
     """The one before ends while it is off. Nobody is left to be started when its container may run, so nothing was said of that."""
     first = node.container("a", core=20)
     first.works()
     wait_for(lambda: driver.off(first) and not node.status("a").on)
     first.close()
-    wait_for(lambda: not node.turns.containers["a"].processes)
+    wait_for(lambda: not node.scheduler.containers["a"].processes)
     driver.free(first)
     if waits:
-        wait_for(lambda: node.turns.containers["a"].wanted and node.status("a").credit_s > 0.02)
+        wait_for(lambda: node.scheduler.containers["a"].wanted and node.status("a").credit_s > 0.02)
     second = node.container("a", core=20, channels=False)
     second.reports_channels(fresh=True)
     second.works()
@@ -440,7 +442,7 @@ def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_on
 
 
 def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_the_next_one_is_stopped(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ):
     """However short its processes live, none computes for free before the arbiter has met it."""
     first = node.container("a", core=5)
@@ -468,7 +470,7 @@ def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_th
     assert node.status("a").suspends == suspends
 
 
-def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: TurnsNode, driver: Driver):
+def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: GpuTimeNode, driver: Driver):
     """A program that is started anew in a suspended container runs until the arbiter has met it."""
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     urgent.works()
@@ -492,7 +494,7 @@ def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_susp
 
 
 def test_work_that_began_before_a_list_of_channels_and_ended_after_it_says_nothing_of_suspends(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ):
     """A new context in a suspended container: its channels run until they are reported and suspended."""
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
@@ -510,7 +512,7 @@ def test_work_that_began_before_a_list_of_channels_and_ended_after_it_says_nothi
     assert node.status("be").mode == "suspend"
 
 
-def test_a_gang_is_stopped_on_all_of_its_gpus(node: TurnsNode, driver: Driver):
+def test_a_gang_is_stopped_on_all_of_its_gpus(node: GpuTimeNode, driver: Driver):
     gang = node.container("gang", "best-effort", gpus=(A, B))
     gang.reports_channels(gpu=1, client=9)
     gang.works()
@@ -519,11 +521,11 @@ def test_a_gang_is_stopped_on_all_of_its_gpus(node: TurnsNode, driver: Driver):
     wait_for(lambda: driver.off(gang) and driver.off(gang, 9))
     urgent.idles()
     wait_for(lambda: not driver.off(gang) and not driver.off(gang, 9))
-    assert PACKETS_A_TURN > 1
+    assert PACKETS_A_ROUND > 1
 
 
 def test_a_container_of_the_same_name_after_the_grant_went_has_nothing_of_the_one_before(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ):
     first, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     first.works()

@@ -1,4 +1,4 @@
-"""The option to stop a best-effort container's copy channels, too. The driver is a double of Seat's call."""
+"""The option to stop a best-effort container's copy channels, too. The driver is a double of the call that channel groups make."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import Container, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import Container, Driver, GpuTimeNode
 from vgpu.protocol.wire import Channels
 
 COMPUTE, COPY = (3, 4), (9, 10, 11)
 
 
 @pytest.fixture(params=[True])
-def node(driver: Driver, request: pytest.FixtureRequest) -> Iterator[TurnsNode]:
-    made = TurnsNode(copies=request.param, watchdog_s=0)
+def node(driver: Driver, request: pytest.FixtureRequest) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(copies=request.param, watchdog_s=0)
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
@@ -28,7 +28,7 @@ def stopped(driver: Driver, container: Container) -> set[int]:
 
 
 def stopped_for_a_request(
-    node: TurnsNode,
+    node: GpuTimeNode,
     driver: Driver,
     service_class: str,
     compute: tuple[int, ...] = COMPUTE,
@@ -47,19 +47,19 @@ def stopped_for_a_request(
     return found
 
 
-def test_a_best_effort_container_is_stopped_with_its_copies(node: TurnsNode, driver: Driver):
+def test_a_best_effort_container_is_stopped_with_its_copies(node: GpuTimeNode, driver: Driver):
     assert stopped_for_a_request(node, driver, "best-effort") == {*COMPUTE, *COPY}
 
 
-def test_a_standard_containers_copies_go_on(node: TurnsNode, driver: Driver):
+def test_a_standard_containers_copies_go_on(node: GpuTimeNode, driver: Driver):
     assert stopped_for_a_request(node, driver, "standard") == set(COMPUTE)
 
 
 @pytest.mark.parametrize("node", [False], indirect=True)
-def test_without_the_option_all_copies_go_on(node: TurnsNode, driver: Driver):
+def test_without_the_option_all_copies_go_on(node: GpuTimeNode, driver: Driver):
     assert stopped_for_a_request(node, driver, "best-effort") == set(COMPUTE)
 
 
-def test_copies_that_do_not_fit_into_the_list_go_on(node: TurnsNode, driver: Driver):
+def test_copies_that_do_not_fit_into_the_list_go_on(node: GpuTimeNode, driver: Driver):
     compute = tuple(range(100, 164))
     assert stopped_for_a_request(node, driver, "best-effort", compute) == set(compute)

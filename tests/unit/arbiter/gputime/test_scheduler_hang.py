@@ -11,7 +11,7 @@ import pytest
 from arbiter.gputime.timer import now_s
 from arbiter.metrics import STUCK_AFTER_S, stuck
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A, B, Container, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode
 from vgpu.gputime.timing import Settings
 from vgpu.protocol import wire
 
@@ -20,14 +20,14 @@ SILENCE_S = 0.6
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode(settings=Settings(starve_after_s=600))
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(settings=Settings(starve_after_s=600))
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
 
 
-def silent_s(node: TurnsNode, name: str) -> float:
+def silent_s(node: GpuTimeNode, name: str) -> float:
     """How long its page has shown no sign of life."""
     return now_s() - node.pages[name]._numbers[wire.TURN_AT // 8] / 1000
 
@@ -47,7 +47,7 @@ def hang(driver: Driver, of: Container) -> threading.Event:
     return go_on
 
 
-def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(node: TurnsNode, driver: Driver):
+def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(node: GpuTimeNode, driver: Driver):
     off, gang, elsewhere = (
         node.container("off", "best-effort"),
         node.container("gang", "best-effort", gpus=(B, A), channels=False),
@@ -66,7 +66,7 @@ def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(
         wait_for(lambda: silent_s(node, "off") > SILENCE_S and silent_s(node, "gang") > SILENCE_S, 30)
         wait_for(lambda: silent_s(node, "elsewhere") < SILENCE_S, 30)
         assert min(silent_s(node, "off"), silent_s(node, "gang")) > SILENCE_S
-        gpu, seconds = node.turns.gpu_threads.stuck(now_s())
+        gpu, seconds = node.scheduler.gpu_threads.stuck(now_s())
         assert gpu == A
         assert seconds > SILENCE_S - 0.01  # the page tells milliseconds
     finally:
@@ -74,7 +74,7 @@ def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(
     wait_for(lambda: silent_s(node, "off") < SILENCE_S and silent_s(node, "gang") < SILENCE_S, 30)
 
 
-def test_who_went_on_by_himself_on_another_gpu_too_is_stopped_there_again(node: TurnsNode, driver: Driver):
+def test_who_went_on_by_himself_on_another_gpu_too_is_stopped_there_again(node: GpuTimeNode, driver: Driver):
     """His page said nothing for as long as one of his GPUs hung; the thread of the other one noticed nothing."""
     gang = node.container("gang", "best-effort", gpus=(B, A), channels=False)
     there = gang.client + 1000
@@ -94,12 +94,12 @@ def test_who_went_on_by_himself_on_another_gpu_too_is_stopped_there_again(node: 
     wait_for(lambda: driver.off(gang) and driver.off(gang, there), 30)
 
 
-def test_health_names_the_gpu_whose_thread_hangs(node: TurnsNode):
+def test_health_names_the_gpu_whose_thread_hangs(node: GpuTimeNode):
     node.container("a")
-    server = SimpleNamespace(turned_at_s=now_s(), turns=node.turns)
+    server = SimpleNamespace(came_round_at_s=now_s(), scheduler=node.scheduler)
     assert stuck(server, now_s()) == ""  # type: ignore[arg-type]
     later_s = now_s() + STUCK_AFTER_S + 1
-    server.turned_at_s = later_s
+    server.came_round_at_s = later_s
     assert stuck(server, later_s).startswith(f"the thread of GPU {A} has not come round for ")  # type: ignore[arg-type]
-    server.turned_at_s = 0.0
+    server.came_round_at_s = 0.0
     assert stuck(server, later_s).startswith("the loop has not come round for ")  # type: ignore[arg-type]

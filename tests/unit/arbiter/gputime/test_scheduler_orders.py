@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A, B, Container, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.events import Event, Switched, from_lines, to_lines
-from vgpu.gputime.scheduler import Share
+from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.protocol.wire import Activity, What
 
 SAYS: dict[str, Callable[[Container], None]] = {
@@ -25,36 +25,36 @@ SLOW_S = 0.05
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode(watchdog_s=0)
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(watchdog_s=0)
     yield made
     driver.before = None
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def ordered(node: TurnsNode, name: str = "lc", gpu: str = A) -> str:
+def ordered(node: GpuTimeNode, name: str = "lc", gpu: str = A) -> str:
     """Who would be stopped first for a container's work."""
-    with node.turns.lock:
-        order = node.turns.orders.of(gpu, node.turns.containers[name], Activity(What.WORK))
+    with node.scheduler.lock:
+        order = node.scheduler.orders.of(gpu, node.scheduler.containers[name], Activity(What.WORK))
         return order.container.name if order is not None else ""
 
 
-def given(node: TurnsNode, gpu: str = A) -> None:
+def given(node: GpuTimeNode, gpu: str = A) -> None:
     """Orders are as things stand now."""
-    with node.turns.lock:
-        node.turns.orders.forget()
-        gpu_thread = node.turns.gpu_threads.of(gpu)
+    with node.scheduler.lock:
+        node.scheduler.orders.forget()
+        gpu_thread = node.scheduler.gpu_threads.of(gpu)
     gpu_thread.wake()
-    wait_for(lambda: gpu in node.turns.orders._gpus)
+    wait_for(lambda: gpu in node.scheduler.orders._gpus)
 
 
-def events(node: TurnsNode) -> list[Event]:
-    with node.turns.lock:
-        return list(node.turns.trace)
+def events(node: GpuTimeNode) -> list[Event]:
+    with node.scheduler.lock:
+        return list(node.scheduler.trace)
 
 
-def a_pair(node: TurnsNode) -> tuple[Container, Container]:
+def a_pair(node: GpuTimeNode) -> tuple[Container, Container]:
     """A latency-critical container, and the best-effort one that works and is to be stopped for it."""
     urgent, background = node.container("lc", "latency-critical"), node.container("be", "best-effort")
     background.works()
@@ -70,29 +70,29 @@ def slowly(_: int, disable: bool) -> None:
 class Watched:
     """At each suspend: had the policy heard of the request by then? Was the lock held?"""
 
-    def __init__(self, node: TurnsNode, driver: Driver) -> None:
+    def __init__(self, node: GpuTimeNode, driver: Driver) -> None:
         self.node, self.heard, self.locked = node, list[bool](), list[bool]()
         driver.before = self._look
 
     def _look(self, _: int, disable: bool) -> None:
         if not disable:
             return
-        free = self.node.turns.lock.acquire(blocking=False)
+        free = self.node.scheduler.lock.acquire(blocking=False)
         self.locked.append(not free)
         if free:
-            share = self.node.turns.share
-            self.heard.append(share._states["lc"].active(share.now_s))
-            self.node.turns.lock.release()
+            policy = self.node.scheduler.policy
+            self.heard.append(policy._states["lc"].active(policy.now_s))
+            self.node.scheduler.lock.release()
 
 
 @pytest.mark.parametrize("said", SAYS)
-def test_a_request_stops_a_neighbour_before_the_policy_is_requested(node: TurnsNode, driver: Driver, said: str) -> None:
+def test_a_request_stops_a_neighbour_before_the_policy_is_called(node: GpuTimeNode, driver: Driver, said: str) -> None:
     urgent, background = a_pair(node)
     watched = Watched(node, driver)
     SAYS[said](urgent)
     wait_for(
         lambda: node.status("be").suspends == 1
-    )  # what was announced and does not come holds for milliseconds only
+    )  # what was announced and does not come is kept for milliseconds only
     assert (watched.heard, watched.locked) == ([False], [False])
     urgent.works()
     urgent.idles()
@@ -100,34 +100,34 @@ def test_a_request_stops_a_neighbour_before_the_policy_is_requested(node: TurnsN
     wait_for(lambda: not driver.off(background))
 
 
-@pytest.mark.parametrize("said", ["work", "a section"])  # what a hint claims ends in mid-suspend here
+@pytest.mark.parametrize("said", ["work", "a section"])  # what a hint announces ends in mid-suspend here
 def test_what_was_stopped_by_order_is_in_the_accounts_as_if_it_had_been_decided(
-    node: TurnsNode, driver: Driver, said: str
+    node: GpuTimeNode, driver: Driver, said: str
 ) -> None:
     """Also where the records were looked at meanwhile."""
     urgent, background = a_pair(node)
     driver.before = slowly
     SAYS[said](urgent)
     for _ in range(5):
-        node.turns.statuses()
+        node.scheduler.statuses()
         time.sleep(SLOW_S / 10)
     wait_for(lambda: not node.status("be").on)
     assert node.status("be").suspends == driver.calls_about(background).count(True) == 1
-    with node.turns.lock:
-        reported = list(node.turns.trace)
+    with node.scheduler.lock:
+        reported = list(node.scheduler.trace)
         assert [event.at_s for event in reported] == sorted(event.at_s for event in reported)
-        again = Share()
+        again = GpuTimeScheduler()
         for event in from_lines(to_lines(reported)):
             again.apply(event)
-        at_s = node.turns.share.now_s + 0.001
-        assert again.decide(at_s).on == node.turns.share.decide(at_s).on
+        at_s = node.scheduler.policy.now_s + 0.001
+        assert again.decide(at_s).on == node.scheduler.policy.decide(at_s).on
         for name in ("lc", "be"):
-            usage = node.turns.share.usage(name)
+            usage = node.scheduler.policy.usage(name)
             assert usage.on_s == pytest.approx(again.usage(name).on_s, abs=1e-6)
             assert usage.suspended_s == pytest.approx(again.usage(name).suspended_s, abs=1e-6)
 
 
-def test_what_a_request_waited_is_counted(node: TurnsNode, driver: Driver) -> None:
+def test_what_a_request_waited_is_counted(node: GpuTimeNode, driver: Driver) -> None:
     urgent, _ = a_pair(node)
     driver.before = slowly
     urgent.works()
@@ -135,8 +135,10 @@ def test_what_a_request_waited_is_counted(node: TurnsNode, driver: Driver) -> No
     assert node.status("lc").clearing_s >= SLOW_S
 
 
-def test_several_are_stopped_one_after_the_other_and_each_is_reported_at_once(node: TurnsNode, driver: Driver) -> None:
-    """Who is off and is not told so cannot go on by himself when we die."""
+def test_several_are_stopped_one_after_the_other_and_each_is_reported_at_once(
+    node: GpuTimeNode, driver: Driver
+) -> None:
+    """A container that is suspended and whose page does not show it could not resume itself when the arbiter dies."""
     urgent, one = a_pair(node)
     other = node.container("be2", "best-effort")
     other.works()
@@ -145,7 +147,7 @@ def test_several_are_stopped_one_after_the_other_and_each_is_reported_at_once(no
 
     def look(_: int, disable: bool) -> None:
         if disable:
-            reported.append(sum(not turn.on for turn in node.turns.statuses().values()))
+            reported.append(sum(not turn.on for turn in node.scheduler.statuses().values()))
 
     driver.before = look
     urgent.works()
@@ -153,7 +155,7 @@ def test_several_are_stopped_one_after_the_other_and_each_is_reported_at_once(no
     assert reported == [0, 1]
 
 
-def test_who_becomes_urgent_while_another_is_stopped_is_not_stopped(node: TurnsNode, driver: Driver) -> None:
+def test_who_becomes_urgent_while_another_is_stopped_is_not_stopped(node: GpuTimeNode, driver: Driver) -> None:
     urgent, _ = a_pair(node)
     other = node.container("be2", "best-effort")
     other.works()
@@ -162,7 +164,7 @@ def test_who_becomes_urgent_while_another_is_stopped_is_not_stopped(node: TurnsN
     def raise_it(_: int, disable: bool) -> None:
         if disable:
             driver.before = None
-            node.turns.change(
+            node.scheduler.change(
                 "be2", Grant("default", "be2", "uid-be2", "main", (GrantGpu(A, 1024, 0),), "latency-critical", 2)
             )
 
@@ -173,7 +175,7 @@ def test_who_becomes_urgent_while_another_is_stopped_is_not_stopped(node: TurnsN
     assert True not in driver.calls_about(other)
 
 
-def test_work_that_is_announced_for_later_stops_nobody_yet(node: TurnsNode, driver: Driver) -> None:
+def test_work_that_is_announced_for_later_stops_nobody_yet(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
     urgent.send(Activity(What.HINT, 400_000))
     wait_for(lambda: any(type(event).__name__ == "Hint" for event in events(node)))
@@ -181,7 +183,7 @@ def test_work_that_is_announced_for_later_stops_nobody_yet(node: TurnsNode, driv
     assert True not in driver.calls_about(background)
 
 
-def test_nobody_is_ordered_to_stop_whom_the_policy_leaves_on(node: TurnsNode, driver: Driver) -> None:
+def test_no_container_that_the_policy_leaves_on_is_ordered_to_stop(node: GpuTimeNode, driver: Driver) -> None:
     urgent, equal = node.container("lc", "latency-critical"), node.container("other", "latency-critical")
     equal.works()
     wait_for(lambda: node.status("other").working)
@@ -193,39 +195,39 @@ def test_nobody_is_ordered_to_stop_whom_the_policy_leaves_on(node: TurnsNode, dr
 
 
 def test_who_only_has_the_grace_of_his_last_work_is_not_stopped_when_that_is_over(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ) -> None:
     urgent = node.container("lc", "latency-critical")
     grant = Grant("default", "l4", "uid-l4", "main", (GrantGpu(A, 1024, 0),), "latency-critical", 4)
     less = node.container("l4", "latency-critical")
-    node.turns.change("l4", grant)
+    node.scheduler.change("l4", grant)
     less.works()
     less.idles()
     wait_for(lambda: node.status("l4").arrivals == 1 and not node.status("l4").working)
-    wait_for(lambda: not node.turns.share._states["l4"].active(time.monotonic()))
+    wait_for(lambda: not node.scheduler.policy._states["l4"].active(time.monotonic()))
     urgent.works()
     wait_for(lambda: node.status("lc").working)
     assert True not in driver.calls_about(less)
 
 
-def test_a_gang_is_in_no_order_and_has_none(node: TurnsNode, driver: Driver) -> None:
+def test_a_gang_is_in_no_order_and_has_none(node: GpuTimeNode, driver: Driver) -> None:
     urgent, gang = node.container("lc", "latency-critical"), node.container("gang", "best-effort", gpus=(A, B))
     gang.reports_channels((5, 6), gpu=1)
     gang.works()
-    wait_for(lambda: node.status("gang").working and node.turns.containers["gang"].gpus == {A, B})
+    wait_for(lambda: node.status("gang").working and node.scheduler.containers["gang"].gpus == {A, B})
     given(node)
     assert ordered(node) == ""
     urgent.works()
     wait_for(lambda: driver.off(gang))
 
 
-def test_who_is_heard_by_another_gpus_thread_is_in_no_order(node: TurnsNode, driver: Driver) -> None:
+def test_who_is_heard_by_another_gpus_thread_is_in_no_order(node: GpuTimeNode, driver: Driver) -> None:
     """Its channels could change while it is stopped."""
     urgent = node.container("lc", "latency-critical")
     far = node.container("far", "best-effort", gpus=(B, A), channels=False)
     far.reports_channels((5, 6), gpu=1)
     far.works()
-    wait_for(lambda: node.status("far").working and node.turns.containers["far"].gpus == {A})
+    wait_for(lambda: node.status("far").working and node.scheduler.containers["far"].gpus == {A})
     given(node)
     assert ordered(node) == ""
     urgent.works()
@@ -233,55 +235,55 @@ def test_who_is_heard_by_another_gpus_thread_is_in_no_order(node: TurnsNode, dri
 
 
 def test_channels_of_which_nobody_knows_whether_they_run_are_not_stopped_once_more(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ) -> None:
     """A disable is counted: two need two enables."""
     _, background = a_pair(node)
-    with node.turns.lock:
-        container = node.turns.containers["be"]
+    with node.scheduler.lock:
+        container = node.scheduler.containers["be"]
         container.doubt(0.0) if driver.off(background) else None
         container.switch(A, on=False)
         container.doubt(0.0)
         container.switch(A, on=False)
     assert driver.calls_about(background).count(True) == 1
-    node.turns.gpu_threads.wake(node.turns.containers["be"])
+    node.scheduler.gpu_threads.wake(node.scheduler.containers["be"])
     wait_for(lambda: not driver.off(background))
 
 
-def test_orders_end_with_the_class_that_they_were_given_for(node: TurnsNode, driver: Driver) -> None:
+def test_orders_end_with_the_class_that_they_were_given_for(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
     grant = Grant("default", "lc", "uid-lc", "main", (GrantGpu(A, 1024, 0),), "best-effort", 2)
-    node.turns.change("lc", grant)
+    node.scheduler.change("lc", grant)
     assert ordered(node) == ""
     urgent.works()
     wait_for(lambda: node.status("lc").working)
     assert True not in driver.calls_about(background)
 
 
-def test_who_yields_and_is_lowered_stops_nobody_by_a_hint(node: TurnsNode, driver: Driver) -> None:
+def test_who_yields_and_is_lowered_stops_nobody_by_a_hint(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
-    node.turns.change("be", Grant("default", "be", "uid-be", "main", (GrantGpu(A, 1024, 0),), "best-effort", 4))
+    node.scheduler.change("be", Grant("default", "be", "uid-be", "main", (GrantGpu(A, 1024, 0),), "best-effort", 4))
     urgent.send(Activity(What.YIELD))
-    wait_for(lambda: node.turns.share._states["lc"].urgency == (2, 2))
+    wait_for(lambda: node.scheduler.policy._states["lc"].urgency == (2, 2))
     given(node)
     assert ordered(node) == "be", "best-effort now, and still before one of a later level"
     grant = Grant("default", "lc", "uid-lc", "main", (GrantGpu(A, 1024, 0),), "best-effort", 2)
-    node.turns.change("lc", grant)
+    node.scheduler.change("lc", grant)
     assert ordered(node) == ""
     urgent.send(Activity(What.HINT, 100))
     urgent.send(Activity(What.END_YIELD))
-    wait_for(lambda: not any(process.yields for process in node.turns.containers["lc"].processes.values()))
+    wait_for(lambda: not any(process.yields for process in node.scheduler.containers["lc"].processes.values()))
     assert True not in driver.calls_about(background)
 
 
-def test_who_cannot_be_suspended_is_requested_once(node: TurnsNode, driver: Driver) -> None:
+def test_a_container_that_cannot_be_suspended_is_tried_once(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
     driver.refuse(background, 0x56, starts=False)
     urgent.works()
     wait_for(lambda: "0x56" in node.status("be").trouble)
     assert node.status("be").on
     urgent.idles()
-    wait_for(lambda: not node.turns.share._states["lc"].active(node.turns.share.now_s))
+    wait_for(lambda: not node.scheduler.policy._states["lc"].active(node.scheduler.policy.now_s))
     given(node)
     urgent.works()
     wait_for(lambda: node.status("lc").arrivals == 2)
@@ -289,7 +291,7 @@ def test_who_cannot_be_suspended_is_requested_once(node: TurnsNode, driver: Driv
 
 
 def test_a_process_that_hangs_up_ends_the_orders_also_where_its_container_goes_on_as_before(
-    node: TurnsNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    node: GpuTimeNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is ordered to stop is a list of channels, and some of them are gone."""
     urgent, working = a_pair(node)
@@ -297,7 +299,7 @@ def test_a_process_that_hangs_up_ends_the_orders_also_where_its_container_goes_o
     wait_for(lambda: node.channel_groups("be") == 2)
     given(node)
     assert ordered(node) == "be"
-    monkeypatch.setattr(node.turns.orders, "give", lambda *_: None)
+    monkeypatch.setattr(node.scheduler.orders, "give", lambda *_: None)
     idle.close()
     wait_for(lambda: node.channel_groups("be") == 1)
     assert ordered(node) == ""
@@ -308,10 +310,10 @@ def test_a_process_that_hangs_up_ends_the_orders_also_where_its_container_goes_o
 
 @pytest.mark.parametrize("change", ["drop", "channels", "hang up", "class"])
 def test_whatever_changes_ends_the_orders_until_they_are_given_anew(
-    node: TurnsNode, driver: Driver, change: str, monkeypatch: pytest.MonkeyPatch
+    node: GpuTimeNode, driver: Driver, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, background = a_pair(node)
-    monkeypatch.setattr(node.turns.orders, "give", lambda *_: None)
+    monkeypatch.setattr(node.scheduler.orders, "give", lambda *_: None)
     match change:
         case "drop":
             node.drop("be")
@@ -320,22 +322,24 @@ def test_whatever_changes_ends_the_orders_until_they_are_given_anew(
         case "hang up":
             background.close()
         case "class":
-            node.turns.change("be", Grant("default", "be", "uid-be", "main", (GrantGpu(A, 1024, 0),), "standard", 2))
+            node.scheduler.change(
+                "be", Grant("default", "be", "uid-be", "main", (GrantGpu(A, 1024, 0),), "standard", 2)
+            )
     wait_for(lambda: ordered(node) == "")
 
 
-def test_nobody_is_ordered_about_at_the_end(node: TurnsNode, driver: Driver) -> None:
+def test_nobody_is_ordered_about_at_the_end(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
-    node.turns.fail()
+    node.scheduler.fail()
     assert ordered(node) == ""
     urgent.works()
-    wait_for(lambda: node.turns.containers["lc"].reports_work())
-    assert node.is_quiet() is False, "it was told to fail"
+    wait_for(lambda: node.scheduler.containers["lc"].reports_work())
+    assert node.is_quiet() is False, "it was made to fail"
     assert True not in driver.calls_about(background)
 
 
 @pytest.mark.parametrize("leaves", ["lc", "be"])
-def test_a_grant_may_go_while_its_order_is_carried_out(node: TurnsNode, driver: Driver, leaves: str) -> None:
+def test_a_grant_may_go_while_its_order_is_carried_out(node: GpuTimeNode, driver: Driver, leaves: str) -> None:
     urgent, background = a_pair(node)
     gone: list[str] = []
 
@@ -351,7 +355,7 @@ def test_a_grant_may_go_while_its_order_is_carried_out(node: TurnsNode, driver: 
     assert not node.failed.is_set()
 
 
-def test_a_neighbour_is_stopped_once_and_started_once_for_each_request(node: TurnsNode, driver: Driver) -> None:
+def test_a_neighbour_is_stopped_once_and_started_once_for_each_request(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
     for requests in range(1, 21):
         urgent.works()
@@ -363,7 +367,7 @@ def test_a_neighbour_is_stopped_once_and_started_once_for_each_request(node: Tur
     assert driver.owed() == 0
 
 
-def test_a_driver_that_hangs_on_an_order_keeps_the_lock_from_nobody(node: TurnsNode, driver: Driver) -> None:
+def test_a_driver_that_hangs_on_an_order_keeps_the_lock_from_nobody(node: GpuTimeNode, driver: Driver) -> None:
     urgent, _ = a_pair(node)
     hung, go_on = threading.Event(), threading.Event()
 
@@ -376,7 +380,7 @@ def test_a_driver_that_hangs_on_an_order_keeps_the_lock_from_nobody(node: TurnsN
     urgent.works()
     try:
         assert hung.wait(5)
-        assert node.turns.statuses()["lc"].working is False, "it is not heard of yet"
+        assert node.scheduler.statuses()["lc"].working is False, "it is not heard of yet"
     finally:
         go_on.set()
     wait_for(lambda: node.status("lc").working)

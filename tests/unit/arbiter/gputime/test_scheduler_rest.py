@@ -11,7 +11,7 @@ import pytest
 from arbiter.gputime.gpu_thread import REST_S
 from arbiter.gputime.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A, B, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, B, Driver, GpuTimeNode
 from vgpu.protocol import wire
 
 STALE_S = 0.6
@@ -19,18 +19,18 @@ STALE_S = 0.6
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode()
     yield made
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def beat(node: TurnsNode, name: str) -> int:
+def beat(node: GpuTimeNode, name: str) -> int:
     return node.pages[name]._numbers[wire.TURN_AT // 8]
 
 
-def beats(node: TurnsNode, name: str, seconds: float) -> list[float]:
+def beats(node: GpuTimeNode, name: str, seconds: float) -> list[float]:
     """The moments at which a container's page was seen to change its beat."""
     seen, until_s, last = [now_s()], now_s() + seconds, beat(node, name)
     while now_s() < until_s:
@@ -45,7 +45,7 @@ def longest_s(moments: list[float]) -> float:
     return max(after - before for before, after in pairwise(moments))
 
 
-def test_a_thread_rests_while_nobody_is_suspended_and_not_for_longer_than_it_says(node: TurnsNode):
+def test_a_thread_rests_while_nobody_is_suspended_and_not_for_longer_than_it_says(node: GpuTimeNode):
     node.container("a").works()
     wait_for(lambda: node.status("a").on)
     time.sleep(2 * REST_S)  # what it did at the start is over
@@ -54,7 +54,7 @@ def test_a_thread_rests_while_nobody_is_suspended_and_not_for_longer_than_it_say
     assert longest_s(moments) < REST_S + 0.5
 
 
-def test_whoever_is_suspended_after_a_rest_sees_a_beat_at_once_and_then_in_time(node: TurnsNode, driver: Driver):
+def test_whoever_is_suspended_after_a_rest_sees_a_beat_at_once_and_then_in_time(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     wait_for(lambda: node.status("be").on)
@@ -70,7 +70,7 @@ def test_whoever_is_suspended_after_a_rest_sees_a_beat_at_once_and_then_in_time(
 
 
 def test_one_on_two_gpus_sees_the_beats_also_while_only_one_of_them_has_something_to_do(
-    node: TurnsNode, driver: Driver
+    node: GpuTimeNode, driver: Driver
 ):
     background, urgent = (
         node.container("be", "best-effort", gpus=(A, B)),

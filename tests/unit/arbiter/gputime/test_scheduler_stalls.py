@@ -10,8 +10,8 @@ import pytest
 from arbiter.enforcement import time_facts
 from arbiter.gputime.obstacles import TRY_AGAIN_S
 from arbiter.stalls import STALL_S
+from tests.unit.arbiter.gputime_kit import Driver
 from tests.unit.arbiter.stalls_kit import Program, Simulation, simulation
-from tests.unit.arbiter.turns_kit import Driver
 from vgpu.api.enforcement import STALL_SHOWN_S, ContainerFacts, ProcessFacts, Reason, enforcement
 from vgpu.gputime.suspend_effect import FIRST_S, TIMES
 from vgpu.protocol.wire import ABOUT_TO, What
@@ -21,7 +21,7 @@ OVER_S = 2.0
 KEPT_S = 0.15
 """Three frames: what may be saved up, and owed after a stall."""
 WAITS_S = 0.25
-"""For the turns of others, at the beginning and in the end."""
+"""For the time slices of others, at the beginning and in the end."""
 FORGIVEN_S = STALL_S + 0.1
 """A stall of so long is noticed whenever it began. Of a shorter one all debt may stay."""
 
@@ -42,9 +42,12 @@ def populate(sim: Simulation) -> None:
 
 def settle(sim: Simulation) -> None:
     """What a stall too short to be forgiven has left is paid."""
-    turns = sim.node.turns
+    scheduler = sim.node.scheduler
     for _ in range(100):
-        if all(turns.share.credit_s(name) >= -KEPT_S * turns.share._states[name].cap for name in turns.containers):
+        if all(
+            scheduler.policy.credit_s(name) >= -KEPT_S * scheduler.policy._states[name].cap
+            for name in scheduler.containers
+        ):
             return
         sim.run(0.2)
     raise AssertionError("a debt is not paid within 20 s")
@@ -52,7 +55,7 @@ def settle(sim: Simulation) -> None:
 
 def compare(sim: Simulation, program: Program, before_s: float, stalled_s: float) -> None:
     had_s = program.ran_s - before_s
-    status = sim.node.turns.statuses()[program.container.name]
+    status = sim.node.scheduler.statuses()[program.container.name]
     assert (status.mode, status.trouble) == ("suspend", ""), f"{status.mode} {status.trouble}"
     most_s = program.cap * (OVER_S + KEPT_S) + 0.004
     assert had_s <= most_s, f"{had_s:.4f} s are more than {most_s:.4f}"
@@ -129,7 +132,7 @@ def test_who_says_that_it_resumed_itself_while_the_heart_beats_has_its_launches_
     assert mode(sim) == ("suspend", ""), "suspends stopped its work for a second, all together"
 
 
-def test_a_driver_that_refused_once_is_requested_again_after_ten_seconds(sim: Simulation) -> None:
+def test_a_driver_that_refused_once_is_called_again_after_ten_seconds(sim: Simulation) -> None:
     program = sim.add("a", 10, inf, 0.0, reports=True)
     sim.driver.refuse(program.container, 0x21)
     sim.run(2.0)
@@ -149,7 +152,7 @@ def test_a_stall_is_reported_for_five_seconds_after_its_end(sim: Simulation) -> 
     sim.run(1.0)
 
     def found() -> set[Reason]:
-        facts = time_facts(sim.node.turns)["a"]
+        facts = time_facts(sim.node.scheduler)["a"]
         known = ContainerFacts(core_percent=10, stall_ended_s=facts.stall_ended_s, processes=(ProcessFacts(7),))
         return {finding.reason for finding in enforcement(known).findings}
 
@@ -159,5 +162,5 @@ def test_a_stall_is_reported_for_five_seconds_after_its_end(sim: Simulation) -> 
     assert found() == {Reason.ARBITER_STALLED}
     sim.run(0.2)
     assert found() == set()
-    assert sim.node.turns.stalls.count == 1
-    assert sim.node.turns.stalls.seconds == pytest.approx(0.6, abs=0.06)
+    assert sim.node.scheduler.stalls.count == 1
+    assert sim.node.scheduler.stalls.seconds == pytest.approx(0.6, abs=0.06)

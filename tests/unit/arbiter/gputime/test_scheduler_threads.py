@@ -1,4 +1,4 @@
-"""Threads, locks and the end of an arbiter's turns: nobody is left stopped, and no lock is taken in the wrong order."""
+"""Threads, locks and the end of an arbiter's scheduler: no container is left suspended, and no lock is taken in the wrong order."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import pytest
 
 from arbiter.gputime.gpu_thread import LATE_S
 from arbiter.gputime.metrics import families
-from arbiter.gputime.scheduler import Turns
+from arbiter.gputime.scheduler import NodeScheduler
 from arbiter.server import Server
 from arbiter.status import status_of
 from tests.unit.arbiter.conftest import a_grant, wait_for
-from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
 from vgpu.api.codec import grant_to_text
 from vgpu.gputime.events import from_lines, to_lines
-from vgpu.gputime.scheduler import Share
+from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.protocol import wire
 from vgpu.protocol.wire import Activity, What
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode()
     yield made
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
 @pytest.fixture
-def stopped(node: TurnsNode, driver: Driver):
+def stopped(node: GpuTimeNode, driver: Driver):
     """One who is stopped, and who it is for."""
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
@@ -44,36 +44,36 @@ def stopped(node: TurnsNode, driver: Driver):
     return background, urgent
 
 
-def test_the_end_starts_everybody_and_closes_every_descriptor(node: TurnsNode, driver: Driver, stopped):
-    node.turns.close()
+def test_the_end_starts_everybody_and_closes_every_descriptor(node: GpuTimeNode, driver: Driver, stopped):
+    node.scheduler.close()
     assert driver.owed() == 0
     assert node.device_descriptors() == 1, "the test's own"
-    node.turns = Turns(node.failed.set)
+    node.scheduler = NodeScheduler(node.failed.set)
 
 
 def test_the_end_starts_also_who_was_dropped_and_whose_hang_up_nobody_has_seen(
-    node: TurnsNode, driver: Driver, stopped, monkeypatch: pytest.MonkeyPatch
+    node: GpuTimeNode, driver: Driver, stopped, monkeypatch: pytest.MonkeyPatch
 ):
     background, _ = stopped
-    monkeypatch.setattr(node.turns.gpu_threads.of(A), "_ready", lambda *_: None)
+    monkeypatch.setattr(node.scheduler.gpu_threads.of(A), "_ready", lambda *_: None)
     node.drop("be")
     assert driver.off(background)
-    node.turns.close()
+    node.scheduler.close()
     assert driver.owed() == 0
     assert node.device_descriptors() == 1, "the test's own"
-    node.turns = Turns(node.failed.set)
+    node.scheduler = NodeScheduler(node.failed.set)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_fails_starts_everybody_and_ends_the_arbiter(
-    node: TurnsNode, driver: Driver, stopped, monkeypatch
+    node: GpuTimeNode, driver: Driver, stopped, monkeypatch
 ):
     _, urgent = stopped
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Share, "decide", broken)
+    monkeypatch.setattr(GpuTimeScheduler, "decide", broken)
     urgent.send(Activity(What.IDLE))
     assert node.failed.wait(5)
     assert driver.owed() == 0
@@ -82,8 +82,8 @@ def test_a_thread_that_fails_starts_everybody_and_ends_the_arbiter(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: TurnsNode, driver: Driver, stopped):
-    node.turns.fail()
+def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: GpuTimeNode, driver: Driver, stopped):
+    node.scheduler.fail()
     assert driver.owed() == 0
     stopped[1].idles()
     stopped[1].works()
@@ -91,33 +91,33 @@ def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: Tur
     assert driver.owed() == 0
 
 
-def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: TurnsNode, driver: Driver, stopped):
+def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: GpuTimeNode, driver: Driver, stopped):
     background, _ = stopped
     driver.goes_on_by_itself(background)  # as nobody showed that he lives
-    gpu_thread = node.turns.gpu_threads.all()[0]
-    with node.turns.lock:
+    gpu_thread = node.scheduler.gpu_threads.all()[0]
+    with node.scheduler.lock:
         gpu_thread._beat_due_s -= LATE_S + 1
-        gpu_thread.request_again(0.0)
+        gpu_thread.wake_at(0.0)
     wait_for(lambda: driver.off(background), 0.5)  # before a slice against starvation would do the same
     assert driver.owed() == 2, "both of its channels, once"
 
 
-def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: TurnsNode, driver: Driver):
+def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: GpuTimeNode, driver: Driver):
     """The page goes when the server drops the grant; the threads here learn of the hang-up later."""
     for round_ in range(30):
         container = node.container(f"t{round_}", "best-effort")
         container.works()
         node.drop(f"t{round_}")
-        for gpu_thread in node.turns.gpu_threads.all():
-            with node.turns.lock:
+        for gpu_thread in node.scheduler.gpu_threads.all():
+            with node.scheduler.lock:
                 gpu_thread._beat_due_s -= 1
-                gpu_thread.request_again(0.0)
+                gpu_thread.wake_at(0.0)
     assert node.is_quiet()
     assert not node.failed.is_set()
 
 
 class OrderedLock:
-    """A lock that may not be requested by who holds `inner`."""
+    """A lock that a thread with `inner` may not take."""
 
     def __init__(self, inner: OrderedLock | None = None) -> None:
         self._lock, self._inner, self._owner = threading.Lock(), inner, 0
@@ -134,13 +134,13 @@ class OrderedLock:
         self._lock.release()
 
 
-def test_who_holds_the_lock_of_turns_never_requests_for_the_servers(driver: Driver, tmp_path, monkeypatch):
+def test_a_thread_with_the_schedulers_lock_never_takes_the_servers(driver: Driver, tmp_path, monkeypatch):
     """Status requests both, the server's first. The other way round, two threads would wait for each other."""
     folder = tmp_path / "g"
-    turns = Turns(lambda: server.stop())
+    scheduler = NodeScheduler(lambda: server.stop())
     inner = OrderedLock()
-    turns.lock = inner  # type: ignore[assignment]
-    server = Server(folder, turns=turns)
+    scheduler.lock = inner  # type: ignore[assignment]
+    server = Server(folder, scheduler=scheduler)
     outer = OrderedLock(inner)
     server.lock = outer  # type: ignore[assignment]
     thread = threading.Thread(target=server.run)
@@ -164,7 +164,7 @@ def test_who_holds_the_lock_of_turns_never_requests_for_the_servers(driver: Driv
     wait_for(lambda: not server.containers)
     server.stop()
     thread.join(10)
-    turns.close()
+    scheduler.close()
     assert not outer.breaches
 
 
@@ -190,53 +190,57 @@ def test_a_second_sigterm_does_not_disturb_the_end(tmp_path):
     assert program.returncode in (0, -signal.SIGTERM), "the last one may come when Python has ended its handlers"
 
 
-def test_what_happened_can_be_replayed(node: TurnsNode, driver: Driver, stopped):
+def test_what_happened_can_be_replayed(node: GpuTimeNode, driver: Driver, stopped):
     background, urgent = stopped
     urgent.idles()
     wait_for(lambda: not driver.off(background))
-    with node.turns.lock:
-        recorded = list(node.turns.trace)
-        now = node.turns.share._now_s
-        decision = node.turns.share.decide(now)
-    share = Share()
+    with node.scheduler.lock:
+        recorded = list(node.scheduler.trace)
+        now = node.scheduler.policy._now_s
+        decision = node.scheduler.policy.decide(now)
+    policy = GpuTimeScheduler()
     for event in from_lines(to_lines(recorded)):
-        share.apply(event)
-    assert share.decide(now).on == decision.on
+        policy.apply(event)
+    assert policy.decide(now).on == decision.on
     for name in ("be", "lc"):
-        again, was = share.usage(name), node.turns.share.usage(name)
+        again, was = policy.usage(name), node.scheduler.policy.usage(name)
         assert again.suspends == was.suspends
         assert again.on_s == pytest.approx(was.on_s, abs=0.05)
 
 
 def test_descriptors_of_the_threads_are_closed(driver: Driver):
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    made = TurnsNode()
+    made = GpuTimeNode()
     made.container("a")
     wait_for(lambda: made.channel_groups("a"))
     made.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-def test_metrics_report_what_each_container_got(node: TurnsNode, driver: Driver, stopped):
-    grants = {name: node.turns.containers[name].grant for name in ("be", "lc")}
+def test_metrics_report_what_each_container_got(node: GpuTimeNode, driver: Driver, stopped):
+    grants = {name: node.scheduler.containers[name].grant for name in ("be", "lc")}
     wait_for(lambda: node.status("be").off_s > 0.01)
     samples = {
         (sample.name, sample.labels.get("pod"), sample.labels.get("mode")): sample.value
-        for family in families(node.turns, grants)
+        for family in families(node.scheduler, grants)
         for sample in family.samples
     }
-    assert samples["tangram_arbiter_turns_off_seconds_total", "be", None] > 0.01
-    assert samples["tangram_arbiter_turns_on_seconds_total", "lc", None] > 0.01
-    assert samples["tangram_arbiter_turns_capped_seconds_total", "be", None] == 0
-    assert samples["tangram_arbiter_suspends_total", "be", None] == 1
-    assert samples["tangram_arbiter_turns_running", "be", None] == 0
-    assert samples["tangram_arbiter_turns_working", "be", None] == 1
-    assert samples["tangram_arbiter_turns_trouble", "be", None] == 0
-    assert samples["tangram_arbiter_turns_mode", "be", "suspend"] == 1
-    assert samples["tangram_arbiter_turns_mode", "be", "gate"] == 0
+    assert samples["tangram_container_gpu_time_waiting_seconds_total", "be", None] > 0.01
+    assert samples["tangram_container_gpu_time_running_seconds_total", "lc", None] > 0.01
+    assert samples["tangram_container_gpu_time_throttled_seconds_total", "be", None] == 0
+    assert samples["tangram_container_suspends_total", "be", None] == 1
+    assert samples["tangram_container_gpu_time_allowed", "be", None] == 0
+    assert samples["tangram_container_gpu_work_queued", "be", None] == 1
+    assert samples["tangram_container_suspend_blocked", "be", None] == 0
+    assert samples["tangram_container_suspend_mode", "be", "suspend"] == 1
+    assert samples["tangram_container_suspend_mode", "be", "gate"] == 0
     assert samples["tangram_arbiter_switches_total", None, None] >= 3
 
 
-def test_metrics_of_a_node_without_turns_are_there_and_empty():
+def test_metrics_of_a_node_without_gpu_time_are_there_and_empty():
     names = {family.name for family in families(None, {})}
-    assert {"tangram_arbiter_turns_on_seconds", "tangram_arbiter_turns_mode", "tangram_arbiter_switches"} <= names
+    assert {
+        "tangram_container_gpu_time_running_seconds",
+        "tangram_container_suspend_mode",
+        "tangram_arbiter_switches",
+    } <= names

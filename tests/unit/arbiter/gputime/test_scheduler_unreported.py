@@ -1,4 +1,4 @@
-"""What follows when the driver's count and a container's word cannot both be true. The driver is a double of Seat's call."""
+"""What follows when the driver's count and a container's usage reports cannot both be true. The driver is a double of the call that channel groups make."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from arbiter.gputime.process import Process
 from arbiter.gputime.timer import now_s
 from arbiter.gputime.usage_report import FORGET_S, LOOK_MOST_S
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A, Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
 from vgpu.api.grant import Grant, GrantGpu
+from vgpu.gputime.activity_check import PROVEN_S, UnreportedWork
 from vgpu.gputime.suspend_effect import TIMES
-from vgpu.gputime.unreported import ENOUGH_S, Doubt
 from vgpu.protocol import wire
 from vgpu.protocol.wire import Activity, What
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode(hold_unreported=True)
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(cap_unreported=True)
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def look(node: TurnsNode, seen_s: dict[str, float]) -> None:
+def look(node: GpuTimeNode, seen_s: dict[str, float]) -> None:
     """A second passes in which the driver sees these compute."""
-    with node.turns.lock:
-        containers = [container for name, container in node.turns.containers.items() if name in seen_s]
-        at_s = max([now_s(), *(container.word.weighed[0] + 1 for container in containers if container.word.weighed)])
-    node.turns.usage_check(seen_s, frozenset(), at_s)
+    with node.scheduler.lock:
+        containers = [container for name, container in node.scheduler.containers.items() if name in seen_s]
+        at_s = max(
+            [now_s(), *(container.reports.weighed[0] + 1 for container in containers if container.reports.weighed)]
+        )
+    node.scheduler.usage_check(seen_s, frozenset(), at_s)
 
 
-def accuse(node: TurnsNode, name: str) -> None:
+def accuse(node: GpuTimeNode, name: str) -> None:
     """The driver sees it compute without a word until that is enough."""
-    wait_for(lambda: name in node.turns.statuses())
+    wait_for(lambda: name in node.scheduler.statuses())
     for _ in range(5):
         assert not node.status(name).unreported
         look(node, {name: 1.0})
     assert node.status(name).unreported, "the first look has nothing to compare with; then four of a second are enough"
 
 
-def acquit(node: TurnsNode, name: str) -> None:
+def acquit(node: GpuTimeNode, name: str) -> None:
     """Nothing is seen of it until it is believed again."""
     for _ in range(100):
         look(node, {name: 0.0})
@@ -58,13 +60,13 @@ def acquit(node: TurnsNode, name: str) -> None:
     raise AssertionError("it is believed again within a minute")
 
 
-def works_unseen(node: TurnsNode, name: str) -> bool:
+def works_unseen(node: GpuTimeNode, name: str) -> bool:
     """Does the policy take it to have work?"""
-    with node.turns.lock:
-        return node.turns.share._states[name].working
+    with node.scheduler.lock:
+        return node.scheduler.policy._states[name].working
 
 
-def test_who_computes_unsaid_gives_way_to_whoever_has_work_and_is_no_longer_believed(node: TurnsNode, driver: Driver):
+def test_who_computes_unsaid_gives_way_to_whoever_has_work_and_is_no_longer_believed(node: GpuTimeNode, driver: Driver):
     liar, other = node.container("liar"), node.container("other")
     other.works()
     wait_for(lambda: node.status("other").working)
@@ -87,20 +89,22 @@ def test_who_computes_unsaid_gives_way_to_whoever_has_work_and_is_no_longer_beli
     wait_for(lambda: not driver.off(liar))
 
 
-def test_what_it_does_report_of_keeps_its_class(node: TurnsNode, driver: Driver):
+def test_what_it_does_report_of_keeps_its_class(node: GpuTimeNode, driver: Driver):
     """So one that is accused wrongly loses nothing at its requests."""
     one, background = node.container("lc", "latency-critical"), node.container("be", "best-effort")
     background.works()
     accuse(node, "lc")
     assert node.is_quiet()
-    assert not driver.off(background), "untold work of a latency-critical container stops nobody"
+    assert not driver.off(background), "unreported work of a latency-critical container suspends no other"
     one.works()
     wait_for(lambda: driver.off(background))
     one.idles()
     wait_for(lambda: not driver.off(background))
 
 
-def test_a_verdict_outlives_the_process_and_a_container_without_processes_has_no_work(node: TurnsNode, driver: Driver):
+def test_a_verdict_outlives_the_process_and_a_container_without_processes_has_no_work(
+    node: GpuTimeNode, driver: Driver
+):
     liar, other = node.container("liar"), node.container("other")
     other.works()
     accuse(node, "liar")
@@ -112,22 +116,24 @@ def test_a_verdict_outlives_the_process_and_a_container_without_processes_has_no
     wait_for(lambda: driver.off(again))
 
 
-def test_a_container_that_is_not_there_any_more_is_not_judged(node: TurnsNode):
+def test_a_container_that_is_not_there_any_more_is_not_judged(node: GpuTimeNode):
     node.container("a")
     node.status("a")
     node.drop("a")
-    node.turns.usage_check({"a": 1.0, "never": 1.0}, frozenset(), now_s())
-    assert "a" not in node.turns.statuses()
+    node.scheduler.usage_check({"a": 1.0, "never": 1.0}, frozenset(), now_s())
+    assert "a" not in node.scheduler.statuses()
 
 
-def test_who_is_not_listened_to_counts_as_working_meanwhile(node: TurnsNode, driver: Driver, monkeypatch):
+def test_who_is_not_listened_to_counts_as_working_meanwhile(node: GpuTimeNode, driver: Driver, monkeypatch):
     """Else a flood of messages would hide work, and a container of many processes would be taken for a liar."""
     reported: list[float] = []
-    monkeypatch.setattr(Doubt, "look", lambda _, passed_s, reported_s, __: reported.append(reported_s / passed_s))
+    monkeypatch.setattr(
+        UnreportedWork, "look", lambda _, passed_s, reported_s, __: reported.append(reported_s / passed_s)
+    )
     flooder = node.container("flood", "best-effort")
     node.status("flood")
-    with node.turns.lock:
-        node.turns.containers["flood"].budget._a_second = 200.0  # so that a slow machine floods, too
+    with node.scheduler.lock:
+        node.scheduler.containers["flood"].budget._a_second = 200.0  # so that a slow machine floods, too
     stop = threading.Event()
 
     def flood() -> None:
@@ -140,11 +146,11 @@ def test_who_is_not_listened_to_counts_as_working_meanwhile(node: TurnsNode, dri
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        wait_for(lambda: node.turns.counts.held_back, 20)
-        node.turns.usage_check({"flood": 0.0}, frozenset(), now_s())
-        held_back = node.turns.counts.held_back
-        wait_for(lambda: node.turns.counts.held_back > held_back + 3, 20)
-        node.turns.usage_check({"flood": 1.0}, frozenset(), now_s())
+        wait_for(lambda: node.scheduler.counts.held_back, 20)
+        node.scheduler.usage_check({"flood": 0.0}, frozenset(), now_s())
+        held_back = node.scheduler.counts.held_back
+        wait_for(lambda: node.scheduler.counts.held_back > held_back + 3, 20)
+        node.scheduler.usage_check({"flood": 1.0}, frozenset(), now_s())
     finally:
         stop.set()
         flooder.sock.shutdown(2)
@@ -152,45 +158,46 @@ def test_who_is_not_listened_to_counts_as_working_meanwhile(node: TurnsNode, dri
     assert reported[0] > 0.5
 
 
-def test_what_is_requested_and_had_and_waited_for_is_in_the_metrics(node: TurnsNode, driver: Driver):
+def test_what_is_requested_and_had_and_waited_for_is_in_the_metrics(node: GpuTimeNode, driver: Driver):
     capped, urgent = node.container("capped", core=30), node.container("lc", "latency-critical")
     capped.works()
     wait_for(lambda: node.status("capped").suspends >= 1)
     urgent.works()
     wait_for(lambda: node.status("lc").working)
     grants = {name: Grant("ns", name, "", "main", (GrantGpu(A, 1, 0),), "standard", 2) for name in ("capped", "lc")}
-    assert not node.turns.checks(now_s())
-    node.turns.usage_check({"capped": 0.3}, frozenset(), now_s())
+    assert not node.scheduler.checks(now_s())
+    node.scheduler.usage_check({"capped": 0.3}, frozenset(), now_s())
     reported = {
-        (sample.name.removeprefix("tangram_arbiter_"), sample.labels.get("pod", "")): sample.value
-        for family in families(node.turns, grants)
+        (sample.name.removeprefix("tangram_").partition("_")[2], sample.labels.get("pod", "")): sample.value
+        for family in families(node.scheduler, grants)
         for sample in family.samples
     }
-    assert reported["turns_asked_percent", "capped"] == 30
-    assert reported["turns_asked_percent", "lc"] == reported["turns_credit_seconds", "lc"] == 0
-    assert -0.1 < reported["turns_credit_seconds", "capped"] <= 0.3 * 0.05 * 3
-    assert reported["turns_on_seconds_total", "capped"] > 0
+    assert reported["gpu_time_limit_ratio", "capped"] == 0.3
+    assert reported["gpu_time_limit_ratio", "lc"] == reported["gpu_time_credit_seconds", "lc"] == 0
+    assert -0.1 < reported["gpu_time_credit_seconds", "capped"] <= 0.3 * 0.05 * 3
+    assert reported["gpu_time_running_seconds_total", "capped"] > 0
     assert reported["suspends_total", "capped"] >= 1
-    assert 0 < reported["turns_suspended_seconds_total", "capped"] >= reported["turns_capped_seconds_total", "capped"]
-    assert reported["turns_arrivals_total", "lc"] == 1
-    assert reported["turns_clearing_seconds_total", "lc"] >= 0
-    assert reported["turns_seen_seconds_total", "capped"] == 0, "the first look has nothing to compare with"
-    assert reported["turns_untold", "capped"] == 0
-    assert reported["turns_untold_found_total", ""] == 0
-    assert reported["checks", ""] == 1
+    throttled_s = reported["gpu_time_throttled_seconds_total", "capped"]
+    assert 0 < reported["gpu_time_suspended_seconds_total", "capped"] >= throttled_s
+    assert reported["gpu_work_arrivals_total", "lc"] == 1
+    assert reported["gpu_time_preempting_seconds_total", "lc"] >= 0
+    assert reported["gpu_time_observed_seconds_total", "capped"] == 0, "the first look has nothing to compare with"
+    assert reported["unreported_work", "capped"] == 0
+    assert reported["unreported_work_found_total", ""] == 0
+    assert reported["usage_check_up", ""] == 1
 
 
-def test_without_hold_unreported_it_is_reported_of_and_nothing_follows(driver: Driver) -> None:
-    node = TurnsNode()
+def test_without_cap_unreported_it_is_reported_and_nothing_follows(driver: Driver) -> None:
+    node = GpuTimeNode()
     liar, other = node.container("liar"), node.container("other", "best-effort")
     other.works()
     wait_for(lambda: node.status("other").working)
     with capture_logs() as log:
         accuse(node, "liar")
     assert [line["event"] for line in log if line["log_level"] == "warning"] == [
-        "computes while it says it is idle: nothing follows from that here"
+        "a container does work that it does not report: without cap-unreported this has no effect"
     ]
-    assert node.turns.counts.unreported == 1
+    assert node.scheduler.counts.unreported_work == 1
     assert not works_unseen(node, "liar")
     assert node.is_quiet()
     assert not driver.off(liar)
@@ -198,7 +205,7 @@ def test_without_hold_unreported_it_is_reported_of_and_nothing_follows(driver: D
     node.close()
 
 
-def test_a_verdict_that_no_look_confirms_ends(node: TurnsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_no_look_confirms_ends(node: GpuTimeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when NVML is gone, or the GPU: nobody is held for ever to what was seen once."""
     node.container("liar")
     accuse(node, "liar")
@@ -207,13 +214,13 @@ def test_a_verdict_that_no_look_confirms_ends(node: TurnsNode, monkeypatch: pyte
     wait_for(lambda: not node.status("liar").unreported, 30)
     assert not works_unseen(node, "liar")
     monkeypatch.undo()
-    assert not node.turns.checks(now_s() + FORGET_S + 10)
+    assert not node.scheduler.checks(now_s() + FORGET_S + 10)
 
 
 def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = True, core: int = 0) -> GpuTimeContainer:
     """A container after these looks, that said before all of them whether it works and was switched then."""
     grant = Grant("ns", "a", "uid", "main", (GrantGpu(A, 1, core),), "standard", 2)
-    container = GpuTimeContainer("a", grant, None, at_s[0] - 1, limits_unreported=True)
+    container = GpuTimeContainer("a", grant, None, at_s[0] - 1, caps_unreported=True)
     container.processes[1] = Process(1)
     container.says(1, Activity(What.WORK if works else What.IDLE), at_s[0] - 1)
     container.stands(at_s[0] - 1, on=on)
@@ -223,7 +230,7 @@ def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = Tr
 
 
 @pytest.mark.parametrize(
-    ("at_s", "seen_s", "doubt_s"),
+    ("at_s", "seen_s", "unreported_s"),
     [
         ([10], [1.0], 0.0),
         ([10, 11], [1.0, 1.0], 0.9),
@@ -237,27 +244,27 @@ def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = Tr
     ],
 )
 def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
-    at_s: list[float], seen_s: list[float], doubt_s: float
+    at_s: list[float], seen_s: list[float], unreported_s: float
 ) -> None:
     container = judged(at_s, seen_s, works=False)
-    assert container.word.suspicion.seconds == pytest.approx(doubt_s)
-    assert container.word.suspicion.proven == (doubt_s >= ENOUGH_S)
-    assert container.word.seen_s == pytest.approx(sum(seen_s[1:]))
+    assert container.reports.unreported_work.seconds == pytest.approx(unreported_s)
+    assert container.reports.unreported_work.proven == (unreported_s >= PROVEN_S)
+    assert container.reports.seen_s == pytest.approx(sum(seen_s[1:]))
 
 
-def test_a_pause_speaks_for_whoever_reported_of_work_in_it() -> None:
+def test_a_pause_speaks_for_whoever_reported_work_in_it() -> None:
     """What the next look sees may be of before its end: the driver counts late."""
     container = judged([10, 11], [0.0, 1.0], works=False)
     container.says(1, Activity(What.WORK), 11)
     container.weigh(11 + LOOK_MOST_S + 1, 1.0)
-    assert container.word.suspicion.seconds == 0
+    assert container.reports.unreported_work.seconds == 0
 
 
 @pytest.mark.parametrize(("on", "proven"), [(True, False), (False, True)])
 def test_what_it_says_while_it_is_off_explains_nothing(*, on: bool, proven: bool) -> None:
     """Else one who says all the time that it works could compute past the library while its own cap stops it."""
     container = judged([float(at) for at in range(10, 20)], [1.0] * 10, works=True, on=on, core=10)
-    assert container.word.suspicion.proven is proven
+    assert container.reports.unreported_work.proven is proven
 
 
 def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
@@ -271,58 +278,58 @@ def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
     container.stands(9.0, on=False)
     for at in range(10, 20):
         container.weigh(float(at), 1.0)
-    assert not container.word.suspicion.proven
+    assert not container.reports.unreported_work.proven
 
 
 @pytest.mark.parametrize(("seen_s", "pace"), [(1.0, 1.0), (0.5, 0.5), (0.2, 0.2), (2.0, 1.0)])
 def test_time_without_a_word_costs_what_the_driver_saw_of_it(seen_s: float, pace: float) -> None:
     container = judged([float(at) for at in range(10, 60)], [seen_s] * 50, works=False)
-    assert container.word.suspicion.proven
-    assert container.word.pace == pytest.approx(pace)
+    assert container.reports.unreported_work.proven
+    assert container.reports.pace == pytest.approx(pace)
 
 
 # --- work that was reported and that the driver does not see any more ---
 
 
-def see(node: TurnsNode, whole: bool = True) -> None:
+def see(node: GpuTimeNode, whole: bool = True) -> None:
     """A second passes in which the driver sees nobody compute; `whole`: and would have seen the container."""
-    with node.turns.lock:
-        container = node.turns.containers["a"]
-        at_s = max(now_s(), container.word.added_until_s + 1, (container.word.weighed or (0.0,))[0] + 1)
-    node.turns.usage_check({"a": 0.0}, frozenset({"a"} if whole else ()), at_s)
+    with node.scheduler.lock:
+        container = node.scheduler.containers["a"]
+        at_s = max(now_s(), container.reports.added_until_s + 1, (container.reports.weighed or (0.0,))[0] + 1)
+    node.scheduler.usage_check({"a": 0.0}, frozenset({"a"} if whole else ()), at_s)
 
 
-def is_working(node: TurnsNode) -> bool:
-    with node.turns.lock:
-        return node.turns.containers["a"].reports_work()
+def is_working(node: GpuTimeNode) -> bool:
+    with node.scheduler.lock:
+        return node.scheduler.containers["a"].reports_work()
 
 
 @pytest.fixture
-def working(node: TurnsNode) -> TurnsNode:
+def working(node: GpuTimeNode) -> GpuTimeNode:
     """A container that launched kernels and never says that they have ended."""
     node.container("a").send(Activity(What.WORK, wire.KERNELS_ONLY))
     wait_for(lambda: node.status("a").working)
     return node
 
 
-def test_reported_work_that_the_driver_does_not_see_ends_and_a_word_brings_it_back(working: TurnsNode) -> None:
+def test_reported_work_that_the_driver_does_not_see_ends_and_a_word_brings_it_back(working: GpuTimeNode) -> None:
     for _ in range(3):
         see(working)
     assert not is_working(working)
-    assert working.turns.counts.decays == 1
+    assert working.scheduler.counts.unreported_ends == 1
     working.containers[0].send(Activity(What.STILL, wire.KERNELS_ONLY))
     wait_for(lambda: is_working(working))
 
 
-def test_where_the_driver_could_not_see_it_reported_work_stays(working: TurnsNode) -> None:
+def test_where_the_driver_could_not_see_it_reported_work_stays(working: GpuTimeNode) -> None:
     for _ in range(10):
         see(working, whole=False)
     assert is_working(working)
 
 
-def test_a_copy_that_follows_a_kernel_keeps_the_work(working: TurnsNode) -> None:
+def test_a_copy_that_follows_a_kernel_keeps_the_work(working: GpuTimeNode) -> None:
     working.containers[0].send(Activity(What.STILL, 0))
-    wait_for(lambda: not any(p.kernels_only for p in working.turns.containers["a"].processes.values()))
+    wait_for(lambda: not any(p.kernels_only for p in working.scheduler.containers["a"].processes.values()))
     for _ in range(10):
         see(working)
     assert is_working(working)

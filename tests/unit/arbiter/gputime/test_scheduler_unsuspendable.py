@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from arbiter.gputime.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import A as GPU
-from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import A as GPU
+from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
 from vgpu.api.enforcement import Reason
 from vgpu.gputime.trial import Suspending
 from vgpu.protocol.wire import Activity, What
@@ -20,15 +20,15 @@ MANY = tuple(range(3, 67))
 
 
 @pytest.fixture
-def node(driver: Driver) -> Iterator[TurnsNode]:
-    made = TurnsNode()
+def node(driver: Driver) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode()
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
     assert driver.owed() == 0, "everybody runs after the end"
 
 
-def test_more_channels_than_a_list_holds_are_gated_and_keep_their_connection(node: TurnsNode, driver: Driver):
+def test_more_channels_than_a_list_takes_are_gated_and_keep_their_connection(node: GpuTimeNode, driver: Driver):
     many, urgent = node.container("be", "best-effort", channels=False), node.container("lc", "latency-critical")
     with capture_logs() as log:
         for _ in range(3):
@@ -42,10 +42,10 @@ def test_more_channels_than_a_list_holds_are_gated_and_keep_their_connection(nod
     assert (many.client, True) not in driver.calls
     urgent.idles()
     wait_for(lambda: not node.gate("be"))
-    assert node.turns.counts.failures == 0
+    assert node.scheduler.counts.failures == 0
 
 
-def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node: TurnsNode, driver: Driver):
+def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node: GpuTimeNode, driver: Driver):
     grown, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     sibling = node.container("be", "best-effort")
     for one in (grown, sibling, urgent):
@@ -59,7 +59,7 @@ def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node:
     assert (node.gate("be"), node.status("be").mode, node.status("be").trouble) == (False, "suspend", "")
 
 
-def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: TurnsNode, driver: Driver):
+def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: GpuTimeNode, driver: Driver):
     first, second = node.container("be", "best-effort"), node.container("be", "best-effort")
     urgent = node.container("lc", "latency-critical")
     driver.refuse(second, 0x56, starts=False)
@@ -94,8 +94,8 @@ def said() -> Said:
 
 
 @pytest.fixture
-def denied(driver: Driver, said: Said) -> Iterator[TurnsNode]:
-    made = TurnsNode(suspending=said, watchdog_s=0.01)
+def denied(driver: Driver, said: Said) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(suspending=said, watchdog_s=0.01)
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
@@ -103,7 +103,7 @@ def denied(driver: Driver, said: Said) -> Iterator[TurnsNode]:
 
 
 def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_called(
-    denied: TurnsNode, driver: Driver, said: Said
+    denied: GpuTimeNode, driver: Driver, said: Said
 ):
     with capture_logs() as log:
         background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
@@ -113,16 +113,16 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
         wait_for(lambda: not denied.gate("lc"))
     assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
     assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
-    with denied.turns.lock:
-        assert denied.turns.watchdog.resume_stopped(GPU, now_s() + 60) is None
-        assert denied.turns.watchdog.next_s(GPU) == inf
+    with denied.scheduler.lock:
+        assert denied.scheduler.watchdog.resume_stopped(GPU, now_s() + 60) is None
+        assert denied.scheduler.watchdog.next_s(GPU) == inf
     urgent.idles()
     wait_for(lambda: not denied.gate("be"))
     assert driver.calls == [], "what a call does there is not known: not even a resume"
     assert said.requested[0] == [GPU]
 
 
-def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(denied: TurnsNode) -> None:
+def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(denied: GpuTimeNode) -> None:
     gated, urgent = denied.container("be", core=50), denied.container("lc", "latency-critical")
     gated.works()
     urgent.works()
@@ -140,7 +140,7 @@ def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(deni
     assert denied.status("be").on, "its gate lets nothing through, and something is on the GPU all the same"
 
 
-def test_nobody_is_off_at_an_open_gate(denied: TurnsNode) -> None:
+def test_nobody_is_off_at_an_open_gate(denied: GpuTimeNode) -> None:
     gated = denied.container("be")
     gated.works()
     wait_for(lambda: denied.status("be").working)
@@ -149,7 +149,7 @@ def test_nobody_is_off_at_an_open_gate(denied: TurnsNode) -> None:
     assert denied.status("be").on
 
 
-def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: TurnsNode) -> None:
+def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: GpuTimeNode) -> None:
     first, second = denied.container("be"), denied.container("be")
     urgent = denied.container("lc", "latency-critical")
     for one in (first, second, urgent):
@@ -163,25 +163,25 @@ def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: T
 
 
 @pytest.mark.parametrize("doubt", ["its word was found untrue", "its words are not listened to"])
-def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(denied: TurnsNode, doubt: str) -> None:
+def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(denied: GpuTimeNode, doubt: str) -> None:
     gated, urgent = denied.container("be"), denied.container("lc", "latency-critical")
     gated.works()
     urgent.works()
     wait_for(lambda: denied.gate("be"))
     gated.send(Activity(What.DRAINED))
     wait_for(lambda: not denied.status("be").on)
-    with denied.turns.lock:
-        container = denied.turns.containers["be"]
+    with denied.scheduler.lock:
+        container = denied.scheduler.containers["be"]
         if "untrue" in doubt:
-            container._limits_unreported, container.word.suspicion.proven = True, True
+            container._caps_unreported, container.reports.unreported_work.proven = True, True
         else:
             container.unheard = True
-        denied.turns._show(container, 0.0)
+        denied.scheduler._show(container, 0.0)
     assert denied.status("be").on
 
 
 def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(driver: Driver, said: Said) -> None:
-    node = TurnsNode(suspending=said, watchdog_s=0.01)
+    node = GpuTimeNode(suspending=said, watchdog_s=0.01)
     node.container("be", "best-effort").works()
     wait_for(lambda: node.status("be").working)
     node.close()
@@ -189,7 +189,7 @@ def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(
 
 
 def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
-    denied: TurnsNode, driver: Driver, said: Said
+    denied: GpuTimeNode, driver: Driver, said: Said
 ):
     background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
     background.works()
@@ -202,7 +202,7 @@ def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
 
 
 def test_no_process_is_tried_and_a_known_driver_without_a_trial_is_suspended_and_says_so(
-    denied: TurnsNode, driver: Driver, said: Said
+    denied: GpuTimeNode, driver: Driver, said: Said
 ):
     said.now = Suspending(None, "driver 580.1 is known, not tried: the GPU takes no context")
     with capture_logs() as log:

@@ -32,8 +32,8 @@ SPANS = st.lists(st.tuples(st.floats(0.02, 3.0), st.floats(0.02, 3.0)), min_size
 
 
 @dataclass
-class Turns:
-    """What the usage check asks and tells."""
+class NodeScheduler:
+    """What the usage check calls."""
 
     reported: list[dict[str, float]] = field(default_factory=list)
     whole: list[frozenset[str]] = field(default_factory=list)
@@ -69,10 +69,12 @@ def nobody(*_: object) -> Busy:
     raise NvmlAway("there is no NVML")
 
 
-def usage_check_of(turns: object, monkeypatch: pytest.MonkeyPatch, busy: Callable[[str, int, int], Busy]) -> UsageCheck:
+def usage_check_of(
+    scheduler: object, monkeypatch: pytest.MonkeyPatch, busy: Callable[[str, int, int], Busy]
+) -> UsageCheck:
     monkeypatch.setattr(usage_check.host, "key_of", lambda *_: None)
     monkeypatch.setattr(usage_check.host, "key_shown", lambda *_: None)
-    return UsageCheck(turns, Nvml(Counts(busy)), Path("/grants"))  # type: ignore[arg-type]
+    return UsageCheck(scheduler, Nvml(Counts(busy)), Path("/grants"))  # type: ignore[arg-type]
 
 
 def test_each_process_counts_for_the_container_whose_grant_it_has() -> None:
@@ -93,7 +95,7 @@ def test_no_container_computes_for_more_than_all_of_the_time(percent: dict[int, 
     assert 0.0 <= add_up(watched, {"0": (Busy(percent, 1), covered_s)}, {})["a"] <= covered_s
 
 
-def test_a_gpu_that_does_not_answer_keeps_the_others_checked_and_is_reported_of_once(
+def test_a_gpu_that_does_not_answer_keeps_the_others_checked_and_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = {"0"}
@@ -103,24 +105,24 @@ def test_a_gpu_that_does_not_answer_keeps_the_others_checked_and_is_reported_of_
             raise NvmlError(f"GPU {uuid} is lost")
         return Busy({1: 50, 3: 100}, since_us + 1_000_000)
 
-    turns = Turns()
-    looking = usage_check_of(turns, monkeypatch, busy)
+    scheduler = NodeScheduler()
+    looking = usage_check_of(scheduler, monkeypatch, busy)
     with capture_logs() as log:
         for _ in range(3):
             looking._look()
-        assert turns.reported == [{"a": 0.5}] * 3
+        assert scheduler.reported == [{"a": 0.5}] * 3
         assert [line["gpu"] for line in log] == ["0"]
         broken.clear()
         looking._look()
-        assert turns.reported[-1] == {"a": 0.5, "b": 1.0}
+        assert scheduler.reported[-1] == {"a": 0.5, "b": 1.0}
         broken.update("01")
         with pytest.raises(NvmlError):
             looking._look()
-        assert [line["gpu"] for line in log] == ["0", "0", "1"], "told anew, for it had answered meanwhile"
-    assert len(turns.reported) == 4
+        assert [line["gpu"] for line in log] == ["0", "0", "1"], "logged again, for it had answered meanwhile"
+    assert len(scheduler.reported) == 4
 
 
-def test_nvml_that_does_not_answer_is_reported_of_once_and_an_error_of_ours_ends_it_with_a_line(
+def test_nvml_that_does_not_answer_is_reported_once_and_an_error_of_ours_ends_it_with_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries: list[int] = []
@@ -132,15 +134,15 @@ def test_nvml_that_does_not_answer_is_reported_of_once_and_an_error_of_ours_ends
         raise NvmlAway("no library")
 
     monkeypatch.setattr(usage_check, "PERIOD_S", 0.0)
-    looking = usage_check_of(Turns(), monkeypatch, busy)
+    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
     with capture_logs() as log:
         looking.start()
         wait_for(lambda: not looking._thread.is_alive(), 30)
     assert [line["log_level"] for line in log] == ["warning", "error"]
-    assert log[1]["event"] == "what containers say of their work is not checked any more"
+    assert log[1]["event"] == "usage reports are not compared with the GPU time that NVML counts any more"
 
 
-def test_where_nobody_answers_no_other_gpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_answers_no_other_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
 
     def busy(uuid: str, *_: object) -> Busy:
@@ -148,7 +150,7 @@ def test_where_nobody_answers_no_other_gpu_is_requested(monkeypatch: pytest.Monk
         raise NvmlAway("no child")
 
     with pytest.raises(NvmlAway):
-        usage_check_of(Turns(), monkeypatch, busy)._look()
+        usage_check_of(NodeScheduler(), monkeypatch, busy)._look()
     assert requested == ["0"], "each of eight would cost three seconds"
 
 
@@ -158,9 +160,9 @@ def test_a_gpu_of_which_a_call_hung_keeps_the_others_checked(monkeypatch: pytest
             raise NvmlHung("it is asked again after 30 s")
         return Busy({1: 50}, since_us + 1_000_000)
 
-    turns = Turns()
-    usage_check_of(turns, monkeypatch, busy)._look()
-    assert turns.reported == [{"a": 0.5}]
+    scheduler = NodeScheduler()
+    usage_check_of(scheduler, monkeypatch, busy)._look()
+    assert scheduler.reported == [{"a": 0.5}]
 
 
 def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatc
         raise NvmlAway("late")
 
     monkeypatch.setattr(usage_check, "PERIOD_S", 0.0)
-    looking = usage_check_of(Turns(), monkeypatch, busy)
+    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
     looking.start()
     assert hung.wait(30)
     ended = threading.Thread(target=looking.close, daemon=True)
@@ -188,8 +190,8 @@ def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatc
 def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_started_with(tmp_path: Path) -> None:
     grants = tmp_path / "grants"
     run = {"TANGRAM_GRANT": f"{grants}/0a/grant", "PATH": os.environ["PATH"]}
-    looking = UsageCheck(Turns(), Nvml(Counts(nobody)), grants, named_in=grants)  # type: ignore[arg-type]
-    on_a_node = UsageCheck(Turns(), Nvml(Counts(nobody)), grants)  # type: ignore[arg-type]
+    looking = UsageCheck(NodeScheduler(), Nvml(Counts(nobody)), grants, named_in=grants)  # type: ignore[arg-type]
+    on_a_node = UsageCheck(NodeScheduler(), Nvml(Counts(nobody)), grants)  # type: ignore[arg-type]
     with subprocess.Popen(["sleep", "60"], env=run) as child:
         wait_for(
             lambda: looking._owners_of([child.pid], set()) == {child.pid: "0a"}, 30
@@ -215,8 +217,8 @@ def test_a_clock_that_is_set_back_blinds_nobody(monkeypatch: pytest.MonkeyPatch)
         return Busy({}, int(clock_s[0] * 1e6))
 
     monkeypatch.setattr(usage_check.time, "time_ns", lambda: int(clock_s[0] * 1e9))
-    monkeypatch.setattr(Turns, "watched", lambda _: {"b": WATCHED["b"]})
-    looking = usage_check_of(Turns(), monkeypatch, busy)
+    monkeypatch.setattr(NodeScheduler, "watched", lambda _: {"b": WATCHED["b"]})
+    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
     for clock_s[0] in (2000.0, 2001.0, 1000.0, 1001.0):
         looking._look()
     assert requested == [(1998.0, 2001.0), (2000.0, 2002.0), (998.0, 1001.0), (1000.0, 1002.0)]
@@ -273,7 +275,7 @@ def test_who_reports_all_its_work_is_never_accused_whatever_the_pauses_between_l
 
     @dataclass
     class Only:
-        """Turns of this container."""
+        """Time slices of this container."""
 
         def watched(self) -> Mapping[str, tuple[frozenset[str], frozenset[int]]]:
             return {"a": (frozenset({"0"}), frozenset({1}))}
@@ -289,8 +291,8 @@ def test_who_reports_all_its_work_is_never_accused_whatever_the_pauses_between_l
         for pause_s in pauses_s:
             one.run(pause_s)
             looking._look()
-            assert not one.container.word.suspicion.proven
-    assert one.container.word.suspicion.seconds < 1.5, "no more than what is on its way"
+            assert not one.container.reports.unreported_work.proven
+    assert one.container.reports.unreported_work.seconds < 1.5, "no more than what is on its way"
 
 
 def test_of_a_container_all_is_seen_only_where_all_its_gpus_count_by_process() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from arbiter.connection import Connection, Gone
 from arbiter.gputime.warm_up import EVERY_S, WarmUp
-from arbiter.memory.connection import Connection, Gone
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.turns_kit import Driver, TurnsNode
+from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
 from vgpu.protocol.wire import Activity, What
 
 
@@ -49,16 +49,16 @@ def test_a_napping_thread_rehearses_and_nobody_is_said_to_work(monkeypatch: pyte
         plain(warm_up, at_s)
 
     monkeypatch.setattr(WarmUp, "play", play)
-    node = TurnsNode(awake_s=0.2)
+    node = GpuTimeNode(awake_s=0.2)
     try:
         urgent, background = node.container("lc", "latency-critical"), node.container("be", "best-effort")
         background.works()
-        wait_for(lambda: not node.turns.containers["lc"].working() and node.turns.containers["be"].working())
+        wait_for(lambda: not node.scheduler.containers["lc"].working() and node.scheduler.containers["be"].working())
         played.clear()
         urgent.idles()
         wait_for(lambda: len(played) > 20)
-        assert not node.turns.containers["lc"].working()
+        assert not node.scheduler.containers["lc"].working()
         assert driver.owed() == 0
-        assert node.turns.counts.bad_packets == 0
+        assert node.scheduler.counts.bad_packets == 0
     finally:
         node.close()

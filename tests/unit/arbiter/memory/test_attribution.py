@@ -10,7 +10,7 @@ import pytest
 from arbiter.enforcement import enforcements
 from arbiter.memory.attribution import STAYS_S, Attributing
 from arbiter.memory.meter import Reading, Seen
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from arbiter.server import Server
 from arbiter.status import status_of
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, HandMeter, Node, a_grant, wait_for
@@ -106,18 +106,22 @@ def test_memory_that_belongs_to_no_grant_is_in_status_and_metrics_until_it_is_go
     reads(server, meter, (LOST, 700, place), times=1)
     (found,) = status_of(server).ungranted
     assert (found.gpu, found.pid, found.held_bytes, found.pod) == (GPU, LOST, 700 * MIB, pod)
-    assert metric(server) == {"tangram_arbiter_ungranted_bytes": 700 * MIB, "tangram_arbiter_ungranted_processes": 1}
+    assert metric(server) == {"tangram_gpu_memory_ungranted_bytes": 700 * MIB, "tangram_gpu_ungranted_processes": 1}
     reads(server, meter, times=1)
     assert status_of(server).ungranted == ()
-    assert metric(server) == {"tangram_arbiter_ungranted_bytes": 0, "tangram_arbiter_ungranted_processes": 0}
+    assert metric(server) == {"tangram_gpu_memory_ungranted_bytes": 0, "tangram_gpu_ungranted_processes": 0}
 
 
 def metric(server: Server) -> dict[str, float]:
-    families = [one for one in LedgerCollector(server).collect() if one.name.startswith("tangram_arbiter_ungranted")]
+    families = [
+        one
+        for one in ArbiterCollector(server).collect()
+        if one.name.startswith(("tangram_gpu_memory_ungranted", "tangram_gpu_ungranted"))
+    ]
     return {one.name: sample.value for one in families for sample in one.samples}
 
 
-def test_a_process_that_holds_a_gpu_which_its_container_was_not_granted_belongs_to_none_there(
+def test_a_process_with_memory_of_a_gpu_which_its_container_was_not_granted_belongs_to_none_there(
     node: Node, server: Server, meter: HandMeter
 ) -> None:
     """By a way around the devices it was given."""
@@ -127,7 +131,7 @@ def test_a_process_that_holds_a_gpu_which_its_container_was_not_granted_belongs_
     assert [(one.gpu, one.pid, one.pod) for one in status_of(server).ungranted] == [(OTHER_GPU, LOST, POD)]
 
 
-def test_connected_processes_and_those_that_hold_nothing_are_not_listed(
+def test_connected_processes_and_those_without_memory_are_not_listed(
     node: Node, server: Server, meter: HandMeter
 ) -> None:
     node.process("b1")

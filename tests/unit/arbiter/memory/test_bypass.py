@@ -85,7 +85,7 @@ def test_a_process_is_looked_at_once_a_second_at_most_and_forgotten_when_it_is_n
     wait_for(lambda: seen(tracer, 7, 5) is None)
 
 
-def test_who_was_connected_is_not_taken_for_a_stranger(tracer: Tracer) -> None:
+def test_a_process_that_was_connected_is_not_taken_for_unknown(tracer: Tracer) -> None:
     me = Suspect(os.getpid(), host.started_at(os.getpid()))
     tracer.connected(me.pid)
     tracer.suspect([me])
@@ -99,9 +99,7 @@ def test_where_nobody_answers_nothing_is_known_of_maps(tracer: Tracer, looks: Lo
     wait_for(lambda: seen(tracer, 7, 5) == Traces(False, None, True))
 
 
-def test_more_processes_than_one_request_names_are_requested_for_one_after_the_other(
-    tracer: Tracer, looks: Looks
-) -> None:
+def test_more_processes_than_one_request_names_are_looked_at_one_after_the_other(tracer: Tracer, looks: Looks) -> None:
     tracer.suspect([Suspect(pid, 5) for pid in range(1, 41)])
     wait_for(lambda: all(tracer.traces(pid, 5) for pid in range(1, 41)))
     assert [len(one) for one in looks.requested] == [16, 16, 8]
@@ -156,7 +154,7 @@ EXEMPT = {
 }
 
 
-def test_it_is_killed_after_three_readings_and_reported_of_once(
+def test_it_is_killed_after_three_readings_and_reported_once(
     start: tuple[HandMeter, START], victim: subprocess.Popen[bytes]
 ) -> None:
     meter, begin = start
@@ -266,7 +264,7 @@ def test_a_container_of_which_no_process_is_found_is_not_said_to_be_ended(
 
 
 @pytest.mark.parametrize("rules", EXEMPT.values(), ids=EXEMPT)
-def test_otherwise_it_is_reported_of_and_lives(
+def test_otherwise_it_is_reported_and_lives(
     start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], rules: Rules
 ) -> None:
     meter, begin = start

@@ -194,7 +194,7 @@ def test_a_pid_that_connects_twice_is_charged_once(node: Node, meter: HandMeter)
     assert second.lease(1).granted_bytes >= 1
 
 
-def test_the_list_of_processes_holds_who_holds_something(node: Node, meter: HandMeter) -> None:
+def test_the_list_of_processes_names_those_with_memory(node: Node, meter: HandMeter) -> None:
     server = node.start()
     node.allocate("k", a_grant())
     process, _idle = node.process(), node.process()
@@ -330,7 +330,7 @@ def test_a_folder_that_is_named_alike_is_nobodys_grant(
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize(("made_in", "key"), [("state", "0a"), ("elsewhere", None)])
 @pytest.mark.parametrize("at", GRANT_DIRS)
-def test_a_mount_of_the_kernels_belongs_to_whom_it_was_made_for(
+def test_a_mount_of_the_kernels_belongs_to_the_process_it_was_made_for(
     tmp_path: Path, at: str, made_in: str, key: str | None
 ) -> None:
     for folder in ("state", "elsewhere"):

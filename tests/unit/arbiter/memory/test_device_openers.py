@@ -136,9 +136,7 @@ def test_each_gpu_has_its_own_containers(looking: Looking) -> None:
     assert looking.openers.found == {}, "the container has no share there any more"
 
 
-def test_so_many_are_requested_about_at_once_and_so_many_in_all(
-    looking: Looking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_many_are_looked_at_at_once_and_so_many_in_all(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openers, "MOST_MAPS", 3)
     looking.look(1)
     assert [len(pids) for pids in looking.plugin.requested] == [3, 1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arbiter.memory.meter import Reading, Seen
-from arbiter.memory.unchanged_readings import SETTLED, Stillness
+from arbiter.memory.meter import SETTLED, Reading, Seen, UnchangedReadings
 from vgpu.memory.context import CALM_S, ContextMeasure
 
 GPU, OTHER = "GPU-1", "GPU-2"
@@ -24,14 +23,14 @@ def readings(*gpus: dict[str, dict[int, int | None]], seen: dict[int, Seen] = SE
 
 
 def test_a_reading_is_passed_over_after_some_that_were_alike() -> None:
-    still = Stillness()
+    still = UnchangedReadings()
     lasts = [still.lasts(one, [GPU]) for one in readings(*[{GPU: {1: 5}}] * 10)]
     assert lasts == [False] * (SETTLED + 1) + [True] * (9 - SETTLED)
     assert SETTLED - 1 > CALM_S, "a second apart"
 
 
 def test_a_word_of_a_process_and_another_number_begin_anew_and_another_gpu_does_not() -> None:
-    still, quiet = Stillness(), [{GPU: {1: 5}, OTHER: {2: at}} for at in range(9)]
+    still, quiet = UnchangedReadings(), [{GPU: {1: 5}, OTHER: {2: at}} for at in range(9)]
     reported = readings(*quiet, {GPU: {1: 6}, OTHER: {2: 9}}, *[{GPU: {1: 6}, OTHER: {2: 9}}] * 9)
     assert [still.lasts(one, [GPU]) for one in reported[:9]][-1]
     assert not still.lasts(reported[9], [GPU])
@@ -41,7 +40,7 @@ def test_a_word_of_a_process_and_another_number_begin_anew_and_another_gpu_does_
 
 
 def test_a_reading_that_was_not_taken_breaks_the_row() -> None:
-    still, reported = Stillness(), readings(*[{GPU: {1: 5}}] * 12)
+    still, reported = UnchangedReadings(), readings(*[{GPU: {1: 5}}] * 12)
     lasts = [still.lasts(one, [GPU]) for one in reported if one.at_s != 9.0]
     assert lasts[8]
     assert not lasts[9]

@@ -10,7 +10,7 @@ import pytest
 
 from arbiter.memory.device_openers import Opener, Openers, Wanted
 from arbiter.memory.meter import Reading, Seen
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from arbiter.server import Server
 from arbiter.status import status_of
 from nvml.queries import Nvml
@@ -58,7 +58,7 @@ def found(server: Server) -> list[tuple[str, int, int]]:
 
 
 def metric(server: Server) -> dict[str, float]:
-    families = [one for one in LedgerCollector(server).collect() if one.name == "tangram_arbiter_unlisted_bytes"]
+    families = [one for one in ArbiterCollector(server).collect() if one.name == "tangram_gpu_memory_unlisted_bytes"]
     return {sample.labels["gpu_uuid"]: sample.value / MIB for one in families for sample in one.samples}
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vgpu.gputime.decision import Decision
 from vgpu.gputime.events import Container, Event, Hint, Idle, Join, Switched, Work
-from vgpu.gputime.scheduler import Share
+from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.gputime.timing import Settings
 
 LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
@@ -48,7 +48,7 @@ class Node:
     def __init__(
         self, programs: dict[str, Program], settings: Settings | None = None, seed: int = 0, uptime_s: float = 0.0
     ) -> None:
-        self.share, self._uptime_s = Share(settings), uptime_s
+        self.scheduler, self._uptime_s = GpuTimeScheduler(settings), uptime_s
         self.programs = programs
         self.spans: dict[str, list[tuple[float, float, float]]] = {name: [] for name in programs}
         """Per container (from, until, part of the GPU): busy and on."""
@@ -66,14 +66,14 @@ class Node:
 
     def run(self, until_s: float) -> None:
         while self.now_s < until_s:
-            request_again_s = inf
+            decide_again_s = inf
             if self._switch is None:
-                decision = self.share.decide(self._uptime_s + self.now_s)
+                decision = self.scheduler.decide(self._uptime_s + self.now_s)
                 self.decisions.append((self.now_s, decision))
-                request_again_s = decision.request_again_s - self._uptime_s
-                assert request_again_s > self.now_s
+                decide_again_s = decision.decide_again_s - self._uptime_s
+                assert decide_again_s > self.now_s
                 self._start_switch(decision)
-            self._pass(min(self._next_s(), request_again_s, until_s))
+            self._pass(min(self._next_s(), decide_again_s, until_s))
 
     def on_s(self, name: str, since_s: float = 0.0, until_s: float = inf) -> float:
         """GPU time that a container had between two times."""
@@ -81,7 +81,7 @@ class Node:
 
     def _report(self, event: Event) -> None:
         self.events.append(event)
-        self.share.apply(replace(event, at_s=self._uptime_s + event.at_s))
+        self.scheduler.apply(replace(event, at_s=self._uptime_s + event.at_s))
 
     def _start_switch(self, decision: Decision) -> None:
         """Those who must be off first; then who may be on."""
@@ -155,11 +155,11 @@ def requests(service_class: str, period_s: float, work_s: float, until_s: float,
     return Program(container(service_class, cap), requests=times)
 
 
-def share_with(**containers: Container) -> Share:
-    share = Share()
+def scheduler_with(**containers: Container) -> GpuTimeScheduler:
+    scheduler = GpuTimeScheduler()
     for name, one in containers.items():
-        share.apply(Join(0.0, name, one))
-    return share
+        scheduler.apply(Join(0.0, name, one))
+    return scheduler
 
 
 def looping(cap: float, pause_s: float, work_s: float = 0.0014) -> Program:

@@ -7,60 +7,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.vgpu.gputime.gpu_model import BE, LC, Node, Program, always, container, share_with
+from tests.unit.vgpu.gputime.gpu_model import BE, LC, Node, Program, always, container, scheduler_with
 from vgpu.gputime.events import Begin, End, Hint, Idle, Work
 from vgpu.gputime.timing import Settings
 
 
 def test_a_hint_clears_the_gpu_before_the_request() -> None:
-    share = share_with(lc=container(LC), be=container(BE))
-    share.apply(Work(0.0, "be"))
-    share.apply(Hint(1.0, "lc", 0.010))
-    before = share.decide(1.0)
+    scheduler = scheduler_with(lc=container(LC), be=container(BE))
+    scheduler.apply(Work(0.0, "be"))
+    scheduler.apply(Hint(1.0, "lc", 0.010))
+    before = scheduler.decide(1.0)
     assert "be" in before.on
-    assert before.request_again_s == pytest.approx(1.0085)
-    assert share.decide(1.0085).on == {"lc"}
-    assert "be" in share.decide(1.0151).on, "the request never came"
+    assert before.decide_again_s == pytest.approx(1.0085)
+    assert scheduler.decide(1.0085).on == {"lc"}
+    assert "be" in scheduler.decide(1.0151).on, "the request never came"
 
 
 @pytest.mark.parametrize("early_s", [0.0, 0.0004], ids=["on time", "early"])
 def test_what_was_announced_gives_the_gpu_back_when_it_is_done(early_s: float) -> None:
-    share = share_with(lc=container(LC), be=container(BE))
-    share.apply(Work(0.0, "be"))
-    share.apply(Hint(1.0, "lc", 0.002))
-    share.apply(Work(1.002 - early_s, "lc"))
-    assert share.decide(1.002).on == {"lc"}
-    share.apply(Idle(1.0025, "lc"))
-    in_grace = share.decide(1.0025)
+    scheduler = scheduler_with(lc=container(LC), be=container(BE))
+    scheduler.apply(Work(0.0, "be"))
+    scheduler.apply(Hint(1.0, "lc", 0.002))
+    scheduler.apply(Work(1.002 - early_s, "lc"))
+    assert scheduler.decide(1.002).on == {"lc"}
+    scheduler.apply(Idle(1.0025, "lc"))
+    in_grace = scheduler.decide(1.0025)
     assert in_grace.on == {"lc"}
-    assert "be" in share.decide(in_grace.request_again_s).on
-    assert in_grace.request_again_s == pytest.approx(1.0027)
+    assert "be" in scheduler.decide(in_grace.decide_again_s).on
+    assert in_grace.decide_again_s == pytest.approx(1.0027)
 
 
 def test_what_ends_before_the_announced_time_or_was_there_before_the_hint_is_not_what_was_announced() -> None:
-    share = share_with(lc=container(LC), be=container(BE))
-    share.apply(Work(0.0, "be"))
-    share.apply(Hint(1.0, "lc", 0.001))
-    share.apply(Work(1.0, "lc"))
-    share.apply(Idle(1.0002, "lc"))
-    assert share.decide(1.0009).on == {"lc"}, "it copied its input; the request comes"
-    share.apply(Work(1.05, "lc"))
-    share.apply(Hint(1.1, "lc", 0.001))
-    share.apply(Idle(1.102, "lc"))
-    assert share.decide(1.105).on == {"lc"}, "the request before the announced one"
-    share.apply(Work(1.1055, "lc"))
-    share.apply(Idle(1.1058, "lc"))
-    assert "be" in share.decide(1.1061).on
+    scheduler = scheduler_with(lc=container(LC), be=container(BE))
+    scheduler.apply(Work(0.0, "be"))
+    scheduler.apply(Hint(1.0, "lc", 0.001))
+    scheduler.apply(Work(1.0, "lc"))
+    scheduler.apply(Idle(1.0002, "lc"))
+    assert scheduler.decide(1.0009).on == {"lc"}, "it copied its input; the request comes"
+    scheduler.apply(Work(1.05, "lc"))
+    scheduler.apply(Hint(1.1, "lc", 0.001))
+    scheduler.apply(Idle(1.102, "lc"))
+    assert scheduler.decide(1.105).on == {"lc"}, "the request before the announced one"
+    scheduler.apply(Work(1.1055, "lc"))
+    scheduler.apply(Idle(1.1058, "lc"))
+    assert "be" in scheduler.decide(1.1061).on
 
 
 def test_idleness_inside_a_section_does_not_end_it() -> None:
-    share = share_with(lc=container(LC), be=container(BE))
-    share.apply(Work(0.0, "be"))
-    share.apply(Hint(1.0, "lc", 0.001))
-    share.apply(Begin(1.001, "lc"))
-    share.apply(Work(1.002, "lc"))
-    share.apply(Idle(1.003, "lc"))
-    assert share.decide(1.5).on == {"lc"}
+    scheduler = scheduler_with(lc=container(LC), be=container(BE))
+    scheduler.apply(Work(0.0, "be"))
+    scheduler.apply(Hint(1.0, "lc", 0.001))
+    scheduler.apply(Begin(1.001, "lc"))
+    scheduler.apply(Work(1.002, "lc"))
+    scheduler.apply(Idle(1.003, "lc"))
+    assert scheduler.decide(1.5).on == {"lc"}
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -81,12 +81,12 @@ def test_announced_requests_cost_the_others_the_lead_the_work_and_two_switches(
 
 
 def test_a_section_without_an_end_is_over_after_a_second() -> None:
-    share = share_with(lc=container(LC), be=container(BE))
-    share.apply(Work(0.0, "be"))
-    share.apply(Begin(1.0, "lc"))
-    assert share.decide(1.5).on == {"lc"}
-    assert "be" in share.decide(2.0).on
-    share.apply(Begin(3.0, "lc"))
-    assert share.decide(3.0).on == {"lc"}
-    share.apply(End(3.1, "lc"))
-    assert "be" in share.decide(3.1).on
+    scheduler = scheduler_with(lc=container(LC), be=container(BE))
+    scheduler.apply(Work(0.0, "be"))
+    scheduler.apply(Begin(1.0, "lc"))
+    assert scheduler.decide(1.5).on == {"lc"}
+    assert "be" in scheduler.decide(2.0).on
+    scheduler.apply(Begin(3.0, "lc"))
+    assert scheduler.decide(3.0).on == {"lc"}
+    scheduler.apply(End(3.1, "lc"))
+    assert "be" in scheduler.decide(3.1).on

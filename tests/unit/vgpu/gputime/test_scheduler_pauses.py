@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.vgpu.gputime.gpu_model import LC, Node, Program, container, looping, share_with
+from tests.unit.vgpu.gputime.gpu_model import LC, Node, Program, container, looping, scheduler_with
 from vgpu.gputime.events import Idle, Switched, Work
 
 
@@ -12,7 +12,7 @@ from vgpu.gputime.events import Idle, Switched, Work
 def test_a_turn_goes_on_over_pauses_shorter_than_a_switch_and_pays_for_them(pause_s: float) -> None:
     node = Node({"few": looping(30, pause_s), "many": looping(60, pause_s)})
     node.run(10.0)
-    few, many = node.share.usage("few"), node.share.usage("many")
+    few, many = node.scheduler.usage("few"), node.scheduler.usage("many")
     assert few.on_s / 10 * 100 == pytest.approx(30, abs=0.5)
     assert many.on_s / 10 * 100 == pytest.approx(60, abs=0.5)
     assert few.suspends + many.suspends < 250, "20 frames a second, and not every pause"
@@ -47,26 +47,28 @@ def test_a_light_loop_leaves_the_gpu_to_a_neighbour_who_always_has_work() -> Non
 
 
 def test_a_pause_in_a_turn_keeps_nobody_more_urgent_waiting() -> None:
-    share = share_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30), lc=container(LC))
-    share.apply(Work(0.0, "holder"))
-    share.apply(Work(0.0, "rival"))
-    first = share.decide(0.0)
+    scheduler = scheduler_with(
+        holder=container(cap=60, weight=60), rival=container(cap=30, weight=30), lc=container(LC)
+    )
+    scheduler.apply(Work(0.0, "holder"))
+    scheduler.apply(Work(0.0, "rival"))
+    first = scheduler.decide(0.0)
     holder = next(name for name in ("holder", "rival") if name in first.on)
     rival = "rival" if holder == "holder" else "holder"
-    share.apply(Switched(0.0005, rival, False, 0.0005))
-    share.apply(Idle(0.001, holder))
-    assert share.decide(0.001).on == {holder, "lc"}, "in its pause"
-    share.apply(Work(0.0011, "lc"))
-    assert share.decide(0.0011).on == {"lc"}
+    scheduler.apply(Switched(0.0005, rival, False, 0.0005))
+    scheduler.apply(Idle(0.001, holder))
+    assert scheduler.decide(0.001).on == {holder, "lc"}, "in its pause"
+    scheduler.apply(Work(0.0011, "lc"))
+    assert scheduler.decide(0.0011).on == {"lc"}
 
 
 def test_a_pause_is_no_part_of_a_turn_that_nobody_waits_for() -> None:
-    share = share_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30))
-    share.apply(Work(0.0, "holder"))
-    share.decide(0.0)
-    share.apply(Work(0.0001, "rival"))
-    assert share.decide(0.0001).on == {"holder"}
-    share.apply(Switched(0.0005, "rival", False, 0.0005))
-    share.apply(Idle(0.0009, "rival"))
-    share.apply(Idle(0.001, "holder"))
-    assert share.decide(0.001).why["holder"] == "idle"
+    scheduler = scheduler_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30))
+    scheduler.apply(Work(0.0, "holder"))
+    scheduler.decide(0.0)
+    scheduler.apply(Work(0.0001, "rival"))
+    assert scheduler.decide(0.0001).on == {"holder"}
+    scheduler.apply(Switched(0.0005, "rival", False, 0.0005))
+    scheduler.apply(Idle(0.0009, "rival"))
+    scheduler.apply(Idle(0.001, "holder"))
+    assert scheduler.decide(0.001).why["holder"] == "idle"

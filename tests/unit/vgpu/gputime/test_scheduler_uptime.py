@@ -68,5 +68,7 @@ def test_a_node_that_has_been_up_for_years_shares_as_one_that_started_now(
     old.run(5.0)
     for name in young.programs:
         assert old.on_s(name) == pytest.approx(young.on_s(name), abs=2 * FRAME_S)
-        assert old.share.usage(name).suspends == pytest.approx(young.share.usage(name).suspends, rel=0.25, abs=4)
-    assert len(old.decisions) < 1.5 * len(young.decisions) + 10, "asked again for a rest that is only rounding"
+        assert old.scheduler.usage(name).suspends == pytest.approx(
+            young.scheduler.usage(name).suspends, rel=0.25, abs=4
+        )
+    assert len(old.decisions) < 1.5 * len(young.decisions) + 10, "decided again for a rest that is only rounding"

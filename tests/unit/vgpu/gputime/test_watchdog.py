@@ -1,4 +1,4 @@
-"""A silent container is healed soon, then ever more seldom, on each of its GPUs; and is one stopped by somebody, or are its kernels long?"""
+"""A silent container is resumed soon, then ever more seldom, on each of its GPUs; and is one stopped by somebody, or are its kernels long?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu.gputime.watchdog import FORGET_S, MOST_S, PROOF, WAITS, ContainerWatch
 FIRST_S = 0.1
 
 
-def heals(watchdog: ContainerWatchdog, gpu: str, until_s: float) -> list[float]:
+def resumes(watchdog: ContainerWatchdog, gpu: str, until_s: float) -> list[float]:
     """One that is silent until then."""
     times = []
     while (at_s := watchdog.due_s(gpu, FIRST_S)) <= until_s:
@@ -24,19 +24,19 @@ def heals(watchdog: ContainerWatchdog, gpu: str, until_s: float) -> list[float]:
 
 
 def test_a_silence_brings_fewer_heals_the_longer_it_lasts() -> None:
-    assert heals(ContainerWatchdog(0.0), "a", 2.0) == [0.1, 0.3, 0.7, 1.5]
+    assert resumes(ContainerWatchdog(0.0), "a", 2.0) == [0.1, 0.3, 0.7, 1.5]
 
 
 def test_a_watchdog_of_one_gpu_leaves_the_others_due() -> None:
     watchdog = ContainerWatchdog(0.0)
-    assert heals(watchdog, "a", 1.0) == heals(watchdog, "b", 1.0) == [0.1, 0.3, 0.7]
+    assert resumes(watchdog, "a", 1.0) == resumes(watchdog, "b", 1.0) == [0.1, 0.3, 0.7]
 
 
 def test_a_word_begins_anew() -> None:
     watchdog = ContainerWatchdog(0.0)
-    heals(watchdog, "a", 5.0)
+    resumes(watchdog, "a", 5.0)
     watchdog.heard(6.0)
-    assert heals(watchdog, "a", 6.5) == [6.1, 6.3]
+    assert resumes(watchdog, "a", 6.5) == [6.1, 6.3]
 
 
 @given(st.floats(FIRST_S, 60.0), st.floats(FIRST_S, 10.0))
@@ -49,7 +49,7 @@ def test_who_is_stopped_stands_still_no_longer_than_it_was_silent(stopped_at_s: 
 
 
 def lives(kernels_s: list[float], *, stopped: bool) -> ContainerWatchdog:
-    """One that says when each kernel ends. `stopped`: somebody stops it as it begins, so that it ends that long after a heal instead."""
+    """One that says when each kernel ends. `stopped`: somebody stops it as it begins, so that it ends that long after a resume instead."""
     watchdog, at_s = ContainerWatchdog(0.0), 0.0
     for kernel_s in kernels_s:
         end_s = at_s + kernel_s
@@ -89,7 +89,7 @@ def test_a_silence_is_healed_no_later_while_somebody_is_suspected() -> None:
 @example(0.105, 40)
 @example(0.08, 40)
 def test_kernels_of_one_length_are_nobodys_doing(kernel_s: float, count: int) -> None:
-    """Whatever the length: also just as long as the silence that brings a heal."""
+    """Whatever the length: also just as long as the silence that brings a resume."""
     assert not lives([kernel_s] * count, stopped=False).stopped(0.0)
 
 
@@ -113,7 +113,7 @@ def test_kernels_that_take_turns_are_nobodys_doing(cycle: list[float]) -> None:
 
 
 def slices(watchdog: ContainerWatchdog, count: int) -> list[float]:
-    """One under a gpu-core of 20 %, silent from its first slice on: after how much time of its own it is healed."""
+    """One under a gpu-core of 20 %, silent from its first slice on: after how much time of its own it is resumed."""
     times = []
     for frame in range(count):
         begins_s, ends_s = frame * 0.05, frame * 0.05 + 0.01
@@ -122,12 +122,12 @@ def slices(watchdog: ContainerWatchdog, count: int) -> list[float]:
             watchdog.resumed("a", at_s, FIRST_S)
             times.append(round(frame * 0.01 + at_s - begins_s, 3))
         watchdog.stands(ends_s, on=False)
-        assert watchdog.due_s("a", FIRST_S) == inf, "nobody is healed while it is suspended"
+        assert watchdog.due_s("a", FIRST_S) == inf, "nobody is resumed while it is suspended"
     return times
 
 
 def test_who_is_suspended_again_and_again_is_healed_after_as_much_time_of_its_own() -> None:
-    assert slices(ContainerWatchdog(0.0), 100) == heals(ContainerWatchdog(0.0), "a", 1.0) == [0.1, 0.3, 0.7]
+    assert slices(ContainerWatchdog(0.0), 100) == resumes(ContainerWatchdog(0.0), "a", 1.0) == [0.1, 0.3, 0.7]
 
 
 def test_a_word_begins_anew_also_between_two_slices() -> None:
@@ -135,4 +135,4 @@ def test_a_word_begins_anew_also_between_two_slices() -> None:
     watchdog.stands(0.09, on=False)
     watchdog.heard(1.0)
     watchdog.stands(2.0, on=True)
-    assert heals(watchdog, "a", 2.5) == [2.1, 2.3]
+    assert resumes(watchdog, "a", 2.5) == [2.1, 2.3]

@@ -24,7 +24,7 @@ def test_an_exact_reading_charges_what_no_allocation_explains() -> None:
     assert measure.bytes == 130
 
 
-def test_a_reading_becomes_exact_when_the_books_have_stood_still_around_it() -> None:
+def test_a_reading_becomes_exact_when_the_records_have_stood_still_around_it() -> None:
     measure = ContextMeasure()
     measure.moved(100)
     measure.read(150, used_bytes=20, leased_bytes=100, at_s=1)
@@ -71,7 +71,7 @@ def test_managed_memory_which_nvml_does_not_list_is_not_taken_for_a_smaller_cont
         assert measure.bytes == 518
 
 
-def test_it_is_still_from_an_exact_reading_until_the_books_move() -> None:
+def test_it_is_still_from_an_exact_reading_until_the_records_move() -> None:
     measure = ContextMeasure()
     for at_s, still in ((1.0, False), (1 + CALM_S - 0.01, False), (1 + CALM_S, True), (9.0, True)):
         measure.read(150, used_bytes=20, leased_bytes=100, at_s=at_s)
@@ -172,7 +172,7 @@ def test_what_a_reading_sees_of_bounded_calls_is_not_charged_beside_the_bound() 
     assert (measure.bytes, measure.bound_bytes) == (50, 0)
 
 
-def test_a_bound_is_settled_though_the_books_never_stand_still() -> None:
+def test_a_bound_is_settled_though_the_records_never_stand_still() -> None:
     """A lease that is not used hides what the calls took: then what is stated decides, and the bound at most."""
     measure = ContextMeasure(bytes=30)
     for second in range(1, 20):

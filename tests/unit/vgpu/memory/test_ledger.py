@@ -153,7 +153,7 @@ def test_room_for_a_context_is_recalled_from_siblings() -> None:
     assert book.give_back(ONE, 0, 100, wanted.recall, 0.01) == [Granted(TWO, 0, 1, 300)]  # type: ignore[union-attr]
 
 
-def test_a_context_without_room_is_refused_and_holds_nothing() -> None:
+def test_a_context_without_room_is_refused_and_leases_nothing() -> None:
     book = ledger(1000, ONE, TWO)
     book.request(ONE, 0, 1, 800, 800, 0)
     book.begin_context(TWO, 0, 1, 300, 0)
@@ -276,7 +276,7 @@ def test_a_reading_between_what_is_restated_of_leases_and_of_contexts_takes_neit
     assert book.unleased_bytes(0) == 1600 - 500 - 300 - 50, "room is kept beside a context that came back"
 
 
-def test_a_process_that_has_restated_what_it_holds_says_only_what_it_uses() -> None:
+def test_a_process_that_has_restated_what_it_has_says_only_what_it_uses() -> None:
     book = ledger(1000, ONE)
     book.state(ONE, 0, 400, 400)
     book.restate_context(ONE, 0, 300)

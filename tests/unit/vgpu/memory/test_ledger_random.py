@@ -15,7 +15,7 @@ from vgpu.memory.records import Event, Granted, Wanted
 
 @dataclass
 class World:
-    """The obvious slow version: processes that obey, and what each was told it holds."""
+    """The obvious slow version: processes that obey, and what was granted to each."""
 
     limit: int
     book: Ledger
@@ -37,7 +37,7 @@ class World:
     """NVML was read, and may have found contexts that are larger than what was held for them."""
     now: float = 0.0
     seq: int = 0
-    """Of the last ask: leases have even numbers, contexts odd ones."""
+    """Of the last request: leases have even numbers, contexts odd ones."""
 
     def kept(self) -> int:
         """Beside all contexts."""
@@ -211,6 +211,6 @@ def test_whatever_processes_do_the_leases_stay_within_the_limit(
         world.check()
     for _ in range(len(world.asking) + len(world.beginning) + len(world.promised)):
         world.wait(1000)
-    assert not world.asking, "an ask was never answered"
+    assert not world.asking, "a request was never answered"
     assert not world.beginning, "a context was never answered"
     assert world.book.deadline_s() is None

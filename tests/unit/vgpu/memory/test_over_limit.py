@@ -55,7 +55,7 @@ def test_a_gpu_that_left_the_grant_is_forgotten() -> None:
     assert lookout.excesses == ()
 
 
-def test_the_offender_is_who_holds_most_that_nothing_explains() -> None:
+def test_the_offender_is_who_entries_limit_that_nothing_explains() -> None:
     honest, greedy, small = Held(1, 500, 500), Held(2, 300, 0), Held(3, 200, 10)
     assert offender([honest, greedy, small]) == 2
     assert offender([Held(1, 500, 500), Held(2, 600, 600)]) == 2, "all explained: the largest"

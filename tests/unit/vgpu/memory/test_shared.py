@@ -97,14 +97,14 @@ def test_more_than_leased_cannot_be_dropped() -> None:
         made().drop(ONE, 0, KEY, 601, 0, made=True)
 
 
-def test_a_key_that_nobody_holds_can_be_dropped() -> None:
+def test_a_key_that_no_process_has_can_be_dropped() -> None:
     book = made()
     book.drop(TWO, 0, OTHER, 0, 0, made=False)
     assert book.unleased_bytes(0) == 400
 
 
 def test_a_container_cannot_fill_the_arbiters_memory_with_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "HOLDS_MOST", 2)
+    monkeypatch.setattr(shared, "ENTRIES_LIMIT", 2)
     book = made()
     book.hold(TWO, 0, 5, b"1", 1, 0)
     assert book.hold(TWO, 0, 6, b"2", 1, 0) == [Denied(TWO, 0, 6)]

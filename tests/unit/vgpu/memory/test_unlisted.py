@@ -60,7 +60,7 @@ def test_one_process_more_never_makes_it_more(used: int, of: list[Holder], more:
 def test_memory_that_nobody_explains_is_found_to_the_byte_where_all_else_is_listed(
     of: list[tuple[int, int]], hidden: int
 ) -> None:
-    """Of each process: what it holds, and how much of that is charged."""
+    """Of each process: its memory, and how much of that is charged."""
     listed = [Holder(held, min(held, charged)) for held, charged in of]
     assert difference(sum(held for held, _ in of) + hidden, listed) == hidden
 
@@ -112,7 +112,7 @@ def test_managed_memory_in_the_hosts_memory_never_makes_it_more_than_there_is(
 
 
 @given(st.lists(holders), st.integers(0, 10))
-def test_a_process_that_holds_nobody_knows_how_much_makes_it_unknown(of: list[Holder], at: int) -> None:
+def test_a_process_with_an_unknown_amount_makes_it_unknown(of: list[Holder], at: int) -> None:
     of.insert(at, Holder(None, 500))
     assert difference(5000, of) is None
     assert difference(None, []) is None

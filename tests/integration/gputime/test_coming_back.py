@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
-from tests.integration.turns.test_enforcement import status
+from tests.integration.gputime.conftest import Node, Program, until
+from tests.integration.gputime.test_enforcement import status
 
 PIDFD_GETFD = 438
 """Of every architecture (pidfd_getfd(2))."""

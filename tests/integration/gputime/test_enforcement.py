@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 from vgpu.protocol import wire
 from vgpu.protocol.status import ContainerStatus, decode_status
 

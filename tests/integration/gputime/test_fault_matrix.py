@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 from tests.signals import send_signal
 
 ROUNDS = int(os.environ.get("TANGRAM_FAULT_ROUNDS", "100"))

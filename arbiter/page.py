@@ -1,4 +1,4 @@
-"""The page that every process of a container may read: what of each GPU's limit no process holds.
+"""The page that every process of a container may read: what of each GPU's limit no process has leased.
 
 It saves a round trip for each question how much memory is free. The arbiter alone can write it: the memory is sealed against
 any later writer, so a descriptor that a container opens again for writing is refused by the kernel. A kernel without that seal
@@ -31,7 +31,7 @@ _SEAL_FUTURE_WRITE: Final = 0x0010
 
 
 class Page:
-    """One u64 for each GPU, the container's turn, and the arbiter's words, in an anonymous file.
+    """One u64 for each GPU, the container's state, and what the arbiter understands, in an anonymous file.
 
     `wait_ms`: how long a process waits for an arbiter that restarts; 0 = as its library does by itself.
     """
@@ -57,7 +57,7 @@ class Page:
         """The arbiter lives, said in milliseconds of CLOCK_MONOTONIC."""
         self._numbers[TURN_AT // 8] = at_ms
 
-    def show_turn(self, *, off: bool, gate: bool = False, alive_ms: int = 0) -> None:
+    def show_state(self, *, off: bool, gate: bool = False, alive_ms: int = 0) -> None:
         """Is the container suspended, and is its new work to wait? Who waits can tell from the first when we lived."""
         if off or gate:
             self.beat(alive_ms)

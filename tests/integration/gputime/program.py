@@ -66,7 +66,7 @@ launch_kernel = cuda.cuLaunchKernel
 
 
 def go_past_the_library() -> None:
-    """From now on kernels are launched by the driver's own function, found where the driver lies in memory: nobody is told."""
+    """From now on kernels are launched by the driver's own function, found where the driver lies in memory: nothing is reported."""
     global launch_kernel
     lowest = next(line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "libcuda.so" in line)
     names = subprocess.run(
@@ -326,7 +326,7 @@ busy = threading.Event()
 
 
 def work_on(us: int) -> None:
-    """Until told to stop, keeps two kernels queued."""
+    """Until it is stopped, keeps two kernels queued."""
     busy.set()
 
     def loop() -> None:

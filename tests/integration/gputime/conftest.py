@@ -25,7 +25,7 @@ from tests.signals import send_signal
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
-from vgpu.protocol.status import TurnStatus, decode_status
+from vgpu.protocol.status import GpuTimeStatus, decode_status
 
 GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
 PROGRAM = Path(__file__).with_name("program.py")
@@ -116,7 +116,7 @@ class Node:
             "--grace-ms",
             str(self._grace_ms),
         ]
-        env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_HOLD_UNREPORTED="true")
+        env = self.driver.env(LD_PRELOAD=self.kernel, TANGRAM_ARBITER_CAP_UNREPORTED="true")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
                 [sys.executable, "-m", self._module, *options], env=env, cwd=self._arbiter_sources, stderr=log
@@ -156,7 +156,7 @@ class Node:
         until(lambda: not channels or ((turn := self.turn(key)) is not None and turn.processes == carry))
         return program
 
-    def turn(self, key: str) -> TurnStatus | None:
+    def turn(self, key: str) -> GpuTimeStatus | None:
         """What the arbiter says of a container's time."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(self.folder / "status.sock"))

@@ -14,7 +14,7 @@ import pytest
 from nvml.trials import Trier
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import FakeDriver, start_fake_driver
-from tests.integration.turns.conftest import GPUS, Node, until
+from tests.integration.gputime.conftest import GPUS, Node, until
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.inventory import Inventory
 from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.turns.conftest import Node, until
+from tests.integration.gputime.conftest import Node, until
 from tests.signals import send_signal
 
 KILLS = int(os.environ.get("TANGRAM_RESTART_KILLS", "3"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.turns.conftest import GPUS, Node, Program, until
+from tests.integration.gputime.conftest import GPUS, Node, Program, until
 from vgpu.gputime.trial import Outcome, Tried, Verdict
 
 

@@ -7,9 +7,9 @@ import signal
 import threading
 from pathlib import Path
 
-from tests.integration.turns.conftest import Node, until
-from tests.integration.turns.test_enforcement import status
-from tests.integration.turns.test_turns import shares
+from tests.integration.gputime.conftest import Node, until
+from tests.integration.gputime.test_enforcement import status
+from tests.integration.gputime.test_sharing import shares
 
 
 def children(node: Node) -> list[int]:
@@ -20,7 +20,7 @@ def children(node: Node) -> list[int]:
     return [pid for pid in found if b"\0nvml\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_memory_is_leased_and_a_cap_holds_while_nvml_hangs_and_its_child_is_killed(node: Node) -> None:
+def test_memory_is_leased_and_a_cap_is_enforced_while_nvml_hangs_and_its_child_is_killed(node: Node) -> None:
     program = node.run("capped", core=30)
     until(lambda: status(node, "capped").memory_state == "enforced")
     node.driver.ctl("fault", "hang", "nvmlInitWithFlags", "seconds=1000")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 
 LC = "latency-critical"
 FILL = "[None for _ in iter(lambda: library.tangram_hint(ctypes.c_uint64(1)), -1)][:0]"

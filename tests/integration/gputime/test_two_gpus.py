@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 
 LONG_US = 2_000_000
 

@@ -1,4 +1,4 @@
-"""A program ends while the library's thread asks the driver what is left of its work."""
+"""A program ends while the library's thread queries the driver what is left of its work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.built import shim_build
-from tests.integration.turns.conftest import Node
+from tests.integration.gputime.conftest import Node
 
 ROUNDS = 4
 

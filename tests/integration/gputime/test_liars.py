@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from tests.integration.turns.conftest import Node, until
-from tests.integration.turns.test_turns import ran_percent
+from tests.integration.gputime.conftest import Node, until
+from tests.integration.gputime.test_sharing import ran_percent
 
 LC, BE = "latency-critical", "best-effort"
 
@@ -27,7 +27,7 @@ def test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_els
     honest["lc"].start("requests(40, 20_000, 0.08)")
     until(lambda: node.turn("liar").unreported, 20)
     assert not node.turn("liar").working, "it says still that it is idle"
-    assert "computes while it says it is idle" in node.log()
+    assert "does work that it does not report" in node.log()
     honest["lc"].finish()
     assert ran_percent(node, [liar], 3.0) < 34
     for name in honest:
@@ -61,7 +61,7 @@ def test_who_reports_of_all_its_work_is_never_accused(node: Node):
         turn = node.turn(name)
         assert turn.seen_s > 0.2
         assert not turn.unreported
-    assert "computes while it says" not in node.log()
+    assert "does work that it does not report" not in node.log()
 
 
 def test_somebody_else_stopped_a_containers_channels_and_it_runs_again(node: Node):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.built import REPOSITORY
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 from tests.previous_release import SOURCES, previous_library, previous_python, previous_sources
 from vgpu.api.codec import grant_from_text, grant_to_text
 from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
@@ -144,7 +144,7 @@ def test_releases_that_differ_by_one_hold_the_limits_and_survive_a_restart(
         "rolled back, its library restored",
     ],
 )
-def test_a_grant_holds_at_the_path_of_either_release(
+def test_a_grant_is_valid_at_the_path_of_either_release(
     mixed: Callable[[Mixture], Node], at: str, *, old_library: bool, old_arbiter: bool
 ) -> None:
     node = mixed(Mixture(library=old_library, arbiter=old_arbiter))

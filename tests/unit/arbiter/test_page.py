@@ -6,11 +6,11 @@ import os
 import struct
 
 from arbiter.gputime.timer import now_s
-from arbiter.memory.free_page import Page
+from arbiter.page import Page
 from vgpu.protocol.wire import PAGE_BYTES, TURN_AT
 
 
-def turn_of(page: Page) -> tuple[int, int, int]:
+def state_of(page: Page) -> tuple[int, int, int]:
     """The last beat in ms, off, gate: what a library reads."""
     beat_ms, off, gate = struct.unpack_from("<QII", os.pread(page.fd, PAGE_BYTES, 0), TURN_AT)
     return beat_ms, off, gate
@@ -18,10 +18,10 @@ def turn_of(page: Page) -> tuple[int, int, int]:
 
 def test_who_is_suspended_before_the_first_beat_can_report_that_the_arbiter_lives() -> None:
     page = Page()
-    assert turn_of(page) == (0, 0, 0)
+    assert state_of(page) == (0, 0, 0)
     before_ms = int(now_s() * 1000)
-    page.show_turn(off=True, gate=True, alive_ms=int(now_s() * 1000))
-    beat_ms, off, gate = turn_of(page)
+    page.show_state(off=True, gate=True, alive_ms=int(now_s() * 1000))
+    beat_ms, off, gate = state_of(page)
     assert (off, gate) == (1, 1)
     assert before_ms <= beat_ms <= now_s() * 1000
 
@@ -29,5 +29,5 @@ def test_who_is_suspended_before_the_first_beat_can_report_that_the_arbiter_live
 def test_who_goes_on_is_reported_so_and_is_owed_no_beat() -> None:
     page = Page()
     page.beat(7)
-    page.show_turn(off=False)
-    assert turn_of(page) == (7, 0, 0)
+    page.show_state(off=False)
+    assert state_of(page) == (7, 0, 0)

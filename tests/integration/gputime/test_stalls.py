@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 
 ROUNDS = int(os.environ.get("TANGRAM_STALL_ROUNDS", "6"))
 SEED = int(os.environ.get("TANGRAM_FAULT_SEED", "1"))

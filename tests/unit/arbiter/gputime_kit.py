@@ -1,4 +1,4 @@
-"""Turns without a server and without a driver: socket pairs for processes, and a double of the one call that channel groups make."""
+"""GPU time without a server and without a driver: socket pairs for processes, and a double of the one call that channel groups make."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arbiter.gputime.scheduler import Turns
-from arbiter.memory.connection import Connection
-from arbiter.memory.free_page import Page
+from arbiter.connection import Connection
+from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.page import Page
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol import wire
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 from vgpu.protocol.wire import Activity, Channels, What
 
 A = "GPU-00000000-0000-0000-0000-00000000000a"
@@ -128,9 +128,9 @@ def _read_list(at: int) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
 
 @dataclass
 class Container:
-    """A process's side of a connection for turns."""
+    """A process's side of a connection for GPU time."""
 
-    node: TurnsNode
+    node: GpuTimeNode
     name: str
     sock: socket.socket
     client: int
@@ -159,8 +159,8 @@ class Container:
         self.send(Activity(What.IDLE))
 
     def process_budget(self, much: float) -> None:
-        self.node.turns.containers[self.name].budget.spend(-much)
-        self.node.turns.containers[self.name].budget._at_once = much
+        self.node.scheduler.containers[self.name].budget.spend(-much)
+        self.node.scheduler.containers[self.name].budget._at_once = much
 
     def refused(self) -> str:
         """What ERROR says, before the hang-up."""
@@ -182,13 +182,13 @@ class Container:
         self.sock.close()
 
 
-class TurnsNode:
-    """A Turns, and containers."""
+class GpuTimeNode:
+    """A `NodeScheduler`, and containers."""
 
     def __init__(self, **options: object) -> None:
         self.device = os.memfd_create("device")
         self.failed = threading.Event()
-        self.turns = Turns(self.failed.set, **options)  # type: ignore[arg-type]
+        self.scheduler = NodeScheduler(self.failed.set, **options)  # type: ignore[arg-type]
         self.pages: dict[str, Page] = {}
         self.containers: list[Container] = []
 
@@ -209,7 +209,7 @@ class TurnsNode:
         theirs.settimeout(5)
         number = next(_numbers)
         page = self.pages.get(name) or self.pages.setdefault(name, Page())
-        self.turns.adopt(name, grant, page, Connection(ours, number, os.getpid(), 0.0))
+        self.scheduler.adopt(name, grant, page, Connection(ours, number, os.getpid(), 0.0))
         container = Container(self, name, theirs, 1000 + number)
         self.containers.append(container)
         if channels:
@@ -218,26 +218,26 @@ class TurnsNode:
 
     def drop(self, name: str) -> None:
         """As the server does when a grant goes."""
-        self.turns.drop(name)
+        self.scheduler.drop(name)
         self.pages.pop(name).close()
 
-    def status(self, name: str) -> TurnStatus:
+    def status(self, name: str) -> GpuTimeStatus:
         """Once its channels are known."""
-        wait_for(lambda: name in self.turns.statuses())
-        return self.turns.statuses()[name]
+        wait_for(lambda: name in self.scheduler.statuses())
+        return self.scheduler.statuses()[name]
 
     def gate(self, name: str) -> bool:
         return bool(self.pages[name]._numbers[wire.TURN_AT // 8 + 1] >> 32)
 
     def channel_groups(self, name: str) -> int:
-        with self.turns.lock:
-            container = self.turns.containers.get(name)
+        with self.scheduler.lock:
+            container = self.scheduler.containers.get(name)
             return sum(len(process.channel_groups) for process in container.processes.values()) if container else 0
 
     def descriptors(self, name: str) -> int:
         """Open in this process, once a container of that name has come and gone."""
         self.container(name).close()
-        wait_for(lambda: not self.turns.containers[name].processes)
+        wait_for(lambda: not self.scheduler.containers[name].processes)
         return open_descriptors()
 
     def device_descriptors(self) -> int:
@@ -247,9 +247,9 @@ class TurnsNode:
 
     def read(self, name: str) -> bool:
         """Has everything been read that its processes sent?"""
-        with self.turns.lock:
-            container = self.turns.containers[name]
-            return not self.turns.gpu_threads.reader_of(container).unread(container)
+        with self.scheduler.lock:
+            container = self.scheduler.containers[name]
+            return not self.scheduler.gpu_threads.reader_of(container).unread(container)
 
     def is_quiet(self) -> bool:
         """Everything that was sent has been read."""
@@ -257,7 +257,7 @@ class TurnsNode:
         return not self.failed.is_set()
 
     def close(self) -> None:
-        self.turns.close()
+        self.scheduler.close()
         for container in self.containers:
             container.close()
         for page in self.pages.values():

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from deviceplugin.grants.directories import Grants, Record
-from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.service_class import Followers
 from tests.builders import pod
-from tests.integration.turns.conftest import GPUS, Node, until
+from tests.integration.gputime.conftest import GPUS, Node, until
 from tests.signals import send_signal
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.grant import Assignment, Slice
@@ -79,7 +79,7 @@ def test_while_the_request_runs_the_other_one_does_not(node):
 
 
 @pytest.mark.parametrize("core", [20, 60])
-def test_a_cap_holds_for_kernels_that_fill_the_gpu(node, core):
+def test_a_cap_is_enforced_for_kernels_that_fill_the_gpu(node, core):
     one = node.run("a", core=core)
     one.do("work_on(20_000)")
     until(lambda: node.ran_us(one) > 50_000)
@@ -167,7 +167,7 @@ def test_work_that_nobody_waits_for_is_seen_to_end(node):
     assert until(lambda: not node.held(background), 2) < 1
 
 
-def test_a_program_with_more_channels_than_a_list_holds_is_gated_and_runs_on(node):
+def test_a_program_with_more_channels_than_a_list_takes_is_gated_and_runs_on(node):
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("contexts(9)")
     background.do("work_on(20_000)")

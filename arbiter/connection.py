@@ -47,14 +47,14 @@ class Connection:
     pid: int
     """On the host, as this arbiter's pid namespace sees it; 0 when it does not."""
     hello_until_s: float
-    """When a process that still waits for its grant is turned away."""
+    """When a process that still waits for its grant is refused."""
     pid_in_container: int = 0
     """As it says itself: shown and never trusted."""
     greeted: bool = False
     """It said HELLO."""
     welcomed: bool = False
-    for_turns: bool = False
-    """It tells of channels and of work, and leases nothing."""
+    for_gpu_time: bool = False
+    """It reports channels and work, and leases nothing."""
     for_context: bool = False
     """It may make a context soon."""
     reported: set[int] = field(default_factory=set)
@@ -144,7 +144,7 @@ def peer_pid(sock: socket.socket) -> int:
 
 
 def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
-    """A listening socket that those whom `mode` lets may connect to. One left by an earlier arbiter is replaced."""
+    """A listening socket with the permissions `mode`. One left by an earlier arbiter is replaced."""
     sock = socket.socket(socket.AF_UNIX, kind)
     fresh = path.with_name(f".{path.name}.new")
     try:

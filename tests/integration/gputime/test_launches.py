@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from arbiter.memory.connection import Connection
+from arbiter.connection import Connection
 from arbiter.memory.meter import Reading
 from vgpu.api.enforcement import Reason, reported
 
@@ -57,7 +57,7 @@ class ExemptProcesses:
         self.moved = True
 
     def changed(self, connections: Iterable[Connection]) -> dict[int, str] | None:
-        """Host pids and why, when they are others than when this was asked last."""
+        """Host pids and why, when they are others than when this was called last."""
         if not self.moved:
             return None
         self.moved = False

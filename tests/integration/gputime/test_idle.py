@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.integration.turns.conftest import Node, Program, until
+from tests.integration.gputime.conftest import Node, Program, until
 
 LAUNCH_FAILED = 719
 LC = "latency-critical"
