@@ -1,6 +1,6 @@
 """Who may read the metrics of this node: the API server reviews the tokens that clients of the plugin's and the arbiter's port send.
 
-The arbiter has no credentials: it asks here, through a socket in the plugin's folder.
+The arbiter has no credentials: it sends tokens here, through a socket in the plugin's folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger("deviceplugin.access")
 
 
 def reviewer(client: Client) -> Review:
-    """Asks the API server about a token."""
+    """Has the API server review a token."""
 
     async def review(token: str) -> Page:
         verdict = await may_get(client, token, METRICS)

@@ -24,7 +24,7 @@ from deviceplugin.device_ledger import Ledger
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.directories import Folder, Grants
 from deviceplugin.grants.lookup import as_far_as_another, containers_of
-from deviceplugin.pods.pods import NodePods, initialized
+from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from kube.errors import ApiError
 from kube.objects import Pod
@@ -34,7 +34,7 @@ from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT_GUARD, Guard, Names, stricter
 
 WATCH_WAIT_S: Final = 2.0
-"""For the watch to bring the pod before it is requested by name."""
+"""For the watch to bring the pod before it is read by name."""
 ARBITER_WAIT_S: Final = 5.0
 """For the arbiter to listen in a new folder. It answers within milliseconds unless it is being restarted."""
 ARBITER_POLL_S: Final = 0.01
@@ -99,7 +99,7 @@ class PreStart:
         records: Records,
         ledger: Ledger,
         grants: Grants,
-        podbooks: UsageRecords,
+        usage_records: UsageRecords,
         inventory: Callable[[], Inventory],
         fetch: Callable[[str, str], Awaitable[Pod | None]],
         guard: Guard = DEFAULT_GUARD,
@@ -110,7 +110,7 @@ class PreStart:
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._records, self._ledger, self._grants = pods, records, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
-        self._guard, self._clear, self._podbooks = guard, clear, podbooks
+        self._guard, self._clear, self._usage_records = guard, clear, usage_records
         self._waiting = waiting
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> Sequence[str]:
@@ -156,7 +156,7 @@ class PreStart:
         return Starting(pod, node_pod, listed)
 
     def _guessed(self, resource: str, ids: Sequence[str]) -> tuple[str, str] | None:
-        """Only an init container has these devices: whom we gave them to is all that is known."""
+        """Only an init container has these devices: only the ledger and the grants name the pod."""
         for uid, _ in self._ledger.holders(resource, ids):
             if pod := self._pods.pod(uid):
                 return pod.metadata.namespace, pod.metadata.name
@@ -168,7 +168,7 @@ class PreStart:
         return None
 
     async def _node_pod(self, namespace: str, name: str) -> tuple[Pod, NodePod]:
-        """The pod and its assignment: from the watch if that has it within `WATCH_WAIT_S`, else asked of the API server."""
+        """The pod and its assignment: from the watch if that has it within `WATCH_WAIT_S`, else from the API server."""
         with suppress(TimeoutError):
             async with asyncio.timeout(WATCH_WAIT_S):
                 while True:
@@ -225,7 +225,7 @@ class PreStart:
             raise Unserved(str(error), starting.pod) from None
 
     def _write(self, node_pod: NodePod, container: str, folder: Folder, ids: Sequence[str]) -> None:
-        """What is missing, our book, the grant, in this order: the book says whose the directory is before anybody can use it."""
+        """What is missing, the allocation record, the grant, in this order: the record names the directory's pod before a container can use it."""
         missing = self._grants.restore(folder.key)
         if missing:
             log.warning("what a container mounts was missing and is restored", pod=str(node_pod), missing=missing)
@@ -248,7 +248,7 @@ class PreStart:
     def _enter(self, node_pod: NodePod, resource: str, ids: Sequence[str]) -> None:
         """What the pod uses, before a process of it can: should it be deleted by force, the node still knows."""
         record = UsageRecord(node_pod.uid, node_pod.namespace, node_pod.name, node_pod.assignment.held())
-        self._podbooks.enter(record, {resource: ids})
+        self._usage_records.enter(record, {resource: ids})
 
     def _given(self, starting: Starting, resource: str, ids: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The container, as far as anybody knows, and the UUIDs of the GPUs whose devices Allocate answered these IDs with."""

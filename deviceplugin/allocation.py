@@ -4,7 +4,7 @@ The kubelet names no pod. It admits one pod at a time: container by container in
 resource by resource in *random* order. So whose turn it is follows from who waits, what they request, and what was given since.
 This module draws that conclusion and is pure: it knows no gRPC, no clock and no Kubernetes.
 
-Two pods of the same size on different GPUs cannot be told apart at the first request. Then one is guessed; the pod in flight is
+Two pods of the same size on different GPUs look the same at the first request. Then one is guessed; the pod in flight is
 kept until a request does not fit it; a request that shows the guess to be wrong moves what was given to the pod that explains all
 of it. What the kubelet may mix up so are pods of equal counts: per GPU, its records stay right.
 """
@@ -30,7 +30,7 @@ MOST_SLOTS: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
-    """A pod of this node that holds an assignment and is not finished."""
+    """A pod of this node that has an assignment and is not finished."""
 
     uid: str
     namespace: str
@@ -45,7 +45,7 @@ class NodePod:
     leaving: bool = False
     """It is being deleted."""
     guard: Guard = DEFAULT_GUARD
-    """What its user wants done when it holds more memory than it was granted."""
+    """What its user wants done when it uses more memory than it was granted."""
     ignored: tuple[str, ...] = ()
     """Why annotations of class and level do not count, in sentences; the assignment has what does."""
     earlier: frozenset[str] = frozenset()
@@ -95,17 +95,17 @@ class Choice:
     gpus: Mapping[str, int]
     """UUID -> devices of the resource that the assignment means there."""
     place: int = -1
-    """Of the container among the pod's asks."""
+    """Of the container among the pod's requests."""
     moves: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """What the flight was given and is this container's by this choice, per (container, resource); the pod guessed before loses it."""
     anew: bool = False
-    """The kubelet begins this pod again: what our book says of it was another pod's, or was given back."""
+    """The kubelet begins this pod again: what the ledger says of it was another pod's, or was released."""
     swapped: bool = False
     """The kubelet's devices lie on other GPUs: it took a pod of the same size for this one."""
 
 
 def assigned(node_pod: NodePod, request: GpuRequest, resource: str, names: Names) -> dict[str, int]:
-    """UUID -> devices of `resource` that the container's assignment means. Empty when it does not match the ask."""
+    """UUID -> devices of `resource` that the container's assignment means. Empty when it does not match the request."""
     pieces = node_pod.assignment.containers.get(request.container, ())
     quantity = request.resources(names).get(resource, 0)
     if len(pieces) != request.gpus or quantity % max(1, len(pieces)):
@@ -114,7 +114,7 @@ def assigned(node_pod: NodePod, request: GpuRequest, resource: str, names: Names
 
 
 def contradiction(requests: Iterable[GpuRequest], assignment: Assignment) -> str | None:
-    """Why an assignment cannot be what Tangram decided for these asks, or None."""
+    """Why an assignment cannot be what Tangram decided for these requests, or None."""
     for request in requests:
         pieces = assignment.containers.get(request.container)
         if pieces is None or len(pieces) != request.gpus:

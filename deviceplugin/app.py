@@ -1,4 +1,4 @@
-"""Put the parts together and keep them going until told to stop."""
+"""Put the parts together and run them until SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,9 +28,18 @@ from deviceplugin.grants.mount_check import REASON as MISPLACED
 from deviceplugin.grants.mount_check import Mounted
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletSilent, PodResources
+from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphans import Orphans
-from deviceplugin.pods.over_limit import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, Guard, Offence, Trouble
-from deviceplugin.pods.pods import NodePods, fetch_pod
+from deviceplugin.pods.over_limit import (
+    BYPASSED,
+    NOTICES,
+    UNENFORCED,
+    UNGRANTED,
+    UNLISTED,
+    Offence,
+    StatusWatch,
+    Trouble,
+)
 from deviceplugin.pods.processes import Processes
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
@@ -89,10 +98,11 @@ class DevicePlugin:
     def __init__(self, settings: DevicePluginSettings, client: Client) -> None:
         names, unit_mib = settings.names, settings.unit_mib
         self.settings, self._client, self._names = settings, client, names
-        self.metrics, self.calls = Metrics(), Calls()
+        self.calls = Calls()
         processes = Processes(settings.proc_root, self.calls.give_way)
         self.offer = Offer(names, unit_mib)
         self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
+        self.metrics = Metrics(settings.node_name, self.offer.inventory, self.pods.node_pods)
         self.cache: Cache[Pod] = Cache(
             client, paths.PODS, PreloadingPod, on_change=self.pods.on_change, shrink=without_variables,
             field_selector=f"spec.nodeName={settings.node_name}",
@@ -100,22 +110,22 @@ class DevicePlugin:
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
         self.grants = Grants(settings.state_root, settings.library, lull=self.calls.lull)
-        self.podbooks = UsageRecords(settings.state_root, self.grants.boot)
-        self.grants.settling.afterwards.append(self.podbooks.begin_next)
+        self.usage_records = UsageRecords(settings.state_root, self.grants.boot)
+        self.grants.settling.afterwards.append(self.usage_records.begin_next)
         self.orphans = Orphans(
-            self.podbooks, self.pods, processes, self._orphans_changed, lull=self.calls.lull
+            self.usage_records, self.pods, processes, self._orphans_changed, lull=self.calls.lull
         )  # fmt: skip
         self.ledger = Ledger(
-            self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.podbooks.users, waiting=self.calls.waiting,
+            self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self.calls.waiting,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
-            podbooks=self.podbooks, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
+            usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
             clear=settings.clear_memory, waiting=self.calls.waiting,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
-        self.guard = Guard(settings.status, self.pods.pod, self)
+        self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
         self.followers = Followers(self.pods, self.grants, self, self.calls.lull)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.lull)
         self.mounted = Mounted(self.pods, self.grants, processes, self.misplaced)
@@ -130,7 +140,7 @@ class DevicePlugin:
             ).try_out,
         )  # fmt: skip
         self.upkeep = Upkeep(
-            names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, podbooks=self.podbooks,
+            names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
             orphans=self.orphans, remover=self.remover, metrics=self.metrics, lull=self.calls.lull,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
@@ -154,7 +164,7 @@ class DevicePlugin:
                     self.management.run,
                     self.machine.run,
                     self.upkeep.run,
-                    self.guard.run,
+                    self.status_watch.run,
                     self.followers.run,
                     self.container_ids.run,
                     self.mounted.run,
@@ -204,7 +214,7 @@ class DevicePlugin:
             self.remover.remove(pod, "swapped")
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
-        """A container holds more memory than it was granted: tell the pod's user, and do what its policy says."""
+        """A container uses more memory than it was granted: report that to the pod's user, and do what its policy says."""
         self.recorder.event(
             about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
         )
@@ -265,7 +275,7 @@ class DevicePlugin:
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()
         try:
-            await restore(self.records, self.pods, self.ledger, self.grants, self.podbooks, self._names)
+            await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletSilent as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
         collecting.set_aside()
@@ -277,7 +287,7 @@ class DevicePlugin:
         while True:
             try:
                 path = self.grants.install()
-                self.podbooks.load()
+                self.usage_records.load()
             except OSError as error:
                 self._installing = Missing.LIBRARY.because(error)
                 log.error("no share can be given without the library", error=self._installing, retry_s=INSTALL_RETRY_S)

@@ -1,8 +1,8 @@
-"""The node's one book of what the kubelet gave to whom, for all resources together.
+"""The node's one ledger of the device IDs that the kubelet gave to containers, for all resources together.
 
-Two plugin servers that do not share a book put a pod's memory and compute on different GPUs. This one is asked by all of them, keeps
-the pod in flight between requests, and waits a bounded time for the watch when nobody known can be meant. What it decides it asks
-of `allocate`, which is pure.
+Two plugin servers that do not share a ledger put a pod's memory and compute on different GPUs. This one serves all of them, keeps
+the pod in flight between requests, and waits a bounded time for the watch when nobody known can be meant. Its decisions are
+those of `allocation`, which is pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deviceplugin.allocation import (
     prefer_anywhere,
     settle,
 )
-from deviceplugin.pods.usage_records import UsageRecord
+from deviceplugin.pods.orphans import Orphans
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
@@ -56,16 +56,6 @@ class Pods(Protocol):
         """Return after the next change of any pod."""
 
 
-class Lingering(Protocol):
-    """Who uses the node's GPUs beside the pods that the API has, and which devices are in use (`orphans`, `podbooks`)."""
-
-    def still_using(self) -> Sequence[UsageRecord]:
-        """Pods that the API lacks and that are not known to be gone."""
-
-    async def changed(self) -> None:
-        """Return when fewer of them are there."""
-
-
 class Ledger:
     """Answers the kubelet's requests for all resources of a node."""
 
@@ -75,7 +65,7 @@ class Ledger:
         inventory: Callable[[], Inventory],
         names: Names,
         *,
-        orphans: Lingering | None = None,
+        orphans: Orphans | None = None,
         users: Callable[[str], Mapping[str, str]] | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
@@ -128,7 +118,7 @@ class Ledger:
         return None
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
-        """Enter the kubelet's choice into the book. Answers whose it is. Raises Refused."""
+        """Enter the kubelet's choice into the ledger. Answers whose it is. Raises Refused."""
         request, these = Request(resource, len(ids)), frozenset(ids)
         tired = self._tired_of == request
         self._tired_of = None
@@ -265,7 +255,7 @@ class Ledger:
         self._flight, self._flight_at = Flight(uid, (*calls, Call(request, ids))), self._clock()
 
     def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
-        """The kubelet gives no device twice: who else holds one of these in our book no longer does."""
+        """The kubelet gives no device twice: another pod that has one of these in the ledger no longer has it."""
         had = self._had.setdefault(resource, {})
         for other in frozenset().union(*(had[one] for one in ids if one in had)) - {uid}:
             given = self.done.get(other, {})

@@ -1,7 +1,7 @@
 """Invariant I3: per GPU, the kubelet's records and the assignments of the pods say the same. Pure.
 
 A difference is no one's loss by itself (the environment or the CDI device decides what a container sees), but the kubelet may then
-refuse a pod that the extender placed rightly, so it is measured and told.
+refuse a pod that the extender placed rightly, so it is measured and reported.
 """
 
 from __future__ import annotations

@@ -2,46 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from deviceplugin.allocation import Request
+from deviceplugin.allocation import NodePod, Request
+from deviceplugin.gpus.capacity import MIB, Capacity
 from observe.refusals import Refusals
-from vgpu.api.inventory import Orphan
+from vgpu.api.inventory import Inventory, Orphan
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
-
-
-MIB: Final = 2**20
 
 
 class Metrics:
     """All metrics of the plugin."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        node: str = "",
+        inventory: Callable[[], Inventory] = lambda: Inventory(()),
+        node_pods: Callable[[], Collection[NodePod]] = tuple,
+    ) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(Capacity(node, inventory, node_pods))
         self.listeners = Refusals("deviceplugin")
         self.registry.register(self.listeners)
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
         self.call = Histogram(
-            "tangram_deviceplugin_call_seconds", "Time to answer a call of the kubelet.", ("call", "resource"), buckets=BUCKETS_S,
+            "tangram_deviceplugin_call_duration_seconds", "Time to answer a call of the kubelet.", ("call", "resource"), buckets=BUCKETS_S,
             registry=self.registry,
         )  # fmt: skip
         self._calls: dict[tuple[str, str], Histogram] = {}
         """(call, resource) -> its series: looking it up by its labels takes longer than counting."""
         self.refusals = counter(
-            "tangram_deviceplugin_refusals_total", "Calls of the kubelet that were refused.", ("call", "resource"),
+            "tangram_deviceplugin_calls_refused_total", "Calls of the kubelet that were refused.", ("call", "resource"),
         )  # fmt: skip
+        self._of_gpus()
+        self._of_pods()
+
+    def _of_gpus(self) -> None:
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.healthy = gauge(
             "tangram_deviceplugin_gpu_healthy", "1 when the GPU is fit for use, else 0.", ("gpu_uuid", "gpu_index"),
+        )  # fmt: skip
+        self.xids = counter(
+            "tangram_deviceplugin_xids_total", "XID errors that the driver reported.", ("gpu_uuid", "xid"),
         )  # fmt: skip
         self.drift = gauge(
             "tangram_deviceplugin_drift_devices",
             "Device IDs that the kubelet counts on a GPU beyond what its pods were assigned there.", ("resource", "gpu_uuid"),
         )  # fmt: skip
+        self.nvml_ends = counter(
+            "tangram_deviceplugin_nvml_processes_ended_total", "NVML processes that were ended, by reason.", ("reason",),
+        )  # fmt: skip
+        self.nvml_abandoned = gauge(
+            "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
+        )  # fmt: skip
+
+    def _of_pods(self) -> None:
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.swaps = counter(
             "tangram_deviceplugin_swaps_total", "Containers that the kubelet gave the devices of another pod of the same size.",
         )  # fmt: skip
@@ -52,14 +73,11 @@ class Metrics:
             "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted.", ("reason",),
         )  # fmt: skip
         self.over_limit = gauge(
-            "tangram_deviceplugin_over_limit_containers", "Containers that the arbiter finds holding more memory than they were granted.",
+            "tangram_deviceplugin_over_limit_containers", "Containers that use more memory than they were granted, as the arbiter finds.",
         )  # fmt: skip
         self.arbiter_silent = counter(
             "tangram_deviceplugin_arbiter_status_failures_total",
             "Times that the arbiter's status was not there (unreachable) or not understood (unreadable).", ("reason",),
-        )  # fmt: skip
-        self.xids = counter(
-            "tangram_deviceplugin_xids_total", "XID errors that the driver reported.", ("gpu_uuid", "xid"),
         )  # fmt: skip
         self.orphans = gauge(
             "tangram_deviceplugin_orphan_bytes",
@@ -70,13 +88,7 @@ class Metrics:
             "1 when the node's processes can be seen, 0 when not: then the room of a pod that is deleted by force is free at once.",
         )  # fmt: skip
         self.records_damaged = gauge(
-            "tangram_deviceplugin_books_damaged", "Records of allocations and pods that cannot be read.",
-        )  # fmt: skip
-        self.nvml_ends = counter(
-            "tangram_deviceplugin_nvml_processes_ended_total", "NVML processes that were ended, by reason.", ("reason",),
-        )  # fmt: skip
-        self.nvml_abandoned = gauge(
-            "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
+            "tangram_deviceplugin_damaged_records", "Records of allocations and pods that cannot be read.",
         )  # fmt: skip
         self.grants = gauge("tangram_deviceplugin_grants", "Grant folders on the node.")
 
@@ -96,14 +108,14 @@ class Metrics:
         (self.removals if done else self.failed_removals).labels(reason).inc()
 
     def set_orphans(self, orphans: Iterable[Orphan]) -> None:
-        """Replace what is told of pods that the API lacks and whose processes run on."""
+        """Replace the series of pods that the API lacks and whose processes run on."""
         self.orphans.clear()
         for orphan in orphans:
             for piece in orphan.held:
                 self.orphans.labels(orphan.namespace, orphan.pod, piece.uuid).set(piece.mib * MIB)
 
     def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
-        """Replace what is told of drift."""
+        """Replace the series of drift."""
         self.drift.clear()
         for (resource, uuid), count in found.items():
             self.drift.labels(resource, uuid).set(count)

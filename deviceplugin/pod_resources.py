@@ -48,16 +48,16 @@ class Holding:
 
 
 class PodResources:
-    """A client of the kubelet's pod resources socket. Connects when asked, again after a restart of the kubelet.
+    """A client of the kubelet's pod resources socket. Connects at the first call, again after a restart of the kubelet.
 
-    One question is under way at a time. Who asks meanwhile shares the next one's answer with all others who do.
+    One call is under way at a time. Callers that come meanwhile share the answer of the next one.
     """
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
-        self._asking = asyncio.Lock()
+        self._calling = asyncio.Lock()
         self._next: asyncio.Task[bytes] | None = None
         """The question that waits for the one under way."""
 
@@ -83,7 +83,7 @@ class PodResources:
         return await asyncio.shield(self._next)
 
     async def _request_in_turn(self) -> bytes:
-        async with self._asking:
+        async with self._calling:
             self._next = None
             return await self._request()
 
@@ -108,7 +108,7 @@ class PodResources:
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
     """The pods of an encoded ListPodResourcesResponse in which any of these device IDs stands, and perhaps others.
 
-    A full node's answer names thousands of IDs, and each costs time once Python looks at it. So the pods are told apart by their
+    A full node's answer names thousands of IDs, and each costs time once Python looks at it. So the pods are found by their
     lengths (field 1, protobuf's encoding), and only those are decoded in whose bytes an ID is found.
     """
     named_at = deque(sorted(at for one in ids for at in _all_of(one.encode(), answer)))

@@ -17,6 +17,7 @@ import structlog
 
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.service import ResourceServer, Service
+from vgpu.api.back_off import BackOff
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
@@ -49,7 +50,7 @@ class Kubelet:
     async def run(self) -> None:
         """Until cancelled."""
         seen: tuple[int, int] | None = None
-        wait_s = BACKOFF_S[0]
+        back_off = BackOff(*BACKOFF_S)
         try:
             while True:
                 now = self._socket_identity()
@@ -59,11 +60,11 @@ class Kubelet:
                 if now is not None:
                     try:
                         await self._see_to_all()
-                        wait_s = BACKOFF_S[0]
+                        back_off.succeeded()
                     except (grpc.aio.AioRpcError, OSError, RuntimeError) as error:
+                        wait_s = back_off.failed()
                         log.warning("not registered with the kubelet", error=_text(error), retry_s=wait_s)
                         await asyncio.sleep(wait_s)
-                        wait_s = min(2 * wait_s, BACKOFF_S[1])
                         continue
                 await self._something_may_have_changed()
         finally:

@@ -40,7 +40,7 @@ log = structlog.get_logger("deviceplugin.service")
 
 
 class Observer(Protocol):
-    """Who is told what happened: metrics and Events."""
+    """Reports what happened: metrics and Events."""
 
     def served(self, call: str, resource: str, seconds: float) -> None:
         """A call was answered."""
@@ -113,7 +113,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         return pb.PreferredAllocationResponse(container_responses=answers)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802
-        """Enter the IDs into the book; say what the container gets with them."""
+        """Enter the IDs into the ledger; answer what the container gets with them."""
         answers = []
         with self._serving("Allocate"):
             for one in request.container_requests:
@@ -143,14 +143,14 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     @contextmanager
     def _serving(self, call: str) -> Iterator[None]:
-        """The kubelet waits meanwhile. The observer is told how long, of a call that was not refused."""
+        """The kubelet waits meanwhile. The observer gets the time of a call that was not refused."""
         began_s = time.perf_counter()
         with self._answering():
             yield
         self._observer.served(call, self.resource, time.perf_counter() - began_s)
 
     def _listed(self) -> list[pb.Device]:
-        # No NUMA node is told: the GPU is chosen before the kubelet looks, and a topology hint could only force another one.
+        # No NUMA node is named: the GPU is chosen before the kubelet looks, and a topology hint could only force another one.
         return [pb.Device(ID=device.id, health=HEALTH[device.healthy]) for device in self._offer.devices(self.resource)]
 
     async def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:

@@ -64,7 +64,7 @@ class DevicePluginSettings(ProgramSettings):
         Path("/proc"), description="the node's /proc, as seen from here: whose processes still run is read there"
     )
     status_socket: Path | None = Field(
-        None, description="where the arbiter says who holds what; the default is arbiter/status.sock in state-root"
+        None, description="the arbiter's status socket; the default is arbiter/status.sock in state-root"
     )
     kubeconfig: str | None = Field(None, description="a kubeconfig file; the default is the pod's service account")
     metrics_host: str = Field("0.0.0.0", description="address that /metrics, /healthz and /readyz listen on")  # noqa: S104
@@ -115,7 +115,7 @@ class DevicePluginSettings(ProgramSettings):
 
     @property
     def status(self) -> Path:
-        """Where the arbiter says who holds what."""
+        """The arbiter's status socket."""
         return self.status_socket or self.state_root / "arbiter/status.sock"
 
     @property
@@ -125,7 +125,7 @@ class DevicePluginSettings(ProgramSettings):
 
     @property
     def nvml_socket(self) -> Path:
-        """Where the arbiter asks NVML."""
+        """The socket by which the arbiter queries NVML."""
         return self.plugin_folder / "nvml.sock"
 
     @property

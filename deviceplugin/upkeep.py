@@ -16,8 +16,8 @@ from deviceplugin.grants.allocation_record import Record, order_of
 from deviceplugin.grants.directories import Grants
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import Holding, KubeletSilent, PodResources
+from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.orphans import Orphans
-from deviceplugin.pods.pods import NodePods, initialized
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from vgpu.api.grant import Assignment, Grant, Slice
@@ -69,13 +69,13 @@ def needed(
 
 
 def ended(pods: NodePods, grants: Grants) -> set[str]:
-    """Keys of grant directories whose pod, as our book names it, has ended or is gone."""
+    """Keys of grant directories whose pod, as the record names it, has ended or is gone."""
     alive = {uid for uid, pod in pods.pods().items() if not pod.finished}
     owners = grants.owners()
     return {key for key, uid in owners.items() if uid not in alive}
 
 
-def enter_started(holdings: Iterable[Holding], pods: NodePods, podbooks: UsageRecords) -> None:
+def enter_started(holdings: Iterable[Holding], pods: NodePods, usage_records: UsageRecords) -> None:
     """Bring the pods' records in step with what the API and the kubelet's records say of pods that have started. Raises OSError."""
     listed: dict[tuple[str, str], dict[tuple[str, str], frozenset[str] | None]] = {}
     for one in holdings:
@@ -89,15 +89,17 @@ def enter_started(holdings: Iterable[Holding], pods: NodePods, podbooks: UsageRe
         ids: dict[str, set[str]] = {}
         for (_, resource), has in listed.get((node_pod.namespace, node_pod.name), {}).items():
             ids.setdefault(resource, set()).update(has or ())
-        podbooks.enter(UsageRecord(node_pod.uid, node_pod.namespace, node_pod.name, node_pod.assignment.held()), ids)
+        usage_records.enter(
+            UsageRecord(node_pod.uid, node_pod.namespace, node_pod.name, node_pod.assignment.held()), ids
+        )
 
 
-def remember_granted(grants: Grants, podbooks: UsageRecords, names: Names) -> None:
-    """Pods that have a grant and no book that can be read: what they use, as their grants say. Whole GPUs have no grant."""
+def remember_granted(grants: Grants, usage_records: UsageRecords, names: Names) -> None:
+    """Pods that have a grant and no usage record that can be read: what they use, as their grants say. Whole GPUs have no grant."""
     found: dict[str, list[Grant]] = {}
     for key in grants.keys():  # noqa: SIM118 (a method, not a mapping)
         grant = grants.read(key)
-        if grant is not None and podbooks.get(grant.uid) is None:
+        if grant is not None and usage_records.get(grant.uid) is None:
             found.setdefault(grant.uid, []).append(grant)
     for uid, of_pod in found.items():
         containers = {
@@ -105,53 +107,53 @@ def remember_granted(grants: Grants, podbooks: UsageRecords, names: Names) -> No
         }
         held = Assignment(containers).held()
         ids = [record.ids for record in grants.records().values() if record.uid == uid]
-        podbooks.remember(
+        usage_records.remember(
             UsageRecord(
                 uid, of_pod[0].namespace, of_pod[0].pod, held,
-                {names.gpu_mem: tuple(sorted({one for part in ids for one in part}))}, podbooks.boot,
+                {names.gpu_mem: tuple(sorted({one for part in ids for one in part}))}, usage_records.boot,
             )
         )  # fmt: skip
 
 
 async def restore(
-    records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords, names: Names
+    records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords, names: Names
 ) -> None:
     """After a start: enter into the ledger what the kubelet and our own records say was given. Raises KubeletSilent."""
     try:
         holdings = await records.holdings(names.domain)
     except KubeletSilent:
-        _restore_own(pods, ledger, grants, podbooks, names)
+        _restore_own(pods, ledger, grants, usage_records, names)
         raise
     for held in holdings:
         pod = pods.find(held.namespace, held.pod)
         if pod is not None:
             ledger.restore(pod.uid, held.container, held.resource, held.ids)
-    _restore_own(pods, ledger, grants, podbooks, names)
+    _restore_own(pods, ledger, grants, usage_records, names)
     try:
-        await asyncio.to_thread(enter_started, holdings, pods, podbooks)
+        await asyncio.to_thread(enter_started, holdings, pods, usage_records)
     except OSError as error:
         log.warning("what pods use is not all in our records yet", error=str(error))
 
 
-def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords, names: Names) -> None:
+def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords, names: Names) -> None:
     for key in grants.keys():  # noqa: SIM118
         record = grants.record(key)
         if record is not None and pods.pod(record.uid) is not None:
             ledger.restore(record.uid, record.container, names.gpu_mem, record.ids)
-    remember_granted(grants, podbooks, names)
+    remember_granted(grants, usage_records, names)
 
 
 class Upkeep:
     """Runs every `EVERY_S`. `lull` as `calls.Calls.lull`."""
 
     def __init__(
-        self, names: Names, *, records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, podbooks: UsageRecords,
+        self, names: Names, *, records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords,
         orphans: Orphans, remover: Remover, metrics: Metrics,
         lull: Callable[[], Awaitable[None]] = at_once,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._records, self._pods, self._ledger = names, records, pods, ledger
-        self._grants, self._podbooks, self._orphans = grants, podbooks, orphans
+        self._grants, self._usage_records, self._orphans = grants, usage_records, orphans
         self._remover, self._metrics = remover, metrics
         self._lull, self._now = lull, now
         self._drift: Drift = {}
@@ -179,19 +181,21 @@ class Upkeep:
             return
         self._ledger.forget_the_gone()
         self._remover.forget_the_gone(self._pods.pods().keys())
-        await asyncio.to_thread(enter_started, holdings, self._pods, self._podbooks)
+        await asyncio.to_thread(enter_started, holdings, self._pods, self._usage_records)
         await self._collect(holdings)
         self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118
         self._metrics.processes_seen.set(not self._orphans.blind)
-        self._metrics.records_damaged.set(len(self._podbooks.damaged) + self._grants.damaged_count)
+        self._metrics.records_damaged.set(len(self._usage_records.damaged) + self._grants.damaged_count)
 
     async def _collect(self, holdings: Collection[Holding]) -> None:
         """Remove what no container needs, has or had: never while a process of its pod lives. Raises OSError."""
         over = ended(self._pods, self._grants)
         owners = self._grants.owners()
-        finished = {record.uid for record in self._podbooks if (pod := self._pods.pod(record.uid)) and pod.finished}
+        finished = {
+            record.uid for record in self._usage_records if (pod := self._pods.pod(record.uid)) and pod.finished
+        }
         living = await self._orphans.living({owners[key] for key in over if key in owners} | finished)
-        await asyncio.to_thread(self._podbooks.forget, finished - living)
+        await asyncio.to_thread(self._usage_records.forget, finished - living)
         kept = needed(holdings, self._pods, self._ledger, self._grants, self._names, living)
         soon = () if self._orphans.blind else over
         gone = await asyncio.to_thread(

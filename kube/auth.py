@@ -101,9 +101,14 @@ def _in_pod(contexts: TlsContexts) -> Access:
 
 
 async def _from_kubeconfig(path: str, contexts: TlsContexts) -> Access:
-    from kubernetes.aio.client import Configuration
-    from kubernetes.aio.config import ConfigException, load_kube_config
-    from yaml import YAMLError
+    try:
+        from kubernetes.aio.client import Configuration
+        from kubernetes.aio.config import ConfigException, load_kube_config
+        from yaml import YAMLError
+    except ImportError as error:
+        raise NoClusterError(
+            f"kubeconfig {path} cannot be read without Kubernetes' client ({error}): install tangram[kubeconfig]"
+        ) from None
 
     settings = Configuration()
     try:

@@ -8,7 +8,7 @@
             pods.get("default/a")
 
 `on_change(old, new)` is called in the order of the events, in the event loop that runs the cache; `None` stands for "is not there". An
-object that was deleted and made again under its name while nobody watched is told of as both. A callback that raises is logged and
+object that was deleted and made again under its name while nobody watched is reported as both. A callback that raises is logged and
 counted, and the cache goes on; it is called again for that object, at the object's next event or after a wait that doubles, until it returns.
 
 Decides when to list again: the server says that our version is gone, or a line of the watch cannot be read. An object that does not
@@ -33,6 +33,7 @@ from kube.documents import EVENTS, THERE, Anonymous, Page
 from kube.errors import ApiError
 from kube.objects import key_of
 from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
+from vgpu.api.back_off import BackOff
 
 PAGE: Final = 500
 """Objects a list call requests at once, as kubectl does: pages bound the server's memory and ours."""
@@ -110,8 +111,8 @@ class Cache(Generic[T]):
         self.heard_s = float("-inf")
         """When the API server was last heard, by `clock`."""
         self.listed_s = float("-inf")
-        """When the last complete list began: what was in the API by then has been told of, or is in `unknown`."""
-        self._failed_in_a_row = 0
+        """When the last complete list began: what was in the API by then has been reported, or is in `unknown`."""
+        self._back_off = BackOff(*BACKOFF_S, jitter)
         self._changed = asyncio.Event()
         self._owed: dict[str, Owed[T]] = {}
         self._owes = asyncio.Event()
@@ -175,21 +176,21 @@ class Cache(Generic[T]):
                 if not self._version:
                     await self._list()
                 if not await self._watch():
-                    await self._back_off(0.0)
+                    await self._sleep(self._back_off.failed())
             except _RelistError as reason:
                 self._relist(str(reason))
-                await self._back_off(0.0)
+                await self._sleep(self._back_off.failed())
             except ApiError as error:
                 self._failures += 1
                 if error.gone:
                     self._relist("gone")
                 log.warning(
-                    "lost the API server", path=self.path, error=str(error), failed_in_a_row=self._failed_in_a_row
+                    "lost the API server", path=self.path, error=str(error), failed_in_a_row=self._back_off.failures
                 )
-                await self._back_off(error.retry_after_s)
+                await self._sleep(self._back_off.failed(error.retry_after_s))
 
     async def _list(self) -> None:
-        """Read everything, tell of every difference, and take the version to watch from."""
+        """Read everything, report every difference, and take the version to watch from."""
         began_s, seen = self._clock(), set[str]()
         params = {**self._selectors, "limit": str(self._page)}
         coming = asyncio.create_task(self._read_page(params))
@@ -198,7 +199,7 @@ class Cache(Generic[T]):
                 page = await coming
                 if page.metadata.continue_:
                     coming = asyncio.create_task(self._read_page(params | {"continue": page.metadata.continue_}))
-                    await asyncio.sleep(0)  # the API server makes the next page while this one is told of
+                    await asyncio.sleep(0)  # the API server makes the next page while this one is reported
                 for raw in page.items or ():
                     seen.add(self._take(raw))
                 if not page.metadata.continue_:
@@ -209,7 +210,7 @@ class Cache(Generic[T]):
             self._drop(key, self._items.get(key))
         self._version, self.listed_s = page.metadata.resource_version, began_s
         self._lists += 1
-        self._failed_in_a_row = 0
+        self._back_off.succeeded()
         self.has_synced.set()
         self._report_waiters()
 
@@ -222,7 +223,7 @@ class Cache(Generic[T]):
             raise ApiError(0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path) from error
 
     async def _watch(self) -> bool:
-        """Follow changes until the server ends the watch. Answers whether it told us anything. Raises _RelistError and ApiError."""
+        """Follow changes until the server ends the watch. Answers whether it sent anything. Raises _RelistError and ApiError."""
         low, high = WATCH_TIMEOUT_S
         params = {
             **self._selectors, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": self._version,
@@ -234,7 +235,7 @@ class Cache(Generic[T]):
             async for line in lines:
                 self._heard()
                 reported = True
-                self._failed_in_a_row = 0
+                self._back_off.succeeded()
                 self._follow(line)
         return reported
 
@@ -335,21 +336,19 @@ class Cache(Generic[T]):
 
     async def _report_owed(self) -> None:
         """Call the callback again for the objects on which it raised."""
-        first, longest = BACKOFF_S
-        wait_s = first
+        back_off = BackOff(*BACKOFF_S, self._jitter)
         while True:
             if not self._owed:
                 self._owes.clear()
                 await self._owes.wait()
-                wait_s = first
-            await self._sleep(wait_s * (1 - self._jitter() / 2))
-            wait_s = min(2 * wait_s, longest)
+                back_off.succeeded()
+            await self._sleep(back_off.failed())
             for key in list(self._owed):
                 self._report(key, None, self._items.get(key))
                 owed = self._owed.get(key)
                 if owed is not None and owed.tries >= DEPARTURES and key not in self._items:
                     del self._owed[key]
-                    log.error("on_change is not told that an object is gone", path=self.path, object=key)
+                    log.error("on_change never took that an object is gone", path=self.path, object=key)
             self._report_waiters()
 
     def _report_waiters(self) -> None:
@@ -362,9 +361,3 @@ class Cache(Generic[T]):
     def _relist(self, reason: str) -> None:
         self._version = ""
         self._relists[reason] = self._relists.get(reason, 0) + 1
-
-    async def _back_off(self, at_least_s: float) -> None:
-        first, longest = BACKOFF_S
-        wait_s = min(longest, first * 2.0 ** min(self._failed_in_a_row, 20)) * (1 - self._jitter() / 2)
-        self._failed_in_a_row += 1
-        await self._sleep(max(wait_s, at_least_s))

@@ -182,7 +182,7 @@ async def connect(
 
 
 def _environments_proxy(server: str) -> str | None:
-    """What $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY say of this server. Asked once: aiohttp asks in a thread at every call."""
+    """What $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY say of this server. Read once: aiohttp reads them in a thread at every call."""
     where = urlsplit(server)
     return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 

@@ -1,6 +1,6 @@
 """What a pod must find on a node beside resources: node selector, required node affinity and taints, as kube-scheduler judges them.
 
-Judges exactly or not at all. A pod that has anything else which may keep it off a node (other pods near or far, spreading, volume claims,
+Judges exactly or not at all. A pod that has anything else which may keep it off a node (other pods near or far, spreading, PersistentVolumeClaims,
 host ports, devices, gates, another resource) has no `Needs`: only the scheduler can tell where it may go.
 Sources: pkg/scheduler/framework/plugins/{nodeaffinity,tainttoleration,nodeunschedulable} of Kubernetes 1.36.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec, Slim, Taint
+from kube.objects import Affinity, Container, Needs, NodeAffinity, Pod, PodSpec
+from kube.pod_parts import ContainerPort, Volume
 from kube.pod_requests import pending_pod_requests
-from vgpu.scheduling.nodes.constraints import REPELS
+from vgpu.scheduling.nodes.constraints import REPELS, Taint
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 """Those that `Requirement` judges. Gt and Lt, which nobody uses, are left to the scheduler."""
@@ -29,19 +30,10 @@ class _Affinity(Affinity, frozen=True):
     pod_anti_affinity: dict[str, Any] | None = None
 
 
-class _Volume(Slim, frozen=True):
-    persistent_volume_claim: Any = None
-    ephemeral: Any = None
-
-
-class _Port(Slim, frozen=True):
-    host_port: int = 0
-
-
 class WholeContainer(Container, frozen=True):
     """A container, with its ports."""
 
-    ports: tuple[_Port, ...] = ()
+    ports: tuple[ContainerPort, ...] = ()
 
 
 class WholeSpec(PodSpec, frozen=True):
@@ -50,7 +42,7 @@ class WholeSpec(PodSpec, frozen=True):
     containers: tuple[WholeContainer, ...] = ()
     init_containers: tuple[WholeContainer, ...] = ()
     affinity: _Affinity | None = None
-    volumes: tuple[_Volume, ...] = ()
+    volumes: tuple[Volume, ...] = ()
     scheduling_gates: tuple[Any, ...] = ()
     resource_claims: tuple[Any, ...] = ()
     workload_ref: Any = None

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from vgpu.scheduling.nodes.constraints import NodeConstraints
+from vgpu.scheduling.nodes.constraints import NodeConstraints, Taint, Toleration
 
 
 class Slim(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
@@ -91,7 +91,7 @@ class Selector(Slim, frozen=True):
 
 
 class NodeTerm(Slim, frozen=True):
-    """NodeSelectorTerm. All of it must hold; an empty one holds for no node."""
+    """NodeSelectorTerm. All of it must match; an empty one matches no node."""
 
     match_expressions: tuple[Requirement, ...] = ()
     match_fields: tuple[Requirement, ...] = ()
@@ -105,7 +105,7 @@ class PreferredTerm(Slim, frozen=True):
 
 
 class NodeSelector(Slim, frozen=True):
-    """One of its terms must hold."""
+    """One of its terms must match."""
 
     node_selector_terms: tuple[NodeTerm, ...] = ()
 
@@ -144,7 +144,7 @@ class Requirement(Slim, frozen=True):
     values: tuple[str, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Does it hold for these labels? An operator of a later release holds for none."""
+        """Does it match these labels? An operator of a later release matches none."""
         value = labels.get(self.key)
         match self.operator:
             case "In":
@@ -157,29 +157,6 @@ class Requirement(Slim, frozen=True):
                 return value is None
             case _:
                 return False
-
-
-class Taint(Slim, frozen=True):
-    """What keeps pods off a node that do not tolerate it."""
-
-    key: str = ""
-    value: str = ""
-    effect: str = ""
-
-
-class Toleration(Slim, frozen=True):
-    """Which taints a pod does not mind."""
-
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-
-    def tolerates(self, taint: Taint) -> bool:
-        """Is this taint one of them? An operator of a later release tolerates none."""
-        if (self.effect and self.effect != taint.effect) or (self.key and self.key != taint.key):
-            return False
-        return self.operator == "Exists" or (self.operator in ("", "Equal") and self.value == taint.value)
 
 
 class Needs(Slim, frozen=True):
@@ -279,7 +256,7 @@ class Pod(Slim, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """All its containers have ended for good: it holds nothing."""
+        """All its containers have ended for good: it uses nothing."""
         return self.status.phase in ("Succeeded", "Failed")
 
     def plain(self) -> dict[str, Any]:
@@ -289,7 +266,7 @@ class Pod(Slim, frozen=True):
         )
         return requested
 
-    def asking(self, annotations: dict[str, str]) -> bytes:
+    def requesting(self, annotations: dict[str, str]) -> bytes:
         """A pod that requests the same, with these annotations only, as JSON: one text for all pods of a template."""
         had = self.spec
         spec = PodSpec(
@@ -340,7 +317,7 @@ class Node(Slim, frozen=True):
 
 
 class BudgetSpec(Slim, frozen=True):
-    """Whom a PodDisruptionBudget counts. Without a selector, nobody."""
+    """Which pods a PodDisruptionBudget counts. Without a selector, none."""
 
     selector: Selector | None = None
 

@@ -1,4 +1,4 @@
-"""What a callback is still to be told of an object, after it raised.
+"""The calls that a callback still needs for an object, after it raised.
 
 Pure: which calls lead from what the callback took last to how the object is now. It may have done half of what it raised on.
 """
@@ -12,8 +12,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from kube.objects import Metadata
 
 DEPARTURES: Final = 16
-"""Times that a callback is told of an object that is gone before this is given up, after about four minutes. Guessed. Of objects
-that exist there is a bounded number to tell of; of those that are gone there is no end."""
+"""Times that a callback is called for an object that is gone before this is given up, after about four minutes. Guessed. Of objects
+that exist there is a bounded number; of those that are gone there is no end."""
 
 
 class Keyed(Protocol):
@@ -37,7 +37,7 @@ class Owed(Generic[T]):
 
 
 def steps(old: T | None, new: T | None) -> Iterator[tuple[T | None, T | None]]:
-    """A change as the callback is told of it: an object that has another's name comes after that one is gone."""
+    """A change as the callback gets it: an object that has another's name comes after that one is gone."""
     if old is not None and new is not None and old.metadata.uid != new.metadata.uid:
         yield old, None
         old = None
@@ -45,7 +45,7 @@ def steps(old: T | None, new: T | None) -> Iterator[tuple[T | None, T | None]]:
 
 
 def steps_owed(owed: Owed[T], new: T | None) -> Iterator[tuple[T | None, T | None]]:
-    """From what the callback last raised on to how the object is now. Of one that has gone meanwhile it is told although it never took it."""
+    """From what the callback last raised on to how the object is now. One that has gone meanwhile is reported although the callback never took it."""
     seen = owed.new if owed.new is not None else owed.old
     if seen is not None and (new is None or new.metadata.uid != seen.metadata.uid or owed.new is None):
         yield seen, None

@@ -9,6 +9,12 @@ PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
 BUDGETS: Final = "/apis/policy/v1/poddisruptionbudgets"
 
+TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
+ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+POD_GROUPS_API: Final = "/apis/scheduling.k8s.io/v1alpha2"
+POD_GROUPS: Final = f"{POD_GROUPS_API}/podgroups"
+
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 KUEUE: Final = f"/apis/{KUEUE_GROUP}"
 

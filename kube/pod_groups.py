@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from kube.objects import Condition, Metadata, Slim
-
-API: Final = "/apis/scheduling.k8s.io/v1alpha2"
-POD_GROUPS: Final = f"{API}/podgroups"
 
 
 class GangPolicy(Slim, frozen=True):

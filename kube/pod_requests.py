@@ -11,7 +11,7 @@ Amounts are integers by resource, rounded up after they were added up: thousandt
 everything else. A quantity that cannot be read counts as 0: the API server lets none through.
 
 Source: k8s.io/component-helpers v0.36 (resource.PodRequests), with the feature gates that Kubernetes 1.36 has on; compared with it by
-tests/contract/test_pod_requests.py. Amounts from claims of node resources (DRANodeAllocatableResources, alpha) are not counted.
+tests/contract/test_pod_requests.py. Amounts from ResourceClaims of node resources (DRANodeAllocatableResources, alpha) are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vgpu.api.quantity import LARGEST, parse
 CPU: Final = "cpu"
 
 NANO: Final = 10**9
-"""A quantity is told apart to a billionth, rounded up (apimachinery, resource.Quantity)."""
+"""A quantity counts to a billionth, rounded up (apimachinery, resource.Quantity)."""
 
 MILLI: Final = 10**6
 """Billionths in a thousandth."""

@@ -1,4 +1,4 @@
-"""Whose token it is, and whether its owner may get a path: what `kube-rbac-proxy` asks the API server, a TokenReview and a SubjectAccessReview.
+"""Whose token it is, and whether its owner may get a path: as `kube-rbac-proxy` has it reviewed, by a TokenReview and a SubjectAccessReview.
 
 Needs the verb `create` for both (the ClusterRole `system:auth-delegator` has it). Says nothing of how long an answer counts.
 """
@@ -11,11 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from kube import paths
 from kube.client import Client
 from kube.errors import ApiError
 
-TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
-ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 CALL_S: Final = 2.0
 """For each of the two calls. Guessed: they take milliseconds."""
 
@@ -80,7 +79,7 @@ async def _reviewed(client: Client, token: str, path: str) -> Verdict:
         "kind": "TokenReview",
         "spec": {"token": token},
     }
-    answer = await client.send("POST", TOKEN_REVIEWS, requested, timeout_s=CALL_S)
+    answer = await client.send("POST", paths.TOKEN_REVIEWS, requested, timeout_s=CALL_S)
     token_status = msgspec.json.decode(answer, type=TokenReview).status
     if not token_status.authenticated or not token_status.user.username:
         return Verdict(HTTPStatus.UNAUTHORIZED, "the API server does not know this token")
@@ -93,7 +92,7 @@ async def _reviewed(client: Client, token: str, path: str) -> Verdict:
             "nonResourceAttributes": {"path": path, "verb": "get"},
         },
     }  # fmt: skip
-    answer = await client.send("POST", ACCESS_REVIEWS, requested, timeout_s=CALL_S)
+    answer = await client.send("POST", paths.ACCESS_REVIEWS, requested, timeout_s=CALL_S)
     access = msgspec.json.decode(answer, type=AccessReview).status
     if access.allowed and not access.denied:
         return Verdict(HTTPStatus.OK, "ok")

@@ -12,18 +12,18 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from nvml import probe, usage, utilisation
+from nvml import probe, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.events import Events
-from nvml.library import LIBRARY
+from nvml.library import LIBRARY, load
 from nvml.messages import (
     ENOUGH_BYTES,
     MOST_PROCESSES,
@@ -37,6 +37,7 @@ from nvml.messages import (
     Count,
     Descriptors,
     Failed,
+    Found,
     GpuAt,
     Health,
     Held,
@@ -52,7 +53,7 @@ from nvml.messages import (
     decode_requests,
     encode,
 )
-from nvml.session import opened
+from nvml.naming import naming
 
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG, linux/prctl.h."""
@@ -60,8 +61,21 @@ SLOW_S: Final = 0.05
 """Who waits behind a packet that takes longer has its turn before the rest of it. Guessed: eight GPUs that are well take a few milliseconds."""
 
 
+@contextmanager
+def opened(driver_root: Path) -> Iterator[Found]:
+    """NVML is usable inside. Answers where the library was found. Raises NvmlError."""
+    found = load(driver_root)
+    with naming(f"the NVIDIA driver of {driver_root}"):
+        nv.nvmlInit()
+    try:
+        yield found
+    finally:
+        with suppress(nv.NVMLError):
+            nv.nvmlShutdown()
+
+
 def main() -> None:
-    """Serve whoever holds the other end of standard input."""
+    """Serve the process at the other end of standard input."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # a call that hangs would outlive the supervisor
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor's to act on
     with socket.socket(fileno=0) as sock, suppress(ConnectionError):
@@ -127,7 +141,7 @@ class Session:
             case Processes(uuid):
                 return _held(uuid)
             case Computes(uuid, since_us, until_us):
-                return Computed(utilisation.busy(uuid, since_us, until_us))
+                return Computed(usage.busy(uuid, since_us, until_us))
             case Xids(uuids):
                 return self._xids(uuids)
             case Maps() | Descriptors():

@@ -1,11 +1,11 @@
 """Does a process have a GPU's device file open? By /proc/<pid>/fd, which only who may trace the process can read.
 
-Whoever uses a GPU has its device file open, with memory there or without: a program that asks NVML for a temperature has it open, and so has a child of a CUDA
+Whoever uses a GPU has its device file open, with memory there or without: a program that reads by NVML a temperature has it open, and so has a child of a CUDA
 program. So an open file is no proof of memory. It is looked for by the device's number: a container may call the file what it likes. None = nobody knows,
 as for maps (`nvml.mapped`).
 
 A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are looked at, though they are the same
-in nearly every program. To request the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
+in nearly every program. To read the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from nvml.messages import Xid
 from nvml.naming import naming
 
 MOST: Final = 64
-"""Events of one look. More are told at the next."""
+"""Events of one look. More come at the next."""
 
 
 class Events:
@@ -19,7 +19,7 @@ class Events:
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.deaf: dict[str, str] = {}
-        """UUID -> why its events cannot be had; asking is all there is for these."""
+        """UUID -> why its events cannot be had; queries are all there is for these."""
         with naming("the event set"):
             self._set: Any = nv.nvmlEventSetCreate()
         for uuid in uuids:

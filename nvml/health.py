@@ -1,4 +1,4 @@
-"""Which GPUs are fit for use, from the driver's XID events and from asking. Pure.
+"""Which GPUs are fit for use, from the driver's XID events and from queries. Pure.
 
 A GPU falls ill at an XID that is not an application's own doing, or when it does
 not answer; it is well again after it has answered `ANSWERS_TO_RECOVER` times in a row since. A GPU never stays ill for good.

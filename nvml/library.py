@@ -1,6 +1,6 @@
 """Find NVIDIA's management library under a driver root and load it, so that pynvml finds it loaded already.
 
-pynvml asks the loader for `libnvidia-ml.so.1`; glibc answers with a library that has that SONAME and is loaded, wherever it came
+pynvml loads `libnvidia-ml.so.1`; glibc takes a library that has that SONAME and is loaded already, wherever it came
 from. Decides where to look; knows nothing of GPUs.
 """
 
@@ -22,7 +22,7 @@ LIBRARY_FOLDERS: Final = (
 
 
 def library_folder(driver_root: Path) -> Path | None:
-    """The folder under `driver_root` that holds the management library, or None."""
+    """The folder under `driver_root` with the management library, or None."""
     folders = (driver_root / folder for folder in LIBRARY_FOLDERS)
     return next((folder for folder in folders if (folder / LIBRARY).exists()), None)
 

@@ -122,7 +122,7 @@ class Answers(OfGpu, frozen=True, tag=True):
 
 
 class Processes(OfGpu, frozen=True, tag=True):
-    """Who holds memory there, and how much is in use."""
+    """Which processes use memory there, and how much is in use."""
 
     wants: ClassVar[str] = "its processes"
 

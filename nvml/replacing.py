@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
-"""Before the child after so many failures in a row. The first is replaced at once. Guessed."""
+from vgpu.api.back_off import BackOff
+
+PAUSES_S: Final = (1.0, 60.0)
+"""Before the next child, from the second failure in a row on; the first child that fails is replaced at once. Guessed."""
 STEADY_S: Final = 60.0
 """A child that has answered for so long ends a row of failures. Guessed."""
 MOST_ABANDONED: Final = 2
@@ -43,6 +45,8 @@ class Pauses:
 
     def __init__(self) -> None:
         self.failures = 0
+        """In a row."""
+        self._back_off = BackOff(*PAUSES_S)
 
     def after(self, end: End, answered_s: float) -> float:
         """A child that has answered for so long was ended."""
@@ -51,14 +55,17 @@ class Pauses:
         if end not in FAILURES:
             return 0.0
         self.failures += 1
-        return PAUSES_S[min(self.failures, len(PAUSES_S)) - 1]
+        if self.failures == 1:
+            self._back_off.succeeded()
+            return 0.0
+        return self._back_off.failed()
 
 
 @dataclass(slots=True)
 class _Left:
     why: str
     until_s: float
-    pause_s: float
+    back_off: BackOff
 
 
 class Quarantine:
@@ -70,9 +77,10 @@ class Quarantine:
     def hung(self, key: str, why: str, at_s: float) -> str:
         """A call about it did not return. Returns the reason that callers are given from now on."""
         before = self._left.get(key)
-        pause_s = QUARANTINE_S[0] if before is None else min(2 * before.pause_s, QUARANTINE_S[1])
+        back_off = before.back_off if before is not None else BackOff(*QUARANTINE_S)
+        pause_s = back_off.failed()
         text = f"{why}; the next call follows after {pause_s:g} s"
-        self._left[key] = _Left(text, at_s + pause_s, pause_s)
+        self._left[key] = _Left(text, at_s + pause_s, back_off)
         return text
 
     def why(self, key: str, at_s: float) -> str:

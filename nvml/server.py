@@ -36,7 +36,7 @@ from nvml.messages import (
 CONNECTIONS: Final = 8
 """The arbiter has four; one that restarts has four more until its old ones are seen to end. Guessed."""
 SILENT_S: Final = 30.0
-"""One that has sent nothing for so long makes room for another. The arbiter's each send something every few seconds where they have something to ask, and connect anew. Guessed."""
+"""One that has sent nothing for so long makes room for another. The arbiter's each send something every few seconds where they have queries, and connect anew. Guessed."""
 THREADS: Final = 2 * CONNECTIONS
 """Of connections, with those that were hung up on and still wait for the child."""
 SEND_S: Final = 2.0

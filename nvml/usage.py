@@ -1,13 +1,17 @@
-"""How much memory of a GPU is in use, and which processes hold it, as the driver counts both. Reads, and decides nothing."""
+"""What the driver counts of a GPU: memory in use, the processes that use it, and those that keep its multiprocessors busy. Decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from nvml.binding import nv
-from nvml.messages import ProcessUsage
+from nvml.messages import WHOLE, Busy, ProcessUsage
 from nvml.naming import naming
+
+TRIES: Final = 3
+"""Of a list of samples that grows meanwhile. Guessed."""
 
 
 def processes(uuid: str) -> tuple[ProcessUsage, ...]:
@@ -56,3 +60,30 @@ def _listed(listing: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
         return listing(handle)
     except nv.NVMLError_NotSupported:
         return []
+
+
+def busy(uuid: str, since_us: int, until_us: int) -> Busy:
+    """Who computed on a GPU after `since_us`, 0 = in all that the driver remembers. Raises NvmlError.
+
+    Samples of after `until_us` are of a clock that was set back, and left out. Nobody, where the driver does not count by process,
+    as for a GPU in MIG mode.
+    """
+    with naming(f"utilisation of GPU {uuid}"):
+        handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            samples = _samples(handle, since_us)
+        except nv.NVMLError_NotFound:
+            return Busy({}, since_us)
+        except nv.NVMLError_NotSupported:
+            return Busy({}, since_us, by_process=False)
+    fresh = [sample for sample in samples if since_us < sample.timeStamp <= until_us]
+    percent = {int(s.pid): int(s.smUtil) for s in fresh if 0 < s.smUtil <= WHOLE}
+    return Busy(percent, max((int(sample.timeStamp) for sample in fresh), default=since_us))
+
+
+def _samples(handle: Any, since_us: int) -> Any:
+    """The binding reads how many there are and then so many; there may be more by then."""
+    for _ in range(TRIES - 1):
+        with suppress(nv.NVMLError_InsufficientSize):
+            return nv.nvmlDeviceGetProcessUtilization(handle, since_us)
+    return nv.nvmlDeviceGetProcessUtilization(handle, since_us)

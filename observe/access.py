@@ -1,6 +1,6 @@
 """Who may read a program's metrics: a client whose bearer token was reviewed, as the API server reviews tokens.
 
-This module decides whom to ask about and for how long an answer counts. It knows no API server: `review` asks one, by way of the program. Tokens are kept as
+This module decides which tokens are reviewed and for how long an answer counts. It knows no API server: `review` calls one, by way of the program. Tokens are kept as
 their SHA-256 only.
 
     accepted   counts for 2 minutes; then the token is reviewed again, beside all limits. While nobody can review it, it counts for 10 minutes more

@@ -359,7 +359,7 @@ class Connections:
             self._file(of_address)
 
     def _choose(self, at_s: float) -> Connection:
-        """Whom to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
+        """The connection to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
         of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses its oldest without a
         whole request, else idle, else with a request under way. Of several with as many the one loses that has nothing better, and then the one that has
         been so the longest. A flood makes this choice for each of its connections, so it goes through those of one second at most."""

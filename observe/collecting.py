@@ -1,6 +1,6 @@
 """When Python looks for garbage in cycles, so that it is never in the way of somebody who waits for an answer.
 
-What a program holds lives long and has no cycles, yet each full look walks all of it: 30 ms in a device plugin, 0.1 s and more in an
+The objects of a program live long and have no cycles, yet each full look walks all of it: 30 ms in a device plugin, 0.1 s and more in an
 extender with 10,000 nodes (measured). So looks by allocation are made rare and young, and a full one is taken on a clock: each minute
 at what is new since the last, which is then set aside (frozen); each hour at everything, for what was set aside and died in a cycle
 since.

@@ -90,7 +90,7 @@ class InTurn(ABC):
 
 
 class FairQueue(InTurn):
-    """Begins one piece of work in each round of the event loop, and `per_s` of them after `at_once`. Holds no more pieces than clients have
+    """Begins one piece of work in each round of the event loop, and `per_s` of them after `at_once`. Keeps no more pieces than clients have
     connections."""
 
     def __init__(self, per_s: float = inf, at_once: float = inf) -> None:

@@ -1,6 +1,6 @@
 """The pages of `pages` over HTTP, from a process of its own: clients that flood that port cost the program nothing but two pages a second.
 
-The program keeps the listening socket and starts `operations_server` with it, which asks here for one page at a time (`page` has the format). The
+The program keeps the listening socket and starts `operations_server` with it, which requests one page at a time here (`page` has the format). The
 server is started when the first client connects, ends when the program does, and is started again when it ends before. Where clients need a token for
 /metrics, the server decides when one is reviewed (`access`), and the program has it reviewed.
 """

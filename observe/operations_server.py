@@ -56,19 +56,19 @@ class Source:
         self._requested: dict[int, asyncio.Future[Page]] = {}
         self._paths: dict[int, str] = {}
         """Of those of these requests that are for a page."""
-        self._asking: dict[str, asyncio.Future[Page]] = {}
+        self._pending: dict[str, asyncio.Future[Page]] = {}
 
     async def page(self, path: str) -> Page:
         """What the program answers to GET `path`, or answered last when clients are a flood."""
         if path not in PATHS:
             return unknown(path)
-        asking = self._asking.get(path)
-        if asking is None:
+        pending = self._pending.get(path)
+        if pending is None:
             if path in self._last and not self._may_request(path):
                 return self._last[path]
-            asking = self._asking[path] = self._request(path)
-        done, _ = await asyncio.wait([asking], timeout=ANSWER_S)
-        return asking.result() if done else text(503, "the program does not answer")
+            pending = self._pending[path] = self._request(path)
+        done, _ = await asyncio.wait([pending], timeout=ANSWER_S)
+        return pending.result() if done else text(503, "the program does not answer")
 
     async def review(self, token: str) -> Page:
         """What the program answers to the question whether this token may read the metrics."""
@@ -110,7 +110,7 @@ class Source:
                 page = Page(status, kind, await self._reader.readexactly(body_bytes))
                 if (path := self._paths.pop(number, None)) is not None:
                     self._last[path] = page
-                    self._asking.pop(path, None)
+                    self._pending.pop(path, None)
                 self._requested.pop(number).set_result(page)
         except (OSError, asyncio.IncompleteReadError):
             return

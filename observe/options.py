@@ -16,7 +16,7 @@ from vgpu.api.errors import TangramError
 
 
 class ProgramSettings(BaseSettings):
-    """What every program may be told."""
+    """Settings that every program has."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log line shown.")
 

@@ -13,7 +13,7 @@ REASONS: Final = (
     "connections", "memory", "late", "unread", "handshake", "malformed", "header", "body", "pipelined",
     "no-token", "unauthorized", "forbidden", "not-reviewed", "review-rate",
 )  # fmt: skip
-"""Of HTTP listeners. docs/limits.md says what each means."""
+"""Of HTTP listeners. docs/operations/server-limits.md says what each means."""
 
 
 class Refused(Protocol):

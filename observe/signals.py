@@ -1,4 +1,4 @@
-"""How a program in an event loop is told to stop. Kubernetes sends SIGTERM, a person's terminal SIGINT."""
+"""How a program in an event loop is stopped. Kubernetes sends SIGTERM, a person's terminal SIGINT."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ BACKDATED: Final = timedelta(minutes=5)
 CA_CERT, CA_KEY, OLD_CA_KEY, CERT, KEY = "ca.crt", "ca.key", "ca-old.key", "tls.crt", "tls.key"
 
 Kept = Mapping[str, bytes]
-"""File name -> PEM, as a Secret holds them."""
+"""File name -> PEM, as in a Secret."""
 
 
 @dataclass(frozen=True, slots=True)

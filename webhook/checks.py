@@ -1,6 +1,6 @@
 """What a pod that requests GPUs must not bring along.
 
-Every check raises BadAsk with a sentence, or passes. The ask itself (quantities, classes, policies) is judged by
+Every check raises BadRequest with a sentence, or passes. The request itself (quantities, classes, policies) is judged by
 `vgpu.api.request`; here it is about the rest of the pod: whatever would let it past the scheduler, out of the library or to
 GPUs that it was not given. What is allowed is not changed here.
 """
@@ -18,7 +18,7 @@ from vgpu.api.inventory import kind_of_uuid
 from vgpu.api.mount_paths import refusal
 from vgpu.api.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.api.request import PodRequest
-from webhook.objects import Capabilities, Container, Pod, SecurityContext
+from webhook.objects import AdmissionContainer, AdmissionPod
 from webhook.rules import EVERYWHERE, STOCK_SCHEDULER, Rules
 
 NO_GPU_VALUES: Final = ("void", "none", "")
@@ -38,15 +38,15 @@ MOST_SAID: Final = 300
 """Characters of it that are repeated."""
 
 
-def own_annotations(pod: Pod, names: Names) -> None:
+def own_annotations(pod: AdmissionPod, names: Names) -> None:
     """Only the scheduler writes what was decided for a pod."""
     for key in pod.metadata.annotations or {}:
         if key.startswith(names.own_annotation_prefixes):
             raise BadRequest(f"annotation {key} is written by Tangram when it places a pod: leave it out")
 
 
-def unknown_annotations(pod: Pod, names: Names) -> None:
-    """A typing error must not silently change what is asked."""
+def unknown_annotations(pod: AdmissionPod, names: Names) -> None:
+    """A typing error must not silently change what is requested."""
     known = sorted(names.user_annotations)
     domain = f"{names.domain}/"
     for key in pod.metadata.annotations or {}:
@@ -57,9 +57,9 @@ def unknown_annotations(pod: Pod, names: Names) -> None:
             raise BadRequest(f"annotation {key} is unknown to Tangram: {rather}")
 
 
-def misplaced_requests(pod: Pod, names: Names) -> None:
-    """Asks stand on init and app containers only."""
-    for container in pod.spec.ephemeral_containers or []:
+def misplaced_requests(pod: AdmissionPod, names: Names) -> None:
+    """Only init and app containers request GPUs."""
+    for container in pod.spec.ephemeral_containers:
         if any(map(names.ours, container.resource_names())):
             raise BadRequest(f"ephemeral container {container.name} requests GPUs: only init and app containers can")
     whole = pod.spec.resources
@@ -67,8 +67,8 @@ def misplaced_requests(pod: Pod, names: Names) -> None:
         raise BadRequest("spec.resources requests GPUs for the pod as a whole: write it under a container's resources")
 
 
-def past_the_scheduler(pod: Pod, rules: Rules) -> None:
-    """A node would refuse a pod that nobody placed, so it is better told now."""
+def past_the_scheduler(pod: AdmissionPod, rules: Rules) -> None:
+    """A node would refuse a pod that nobody placed, so it is better denied now."""
     if pod.spec.node_name:
         raise BadRequest(
             f"spec.nodeName is {pod.spec.node_name}: a pod that requests GPUs is placed by the scheduler; to choose the node use a nodeSelector"
@@ -96,7 +96,7 @@ def names_of_gpus(request: PodRequest, names: Names) -> None:
             )
 
 
-def without_effect(pod: Pod, request: PodRequest, names: Names) -> list[str]:
+def without_effect(pod: AdmissionPod, request: PodRequest, names: Names) -> list[str]:
     """What the pod says and nobody reads, a sentence each."""
     if names.gpu_count in (pod.metadata.annotations or {}) and all(part.kind != "share" for part in request.containers):
         return [
@@ -113,7 +113,7 @@ def by_limit_range(document: Mapping[str, Any], names: Names) -> str:
     return f" (a LimitRange of the namespace gave the pod some of that: {said[:MOST_SAID]})"
 
 
-def foreign_gpus(container: Container) -> None:
+def foreign_gpus(container: AdmissionContainer) -> None:
     """NVIDIA's plugin and ours would each tell the container its GPUs, and one of them would win."""
     for resource in sorted(container.resource_names()):
         if resource.startswith(NVIDIA_DOMAIN):
@@ -122,27 +122,27 @@ def foreign_gpus(container: Container) -> None:
             )
 
 
-def visible_gpus(container: Container, field_path: str) -> None:
-    """Variables of a container that asks: only Tangram says which GPUs it sees."""
-    for env in container.env or []:
+def visible_gpus(container: AdmissionContainer, field_path: str) -> None:
+    """Variables of a container that requests GPUs: only Tangram says which GPUs it sees."""
+    for env in container.env:
         if env.name in (NVIDIA_ENV, GPUS_ENV) and env.field_path != field_path:
             raise BadRequest(
                 f"container {container.name} sets {env.name}{_as(env.value)}: Tangram sets it to the GPUs that the container is given, leave it out"
             )
 
 
-def no_gpus(container: Container) -> None:
+def no_gpus(container: AdmissionContainer) -> None:
     """Variables of a container that requests nothing beside one that does: it sees no GPU."""
-    for env in container.env or []:
+    for env in container.env:
         if env.name == NVIDIA_ENV and (env.value_from or (env.value or "") not in NO_GPU_VALUES):
             raise BadRequest(
                 f"container {container.name} requests no GPU and sets {NVIDIA_ENV}{_as(env.value)}: leave it out, or request a share"
             )
 
 
-def preload(container: Container) -> None:
+def preload(container: AdmissionContainer) -> None:
     """LD_PRELOAD can be prepended to only when its text is there to read."""
-    found = [env for env in container.env or [] if env.name == PRELOAD_ENV]
+    found = [env for env in container.env if env.name == PRELOAD_ENV]
     if len(found) > 1:
         raise BadRequest(f"container {container.name} sets {PRELOAD_ENV} {len(found)} times: it must be set once")
     if found and found[0].value_from:
@@ -151,7 +151,7 @@ def preload(container: Container) -> None:
         )
 
 
-def mounts(pod: Pod) -> None:
+def mounts(pod: AdmissionPod) -> None:
     """What a pod with a share mounts, in any of its containers: nothing that could unload the library."""
     for kind, container in pod.every():
         for what, path in _mounted_at(container):
@@ -162,13 +162,13 @@ def mounts(pod: Pod) -> None:
                 )
 
 
-def ways_out(pod: Pod, folders: Mapping[str, str]) -> list[str]:
+def ways_out(pod: AdmissionPod, folders: Mapping[str, str]) -> list[str]:
     """Each way by which a pod's processes could leave the limits of a GPU share, of any of its containers, as a clause."""
     found = [f"container {name} {why}" for name, why in _rights(pod)]
     if pod.spec.host_pid:
         names = ", ".join(container.name for _, container in pod.located())
         found.append(f"the pod has hostPID: true, so that container {names} sees the node's processes")
-    for volume in pod.spec.volumes or []:
+    for volume in pod.spec.volumes:
         path = volume.host_path.path if volume.host_path else ""
         folder = folder_behind(path, folders) if path else None
         if folder:
@@ -176,22 +176,22 @@ def ways_out(pod: Pod, folders: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _rights(pod: Pod) -> Iterator[tuple[str, str]]:
+def _rights(pod: AdmissionPod) -> Iterator[tuple[str, str]]:
     for _, container in pod.every():
-        security = container.security_context or SecurityContext()
-        added = (security.capabilities or Capabilities()).add or ()
-        why = way_out(Rights(bool(security.privileged), tuple(added), security.proc_mount == "Unmasked"))
+        security = container.security_context
+        added = security.capabilities.add if security.capabilities else ()
+        why = way_out(Rights(bool(security.privileged), added, security.proc_mount == "Unmasked"))
         if why:
             yield container.name, why
 
 
-def _mounted(pod: Pod, volume: str) -> str:
+def _mounted(pod: AdmissionPod, volume: str) -> str:
     """A volume that no container mounts yet may be mounted by an ephemeral one."""
-    by = [c.name for _, c in pod.located() if any(mount.name == volume for mount in c.volume_mounts or [])]
+    by = [c.name for _, c in pod.located() if any(mount.name == volume for mount in c.volume_mounts)]
     return f"volume {volume} of container {', '.join(by)}" if by else f"volume {volume}"
 
 
-def service_class(pod: Pod, rules: Rules, namespace: str) -> str:
+def service_class(pod: AdmissionPod, rules: Rules, namespace: str) -> str:
     """The class that a pod has: by its annotation, else by its priority class. Not every namespace may have the first one.
 
     A latency-critical container goes before its neighbours on a GPU, whatever it does there, so who may be one is the
@@ -199,7 +199,7 @@ def service_class(pod: Pod, rules: Rules, namespace: str) -> str:
     """
     named, priority_class = (
         (pod.metadata.annotations or {}).get(rules.names.service_class),
-        pod.spec.priority_class_name or "",
+        pod.spec.priority_class_name,
     )
     service_class = named or rules.classes_by_priority_class.get(priority_class, DEFAULT_CLASS)
     allowed = rules.latency_critical_namespaces
@@ -212,8 +212,8 @@ def service_class(pod: Pod, rules: Rules, namespace: str) -> str:
     )
 
 
-def whole_pod(pod: Pod, request: PodRequest, rules: Rules) -> None:
-    """Every check on a pod that asks."""
+def whole_pod(pod: AdmissionPod, request: PodRequest, rules: Rules) -> None:
+    """Every check on a pod that requests GPUs."""
     unknown_annotations(pod, rules.names)
     past_the_scheduler(pod, rules)
     names_of_gpus(request, rules.names)
@@ -228,10 +228,10 @@ def whole_pod(pod: Pod, request: PodRequest, rules: Rules) -> None:
         mounts(pod)
 
 
-def _mounted_at(container: Container) -> Iterator[tuple[str, str]]:
+def _mounted_at(container: AdmissionContainer) -> Iterator[tuple[str, str]]:
     """What, and the path. The kubelet mounts a file of the node for the termination message."""
-    yield from ((f"volume {mount.name}", mount.mount_path) for mount in container.volume_mounts or [])
-    yield from ((f"block volume {device.name}", device.device_path) for device in container.volume_devices or [])
+    yield from ((f"volume {mount.name}", mount.mount_path) for mount in container.volume_mounts)
+    yield from ((f"block volume {device.name}", device.device_path) for device in container.volume_devices)
     if container.termination_message_path:
         yield "the termination message (terminationMessagePath)", container.termination_message_path
 

@@ -1,7 +1,7 @@
 """Keep the serving certificate fresh, without a restart.
 
 Two keepers, one shape: `once` brings everything up to date or raises, `keep` does that for ever. `SecretKeeper` owns CA and
-certificate in a Secret and tells the API server whom to trust; `FileKeeper` serves what cert-manager writes into a mounted
+certificate in a Secret and writes the caBundle that the API server trusts; `FileKeeper` serves what cert-manager writes into a mounted
 Secret. What should be kept is decided in `certs`; here are only reads, writes and their order:
 
     Secret  ->  caBundle  ->  served
@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from kube import paths
 from kube.client import JSON_PATCH
 from kube.errors import ApiError
 from vgpu.api.errors import BadDocument, TangramError
@@ -70,17 +71,17 @@ class Places:
     @property
     def secrets_path(self) -> str:
         """Collection of Secrets."""
-        return f"/api/v1/namespaces/{self.namespace}/secrets"
+        return paths.secret(self.namespace)
 
     @property
     def secret_path(self) -> str:
         """Our Secret."""
-        return f"{self.secrets_path}/{self.secret}"
+        return paths.secret(self.namespace, self.secret)
 
     @property
     def configuration_path(self) -> str:
         """Our MutatingWebhookConfiguration."""
-        return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{self.configuration}"
+        return paths.webhook_configuration(self.configuration)
 
 
 class SecretKeeper:
@@ -89,7 +90,7 @@ class SecretKeeper:
     def __init__(self, api: Api, places: Places, serving: Serving, clock: Callable[[], datetime]) -> None:
         self._api, self._places, self._serving, self._clock = api, places, serving, clock
         self._last: dict[str, bytes] = {}
-        """What the Secret held when it was last settled: should somebody delete or empty it, it is made again with that, and no
+        """The content of the Secret when it was last settled: should somebody delete or empty it, it is made again with that, and no
         replica serves a certificate that the API server no longer trusts."""
 
     async def once(self) -> None:
@@ -171,7 +172,7 @@ class FileKeeper:
 async def keep(
     keeper: Keeper, metrics: Metrics, every_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Rounds for ever. A round that fails is counted and told, and what is served stays."""
+    """Rounds for ever. A round that fails is counted and logged, and what is served stays."""
     while True:
         try:
             await keeper.once()

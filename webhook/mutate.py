@@ -1,12 +1,12 @@
 """Decide what a pod's spec must carry before it is stored: a patch with warnings, or a denial.
 
-Pure: reads a decoded pod and the cluster's rules, answers with a `Verdict` or raises BadAsk. It knows no cluster: whether a
-well-formed ask fits is placement's business. Applying the patch and asking again changes nothing (the API server may call
+Pure: reads a decoded pod and the cluster's rules, answers with a `Verdict` or raises BadRequest. It knows no cluster: whether a
+well-formed request fits is placement's business. Applying the patch and deciding again changes nothing (the API server may call
 twice), and a pod that requests nothing of ours is left alone.
 
-What a pod that asks is given
+What a pod that requests GPUs gets
     limits, requests    quantities in the cluster's units, the same in both
-    asking containers   NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
+    its containers      NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
     the pod             scheduler, service class (that of its priority class, where the operator preferences); runtime class, priority class and placement policy where the operator preferences
@@ -19,25 +19,54 @@ after a webhook changed the pod and refuses a number that does not match the cla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from kube.patch import pointer
 from vgpu.api.contract import CONTAINER_LIBRARY, EARLIER_CONTAINER_LIBRARY, GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.api.errors import BadRequest
 from vgpu.api.names import DEFAULT_POLICY
 from vgpu.api.quantity import counted, rounds_up
 from vgpu.api.request import GpuRequest, PodRequest, pod_request
 from webhook import checks
-from webhook.objects import Container, Pod, Resources, pod_of
-from webhook.patch import Op, Patch
+from webhook.objects import AdmissionContainer, AdmissionPod, pod_of
 from webhook.rules import STOCK_SCHEDULER, Rules
 
 DEFAULT_NAMESPACE: Final = "default"
 """Of a pod that names none. Specified by Kubernetes."""
 
 NO_GPU: Final = {"name": NVIDIA_ENV, "value": checks.NO_GPU_VALUES[0]}
+
+
+Op: TypeAlias = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Patch:
+    """A JSON patch (RFC 6902), built in the order in which it applies.
+
+    `add` on a member that exists replaces it, which makes most of a patch shorter than a list of cases.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+
+    def set(self, path: str, value: Any) -> None:
+        """Write a member, or insert before an element of a list."""
+        self.ops.append({"op": "add", "path": path, "value": value})
+
+    def remove(self, path: str) -> None:
+        """Remove a member; it must be there."""
+        self.ops.append({"op": "remove", "path": path})
+
+    def put(self, parent: str, members: dict[str, str], *, there: bool) -> None:
+        """Write members into the object at `parent`, which is made when it is not `there`."""
+        if members and not there:
+            self.set(parent, members)
+        elif members:
+            for key, value in members.items():
+                self.set(parent + pointer(key), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +80,7 @@ class Verdict:
 def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Verdict:
     """What to change in a pod that is being created. `namespace` is where; empty = as the pod says.
 
-    Raises BadAsk with a sentence when it must not come in.
+    Raises BadRequest with a sentence when it must not come in.
     """
     try:
         pod = pod_of(document)
@@ -89,9 +118,9 @@ def _request(document: Mapping[str, Any], rules: Rules) -> PodRequest:
         raise BadRequest(f"{error}{checks.by_limit_range(document, rules.names)}") from None
 
 
-def _normalise(patch: Patch, path: str, container: Container, request: GpuRequest, rules: Rules) -> list[str]:
+def _normalise(patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: Rules) -> list[str]:
     """Quantities as the kubelet counts them."""
-    resources = container.resources or Resources()
+    resources = container.resources
     limits, requests = resources.limits or {}, resources.requests
     wanted = {name: str(number) for name, number in request.resources(rules.names).items()}
     patch.put(f"{path}/resources/limits", _differing(wanted, limits), there=True)
@@ -108,15 +137,15 @@ def _differing(wanted: dict[str, str], found: Mapping[str, str | int | float]) -
     return {name: number for name, number in wanted.items() if str(found.get(name)) != number}
 
 
-def _inject(patch: Patch, path: str, container: Container, request: GpuRequest, rules: Rules) -> None:
-    """Variables of a container that asks. Ours come first, so that the user's own may refer to them."""
+def _inject(patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: Rules) -> None:
+    """Variables of a container that requests GPUs. Ours come first, so that the user's own may refer to them."""
     field_path = f"metadata.annotations['{rules.names.gpus_of(container.name)}']"
     checks.visible_gpus(container, field_path)
-    names = {env.name for env in container.env or []}
+    names = {env.name for env in container.env}
     reference = {"fieldRef": {"apiVersion": "v1", "fieldPath": field_path}}
     added: list[Op] = [{"name": name, "valueFrom": reference} for name in (NVIDIA_ENV, GPUS_ENV) if name not in names]
     if request.kind == "share":
-        for index, env in enumerate(container.env or []):
+        for index, env in enumerate(container.env):
             if env.name == PRELOAD_ENV and env.value != (text := _preloading(env.value or "")):
                 patch.set(f"{path}/env/{index}/value", text)
         if PRELOAD_ENV not in names:
@@ -130,16 +159,16 @@ def _preloading(value: str) -> str:
     return ":".join((CONTAINER_LIBRARY, *others))
 
 
-def _hide_gpus(patch: Patch, path: str, container: Container) -> None:
-    """A container that requests nothing; NVIDIA's own plugin keeps its word to those that ask it."""
+def _hide_gpus(patch: Patch, path: str, container: AdmissionContainer) -> None:
+    """A container that requests nothing; NVIDIA's own plugin serves those that request its resources."""
     if any(name.startswith(checks.NVIDIA_DOMAIN) for name in container.resource_names()):
         return
     checks.no_gpus(container)
-    if all(env.name != NVIDIA_ENV for env in container.env or []):
+    if all(env.name != NVIDIA_ENV for env in container.env):
         _prepend(patch, path, container, [dict(NO_GPU)])
 
 
-def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> None:
+def _prepend(patch: Patch, path: str, container: AdmissionContainer, added: list[Op]) -> None:
     if not container.env and added:
         patch.set(f"{path}/env", added)
         return
@@ -147,7 +176,7 @@ def _prepend(patch: Patch, path: str, container: Container, added: list[Op]) -> 
         patch.set(f"{path}/env/0", entry)
 
 
-def _pod_wide(patch: Patch, pod: Pod, service_class: str, rules: Rules) -> None:
+def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: Rules) -> None:
     spec, annotations = pod.spec, pod.metadata.annotations
     wanted = {rules.names.service_class: service_class}
     if rules.default_policy != DEFAULT_POLICY:
@@ -163,12 +192,12 @@ def _pod_wide(patch: Patch, pod: Pod, service_class: str, rules: Rules) -> None:
         patch.set("/spec/priorityClassName", priority_class)
         if spec.priority is not None:
             patch.remove("/spec/priority")
-        if spec.preemption_policy is not None:
+        if spec.preemption_policy:
             patch.remove("/spec/preemptionPolicy")
 
 
-def _confine(pod: Pod, request: PodRequest, rules: Rules, namespace: str) -> list[str]:
-    """One warning for each way out of a share; BadAsk where the operator does not let such pods in.
+def _confine(pod: AdmissionPod, request: PodRequest, rules: Rules, namespace: str) -> list[str]:
+    """One warning for each way out of a share; BadRequest where the operator does not let such pods in.
 
     All containers of a pod with a share are looked at: what one of them may do, it may do for the others.
     """

@@ -1,7 +1,7 @@
-"""The part of a pod that admission looks at.
+"""A pod as the webhook reads it: that of `kube.objects`, with the fields that only admission checks.
 
-Slim structs for msgspec: what is not named here is neither read nor changed. A field that holds the wrong kind of value
-fails the conversion, so everything behind it may trust the types.
+What is not named here is neither read nor changed. A field with a value of the wrong kind fails the conversion, so every check behind it
+may trust the types.
 """
 
 from __future__ import annotations
@@ -10,152 +10,72 @@ from typing import Any
 
 import msgspec
 
-
-class Slim(msgspec.Struct, rename="camel", kw_only=True):
-    """Base: Kubernetes' field names, unknown fields ignored."""
-
-
-class FieldRef(Slim):
-    """Where an environment variable reads a field of its own pod."""
-
-    field_path: str = ""
+from kube.objects import Container, Pod, PodSpec
+from kube.pod_parts import EnvVar, SecurityContext, Volume, VolumeDevice, VolumeMount
 
 
-class ValueFrom(Slim):
-    """A variable that is not written out."""
+class AdmissionContainer(Container, frozen=True):
+    """An init, app or ephemeral container."""
 
-    field_ref: FieldRef | None = None
-
-
-class Env(Slim):
-    """One environment variable."""
-
-    name: str = ""
-    value: str | None = None
-    value_from: ValueFrom | None = None
-
-    @property
-    def field_path(self) -> str:
-        """The field it reads, or nothing."""
-        return self.value_from.field_ref.field_path if self.value_from and self.value_from.field_ref else ""
-
-
-class Resources(Slim):
-    """Quantities by resource name."""
-
-    limits: dict[str, str | int | float] | None = None
-    requests: dict[str, str | int | float] | None = None
-
-
-class VolumeMount(Slim):
-    """Where a volume is seen."""
-
-    name: str = ""
-    mount_path: str = ""
-
-
-class HostPath(Slim):
-    """A folder or file of the node."""
-
-    path: str = ""
-
-
-class Volume(Slim):
-    """What containers may mount."""
-
-    name: str = ""
-    host_path: HostPath | None = None
-
-
-class VolumeDevice(Slim):
-    """Where a raw block volume is seen."""
-
-    name: str = ""
-    device_path: str = ""
-
-
-class Capabilities(Slim):
-    """Linux capabilities beyond the runtime's own."""
-
-    add: list[str] | None = None
-
-
-class SecurityContext(Slim):
-    """What a container may do to its node."""
-
-    privileged: bool | None = None
-    capabilities: Capabilities | None = None
-    proc_mount: str | None = None
-
-
-class Container(Slim):
-    """A container of any sort: init, app or ephemeral."""
-
-    name: str = ""
-    env: list[Env] | None = None
-    resources: Resources | None = None
-    volume_mounts: list[VolumeMount] | None = None
-    volume_devices: list[VolumeDevice] | None = None
-    security_context: SecurityContext | None = None
-    termination_message_path: str | None = None
+    env: tuple[EnvVar, ...] = ()
+    volume_mounts: tuple[VolumeMount, ...] = ()
+    volume_devices: tuple[VolumeDevice, ...] = ()
+    security_context: SecurityContext = SecurityContext()
+    termination_message_path: str = ""
 
     def resource_names(self) -> frozenset[str]:
-        """Every resource it names, under limits or requests."""
-        resources = self.resources or Resources()
-        return frozenset(resources.limits or ()) | frozenset(resources.requests or ())
+        """Every resource under its limits or requests."""
+        return frozenset(self.resources.limits or ()) | frozenset(self.resources.requests or ())
 
 
-class Spec(Slim):
-    """What a pod should be."""
+class AdmissionSpec(PodSpec, frozen=True):
+    """The spec of a pod that is being created."""
 
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
-    ephemeral_containers: list[Container] | None = None
-    resources: Resources | None = None
-    volumes: list[Volume] | None = None
-    scheduler_name: str | None = None
-    runtime_class_name: str | None = None
-    priority_class_name: str | None = None
-    priority: int | None = None
-    preemption_policy: str | None = None
-    node_name: str | None = None
-    host_pid: bool | None = msgspec.field(name="hostPID", default=None)
+    containers: tuple[AdmissionContainer, ...] = ()
+    init_containers: tuple[AdmissionContainer, ...] = ()
+    ephemeral_containers: tuple[AdmissionContainer, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    runtime_class_name: str = ""
+    priority_class_name: str = ""
+    host_pid: bool = msgspec.field(name="hostPID", default=False)
 
 
-class Metadata(Slim):
-    """Who a pod is."""
+class AdmissionPod(Pod, frozen=True):
+    """A pod that is being created."""
 
-    name: str | None = None
-    generate_name: str | None = None
-    namespace: str | None = None
-    annotations: dict[str, str] | None = None
+    spec: AdmissionSpec = AdmissionSpec()
 
-
-class Pod(Slim):
-    """A pod as it asks to be admitted."""
-
-    metadata: Metadata
-    spec: Spec
-
-    def located(self) -> list[tuple[str, Container]]:
+    def located(self) -> list[tuple[str, AdmissionContainer]]:
         """Init and app containers, each with the JSON pointer to it."""
-        init, app = self.spec.init_containers or [], self.spec.containers or []
-        return [(f"/spec/initContainers/{i}", container) for i, container in enumerate(init)] + [
-            (f"/spec/containers/{i}", container) for i, container in enumerate(app)
+        return [
+            (f"/spec/{field}/{index}", container)
+            for field, containers in (
+                ("initContainers", self.spec.init_containers),
+                ("containers", self.spec.containers),
+            )
+            for index, container in enumerate(containers)
         ]
 
-    def every(self) -> list[tuple[str, Container]]:
-        """Containers of any sort, each with what its sort is called in a sentence."""
-        sorts = (
-            ("container", [container for _, container in self.located()]),
-            ("ephemeral container", self.spec.ephemeral_containers or []),
-        )
-        return [(sort, container) for sort, containers in sorts for container in containers]
+    def every(self) -> list[tuple[str, AdmissionContainer]]:
+        """All containers, each with the name of its sort for a sentence."""
+        return [("container", container) for _, container in self.located()] + [
+            ("ephemeral container", container) for container in self.spec.ephemeral_containers
+        ]
 
 
-def pod_of(document: Any) -> Pod:
-    """The pod in a decoded JSON document.
+def pod_of(document: Any) -> AdmissionPod:
+    """The pod in a decoded JSON document. A member that is null counts as left out, as in the API server's decoder.
 
-    Raises msgspec.ValidationError, which names the field, when it is none.
+    Raises msgspec.ValidationError, which names the field, when the document is no pod.
     """
-    return msgspec.convert(document, Pod)
+    given = _without_nulls(document)
+    for part in ("metadata", "spec"):
+        if isinstance(given, dict) and part not in given:
+            raise msgspec.ValidationError(f"Object missing required field `{part}`")
+    return msgspec.convert(given, AdmissionPod)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(element) for element in value] if isinstance(value, list) else value

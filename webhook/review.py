@@ -1,7 +1,7 @@
 """From the bytes of an AdmissionReview to the bytes of its answer.
 
-Decides nothing about pods: it unwraps, asks `mutate`, wraps. Whatever happens behind a readable request becomes an answer:
-an exception denies with a sentence, because the alternative is a pod that holds GPUs without the library.
+Decides nothing about pods: it unwraps, calls `mutate`, wraps. Whatever happens behind a readable request becomes an answer:
+an exception denies with a sentence, because the alternative is a pod that uses GPUs without the library.
 
 Source of the format: k8s.io/api/admission/v1.
 """
@@ -45,7 +45,7 @@ class GroupResource(_Wire):
 
 
 class Request(_Wire):
-    """What the API server asks."""
+    """What the API server sends."""
 
     uid: str
     operation: str = ""

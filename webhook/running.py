@@ -1,4 +1,4 @@
-"""Run the two servers and the keeper until told to stop.
+"""Run the two servers and the keeper until SIGTERM.
 
 The port for admission opens once there is a certificate. On SIGTERM the pod says that it is not ready, goes on answering for
 `drain_s` while the Service forgets it, each answer the last on its connection, and only then closes: with failurePolicy Fail a

@@ -16,7 +16,7 @@ from webhook.rules import EVERYWHERE, LARGEST_GPU_MIB, Rules
 
 
 class Settings(ProgramSettings):
-    """Tangram's admission webhook: says no to asks that no cluster could grant, and prepares the pods of the others.
+    """Tangram's admission webhook: denies pods whose request no cluster could serve, and prepares the others.
 
     Every flag can be set as an environment variable, TANGRAM_WEBHOOK_ and its name in capitals: TANGRAM_WEBHOOK_MEMORY_UNIT=512Mi. Lists and mappings are JSON there: TANGRAM_WEBHOOK_POLICIES='["binpack"]'.
     """

@@ -1,6 +1,6 @@
 """Follow the machine's GPUs: which there are, and whether they are well. What is seen goes into the `Offer`.
 
-A driver that does not answer is asked again and again, and said so: a node whose driver comes up late is served late, and a node
+A driver that does not answer is tried again and again, and the log says so: a node whose driver comes up late is served late, and a node
 without GPUs idles. NVML is a child process's affair (`nvml.supervisor`), which may hang or go at any time: every answer has its time, and
 is waited for in threads.
 """
@@ -43,7 +43,7 @@ log = structlog.get_logger("deviceplugin.gpus.node_gpus")
 
 
 def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environment: Mapping[str, str]) -> AccessMode:
-    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or we were told to ask) it serves others."""
+    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or the environment says so) it serves others."""
     if wanted != "auto":
         return wanted
     return "nvidia" if found == "loader" or NVIDIA_ENV in environment else "cdi"
@@ -151,12 +151,12 @@ class Machine:
     async def _listen(self, uuids: tuple[str, ...]) -> None:
         reported: set[str] = set()
         while True:
-            asking = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
+            pending = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
             try:
-                seen = await asyncio.shield(asking)
+                seen = await asyncio.shield(pending)
             except asyncio.CancelledError:
                 with suppress(NvmlError):
-                    self._take(await asking, reported)  # NVML tells of each once
+                    self._take(await pending, reported)  # NVML reports each once
                 raise
             self._take(seen, reported)
             await asyncio.sleep(EVENTS_S)
@@ -195,7 +195,7 @@ class Machine:
         return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
-        """Why the GPU is not well now, if it is not; its health is told when it changed. Raises NvmlAway."""
+        """Why the GPU is not well now, if it is not; its health is logged when it changed. Raises NvmlAway."""
         try:
             trouble = await asyncio.to_thread(self._nvml.answers, uuid)
             self._hung.pop(uuid, None)

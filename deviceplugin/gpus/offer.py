@@ -1,6 +1,6 @@
 """What this node offers now: the inventory, with the health of each GPU, as device IDs.
 
-Holds the one copy that gRPC streams, the ledger, the annotation and the CDI spec are made from, and tells them when it changes.
+Has the one copy from which the gRPC streams, the ledger, the annotation and the CDI spec are made, and notifies them when it changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Offer:
         self.names = names
         self.version = 0
         self.probed = False
-        """Has NVML been asked with success?"""
+        """Has NVML answered once?"""
         self._reported = self._inventory = Inventory((), unit_mib)
         self._ill: Mapping[str, str] = {}
         self._orphans: tuple[Orphan, ...] = ()
@@ -41,12 +41,12 @@ class Offer:
         return self._devices.get(resource, ())
 
     def set_inventory(self, inventory: Inventory) -> None:
-        """NVML was asked anew."""
+        """NVML answered again."""
         self.probed = True
         self._set(inventory, self._ill)
 
     def set_ill(self, ill: Mapping[str, str]) -> None:
-        """GPUs that are not fit for use, with the reason; all others are as NVML told last."""
+        """GPUs that are not fit for use, with the reason; all others are as NVML reported last."""
         self._set(self._reported, dict(ill))
 
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:

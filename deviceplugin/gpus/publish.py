@@ -19,12 +19,14 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Node
 from kube.patch import annotate
+from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
 from vgpu.api.errors import BadDocument
 
 VERIFY_S: Final = 60.0
 """Between looks at the annotation when nothing changed. Guessed: one GET of a node a minute is little."""
-RETRY_S: Final = (0.5, 30.0)
+BACKOFF_S: Final = (0.5, 30.0)
+"""First and longest wait after an attempt that failed. Guessed."""
 
 log = structlog.get_logger("deviceplugin.gpus.publish")
 
@@ -51,18 +53,18 @@ class Publisher:
 
     async def _keep_right(self) -> None:
         await self._offer.changed_since(0)
-        retry_s = RETRY_S[0]
+        back_off = BackOff(*BACKOFF_S)
         while True:
             version = self._offer.version
             try:
                 await self.publish()
             except (ApiError, BadDocument, msgspec.MsgspecError) as error:
-                self.failing = str(error)
+                self.failing, retry_s = str(error), back_off.failed()
                 log.warning("the inventory is not published", error=self.failing, retry_s=retry_s)
                 await self._news(version, retry_s)
-                retry_s = min(2 * retry_s, RETRY_S[1])
                 continue
-            self.failing, retry_s = "", RETRY_S[0]
+            self.failing = ""
+            back_off.succeeded()
             await self._news(version, VERIFY_S)
 
     async def _news(self, version: int, at_most_s: float) -> None:
@@ -77,7 +79,7 @@ class Publisher:
     async def _other_text(self) -> None:
         """Return when the watch shows the node in a version that it did not show before, with another annotation than it should have.
 
-        Each version counts once: a watch that lags behind our own write is no reason to ask again and again.
+        Each version counts once: a watch that lags behind our own write is no reason to read the node again and again.
         """
         while True:
             for node in self._nodes.items():

@@ -1,6 +1,6 @@
-"""The book of one allocation of gpu-mem: `allocation.json` in its grant directory. What it says, and which directory it names.
+"""The record of one allocation of gpu-mem: `allocation.json` in its grant directory. What it says, and which directory it names.
 
-A directory is made for one call of Allocate and never for another: its name has a random part, which the book repeats. So a
+A directory is made for one call of Allocate and never for another: its name has a random part, which the record repeats. So a
 process that outlives its pod keeps its directory, whoever gets its device IDs next.
 
     <hash of the IDs, 16>-<order, 8><random, 7>    hexadecimal; the order counts the directories of the same IDs
@@ -34,7 +34,7 @@ UNKNOWN_PLACE: Final = -1
 
 
 class _Allocated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"gpus": "cards"}):
-    """What every version of the book has."""
+    """What every version of the record has."""
 
     ids: tuple[str, ...]
     uid: str
@@ -103,7 +103,7 @@ def of_ids(keys: Iterable[str], ids: Iterable[str]) -> list[str]:
 
 
 def read_record(path: Path) -> Record | None:
-    """The book of one allocation; None when there is none. Raises BadDocument that names file, value and range; OSError."""
+    """The record of one allocation; None when there is none. Raises BadDocument that names file, value and range; OSError."""
     record_file = sealed.read(path, WHAT, oldest=sealed.UNSEALED)
     if record_file is None:
         return None

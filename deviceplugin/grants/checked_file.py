@@ -2,7 +2,7 @@
 
     {"v": 2, "sha256": "<of the bytes of body>", "body": {...}}
 
-`read` answers the bytes of the body and the version; what they mean is decided by whoever keeps the book. A book of a later version
+`read` answers the bytes of the body and the version; what they mean is decided by the caller. A record of a later version
 is refused, not guessed at: a later plugin may count otherwise.
 """
 
@@ -23,11 +23,11 @@ UNSEALED: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 """Specified by the kernel (random(4)); the same in every container of a machine."""
 LARGEST: Final = 4 * 2**20
-"""Bytes of a book. Guessed: an allocation of every unit of 16 GPUs is 150 kB."""
+"""Bytes of a record. Guessed: an allocation of every unit of 16 GPUs is 150 kB."""
 
 
 class Checked(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     version: int
     body: bytes
@@ -48,14 +48,14 @@ _versions = msgspec.json.Decoder(_Version)
 
 
 def write(path: AnyPath, body: object, *, durable: bool, beside: AnyPath | None = None) -> None:
-    """Replace the book. `durable` waits until it outlives a loss of power; `beside` as `files.write_whole` has it. Raises OSError."""
+    """Replace the record. `durable` waits until it outlives a loss of power; `beside` as `files.write_whole` has it. Raises OSError."""
     text = msgspec.json.encode(body)
     sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
     write_whole(path, msgspec.json.encode(sealed), 0o600, durable=durable, beside=beside)
 
 
 def read(path: Path, what: str, *, oldest: int = VERSION) -> Checked | None:
-    """The book; None when there is no such file. Raises BadDocument that names file, value and range, NewerVersion, OSError."""
+    """The record; None when there is no such file. Raises BadDocument that names file, value and range, NewerVersion, OSError."""
     content = content_of(path)
     if content is None:
         return None

@@ -23,7 +23,7 @@ log = structlog.get_logger("deviceplugin.grants.container_ids")
 
 
 class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.pods.NodePods` has them."""
+    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def pods(self) -> Mapping[str, Pod]: ...
 

@@ -10,9 +10,9 @@
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
         container                 the runtime's ID of the container, soon after each start (`containerids`)
-        allocation.json           our own book, so that a restart of the plugin loses nothing
+        allocation.json           the allocation record, so that a restart of the plugin loses nothing
 
-All of it but sockets/ belongs to the plugin alone: the arbiter may read the grants. A directory appears under its name with its book in it: a plugin that is killed before leaves one whose name begins with a dot.
+All of it but sockets/ belongs to the plugin alone: the arbiter may read the grants. A directory appears under its name with its record in it: a plugin that is killed before leaves one whose name begins with a dot.
 Knows files. Who gets what was decided elsewhere.
 """
 
@@ -53,15 +53,15 @@ class Folder:
 
     key: str
     record: Record | None
-    """None: there is no book that can be read."""
+    """None: there is no record that can be read."""
     grant: Grant | None = None
     """What was written here last; None when there is none that can be read."""
     trouble: str = ""
     """Why there is no record."""
     later: bool = False
-    """A later plugin wrote the book: it is left as it is."""
+    """A later plugin wrote the record: it is left as it is."""
     remembered: bool = False
-    """The book is missing on the disk, and is answered from memory."""
+    """The record is missing on the disk, and is answered from memory."""
 
 
 class Grants:
@@ -74,7 +74,7 @@ class Grants:
         self._root, self._grants = state_root, f"{state_root}/grants"
         self._library = Library(state_root, library)
         self._damaged: dict[str, str] = {}
-        """Key -> what is wrong with its book, as it was told."""
+        """Key -> what is wrong with its record, as it was logged."""
         self._later: set[str] = set()
         """Those of them that a later plugin wrote."""
         self._making: set[str] = set()
@@ -86,7 +86,7 @@ class Grants:
         self.sockets = Sockets(state_root, self.earlier)
         self.spares = Spares(state_root / "grants", LEFTOVER, self._make_spare)
         self._known = Records()
-        """Of the directories whose book was read or written so far."""
+        """Of the directories whose record was read or written so far."""
         self._granted: Contents[Grant] = Contents()
         """Their grants, likewise."""
 
@@ -159,7 +159,7 @@ class Grants:
             self.spares.fill()
 
     def settle(self, key: str) -> None:
-        """Return when the directory and its book outlive a loss of power. Waits for the disk. Raises OSError."""
+        """Return when the directory and its record outlive a loss of power. Waits for the disk. Raises OSError."""
         folder = self.folder(key)
         for path in (folder / RECORD, folder, folder.parent):  # the first waits, and takes the others with it
             sync(path)
@@ -235,7 +235,7 @@ class Grants:
         return self.sockets.path(key)
 
     def record(self, key: str) -> Record | None:
-        """Our book about one allocation, None when there is none that can be read. Why it cannot is told once."""
+        """The record of one allocation, None when there is none that can be read. Why it cannot is logged once."""
         path = self._in(key, RECORD)
         try:
             version = version_of(path)
@@ -247,14 +247,14 @@ class Grants:
         except (OSError, BadDocument) as error:
             if self._damaged.get(key) != str(error):
                 self._damaged[key] = str(error)
-                log.error("an allocation's book cannot be read: its folder is kept", key=key, error=str(error))
+                log.error("an allocation's record cannot be read: its folder is kept", key=key, error=str(error))
             (self._later.add if isinstance(error, NewerVersion) else self._later.discard)(key)
             return None
         self._damaged.pop(key, None)
         return record
 
     def damaged(self, key: str) -> bool:
-        """Is there a book about this allocation that cannot be read? Then nobody knows whose it is, and it is not freed."""
+        """Is there a record of this allocation that cannot be read? Then nobody knows whose it is, and it is not freed."""
         self.record(key)
         return key in self._damaged
 
@@ -264,7 +264,7 @@ class Grants:
         return len(self._damaged)
 
     def update(self, record: Record) -> None:
-        """Write our book about an allocation. Raises OSError."""
+        """Write the record of an allocation. Raises OSError."""
         path = self._in(record.key, RECORD)
         sealed.write(path, record, durable=True)
         self._known.put(record.key, record, version_of(path))
@@ -289,7 +289,7 @@ class Grants:
         return set(of_ids({*self._listing.alike(alike), *self._known.alike(alike)}, ids))
 
     def look(self, key: str) -> Folder:
-        """One directory. A book that is missing is answered from memory."""
+        """One directory. A record that is missing is answered from memory."""
         grant, record = self.read(key), self.record(key)
         if record is not None or key in self._damaged:
             return Folder(key, record, grant, self._damaged.get(key, ""), later=key in self._later)
@@ -299,11 +299,11 @@ class Grants:
         return Folder(key, None, grant, f"{self.folder(key) / RECORD} is missing")
 
     def owners(self) -> Mapping[str, str]:
-        """Key -> UID of the pod that our book says has this allocation, as `records`."""
+        """Key -> UID of the pod that the record says has this allocation, as `records`."""
         return {key: record.uid for key, record in self.records().items()}
 
     def records(self) -> Mapping[str, Record]:
-        """Key -> our book about this allocation, as it is now. One that was read once is not read again; one that could not be is
+        """Key -> the record of this allocation, as it is now. One that was read once is not read again; one that could not be is
         tried at each call."""
         self._read_new()
         return self._known.all()
@@ -346,7 +346,7 @@ class Grants:
         ended: Collection[str] = (),
         ended_older_than_s: float = 0.0,
     ) -> list[str]:
-        """Remove the directories that are not in `kept` and untouched for so long, with a book that can be read. Answers their keys.
+        """Remove the directories that are not in `kept` and untouched for so long, with a record that can be read. Answers their keys.
 
         `ended` are those whose pod is known to have ended. Libraries of earlier installations go too: who has one has a link of his own.
         """

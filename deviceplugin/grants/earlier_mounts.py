@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import msgspec
 
-from kube.objects import Container, Pod, PodSpec, Slim
+from kube.objects import Container, Pod, PodSpec
+from kube.pod_parts import EnvVar
 from vgpu.api.contract import EARLIER_CONTAINER_LIBRARY, PRELOAD_ENV
-
-
-class Variable(Slim, frozen=True):
-    """EnvVar with a value."""
-
-    name: str = ""
-    value: str = ""
 
 
 class PreloadingContainer(Container, frozen=True):
     """A container with its variables."""
 
-    env: tuple[Variable, ...] = ()
+    env: tuple[EnvVar, ...] = ()
 
 
 class PreloadingSpec(PodSpec, frozen=True):
@@ -65,5 +59,5 @@ def preloading_earlier(pod: Pod) -> frozenset[str]:
         container.name
         for container in (*pod.spec.init_containers, *pod.spec.containers)
         for variable in container.env
-        if variable.name == PRELOAD_ENV and EARLIER_CONTAINER_LIBRARY in variable.value.split(":")
+        if variable.name == PRELOAD_ENV and EARLIER_CONTAINER_LIBRARY in (variable.value or "").split(":")
     )

@@ -40,7 +40,7 @@ def version_of(path: AnyPath) -> Version | None:
 def write_whole(
     path: AnyPath, content: bytes, mode: int, *, durable: bool = False, beside: AnyPath | None = None
 ) -> None:
-    """`path` holds `content` with these permission bits, or what it held before.
+    """`path` has `content` with these permission bits, or what it had before.
 
     `durable`: also after a loss of power, as soon as this returns. That waits for the disk. `beside`: where it is begun, if not under
     the name of its own that a file has for that; in the same folder, and of one writer at a time.
@@ -96,7 +96,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def sync(path: AnyPath) -> None:
-    """What a file holds, or what was created, renamed or removed in a folder, outlives a loss of power."""
+    """The content of a file, or what was created, renamed or removed in a folder, outlives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """The records of allocations and the grants, as they were read or written last: found by device IDs and by pod, without a walk.
 
-A start of a container needs those of a few directories, and a node may have hundreds. What a file holds is read again only when
+A start of a container needs those of a few directories, and a node may have hundreds. A file is read again only when
 its version differs (`files.Version`). Written in several threads: a content and its version are one entry, and the indices have a lock.
 """
 
@@ -28,7 +28,7 @@ class Contents(Generic[T]):
         self._held[key] = content, version
 
     def get(self, key: str, version: Version) -> T | None:
-        """What this version of the file holds, if it is the one that was read or written."""
+        """The content of this version of the file, if it is the one that was read or written."""
         content, known = self._held.get(key, (None, None))
         return content if known == version else None
 
@@ -83,7 +83,7 @@ class Records(Contents[Record]):
             return tuple(self._alike.get(begin, ()))
 
     def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]:
-        """Key -> book of each allocation that these pods have, as the records say."""
+        """Key -> record of each allocation that these pods have, as the records say."""
         with self._lock:
             return {key: self._held[key][0] for uid in uids for key in self._of_pods.get(uid, ())}
 

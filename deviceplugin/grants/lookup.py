@@ -1,12 +1,12 @@
 """Which grant directory is which container's, when a container is about to start. Pure.
 
 PreStartContainer names device IDs and neither a container nor a directory. An init container and an app container of a pod may
-have exactly the same IDs, and each has a directory of its own: nobody can tell which of them starts. So both directories are
+have exactly the same IDs, and each has a directory of its own: nothing shows which of them starts. So both directories are
 written, each for its container, and it does not matter.
 
 The kubelet gives IDs to one pod at a time, so the newest directories of these IDs are the pod's: as far back as none was granted to
 another pod. Among them a container has the newest that was made for it. Allocate guessed the pod, but not the order: it serves
-the containers of a pod in the order of its spec, so the place of a container in that order holds also for the right pod.
+the containers of a pod in the order of its spec, so the place of a container in that order is right for the right pod, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def containers_of(
     ] or [request.container for request in sharing if not found]
     without = [container for container in needed if container not in found.values()]
     unknown = [folder.key for folder in reversed(mine) if folder.record is None and folder.key not in found]
-    if len(unknown) == len(without):  # no book and no grant tells, but the numbers agree
+    if len(unknown) == len(without):  # neither a record nor a grant names the container, but the numbers agree
         return found | dict(zip(unknown, without, strict=True))
     if without and not unknown:
         since = _since_another_had_them(folders, node_pod.uid)[: len(needed)]
@@ -69,7 +69,7 @@ def containers_of(
 
 
 def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
-    """As far back as none was granted to another pod, or guessed to be of yet another; and for whom Allocate took the pod."""
+    """As far back as none was granted to another pod, or guessed to be of yet another; and the UIDs of the pods that Allocate took it for."""
     mine: list[Folder] = []
     guesses = {uid}
     for folder in _since_another_had_them(folders, uid):

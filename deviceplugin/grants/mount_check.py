@@ -1,6 +1,6 @@
 """See, after a container has started, that it has its grant where the library is looked for; tell the pod's user where it has not.
 
-The kubelet asks before the container is made, and nobody is asked afterwards. So the mounts of the pod's processes are looked at for some seconds.
+The kubelet calls before the container is made, and not afterwards. So the mounts of the pod's processes are looked at for some seconds.
 An image may have a symbolic link where the grant belongs: the library is not loaded then, and no process of it has to use the GPU for us to see that.
 What such a process does to the GPU is the arbiter's to see. Without the node's processes (`node.hostPID: false`) nothing is seen here.
 """
@@ -30,7 +30,7 @@ log = structlog.get_logger("deviceplugin.grants.mount_check")
 
 
 class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.pods.NodePods` has them."""
+    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def pod(self, uid: str) -> Pod | None: ...
 

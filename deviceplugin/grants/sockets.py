@@ -5,7 +5,7 @@
     grants/<key>/arbiter.sock       a link to socket/arbiter.sock, for the library
     grants/.spare-<number>/.socket  sockets/<key> of the next allocation, made before it has a key and moved then
 
-So nothing that the arbiter may write holds the library, the grant or the name of either. A directory that an earlier plugin made
+So the arbiter may write no directory with the library, the grant or the name of either. A directory that an earlier plugin made
 has no `socket`, and its container, which may be restarted with the mounts that it got then, finds the arbiter's socket in the grant directory
 itself: there the plugin puts a hard link to it, anew whenever the arbiter made another one.
 """

@@ -1,8 +1,8 @@
 """Grant directories that are ready before anybody needs them: the library, the folders of the socket, the link to it, and empty files
-in which the book and the grant are begun.
+in which the record and the grant are begun.
 
 Making these takes longer than all else that Allocate does, and it is the same for each container. A spare has no name that anybody else knows, no
-book and no grant; it becomes a directory of one allocation and is never a spare again. Without one, Allocate makes all of it.
+record and no grant; it becomes a directory of one allocation and is never a spare again. Without one, Allocate makes all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pods that the API no longer has and whose processes run on: found, kept count of, told of.
+"""Pods that the API no longer has and whose processes run on: found, counted, reported.
 
 A pod that is deleted by force leaves the API at once; the kubelet ends its processes later, or cannot. Until the last one is gone it
 uses its GPUs, and invariant I1 counts it. From the moment the API loses a pod, the pod is a suspect and its room is taken. A look at
@@ -22,7 +22,7 @@ from kube.objects import Pod
 from vgpu.api.inventory import Orphan
 
 LOOK_S: Final = 0.25
-"""Between looks while the API lacks a pod that has a book. Each costs some 20 us for each process that was seen, once a pod."""
+"""Between looks while the API lacks a pod that has a usage record. Each costs some 20 us for each process that was seen, once a pod."""
 REST_S: Final = 0.5
 """At least so long between looks, unless a call of the kubelet waits: pods that go together are looked at together. Guessed."""
 RETRY_S: Final = 1.0
@@ -31,7 +31,7 @@ log = structlog.get_logger("deviceplugin.pods.orphans")
 
 
 class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.pods.NodePods` has them."""
+    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     @property
     def synced(self) -> bool: ...
@@ -92,7 +92,11 @@ class Orphans:
             try:
                 await self.once()
             except OSError as error:
-                log.error("a pod's book cannot be removed: its room stays taken", error=str(error), retry_s=RETRY_S)
+                log.error(
+                    "a pod's usage record cannot be removed: its share of the GPU stays taken",
+                    error=str(error),
+                    retry_s=RETRY_S,
+                )
                 await asyncio.sleep(RETRY_S)
                 continue
             try:

@@ -3,7 +3,7 @@
 Of containers that compute without saying so, of limits that are not enforced, and of memory that belongs to no grant, too: an Event.
 
 The arbiter compares, and kills where the policy is `kill`; it has no way to the API server. This module reads its status socket,
-and decides nothing but what is new. An arbiter that does not answer changes nothing: what was told stays told.
+and decides nothing but what is new. An arbiter that does not answer changes nothing: what was reported is not reported again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vgpu.protocol.status import (
     BypassStatus,
     ContainerStatus,
     GpuStatus,
+    GpuTimeStatus,
     KillStatus,
     ProcessGpu,
     ProcessStatus,
     Status,
-    TurnStatus,
     UngrantedStatus,
     UnlistedStatus,
     decode_status,
@@ -57,8 +57,8 @@ UNGRANTED: Final = "UngrantedMemory"
 UNLISTED: Final = "UnlistedMemory"
 KILL: Final = "kill"
 NOTICES: Final = {
-    "UntoldWork": (
-        "container {} uses the GPU while its processes say they are idle; where the arbiter's hold-untold is on, that counts as "
+    "UnreportedWork": (
+        "container {} uses the GPU while its processes say they are idle; where the arbiter's cap-unreported is on, that counts as "
         "best-effort work, and from its gpu-core"
     ),
     "StoppedByAnother": (
@@ -104,7 +104,7 @@ class Offence:
 
 
 def offences(status: Status) -> list[Offence]:
-    """Every container that the arbiter found over its limit, and every one that is over it by a way around the library. A kill is told of
+    """Every container that the arbiter found over its limit, and every one that is over it by a way around the library. A kill is reported
     as such."""
     over = [Offence(c.uid, c.container, c.guard, _note(c)) for c in status.containers if c.over]
     return over + [
@@ -121,7 +121,7 @@ def _bypass_note(found: ContainerStatus, one: BypassStatus) -> str:
     command = commands.get(pid, "")[:COMMAND_LIMIT] or "of unknown name"
     follows = _FOLLOWS["evict"] if one.policy == "evict" else "it is reported"
     return (
-        f"container {found.container} holds {one.held_bytes // MIB} MiB of {one.gpu} and was granted {one.limit_bytes // MIB} MiB; "
+        f"container {found.container} uses {one.held_bytes // MIB} MiB of {one.gpu} and was granted {one.limit_bytes // MIB} MiB; "
         f"process {pid} ({command}) goes around the library; arbiter.bypass: {follows}"
     )
 
@@ -131,9 +131,9 @@ def _note(found: ContainerStatus) -> str:
     held = {gpu.uuid: sum(_held(part) for _, part in _on(found.processes, gpu)) for gpu in found.gpus}
     worst = max(found.gpus, key=lambda gpu: held[gpu.uuid] - gpu.limit_bytes, default=None)
     if worst is None:
-        return f"container {found.container} holds more GPU memory than it was granted; {follows}"
+        return f"container {found.container} uses more GPU memory than it was granted; {follows}"
     text = (
-        f"container {found.container} holds {held[worst.uuid] // MIB} MiB of {worst.uuid} and was granted "
+        f"container {found.container} uses {held[worst.uuid] // MIB} MiB of {worst.uuid} and was granted "
         f"{worst.limit_bytes // MIB} MiB"
     )
     largest = max(_on(found.processes, worst), key=lambda pair: _held(pair[1]), default=None)
@@ -179,7 +179,7 @@ def _ungranted_note(gpu: str, processes: list[UngrantedStatus], pod: Callable[[s
     held = f"{(worst.held_bytes or 0) // MIB} MiB" if worst.held_bytes is not None else "memory"
     others = f"; {len(processes) - 1} more do so" if len(processes) > 1 else ""
     return (
-        f"process {worst.pid} ({worst.command[:COMMAND_LIMIT] or 'of unknown name'}){where} holds {held} of {gpu}, which containers share, and "
+        f"process {worst.pid} ({worst.command[:COMMAND_LIMIT] or 'of unknown name'}){where} uses {held} of {gpu}, which containers share, and "
         f"belongs to no grant there: no limit counts it{others}"
     )
 
@@ -200,11 +200,11 @@ def _suspicion(found: UnlistedStatus) -> str:
     )
 
 
-def notices(turn: TurnStatus | None) -> list[str]:
-    """Which of `NOTICES` hold."""
+def notices(turn: GpuTimeStatus | None) -> list[str]:
+    """Which of `NOTICES` apply."""
     if turn is None:
         return []
-    shown = {"UntoldWork": turn.unreported, "StoppedByAnother": turn.stopped}
+    shown = {"UnreportedWork": turn.unreported, "StoppedByAnother": turn.stopped}
     return [reason for reason in NOTICES if shown[reason]]
 
 
@@ -221,13 +221,13 @@ class Observer(Protocol):
     """Who acts on what is new."""
 
     def over_limit(self, pod: Pod, offence: Offence) -> None:
-        """A container is over its limit that was not, or that nobody told of yet."""
+        """A container is over its limit that was not, or that was not reported yet."""
 
     def over_limit_now(self, containers: int) -> None:
         """So many are."""
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
-        """One of `NOTICES` holds for a container for which it did not."""
+        """One of `NOTICES` applies to a container to which it did not."""
 
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
         """A limit of a container is not enforced, for a reason that did not hold before."""
@@ -242,8 +242,8 @@ class Observer(Protocol):
         """The status could not be had this time."""
 
 
-class Guard:
-    """Looks every `EVERY_S`. `pod` answers the pod of a UID when the watch knows it."""
+class StatusWatch:
+    """Reads the arbiter's status every `EVERY_S`. `pod` answers the pod of a UID when the watch knows it."""
 
     def __init__(
         self,
@@ -254,15 +254,15 @@ class Guard:
     ) -> None:
         self._socket, self._pod, self._observer, self._clock = status, pod, observer, clock
         self._unenforced_s: dict[tuple[str, str, str], float] = {}
-        """When each reason of a container was told last, for as long as it is not told again; `UNLISTED` too."""
+        """When each reason of a container was reported last, for as long as it is not reported again; `UNLISTED` too."""
         self._ungranted_s: dict[str, float] = {}
-        """When it was told of each GPU last; forgotten when nothing is ungranted there."""
+        """When each GPU was reported last; forgotten when nothing is ungranted there."""
         self._unlisted_s: dict[str, float] = {}
         """The same of memory that is listed for no process."""
         self._reported: frozenset[_Key] = frozenset()
         self._noticed: frozenset[tuple[str, str, str]] = frozenset()
         self._kills: frozenset[str] = frozenset()
-        """Those that were told of, as long as the arbiter lists them."""
+        """Those that were reported, as long as the arbiter lists them."""
         self._trouble = ""
 
     async def run(self) -> None:
@@ -364,7 +364,7 @@ class Guard:
                 self._observer.unlisted(unlisted_note(one), pod, one.container)
 
     def _due(self, notes: dict[str, str], reported_s: dict[str, float]) -> list[str]:
-        """Those of GPUs that were not told of for `AGAIN_S`. `reported_s`: when each was, and forgotten when there is nothing to tell."""
+        """Those of GPUs that were not reported for `AGAIN_S`. `reported_s`: when each was, forgotten when there is nothing to report."""
         now_s = self._clock()
         due = [gpu for gpu in notes if now_s - reported_s.get(gpu, -inf) >= AGAIN_S]
         for gpu in reported_s.keys() - notes.keys():

@@ -17,11 +17,12 @@ import structlog
 from kube import paths
 from kube.errors import ApiError
 from kube.objects import Pod
+from vgpu.api.back_off import BackOff
 
 Reason = Literal["swapped", "over-limit", "bypass"]
 
 ATTEMPTS: Final = 8
-WAIT_S: Final = (0.5, 30.0)
+BACKOFF_S: Final = (0.5, 30.0)
 """First and longest wait between attempts, doubled each time: about a minute in all. Guessed: longer than an API server's restart."""
 
 log = structlog.get_logger("deviceplugin.pods.removal")
@@ -35,7 +36,7 @@ class Sender(Protocol):
 
 
 class Remover:
-    """See the module. `count` is told of each end: True when the pod is deleted or gone, False when it could not be."""
+    """See the module. `count` is called at each end: True when the pod is deleted or gone, False when it could not be."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Remover:
         """Raises ApiError when the API server refuses, or has not answered, or not accepted our token, `ATTEMPTS` times."""
         meta = pod.metadata
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": meta.uid}}
-        wait_s = WAIT_S[0]
+        back_off = BackOff(*BACKOFF_S)
         for left in reversed(range(ATTEMPTS)):
             try:
                 await self._client.send("DELETE", paths.pod(meta.namespace, meta.name), options)
@@ -100,7 +101,6 @@ class Remover:
                 if not ((error.transient or error.unauthorized) and left):
                     raise
                 log.warning("a pod is not deleted yet", pod=pod.key, attempts_left=left, error=str(error))
-                await self._sleep(max(wait_s, error.retry_after_s))
-                wait_s = min(2 * wait_s, WAIT_S[1])
+                await self._sleep(back_off.failed(error.retry_after_s))
             else:
                 return

@@ -1,9 +1,9 @@
 """Whose work comes first, as a pod's annotations say now: class and level of a pod that is placed may be edited while it runs.
 
 The pod was placed and admitted with one class; its assignment, which nobody but Tangram writes, has it. The annotations
-may be changed by whoever may write the pod, and no admission webhook is asked then. So what they say counts only where it makes sense
-and is allowed: latency-critical work in the namespaces that may have it. What does not count is told once, and what the
-pod was placed with holds instead.
+may be changed by whoever may write the pod, and no admission webhook is called then. So what they say counts only where it makes sense
+and is allowed: latency-critical work in the namespaces that may have it. What does not count is reported once, and what the
+pod was placed with applies instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger("deviceplugin.pods.service_class")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds, and a sentence for each annotation that does not count."""
+    """What applies, and a sentence for each annotation that does not count."""
 
     service_class: str
     level: int
@@ -55,25 +55,25 @@ def terms_of(
             annotations.get(names.service_class, placed), CLASSES, what=f"annotation {names.service_class}"
         )
     except BadRequest as error:
-        ignored.append(f"{error}; class {placed} holds")
+        ignored.append(f"{error}; class {placed} applies")
         service_class = placed
     if service_class == URGENT and not may:
         allowed = ", ".join(sorted(urgent)) or "none"
         ignored.append(
-            f"annotation {names.service_class} is {URGENT!r}, which namespace {namespace} may not have (those that may: {allowed}); class {placed} holds"
+            f"annotation {names.service_class} is {URGENT!r}, which namespace {namespace} may not have (those that may: {allowed}); class {placed} applies"
         )
         service_class = placed
     try:
         text = annotations.get(names.level, str(assignment.level))
         level = int(one_of(text, tuple(map(str, LEVELS)), what=f"annotation {names.level}"))
     except BadRequest as error:
-        ignored.append(f"{error}; level {assignment.level} holds")
+        ignored.append(f"{error}; level {assignment.level} applies")
         level = assignment.level
     return Terms(service_class, level, tuple(ignored))
 
 
 class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.pods.NodePods` has them."""
+    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def node_pods(self) -> Collection[NodePod]: ...
 
@@ -83,10 +83,10 @@ class Pods(Protocol):
 
 
 class Observer(Protocol):
-    """Who tells users."""
+    """Reports to users."""
 
     def class_ignored(self, pod: Pod, note: str) -> None:
-        """An annotation does not count, and that was not told yet."""
+        """An annotation does not count, and that was not reported yet."""
 
 
 class Followers:

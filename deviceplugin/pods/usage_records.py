@@ -1,10 +1,10 @@
-"""What each pod of the node uses, as our own book: `pods/<UID>.json` in the state folder, written before its first process starts.
+"""What each pod of the node uses, as a record on the node: `pods/<UID>.json` in the state folder, written before its first process starts.
 
-The API server forgets a pod that is deleted by force; its processes run on. This book is how the node still knows what they use: the
+The API server forgets a pod that is deleted by force; its processes run on. This record is how the node still knows what they use: the
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
-A book is begun in one file for all of them, which is made beforehand (`files.begin`) or was the book of a pod that is gone.
+A record is begun in one file for all of them, which is made beforehand (`files.begin`) or was the record of a pod that is gone.
 
 Knows files. Which pods are gone is decided in `orphans`.
 """
@@ -30,7 +30,7 @@ from vgpu.api.grant import Slice
 from vgpu.api.inventory import Orphan
 
 FOLDER: Final = "pods"
-WHAT: Final = "book of a pod"
+WHAT: Final = "usage record of a pod"
 BEGUN: Final = ".new"
 """Where each is begun."""
 _FILE_NAME: Final = re.compile(r"[0-9A-Za-z-]{1,100}\Z")
@@ -53,7 +53,7 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def orphan(self) -> Orphan:
-        """As the inventory tells of it, once the API has no such pod."""
+        """As the inventory has it, once the API has no such pod."""
         return Orphan(self.uid, self.namespace, self.pod, self.held)
 
 
@@ -85,7 +85,8 @@ class UsageRecords:
             except (OSError, BadDocument) as error:
                 self.damaged[path.name] = str(error)
                 log.error(
-                    "a pod's book cannot be read: what the pod uses is known from its grants alone", error=str(error)
+                    "a pod's usage record cannot be read: what the pod uses is known from its grants alone",
+                    error=str(error),
                 )
                 continue
             if record is not None:
@@ -95,7 +96,7 @@ class UsageRecords:
         return iter(list(self._records.values()))
 
     def get(self, uid: str) -> UsageRecord | None:
-        """The book of one pod."""
+        """The record of one pod."""
         return self._records.get(uid)
 
     def enter(self, record: UsageRecord, ids: Mapping[str, Collection[str]]) -> None:
@@ -117,7 +118,7 @@ class UsageRecords:
         self.damaged.pop(path.name, None)
 
     def begin_next(self) -> None:
-        """Make the file in which the next book is begun, when nobody waits for it. Where that cannot be, the book's writer says why."""
+        """Make the file in which the next record is begun, when nobody waits for it. Where that cannot be, the writer of the record says why."""
         with self._writing, suppress(OSError):
             begin(self._folder / BEGUN)
 
@@ -131,7 +132,7 @@ class UsageRecords:
         """No process of these pods lives. Raises OSError."""
         for uid in uids:
             path = self._path(uid)
-            # the next book is written there: neither is a file removed nor one made
+            # the next record is written there: neither is a file removed nor one made
             with self._writing, suppress(FileNotFoundError):
                 path.replace(self._folder / BEGUN)
             record = self._records.pop(uid, None)
@@ -143,7 +144,7 @@ class UsageRecords:
             self.damaged.pop(path.name, None)
 
     def users(self, resource: str) -> Mapping[str, str]:
-        """Device ID -> UID of the pod that had it last, as far as a book knows."""
+        """Device ID -> UID of the pod that had it last, as far as a record knows."""
         return self._users.get(resource, {})
 
     def _write(self, path: Path, record: UsageRecord) -> None:

@@ -27,11 +27,11 @@ _RULES: Final = (
     ),
     (
         "/",
-        f"the root directory holds {CONTAINER_DIR}, where the grant is mounted: mount the volume at a directory of its own",
+        f"the root directory contains {CONTAINER_DIR}, where the grant is mounted: mount the volume at a directory of its own",
     ),
     (
         re.escape(PRELOAD_DIR),
-        f"the directory {PRELOAD_DIR} holds {PRELOAD_FILE}, which loads Tangram's library: mount at a directory below {PRELOAD_DIR}, or single files by subPath",
+        f"the directory {PRELOAD_DIR} contains {PRELOAD_FILE}, which loads Tangram's library: mount at a directory below {PRELOAD_DIR}, or single files by subPath",
     ),
     (
         f"{re.escape(PRELOAD_FILE)}(?:/.*)?",

@@ -90,7 +90,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         return pr.ListPodResourcesResponse.FromString(b"".join(listed))
 
     def _listed_pod(self, key: tuple[str, str], held: dict[tuple[str, str], tuple[str, ...]]) -> bytes:
-        """Encoded once for what it holds: the real kubelet is written in Go."""
+        """Encoded once for its content: the real kubelet is written in Go."""
         now = (dict(held), frozenset(self.hidden))
         was, encoded = self._listed.get(key, (None, b""))
         if was != now:

@@ -167,7 +167,7 @@ async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_
         uuid = inventory_from_json(made.api.inventory).gpus[0].uuid
         client = Client(made.state / "plugin/nvml.sock", 3)
         assert client.nvml.processes(uuid) == ()
-        made.driver.ctl("process", 0, 4242, 512, "stranger")
+        made.driver.ctl("process", 0, 4242, 512, "other")
         assert [held.pid for held in client.nvml.processes(uuid)] == [4242]
         made.driver.ctl("fault", "hang", "nvmlDeviceGetMemoryInfo", "seconds=1000")
         with pytest.raises(NvmlAway, match="no answer within 3 s"):

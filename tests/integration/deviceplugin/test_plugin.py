@@ -151,7 +151,7 @@ async def test_the_cdi_specification_names_gpus_by_uuid_and_files_by_the_hosts_p
 
 async def test_a_pod_that_came_past_our_scheduler_is_refused_and_reported_why(running: Start) -> None:
     async with running() as made:
-        other_scheduler = pod("stranger").asking(mib=4096).on("n1").plain() | {}
+        other_scheduler = pod("foreign").asking(mib=4096).on("n1").plain() | {}
         other_scheduler["spec"]["schedulerName"] = "default-scheduler"
         made.api.put(other_scheduler)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -162,7 +162,7 @@ async def test_a_pod_that_came_past_our_scheduler_is_refused_and_reported_why(ru
             while not made.api.events:
                 await made.api.news.wait()
         assert made.api.events[0]["reason"] == "AllocateRefused"
-        assert made.api.events[0]["regarding"]["name"] == "stranger"
+        assert made.api.events[0]["regarding"]["name"] == "foreign"
 
 
 async def test_a_pod_with_an_unreadable_assignment_is_refused_and_nobody_else_suffers(running: Start) -> None:
@@ -376,7 +376,7 @@ async def test_metrics_report_of_each_gpu_and_of_calls(running: Start) -> None:
         assert status == 200
         uuid = inventory(made).gpus[0].uuid
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{uuid}"}} 1.0' in numbers
-        assert f'tangram_deviceplugin_call_seconds_count{{call="Allocate",resource="{MEM}"}} 1.0' in numbers
+        assert f'tangram_deviceplugin_call_duration_seconds_count{{call="Allocate",resource="{MEM}"}} 1.0' in numbers
 
 
 async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[str], FakeDriver]) -> None:

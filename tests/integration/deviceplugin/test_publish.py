@@ -81,7 +81,7 @@ async def test_a_node_that_is_deleted_and_made_again_has_its_annotation_at_once(
 
 
 async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "RETRY_S", (60.0, 60.0))
+    monkeypatch.setattr(publish, "BACKOFF_S", (60.0, 60.0))
     async with Api() as api:
         api.faults.append(answer_with("GET", f"/nodes/{NODE}", 404, "NotFound", "no such node"))
         node = {"kind": "Node", "metadata": {"name": NODE, "uid": "again"}}

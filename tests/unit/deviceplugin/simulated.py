@@ -1,6 +1,6 @@
 """A node in one process: the kubelet with its records, the API's pods, running processes and the disk are models; the plugin's parts are real.
 
-The models are the obvious slow ones: who runs, what it mounts and what it holds is written down at each event, and after each step the
+The models are the obvious slow ones: who runs, what it mounts and what it uses is written down at each event, and after each step the
 invariants are counted from that alone (`Machine.check`).
 """
 
@@ -25,8 +25,8 @@ from deviceplugin.grants.directories import Grants
 from deviceplugin.grants.spares import KEPT
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import Holding, holders
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.orphans import Orphans
-from deviceplugin.pods.pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecords
 from deviceplugin.service import Service
 from deviceplugin.upkeep import Upkeep, restore
@@ -93,14 +93,19 @@ class Plugin:
         self.offer = Offer(DEFAULT, 1024)
         self.offer.set_inventory(inventory(GPUS))
         self.grants = Grants(machine.state, machine.image, boot=machine.boot)
-        self.podbooks = UsageRecords(machine.state, machine.boot)
+        self.usage_records = UsageRecords(machine.state, machine.boot)
         self.grants.settling.rest = self.afterwards  # type: ignore[method-assign]  # at once: a thread cannot be cut
-        self.orphans = Orphans(self.podbooks, self.pods, machine, self.offer.set_orphans)
+        self.orphans = Orphans(self.usage_records, self.pods, machine, self.offer.set_orphans)
         self.ledger = Ledger(
-            self.pods, self.offer.inventory, DEFAULT, patience_s=0.0, orphans=self.orphans, users=self.podbooks.users
+            self.pods,
+            self.offer.inventory,
+            DEFAULT,
+            patience_s=0.0,
+            orphans=self.orphans,
+            users=self.usage_records.users,
         )
         parts: Any = {
-            "pods": self.pods, "records": machine, "ledger": self.ledger, "grants": self.grants, "podbooks": self.podbooks,
+            "pods": self.pods, "records": machine, "ledger": self.ledger, "grants": self.grants, "usage_records": self.usage_records,
         }  # fmt: skip
         self.prestart = PreStart(DEFAULT, 1024, inventory=self.offer.inventory, fetch=machine.fetch, **parts)
         self.services = {
@@ -118,15 +123,15 @@ class Plugin:
 
     def afterwards(self) -> None:
         self.grants.fill_spares()
-        self.podbooks.begin_next()
+        self.usage_records.begin_next()
 
     async def begin(self) -> None:
         self.grants.install()
-        self.podbooks.load()
+        self.usage_records.load()
         for one in self.machine.pods.values():
             self.pods.on_change(None, one.seen())
         records: Any = self.machine
-        await restore(records, self.pods, self.ledger, self.grants, self.podbooks, DEFAULT)
+        await restore(records, self.pods, self.ledger, self.grants, self.usage_records, DEFAULT)
         await self.orphans.once()
 
 
@@ -150,7 +155,7 @@ class Machine:
     def boot(self) -> str:
         return f"boot {self.boots}"
 
-    # --- what the plugin asks ---
+    # --- what the plugin reads ---
 
     async def holdings(self, domain: str) -> tuple[Holding, ...]:  # noqa: ARG002
         return tuple(
@@ -231,7 +236,7 @@ class Machine:
         available = {f"{uuid(gpu)}-{slot}" for gpu in range(GPUS) for slot in range(per_gpu)} - used
         preferred = await plugin.ledger.prefer(resource, sorted(available | set(taken)), taken, quantity)
         in_use = self.in_use(resource)
-        assert in_use.isdisjoint(set(preferred) - set(taken)), "devices that a living process holds are never named"
+        assert in_use.isdisjoint(set(preferred) - set(taken)), "devices that a living process uses are never named"
         rest = [one for one in preferred if one in available and one not in taken]
         rest += [one for one in sorted(available) if one not in rest and one not in taken]
         return (*taken, *rest)[:quantity]
@@ -257,7 +262,7 @@ class Machine:
             assert self.overfull(one.gpu) or not self.in_use(resource).isdisjoint(ids), "a refusal has a reason"
             return False
         assert self.in_use(resource, but=one.uid).isdisjoint(ids), (
-            "devices that a living process holds are given to nobody"
+            "devices that a living process uses are given to nobody"
         )
         one.held[container, resource] = ids
         if resource == MEM:

@@ -19,7 +19,7 @@ from deviceplugin.admission import ApiAway, PodGone, PreStart, Unserved
 from deviceplugin.device_ledger import Ledger
 from deviceplugin.grants.allocation_record import RECORD, Record
 from deviceplugin.grants.directories import Grants
-from deviceplugin.pods.pods import NodePods, fetch_pod
+from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.usage_records import UsageRecords
 from tests.builders import pod
 from tests.fake_api import FakeApi, answer_with, lose_reply, say_raw
@@ -53,7 +53,7 @@ class Node:
     start: PreStart
     records: Records
 
-    podbooks: UsageRecords
+    usage_records: UsageRecords
     arbiters: list[socket.socket] = field(default_factory=list)
 
     def allocated(self, name: str = "a") -> str:
@@ -104,13 +104,13 @@ def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             await never.wait()
 
         pods.attach(changed, lambda: True)
-        records, podbooks = Records(), UsageRecords(folder / "state", "boot")
+        records, usage_records = Records(), UsageRecords(folder / "state", "boot")
         async with FakeApi() as api, api.client() as client:
             start = PreStart(
                 DEFAULT, 1024, pods=pods, records=records, ledger=Ledger(pods, inventory, DEFAULT), grants=grants,
-                podbooks=podbooks, inventory=inventory, fetch=partial(fetch_pod, client),
+                usage_records=usage_records, inventory=inventory, fetch=partial(fetch_pod, client),
             )  # fmt: skip
-            node = Node(api, grants, start, records, podbooks)
+            node = Node(api, grants, start, records, usage_records)
             try:
                 yield node
             finally:
@@ -240,7 +240,7 @@ async def test_what_a_pod_uses_is_in_its_record_before_it_starts(on: Any) -> Non
         node.there()
         node.allocated()
         await node.start(MEM, IDS)
-        (record_file,) = node.podbooks
+        (record_file,) = node.usage_records
         assert (record_file.uid, record_file.namespace, record_file.pod) == ("uid-default-a", "default", "a")
         assert record_file.held == (Slice(uuid(0), 0, 1024),)
         assert record_file.ids == {MEM: tuple(IDS)}
@@ -255,6 +255,6 @@ async def test_a_whole_gpu_is_in_the_record_of_its_pod_before_it_starts(on: Any)
         one = pod("a").asking(gpus=1).on("n1").assigned(text=text).with_phase("Pending", started=True)
         node.api.put(one.plain(), reported=False)
         await node.start(DEFAULT.gpu, [uuid(0)])
-        (record_file,) = node.podbooks
+        (record_file,) = node.usage_records
         assert record_file.held == (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),)
         assert record_file.ids == {DEFAULT.gpu: (uuid(0),)}

@@ -68,7 +68,7 @@ async def test_pods_of_one_size_in_any_order_have_mem_and_core_on_one_gpu_and_no
         assert CORE not in where or where[CORE] == where[MEM]
         counted += gpus_of(records["main", MEM])
     meant = Counter({uuid(i): n * 4 for i, n in Counter(gpu for gpu, _ in sizes).items()})
-    assert counted == meant  # I3: whoever was taken for whom, each GPU has what was assigned there
+    assert counted == meant  # I3: whichever pod was taken for another, each GPU has what was assigned there
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["cdi", "nvidia"]), st.booleans())
@@ -159,7 +159,7 @@ async def test_a_pod_that_came_past_our_scheduler_is_refused_with_a_sentence() -
     with pytest.raises(
         Refused, match=r"no pod that waits on this node was assigned 4 tangram.sh/gpu-mem.*Tangram's scheduler"
     ):
-        await kubelet.admit(node_pod("stranger", 0, share("main", 4), on=[0]))
+        await kubelet.admit(node_pod("foreign", 0, share("main", 4), on=[0]))
 
 
 async def test_assignments_beyond_a_gpus_memory_are_refused() -> None:

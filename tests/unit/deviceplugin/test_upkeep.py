@@ -16,7 +16,7 @@ from deviceplugin.grants.allocation_record import RECORD, Record
 from deviceplugin.grants.directories import Grants
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import Holding
-from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from deviceplugin.upkeep import Upkeep, enter_started, needed, remember_granted
 from tests.builders import PodBuilder, pod
@@ -38,7 +38,7 @@ def grants(tmp_path: Path) -> Grants:
 
 
 @pytest.fixture
-def podbooks(tmp_path: Path) -> UsageRecords:
+def usage_records(tmp_path: Path) -> UsageRecords:
     return UsageRecords(tmp_path, "boot")
 
 
@@ -58,11 +58,13 @@ def holding(name: str, resource: str, *ids: str) -> Holding:
     return Holding("default", name, "main", resource, frozenset(ids))
 
 
-def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_names(podbooks: UsageRecords) -> None:
+def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_names(
+    usage_records: UsageRecords,
+) -> None:
     pods = node_pods(started("a", 30), pod("b").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 4096)))
     holdings = [holding("a", MEM, "x-1", "x-0"), holding("a", CORE, "x-7"), holding("gone", MEM, "x-9")]
-    enter_started(holdings, pods, podbooks)
-    assert list(podbooks) == [
+    enter_started(holdings, pods, usage_records)
+    assert list(usage_records) == [
         UsageRecord(
             "uid-default-a", "default", "a", (Slice(uuid(0), 0, 4096, 30),),
             {CORE: ("x-7",), MEM: ("x-0", "x-1")}, "boot",
@@ -71,24 +73,24 @@ def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_n
 
 
 def test_of_a_pod_that_goes_and_its_successor_of_one_name_the_devices_are_not_reported_apart(
-    podbooks: UsageRecords,
+    usage_records: UsageRecords,
 ) -> None:
     twice = [holding("a", MEM, "old-0"), holding("a", MEM, "new-0"), holding("a", CORE, "x-7")]
-    enter_started(twice, node_pods(started("a")), podbooks)
-    (record_file,) = podbooks
+    enter_started(twice, node_pods(started("a")), usage_records)
+    (record_file,) = usage_records
     assert record_file.ids == {CORE: ("x-7",), MEM: ()}
 
 
-def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, podbooks: UsageRecords) -> None:
+def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, usage_records: UsageRecords) -> None:
     for container, mib in (("one", 1024), ("two", 2048)):
         record = Record((f"{uuid(0)}-{mib}",), "uid-a", "default", "a", container, (uuid(0),), 0.0)
         grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantGpu(uuid(0), mib, 10),)))
-    remember_granted(grants, podbooks, DEFAULT)
-    (record_file,) = podbooks
+    remember_granted(grants, usage_records, DEFAULT)
+    (record_file,) = usage_records
     assert (record_file.uid, record_file.held) == ("uid-a", (Slice(uuid(0), 0, 3072, 20),))
     assert set(record_file.ids[MEM]) == {f"{uuid(0)}-1024", f"{uuid(0)}-2048"}
-    remember_granted(grants, podbooks, DEFAULT)
-    assert list(podbooks) == [record_file]
+    remember_granted(grants, usage_records, DEFAULT)
+    assert list(usage_records) == [record_file]
 
 
 def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) -> None:
@@ -132,8 +134,8 @@ class Node:
     def forget_the_gone(self, alive: set[str]) -> None: ...
 
 
-def test_a_disk_that_does_not_answer_a_removal_holds_nobody_else_up(
-    grants: Grants, podbooks: UsageRecords, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_does_not_answer_a_removal_delays_nothing_else(
+    grants: Grants, usage_records: UsageRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = grants.prepare(Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0))
     grants.write(key, Grant("default", "gone", "uid-gone", "main", (GrantGpu(uuid(0), 4096),)))
@@ -148,7 +150,7 @@ def test_a_disk_that_does_not_answer_a_removal_holds_nobody_else_up(
     pods = node_pods()
     node: Any = Node()
     upkeep = Upkeep(
-        DEFAULT, records=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, podbooks=podbooks,
+        DEFAULT, records=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, usage_records=usage_records,
         orphans=node, remover=node, metrics=Metrics(), now=lambda: 1e12,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from tests.fake_api import FakeApi, answer_with, say_raw
 
 
 class Log(list[tuple[str, str, str]]):
-    """What on_change was told: (added | changed | gone, key, resource version)."""
+    """What on_change got: (added | changed | gone, key, resource version)."""
 
     def __call__(self, old: Pod | None, new: Pod | None) -> None:
         kind = "gone" if new is None else "added" if old is None else "changed"
@@ -63,7 +63,7 @@ async def watching(api: FakeApi, **options: Any) -> AsyncIterator[tuple[Cache[Po
 
 
 async def seen(cache: Cache[Pod], true: Callable[[], bool]) -> None:
-    """Return when this holds, asked after each change the cache tells of."""
+    """Return when this is true, checked after each change that the cache reports."""
     assert await cache.wait_for(lambda: PROOF if true() else None, timeout_s=10) is PROOF, "it never came to hold"
 
 
@@ -152,7 +152,7 @@ async def test_an_object_that_cannot_be_decoded_is_kept_as_it_was_last_known(api
         assert "nodeName" in cache.unknown["default/a"]
         assert cache.statistics().undecodable == 1
         assert log.kinds == [("added", "default/a"), ("added", "default/b")], (
-            "nothing is told of what is not understood"
+            "nothing is reported of what is not understood"
         )
         api.put(pod("a").on("n2").plain())
         await seen(cache, lambda: not cache.unknown)
@@ -184,7 +184,7 @@ async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_reported_
 
 
 class Clumsy:
-    """A callback that keeps what it is told in `knows`, and raises at some of its calls (a bit each, the first lowest), half done or not."""
+    """A callback that keeps what it gets in `knows`, and raises at some of its calls (a bit each, the first lowest), half done or not."""
 
     def __init__(self, failing: int, *, half_done: bool = False) -> None:
         self.knows: dict[str, Pod] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -156,6 +157,15 @@ async def test_the_tls_context_stays_as_long_as_the_ca_does(account: Path) -> No
 async def test_a_kubeconfig_that_is_no_yaml_is_no_cluster(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("{")
     with pytest.raises(NoClusterError, match="cannot be used"):
+        await loader(str(tmp_path / "config"))()
+
+
+async def test_without_the_client_a_kubeconfig_is_no_cluster_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("{}")
+    monkeypatch.setitem(sys.modules, "kubernetes.aio.config", None)
+    with pytest.raises(NoClusterError, match=r"kubeconfig .*/config cannot be read .*install tangram\[kubeconfig\]"):
         await loader(str(tmp_path / "config"))()
 
 

@@ -17,7 +17,7 @@ from tests.builders import node, pod
 
 
 class Sent(Client):
-    """A client that keeps what it is told to send."""
+    """A client that keeps what it should send."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, dict[str, Any]]] = []

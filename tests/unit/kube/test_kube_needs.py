@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.needs import WholePod, needs_of, suits
-from kube.objects import Needs, Taint
+from kube.objects import Needs
 from vgpu.api.names import DEFAULT
+from vgpu.scheduling.nodes.constraints import Taint
 
 
 def needs(**spec: Any) -> Needs | None:
@@ -46,10 +47,10 @@ def test_labels_of_the_selector_and_of_one_term_must_be_there() -> None:
     assert not goes({"zone": "b", "old": "1"}, affinity=either)
     assert goes({"gpu": "h"}, affinity=either)
     assert not goes({"gpu": "h", "zone": "c"}, affinity=either)
-    assert not goes({"a": "b"}, affinity=required({})), "an empty term holds for no node"
+    assert not goes({"a": "b"}, affinity=required({})), "an empty term matches no node"
 
 
-def test_a_taint_keeps_off_whom_it_is_not_tolerated_by() -> None:
+def test_a_taint_keeps_off_a_pod_that_does_not_tolerate_it() -> None:
     taint = Taint("nvidia.com/gpu", "present", "NoSchedule")
     assert not goes({}, taint)
     assert goes({}, Taint("x", "", "PreferNoSchedule")), "that is only a preference"
@@ -114,12 +115,12 @@ CONDITIONS = st.builds(
 def test_it_is_as_written_out(
     labels: dict[str, str], selector: dict[str, str], terms: list[list[dict[str, Any]]]
 ) -> None:
-    def holds(one: dict[str, Any]) -> bool:
+    def matches(one: dict[str, Any]) -> bool:
         there = one["key"] in labels
         hit = there and labels[one["key"]] in one["values"]
         return {"In": hit, "NotIn": not hit, "Exists": there, "DoesNotExist": not there}[one["operator"]]
 
-    some = any(term and all(map(holds, term)) for term in terms)
+    some = any(term and all(map(matches, term)) for term in terms)
     expected = selector.items() <= labels.items() and some
     spec = {"nodeSelector": selector, "affinity": required(*({"matchExpressions": term} for term in terms))}
     assert goes(labels, **spec) is expected

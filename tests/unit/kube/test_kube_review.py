@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kube.review import ACCESS_REVIEWS, TOKEN_REVIEWS, may_get
+from kube.paths import ACCESS_REVIEWS, TOKEN_REVIEWS
+from kube.review import may_get
 from tests.fake_api import FakeApi, answer_with
 
 PROMETHEUS = "system:serviceaccount:monitoring:prometheus"

@@ -72,7 +72,7 @@ class Stand:
 def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setattr(supervisor, "TICK_S", 0.05)
-    monkeypatch.setattr(replacing, "PAUSES_S", (0.0, 0.05, 0.1))
+    monkeypatch.setattr(replacing, "PAUSES_S", (0.05, 0.1))
     monkeypatch.setattr(replacing, "QUARANTINE_S", (0.5, 1.0))
     made = Stand(tmp_path)
     yield made

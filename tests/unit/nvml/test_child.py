@@ -95,7 +95,7 @@ def test_who_waits_behind_a_slow_packet_has_a_turn_before_the_rest_of_it(seconds
     counting, session = os.eventfd(0), Slow(seconds)
     packet = child.answers(session, [m.RequestPacket(at, m.Answers(f"GPU-{at}")) for at in range(4)], counting)
     assert m.decode_replies(packet) == [m.ReplyPacket(at, m.Health(None)) for at in range(answered)]
-    assert len(session.requested) == answered, "what is not answered was not done: an XID event is told once"
+    assert len(session.requested) == answered, "what is not answered was not done: an XID event is reported once"
     assert os.eventfd_read(counting) == answered
     os.close(counting)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvml import child, usage, utilisation
+from nvml import child, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.gather import probe
@@ -19,7 +19,7 @@ from nvml.library import LIBRARY_FOLDERS, library_folder, load
 from nvml.messages import Busy, Held, Processes, ProcessUsage, Xid, XidsSeen
 from nvml.probe import profile_gb
 from nvml.supervisor import Supervisor
-from nvml.utilisation import busy
+from nvml.usage import busy
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
 from vgpu.api.inventory import Inventory
@@ -114,7 +114,7 @@ def test_xid_events_are_reported_once_and_name_the_gpu(fake_driver: Drivers, sup
 
 def test_processes_are_listed_with_their_memory(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
     driver = fake_driver("gpu t4 memory_mib=16384 context_mib=0\n")
-    driver.ctl("process", 0, 4242, 512, "stranger")
+    driver.ctl("process", 0, 4242, 512, "other")
     uuid = driver.status()[0].uuid
     assert supervisor_of(driver).nvml.processes(uuid) == (ProcessUsage(4242, uuid, 512 * 2**20),)
 
@@ -132,7 +132,7 @@ def test_the_memory_in_use_is_without_what_the_driver_reserves(
     uuid = driver.status()[0].uuid
     supervisor = supervisor_of(driver)
     assert held(supervisor, uuid) == Held((), 0)
-    driver.ctl("process", 0, 4242, 512, "stranger")
+    driver.ctl("process", 0, 4242, 512, "other")
     assert held(supervisor, uuid) == Held((ProcessUsage(4242, uuid, 512 * 2**20),), 512 * 2**20)
 
 
@@ -141,7 +141,7 @@ def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervis
     supervisor = supervisor_of(driver)
     first, second = (one.uuid for one in probed(supervisor).gpus[0].instances)
     instance = next(status for status in driver.status() if status.uuid == first).gi
-    driver.ctl("process", f"0:{instance}", 4242, 512, "stranger")
+    driver.ctl("process", f"0:{instance}", 4242, 512, "other")
     assert held(supervisor, first).used_bytes == 512 * 2**20
     assert held(supervisor, second).used_bytes == 0
 
@@ -150,7 +150,7 @@ def test_a_driver_without_version_2_of_the_call_does_not_report(
     fake_driver: Drivers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     driver = fake_driver("gpu t4\n")
-    driver.ctl("process", 0, 4242, 512, "stranger")
+    driver.ctl("process", 0, 4242, 512, "other")
     uuid = driver.status()[0].uuid
     (tmp_path / "lib").mkdir()
     without(driver.libnvml, ["nvmlDeviceGetMemoryInfo_v2"], tmp_path / "lib" / "libnvidia-ml.so.1")
@@ -253,7 +253,7 @@ def test_a_gpu_is_ill_from_the_first_trouble_until_it_has_answered_often_enough(
 
 
 class Samples:
-    """The binding's module, as far as utilisation asks it: one answer a call, an error where it is one."""
+    """The binding's module, as far as utilisation uses it: one answer a call, an error where it is one."""
 
     NVMLError_NotFound, NVMLError_NotSupported = nv.NVMLError_NotFound, nv.NVMLError_NotSupported
     NVMLError_InsufficientSize = nv.NVMLError_InsufficientSize
@@ -278,15 +278,15 @@ def sample(pid: int, percent: int, at_us: int) -> SimpleNamespace:
 def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = [sample(1, 10, 99), sample(2, 20, 100), sample(3, 30, 101), sample(4, 0, 150), sample(5, 50, 201)]
     reported += [sample(6, 4_000_000, 120)]  # one that the driver has lost sight of
-    monkeypatch.setattr(utilisation, "nv", Samples(reported))
+    monkeypatch.setattr(usage, "nv", Samples(reported))
     assert busy(GPU, 100, 200) == Busy({3: 30}, 150)
 
 
 def test_a_process_more_than_were_counted_is_requested_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     late = nv.NVMLError_InsufficientSize()
-    monkeypatch.setattr(utilisation, "nv", Samples(late, late, [sample(3, 30, 101)]))
+    monkeypatch.setattr(usage, "nv", Samples(late, late, [sample(3, 30, 101)]))
     assert busy(GPU, 100, 200) == Busy({3: 30}, 101)
-    monkeypatch.setattr(utilisation, "nv", Samples(late, late, late))
+    monkeypatch.setattr(usage, "nv", Samples(late, late, late))
     with pytest.raises(NvmlError, match=f"utilisation of GPU {GPU}"):
         busy(GPU, 100, 200)
 
@@ -295,5 +295,5 @@ def test_a_gpu_without_samples_has_seen_nobody_and_one_that_does_not_count_by_pr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for error, by_process in ((nv.NVMLError_NotFound(), True), (nv.NVMLError_NotSupported(), False)):
-        monkeypatch.setattr(utilisation, "nv", Samples(error))
+        monkeypatch.setattr(usage, "nv", Samples(error))
         assert busy(GPU, 100, 200) == Busy({}, 100, by_process=by_process)

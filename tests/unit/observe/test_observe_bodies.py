@@ -26,9 +26,9 @@ def acceptor_of(one: Running) -> Acceptor:
     return acceptor
 
 
-async def until(holds: Callable[[], object]) -> None:
+async def until(done: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110
+        while not done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -94,7 +94,7 @@ async def test_a_body_is_complete_whatever_pieces_it_comes_in() -> None:
         writer.close()
 
 
-async def test_a_stranger_waits_for_what_is_long_and_a_client_that_was_answered_well_does_not(
+async def test_an_unproven_client_waits_for_what_is_long_and_a_client_that_was_answered_well_does_not(
     rests: list[float],
 ) -> None:
     bounds = replace(LARGE, long_bytes=10_000, long_bytes_per_s=1e7, read_bytes=32_768)

@@ -118,7 +118,9 @@ def test_memory_is_dropped_until_what_is_left_fits() -> None:
     assert connections.held_bytes == 100
 
 
-def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_stranger_and_after_all_strangers() -> None:
+def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_unproven_client_and_after_all_of_them() -> (
+    None
+):
     connections = Connections(replace(BOUNDS, trusted=True))
     scheduler, unproven, another = opened(connections, ("s", 0), ("a", 50), ("b", 51))
     serve(connections, scheduler, 1)

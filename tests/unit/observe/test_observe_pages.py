@@ -7,7 +7,7 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from observe.pages import Pages
+from observe.pages import COMMIT_ENV, Pages, build_registry
 from observe.ports import listen
 
 
@@ -21,6 +21,14 @@ def test_metrics_are_the_registry_in_prometheus_text() -> None:
     page = Pages(registry()).get("/metrics")
     assert (page.status, page.content_type.split(";")[0]) == (200, "text/plain")
     assert b"tangram_example_things_total 1.0\n" in page.body
+
+
+def test_every_program_says_its_version_and_the_commit_of_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Pages(registry()).get("/metrics").body.count(b"\ntangram_build_info{") == 1
+    monkeypatch.setenv(COMMIT_ENV, "5e4b3d8")
+    (sample,) = [sample for family in build_registry().collect() for sample in family.samples]
+    assert (sample.name, sample.value, sample.labels["commit"]) == ("tangram_build_info", 1, "5e4b3d8")
+    assert sample.labels["version"]
 
 
 def test_a_program_that_is_well_says_ok() -> None:

@@ -87,7 +87,7 @@ async def test_no_request_over_a_kept_connection_is_lost_while_the_webhook_ends(
             service = Service(leaver, heir)
             clients = [asyncio.create_task(service.hammer(trusting(files), done)) for _ in range(CLIENTS)]
             await asyncio.wait_for(service.used[0].wait(), 10)
-        # the leaver was told to stop here, and has ended
+        # the leaver got SIGTERM here, and has ended
         await asyncio.wait_for(service.used[1].wait(), 10)
         done.set()
         await asyncio.wait_for(asyncio.gather(*clients), 10)

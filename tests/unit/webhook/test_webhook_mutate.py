@@ -1,4 +1,4 @@
-"""Admission as properties: what holds for every pod that could be sent."""
+"""Admission as properties: what is true of every pod that could be sent."""
 
 from __future__ import annotations
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 REPELS: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of a taint that keep a pod off. Specified by Kubernetes; PreferNoSchedule does not."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Condition:
-    """On a label of the node, or on its name. An operator of a later release holds for no node."""
+    """On a label of the node, or on its name. An operator of a later release matches no node."""
 
     key: str
     operator: str
@@ -26,24 +28,22 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Term:
-    """All its conditions hold. One without conditions holds for no node."""
+    """All its conditions match. One without conditions matches no node."""
 
     conditions: tuple[Condition, ...]
     weight: int = 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Taint:
-    """Of a node."""
+class Taint(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Of a node. Decoded as it stands in the API's objects (`kube.objects`)."""
 
     key: str
     value: str = ""
     effect: str = "NoSchedule"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Toleration:
-    """Of a pod. Empty fields match everything, as in Kubernetes."""
+class Toleration(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Of a pod, decoded as `Taint` is. Empty fields match everything, as in Kubernetes."""
 
     key: str = ""
     operator: str = ""

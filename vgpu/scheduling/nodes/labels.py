@@ -1,6 +1,6 @@
 """Labels of the fleet's nodes, as numbers by column: what a pod would like of its node is then a look-up over all nodes at once.
 
-Only keys that somebody asks about become arrays, at the first question. What is said of a node outlives its column: one that leaves the
+Only keys that somebody are looked up become arrays, at the first question. What is said of a node outlives its column: one that leaves the
 fleet and comes back finds its labels again.
 """
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.int32]
 
 MOST_KEYS: Final = 256
-"""Keys kept as arrays; of more the one that nobody asked about for longest goes. Guessed: 10 MB for 10,000 nodes. To make one takes 0.4 ms there,
-so a pod may not ask about more of them than this, by far."""
+"""Keys kept as arrays; of more the one that was not looked up for longest goes. Guessed: 10 MB for 10,000 nodes. To make one takes 0.4 ms there,
+so a pod may not name more of them than this, by far."""
 
 _NOTHING: Final[Mapping[str, str]] = {}
 
@@ -33,7 +33,7 @@ class Key:
 
 
 class Labels:
-    """`column` is the fleet's own table of nodes, which it tells of changes by `settle`, `leave` and `grew`."""
+    """`column` is the fleet's own table of nodes, which reports changes by `settle`, `leave` and `grew`."""
 
     def __init__(self, column: Mapping[str, int]) -> None:
         self.column = column

@@ -85,7 +85,7 @@ class Found:
 
     columns: Columns
     """Of the names that are known, in their order."""
-    strangers: tuple[str, ...]
+    unknown: tuple[str, ...]
     """Those that are not, in their order."""
 
 
@@ -135,8 +135,8 @@ class NameIndex:
         if there.all():
             return Found(self._columns[known], ())
         firsts, lasts = (ends - lengths)[~there].tolist(), ends[~there].tolist()
-        strangers = b",".join(text[first - 1 : last + 1] for first, last in zip(firsts, lasts, strict=True))
-        return Found(self._columns[known[there]], Quoted(strangers, 0, len(strangers)).names)
+        unknown = b",".join(text[first - 1 : last + 1] for first, last in zip(firsts, lasts, strict=True))
+        return Found(self._columns[known[there]], Quoted(unknown, 0, len(unknown)).names)
 
     def _enter(self, hashes: Words) -> None:
         """Give each name a place in the table: its own, or the next that is free."""

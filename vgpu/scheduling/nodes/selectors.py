@@ -20,7 +20,7 @@ Columns = npt.NDArray[np.intp]
 WHOLE: Final = re.compile("[+-]?[0-9]+")
 
 
-def holds(term: Term, labels: Labels, columns: Columns) -> Bools:
+def matches(term: Term, labels: Labels, columns: Columns) -> Bools:
     """(columns,) on which of the nodes."""
     found: Bools = np.full(len(columns), bool(term.conditions))
     for condition in term.conditions:

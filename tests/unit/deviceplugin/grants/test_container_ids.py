@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from arbiter.memory.grant_file import read_container_id
+from arbiter.grant_file import read_container_id
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.container_ids import ContainerIds, ids_of
 from deviceplugin.grants.directories import Grants
-from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from kube.objects import Pod
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import uuid

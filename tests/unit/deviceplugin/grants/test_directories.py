@@ -1,4 +1,4 @@
-"""The state folder: what containers mount, and our own book of it."""
+"""The state folder: what containers mount, and the record of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container that does not find its grant is told of, once, with where the grant is."""
+"""A container that does not find its grant is reported, once, with where the grant is."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ async def looked(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """Until it has looked as long as it wants."""
     monkeypatch.setattr(mounted, "LOOK_S", 0.0)
     looking = Mounted(node, node, node, node.report, clock=lambda: node.now)
-    looking.starting([KEY, "a directory without a book"])
+    looking.starting([KEY, "a directory without a record"])
     task = asyncio.create_task(looking.run())
     async with asyncio.timeout(30):
-        while looking._until.get(KEY) is not None:  # noqa: ASYNC110 (nobody else is told when it stops)
+        while looking._until.get(KEY) is not None:  # noqa: ASYNC110 (no event says when it stops)
             await asyncio.sleep(0)
     task.cancel()
     with suppress(asyncio.CancelledError):

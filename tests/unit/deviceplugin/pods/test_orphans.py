@@ -26,7 +26,7 @@ HELD = (Slice(uuid(0), 0, 12 * 1024, 30),)
 
 
 class Node:
-    """The API's pods by UID, the processes by UID, and what was told."""
+    """The API's pods by UID, the processes by UID, and what was reported."""
 
     def __init__(self, folder: Path) -> None:
         self.api: dict[str, Any] = {}

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.pods.over_limit import AGAIN_S, BYPASSED, REASON, Guard, Offence, Trouble, offences, ungranted_notes
+from deviceplugin.pods.over_limit import (
+    AGAIN_S,
+    BYPASSED,
+    REASON,
+    Offence,
+    StatusWatch,
+    Trouble,
+    offences,
+    ungranted_notes,
+)
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
@@ -23,11 +32,11 @@ from vgpu.protocol.status import (
     BypassStatus,
     ContainerStatus,
     GpuStatus,
+    GpuTimeStatus,
     KillStatus,
     ProcessGpu,
     ProcessStatus,
     Status,
-    TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -98,7 +107,7 @@ class Looking:
     at_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.guard = Guard(self.socket, self.known.get, self.reported, lambda: self.at_s)
+        self.guard = StatusWatch(self.socket, self.known.get, self.reported, lambda: self.at_s)
 
     async def look(self, document: bytes | None) -> None:
         if document is None:
@@ -142,17 +151,17 @@ def test_the_sentence_names_the_worst_gpu_and_its_largest_process() -> None:
         processes=(process(1, "sh", c0=8000, c1=100), process(2, "miner", c1=4000), process(3, "idle", c0=1)),
     )  # fmt: skip
     assert note(found) == (
-        f"container main holds 4100 MiB of {uuid(1)} and was granted 4096 MiB, 4000 MiB of it by process 2 (miner);"
+        f"container main uses 4100 MiB of {uuid(1)} and was granted 4096 MiB, 4000 MiB of it by process 2 (miner);"
         " policy evict: the pod is deleted"
     )
 
 
 def test_the_sentence_does_with_what_is_known() -> None:
     no_processes = msgspec.structs.replace(container(), processes=())
-    assert note(no_processes).startswith(f"container main holds 0 MiB of {uuid(0)} and was granted 4096 MiB; policy")
+    assert note(no_processes).startswith(f"container main uses 0 MiB of {uuid(0)} and was granted 4096 MiB; policy")
     no_gpus = msgspec.structs.replace(container(guard="kill"), gpus=())
     assert note(no_gpus).startswith(
-        "container main holds more GPU memory than it was granted; policy kill: the process that does it is killed"
+        "container main uses more GPU memory than it was granted; policy kill: the process that does it is killed"
     )
     unmeasured = ProcessStatus(9, 0, "", (ProcessGpu(uuid(0), 3 * MIB, 2 * MIB),))
     assert "5 MiB of it by process 9 (of unknown name)" in note(
@@ -279,11 +288,11 @@ async def test_an_arbiter_that_says_nothing_is_left_in_time(looking: Looking, mo
     assert looking.reported.troubles == ["unreachable"]
 
 
-@pytest.mark.parametrize(("flag", "reason"), [("unreported", "UntoldWork"), ("stopped", "StoppedByAnother")])
+@pytest.mark.parametrize(("flag", "reason"), [("unreported", "UnreportedWork"), ("stopped", "StoppedByAnother")])
 def test_what_is_found_out_about_gpu_time_is_reported_of_once_each_time(
     looking: Looking, flag: str, reason: str
 ) -> None:
-    fair = TurnStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
+    fair = GpuTimeStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
     honest = msgspec.structs.replace(container(over=False), turn=fair)
     silent = msgspec.structs.replace(honest, turn=msgspec.structs.replace(fair, **{flag: True}))
     other_scheduler = msgspec.structs.replace(silent, uid="uid-default-c")
@@ -365,7 +374,7 @@ async def test_a_bypass_is_reported_of_once_with_its_own_reason(looking: Looking
     (offence,) = looking.reported.offences
     assert (offence.reason, offence.policy) == (BYPASSED, policy)
     assert offence.note == (
-        f"container main holds 5000 MiB of {uuid(0)} and was granted 4096 MiB; process 7 (miner) goes around the library;"
+        f"container main uses 5000 MiB of {uuid(0)} and was granted 4096 MiB; process 7 (miner) goes around the library;"
         f" arbiter.bypass: {follows}"
     )
     assert looking.reported.now == [0, 0, 0], "the metric counts who is over by the guard"
@@ -417,9 +426,9 @@ async def test_memory_that_belongs_to_no_grant_is_reported_of_once_for_each_gpu_
         looking.at_s = at_s
         await looking.look_at(ungranted=found)
     assert looking.reported.ungranted_notes == [
-        f"process 7 (miner) of pod default/a holds 700 MiB of {uuid(0)}, which containers share, and belongs to no grant"
+        f"process 7 (miner) of pod default/a uses 700 MiB of {uuid(0)}, which containers share, and belongs to no grant"
         " there: no limit counts it; 1 more do so",
-        f"process 9 (of unknown name) holds memory of {uuid(1)}, which containers share, and belongs to no grant there:"
+        f"process 9 (of unknown name) uses memory of {uuid(1)}, which containers share, and belongs to no grant there:"
         " no limit counts it",
     ]
     looking.at_s = AGAIN_S
@@ -432,7 +441,7 @@ async def test_memory_that_belongs_to_no_grant_is_reported_of_once_for_each_gpu_
 
 def test_the_note_of_a_pod_that_nobody_knows_has_its_uid() -> None:
     (note,) = ungranted_notes([UngrantedStatus(uuid(0), 7, "x", 1, "a-uid")], lambda _: None).values()
-    assert "process 7 (x) of pod a-uid holds 0 MiB" in note
+    assert "process 7 (x) of pod a-uid uses 0 MiB" in note
 
 
 async def test_memory_that_is_listed_for_no_process_is_reported_of_once_for_each_gpu_and_again_after_ten_minutes(

@@ -70,7 +70,7 @@ def test_a_pod_lives_as_long_as_any_process_of_it(proc: Proc) -> None:
         ("Z", {10: "Z", 11: "Z"}, False),
     ],
 )
-def test_a_zombie_holds_nothing_unless_one_of_its_threads_runs(
+def test_a_zombie_uses_nothing_unless_one_of_its_threads_runs(
     proc: Proc, state: str, threads: dict[int, str] | None, *, lives: bool
 ) -> None:
     proc.add(10, cgroup(A), state, threads, name="a) Z (b")

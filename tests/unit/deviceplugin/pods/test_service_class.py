@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.grants.directories import Grants, Record
-from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.service_class import Followers, terms_of
 from kube.objects import Pod
 from tests.builders import PodBuilder, pod
@@ -51,11 +51,11 @@ def test_the_sentences_name_value_and_range() -> None:
     assignment = Assignment({}, service_class=STANDARD, level=1)
     wrong = terms_of({DEFAULT.service_class: "urgent", DEFAULT.level: "9"}, assignment, "n", DEFAULT, ["*"])
     assert wrong.ignored == (
-        "annotation tangram.sh/class is 'urgent': it must be one of latency-critical, standard, best-effort; class standard holds",
-        "annotation tangram.sh/level is '9': it must be one of 0, 1, 2, 3, 4; level 1 holds",
+        "annotation tangram.sh/class is 'urgent': it must be one of latency-critical, standard, best-effort; class standard applies",
+        "annotation tangram.sh/level is '9': it must be one of 0, 1, 2, 3, 4; level 1 applies",
     )
     (note,) = terms_of({DEFAULT.service_class: LC}, assignment, "n", DEFAULT, ["b", "a"]).ignored
-    assert "namespace n may not have (those that may: a, b); class standard holds" in note
+    assert "namespace n may not have (those that may: a, b); class standard applies" in note
 
 
 @pytest.mark.parametrize("edit", [{"class": "nonsense"}, {"level": "nonsense"}])

@@ -68,7 +68,7 @@ def test_the_file_of_a_pod_that_is_gone_is_that_of_the_next_one(tmp_path: Path) 
     inode = (folder / "uid-a.json").stat().st_ino
     made.forget(["uid-a"])
     assert [path.name for path in folder.iterdir()] == [".new"]
-    assert [one.uid for one in records(tmp_path)] == [], "what is left in it is no book"
+    assert [one.uid for one in records(tmp_path)] == [], "what is left in it is no record"
     made.enter(record("uid-b"), {MEM: ["x-1"]})
     assert (folder / "uid-b.json").stat().st_ino == inode
     assert [(one.uid, one.ids) for one in records(tmp_path)] == [("uid-b", {MEM: ("x-1",)})]
@@ -92,8 +92,8 @@ def test_a_uid_that_could_be_a_path_is_none(tmp_path: Path) -> None:
 
 GOOD = msgspec.to_builtins(record())
 DAMAGE = {
-    "empty": (b"", "has 0 bytes that are no book of a pod"),
-    "truncated": (b'{"v":2,"sha256":"', "that are no book of a pod: Input data was truncated"),
+    "empty": (b"", "has 0 bytes that are no usage record of a pod"),
+    "truncated": (b'{"v":2,"sha256":"', "that are no usage record of a pod: Input data was truncated"),
     "corrupt": (b'{"v":2,"sha256":"0","body":{}}', "is damaged: its checksum is"),
     "of later": (b'{"v":3}', "is of version 3: this device plugin reads versions 2 to 2"),
 }

@@ -1,4 +1,4 @@
-"""docs/reference/asking.md and the code name the same things."""
+"""docs/reference/requests.md and the code name the same things."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vgpu.api.request import MOST_GPUS
 from vgpu.scheduling.policies.registry import POLICIES
 from webhook.rules import Rules
 
-PAGE = Path("docs/reference/asking.md").read_text()
+PAGE = Path("docs/reference/requests.md").read_text()
 
 
 def rows(heading: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The pods of this node, as the ledger and PreStart need them: asks, assignments, who waits.
+"""The pods of this node, as the ledger and PreStart need them: requests, assignments, which ones wait.
 
 Reads the watch of kube/. Decides nothing but what is readable: a pod whose assignment cannot be read, or contradicts what the pod
 requests, is no container, and the reason is kept for the pod's user.
@@ -36,7 +36,7 @@ class Unreadable:
 def requests_of(pod: Pod, names: Names, unit_mib: int) -> PodRequest:
     """What a pod requests. Its placement policy is the extender's business, class and level those of `terms`: any will do here.
 
-    Raises BadAsk.
+    Raises BadRequest.
     """
     policy = pod.metadata.annotation(names.placement) or DEFAULT_POLICY
     plain, skipped = pod.plain(), (names.service_class, names.level)

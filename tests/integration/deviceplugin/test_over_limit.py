@@ -33,7 +33,7 @@ SILENT = "tangram_deviceplugin_arbiter_status_failures_total"
 
 
 def over(pod: str, uuid: str, guard: str, *, over: bool = True) -> ContainerStatus:
-    """A container granted 4096 MiB; one process holds 5000, another 96."""
+    """A container granted 4096 MiB; one process uses 5000, another 96."""
     gpus = (GpuStatus(uuid, 4096 * MIB, 0, 0, 0, 0),)
     processes = tuple(
         ProcessStatus(pid, 1, command, (ProcessGpu(uuid, 0, 0, mib * MIB),))
@@ -76,7 +76,7 @@ async def test_a_container_over_its_limit_is_reported_of_once_and_its_pod_stays(
             (note,) = await reported(made, 1)
             await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
         assert note == (
-            f"container main holds 5096 MiB of {uuid} and was granted 4096 MiB, 5000 MiB of it by process 4711"
+            f"container main uses 5096 MiB of {uuid} and was granted 4096 MiB, 5000 MiB of it by process 4711"
             " (/bin/miner --all); policy report: nothing more is done"
         )
         (event,) = made.api.events
@@ -192,7 +192,7 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
         found = UngrantedStatus(uuid, 4711, "/bin/miner", 700 * MIB)
         async with await made.arbiter_says(encode_status(Status((), ungranted=(found,)))):
             (note,) = await reported(made, 1)
-        assert note.startswith(f"process 4711 (/bin/miner) holds 700 MiB of {uuid}")
+        assert note.startswith(f"process 4711 (/bin/miner) uses 700 MiB of {uuid}")
         (event,) = made.api.events
         regarding = event["regarding"]
         assert (event["reason"], event["type"], event["metadata"]["namespace"]) == (

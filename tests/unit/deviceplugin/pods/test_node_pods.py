@@ -14,7 +14,7 @@ from deviceplugin.allocation import Request
 from deviceplugin.drift import drift
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pod_resources import Holding, holders, naming
-from deviceplugin.pods.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, node_pod, share, uuid
 from vgpu.api.grant import Slice
@@ -79,7 +79,7 @@ def test_a_pod_that_cannot_be_served_says_why_to_whoever_requests_for_it(built: 
     assert made.other_scheduler(Request(MEM, 5)) is None
 
 
-def test_a_pod_whose_request_is_malformed_is_a_stranger_and_no_crash() -> None:
+def test_a_pod_whose_request_is_malformed_is_unreadable_and_no_crash() -> None:
     bad = pod("p").asking(core=30).on("n1")
     made = node_pods(bad)
     assert "without tangram.sh/gpu-mem" in (made.other_scheduler(Request(CORE, 30)) or "")

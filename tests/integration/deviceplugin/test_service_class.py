@@ -1,4 +1,4 @@
-"""A plugin process follows the class of a running pod: what the grant says, and what its user is told."""
+"""A plugin process follows the class of a running pod: what the grant says, and the Events for its user."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""Memory of the node's GPUs that pods may have, that they have, and that is left: what a dashboard of a cluster sums up.
+
+Counts pods that are bound to this node, terminating ones included, and orphans. The extender's reservations for pods that are not bound yet
+are not counted here: they last for seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from deviceplugin.allocation import NodePod
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Gpu, Inventory
+
+MIB: Final = 2**20
+USES: Final = ("free", "shared", "whole", "mig", "unhealthy")
+"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Of one GPU, MiB."""
+
+    capacity_mib: int
+    """All of it; in MIG mode that of its instances."""
+    allocated_mib: int
+    free_mib: int
+    """What pods may still be given; 0 while the GPU is unhealthy."""
+    use: str
+    """One of `USES`."""
+
+
+def memory_of(gpu: Gpu, slices: Collection[Slice]) -> GpuMemory:
+    """Of this GPU, with the slices of it and of its instances that pods have."""
+    if gpu.mig:
+        used = {piece.uuid for piece in slices}
+        instances = gpu.instances
+        free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
+        allocated = sum(one.mib for one in instances if one.uuid in used)
+        return GpuMemory(sum(one.mib for one in instances), allocated, free, "mig" if gpu.healthy else "unhealthy")
+    whole = any(piece.kind == "whole" for piece in slices)
+    allocated = gpu.mib if whole else sum(piece.mib for piece in slices)
+    use = "whole" if whole else "shared" if slices else "free"
+    free = max(0, gpu.mib - allocated) if gpu.healthy else 0
+    return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
+
+
+def memory_by_gpu(inventory: Inventory, slices: Iterable[Slice]) -> Iterator[tuple[Gpu, GpuMemory]]:
+    """Every GPU of the node. Slices of a GPU that the node no longer has are left out."""
+    of_gpu: dict[str, list[Slice]] = {}
+    uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
+    for piece in slices:
+        of_gpu.setdefault(uuids.get(piece.uuid, ""), []).append(piece)
+    for gpu in inventory.gpus:
+        yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
+
+
+class Capacity(Collector):
+    """The metrics of a node's GPUs and of its pods' whole GPUs and MIG instances, read at each scrape."""
+
+    def __init__(
+        self, node: str, inventory: Callable[[], Inventory], node_pods: Callable[[], Collection[NodePod]]
+    ) -> None:
+        self._node, self._inventory, self._node_pods = node, inventory, node_pods
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Eight families."""
+        inventory, pods = self._inventory(), self._node_pods()
+        orphans = chain.from_iterable(orphan.held for orphan in inventory.orphans)
+        found = list(memory_by_gpu(inventory, chain(*(pod.assignment.held() for pod in pods), orphans)))
+        for name, what in (
+            ("capacity", "that pods may have; in MIG mode that of its instances"),
+            ("allocated", "that bound pods have"),
+            ("free", "that pods may still be given; 0 while it is unhealthy"),
+        ):
+            per_gpu = GaugeMetricFamily(
+                f"tangram_gpu_memory_{name}_bytes", f"Memory of a GPU {what}.", labels=("node", "gpu_uuid", "gpu_index", "model")
+            )  # fmt: skip
+            per_node = GaugeMetricFamily(
+                f"tangram_node_gpu_memory_{name}_bytes", f"Memory of the node's GPUs, together: that of each GPU {what}.", labels=("node",)
+            )  # fmt: skip
+            values = [getattr(memory, f"{name}_mib") * MIB for _, memory in found]
+            for (gpu, _), value in zip(found, values, strict=True):
+                per_gpu.add_metric((self._node, gpu.uuid, str(gpu.index), gpu.model), value)
+            per_node.add_metric((self._node,), sum(values))
+            yield from (per_gpu, per_node)
+        yield self._gpus(memory for _, memory in found)
+        yield self._of_pods(pods)
+
+    def _gpus(self, found: Iterable[GpuMemory]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "tangram_node_gpus", f"GPUs of the node by use: {', '.join(USES)}.", labels=("node", "use")
+        )
+        counts = Counter(memory.use for memory in found)
+        for use in USES:
+            family.add_metric((self._node, use), counts[use])
+        return family
+
+    def _of_pods(self, pods: Iterable[NodePod]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "tangram_pod_gpus", "Whole GPUs (kind whole) and MIG instances (kind mig, with their profile) that a bound pod has.",
+            labels=("namespace", "pod", "kind", "profile"),
+        )  # fmt: skip
+        for pod in pods:
+            counts = Counter((one.kind, one.profile) for one in pod.assignment.held() if one.kind != "share")
+            for (kind, profile), count in sorted(counts.items()):
+                family.add_metric((pod.namespace, pod.name, kind, profile), count)
+        return family
