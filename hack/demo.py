@@ -26,7 +26,7 @@ from hack.stack import NAMESPACE, NO_FAKE_DRIVER, install_chart, install_fake_dr
 from hack.waiting import NotSoon, eventually
 
 GPUS: Final = "gpu h200 count=2"
-"""Two H200, as the fake driver is told."""
+"""Two H200, as a configuration of the fake driver."""
 UNITS: Final = 280
 """GiB that they offer together."""
 
@@ -48,7 +48,7 @@ WHY_COLUMNS: Final = "custom-columns=POD:.metadata.name,STATUS:.status.phase,WHY
 
 
 class Demo:
-    """The steps, and how they are told."""
+    """The steps, and how they are shown."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -138,7 +138,7 @@ class Demo:
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
         self.step(
-            "Each sees its own share, as CUDA and nvidia-smi tell it",
+            "Each sees its own share, as CUDA and nvidia-smi show it",
             "chat requested 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what "
             "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
         )

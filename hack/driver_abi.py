@@ -181,12 +181,12 @@ def header_text(of: Mapping[str, Facts]) -> str:
     one = _agreed(of)
     fields = {
         "rm_free": ("client", "parent", "handle", "status"),
-        "rm_alloc_short": ("client", "parent", "handle", "klass", "parameters", "parameters_bytes", "status"),
+        "rm_alloc_short": ("client", "parent", "handle", "object_class", "parameters", "parameters_bytes", "status"),
         "rm_alloc": (
             "client",
             "parent",
             "handle",
-            "klass",
+            "object_class",
             "parameters",
             "rights",
             "parameters_bytes",

@@ -25,7 +25,7 @@ class CommandFailed(Exception):
 
 
 def _nobody(_command: str) -> None:
-    """Commands are told to nobody."""
+    """Commands are not shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tangramctl import parameters
 from tangramctl.errors import Broken, Trouble
 from tangramctl.proc import called_by_kubectl
 
-ABOUT = """Give a command a share of a GPU, on any Linux machine, and see who holds what.
+ABOUT = """Give a command a share of a GPU, on any Linux machine, and see which process has what.
 
 \b
   tangramctl run --gpu-mem 8Gi -- python train.py
@@ -35,13 +35,13 @@ RUN = """Run a command with a share of one GPU: it sees a GPU of the size reques
   tangramctl run --gpu-mem 20Gi --gpu 1 -- ./server     on GPU 1, and no other
   tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when there is room
   tangramctl run --gpu-mem 8Gi -- bash                  a shell; all that starts in it shares the 8 GiB
-  tangramctl run --fake GPUs.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
+  tangramctl run --fake gpus.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
 
 The GPU with the least free memory that has room is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
 Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 no room, 126 and 127 as in a shell.
 """
 
-PS = """Show the runs of this user, and as root on a cluster's node its containers, with what they hold.
+PS = """Show the runs of this user, and as root on a cluster's node its containers, with what they use.
 
 \b
   tangramctl ps
@@ -49,10 +49,10 @@ PS = """Show the runs of this user, and as root on a cluster's node its containe
   tangramctl ps --json | jq '.entries[] | select(.over)'
 
 CORE is the part of the GPU's time that was requested, TIME what it had of it so far.
-LIMIT is what was granted, LEASED what the processes may use without asking, USED what they allocated, CONTEXT what CUDA itself takes.
+LIMIT is what was granted, LEASED what the processes may use without a request, USED what they allocated, CONTEXT what CUDA itself takes.
 """
 
-SIMULATE = """Replay a workload through Tangram's own placement, or ask whether a pod would fit a cluster's snapshot.
+SIMULATE = """Replay a workload through Tangram's own placement, or check whether a pod would fit a cluster's snapshot.
 
 \b
   tangramctl simulate --nodes nodes.csv --pods pods.csv
@@ -70,7 +70,7 @@ EXPLAIN = """Say why a pod is pending: of each node the GPU that comes nearest, 
   tangramctl explain pod default/train-0 --json | jq .why_not
   tangramctl explain pod default/train-0 --snapshot snapshot.json
 
-The extender is asked what it goes by (kubectl -n tangram-system port-forward deploy/tangram-scheduler 8888); where none answers, the API is.
+The data come from the extender (kubectl -n tangram-system port-forward deploy/tangram-scheduler 8888); where none answers, from the API.
 The pod itself is read by kubectl. Exit code 3: it fits no node; 2: bad option or file, no such pod, no answer of the API; 127: no kubectl.
 """
 
@@ -175,41 +175,18 @@ def ps(
 @app.command(help=SIMULATE)
 def simulate(
     context: typer.Context,
-    nodes: Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")] = None,
-    pods: Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation, topology or scheduler.")
-    ] = "binpack",
-    seeds: Annotated[
-        str, typer.Option("--seeds", metavar="FIRST:END", help="Orders of arrival to try, END not included.")
-    ] = "42:52",
-    arrive: Annotated[
-        float, typer.Option("--arrive", metavar="TIMES", help="How much arrives, times the capacity.")
-    ] = 1.3,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", metavar="N", parser=parameters.whole("--jobs", 1, 64), help="Seeds replayed at once."),
-    ] = 1,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the curve.")] = None,
-    snapshot: Annotated[
-        Path | None, typer.Option("--snapshot", metavar="FILE", help="What the extender's GET /snapshot answered.")
-    ] = None,
-    gpu_mem: Annotated[
-        str | None, typer.Option("--gpu-mem", metavar="SIZE", help="With --snapshot: memory on each GPU.")
-    ] = None,
-    gpu_core: Annotated[
-        int,
-        typer.Option(
-            "--gpu-core",
-            metavar="PERCENT",
-            parser=parameters.whole("--gpu-core", 0, 100),
-            help="With --snapshot: of each GPU.",
-        ),
-    ] = 0,
-    gpu_count: Annotated[int, typer.Option("--gpu-count", metavar="N", help="With --snapshot: GPUs.")] = 1,
-    gpu_model: Annotated[
-        str, typer.Option("--gpu-model", metavar="MODELS", help="With --snapshot: models allowed, by comma.")
-    ] = "",
+    nodes: parameters.SimulatedNodes = None,
+    pods: parameters.SimulatedPods = None,
+    policy: parameters.Policy = "binpack",
+    seeds: parameters.Seeds = "42:52",
+    arrive: parameters.Arrive = 1.3,
+    jobs: parameters.Jobs = 1,
+    plot: parameters.Plot = None,
+    snapshot: parameters.SnapshotFile = None,
+    gpu_mem: parameters.PodGpuMem = None,
+    gpu_core: parameters.PodGpuCore = 0,
+    gpu_count: parameters.PodGpuCount = 1,
+    gpu_model: parameters.PodGpuModel = "",
     json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
 ) -> None:
     """See SIMULATE."""
@@ -223,7 +200,7 @@ def simulate(
         if snapshot is not None:
             if of_replay:
                 raise BadOption(
-                    f"--snapshot cannot stand with {', '.join(of_replay)}: a snapshot is asked about one pod, and nothing is replayed"
+                    f"--snapshot cannot stand with {', '.join(of_replay)}: a snapshot is for one pod, and nothing is replayed"
                 )
             if gpu_mem is None:
                 raise BadOption("--snapshot needs --gpu-mem")

@@ -1,7 +1,7 @@
 """A cluster seen from outside: the extender's snapshot, or one made from what kubectl reads.
 
-The extender knows more (places promised and not bound yet), so it is asked first. Everything else goes through the kubectl of the
-person who asks, with that person's rights: tangramctl has no client of its own.
+The extender knows more (reservations of pods that are not bound yet), so it comes first. Everything else goes through the caller's own
+kubectl, with the caller's rights: tangramctl has no client of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vgpu.api.names import Names
 from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot
 
 EXTENDER_TIMEOUT_S: Final = 20.0
-"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshot_writer.WAIT_S`) before it is refused, and is told why."""
+"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshot_writer.WAIT_S`) before it is refused, with a reason."""
 KUBECTL_TIMEOUT_S: Final = 120.0
 """10,000 pods take some seconds. Guessed."""
 _LOGGED: Final = re.compile(r"[IWEF][0-9]{4} ")
@@ -54,7 +54,7 @@ def kubectl(*words: str) -> Any:
     """What kubectl answers, decoded."""
     try:
         done = subprocess.run(
-            ["kubectl", *words, "-o", "json"],  # noqa: S607 - the kubectl of who asks, wherever it is
+            ["kubectl", *words, "-o", "json"],  # noqa: S607 - the caller's own kubectl, wherever it is
             capture_output=True,
             timeout=KUBECTL_TIMEOUT_S,
             check=False,

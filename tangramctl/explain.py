@@ -27,7 +27,7 @@ SHOWN = 20
 ORPHANED = "orphaned"
 """Stage of a pod that the API has lost and whose processes run on."""
 ENDED = ("Succeeded", "Failed")
-"""Phases in which a pod holds nothing any more."""
+"""Phases in which a pod has nothing any more."""
 STANDING = {
     "reserved": "a place is chosen for it on",
     "in gang": "a place is chosen for it with its gang on",
@@ -123,7 +123,7 @@ def _request(name: str, found: dict[str, Any], known: Snapshot) -> PodRequest:
 
 
 def met_webhook(found: dict[str, Any], names: Names) -> bool:
-    """It gives each container that asks a variable. The scheduler's name says less: a cluster may run Tangram's under any."""
+    """It gives each container that requests a GPU a variable. The scheduler's name says less: a cluster may run Tangram's under any."""
     spec = found.get("spec") or {}
     asking = [
         one
@@ -184,7 +184,7 @@ def _say_ended(name: str, phase: str, *, json: bool) -> None:
     if json:
         sys.stdout.write(msgspec.json.encode({"pod": name, "placed": False, "ended": phase}).decode() + "\n")
     else:
-        print(f"pod {name} has ended ({phase}): it holds no GPU and waits for none")
+        print(f"pod {name} has ended ({phase}): it has no GPU and waits for none")
 
 
 def _say(name: str, request: PodRequest, rows: list[Row], wrong: str) -> None:
@@ -208,15 +208,15 @@ def _say(name: str, request: PodRequest, rows: list[Row], wrong: str) -> None:
 
 
 def figures(reason: str, request: PodRequest, rows: list[Row]) -> str:
-    """What is asked of a GPU and what the largest has, where none is large enough; else nothing."""
+    """What is requested of a GPU and what the largest has, where none is large enough; else nothing."""
     need, largest_mib = need_of(request), max((row.largest_mib for row in rows if row.reason == reason), default=0)
     if reason != TOO_LARGE or need is None or not largest_mib:
         return ""
-    return f" ({size(need[0])} asked, the largest allowed there has {size(largest_mib)})"
+    return f" ({size(need[0])} requested, the largest allowed there has {size(largest_mib)})"
 
 
 def _wanted(request: PodRequest) -> str:
-    """What is asked of the GPUs, in words."""
+    """What is requested of the GPUs, in words."""
     need, gpus = need_of(request), gpus_of(request)
     mig = sorted({f"MIG instances {part.profile}" for part in request.containers if part.kind == "mig"})
     if any(part.kind == "whole" for part in request.containers):

@@ -57,7 +57,7 @@ def foreign_mib(usages: Iterable[ProcessUsage], grants: Collection[str]) -> dict
     """MiB on each GPU held by processes that were started with none of these grants.
 
     A process that cannot be seen from here (another pid namespace) is passed over: it may be one of ours. So is one that has ended
-    since the driver was asked: its run may be gone from the book.
+    since the driver was queried: its run may be gone from the records.
     """
     held: Counter[str] = Counter()
     for usage in usages:

@@ -61,7 +61,7 @@ class Keeper:
         self._said = ""
 
     def keep(self) -> None:
-        """Until it is told to stop, or idle. Raises GaveUp."""
+        """Until it is stopped, or idle. Raises GaveUp."""
         self._start_driver()
         self._start_arbiter()
         while True:
@@ -110,7 +110,7 @@ class Keeper:
             busy = bool(runs(self._machine))
             wanted = try_lock(self._machine.wanted_lock)
         except OSError as error:  # one folder's trouble is not everybody's
-            self._say(f"the runs of {self._machine.root} cannot be told: {error}")
+            self._say(f"the runs of {self._machine.root} cannot be listed: {error}")
             busy = True
         if busy or wanted is None:
             self._busy_until_s = time.monotonic()

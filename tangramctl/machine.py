@@ -183,7 +183,7 @@ def held(path: Path, how: int) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the file's lock, or None while somebody else does."""
+    """A descriptor with the file's lock, or None while somebody else does."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

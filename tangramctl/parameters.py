@@ -1,4 +1,4 @@
-"""What `tangramctl run` may be told, as types of its parameters: what each is called, takes, and says in the help."""
+"""The options of `tangramctl run` and `simulate`, as types of their parameters: what each is called, takes, and says in the help."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Gpu = Annotated[
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until a GPU has room.")]
 Clear = Annotated[
     bool,
-    typer.Option("--clear", help="Zero memory before the command is handed it, so that it reads nobody's leavings."),
+    typer.Option("--clear", help="Zero memory before the command gets it, so that it cannot read what others left."),
 ]
 Fake = Annotated[
     Path | None,
@@ -99,4 +99,34 @@ IdleS = Annotated[
         parser=number("--idle-s", 0, 86400),
         help="How long an arbiter started now stays after the last run.",
     ),
+]
+SimulatedNodes = Annotated[Path | None, typer.Option("--nodes", metavar="FILE", help="CSV of the nodes.")]
+SimulatedPods = Annotated[Path | None, typer.Option("--pods", metavar="FILE", help="CSV of the pods.")]
+Policy = Annotated[
+    str, typer.Option("--policy", metavar="NAME", help="binpack, spread, fragmentation, topology or scheduler.")
+]
+Seeds = Annotated[str, typer.Option("--seeds", metavar="FIRST:END", help="Orders of arrival to try, END not included.")]
+Arrive = Annotated[float, typer.Option("--arrive", metavar="TIMES", help="How much arrives, times the capacity.")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", metavar="N", parser=whole("--jobs", 1, 64), help="Seeds replayed at once.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the curve.")]
+SnapshotFile = Annotated[
+    Path | None, typer.Option("--snapshot", metavar="FILE", help="What the extender's GET /snapshot answered.")
+]
+PodGpuMem = Annotated[
+    str | None, typer.Option("--gpu-mem", metavar="SIZE", help="With --snapshot: memory on each GPU.")
+]
+PodGpuCore = Annotated[
+    int,
+    typer.Option(
+        "--gpu-core",
+        metavar="PERCENT",
+        parser=whole("--gpu-core", 0, 100),
+        help="With --snapshot: of each GPU.",
+    ),
+]
+PodGpuCount = Annotated[int, typer.Option("--gpu-count", metavar="N", help="With --snapshot: GPUs.")]
+PodGpuModel = Annotated[
+    str, typer.Option("--gpu-model", metavar="MODELS", help="With --snapshot: models allowed, by comma.")
 ]

@@ -1,7 +1,7 @@
 """Which runs there are. A run is a directory under `grants`, and it is there for as long as one of its processes.
 
 A run's process is its command or any other that was started with its grant (children of a command that has ended). So nothing has
-to be told when a run ends, kill -9 included: whoever looks next, the keeper twice a second, takes the directory away.
+to be reported when a run ends, kill -9 included: whoever looks next, the keeper twice a second, takes the directory away.
 
 Everything here wants `Machine.locked`.
 """
@@ -61,12 +61,12 @@ class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
 
     @property
     def piece(self) -> Slice:
-        """What it holds of its GPU."""
+        """What it has of its GPU."""
         return Slice(self.uuid, self.index, self.mib, self.core_percent)
 
 
 class Unread(Run, frozen=True):
-    """A run whose run.json is lost or cannot be read: it holds what its grant says, until its process and all that carry its grant have ended."""
+    """A run whose run.json is lost or cannot be read: it has what its grant says, until its process and all that carry its grant have ended."""
 
     why: str = ""
 
@@ -103,7 +103,7 @@ def runs(machine: Machine) -> list[Run]:
 
 
 def _take_away(folder: Path) -> None:
-    """The grant first: what a kill in the middle leaves can be told from a run whose run.json is lost."""
+    """The grant first: what a kill in the middle leaves differs from a run whose run.json is lost."""
     with suppress(OSError):
         (folder / "grant").unlink()
     shutil.rmtree(folder)
@@ -135,7 +135,7 @@ def _unread(machine: Machine, key: str, why: str) -> Unread:
     try:
         grant = grant_from_text(path.read_text())
     except (OSError, UnicodeDecodeError, BadDocument) as error:
-        why += f"; nor can its grant ({error}), so what it holds is not known"
+        why += f"; nor can its grant ({error}), so what it has is not known"
         grant = Grant(NAMESPACE, "run-0", key, "run", (GrantGpu("", 0),))
     (gpu, *_) = grant.gpus
     pid = int(grant.pod.removeprefix("run-")) if re.fullmatch("run-[0-9]{1,9}", grant.pod) else 0

@@ -1,4 +1,4 @@
-"""Options of `run` to the ask that placement understands. An error names the option, the value and the range."""
+"""Options of `run` to the request that placement understands. An error names the option, the value and the range."""
 
 from __future__ import annotations
 

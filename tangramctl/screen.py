@@ -96,7 +96,7 @@ def drawn(view: View, width: int) -> RenderableType:
     notes = [Text(note, style="yellow") for note in view.notes]
     notes += [Text(why, style="red") for entry in view.entries for why in why_unenforced(entry.name, entry.unenforced)]
     if not view.entries:
-        return Group(Text("no run holds a share of a GPU"), *notes)
+        return Group(Text("no run has a share of a GPU"), *notes)
     rows = [_row(entry, gpu) for entry in view.entries for gpu in entry.gpus]
     return Group(_table(PS_COLUMNS, rows, PS_EXPENDABLE, width), *notes)
 

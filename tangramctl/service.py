@@ -28,7 +28,7 @@ STARTS: Final = 2
 """Keepers that a run starts before it believes that none will live."""
 STOP_S: Final = 15.0
 IDLE_S: Final = 60.0
-"""How long a keeper stays after the last run, unless told otherwise. Guessed: the next run saves the start, half a second."""
+"""How long a keeper stays after the last run, unless set otherwise. Guessed: the next run saves the start, half a second."""
 _PASSED_ON: Final = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TZ")
 """Of a run's environment. Not its LD_PRELOAD, grant or visible GPUs: the arbiter outlives it and serves others."""
 
@@ -67,7 +67,7 @@ def ensure(machine: Machine, idle_s: float) -> bool:
             )  # fmt: skip
             code = starter.wait()
     finally:
-        os.close(lock)  # the keeper's copy holds on
+        os.close(lock)  # the keeper's copy keeps it
     if code != 0:
         raise Broken(f"the keeper of {machine.root} does not start: {_tail(machine.log)}")
     return True

@@ -18,7 +18,7 @@ from tangramctl.view import Entry, View
 from vgpu.protocol.status import UnenforcedStatus
 
 PERIOD_S: Final = 1.0
-"""What a share is of. A second holds twenty turns."""
+"""The interval over which a share is computed. A second has twenty time slices."""
 
 
 class Row(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
@@ -64,7 +64,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def between(before: View, now: View, seconds: float) -> Table:
-    """What everybody who tells of GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
+    """What each container that reports GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
     then = {entry.key: entry for entry in before.entries}
     rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.turn is not None]
     rows += [_unknown(entry) for entry in now.entries if entry.turn is None and entry.unenforced]
@@ -109,7 +109,7 @@ def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
 
 
 def _unknown(entry: Entry) -> Row:
-    """One whose GPU time nobody knows, for a reason that is told."""
+    """One whose GPU time nobody knows, for a reason that is shown."""
     return Row(
         key=entry.key,
         name=entry.name,

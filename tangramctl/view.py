@@ -22,8 +22,8 @@ from vgpu.api.enforcement import Limit, row_of
 from vgpu.api.errors import BadDocument
 from vgpu.protocol.status import (
     ContainerStatus,
+    GpuTimeStatus,
     Status,
-    TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -79,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """The description that its GPUs come from; None on real ones."""
     gpus: tuple[GpuView, ...]
     processes: tuple[ProcessView, ...] | None
-    turn: TurnStatus | None = None
+    turn: GpuTimeStatus | None = None
     """What it got of the GPU's time; None while none of its processes computes, or no arbiter says."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
@@ -107,7 +107,7 @@ def seen_at(state: Path | None) -> View:
 
 
 def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View:
-    """Everything that holds a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
+    """Everything that has a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
 
     `machine` is None where nothing ever ran.
     """
@@ -124,7 +124,7 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
             notes += map(ungranted_note, reported.ungranted)
             notes += map(unlisted_note, reported.unlisted)
         except (OSError, BadDocument) as error:
-            notes.append(f"the node's arbiter at {cluster_socket} does not tell of pods: {error}")
+            notes.append(f"the node's arbiter at {cluster_socket} does not list pods: {error}")
     return View(tuple(entries), (*notes, *map(_not_held, filter(_reports_nothing, entries))))
 
 
@@ -139,7 +139,7 @@ def _reports_nothing(entry: Entry) -> bool:
 
 def _not_held(entry: Entry) -> str:
     percent = max(gpu.core_percent for gpu in entry.gpus)
-    return f"{entry.name} requested {percent} % of a GPU's time and is not held to it: none of its processes has told of its channels yet (docs/gpu-time.md)"
+    return f"{entry.name} requested {percent} % of a GPU's time and is not held to it: none of its processes has reported its channels yet (docs/operations/gpu-time.md)"
 
 
 def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
@@ -157,7 +157,7 @@ def ungranted_note(found: UngrantedStatus) -> str:
     held = "memory" if found.held_bytes is None else f"{found.held_bytes // 2**20} MiB"
     where = f" of pod {found.pod}" if found.pod else ""
     name = found.command or "of unknown name"
-    return f"! process {found.pid} ({name}){where} holds {held} of {found.gpu} and belongs to no grant there"
+    return f"! process {found.pid} ({name}){where} uses {held} of {found.gpu} and belongs to no grant there"
 
 
 def unlisted_note(found: UnlistedStatus) -> str:
@@ -186,7 +186,7 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
         notes += map(ungranted_note, status.ungranted)
         notes += map(unlisted_note, status.unlisted)
     except (OSError, BadDocument, Broken) as error:
-        notes.append(f"the arbiter of {machine.root} does not tell what is used: {error}")
+        notes.append(f"the arbiter of {machine.root} does not report what is used: {error}")
     return [_run(run, reported.get(run.key), described) for run in there], notes
 
 

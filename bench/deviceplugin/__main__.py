@@ -48,7 +48,7 @@ from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 
 GPUS = "gpu h200 memory_mib=144384\n" * 8
-"""141 GiB each, as the GPU is sold; NVML of a real one tells 143,771 MiB, which is 140 units and so 1,120 IDs."""
+"""141 GiB each, as the GPU is sold; NVML of a real one shows 143,771 MiB, which is 140 units and so 1,120 IDs."""
 UNITS, CORE = 8, 5
 CALLS = 5
 """Of a round."""
@@ -60,7 +60,7 @@ SOURCE = Path(__file__).with_name("kubelet")
 
 @dataclass
 class Kubelet:
-    """The Go program, asked line by line."""
+    """The Go program, called line by line."""
 
     folder: Path
     process: asyncio.subprocess.Process
@@ -138,7 +138,7 @@ async def measure(
 
 
 def fsync_s(path: Path) -> float:
-    """How long the disk takes for a new file of the size of an allocation's book."""
+    """How long the disk takes for a new file of the size of an allocation's record."""
     with path.open("wb") as file:
         file.write(bytes(RECORD_BYTES))
         file.flush()

@@ -261,7 +261,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def plugin() -> Iterator[list[Listener]]:
-    folder = Path(tempfile.mkdtemp(prefix="pf-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="pf-"))  # a socket's path has at most 107 characters
     driver, loop = start_fake_driver("gpu h200\n" * 8, folder), asyncio.new_event_loop()
     stop, made = asyncio.Event(), list[Node]()
     up = threading.Event()

@@ -146,7 +146,7 @@ def start_another(node: Node) -> float:
 
 @contextlib.contextmanager
 def arbiter() -> Iterator[list[Listener]]:
-    folder = Path(tempfile.mkdtemp(prefix="af-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="af-"))  # a socket's path has at most 107 characters
     node = Node(folder)
     try:
         neighbour = Neighbour(node)

@@ -14,7 +14,7 @@ from bench.gpu_time.latency import free_lc_rate
 from bench.gpu_time.node import Node, rate
 from bench.gpu_time.results import Results
 from tests.gpu.kit.machine import Lines
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 REQUESTED = (10, 30, 50, 70)
 WHOLE = 100
@@ -44,7 +44,7 @@ class Load:
 class Mark:
     """How far a container was, just after it was suspended."""
 
-    turn: TurnStatus
+    turn: GpuTimeStatus
     counts: list[dict[str, float]]
     """load.c's answer, of each of its processes."""
 

@@ -1,7 +1,7 @@
 """Kill, stop and restart the arbiter, a latency-critical and a best-effort process at every step: everybody who lives goes on, and
 every sum that a suspended kernel made is right.
 
-The same matrix as tests/integration/turns/test_fault_matrix.py, with real kernels. Each combination comes once, in an order that a
+The same matrix as tests/integration/gputime/test_fault_matrix.py, with real kernels. Each combination comes once, in an order that a
 seed decides, and some twice. What went wrong is a row, and the part fails.
 """
 

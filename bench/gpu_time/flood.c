@@ -1,8 +1,8 @@
-/* flood.c - a container's program that asks the arbiter for memory all the time, or says how long it waits for it.
+/* flood.c - a container's program that requests memory of the arbiter all the time, or says how long it waits for it.
  *
  * One line in, one line of JSON out, as load.c.
  *   flood THREADS MIB    {"ok": 1}           threads that allocate and free MIB each, as fast as they can, from now on. What is refused is tried again
- *   asks N MIB           {"us": [...]}       what each of N allocations of MIB took; none is freed before the last
+ *   requests N MIB       {"us": [...]}       what each of N allocations of MIB took; none is freed before the last
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -82,7 +82,7 @@ int main(void)
         if (sscanf(line, " [ \"%15[a-z]\" , %lf , %lf", word, &first, &mib) != 3)
             return 1;
         bytes = (size_t)mib << 20;
-        if (strcmp(word, "asks") == 0) {
+        if (strcmp(word, "requests") == 0) {
             requests((unsigned)first);
             continue;
         }

@@ -45,7 +45,7 @@ def run(node: Node, results: Results, seconds: float) -> None:
             beside = "flooded" if flooded else "quiet"
             took = request(lc, "lc", max(10, int(window_s * 1e6 / PERIOD_US)), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)["us"]  # fmt: skip
             requests.add(f"request for GPU time, {beside}", repeat, took, alone="request for GPU time, quiet")
-            took = request(allocating, "asks", REQUESTS, REQUEST_MIB)["us"]
+            took = request(allocating, "requests", REQUESTS, REQUEST_MIB)["us"]
             waits.add(f"request for memory, {beside}", repeat, took, alone="request for memory, quiet")
             request(be, "stop")
             for one in flood:

@@ -1,4 +1,4 @@
-"""What was to be reached, beside what gpu-time.csv says: the first table of docs/gpu-time.md. table.py writes it.
+"""What was to be reached, beside what gpu-time.csv says: the first table of README.md. table.py writes it.
 
 Every goal has its row. One whose figures were not measured, or are no numbers, is not met.
 """

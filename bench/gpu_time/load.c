@@ -8,7 +8,7 @@
  *   count                                            {"done": n, "ended_at_s": when the last of them ended, "at_s": now}
  *   stop                                             the same
  *   check SECONDS KERNEL_US PER_US                   {"kernels": n, "wrong": m}   sums compared with what they must be
- *   section | end                                    {"told": 0 or -1}  tangram_begin, tangram_end
+ *   section | end                                    {"sent": 0 or -1}  tangram_begin, tangram_end
  *   copy MIB                                         {"ok": 1}         copies to and from the GPU at once from now on; count and stop count pairs
  *   carry SECONDS MIB                                {"rounds": n, "wrong": m}    so much to the GPU and, at once, that of the round before
  *                                                    back; rounds in which the first word of a page was not as sent
@@ -396,9 +396,9 @@ static void obey(const char *word, const double *given)
     else if (strcmp(word, "carry") == 0)
         carry(given[0], (size_t)given[1] << 20);
     else if (strcmp(word, "section") == 0)
-        printf("{\"told\": %d}\n", begin == NULL ? -1 : begin());
+        printf("{\"sent\": %d}\n", begin == NULL ? -1 : begin());
     else if (strcmp(word, "end") == 0)
-        printf("{\"told\": %d}\n", end == NULL ? -1 : end());
+        printf("{\"sent\": %d}\n", end == NULL ? -1 : end());
     else
         need(-1, word);
     fflush(stdout);

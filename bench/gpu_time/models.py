@@ -130,7 +130,7 @@ def served(lc: Lines, pair: Pair, seconds: float, seed: int, ahead_us: float = 0
 
 
 def requested(pair: Pair, seconds: float, seed: int, ahead_us: float) -> tuple[object, ...]:
-    """What torch_models.py is requested to serve requests."""
+    """The command line of torch_models.py that serves requests."""
     return "serve", seconds, RATE, seed, pair.tokens, pair.graph, ahead_us
 
 

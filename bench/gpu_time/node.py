@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tests.gpu.kit.machine import ROOT, Lines, Machine, machine
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.protocol.status import TurnStatus, decode_status
+from vgpu.protocol.status import GpuTimeStatus, decode_status
 
 HERE = Path(__file__).parent
 DRIVER_ROOT = Path("/usr/local/nvidia")
@@ -162,7 +162,7 @@ class Node:
         for key in keys:
             self.wait(lambda key=key: key in self.turns(), f"the channels of container {key}")  # type: ignore[misc]
 
-    def turns(self) -> dict[str, TurnStatus]:
+    def turns(self) -> dict[str, GpuTimeStatus]:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(self.machine.status_socket))
             document = b"".join(iter(lambda: sock.recv(65536), b""))

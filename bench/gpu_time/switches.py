@@ -46,7 +46,7 @@ def sums(node: Node, results: Results, seconds: float) -> None:
 def _disturbed(
     node: Node, lc: Lines, be: Lines, per_us: int, seconds: float, *words: object
 ) -> tuple[dict[str, float], str]:
-    """What a best-effort program answers that was told these words, beside requests; and how often it was suspended meanwhile."""
+    """What a best-effort program answers to these words, beside requests; and how often it was suspended meanwhile."""
     before = node.turns()["be"].suspends
     be.send(*words)
     request(lc, "lc", int(seconds * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)

@@ -1,4 +1,4 @@
-"""The figures of gpu-time.csv as tables, between the marks of docs/gpu-time.md.
+"""The figures of gpu-time.csv as tables, between the marks of README.md.
 
 python3 bench/gpu_time/table.py gpu-time.csv            prints them
 python3 bench/gpu_time/table.py gpu-time.csv PAGE.md    writes them into the page, between <!-- figures --> and <!-- end -->
@@ -248,7 +248,7 @@ def tables(rows: list[Row]) -> str:
         of_part.setdefault("{commit} of {date}".format(**row), {})[row["part"]] = None
     commits = ", ".join(f"{commit} ({', '.join(parts)})" for commit, parts in of_part.items())
     about = "{gpu}, driver {driver}; commits ".format(**rows[0]) + commits
-    head = f"[gpu-time.csv](../bench/gpu_time/gpu-time.csv) ([plot](../bench/gpu_time/gpu-time.svg)): {about}."
+    head = f"[gpu-time.csv](gpu-time.csv) ([plot](gpu-time.svg)): {about}."
     lost = sorted(commit for commit in {row["commit"] for row in rows} if not is_kept(commit))
     head += f" Not in this history, because their tree was committed anew: {', '.join(lost)}." if lost else ""
     blocks = [

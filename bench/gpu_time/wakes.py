@@ -1,4 +1,4 @@
-"""How late the arbiter is: a thread that is told something while it sleeps, naps or spins, and with 50 containers the suspend for a
+"""How late the arbiter is: a thread that receives something while it sleeps, naps or spins, and with 50 containers the suspend for a
 request, from the moment in which the program begins to launch. And what the arbiter costs while nothing happens."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPEATS = 5
 QUANTILES = (("p50", 0.5), ("p99", 0.99))
 CONTAINERS = 50
 GPUS = (1, 8)
-"""Threads that wait in the same way at once, as the arbiter of so many GPUs has; one of them is told something."""
+"""Threads that wait in the same way at once, as the arbiter of so many GPUs has; one of them receives something."""
 WORDS_PERIOD_S = 0.005
 WAYS = ("sleeping", "napping", "spinning")
 KEPT: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
@@ -35,11 +35,11 @@ KEPT: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
 UNDER_WAY_S = 0.4
 SENDER = """
 import socket, sys, time
-told = socket.socket(fileno=int(sys.argv[1]))
+sender = socket.socket(fileno=int(sys.argv[1]))
 time.sleep(0.1)
 for _ in range(int(sys.argv[2])):
     time.sleep(float(sys.argv[3]))
-    told.send(repr(time.monotonic()).encode())
+    sender.send(repr(time.monotonic()).encode())
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from functools import partial
 
 from bench.granularity.driver import SUCCESS, Gpu, Rows, cuda, measure, ok, ptr, size
 
@@ -21,87 +22,78 @@ class Array3D(c.Structure):
 BITS = {0x01: 8, 0x02: 16, 0x20: 32, 0x10: 16}
 
 
+SHAPES = (
+    (1, 0, 0, 0), (1000, 0, 0, 0), (16384, 0, 0, 0), (65536, 0, 0, 0), (131072, 0, 0, 0), (16, 16, 0, 0), (64, 64, 0, 0), (100, 100, 0, 0),
+    (256, 256, 0, 0), (500, 300, 0, 0), (1000, 1000, 0, 0), (1024, 1024, 0, 0), (2048, 2048, 0, 0), (5000, 3, 0, 0), (3, 5000, 0, 0),
+    (32768, 1, 0, 0), (32, 32, 32, 0), (100, 100, 10, 0), (128, 128, 128, 0), (33, 65, 17, 0), (7, 3, 129, 0), (64, 64, 6, 4), (64, 64, 10, 1),
+    (500, 0, 10, 1), (256, 256, 0, 2), (1000, 700, 3, 2),
+)  # fmt: skip
+"""Width, height, depth, flags: 1 layered, 2 surface, 4 cubemap."""
+MIPMAPS = (
+    (64, 64, 0, 7), (256, 256, 0, 9), (1000, 1000, 0, 10), (1024, 1024, 0, 1), (1024, 1024, 0, 11), (128, 128, 128, 8), (4096, 0, 0, 13),
+    (2048, 2048, 0, 12),
+)  # fmt: skip
+"""Width, height, depth, levels."""
+
+
 def arrays(rows: Rows) -> None:
+    """Arrays of every shape and format, one and several, then mipmapped ones."""
     gpu = Gpu()
-    shapes = [
-        (1, 0, 0, 0),
-        (1000, 0, 0, 0),
-        (16384, 0, 0, 0),
-        (65536, 0, 0, 0),
-        (131072, 0, 0, 0),
-        (16, 16, 0, 0),
-        (64, 64, 0, 0),
-        (100, 100, 0, 0),
-        (256, 256, 0, 0),
-        (500, 300, 0, 0),
-        (1000, 1000, 0, 0),
-        (1024, 1024, 0, 0),
-        (2048, 2048, 0, 0),
-        (5000, 3, 0, 0),
-        (3, 5000, 0, 0),
-        (32768, 1, 0, 0),
-        (32, 32, 32, 0),
-        (100, 100, 10, 0),
-        (128, 128, 128, 0),
-        (33, 65, 17, 0),
-        (7, 3, 129, 0),
-        (64, 64, 6, 4),
-        (64, 64, 10, 1),
-        (500, 0, 10, 1),
-        (256, 256, 0, 2),
-        (1000, 700, 3, 2),
-    ]  # flags: 1 layered, 2 surface, 4 cubemap
     for form, channels in ((0x01, 1), (0x01, 4), (0x20, 1), (0x20, 2), (0x20, 4), (0x10, 2)):
-        for width, height, depth, flags in shapes:
-            how = Array3D(width, height, depth, form, channels, flags)
+        for width, height, depth, flags in SHAPES:
             requested = width * max(height, 1) * max(depth, 1) * BITS[form] // 8 * channels
-
-            def make(n: int, how: Array3D = how) -> list[object]:
-                made: list[object] = []
-                for _ in range(n):
-                    array = ptr()
-                    ok(cuda.cuArray3DCreate_v2(c.byref(array), c.byref(how)), "cuArray3DCreate")
-                    made.append(array)
-                return made
-
+            case = f"{width}x{height}x{depth} format={form:#x} channels={channels} flags={flags}"
+            how = Array3D(width, height, depth, form, channels, flags)
             for count in (1, 20, 100):
-                if requested * count > 8 << 30:
-                    continue
-                measure(gpu, rows, "arrays", f"{width}x{height}x{depth} format={form:#x} channels={channels} flags={flags}", count, requested * count,
-                        lambda n=count: make(n), lambda made: [cuda.cuArrayDestroy(one) for one in made] and None)  # fmt: skip
-    for width, height, depth, levels in (
-        (64, 64, 0, 7),
-        (256, 256, 0, 9),
-        (1000, 1000, 0, 10),
-        (1024, 1024, 0, 1),
-        (1024, 1024, 0, 11),
-        (128, 128, 128, 8),
-        (4096, 0, 0, 13),
-        (2048, 2048, 0, 12),
-    ):
-        for form, channels in ((0x01, 4), (0x20, 1), (0x20, 4)):
-            how = Array3D(width, height, depth, form, channels, 0)
-            requested = (
-                sum(max(width >> n, 1) * max(height >> n, 1) * max(depth >> n, 1) for n in range(levels))
-                * BITS[form]
-                // 8
-                * channels
-            )
-
-            def make_mip(n: int, how: Array3D = how, levels: int = levels) -> list[object]:
-                made: list[object] = []
-                for _ in range(n):
-                    array = ptr()
-                    ok(
-                        cuda.cuMipmappedArrayCreate(c.byref(array), c.byref(how), c.c_uint(levels)),
-                        "cuMipmappedArrayCreate",
+                if requested * count <= 8 << 30:
+                    measure(
+                        gpu, rows, "arrays", case, count, requested * count, partial(_arrays, count, how), _end_arrays
                     )
-                    made.append(array)
-                return made
-
+    for width, height, depth, levels in MIPMAPS:
+        for form, channels in ((0x01, 4), (0x20, 1), (0x20, 4)):
+            texels = sum(max(width >> n, 1) * max(height >> n, 1) * max(depth >> n, 1) for n in range(levels))
+            requested = texels * BITS[form] // 8 * channels
+            case = f"{width}x{height}x{depth} levels={levels} format={form:#x} channels={channels}"
+            how = Array3D(width, height, depth, form, channels, 0)
             for count in (1, 20):
-                measure(gpu, rows, "mipmaps", f"{width}x{height}x{depth} levels={levels} format={form:#x} channels={channels}", count, requested * count,
-                        lambda n=count: make_mip(n), lambda made: [cuda.cuMipmappedArrayDestroy(one) for one in made] and None)  # fmt: skip
+                measure(
+                    gpu,
+                    rows,
+                    "mipmaps",
+                    case,
+                    count,
+                    requested * count,
+                    partial(_mipmaps, count, how, levels),
+                    _end_mipmaps,
+                )
+
+
+def _arrays(count: int, how: Array3D) -> list[object]:
+    made: list[object] = []
+    for _ in range(count):
+        array = ptr()
+        ok(cuda.cuArray3DCreate_v2(c.byref(array), c.byref(how)), "cuArray3DCreate")
+        made.append(array)
+    return made
+
+
+def _end_arrays(made: list[object]) -> None:
+    for one in made:
+        cuda.cuArrayDestroy(one)
+
+
+def _mipmaps(count: int, how: Array3D, levels: int) -> list[object]:
+    made: list[object] = []
+    for _ in range(count):
+        array = ptr()
+        ok(cuda.cuMipmappedArrayCreate(c.byref(array), c.byref(how), c.c_uint(levels)), "cuMipmappedArrayCreate")
+        made.append(array)
+    return made
+
+
+def _end_mipmaps(made: list[object]) -> None:
+    for one in made:
+        cuda.cuMipmappedArrayDestroy(one)
 
 
 def make_array(how: Array3D, levels: int = 0) -> ptr | None:

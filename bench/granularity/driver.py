@@ -79,7 +79,7 @@ class Rows:
         self.file.flush()
 
 
-HEADER = ["part", "case", "count", "asked_bytes", "lost_bytes", "left_after_free_bytes", "nvml_lost_bytes", "note"]
+HEADER = ["part", "case", "count", "requested_bytes", "lost_bytes", "left_after_free_bytes", "nvml_lost_bytes", "note"]
 
 
 def alloc(bytes_: int) -> int:

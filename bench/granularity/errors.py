@@ -52,14 +52,20 @@ def errors(rows: Rows) -> None:
         f"{cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)}",
     )
     time.sleep(0.2)
+    for name, call in _calls(gpu, stream, other, event, fine, at):
+        rows.add("errors", f"after a trap: {name}", 1, "", "", "", "", f"answered {call()}")
+
+
+def _calls(gpu: Gpu, stream: ptr, other: ptr, event: ptr, kernel: ptr, at: int) -> list[tuple[str, Callable[[], int]]]:
+    """What is called after the trap. `stream` had it, `other` did not; `at` is memory, `kernel` would run well."""
     got = ptr()
     dev_at, sz, total, value = u64(), size(), size(), c.c_int()
-    calls: list[tuple[str, Callable[[], int]]] = [
+    return [
         ("cuStreamQuery", lambda: cuda.cuStreamQuery(stream)), ("cuStreamQuery other", lambda: cuda.cuStreamQuery(other)),
         ("cuStreamSynchronize", lambda: cuda.cuStreamSynchronize(stream)), ("cuCtxSynchronize", lambda: cuda.cuCtxSynchronize()),
         ("cuEventQuery", lambda: cuda.cuEventQuery(event)), ("cuEventRecord", lambda: cuda.cuEventRecord(event, other)),
         ("cuMemAlloc", lambda: cuda.cuMemAlloc_v2(c.byref(dev_at), size(512))), ("cuMemFree", lambda: cuda.cuMemFree_v2(u64(at))),
-        ("cuMemGetInfo", lambda: cuda.cuMemGetInfo_v2(c.byref(sz), c.byref(total))), ("cuLaunchKernel", lambda: cuda.cuLaunchKernel(fine, 1, 1, 1, 1, 1, 1, 0, other, None, None)),
+        ("cuMemGetInfo", lambda: cuda.cuMemGetInfo_v2(c.byref(sz), c.byref(total))), ("cuLaunchKernel", lambda: cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, other, None, None)),
         ("cuStreamCreate", lambda: cuda.cuStreamCreate(c.byref(got), 0)), ("cuModuleLoadData", lambda: cuda.cuModuleLoadData(c.byref(got), EMPTY)),
         ("cuCtxGetDevice", lambda: cuda.cuCtxGetDevice(c.byref(value))), ("cuCtxGetCurrent", lambda: cuda.cuCtxGetCurrent(c.byref(got))), ("cuDeviceGetCount", lambda: cuda.cuDeviceGetCount(c.byref(value))),
         ("cuMemAllocAsync", lambda: cuda.cuMemAllocAsync(c.byref(dev_at), size(512), None)), ("cuPointerGetAttribute", lambda: cuda.cuPointerGetAttribute(c.byref(value), 2, u64(at))),
@@ -71,8 +77,6 @@ def errors(rows: Rows) -> None:
         ("cuDevicePrimaryCtxReset", lambda: cuda.cuDevicePrimaryCtxReset_v2(gpu.device)),
         ("cuDevicePrimaryCtxRetain after reset", lambda: cuda.cuDevicePrimaryCtxRetain(c.byref(got), gpu.device)), ("cuMemAlloc after reset", lambda: cuda.cuMemAlloc_v2(c.byref(dev_at), size(512))),
     ]  # fmt: skip
-    for name, call in calls:
-        rows.add("errors", f"after a trap: {name}", 1, "", "", "", "", f"answered {call()}")
 
 
 def green(rows: Rows) -> None:

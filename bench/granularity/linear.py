@@ -23,30 +23,19 @@ def sizes(rows: Rows) -> None:
                     lambda b=bytes_, n=count: [alloc(b) for _ in range(n)], lambda made: [free(at) for at in made] and None)  # fmt: skip
 
 
+EQUAL = (
+    1, 512, 513, 4096, 65536, 65537, 131072, 262144, 524288, 524289, 700000, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 3 * MIB + 1,
+)  # fmt: skip
+MIXED = (
+    1, 65536, 1, 524288, 1, MIB, 1, 2 * MIB, 1, 2 * MIB + 1, 1, 3 * MIB, 512, 700000, 512, 131072, 4096, 262144, MIB - 1, MIB + 1, 2 * MIB - 1,
+) * 4  # fmt: skip
+
+
 def addresses(rows: Rows) -> None:
     """Consecutive addresses of equal requests, and of mixed ones."""
     gpu = Gpu()
     trace = rows.beside("addresses.csv", ["case", "step", "bytes", "address", "free_bytes"])
-    for bytes_ in (
-        1,
-        512,
-        513,
-        4096,
-        65536,
-        65537,
-        131072,
-        262144,
-        524288,
-        524289,
-        700000,
-        MIB - 1,
-        MIB,
-        MIB + 1,
-        2 * MIB - 1,
-        2 * MIB,
-        2 * MIB + 1,
-        3 * MIB + 1,
-    ):
+    for bytes_ in EQUAL:
         made = []
         for step in range(40):
             made.append(alloc(bytes_))
@@ -54,37 +43,14 @@ def addresses(rows: Rows) -> None:
         for at in made:
             free(at)
         trace.add(f"equal {bytes_} freed", 0, 0, "", gpu.free())
-    mixed = [
-        1,
-        65536,
-        1,
-        524288,
-        1,
-        MIB,
-        1,
-        2 * MIB,
-        1,
-        2 * MIB + 1,
-        1,
-        3 * MIB,
-        512,
-        700000,
-        512,
-        131072,
-        4096,
-        262144,
-        MIB - 1,
-        MIB + 1,
-        2 * MIB - 1,
-    ] * 4
     made = []
-    for step, bytes_ in enumerate(mixed):
+    for step, bytes_ in enumerate(MIXED):
         made.append(alloc(bytes_))
         trace.add("mixed", step, bytes_, hex(made[-1]), gpu.free())
     for step, at in enumerate(made[::2]):
         free(at)
         trace.add("mixed, every other freed", step, 0, hex(at), gpu.free())
-    for step, bytes_ in enumerate(mixed[::3]):
+    for step, bytes_ in enumerate(MIXED[::3]):
         trace.add("mixed, again", step, bytes_, hex(alloc(bytes_)), gpu.free())
 
 

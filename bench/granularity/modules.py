@@ -33,63 +33,50 @@ def modules(rows: Rows) -> None:
     launch(function(load(EMPTY)))
     for kind in ("ptx", "cubin", "fatbin"):
         for bytes_ in (4, 65536, MIB, 2 * MIB + 1, 100 * MIB, 3 << 30):
-            text = (
-                f".version 6.0\n.target sm_50\n.address_size 64\n.visible .global .align 4 .b8 big[{bytes_}];\n.visible .entry f() {{ ret; }}\n".encode()
-                + b"\0"
-            )
+            case = f"{kind} global {bytes_} loading={mode}"
             try:
-                image = (
-                    text
-                    if kind == "ptx"
-                    else cubin(
-                        f'__device__ char big[{bytes_}]; extern "C" __global__ void f(int i) {{ big[i] = 1; }}',
-                        *(["fatbin"] if kind == "fatbin" else []),
-                    )
-                )
+                image = _image(kind, bytes_)
             except (subprocess.CalledProcessError, FileNotFoundError) as error:
-                rows.add("modules", f"{kind} global {bytes_} loading={mode}", 1, bytes_, "", "", "", str(error)[:100])
+                rows.add("modules", case, 1, bytes_, "", "", "", str(error)[:100])
                 continue
-            before, nvml_before = gpu.free(), gpu.nvml_used()
-            module = ptr()
-            rc = cuda.cuModuleLoadData(c.byref(module), image)
-            at_load = before - gpu.free()
-            if rc != SUCCESS:
-                rows.add(
-                    "modules",
-                    f"{kind} global {bytes_} loading={mode}",
-                    1,
-                    bytes_,
-                    at_load,
-                    "",
-                    "",
-                    f"cuModuleLoadData answered {rc}",
-                )
-                continue
-            kernel = function(module)
-            at_get = before - gpu.free()
-            local = c.c_int()
-            cuda.cuFuncGetAttribute(c.byref(local), 3, kernel)
-            at_attribute = before - gpu.free()
-            where, length = u64(), size()
-            cuda.cuModuleGetGlobal_v2(c.byref(where), c.byref(length), module, b"big")
-            at_global = before - gpu.free()
-            n = c.c_int(0)
-            launch(kernel, parameters=(ptr * 1)(c.cast(c.byref(n), ptr)))
-            lost, nvml_lost = before - gpu.free(), gpu.nvml_used() - nvml_before
-            cuda.cuModuleUnload(module)
-            rows.add("modules", f"{kind} global {bytes_} loading={mode}", 1, bytes_, lost, before - gpu.free(), nvml_lost,
-                     f"at load {at_load}; at get {at_get}; at attribute {at_attribute}; at getglobal {at_global}; address {where.value:#x}")  # fmt: skip
+            _one_module(gpu, rows, case, bytes_, image)
     for kind, count in (("ptx", 100), ("ptx", 500)):
-        measure(
-            gpu,
-            rows,
-            "modules",
-            f"{kind} empty loading={mode}",
-            count,
-            0,
-            lambda n=count: [load(EMPTY) for _ in range(n)],
-            lambda made: [cuda.cuModuleUnload(one) for one in made] and None,
-        )
+        measure(gpu, rows, "modules", f"{kind} empty loading={mode}", count, 0,
+                lambda n=count: [load(EMPTY) for _ in range(n)], lambda made: [cuda.cuModuleUnload(one) for one in made] and None)  # fmt: skip
+
+
+def _image(kind: str, bytes_: int) -> bytes:
+    """A module with a variable of so many bytes, `big`, and a kernel, `f`. Raises what nvcc raises."""
+    if kind == "ptx":
+        variable = f".visible .global .align 4 .b8 big[{bytes_}];"
+        return f".version 6.0\n.target sm_50\n.address_size 64\n{variable}\n.visible .entry f() {{ ret; }}\n\0".encode()
+    source = f'__device__ char big[{bytes_}]; extern "C" __global__ void f(int i) {{ big[i] = 1; }}'
+    return cubin(source, *(["fatbin"] if kind == "fatbin" else []))
+
+
+def _one_module(gpu: Gpu, rows: Rows, case: str, bytes_: int, image: bytes) -> None:
+    """What is lost by each step from the load of the module to a launch."""
+    before, nvml_before = gpu.free(), gpu.nvml_used()
+    module = ptr()
+    rc = cuda.cuModuleLoadData(c.byref(module), image)
+    at_load = before - gpu.free()
+    if rc != SUCCESS:
+        rows.add("modules", case, 1, bytes_, at_load, "", "", f"cuModuleLoadData answered {rc}")
+        return
+    kernel = function(module)
+    at_get = before - gpu.free()
+    local = c.c_int()
+    cuda.cuFuncGetAttribute(c.byref(local), 3, kernel)
+    at_attribute = before - gpu.free()
+    where, length = u64(), size()
+    cuda.cuModuleGetGlobal_v2(c.byref(where), c.byref(length), module, b"big")
+    at_global = before - gpu.free()
+    n = c.c_int(0)
+    launch(kernel, parameters=(ptr * 1)(c.cast(c.byref(n), ptr)))
+    lost, nvml_lost = before - gpu.free(), gpu.nvml_used() - nvml_before
+    cuda.cuModuleUnload(module)
+    rows.add("modules", case, 1, bytes_, lost, before - gpu.free(), nvml_lost,
+             f"at load {at_load}; at get {at_get}; at attribute {at_attribute}; at getglobal {at_global}; address {where.value:#x}")  # fmt: skip
 
 
 def many_kernels(rows: Rows) -> None:

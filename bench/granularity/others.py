@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from functools import partial
 
 from bench.granularity.arrays import Array3D, make_array
 from bench.granularity.driver import (
@@ -29,64 +30,62 @@ def others(rows: Rows) -> None:
     gpu = Gpu()
     alloc(1)
     launch(function(load(EMPTY)))
-
-    def streams(n: int) -> list[object]:
-        made: list[object] = []
-        for _ in range(n):
-            one = ptr()
-            ok(cuda.cuStreamCreate(c.byref(one), 1), "cuStreamCreate")
-            made.append(one)
-        return made
-
     for n in (1, 10, 100, 1000):
-        measure(
-            gpu,
-            rows,
-            "others",
-            "streams",
-            n,
-            0,
-            lambda n=n: streams(n),
-            lambda made: [cuda.cuStreamDestroy_v2(one) for one in made] and None,
-        )
-    for n in (1000,):
-
-        def events(n: int = n) -> list[object]:
-            made: list[object] = []
-            for _ in range(n):
-                one = ptr()
-                ok(cuda.cuEventCreate(c.byref(one), 0), "cuEventCreate")
-                ok(cuda.cuEventRecord(one, None), "record")
-                made.append(one)
-            return made
-
-        measure(
-            gpu,
-            rows,
-            "others",
-            "events",
-            n,
-            0,
-            events,
-            lambda made: [cuda.cuEventDestroy_v2(one) for one in made] and None,
-        )
+        measure(gpu, rows, "others", "streams", n, 0, partial(_streams, n), _end_streams)
+    measure(gpu, rows, "others", "events", 1000, 0, partial(_events, 1000), _end_events)
     for bytes_ in (MIB, 1 << 30, 4 << 30):
+        measure(gpu, rows, "others", f"cuMemHostAlloc {bytes_}", 1, bytes_, partial(_host, bytes_), _end_host)
+    _managed(gpu, rows)
+    _pools(gpu, rows)
+    graph(gpu, rows)
+    for n in (1, 2, 3):
+        before = gpu.free()
+        context = ptr()
+        rc = cuda.cuCtxCreate_v2(c.byref(context), 0, gpu.device)
+        rows.add("others", f"context number {n + 1}", 1, 0, before - gpu.free(), "", "", f"answered {rc}")
 
-        def host(b: int = bytes_) -> list[object]:
-            one = ptr()
-            ok(cuda.cuMemHostAlloc(c.byref(one), size(b), 2), "cuMemHostAlloc")
-            return [one]
 
-        measure(
-            gpu,
-            rows,
-            "others",
-            f"cuMemHostAlloc {bytes_}",
-            1,
-            bytes_,
-            host,
-            lambda made: cuda.cuMemFreeHost(made[0]) and None,
-        )
+def _streams(count: int) -> list[object]:
+    made: list[object] = []
+    for _ in range(count):
+        one = ptr()
+        ok(cuda.cuStreamCreate(c.byref(one), 1), "cuStreamCreate")
+        made.append(one)
+    return made
+
+
+def _end_streams(made: list[object]) -> None:
+    for one in made:
+        cuda.cuStreamDestroy_v2(one)
+
+
+def _events(count: int) -> list[object]:
+    made: list[object] = []
+    for _ in range(count):
+        one = ptr()
+        ok(cuda.cuEventCreate(c.byref(one), 0), "cuEventCreate")
+        ok(cuda.cuEventRecord(one, None), "record")
+        made.append(one)
+    return made
+
+
+def _end_events(made: list[object]) -> None:
+    for one in made:
+        cuda.cuEventDestroy_v2(one)
+
+
+def _host(bytes_: int) -> list[object]:
+    one = ptr()
+    ok(cuda.cuMemHostAlloc(c.byref(one), size(bytes_), 2), "cuMemHostAlloc")
+    return [one]
+
+
+def _end_host(made: list[object]) -> None:
+    cuda.cuMemFreeHost(made[0])
+
+
+def _managed(gpu: Gpu, rows: Rows) -> None:
+    """What is lost at the call, and what once it was written."""
     for bytes_ in (1, MIB, 64 * MIB):
         before = gpu.free()
         at = u64()
@@ -97,6 +96,9 @@ def others(rows: Rows) -> None:
         touched = before - gpu.free()
         free(at.value)
         rows.add("others", f"managed {bytes_}", 1, bytes_, touched, before - gpu.free(), "", f"at the call {made_lost}")
+
+
+def _pools(gpu: Gpu, rows: Rows) -> None:
     for bytes_ in (1, MIB, 2 * MIB + 1, 33 * MIB, 100 * MIB + 1):
         before = gpu.free()
         at = u64()
@@ -106,12 +108,6 @@ def others(rows: Rows) -> None:
         ok(cuda.cuMemFreeAsync(at, None), "free")
         ok(cuda.cuStreamSynchronize(None), "sync")
         rows.add("others", f"cuMemAllocAsync {bytes_}", 1, bytes_, made_lost, before - gpu.free(), "", "")
-    graph(gpu, rows)
-    for n in (1, 2, 3):
-        before = gpu.free()
-        context = ptr()
-        rc = cuda.cuCtxCreate_v2(c.byref(context), 0, gpu.device)
-        rows.add("others", f"context number {n + 1}", 1, 0, before - gpu.free(), "", "", f"answered {rc}")
 
 
 def graph(gpu: Gpu, rows: Rows) -> None:

@@ -31,7 +31,7 @@ from tests.builders import PodBuilder, pod
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.deviceplugin.harness import Node, node
-from tests.integration.turns.conftest import Program
+from tests.integration.gputime.conftest import Program
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Inventory

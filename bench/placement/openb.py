@@ -1,7 +1,7 @@
 """Replay the openb trace with every policy, and write `openb.csv`: allocation when the arrived pods request 100 % of the capacity.
 
 Run: python -m bench.placement.openb FOLDER [--lists default,...] [--policies binpack,...] [--seeds 10] [--jobs 2]
-FOLDER holds the trace's node list, pod lists and published_table.csv. Rows of lists and policies that are not run stay as they are.
+FOLDER contains the trace's node list, pod lists and published_table.csv. Rows of lists and policies that are not run stay as they are.
 
 Two policies of others are replayed by the same code, to check the protocol against what was published of them. Both are written
 from their description (Weng et al., USENIX ATC '23): BestFit takes the node that is left with least, CPU and GPU weighing the same;

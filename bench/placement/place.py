@@ -69,7 +69,7 @@ def main() -> None:
             sys.stdout.write("  ".join(str(value) for value in rows[-1]) + "\n")
     with Path(__file__).with_name("place.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["nodes", "gpus", "ask", "p50_ms", "p99_ms", "cpus", "machine"])
+        writer.writerow(["nodes", "gpus", "request", "p50_ms", "p99_ms", "cpus", "machine"])
         writer.writerows(rows)
 
 

@@ -35,7 +35,7 @@ SIZES: Final = ((8_192, 1), (16_384, 1), (24_576, 1), (40_960, 1), (81_920, 1), 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """As the fleet is told of it."""
+    """As the fleet counts it."""
 
     name: str
     inventory: Inventory

@@ -13,7 +13,7 @@
 
 #include "../../shim/src/abi.h"
 
-enum { BATCHES = 9, FEW = 10, MANY = 50000, BLOCK = 64 * 1024 };
+enum { BATCHES = 9, FEW = 10, MANY = 50000, BLOCK = 64 * 1024, LARGE = 2 << 20 };
 
 extern char **environ;
 
@@ -148,6 +148,45 @@ static void allocations(unsigned live)
         need(release(kept[i]), "cuMemFree");
 }
 
+/* All memory that is left, in pieces of 2 MiB and more. */
+static unsigned take_the_rest(CUdeviceptr *large, unsigned most)
+{
+    unsigned count = 0;
+    for (size_t bytes = (size_t)1 << 32; bytes >= LARGE; bytes /= 2)
+        while (count < most && allocate(&large[count], bytes) == CUDA_SUCCESS)
+            count++;
+    return count;
+}
+
+/* With no memory left but in pages that small allocations share: 100 of them have gaps of half of what is requested, and one has room. */
+static void near_the_limit(void)
+{
+    enum { PAGES = 100, GAP = BLOCK / 2, GAPS = PAGES * (LARGE / GAP), LARGE_LIMIT = 1000, ROUNDS = 2000 };
+    static CUdeviceptr small[GAPS], large[LARGE_LIMIT];
+    CUdeviceptr room, at;
+    double batch[BATCHES];
+    for (unsigned i = 0; i < GAPS; i++)
+        need(allocate(&small[i], GAP), "cuMemAlloc");
+    need(allocate(&room, BLOCK), "cuMemAlloc");
+    const unsigned count = take_the_rest(large, LARGE_LIMIT);
+    for (unsigned i = 0; i < GAPS; i += 2)
+        need(release(small[i]), "cuMemFree");
+    for (unsigned b = 0; b < BATCHES; b++) {
+        double start = now_ns();
+        for (unsigned i = 0; i < ROUNDS; i++) {
+            need(allocate(&at, BLOCK), "cuMemAlloc");
+            need(release(at), "cuMemFree");
+        }
+        batch[b] = (now_ns() - start) / ROUNDS;
+    }
+    printf("cuMemAlloc_cuMemFree_near_the_limit,%.1f\n", median(batch));
+    for (unsigned i = 1; i < GAPS; i += 2)
+        need(release(small[i]), "cuMemFree");
+    for (unsigned i = 0; i < count; i++)
+        need(release(large[i]), "cuMemFree");
+    need(release(room), "cuMemFree");
+}
+
 /* Out of the device's pool, which has grown by then: what CUDA runtimes of cudaMallocAsync do all the time. */
 static void ordered(void)
 {
@@ -194,7 +233,7 @@ static void copy(unsigned which, CUdeviceptr at, unsigned char *host, size_t blo
     }
 }
 
-/* Small, and one after the other: after each but the device's own the GPU is idle, and the arbiter may be told so. */
+/* Small, and one after the other: after each but the device's own the GPU is idle, which may be reported to the arbiter. */
 static void copies(void)
 {
     static const char *const names[] = {"cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemsetD8", "cuLaunchKernel_cuCtxSynchronize"};
@@ -279,6 +318,7 @@ static void calls(void)
     allocations(FEW);
     allocations(MANY);
     ordered();
+    near_the_limit();
 }
 
 static void starts(unsigned count)

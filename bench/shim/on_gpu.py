@@ -152,7 +152,7 @@ PARTS = {"start": 0.02, "first": 0.1, "loads": 0.2, "calls": 0.3, "many": 0.35, 
 
 
 def measure(here: Machine, seconds: float, requested: list[str], done: Callable[[Table], None]) -> Table:
-    """The parts that are requested. `done` is told the table after each."""
+    """The parts that are requested. `done` gets the table after each."""
     table = Table()
     key = here.grant(LIMIT_MIB)
     began = time.monotonic()

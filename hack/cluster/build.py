@@ -26,7 +26,7 @@ drops anyway, that is 23 % less processor time (etcd from nothing on two cores: 
 
 
 SHARED_FLAGS: Final = ("-gcflags=all=-dwarf=false",)
-"""Part of a package's key in the compiler's cache. Not -trimpath: with it a key holds the version that its module requires, also where
+"""Part of a package's key in the compiler's cache. Not -trimpath: with it a key has the version that its module requires, also where
 it is replaced, and helm would share nothing with kubernetes."""
 
 

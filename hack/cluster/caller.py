@@ -1,4 +1,4 @@
-"""Who called: root, or a person by way of sudo, to whom what is built belongs.
+"""The caller: root, or a person by way of sudo, who then owns what is built.
 
 What needs root runs as root; downloads and compilers do not, and a cache with root's files in a person's home would fail that person's
 next build.

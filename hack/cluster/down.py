@@ -1,7 +1,7 @@
 """Take the cluster down and leave the machine as it was found.
 
 The order matters: nodes first and with them all pods, then the control plane from the outside in, then what the kernel
-still holds (addresses, rules, groups), then the files. Works from any state, half-started and half-stopped included.
+still has (addresses, rules, groups), then the files. Works from any state, half-started and half-stopped included.
 """
 
 from __future__ import annotations

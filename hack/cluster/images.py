@@ -30,27 +30,27 @@ def _stamp(path: Path) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
 
 
-def _book(target: NodeLayout) -> dict[str, str]:
+def _loaded(target: NodeLayout) -> dict[str, str]:
     """Stamp of each archive that the node has, by path."""
     try:
-        book: dict[str, str] = json.loads(target.loaded.read_text())
+        loaded: dict[str, str] = json.loads(target.loaded.read_text())
     except FileNotFoundError:
         return {}
-    return book
+    return loaded
 
 
 def load_into(target: NodeLayout, path: Path) -> None:
     """Import one archive (OCI or Docker) under the names that it carries, unless the node has it."""
     path = path.resolve()
     stamp = _stamp(path)
-    book = _book(target)
-    if book.get(str(path)) == stamp:
+    loaded = _loaded(target)
+    if loaded.get(str(path)) == stamp:
         return
     command = [str(target.cluster.bin / "ctr"), "--address", str(target.containerd_socket), "--namespace", "k8s.io"]
     answer = subprocess.run([*command, "images", "import", str(path)], capture_output=True, text=True, check=False)
     if answer.returncode:
         raise RuntimeError(f"{path}: not imported to {target.name}: {(answer.stderr or answer.stdout).strip()[-1000:]}")
-    target.loaded.write_text(json.dumps(book | {str(path): stamp}, indent=1))
+    target.loaded.write_text(json.dumps(loaded | {str(path): stamp}, indent=1))
 
 
 def load(layout: Layout, path: Path) -> None:
@@ -64,12 +64,12 @@ def load(layout: Layout, path: Path) -> None:
 
 def loaded_elsewhere(target: NodeLayout) -> Iterable[Path]:
     """Archives that other nodes of the cluster have, and that are still there."""
-    books = (_book(other) for other in target.cluster.nodes() if other != target)
-    return sorted({Path(path) for book in books for path in book if Path(path).exists()})
+    others = (_loaded(other) for other in target.cluster.nodes() if other != target)
+    return sorted({Path(path) for loaded in others for path in loaded if Path(path).exists()})
 
 
 def load_first(target: NodeLayout) -> None:
-    """What a node needs before its kubelet starts: the image that holds a pod's namespaces, and what the others have."""
+    """What a node needs before its kubelet starts: the image that keeps a pod's namespaces, and what the others have."""
     program = (target.cluster.bin / "pause").resolve()
     path = target.cluster.state / "pause.tar"
     if not path.exists():

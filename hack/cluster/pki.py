@@ -149,7 +149,7 @@ def make_certificate(folder: Path, identity: Identity) -> None:
 
 
 def kubeconfig_text(folder: Path, name: str, server: str) -> str:
-    """A kubeconfig (JSON, which is YAML) that holds all it needs."""
+    """A kubeconfig (JSON, which is YAML) that has all it needs."""
 
     def embedded(file: str) -> str:
         return base64.b64encode((folder / file).read_bytes()).decode()

@@ -22,7 +22,7 @@ from hack.cluster.layout import Layout
 from vgpu.api.process_stat import process_stat
 
 STOP_PATIENCE_S: Final = 10.0
-"""Guessed: the API server drains for some seconds when it is told to end."""
+"""Guessed: the API server drains for some seconds after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def log_path(layout: Layout, name: str) -> Path:
 
 
 def stop(layout: Layout, name: str, patience_s: float = STOP_PATIENCE_S) -> None:
-    """Ask the program to end, make it end when it takes longer, and return when it is gone."""
+    """Terminate the program, kill it when it takes longer, and return when it is gone."""
     pid = pid_of(layout, name)
     if pid is not None:
         end([pid], patience_s)

@@ -46,7 +46,7 @@ def up(layout: Layout, provider: str | None, nodes: int, steps: Steps, *, replac
     if current not in {None, provider}:
         if not replace:
             raise ValueError(
-                f"provider: {provider} asked, but the cluster in {layout.state} is {current}'s; take it down first: make cluster-down"
+                f"provider: {provider} requested, but the cluster in {layout.state} is {current}'s; take it down first: make cluster-down"
             )
         down(layout, steps)
     match provider:
@@ -94,7 +94,7 @@ def kubeconfig(layout: Layout) -> Path:
 
 
 def kind_settings(nodes: int, *, cgroups: str) -> dict[str, object]:
-    """What `kind create` is told, as its configuration's v1alpha4. `cgroups`: Docker's version of them.
+    """The configuration of `kind create`, v1alpha4. `cgroups`: Docker's version of them.
 
     No patch of containerd's configuration: containerd 2, which kind's node images have, knows CDI by itself.
     """
@@ -104,7 +104,7 @@ def kind_settings(nodes: int, *, cgroups: str) -> dict[str, object]:
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "nodes": [{"role": role} for role in roles],
     }
-    if cgroups == "1":  # the kubelet refuses these unless it is told
+    if cgroups == "1":  # the kubelet refuses these unless it is configured
         kubelet = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1", "failCgroupV1": False}
         settings["kubeadmConfigPatches"] = [json.dumps(kubelet)]
     return settings

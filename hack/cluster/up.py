@@ -25,7 +25,7 @@ NODE_PATIENCE_S = 120.0
 
 def bring_up(layout: Layout, nodes: int, steps: Steps) -> None:
     if not 1 <= nodes <= MAX_NODES:
-        raise ValueError(f"nodes: {nodes} asked, 1 to {MAX_NODES} is possible on one machine")
+        raise ValueError(f"nodes: {nodes} requested, 1 to {MAX_NODES} is possible on one machine")
     packages = debian.missing(debian.CLUSTER)
     if packages:
         with steps.step(f"install {' '.join(packages)}"):
@@ -78,7 +78,7 @@ def _start_control_plane(layout: Layout, steps: Steps) -> Api:
 def _create_objects(api: Api) -> None:
     """RuntimeClass nvidia, and a DNS service without endpoints: nothing here needs names, and a look-up fails.
 
-    It fails late: glibc asks a UDP port that nothing answers for 5 s. What a program looks up at its start costs it that.
+    It fails late: glibc queries a UDP port that nothing answers for 5 s. What a program looks up at its start costs it that.
     """
     runtime_class = {
         "apiVersion": "node.k8s.io/v1",

@@ -25,7 +25,7 @@ def complaints() -> list[str]:
     """What no page can mend."""
     return [
         *(
-            f"{name}: has an alert in hack/reference/alerts.py and no program tells it"
+            f"{name}: has an alert in hack/reference/alerts.py and no program exports it"
             for name in metrics.unknown_alerts()
         ),
         *(f"{name}: has no description" for name in settings.undescribed()),

@@ -15,9 +15,13 @@ from prometheus_client import CollectorRegistry
 from hack.reference.alerts import ALERTS
 from hack.reference.page import sentence, table
 from hack.reference.programs import PROGRAMS, Program
+from observe.pages import build_registry
 
+HEADER: Final = ("metric", "type", "labels", "unit", "what it says", "an alert")
 UNITS: Final = {"seconds": "s", "bytes": "bytes", "percent": "percent", "ratio": "0 to 1"}
 """Unit by the last word of a name. Without one it is a number of things."""
+_THINGS: Final = "gpu|node|pod|container"
+"""What a metric is about that more than one program could export: then its name says the thing, not the program."""
 _NOT_BASE: Final = re.compile(r"_(ms|us|ns|milliseconds|microseconds|kib|mib|gib|kb|mb|gb|minutes|hours)(_|$)")
 _HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum", "_created", "_info")
 
@@ -54,8 +58,8 @@ def rows(registry: CollectorRegistry) -> Iterator[Row]:
 
 def breaches(program: str, row: Row) -> Iterator[str]:
     """What is wrong with a metric's name, labels or text."""
-    if not re.fullmatch(rf"tangram_{program}(_[a-z][a-z0-9]*)+", row.name):
-        yield f"{row.name}: is not tangram_{program}_ and words of lower case"
+    if not re.fullmatch(rf"tangram_({program}|{_THINGS})(_[a-z][a-z0-9]*)+", row.name):
+        yield f"{row.name}: is not tangram_{program}_ (or of a thing: {_THINGS}) and words of lower case"
     if found := _NOT_BASE.search(row.name):
         yield f"{row.name}: {found[1]} is no base unit (seconds, bytes)"
     if row.kind != "counter" and row.name.endswith("_total"):
@@ -81,15 +85,16 @@ def section(program: Program) -> str:
     """The heading and the table of one program."""
     port = program.settings.model_fields[program.port].default
     head = f"## {program.package}\n\nRuns {program.runs}; `/metrics` on port {port}.\n\n"
-    return head + table(
-        ("metric", "type", "labels", "unit", "what it says", "an alert"),
-        (
-            (f"`{row.name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels), row.unit, row.text, ALERTS.get(row.name, ""))
-            for row in rows(program.registry())
-        ),
-    )  # fmt: skip
+    return head + table(HEADER, _cells(program.registry()))
+
+
+def _cells(registry: CollectorRegistry) -> Iterator[tuple[str, ...]]:
+    for row in rows(registry):
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        yield f"`{row.name}`", row.kind, labels, row.unit, row.text, ALERTS.get(row.name, "")
 
 
 def tables() -> str:
     """The made part of docs/reference/metrics.md."""
-    return "\n".join(section(program) for program in PROGRAMS)
+    common = "## every program\n\nAt the end of each `/metrics`.\n\n" + table(HEADER, _cells(build_registry()))
+    return "\n".join([common, *(section(program) for program in PROGRAMS)])

@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from arbiter.metrics import LedgerCollector
+from arbiter.metrics import ArbiterCollector
 from arbiter.server import Server
 from arbiter.settings import ArbiterSettings
 from deviceplugin.metrics import Metrics as DevicePluginMetrics
@@ -46,7 +46,7 @@ def _arbiter() -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
-        registry.register(LedgerCollector(server))
+        registry.register(ArbiterCollector(server))
         server.stop()
         server.run()
     return registry

@@ -46,7 +46,7 @@ def _kind(annotation: Any) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """What holds where nothing is set."""
+    """The value where nothing is set."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -7,7 +7,7 @@
  * stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns that the process is gone and
  * what it held is free.
  *
- * Behind the page, the memfd holds what GPUs hold: each process that allocates has a region of its own, which others map by offset.
+ * Behind the page, the memfd is the GPUs' memory: each process that allocates has a region of its own, which others map by offset.
  *
  * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
  * where it is used), not its numbers.
@@ -63,7 +63,7 @@ struct fake_gpu {
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device;
     int32_t numa, link_peer[FAKE_LINKS]; /* GPU at the other end, -1 = not connected, -2 = a switch */
-    uint32_t mig_on, profiles;            /* without profiles it has no MIG */
+    uint32_t mig_on, profiles;           /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
 };
@@ -74,23 +74,23 @@ struct fake_unit {
     char uuid[48];           /* the GPU's, or "MIG-..." */
     uint8_t uuid_bytes[16];
     /* memory, under the page's lock */
-    uint64_t limit_bytes;            /* what processes can have */
-    uint64_t used_bytes[FAKE_SLOTS]; /* what each slot has */
+    uint64_t limit_bytes;                /* what processes can have */
+    uint64_t used_bytes[FAKE_SLOTS];     /* what each slot has */
     uint64_t unlisted_bytes[FAKE_SLOTS]; /* of that, managed memory: NVML counts it as used, and lists it for no process */
     /* time, under time_lock; gpu_time.c */
-    pthread_mutex_t time_lock;  /* robust, shared between processes */
-    _Atomic uint32_t time_bell; /* futex: changes when somebody is held, let go or ends */
-    uint64_t settled_ns;        /* CLOCK_MONOTONIC up to which the records are made */
-    _Atomic uint64_t ran_ns;    /* all kernel time that ever ran */
+    pthread_mutex_t time_lock;                 /* robust, shared between processes */
+    _Atomic uint32_t time_bell;                /* futex: changes when somebody is held, let go or ends */
+    uint64_t settled_ns;                       /* CLOCK_MONOTONIC up to which the records are made */
+    _Atomic uint64_t ran_ns;                   /* all kernel time that ever ran */
     _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
 };
 
 /* What a slot's clients own in the kernel driver; kernel/. */
 #define FAKE_OBJECTS 512u
 struct fake_kernel_object {
-    uint32_t client, handle, parent, klass; /* handle 0 = free */
-    uint32_t unit, engine;                  /* of a device, of a channel group, and of what is under it */
-    uint32_t disables;                      /* of a channel: so many enables are owed */
+    uint32_t client, handle, parent, object_class; /* handle 0 = free */
+    uint32_t unit, engine; /* of a device, of a channel group, and of what is under it */
+    uint32_t disables;     /* of a channel: so many enables are owed */
 };
 
 enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a client says what it is when it is connected */
@@ -98,12 +98,12 @@ enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a
 struct fake_slot {
     uint32_t kind;
     uint32_t region; /* of its memory, 0 = none yet */
-    int32_t pid; /* as the daemon's PID namespace has it */
+    int32_t pid;     /* as the daemon's PID namespace has it */
     char name[FAKE_NAME];
     uint32_t contexts[FAKE_UNITS];
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
-    _Atomic uint32_t held[FAKE_UNITS]; /* its kernels do not run */
+    _Atomic uint32_t held[FAKE_UNITS];                    /* its kernels do not run */
     _Atomic uint64_t sampled_ns[FAKE_GPUS][FAKE_SAMPLES]; /* ran_ns of whole GPUs, then */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
@@ -128,21 +128,21 @@ struct fake_object {
     uint64_t id; /* 0 = free */
     uint64_t offset, bytes;
     uint32_t unit, owner;
-    uint16_t holds[FAKE_SLOTS]; /* times each slot holds it */
+    uint16_t references[FAKE_SLOTS]; /* by slot */
 };
 
 struct fake_page {
     uint32_t magic, version, gpus, cuda_version;
     char driver_version[32];
-    uint64_t kernel_ns; /* a kernel that does not say how long it takes */
-    _Atomic uint64_t kernel_misuses; /* ioctls that a real kernel driver would have refused or regretted */
-    char kernel_misuse[128];         /* the last one, in words */
-    char seed[64];            /* mixed into the default UUIDs, so that two nodes' GPUs differ */
-    pthread_mutex_t commands; /* of who runs a command; robust, shared between processes */
-    pthread_mutex_t lock;     /* robust, shared between processes */
-    uint32_t slots;           /* all that were ever used are below */
-    _Atomic uint32_t events;  /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
-    _Atomic uint64_t samples; /* taken so far */
+    uint64_t kernel_ns;                        /* a kernel that does not say how long it takes */
+    _Atomic uint64_t kernel_misuses;           /* ioctls that a real kernel driver would have refused or regretted */
+    char kernel_misuse[128];                   /* the last one, in words */
+    char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
+    pthread_mutex_t commands;                  /* of who runs a command; robust, shared between processes */
+    pthread_mutex_t lock;                      /* robust, shared between processes */
+    uint32_t slots;                            /* all that were ever used are below */
+    _Atomic uint32_t events;                   /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
+    _Atomic uint64_t samples;                  /* taken so far */
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
     _Atomic uint32_t faults;
     struct fake_fault fault[FAKE_FAULTS];

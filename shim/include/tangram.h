@@ -1,4 +1,4 @@
-/* tangram.h - what a program may ask the library that holds it to its share of a GPU.
+/* tangram.h - what a program may request of the library that enforces its share of a GPU.
  *
  * A program never needs this header: the library is in every process of a container that requested a share, and acts by
  * itself. Link to nothing; look the functions up with dlsym(RTLD_DEFAULT, ...) so that the program also runs without us.
@@ -19,7 +19,7 @@ const char *tangram_version(void);
 struct tangram_memory {
     uint64_t limit_bytes;    /* of the container */
     uint64_t used_bytes;     /* allocated by this process */
-    uint64_t leased_bytes;   /* used, and what this process may still take without asking */
+    uint64_t leased_bytes;   /* used, and what this process may still take without a request to the arbiter */
     uint64_t unleased_bytes; /* of the container's limit, held by none of its processes */
 };
 
@@ -31,10 +31,10 @@ int tangram_memory(unsigned gpu, struct tangram_memory *out);
  * library notices the first launch itself, which costs the request the time of one suspend (0.7 ms).
  *
  * A latency-critical container's calls alone have an effect; from any other, and without an arbiter, they do nothing.
- * All return 0, or -1 when nobody was told. They do not block and may be called from any thread. With a CUDA context current
+ * All return 0, or -1 when the arbiter was not reached. They do not block and may be called from any thread. With a CUDA context current
  * they also launch one empty kernel, which brings this process back onto the GPU before the request. */
 
-/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. Told earlier, the GPU is cleared 1500 before all the
+/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. Announced earlier, the GPU is cleared 1500 before all the
  * same, but the empty kernel does not wait for that, and the request finds its process colder. The GPU is given back when there is
  * no work left after that time, or 5 ms after it when none came. */
 int tangram_hint(uint64_t microseconds);

@@ -36,7 +36,7 @@ struct gpu *gpu_of_device(CUdevice device)
     if (rc != CUDA_SUCCESS) {
         warn(WARN_NO_UUID, "the driver does not name device %d (error %d): its memory is refused", device, (int)rc);
         tangram.grant.closed.closed = true;
-        return &tangram.grant.closed; /* it may be one of ours: what cannot be told apart is not unlimited */
+        return &tangram.grant.closed; /* it may be one of ours: a GPU that is not identified is not unlimited */
     }
     struct gpu *gpu = gpu_of_uuid((const uint8_t *)uuid.bytes);
     if (kept)
@@ -66,7 +66,7 @@ bool is_drivers_answer(CUresult rc)
            rc == CUDA_ERROR_INVALID_CONTEXT || rc == CUDA_ERROR_INVALID_HANDLE || rc == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* What cannot be told apart may be one of ours, and is not unlimited. The driver is asked again at the next call. */
+/* A GPU that is not identified may be one of ours, and is not unlimited. The next call tries again. */
 static struct gpu *unknown_gpu(CUresult rc)
 {
     if (grant_ready() == GRANT_NONE)
@@ -92,7 +92,7 @@ static struct gpu *learn_current_gpu(bool *known)
     return gpu;
 }
 
-/* Asked at every allocation. A process with one device needs no question; one with several remembers, thread by thread, the
+/* Looked up at every allocation. A process with one device needs no question; one with several remembers, thread by thread, the
  * GPU of the context it saw last, until some context is destroyed. */
 struct gpu *current_gpu(void)
 {

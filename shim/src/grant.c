@@ -18,7 +18,7 @@
 static const char *const mounts[] = {"/.tangram", "/run/tangram"};
 enum { MOUNTS = sizeof mounts / sizeof *mounts };
 
-/* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml holds this and vgpu/api/codec.py in step. */
+/* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml keeps this and vgpu/api/codec.py in step. */
 enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, GPU_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
 
 struct reader {

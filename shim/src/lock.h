@@ -1,11 +1,12 @@
 /* lock.h - a lock whose two ends are one atomic operation each and call nothing (measured: a mutex takes 3 ns longer).
  *
- * It is the innermost lock (order.h): who holds it calls nobody but the allocator. That takes some tens of nanoseconds, and hundreds of
- * microseconds where all pages are looked through (pages.c). So who waits sleeps until it is woken: who tried again from time to time found
- * it held by threads that did not sleep, for seconds (measured), and who only yielded would keep a holder of lower priority from going on.
+ * It is the innermost lock (order.h): a thread that has it calls nothing but the allocator. That takes some tens of nanoseconds, and some
+ * microseconds where room is looked for among many pages (pages.c). So a waiting thread sleeps until it is woken: one that tried again
+ * from time to time found it held by threads that did not sleep, for seconds (measured), and one that only yielded would keep a holder of
+ * lower priority from going on.
  */
-#ifndef TANGRAM_SPIN_H
-#define TANGRAM_SPIN_H
+#ifndef TANGRAM_LOCK_H
+#define TANGRAM_LOCK_H
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -17,43 +18,43 @@
 
 #include "order.h"
 
-struct spin {
+struct lock {
     _Atomic uint32_t state;
 };
-#define SPIN_FREE ((struct spin){0})
+#define LOCK_FREE ((struct lock){0})
 
-enum { SPIN_IS_FREE, SPIN_IS_HELD, SPIN_IS_AWAITED }; /* awaited: it is held, and some thread may sleep */
+enum { LOCK_IS_FREE, LOCK_IS_HELD, LOCK_IS_AWAITED }; /* awaited: it is held, and some thread may sleep */
 enum { SPINS = 100 };
 
 /* By the bare system call: no cancellation point. */
-static inline void spin_futex(struct spin *spin, int operation, uint32_t value)
+static inline void lock_futex(struct lock *lock, int operation, uint32_t value)
 {
     const int saved = errno;
-    syscall(SYS_futex, &spin->state, operation, value, NULL, NULL, 0);
+    syscall(SYS_futex, &lock->state, operation, value, NULL, NULL, 0);
     errno = saved;
 }
 
-static inline bool spin_try(struct spin *spin)
+static inline bool lock_try(struct lock *lock)
 {
-    uint32_t expected = SPIN_IS_FREE;
-    return atomic_compare_exchange_strong_explicit(&spin->state, &expected, SPIN_IS_HELD, memory_order_acquire, memory_order_relaxed);
+    uint32_t expected = LOCK_IS_FREE;
+    return atomic_compare_exchange_strong_explicit(&lock->state, &expected, LOCK_IS_HELD, memory_order_acquire, memory_order_relaxed);
 }
 
-static inline void spin_lock(struct spin *spin)
+static inline void lock_acquire(struct lock *lock)
 {
-    order_spin();
+    order_acquire_innermost();
     for (unsigned spins = 0; spins < SPINS; spins++)
-        if (spin_try(spin))
+        if (lock_try(lock))
             return;
-    while (atomic_exchange_explicit(&spin->state, SPIN_IS_AWAITED, memory_order_acquire) != SPIN_IS_FREE)
-        spin_futex(spin, FUTEX_WAIT_PRIVATE, SPIN_IS_AWAITED);
+    while (atomic_exchange_explicit(&lock->state, LOCK_IS_AWAITED, memory_order_acquire) != LOCK_IS_FREE)
+        lock_futex(lock, FUTEX_WAIT_PRIVATE, LOCK_IS_AWAITED);
 }
 
-static inline void spin_unlock(struct spin *spin)
+static inline void lock_release(struct lock *lock)
 {
-    if (atomic_exchange_explicit(&spin->state, SPIN_IS_FREE, memory_order_release) == SPIN_IS_AWAITED)
-        spin_futex(spin, FUTEX_WAKE_PRIVATE, 1);
-    order_unspin();
+    if (atomic_exchange_explicit(&lock->state, LOCK_IS_FREE, memory_order_release) == LOCK_IS_AWAITED)
+        lock_futex(lock, FUTEX_WAKE_PRIVATE, 1);
+    order_release_innermost();
 }
 
 #endif

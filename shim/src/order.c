@@ -13,8 +13,8 @@
 static int lock_rank(const pthread_mutex_t *lock)
 {
     const pthread_mutex_t *const ranked[] = {
-        &tangram.asking, &tangram.bounding, &tangram.contexts.beginning, &tangram.link.holding, &tangram.link.listing, &tangram.turn.meeting,
-        &tangram.capture.reporting, &tangram.activity.reporting, &tangram.contexts.lock, &tangram.link.lock, &tangram.turn.lock,
+        &tangram.requesting, &tangram.bounding, &tangram.contexts.beginning, &tangram.link.sharing, &tangram.link.listing, &tangram.time_link.meeting,
+        &tangram.capture.reporting, &tangram.activity.reporting, &tangram.contexts.lock, &tangram.link.lock, &tangram.time_link.lock,
         &tangram.capture.lock, &tangram.warm.lock, &tangram.stack_lock, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.activity.placing, &tangram.setup,
     };
     enum { RANKED = sizeof ranked / sizeof *ranked };
@@ -24,7 +24,7 @@ static int lock_rank(const pthread_mutex_t *lock)
     return RANKED + 1;
 }
 
-enum { SPIN_RANK = 31 }; /* after all that there are */
+enum { INNERMOST_RANK = 31 }; /* after all that there are */
 
 static _Thread_local uint32_t held; /* a bit a rank */
 
@@ -57,14 +57,14 @@ int order_unlock(pthread_mutex_t *lock)
     return pthread_mutex_unlock(lock);
 }
 
-void order_spin(void)
+void order_acquire_innermost(void)
 {
-    note(SPIN_RANK);
+    note(INNERMOST_RANK);
 }
 
-void order_unspin(void)
+void order_release_innermost(void)
 {
-    held &= ~(UINT32_C(1) << SPIN_RANK);
+    held &= ~(UINT32_C(1) << INNERMOST_RANK);
 }
 
 void order_forget(void)

@@ -3,9 +3,10 @@
  * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and meets the
  * arbiter anew at its first CUDA call. The driver's functions and the grant stay as they are.
  *
- * A process that was cloned with CLONE_VM is no copy: the memory, its records and its connection are the parent's and stay so. Such a guest asks
- * over that connection as a thread of the parent would, and neither connects nor reads nor starts the helper: its descriptors and threads may
- * be its own, and end with it. The two are told apart by a word that the kernel clears in a copy (Linux 4.14; before, a guest is taken for a fork).
+ * A process that was cloned with CLONE_VM is no copy: the memory, its records and its connection are the parent's and stay so. Such a guest
+ * requests memory over that connection as a thread of the parent would, and neither connects nor reads nor starts the helper: its
+ * descriptors and threads may be its own, and end with it. A word that the kernel clears in a copy tells which of the two a process is
+ * (Linux 4.14; before, a guest is taken for a fork).
  */
 #include "process.h"
 
@@ -29,7 +30,7 @@ struct tangram tangram = {
 #define REAL_NVML(name, params) .management.name = missing_##name,
 #include "hooks/hooks.def"
     .setup = PTHREAD_MUTEX_INITIALIZER,
-    .asking = PTHREAD_MUTEX_INITIALIZER,
+    .requesting = PTHREAD_MUTEX_INITIALIZER,
     .bounding = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
     .reserve = RESERVE_EMPTY,
@@ -40,7 +41,7 @@ struct tangram tangram = {
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .stack_lock = PTHREAD_MUTEX_INITIALIZER,
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .reporting = PTHREAD_MUTEX_INITIALIZER},
-    .turn = TURN_NEVER_MET,
+    .time_link = TIME_LINK_NEVER_MET,
     .activity = {.reporting = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a lock of lock.h is free where it is zero: the pages and the shards need no line here */
@@ -93,13 +94,13 @@ static void in_child(void)
     atomic_store(&tangram.pid, getpid());
     atomic_store(&tangram.states, 0);
     tangram.setup = unlocked;
-    tangram.asking = unlocked;
+    tangram.requesting = unlocked;
     tangram.vmm.lock = unlocked;
     tangram.pools_lock = unlocked;
     tangram.late_lock = unlocked;
     tangram.stack_lock = unlocked;
     for (unsigned i = 0; i < SHARDS; i++)
-        tangram.shard[i].lock = SPIN_FREE;
+        tangram.shard[i].lock = LOCK_FREE;
     table_forget_all();
     pages_forget_all(&tangram.pages);
     pages_forget_all(&tangram.array_pages);
@@ -107,7 +108,7 @@ static void in_child(void)
     vmm_forget_all();
     pools_forget_all();
     late_forget_all();
-    holds_forget_all();
+    shared_forget_all();
     atomic_store(&tangram.unsettled, false);
     atomic_store(&tangram.graphs, 0);
     atomic_store(&tangram.only_gpu, NULL);
@@ -118,7 +119,7 @@ static void in_child(void)
     contexts_forget_all();
     bounds_forget_all();
     capture_forget_all();
-    turn_forget();
+    time_link_forget();
     activity_forget();
     warm_forget();
 
@@ -139,7 +140,7 @@ static void in_child(void)
 extern void *__dso_handle __attribute__((visibility("hidden")));
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 
-/* A fork by a bare system call runs no handlers: the child finds out when it first comes to where the arbiter is asked. */
+/* A fork by a bare system call runs no handlers: the child finds out at its first request to the arbiter. */
 void process_check(void)
 {
     if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
@@ -149,7 +150,7 @@ void process_check(void)
         in_child();
 }
 
-/* A stack holds the thread-local variables of all libraries as well, which can be more than any guess of ours: the libc is asked. */
+/* The thread-local variables of all libraries lie on the stack as well, which can be more than any guess of ours: libc knows how much. */
 static size_t stack_bytes(pthread_attr_t *attributes)
 {
     size_t (*least)(const pthread_attr_t *);

@@ -1,7 +1,8 @@
 /* process.h - everything the library keeps in a process: one struct, `tangram`.
  *
- * When the library is loaded it notes what the program may change before it is first needed, and sets nothing up. The driver's functions are found at the first call of a hook, the grant is
- * read when a hook first asks which GPU is meant, and the arbiter is met when memory is first requested.
+ * When the library is loaded it notes what the program may change before it is first needed, and sets nothing up. The driver's functions
+ * are found at the first call of a hook, the grant is read when a hook first looks up which GPU is meant, and the connection to the arbiter
+ * begins when memory is first requested.
  *
  * Locks are held for short steps of our own and never while the driver is called. While several are held they are taken in the order of
  * lock_rank (order.c), which a library built with -DTANGRAM_LOCK_ORDER checks at every step: the sanitizers' builds are.
@@ -26,7 +27,7 @@
 #include "link/link.h"
 #include "views/management.h"
 #include "memory/pages.h"
-#include "gputime/turn.h"
+#include "gputime/time_link.h"
 #include "gputime/warm.h"
 #include "link/wire.h"
 
@@ -42,7 +43,7 @@ enum warning {
     WARN_GRANT,
     WARN_AWAY,
     WARN_SHARED_AWAY,
-    WARN_TURNED_AWAY,
+    WARN_REJECTED,
     WARN_NO_THREAD,
     WARN_NEWER_FUNCTION,
     WARN_LACKS_FUNCTION,
@@ -62,7 +63,7 @@ struct gpu {
     _Atomic uint64_t leased_bytes;   /* leased by this process */
     _Atomic int wire;                /* the arbiter's index of this GPU; -1 before WELCOME or when it has none */
     _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */
-    _Atomic uint64_t stated_bytes;   /* use as last told to the arbiter */
+    _Atomic uint64_t stated_bytes;   /* use as last reported to the arbiter */
     _Atomic uint32_t stated_managed_mib;
     _Atomic bool calls_heap;         /* a module that calls printf or malloc was loaded: what that takes is taken. module.c */
 };
@@ -78,14 +79,17 @@ struct grant {
     char socket[256]; /* path of the arbiter's socket */
 };
 
-/* Something that holds device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
+/* Something that owns device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
 struct owned {
     uint64_t at;
     uint64_t bytes; /* charged; of linear memory that shares a page, its size, | OWNED_MANAGED; of an array that does, its place | PLACED */
     struct gpu *gpu;
     void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
 };
-enum owned_kind { OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE, OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED };
+enum owned_kind {
+    OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE,
+    OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED
+};
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
 #define OWNED_HANDLE(at) ((at) & (((uint64_t)1 << 59) - 1))
@@ -105,7 +109,7 @@ struct slot {
 };
 
 struct shard {
-    struct spin lock;
+    struct lock lock;
     struct slot *slot;
     size_t slots, used;
     bool unnumbered;         /* there may be entries whose number the driver was not requested */
@@ -148,10 +152,10 @@ struct management {
  * not in the nearest one any more costs it tens of nanoseconds, so this is all there is, and nothing else that is written often. */
 struct hot {
     _Atomic bool driver_found;
-    _Atomic bool watched;          /* this process has channels: its work is counted from here on, also while the arbiter is away */
-    _Atomic bool reported;         /* the arbiter was told that we work */
-    _Atomic bool noted;            /* a function needs more local memory than a new context has room for, or a kernel is not loaded yet: code.c */
-    _Atomic bool several_contexts; /* there was, or may be, another than the first; raised before that is made */
+    _Atomic bool watched;             /* this process has channels: its work is counted from here on, also while the arbiter is away */
+    _Atomic bool work_reported;       /* the last state that reached the arbiter is WORK */
+    _Atomic bool noted;               /* a function needs more local memory than a new context has room for, or a kernel is not loaded yet: code.c */
+    _Atomic bool several_contexts;    /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
 };
 
@@ -160,11 +164,11 @@ struct tangram {
     struct driver driver; /* begins with the launches, in the line of `hot` */
     pthread_mutex_t setup;
     _Atomic bool management_found, forks_watched;
-    _Atomic pid_t pid;                        /* whose memory this is; 0 = not noted yet */
-    _Atomic(_Atomic uint32_t *) unforked;     /* a word that the kernel clears in the copy that a fork makes; NULL where it cannot */
-    _Atomic uint32_t states;                  /* a bit a reason: what cannot be enforced here. state.c */
-    _Atomic uint64_t warned_ms[WARNINGS];     /* when each kind was written last; 0 = never. warn.c */
-    const char *mount; /* where the grant was when the program started; NULL: nowhere */
+    _Atomic pid_t pid;                    /* whose memory this is; 0 = not noted yet */
+    _Atomic(_Atomic uint32_t *) unforked; /* a word that the kernel clears in the copy that a fork makes; NULL where it cannot */
+    _Atomic uint32_t states;              /* a bit a reason: what cannot be enforced here. state.c */
+    _Atomic uint64_t warned_ms[WARNINGS]; /* when each kind was written last; 0 = never. warn.c */
+    const char *mount;                    /* where the grant was when the program started; NULL: nowhere */
     struct management management;
     struct grant grant;
     _Atomic(struct gpu *) device_gpu[DEVICES_LIMIT];   /* by the process's device number; NULL = not looked up yet */
@@ -173,8 +177,8 @@ struct tangram {
     struct pages pages, array_pages, module_pages;
     struct link link;
     struct contexts contexts;
-    pthread_mutex_t asking; /* one thread at a time requests a lease */
-    pthread_mutex_t bounding; /* or for what a context may grow by */
+    pthread_mutex_t requesting;        /* one thread at a time requests a lease */
+    pthread_mutex_t bounding;          /* or a bound on what a context may grow by */
     struct bound bounds[CONTEXT_GPUS]; /* by GPU->at */
     struct vmm vmm;
     _Atomic(struct gpu *) only_gpu;   /* the GPU of the process's one device; NULL = not known, or several devices */
@@ -185,13 +189,13 @@ struct tangram {
     pthread_mutex_t late_lock;
     struct late *late;
     pthread_mutex_t stack_lock;
-    _Atomic bool late_code; /* an image is loaded whose code comes later: code.c */
+    _Atomic bool late_code;  /* an image is loaded whose code comes later: code.c */
     _Atomic unsigned graphs; /* executable graphs that allocate */
-    struct holds holds;
+    struct shared_blocks shared;
     struct reserve reserve;
     struct wire_end socket_folder; /* root.c */
     struct capture capture;
-    struct turn turn;
+    struct time_link time_link;
     struct activity activity;
     struct warm warm;
 } __attribute__((aligned(64)));
@@ -241,7 +245,7 @@ bool is_drivers_answer(CUresult rc); /* to a question of ours: the program's own
 
 /* lease.c */
 bool lease_reserve(struct gpu *gpu, uint64_t bytes);
-bool lease_take(struct gpu *gpu, uint64_t bytes); /* without asking anybody */
+bool lease_take(struct gpu *gpu, uint64_t bytes); /* without a request to the arbiter */
 void lease_give_back(struct gpu *gpu, uint64_t bytes);
 uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes);
 uint64_t lease_surplus_bytes(struct gpu *gpu);
@@ -273,7 +277,7 @@ void table_forget_context(CUcontext context, struct gpu *gpu, const struct table
 void pools_forget_all(void);
 void late_forget_all(void);
 
-/* vmm.c: a block that something beside handles and mappings holds; NULL when the handle is none of ours. */
+/* vmm.c: a block that something beside handles and mappings keeps; NULL when the handle is none of ours. */
 struct block *vmm_hold(CUmemGenericAllocationHandle handle);
 void vmm_let_go(struct block *block);
 void vmm_forget_all(void);
@@ -286,7 +290,7 @@ void helper_watch_end(void);
 
 /* state.c */
 void state_set(enum wire_reason reason, bool active); /* anywhere, with or without locks */
-void state_announce(void); /* so that an arbiter is told that this process has not met otherwise */
+void state_announce(void); /* so that a state reaches an arbiter that this process has no other reason to connect to */
 bool state_report(void); /* link.lock is held and the arbiter connected; false: the connection is over */
 
 /* Around whatever may wait or call the kernel: the program's errno stays, and its thread is not cancelled in the middle, which

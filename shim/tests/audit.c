@@ -1,4 +1,4 @@
-/* audit.c - an auditor (rtld-audit(7)), as profilers are: it lets every binding pass and tells how many libraries it saw. */
+/* audit.c - an auditor (rtld-audit(7)), as profilers are: it lets every binding pass and prints how many libraries it saw. */
 #include <link.h>
 #include <stdint.h>
 #include <stdio.h>

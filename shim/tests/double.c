@@ -86,26 +86,26 @@ int wrapped(uint32_t escape, void *argument, uint32_t bytes)
     return ioctl(device_fd, RM_REQUEST(RM_ESCAPE_XFER, struct rm_xfer), &xfer);
 }
 
-void make_as(enum form form, uint32_t client, uint32_t parent, uint32_t handle, uint32_t klass, uint32_t engine)
+void make_as(enum form form, uint32_t client, uint32_t parent, uint32_t handle, uint32_t object_class, uint32_t engine)
 {
     const uint32_t *parameters = malloc(16); /* exactly the head that is read */
     assert(parameters != NULL);
     memcpy((void *)(uintptr_t)parameters, &(struct rm_group_parameters){.engine = engine}, 16);
     if (form == LONG || form == LONG_WRAPPED) {
-        struct rm_alloc in = {client, parent, handle, klass, (uintptr_t)parameters, 0, 16, 0, 0xffff, 0};
+        struct rm_alloc in = {client, parent, handle, object_class, (uintptr_t)parameters, 0, 16, 0, 0xffff, 0};
         assert((form == LONG ? ioctl(device_fd, RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc), &in) : wrapped(RM_ESCAPE_ALLOC, &in, sizeof in)) == 0);
-        assert(in.client == client && in.parent == parent && in.handle == handle && in.klass == klass && in.status == kernel.status);
+        assert(in.client == client && in.parent == parent && in.handle == handle && in.object_class == object_class && in.status == kernel.status);
     } else {
-        struct rm_alloc_short in = {client, parent, handle, klass, (uintptr_t)parameters, 16, 0xffff};
+        struct rm_alloc_short in = {client, parent, handle, object_class, (uintptr_t)parameters, 16, 0xffff};
         assert((form == SHORT ? ioctl(device_fd, RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc_short), &in) : wrapped(RM_ESCAPE_ALLOC, &in, sizeof in)) == 0);
-        assert(in.client == client && in.parent == parent && in.handle == handle && in.klass == klass && in.status == kernel.status);
+        assert(in.client == client && in.parent == parent && in.handle == handle && in.object_class == object_class && in.status == kernel.status);
     }
     free((void *)(uintptr_t)parameters);
 }
 
-void make(uint32_t client, uint32_t parent, uint32_t handle, uint32_t klass, uint32_t engine)
+void make(uint32_t client, uint32_t parent, uint32_t handle, uint32_t object_class, uint32_t engine)
 {
-    make_as(LONG, client, parent, handle, klass, engine);
+    make_as(LONG, client, parent, handle, object_class, engine);
 }
 
 void drop(uint32_t client, uint32_t handle)
@@ -167,7 +167,7 @@ int order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* What was told next is exactly this. */
+/* The next report is exactly this. */
 void expect(uint32_t client, uint32_t subdevice, const uint32_t *compute, uint32_t computes, const uint32_t *copy, uint32_t copies)
 {
     struct reported reported = next_reported();
@@ -197,7 +197,7 @@ void fresh(void)
 {
     while (next_reported().any)
         continue;
-    objects_clear(&tangram.capture.book);
+    objects_clear(&tangram.capture.objects);
     capture_forget_all();
     memset(&kernel, 0, sizeof kernel);
 }
@@ -219,8 +219,8 @@ void set_up(void)
     peer = pair[0];
     struct stat there;
     assert(fstat(pair[1], &there) == 0);
-    tangram.turn.end = (struct wire_end){.fd = pair[1], .pid = getpid(), .device = there.st_dev, .inode = there.st_ino};
-    tangram.turn.stage = LINK_CONNECTED;
+    tangram.time_link.end = (struct wire_end){.fd = pair[1], .pid = getpid(), .device = there.st_dev, .inode = there.st_ino};
+    tangram.time_link.stage = LINK_CONNECTED;
     tangram.link.threaded = true; /* this file is the arbiter, and no helper keeps the connection */
     device_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert(device_fd >= 0);

@@ -1,4 +1,4 @@
-/* double.h - a double of the kernel driver that checks every byte, and the arbiter's end of the connection for turns. */
+/* double.h - a double of the kernel driver that checks every byte, and the arbiter's end of the connection for GPU time. */
 #ifndef TANGRAM_DOUBLE_H
 #define TANGRAM_DOUBLE_H
 
@@ -19,14 +19,14 @@ extern struct kernel kernel;
 extern int peer, device_fd;
 void set_up(void);
 void forget_driver(void); /* the double of libcuda: no function is there any more */
-void fresh(void); /* nothing was made, and nothing is told */
+void fresh(void); /* nothing was made, and nothing is reported */
 int kernel_ioctl(int fd, unsigned long request, ...);
 
 /* The program's side. */
 enum form { LONG, SHORT, LONG_WRAPPED, SHORT_WRAPPED, FORMS };
 int wrapped(uint32_t escape, void *argument, uint32_t bytes);
-void make_as(enum form form, uint32_t client, uint32_t parent, uint32_t handle, uint32_t klass, uint32_t engine);
-void make(uint32_t client, uint32_t parent, uint32_t handle, uint32_t klass, uint32_t engine);
+void make_as(enum form form, uint32_t client, uint32_t parent, uint32_t handle, uint32_t object_class, uint32_t engine);
+void make(uint32_t client, uint32_t parent, uint32_t handle, uint32_t object_class, uint32_t engine);
 void drop(uint32_t client, uint32_t handle);
 void make_device(uint32_t client, uint32_t device);
 void make_group(uint32_t client, uint32_t device, uint32_t group, uint32_t engine, uint32_t channels);
@@ -34,7 +34,7 @@ void make_group(uint32_t client, uint32_t device, uint32_t group, uint32_t engin
 /* The arbiter's side. */
 struct reported {
     bool any;
-    int fd; /* -1: none came */
+    int fd;     /* -1: none came */
     bool fresh; /* taken out of the flags */
     struct wire_channels channels;
 };
@@ -45,7 +45,7 @@ uint32_t *range(uint32_t first, uint32_t count);
 int order(const void *a, const void *b); /* of numbers, for qsort */
 
 /* What the parts of the unit test offer its main: unit_graphics.c, unit_work.c, unit_contexts.c, unit_streams.c,
- * unit_copies.c, unit_book.c. */
+ * unit_copies.c, unit_objects.c. */
 void a_process_that_draws_is_reported_from_one_that_computes(void);
 void idleness_is_reported_once_a_millisecond(bool urgent);
 void idleness_that_ended_is_not_reported_later(void);
@@ -57,10 +57,10 @@ void what_else_was_launched_and_did_not_fit_is_said_later(void);
 void a_flood_of_hints_displaces_no_work(void);
 void a_heart_beats_while_its_number_changes(uint64_t first);
 void work_that_is_reported_late_says_so(void);
-void contexts_are_reported_apart(void);
+void contexts_are_distinguished(void);
 void streams_keep_their_places(void);
 void copies_are_work(void);
-void the_book_agrees_with_a_slow_one_also_on_garbage(void);
+void the_list_of_objects_agrees_with_a_slow_one_also_on_garbage(void);
 void threads_do_not_disturb_each_other(void);
 void an_ordinary_call_costs_less_than_100_ns(void);
 

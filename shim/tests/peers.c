@@ -67,7 +67,7 @@ static void reused(void)
             return;
     }
     int first = (int)gpu_take(400), second = (int)gpu_take(400);
-    pause_ms(1500); /* what is told once a second would come by now */
+    pause_ms(1500); /* what is reported once a second would come by now */
     for (int i = 0; i < count; i++) {
         char room[512];
         packets += recv(other[i], room, sizeof room, MSG_DONTWAIT) > 0;
@@ -92,7 +92,7 @@ static int takes_600(void)
     return (int)gpu_take(600);
 }
 
-static int holds_600(void)
+static int has_600(void)
 {
     return gpu_hold(600);
 }
@@ -105,7 +105,7 @@ static void rawfork(void)
 
 static void rawfork_early(void)
 {
-    int before = (int)p_cuInit(0), child = in_bare_child(holds_600);
+    int before = (int)p_cuInit(0), child = in_bare_child(has_600);
     printf("%d %d %d\n", before, child, gpu_hold(300));
 }
 

@@ -3,10 +3,10 @@
  * CASE     what happens, in a container of 1000 MiB
  * take N   takes N MiB
  * fork     the parent has no CUDA yet, forks, then both take 400 MiB
- * vfork    holds 600 MiB, a child of vfork takes 300 after exec, another 600
- * exec     holds 600 MiB, then becomes a new program that takes 900
- * ends     the library's thread asks a driver that takes a second to answer: prints how many of 20 forked children took 0.9 s to exit
- * shares W holds 600 MiB, a process that shares its memory takes 300, then 300, then itself 100 and 1. W = files: it shares descriptors, too
+ * vfork    has 600 MiB, a child of vfork takes 300 after exec, another 600
+ * exec     has 600 MiB, then becomes a new program that takes 900
+ * ends     the library's thread queries a driver that takes a second to answer: prints how many of 20 forked children took 0.9 s to exit
+ * shares W has 600 MiB, a process that shares its memory takes 300, then 300, then itself 100 and 1. W = files: it shares descriptors, too
  * first    a process that shares its memory takes 100 MiB before it has CUDA, then itself 1000
  * many     32 children at once take 40 MiB each and keep it until the last has tried: prints how many got it
  */
@@ -88,7 +88,7 @@ static void ends(void)
             exit(0);
         ended(child);
         late += now_ms() - begun_ms >= 900; /* who waits for the thread waits for a second */
-        nanosleep(&(struct timespec){0, 70000000}, NULL); /* so that some are forked while the thread asks */
+        nanosleep(&(struct timespec){0, 70000000}, NULL); /* so that some are forked while the thread queries */
     }
     printf("%d %d\n", code, late);
     fflush(stdout);

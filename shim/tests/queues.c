@@ -87,8 +87,8 @@ void queues_begin(int contexts)
     fresh();
     activity_forget();
     activity_watch();
-    atomic_store(&tangram.turn.urgent, true);
-    tangram.turn.stage = LINK_APART; /* nobody reads here, and a socket that is full is another test's: unit_work.c */
+    atomic_store(&tangram.time_link.urgent, true);
+    tangram.time_link.stage = LINK_APART; /* nobody reads here, and a socket that is full is another test's: unit_work.c */
     tangram.driver.cuStreamQuery = query;
     tangram.driver.cuStreamGetCtx = get_context;
     tangram.driver.cuStreamIsCapturing = not_capturing;
@@ -105,7 +105,7 @@ void queues_begin(int contexts)
 
 void queues_end(void)
 {
-    tangram.turn.stage = LINK_CONNECTED;
+    tangram.time_link.stage = LINK_CONNECTED;
     for (int c = 0; c < CONTEXTS; c++)
         atomic_store(&tangram.contexts.primary[c], NULL);
     atomic_store(&tangram.hot.several_contexts, false);

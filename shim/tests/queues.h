@@ -21,6 +21,6 @@ void read_all_that_was_reported(void);
 void launch(int context, CUstream stream, int ptds);
 void wait_for(int context, CUstream stream, int ptds);
 void wait_for_context(int context);
-void look(void); /* as the helper does, until it asks */
+void look(void); /* as the helper does, until it queries the driver */
 
 #endif

@@ -1,4 +1,4 @@
-/* slow_poll.c - poll() that answers the threads of a program late, as on a machine that has no time for them. The first thread is spared. */
+/* slow_poll.c - poll() that answers the threads of a program late, as on a machine that has no time for them, except for the first thread. */
 #include <dlfcn.h>
 #include <poll.h>
 #include <string.h>

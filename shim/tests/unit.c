@@ -193,7 +193,7 @@ static void what_another_thread_owns_meanwhile_is_not_forgotten(void)
     assert(table_disown(address, &was) && was.bytes == 4 * MIB && atomic_load(&gpu->unused_bytes) == 0);
 }
 
-static void the_driver_is_requested_for_a_number_once_and_not_by_an_allocation(void)
+static void the_driver_is_queried_for_a_number_once_and_not_by_an_allocation(void)
 {
     struct gpu *gpu = gpu_of_the_table();
     struct owned was;
@@ -277,13 +277,13 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 #undef pthread_mutex_unlock
 static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
 {
-    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.asking, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
-                               &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.turn.meeting, &tangram.capture.lock, &tangram.capture.reporting, &tangram.turn.lock,
-                               &tangram.activity.reporting, &tangram.warm.lock, &tangram.link.listing, &tangram.link.holding,
+    pthread_mutex_t *lock[] = {&tangram.setup, &tangram.requesting, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.stack_lock,
+                               &tangram.contexts.beginning, &tangram.contexts.lock, &tangram.time_link.meeting, &tangram.capture.lock, &tangram.capture.reporting, &tangram.time_link.lock,
+                               &tangram.activity.reporting, &tangram.warm.lock, &tangram.link.listing, &tangram.link.sharing,
                                &tangram.link.lock};
-    struct spin *spin[] = {&tangram.pages.lock, &tangram.array_pages.lock, &tangram.module_pages.lock, &tangram.shard[0].lock,
+    struct lock *innermost[] = {&tangram.pages.lock, &tangram.array_pages.lock, &tangram.module_pages.lock, &tangram.shard[0].lock,
                            &tangram.shard[SHARDS - 1].lock};
-    const size_t locks = sizeof lock / sizeof *lock, spins = sizeof spin / sizeof *spin;
+    const size_t locks = sizeof lock / sizeof *lock, innermosts = sizeof innermost / sizeof *innermost;
     struct gpu *gpu = &tangram.grant.gpu[0];
     atomic_store(&gpu->managed_bytes, 3 * MIB + 1);
     atomic_store(&gpu->stated_managed_mib, lease_managed_mib(gpu));
@@ -291,27 +291,27 @@ static void every_lock_is_free_in_a_forked_child_that_has_no_memory(void)
     process_check();
     for (size_t i = 0; i < locks; i++)
         assert(pthread_mutex_lock(lock[i]) == 0);
-    for (size_t i = 0; i < spins; i++)
-        assert(spin_try(spin[i]));
+    for (size_t i = 0; i < innermosts; i++)
+        assert(lock_try(innermost[i]));
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
         int held = lease_managed_mib(gpu) != 0 || atomic_load(&gpu->stated_managed_mib) != 0;
         for (size_t i = 0; i < locks; i++)
             held += pthread_mutex_trylock(lock[i]) != 0;
-        for (size_t i = 0; i < spins; i++)
-            held += !spin_try(spin[i]);
+        for (size_t i = 0; i < innermosts; i++)
+            held += !lock_try(innermost[i]);
         _exit(held);
     }
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
     for (size_t i = locks; i-- > 0;)
         pthread_mutex_unlock(lock[i]);
-    for (size_t i = 0; i < spins; i++)
-        spin_unlock(spin[i]);
+    for (size_t i = 0; i < innermosts; i++)
+        lock_release(innermost[i]);
 }
 
-static struct spin awaited;
+static struct lock awaited;
 static _Atomic bool waits;
 
 static void *wait_for_it(void *sleeps)
@@ -319,28 +319,28 @@ static void *wait_for_it(void *sleeps)
     struct rusage before, after;
     getrusage(RUSAGE_THREAD, &before);
     atomic_store(&waits, true);
-    spin_lock(&awaited);
+    lock_acquire(&awaited);
     getrusage(RUSAGE_THREAD, &after);
-    spin_unlock(&awaited);
+    lock_release(&awaited);
     *(long *)sleeps = after.ru_nvcsw - before.ru_nvcsw;
     return NULL;
 }
 
-/* Who tries again from time to time finds it held by those who do not sleep, for seconds. */
+/* A thread that tries again from time to time finds it held by threads that do not sleep, for seconds. */
 static void who_waits_for_a_lock_sleeps_until_it_is_woken(void)
 {
     pthread_t thread;
     long sleeps = -1;
-    assert(spin_try(&awaited));
+    assert(lock_try(&awaited));
     assert(pthread_create(&thread, NULL, wait_for_it, &sleeps) == 0);
     while (!atomic_load(&waits))
         sched_yield();
     usleep(50000); /* hundreds of tries of 20 us */
-    spin_unlock(&awaited);
+    lock_release(&awaited);
     assert(pthread_join(thread, NULL) == 0);
     assert(sleeps >= 0 && sleeps < 10);
-    assert(spin_try(&awaited));
-    spin_unlock(&awaited);
+    assert(lock_try(&awaited));
+    lock_release(&awaited);
 }
 
 int main(void)
@@ -349,7 +349,7 @@ int main(void)
     the_table_agrees_with_an_array();
     memory_is_forgotten_with_its_context_though_its_address_is_taken_again();
     what_another_thread_owns_meanwhile_is_not_forgotten();
-    the_driver_is_requested_for_a_number_once_and_not_by_an_allocation();
+    the_driver_is_queried_for_a_number_once_and_not_by_an_allocation();
     a_number_is_not_given_to_what_another_thread_owns_meanwhile();
     an_array_of_the_next_context_of_that_handle_is_not_forgotten();
     a_destroyed_pool_leaves_its_place_to_the_next();

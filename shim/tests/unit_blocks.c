@@ -107,7 +107,7 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes, CUstream
     return step("cuMemsetD8Async");
 }
 
-/* One GPU with so much of a lease, and nobody who gives more. */
+/* One GPU with so much of a lease, and nothing that gives more. */
 static struct gpu *gpu_with(uint64_t lease_bytes)
 {
     struct gpu *gpu = &tangram.grant.gpu[0];

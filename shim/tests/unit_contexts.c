@@ -10,11 +10,11 @@
 
 #undef NDEBUG
 
-static unsigned requested_for_current;
+static unsigned queries_of_current;
 
 static CUresult count_current(CUcontext *context)
 {
-    requested_for_current++;
+    queries_of_current++;
     return get_current(context);
 }
 
@@ -25,14 +25,14 @@ static void a_wait_in_one_context_says_nothing_of_another(int ptds)
     launch(0, NULL, ptds); /* long */
     launch(1, NULL, ptds);
     wait_for(1, NULL, ptds);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     launch(1, NULL, ptds);
     wait_for_context(1);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     look();
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, NULL, ptds);
-    assert(!activity_is_reported()); /* and the last wait is told at once */
+    assert(!activity_work_reported()); /* and the last wait is reported at once */
     queues_end();
 }
 
@@ -48,16 +48,16 @@ static void a_context_that_ends_takes_only_its_own_work_along(void)
     atomic_store(&tangram.contexts.primary[1], NULL);
     current = 0;
     activity_context_ended(handle_of(1), false);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, NULL, 0);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, stream_of(0, 0), 0);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     launch(0, NULL, 1);
     launch(0, stream_of(0, 1), 0);
     atomic_store(&tangram.contexts.primary[0], NULL);
     activity_context_ended(handle_of(0), true);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -70,11 +70,11 @@ static void work_that_nobody_waits_for_is_found_in_each_context(void)
     for (int c = 2; c >= 0; c--) {
         queued[c][0] = false;
         look();
-        assert(activity_is_reported());
+        assert(activity_work_reported());
     }
     *queue_of(stream_of(1, 0)) = false;
     look();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -84,10 +84,10 @@ static void a_context_that_was_not_seen_being_made_is_done_when_the_others_are(v
     launch(2, NULL, 0);
     launch(0, NULL, 0);
     look();
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     queued[0][0] = false;
     look();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -95,13 +95,13 @@ static void a_launch_requests_for_its_context_only_where_there_was_more_than_one
 {
     queues_begin(1);
     tangram.driver.cuCtxGetCurrent = count_current;
-    requested_for_current = 0;
+    queries_of_current = 0;
     launch(0, NULL, 0);
     launch(0, NULL, 1);
-    assert(requested_for_current == 0);
+    assert(queries_of_current == 0);
     another_comes(1);
     launch(1, NULL, 0);
-    assert(requested_for_current == 1);
+    assert(queries_of_current == 1);
     queues_end();
 }
 
@@ -114,9 +114,9 @@ static void what_was_launched_before_another_context_came_is_of_the_first(int pt
     wait_for(1, NULL, ptds);
     wait_for_context(1);
     look();
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, NULL, ptds);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -126,11 +126,11 @@ static void a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first(void
     queues_begin(1);
     launch(0, NULL, 0);
     wait_for(1, NULL, 0);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for_context(1);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, NULL, 0);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -146,10 +146,10 @@ static void however_many_contexts_there_are_all_are_requested(void)
     tangram.contexts.count = MANY;
     launch(0, NULL, 0);
     look();
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     queued[0][0] = false;
     look();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     tangram.contexts.made = NULL;
     tangram.contexts.count = 0;
     free(made);
@@ -170,9 +170,9 @@ static void a_wait_for_the_context_ends_what_other_threads_launched(void)
     assert(pthread_create(&thread, NULL, launch_in_a_thread_of_its_own, NULL) == 0);
     pthread_join(thread, NULL);
     wait_for(0, NULL, 0);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for_context(0);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -184,9 +184,9 @@ static void what_is_launched_while_a_context_is_waited_for_stays(void)
     launch(0, stream_of(0, 0), 0);
     queued[0][1] = false;
     activity_synced(before);
-    assert(activity_is_reported());
+    assert(activity_work_reported());
     wait_for(0, stream_of(0, 0), 0);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -220,18 +220,18 @@ static void idleness_is_never_said_of_a_process_with_work(void)
         for (int c = 0; c < CONTEXTS; c++)
             for (int q = 0; q < QUEUES; q++)
                 any = any || queued[c][q];
-        assert(!any || activity_is_reported());
+        assert(!any || activity_work_reported());
     }
     for (int c = 0; c < CONTEXTS; c++) {
         wait_for(c, NULL, 0);
         wait_for(c, NULL, 1);
         wait_for_context(c);
     }
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
-void contexts_are_reported_apart(void)
+void contexts_are_distinguished(void)
 {
     a_wait_in_one_context_says_nothing_of_another(0);
     a_wait_in_one_context_says_nothing_of_another(1);

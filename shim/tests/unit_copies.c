@@ -23,7 +23,7 @@ static CUresult query(CUstream stream)
 static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes)
 {
     (void)at, (void)value, (void)bytes;
-    reported = activity_is_reported();
+    reported = activity_work_reported();
     left = answer == CUDA_SUCCESS; /* a fill is not waited for */
     return answer;
 }
@@ -31,7 +31,7 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes)
 static CUresult copy(void *to, CUdeviceptr from, size_t bytes)
 {
     (void)to, (void)from, (void)bytes;
-    reported = activity_is_reported();
+    reported = activity_work_reported();
     left = false; /* what is read on the CPU was waited for */
     return answer;
 }
@@ -39,7 +39,7 @@ static CUresult copy(void *to, CUdeviceptr from, size_t bytes)
 static CUresult copy_2d(const CUDA_MEMCPY2D *how, CUstream stream)
 {
     (void)how, (void)stream;
-    reported = activity_is_reported();
+    reported = activity_work_reported();
     left = true;
     return answer;
 }
@@ -47,7 +47,7 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *how, CUstream stream)
 static CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned int flags)
 {
     (void)stream, (void)at, (void)value, (void)flags;
-    reported = activity_is_reported();
+    reported = activity_work_reported();
     left = true;
     return answer;
 }
@@ -57,7 +57,7 @@ static void begin(void)
     fresh();
     activity_forget();
     activity_watch();
-    atomic_store(&tangram.turn.urgent, true);
+    atomic_store(&tangram.time_link.urgent, true);
     atomic_store(&tangram.hot.driver_found, true);
     forget_driver();
     tangram.driver.cuStreamQuery = query;
@@ -74,7 +74,7 @@ static void end(void)
 {
     forget_driver();
     atomic_store(&tangram.hot.driver_found, false);
-    atomic_store(&tangram.turn.urgent, false);
+    atomic_store(&tangram.time_link.urgent, false);
     activity_forget();
     char packet[1024];
     while (recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0)
@@ -85,10 +85,10 @@ static void a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns(void)
 {
     begin();
     assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(reported && !activity_is_reported());
+    assert(reported && !activity_work_reported());
     reported = false;
     assert(cuMemcpyDtoH_v2_ptds(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(reported && !activity_is_reported());
+    assert(reported && !activity_work_reported());
     end();
 }
 
@@ -96,9 +96,9 @@ static void a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done(void)
 {
     begin();
     assert(cuMemsetD8_v2(0, 0, 1) == CUDA_SUCCESS);
-    assert(reported && activity_is_reported());
+    assert(reported && activity_work_reported());
     assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     end();
 }
 
@@ -107,7 +107,7 @@ static void what_the_driver_refuses_is_no_work(void)
     begin();
     answer = (CUresult)1;
     assert(cuMemsetD8_v2(0, 0, 1) == (CUresult)1);
-    assert(reported && !activity_is_reported());
+    assert(reported && !activity_work_reported());
     end();
 }
 
@@ -115,23 +115,23 @@ static void copies_and_waits_in_a_stream_are_reported(void)
 {
     begin();
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
-    assert(reported && activity_is_reported());
+    assert(reported && activity_work_reported());
     left = reported = false;
     activity_something_synced();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
-    assert(reported && activity_is_reported());
+    assert(reported && activity_work_reported());
     end();
 }
 
-/* What the arbiter was told last since this was asked last, and how often it was told anything. */
-static struct wire_activity_said last_said(unsigned *times)
+/* What was reported last since the last call of this, and how often anything was reported. */
+static struct wire_work last_said(unsigned *times)
 {
     struct {
         struct wire_header header;
-        struct wire_activity_said said;
+        struct wire_work said;
     } packet;
-    struct wire_activity_said last = {.what = 0};
+    struct wire_work last = {.what = 0};
     for (*times = 0; recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet; ++*times)
         last = packet.said;
     return last;
@@ -148,7 +148,7 @@ static void work_says_whether_there_is_more_than_kernels(void)
     begin();
     atomic_store(&tangram.link.page, (const _Atomic uint64_t *)(const void *)&page);
     activity_launch((CUstream)0x1000, 0);
-    struct wire_activity_said said = last_said(&times);
+    struct wire_work said = last_said(&times);
     assert(times == 1 && said.what == WIRE_WORK && said.value == WIRE_KERNELS_ONLY);
     assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
     said = last_said(&times);
@@ -158,7 +158,7 @@ static void work_says_whether_there_is_more_than_kernels(void)
     assert(times == 0);
     left = false;
     activity_something_synced();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     last_said(&times);
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
     said = last_said(&times);
@@ -185,7 +185,7 @@ static void kernels_behind_another_process_are_never_taken_for_done(void)
     tangram.driver.cuIpcOpenEventHandle = open_event;
     assert(cuIpcOpenEventHandle(NULL, (CUipcEventHandle){{0}}) == CUDA_SUCCESS);
     activity_launch((CUstream)0x1000, 0);
-    struct wire_activity_said said = last_said(&times);
+    struct wire_work said = last_said(&times);
     assert(said.what == WIRE_WORK && said.value == 0);
     end();
 }

@@ -1,4 +1,4 @@
-/* unit_graphics.c - a process that draws is told from one that computes by what it allocates on its channels. A part of unit_time. */
+/* unit_graphics.c - a process that draws is distinguished from one that computes by what it allocates on its channels. A part of unit_time. */
 #include <assert.h>
 
 #include "double.h"

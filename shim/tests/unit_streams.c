@@ -50,12 +50,12 @@ static void streams_that_were_waited_for_and_destroyed_leave_nothing(unsigned at
         }
         for (unsigned n = 0; n < at_once; n++) {
             struct activity_before before = activity_sync_begins(one_of_many(n), 0);
-            assert(activity_is_reported());
+            assert(activity_work_reported());
             busy[n] = false;
             activity_synced(before);
             activity_stream_ends(one_of_many(n));
         }
-        assert(!activity_is_reported());
+        assert(!activity_work_reported());
     }
     queues_end();
 }
@@ -67,7 +67,7 @@ static void streams_that_nobody_destroys_make_room_for_others(void)
         CUstream stream = one_of_many(n);
         activity_launch(stream, 0);
         activity_synced(activity_sync_begins(stream, 0));
-        assert(!activity_is_reported());
+        assert(!activity_work_reported());
     }
     assert(tangram.activity.more[0] == NULL);
     queues_end();
@@ -82,11 +82,11 @@ static void of_very_many_streams_none_with_work_is_forgotten(void)
     }
     for (unsigned n = 0; n < MANY_STREAMS; n++) {
         look();
-        assert(activity_is_reported());
+        assert(activity_work_reported());
         busy[n * 7919 % MANY_STREAMS] = false;
     }
     look();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 
@@ -122,7 +122,7 @@ static void an_error_ends_work_as_well(void)
     const int answers[] = {700, 709, 710, 719, 4};
     for (unsigned i = 0; i < sizeof answers / sizeof *answers; i++) {
         begin_failing(answers[i], capturing_fails);
-        assert(!activity_is_reported());
+        assert(!activity_work_reported());
         queues_end();
     }
 }
@@ -132,7 +132,7 @@ static void an_answer_that_says_nothing_of_the_work_ends_none(void)
     const int answers[] = {600, 900, 901, 906, 908, 1, 3, 201};
     for (unsigned i = 0; i < sizeof answers / sizeof *answers; i++) {
         begin_failing(answers[i], not_capturing);
-        assert(activity_is_reported());
+        assert(activity_work_reported());
         queues_end();
     }
 }
@@ -146,7 +146,7 @@ static void *many_streams_in_a_thread(void *number)
         busy[n] = true;
         activity_launch(one_of_many(n), 0);
         pthread_mutex_lock(&tangram.activity.reporting); /* who looks whether all are idle takes it back at once if not */
-        assert(activity_is_reported());
+        assert(activity_work_reported());
         pthread_mutex_unlock(&tangram.activity.reporting);
         struct activity_before before = activity_sync_begins(one_of_many(n), 0);
         busy[n] = false;
@@ -176,7 +176,7 @@ static void places_change_hands_among_threads(void)
     atomic_store(&stop, true);
     pthread_join(reader, NULL);
     activity_something_synced();
-    assert(!activity_is_reported());
+    assert(!activity_work_reported());
     queues_end();
 }
 

@@ -1,4 +1,4 @@
-/* unit_time.c - the book of channels and the ioctl hook, against a double of the kernel driver that checks every byte.
+/* unit_time.c - the list of channels and the ioctl hook, against a double of the kernel driver that checks every byte.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. No driver, no arbiter, no thread but those of a test:
  * the arbiter's end of the connection is read here. */
@@ -35,7 +35,7 @@ static void channels_are_learnt_from_every_form_of_the_allocation(void)
     }
 }
 
-static void copy_channels_are_reported_apart_and_contexts_added_up(void)
+static void copy_channels_are_reported_separately_and_contexts_added_up(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
@@ -111,14 +111,14 @@ static void what_is_freed_is_reported_at_once_and_with_all_under_it(void)
     expect_silence();
     drop(CLIENT, DEVICE);
     expect(CLIENT, DEVICE + 1, NULL, 0, NULL, 0);
-    assert(tangram.capture.book.count == 0);
+    assert(tangram.capture.objects.count == 0);
     make_device(CLIENT, DEVICE); /* the same numbers once more */
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
     capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 2), 2, NULL, 0);
     drop(CLIENT, CLIENT); /* the client: everything */
     expect(CLIENT, DEVICE + 1, NULL, 0, NULL, 0);
-    assert(tangram.capture.book.count == 0);
+    assert(tangram.capture.objects.count == 0);
 }
 
 static void clients_that_do_not_compute_are_left_alone(void)
@@ -145,7 +145,7 @@ static void a_gpu_that_is_not_shared_is_not_reported_of(void)
     expect_silence();
 }
 
-static void more_channels_than_a_list_holds_are_said_to_be_more(void)
+static void more_channels_than_a_list_has_room_for_are_reported_as_unlisted(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
@@ -180,7 +180,7 @@ static void what_is_no_allocation_is_passed_on_unread(void)
     assert(ioctl(device_fd, 0xc0000000ul | 48ul << 16 | 'T' << 8 | RM_ESCAPE_ALLOC, &other) == 0); /* another driver's */
     kernel.status = 0x51;
     make(CLIENT, CLIENT, DEVICE, RM_DEVICE, 0); /* refused by the driver */
-    assert(tangram.capture.book.count == 0);
+    assert(tangram.capture.objects.count == 0);
     kernel.status = RM_OK;
     struct rm_alloc group = {CLIENT, DEVICE, CONTEXT, RM_GROUP, 0, 0, 0, 0, 0, 0}; /* without parameters */
     assert(ioctl(device_fd, RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc), &group) == 0);
@@ -199,11 +199,11 @@ static void errno_and_the_answer_are_the_kernels_own(void)
     kernel.rc = -1;
     kernel.error = EINTR;
     struct rm_alloc in = {CLIENT, DEVICE, CONTEXT, RM_GROUP, 0, 0, 0, 0, 0, 0};
-    size_t count = tangram.capture.book.count;
+    size_t count = tangram.capture.objects.count;
     assert(ioctl(device_fd, RM_REQUEST(RM_ESCAPE_ALLOC, struct rm_alloc), &in) == -1 && errno == EINTR);
     kernel.rc = 7;
     assert(ioctl(device_fd, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &in) == 7);
-    assert(tangram.capture.book.count == count);
+    assert(tangram.capture.objects.count == count);
 }
 
 static void its_own_channels_are_enabled_with_exactly_these_bytes(void)
@@ -227,9 +227,9 @@ static void a_new_arbiter_is_reported_everything(void)
     fresh();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
-    tangram.turn.stage = LINK_APART; /* the arbiter is away */
+    tangram.time_link.stage = LINK_APART; /* the arbiter is away */
     capture_report();
-    tangram.turn.stage = LINK_CONNECTED;
+    tangram.time_link.stage = LINK_CONNECTED;
     capture_arbiter_is_new();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
     capture_arbiter_is_new();
@@ -245,7 +245,7 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     pid_t child = fork();
     assert(child >= 0);
     if (child == 0) {
-        bool good = tangram.capture.book.count == 0 && tangram.turn.stage == LINK_APART;
+        bool good = tangram.capture.objects.count == 0 && tangram.time_link.stage == LINK_APART;
         capture_enable_own();
         good = good && kernel.enables == 0;
         tangram.link.threaded = true; /* no arbiter here */
@@ -256,7 +256,7 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     }
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
-    assert(wire_is_ours(&tangram.turn.end));
+    assert(wire_is_ours(&tangram.time_link.end));
     capture_report();
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
@@ -268,27 +268,27 @@ static void a_child_that_nobody_noticed_says_nothing_on_its_parents_connection(v
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     assert(child >= 0);
     if (child == 0) {
-        turn_activity(1, 0);
+        time_link_activity(1, 0);
         syscall(SYS_exit_group, 0);
     }
     int status;
     assert(waitpid(child, &status, 0) == child && status == 0);
     char packet[1024];
     assert(recv(peer, packet, sizeof packet, MSG_DONTWAIT) < 0 && errno == EAGAIN);
-    assert(turn_activity(1, 0) && recv(peer, packet, sizeof packet, 0) > 0);
+    assert(time_link_activity(1, 0) && recv(peer, packet, sizeof packet, 0) > 0);
 }
 
 int main(void)
 {
     set_up();
     channels_are_learnt_from_every_form_of_the_allocation();
-    copy_channels_are_reported_apart_and_contexts_added_up();
+    copy_channels_are_reported_separately_and_contexts_added_up();
     only_the_first_list_is_said_to_be_fresh();
     channels_of_a_first_context_are_reported_when_it_is_made();
     what_is_freed_is_reported_at_once_and_with_all_under_it();
     clients_that_do_not_compute_are_left_alone();
     a_gpu_that_is_not_shared_is_not_reported_of();
-    more_channels_than_a_list_holds_are_said_to_be_more();
+    more_channels_than_a_list_has_room_for_are_reported_as_unlisted();
     what_is_no_allocation_is_passed_on_unread();
     a_process_that_draws_is_reported_from_one_that_computes();
     errno_and_the_answer_are_the_kernels_own();
@@ -309,10 +309,10 @@ int main(void)
     work_that_is_reported_late_says_so();
     a_heart_beats_while_its_number_changes(1);
     a_heart_beats_while_its_number_changes(now_ms() + 1000000);
-    contexts_are_reported_apart();
+    contexts_are_distinguished();
     streams_keep_their_places();
     copies_are_work();
-    the_book_agrees_with_a_slow_one_also_on_garbage();
+    the_list_of_objects_agrees_with_a_slow_one_also_on_garbage();
     threads_do_not_disturb_each_other();
     an_ordinary_call_costs_less_than_100_ns();
     puts("ok");

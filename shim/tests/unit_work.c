@@ -1,4 +1,4 @@
-/* unit_work.c - when work and idleness are told, with the time between them. A part of unit_time. */
+/* unit_work.c - when work and idleness are reported, with the time between them. A part of unit_time. */
 #include <assert.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -9,12 +9,12 @@
 
 #undef NDEBUG
 
-/* What was told of work since this was asked last. */
+/* What was reported of work since the last call of this. */
 static void count_activity(unsigned *works, unsigned *idles)
 {
     struct {
         struct wire_header header;
-        struct wire_activity_said said;
+        struct wire_work said;
     } packet;
     *works = *idles = 0;
     while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet) {
@@ -37,13 +37,13 @@ static void launch_and_wait(CUstream stream)
     activity_synced(before);
 }
 
-/* A launch and a wait, as fast as it goes: who is latency-critical says all of it, the others at most once a millisecond. */
+/* A launch and a wait, as fast as it goes: a latency-critical process reports all of it, the others at most once a millisecond. */
 void idleness_is_reported_once_a_millisecond(bool urgent)
 {
     fresh();
     activity_forget();
     activity_watch();
-    atomic_store(&tangram.turn.urgent, urgent);
+    atomic_store(&tangram.time_link.urgent, urgent);
     CUstream stream = (CUstream)0x1000;
     unsigned works = 0, idles = 0, all_works = 0, all_idles = 0, rounds = 0;
     uint64_t began = us();
@@ -59,15 +59,15 @@ void idleness_is_reported_once_a_millisecond(bool urgent)
         assert(all_works == rounds && all_idles == rounds);
     else
         assert(all_idles >= 2 && all_idles <= took_ms + 1 && all_works <= took_ms + 2);
-    if (!urgent && atomic_load(&tangram.hot.reported)) { /* what the thread of turn.c does */
+    if (!urgent && atomic_load(&tangram.hot.work_reported)) { /* what the thread of time_link.c does */
         while (us() - tangram.activity.idle_reported_us < 1000)
             continue;
-        assert(activity_report_later() && !activity_is_reported());
+        assert(activity_report_later() && !activity_work_reported());
         count_activity(&works, &idles);
         assert(works == 0 && idles == 1);
     }
     assert(!activity_report_later());
-    activity_launch(stream, 0); /* and work after that is told at once */
+    activity_launch(stream, 0); /* and work after that is reported at once */
     count_activity(&works, &idles);
     assert(works == 1 && idles == 0);
     activity_forget();
@@ -78,7 +78,7 @@ void idleness_that_ended_is_not_reported_later(void)
     fresh();
     activity_forget();
     activity_watch();
-    atomic_store(&tangram.turn.urgent, false);
+    atomic_store(&tangram.time_link.urgent, false);
     CUstream stream = (CUstream)0x1000;
     unsigned works, idles;
     launch_and_wait(stream);
@@ -89,14 +89,14 @@ void idleness_that_ended_is_not_reported_later(void)
     count_activity(&works, &idles);
     activity_report_later();
     count_activity(&works, &idles);
-    assert(idles == 0 && activity_is_reported());
+    assert(idles == 0 && activity_work_reported());
     activity_forget();
 }
 
 /* The arbiter does not read: nothing fits into its socket any more. */
 static void fill_up(void)
 {
-    while (turn_activity(WIRE_HINT, 1) == TURN_SAID)
+    while (time_link_activity(WIRE_HINT, 1) == TIME_LINK_SENT)
         continue;
 }
 
@@ -105,7 +105,7 @@ static uint32_t first_said(void)
 {
     struct {
         struct wire_header header;
-        struct wire_activity_said said;
+        struct wire_work said;
     } packet;
     while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet)
         if (packet.said.what != WIRE_HINT)
@@ -118,7 +118,7 @@ static void begin(void)
     fresh();
     activity_forget();
     activity_watch();
-    atomic_store(&tangram.turn.urgent, true);
+    atomic_store(&tangram.time_link.urgent, true);
 }
 
 static void end(void)
@@ -134,11 +134,11 @@ void work_that_did_not_fit_is_said_by_the_next_launch(void)
     fill_up();
     activity_launch((CUstream)0x1000, 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(!activity_is_reported() && first_said() == 0);
+    assert(!activity_work_reported() && first_said() == 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_is_reported() && first_said() == WIRE_WORK && first_said() == 0);
+    assert(activity_work_reported() && first_said() == WIRE_WORK && first_said() == 0);
     assert(activity_report_later()); /* once more what was said meanwhile does no harm */
-    assert(activity_is_reported() && first_said() != WIRE_IDLE && !activity_report_later());
+    assert(activity_work_reported() && first_said() != WIRE_IDLE && !activity_report_later());
     end();
 }
 
@@ -147,8 +147,8 @@ void work_that_did_not_fit_is_said_when_nothing_is_launched(void)
     begin();
     fill_up();
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_report_later() && !activity_is_reported() && first_said() == 0);
-    assert(activity_report_later() && activity_is_reported() && first_said() == WIRE_WORK);
+    assert(activity_report_later() && !activity_work_reported() && first_said() == 0);
+    assert(activity_report_later() && activity_work_reported() && first_said() == WIRE_WORK);
     assert(!activity_report_later());
     end();
 }
@@ -158,8 +158,8 @@ void work_that_did_not_fit_and_has_ended_is_not_said(void)
     begin();
     fill_up();
     launch_and_wait((CUstream)0x1000);
-    assert(!activity_is_reported() && first_said() == 0);
-    assert(activity_report_later() && !activity_is_reported() && first_said() == 0);
+    assert(!activity_work_reported() && first_said() == 0);
+    assert(activity_report_later() && !activity_work_reported() && first_said() == 0);
     assert(!activity_report_later());
     launch_and_wait((CUstream)0x1000);
     assert(first_said() == WIRE_WORK && first_said() == WIRE_IDLE && first_said() == 0);
@@ -169,13 +169,13 @@ void work_that_did_not_fit_and_has_ended_is_not_said(void)
 void idleness_that_did_not_fit_is_said_later(bool urgent)
 {
     begin();
-    atomic_store(&tangram.turn.urgent, urgent);
+    atomic_store(&tangram.time_link.urgent, urgent);
     activity_launch((CUstream)0x1000, 0);
     assert(first_said() == WIRE_WORK);
     fill_up();
     activity_synced(activity_sync_begins((CUstream)0x1000, 0));
-    assert(activity_is_reported() && first_said() == 0);
-    assert(activity_report_later() && !activity_is_reported() && first_said() == WIRE_IDLE);
+    assert(activity_work_reported() && first_said() == 0);
+    assert(activity_report_later() && !activity_work_reported() && first_said() == WIRE_IDLE);
     assert(!activity_report_later());
     end();
 }
@@ -202,8 +202,8 @@ void a_flood_of_hints_displaces_no_work(void)
         continue;
     activity_launch((CUstream)0x1000, 0);
     char packet[64];
-    assert(!activity_is_reported() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
-    assert(!activity_announce(WIRE_HINT, 1) && activity_is_reported());
+    assert(!activity_work_reported() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
+    assert(!activity_announce(WIRE_HINT, 1) && activity_work_reported());
     assert(first_said() == WIRE_WORK);
     assert(activity_announce(WIRE_HINT, 1));
     end();
@@ -220,12 +220,12 @@ void a_heart_beats_while_its_number_changes(uint64_t first)
     atomic_store(&tangram.hot.page, &page);
     for (uint64_t beat = 0; beat < 4; beat++) {
         atomic_store(&page.beat_ms, first + beat);
-        turn_watch();
+        time_link_watch();
         usleep(200000);
     }
     assert(kernel.enables == 0); /* nobody resumes what the arbiter keeps suspended */
     usleep(500000);
-    turn_watch();
+    time_link_watch();
     assert(kernel.enables > 0);
     atomic_store(&tangram.hot.page, NULL);
     capture_report();
@@ -238,13 +238,13 @@ void work_that_is_reported_late_says_so(void)
 {
     struct {
         struct wire_header header;
-        struct wire_activity_said said;
+        struct wire_work said;
     } packet;
     begin();
-    tangram.turn.stage = LINK_APART;
+    tangram.time_link.stage = LINK_APART;
     activity_launch((CUstream)0x1000, 0);
     usleep(20000);
-    tangram.turn.stage = LINK_CONNECTED;
+    tangram.time_link.stage = LINK_CONNECTED;
     activity_arbiter_is_new();
     assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.said.what == WIRE_WORK);
     assert(packet.said.value >> WIRE_LATE_SHIFT >= 20000 && (packet.said.value & UINT32_MAX) == WIRE_KERNELS_ONLY);

@@ -42,8 +42,8 @@ static const char code[] =
     "  mov.u64 %d3, %globaltimer;\n  setp.lt.u64 %p1, %d3, %d1;\n  @%p1 bra again;\n"
     "done:\n  ret;\n}\n";
 
-static struct objects book;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the book */
+static struct objects objects;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards `objects` */
 static bool forgot;                                      /* an object could not be remembered */
 
 /* The driver library calls this one, as the program stands before libc where names are looked up. */
@@ -60,10 +60,10 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     int saved = errno;
     const struct form form = rc < 0 ? (struct form){0} : form_read(fd, request, argument);
     pthread_mutex_lock(&lock);
-    if (form.kind == FORM_ALLOC && objects_follow(form.object.klass))
-        forgot |= !objects_add(&book, form.object);
+    if (form.kind == FORM_ALLOC && objects_follow(form.object.object_class))
+        forgot |= !objects_add(&objects, form.object);
     else if (form.kind == FORM_FREE)
-        objects_remove(&book, form.object.client, form.object.handle);
+        objects_remove(&objects, form.object.client, form.object.handle);
     pthread_mutex_unlock(&lock);
     errno = saved;
     return rc;
@@ -137,17 +137,17 @@ static volatile uint32_t *count_on_gpu(int sock)
     return host;
 }
 
-/* The compute channels of the one context, as an arbiter would be told of them. */
+/* The compute channels of the one context, as they would be reported to an arbiter. */
 static void send_channels(int sock)
 {
     pthread_mutex_lock(&lock);
-    for (size_t at = 0; at < book.count; at++) {
-        const struct object *device = &book.object[at];
+    for (size_t at = 0; at < objects.count; at++) {
+        const struct object *device = &objects.object[at];
         uint32_t channel[RM_CHANNELS];
-        if (device->klass != RM_DEVICE)
+        if (device->object_class != RM_DEVICE)
             continue;
-        size_t count = objects_channels(&book, device->client, device->handle, ENGINE_COMPUTE, channel);
-        const struct object *subdevice = objects_subdevice(&book, device->client, device->handle);
+        size_t count = objects_channels(&objects, device->client, device->handle, ENGINE_COMPUTE, channel);
+        const struct object *subdevice = objects_subdevice(&objects, device->client, device->handle);
         if (subdevice == NULL || count == 0)
             continue;
         if (count > RM_CHANNELS || forgot)

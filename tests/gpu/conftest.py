@@ -25,7 +25,7 @@ def watch(here: Machine) -> Watcher:
 
 
 @pytest.fixture(scope="session")
-def books() -> Iterator[list[Results]]:
+def all_results() -> Iterator[list[Results]]:
     """Every test's rows. TANGRAM_GPU_CSV names a file that they are written to."""
     kept: list[Results] = []
     yield kept
@@ -36,9 +36,9 @@ def books() -> Iterator[list[Results]]:
 
 
 @pytest.fixture
-def results(books: list[Results]) -> Results:
-    books.append(Results())
-    return books[-1]
+def results(all_results: list[Results]) -> Results:
+    all_results.append(Results())
+    return all_results[-1]
 
 
 @pytest.fixture

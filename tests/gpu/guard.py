@@ -1,4 +1,4 @@
-"""A program that goes past the library: the arbiter notices, tells, and ends it where the grant says so.
+"""A program that goes past the library: the arbiter notices, reports, and ends it where the grant says so.
 
 The program stands in a root of its own with the grant directory at /.tangram, as a container has it; needs root. What the
 arbiter knows is read from its status socket.
@@ -83,7 +83,7 @@ def status(machine: Machine, key: str) -> dict[str, Any]:
 
 
 def stays(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it is true for so long: asked ten times a second."""
+    """Whether it is true for so long: checked ten times a second."""
     end, pause = time.monotonic() + seconds, threading.Event()
     while time.monotonic() < end:
         if not condition():

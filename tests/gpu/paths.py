@@ -1,7 +1,7 @@
 """Every way to take GPU memory, against a grant: refused at the limit, not before, and never past it in the driver's own records.
 
 Each case is a container of its own, held to LIMIT_MIB. Its process takes blocks of 256, 32 and 2 MiB until each is refused, so
-that it stands at the brim; what it holds then is read from outside, by NVML, with its context. Managed memory is requested in
+that it stands at the brim; what it has then is read from outside, by NVML, with its context. Managed memory is requested in
 small blocks like the rest: far more than a GPU has free can hang it.
 """
 
@@ -178,7 +178,7 @@ def case_racers(stage: Stage) -> None:
 
 
 def case_killed(stage: Stage) -> None:
-    """kill -9 of a process that holds everything: a sibling has it."""
+    """kill -9 of a process that has everything: a sibling has it."""
     key = stage.machine.grant(LIMIT_MIB)
     sibling, victim = stage.machine.container(key), stage.machine.container(key)
     victim.request("fill", "sync", BLOCKS)
@@ -274,7 +274,7 @@ def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:
         yield f"{before} named before the library", lambda stage, before=before: case_route(stage, "dlsym", before)  # type: ignore[misc]
     yield "a pool keeps what is freed", case_pool_keeps
     yield "eight processes race", case_racers
-    yield "killed while it holds all", case_killed
+    yield "killed while it has all", case_killed
     yield "all paths mixed", case_mixed
     yield "IPC in one container", case_ipc
     yield "shareable handle, mapped", lambda stage: case_shared_handle(stage, maps=True)

@@ -66,7 +66,7 @@ def _bench(out: Path, seconds: float, fake: bool) -> int:
     try:
         return subprocess.run([*words, *(["--fake"] if fake else [])], check=False, timeout=seconds + 45).returncode
     except subprocess.TimeoutExpired:
-        print("bench: ended by force; its CSV holds what was measured till then", flush=True)
+        print("bench: ended by force; its CSV has what was measured till then", flush=True)
         return 1
 
 

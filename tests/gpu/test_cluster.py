@@ -31,7 +31,7 @@ from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import RESTRICTED, container, pod
 from tests.e2e.turns import containers_of, under_way
 from vgpu.gputime.trial import FILE, Outcome, trials_from_text
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -239,10 +239,10 @@ def test_a_pod_without_a_share_sees_no_gpu(mode: tuple[str, Cluster]) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """GPU time of pods that have told of their channels, and when it was read."""
+    """GPU time of pods that have reported their channels, and when it was read."""
 
     at_s: float
-    turns: dict[str, TurnStatus]
+    turns: dict[str, GpuTimeStatus]
 
 
 def read_turns(cluster: Cluster, namespace: str) -> Reading:
@@ -250,7 +250,7 @@ def read_turns(cluster: Cluster, namespace: str) -> Reading:
     found = containers_of(cluster, namespace)
     at_s = time.monotonic()
     turns = {name: one.turn for name, one in found.items() if one.turn is not None}
-    assert turns.keys() == found.keys(), f"of {sorted(found)} only {sorted(turns)} have told of their channels"
+    assert turns.keys() == found.keys(), f"of {sorted(found)} only {sorted(turns)} have reported their channels"
     return Reading(at_s, turns)
 
 
@@ -322,7 +322,7 @@ def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) ->
             assert not after.unreported
 
 
-def seen_s(turn: TurnStatus) -> float:
+def seen_s(turn: GpuTimeStatus) -> float:
     """GPU seconds that the driver counted, as the arbiter read them."""
     assert turn.seen_s is not None
     return turn.seen_s

@@ -18,8 +18,8 @@ def test_a_framework_meets_its_limit_and_lives_on(
     case: frameworks.Case,
     here: Machine,
     watch: Watcher,
-    books: list[Results],
+    all_results: list[Results],
     judge: Callable[[Results], None],
 ) -> None:
-    books.append(frameworks.run_case(here, watch, case))
-    judge(books[-1])
+    all_results.append(frameworks.run_case(here, watch, case))
+    judge(all_results[-1])

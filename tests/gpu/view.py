@@ -50,7 +50,7 @@ def rule_names(rule: str) -> list[str]:
 
 
 def _table(machine: Machine, results: Results) -> None:
-    """Refused and denied without the driver: nothing here can change the GPU, whatever the room holds."""
+    """Refused and denied without the driver: nothing here can change the GPU, whatever the room is."""
     key = machine.grant(LIMIT_MIB)
     env = machine.env(key, REQUESTED_UUID=machine.uuid, LIMIT_MIB=str(LIMIT_MIB))
     for rule, answer in ANSWERS.items():

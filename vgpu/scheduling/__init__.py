@@ -1,1 +1,1 @@
-"""Placement: the free capacity of a cluster, the best node and GPUs for a pod, and whom to preempt for it."""
+"""Placement: the free capacity of a cluster, the best node and GPUs for a pod, and which pods to preempt for it."""

@@ -3,8 +3,8 @@
 The pod's own conditions decide (models, UUIDs, a node's GPUs that a caller named), and what other pods left. Where the pod would go is not
 known here: `table` tries it.
 
-Units and shapes as in `fleet`. A column is a node in view: every one that the fleet has when most were requested, since
-reading all of them is quicker than picking out many; else those requested.
+Units and shapes as in `fleet`. A column is a node in view: every one that the fleet has when most are candidates, since
+reading all of them is quicker than picking out many; else the candidates.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class View:
 
     columns     which of the fleet's columns they are
     names       by node in view; longer than the arrays where the fleet has room for more
-    asked       (nodes,) whether the node is a candidate: nothing else is said of those that are not
+    is_candidate (nodes,) whether the node is a candidate: nothing else is said of those that are not
     """
 
     def __init__(
         self, fleet: Fleet, request: PodRequest, candidates: Candidates, only: Mapping[str, Set[str]], *, emptied: bool
     ) -> None:
-        """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod held anything."""
+        """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod had anything."""
         self.fleet, self.request, self._only, self._emptied = fleet, request, only, emptied
         columns = candidates.columns
         self.columns: slice | Columns
         if 2 * len(columns) >= fleet.width:
             self.columns, self.names = slice(0, fleet.width), fleet.names
-            self.requested: Bools = np.zeros(fleet.width, np.bool_)
-            self.requested[columns] = True
+            self.is_candidate: Bools = np.zeros(fleet.width, np.bool_)
+            self.is_candidate[columns] = True
         else:
             self.columns, self.names = columns, [fleet.names[at] for at in columns.tolist()]
-            self.requested = np.ones(len(columns), np.bool_)
+            self.is_candidate = np.ones(len(columns), np.bool_)
 
     def in_fleet(self, nodes: Columns) -> Columns:
         """The fleet's columns of nodes in view."""
@@ -62,7 +62,7 @@ class View:
         """Instances of a profile that the pod may use."""
         request, known = self.request, self.fleet.mig.get(profile)
         if known is None:
-            nothing = np.zeros((len(self.fleet.total_mib), len(self.requested)), np.int32)
+            nothing = np.zeros((len(self.fleet.total_mib), len(self.is_candidate)), np.int32)
             return Counts(nothing, nothing)
         usable = self._models() if request.models or request.not_models else np.True_
         free = (known.offered if self._emptied else known.free)[:, self.columns] * usable
@@ -86,7 +86,7 @@ class View:
 
     def _allowed(self) -> Bools:
         """(GPUs, nodes) GPUs that the pod may have a share of, or whole, when nobody else has them."""
-        request, allowed = self.request, self.fleet.shareable[:, self.columns] & self.requested
+        request, allowed = self.request, self.fleet.shareable[:, self.columns] & self.is_candidate
         if request.models or request.not_models:
             allowed &= self._models()
         if request.uuids:
@@ -119,7 +119,7 @@ class View:
         """Where in view a node is, -1 when it is no candidate."""
         column = self.fleet.column.get(name, -1)
         if isinstance(self.columns, slice):
-            return column if column >= 0 and self.requested[column] else -1
+            return column if column >= 0 and self.is_candidate[column] else -1
         found = np.flatnonzero(self.columns == column)
         return int(found[0]) if len(found) else -1
 

@@ -1,6 +1,6 @@
 """Say of each node what its best GPU lacks for a pod, and where only the sum of a node's GPUs is enough.
 
-Pure: a `Snapshot` and an ask in, a row per node out. Whether a node takes the pod, and the reason when not, is `placement`'s word;
+Pure: a `Snapshot` and a request in, a row per node out. Whether a node takes the pod, and the reason when not, is `placement`'s word;
 what is added is the GPU that comes nearest, which a person can act on.
 """
 
@@ -20,7 +20,7 @@ from vgpu.scheduling.snapshot import Snapshot, fleet_of
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The GPU of a node that comes nearest to what a pod asks of one GPU; of several GPUs, the last that would be taken."""
+    """The GPU of a node that comes nearest to what a pod requests of one GPU; of several GPUs, the last that would be taken."""
 
     uuid: str
     index: int
@@ -86,7 +86,7 @@ def scattered(fleet: Fleet, request: PodRequest, names: Sequence[str]) -> Scatte
     percent = np.where(free_gpus.allowed, np.maximum(free_gpus.free_percent, 0), 0)
     wanted = [peak(request.containers, lambda part: part.mib * part.gpus)]
     wanted += [peak(request.containers, lambda part: part.core_percent * part.gpus)]
-    enough = view.requested & (mib.sum(axis=0) >= wanted[0]) & (percent.sum(axis=0) >= wanted[1])
+    enough = view.is_candidate & (mib.sum(axis=0) >= wanted[0]) & (percent.sum(axis=0) >= wanted[1])
     if not enough.any():
         return None
     lacks = np.maximum(need[0] - mib, 0) / max(need[0], 1) + np.maximum(need[1] - percent, 0) / FULL_CORE_PERCENT
@@ -99,7 +99,7 @@ def scattered(fleet: Fleet, request: PodRequest, names: Sequence[str]) -> Scatte
 
 
 def need_of(request: PodRequest) -> tuple[int, int] | None:
-    """(MiB, percent) that a pod asks of one GPU: of the container that requests most. None when that is not in these terms."""
+    """(MiB, percent) that a pod requests of one GPU: of the container that requests most. None when that is not in these terms."""
     shares = [part for part in request.containers if part.kind == "share"]
     if any(part.init for part in shares):  # they all lie on the same GPUs
         return peak(shares, lambda part: part.mib), peak(shares, lambda part: part.core_percent)

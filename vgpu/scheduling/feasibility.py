@@ -2,7 +2,7 @@
 
 What is promised
     A candidate fits exactly when its GPUs hold the pod, for pods of up to `EXACT_CONTAINERS` containers with a share and
-    any number with whole GPUs or MIG instances. Largest asks first, each on the tightest GPUs that hold it; where that
+    any number with whole GPUs or MIG instances. Largest requests first, each on the tightest GPUs that hold it; where that
     fails `packing` finds another way if there is one. With more containers with shares only the first is tried.
 
     Where an init container requests a share too, all shares of the pod lie on one set of GPUs: the kubelet hands an init
@@ -39,7 +39,7 @@ from vgpu.scheduling.policies.outcome import Displaced, Outcome
 from vgpu.scheduling.policies.registry import Order
 
 NEVER: Final = np.int32(np.iinfo(np.int32).max)
-"""Leftover of a GPU that cannot take the ask. Larger than any real leftover."""
+"""Leftover of a GPU that cannot take the request. Larger than any real leftover."""
 
 EXACT_CONTAINERS: Final = 4
 """Containers with a share up to which fitting is exact: the work grows as 3 to this power. Pulled out of the air."""
@@ -57,7 +57,7 @@ class Table:
     """The nodes in view, and what placing the pod on each would mean.
 
     names       by node in view; longer than the arrays where the fleet has room for more
-    asked       (nodes,) whether the node is a candidate: nothing else is said of those that are not
+    is_candidate (nodes,) whether the node is a candidate: nothing else is said of those that are not
     fits        (nodes,) whether the pod fits
     fits_mig    (nodes,) whether its MIG instances alone do
     """
@@ -72,11 +72,11 @@ class Table:
         emptied: bool = False,
         order: Order = "tightest",
     ) -> None:
-        """`emptied`: as if no pod held anything. `order`: which GPUs a pod with one share takes."""
+        """`emptied`: as if no pod had anything. `order`: which GPUs a pod with one share takes."""
         self._order = order
         self.fleet, self.request = fleet, request
         self.view = View(fleet, request, candidates, only or {}, emptied=emptied)
-        self.names, self.requested = self.view.names, self.view.requested
+        self.names, self.is_candidate = self.view.names, self.view.is_candidate
         self._bundles = _bundles([part for part in request.containers if part.kind == "share"])
         self._wholes = [part for part in request.containers if part.kind == "whole"]
         self._profiles = {
@@ -85,12 +85,12 @@ class Table:
             if part.kind == "mig"
         }
         self._counts = {profile: self.view.instances(profile) for profile in self._profiles}
-        self.fits_mig = self.requested.copy()
+        self.fits_mig = self.is_candidate.copy()
         for profile, wanted in self._profiles.items():
             self.fits_mig &= self._counts[profile].enough(wanted)
         self._left: Ints | None = None
         """(GPUs, nodes) left on each GPU after the pod, of a pod that is one share."""
-        self._loosest_mib: Ints = np.zeros(len(self.requested), np.int32)
+        self._loosest_mib: Ints = np.zeros(len(self.is_candidate), np.int32)
         self._node_free_mib: Ints | None = None
         self._live: Columns = np.zeros(0, np.intp)
         """Nodes in view that other pods were tried on."""
@@ -156,7 +156,7 @@ class Table:
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
         left = self._left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
         if need.gpus > len(left):
-            return np.zeros(len(self.requested), np.bool_)
+            return np.zeros(len(self.is_candidate), np.bool_)
         kth = need.gpus - 1
         if self._order == "roomiest":
             self._loosest_mib = np.where(can, left, np.int32(-1)).max(axis=0)
@@ -168,7 +168,7 @@ class Table:
 
     def _link_cost(self) -> npt.NDArray[np.int64]:
         """(nodes,) of the GPUs that one share takes; 0 for pods that take the tightest."""
-        cost = np.zeros(len(self.requested), np.int64)
+        cost = np.zeros(len(self.is_candidate), np.int64)
         if self._left is not None:
             fit = np.flatnonzero(self.fits)
             cost[fit] = self._nearest(fit, self._left)[1]
@@ -188,7 +188,7 @@ class Table:
         """(GPUs taken, nodes) ascending, of a pod that is one share; none where a node has too few GPUs."""
         left, wanted = self._left, self._bundles[0].need.gpus
         if left is None or wanted > len(left):
-            return np.zeros((0, len(self.requested)), np.intp)
+            return np.zeros((0, len(self.is_candidate)), np.intp)
         rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
         return rows
 
@@ -216,7 +216,7 @@ class Table:
     def _displaced(self, gpus: tuple[Judged, Judged]) -> Displaced:
         """What the pod takes with it, by the GPUs before and after it."""
         (before, after), columns = gpus, self.view.columns
-        shares, beyond = np.zeros(len(self.requested)), np.zeros(len(self.requested), np.int64)
+        shares, beyond = np.zeros(len(self.is_candidate)), np.zeros(len(self.is_candidate), np.int64)
         if self._bundles or self._wholes:
             weights, tenths = scarcity.of_gpus(self.fleet)
             pool = self.fleet.pool[:, columns]
@@ -252,8 +252,8 @@ class Table:
             self._instances[profile] = taken
             np.maximum(loosest, np.where(taken > 0, left_mib, 0).max(axis=0, initial=0), out=loosest)
             node_free += left_mib.sum(axis=0, dtype=np.int32)
-        fits: Bools = np.zeros(len(self.requested), np.bool_)
-        self._node_free_mib = np.zeros(len(self.requested), np.int32)
+        fits: Bools = np.zeros(len(self.is_candidate), np.bool_)
+        self._node_free_mib = np.zeros(len(self.is_candidate), np.int32)
         fits[live], self._loosest_mib[live], self._node_free_mib[live] = live_fits, loosest, node_free
         return fits
 
@@ -345,7 +345,7 @@ def _tightest(left: Ints, gpus: int) -> tuple[Columns, Bools]:
 
 
 def _plausible(free_gpus: FreeGpus, needs: Sequence[Need], wholes: int) -> Bools:
-    """(nodes,) no sum rules the needs out: most nodes that are full are told apart here, cheaply."""
+    """(nodes,) no sum rules the needs out: most nodes that are full are found here, cheaply."""
     plausible: Bools = _node_free(free_gpus) >= sum(need.mib * need.gpus for need in needs)
     if any(need.percent for need in needs):
         percent = np.where(free_gpus.allowed, free_gpus.free_percent, np.int32(0)).clip(min=0).sum(axis=0)

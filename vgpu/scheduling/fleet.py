@@ -37,7 +37,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Columns: TypeAlias = npt.NDArray[np.intp]
 
 UNKNOWN_CPU: Final = np.int32(np.iinfo(np.int32).max)
-"""Free CPU of a node that nobody told of: no ask exceeds it."""
+"""Free CPU of a node that does not report it: no request exceeds it."""
 
 FIRST_CAPACITY: Final = (8, 64)
 """(GPUs, nodes) to begin with; both double when full. Pulled out of the air."""
@@ -45,11 +45,11 @@ FIRST_CAPACITY: Final = (8, 64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Names that were asked about, looked up."""
+    """Names of a call, looked up."""
 
     columns: Columns
-    """Of those that are known, in the order asked."""
-    strangers: Sequence[str]
+    """Of those that are known, in the order of the call."""
+    unknown: Sequence[str]
     """Those that are not."""
 
 
@@ -60,7 +60,7 @@ class Instances:
     offered: Ints
     """(GPUs, nodes) instances that exist and may be given."""
     free: Ints
-    """(GPUs, nodes) of those, how many nobody holds."""
+    """(GPUs, nodes) of those, how many are free."""
     free_mib: Ints
     """(GPUs, nodes) memory of the free ones together."""
 
@@ -83,23 +83,23 @@ class Fleet:
         self.pool: Ints = np.full((gpus, nodes), -1, np.int32)
         """(GPUs, nodes) number of the GPU's pool, -1 where there is no GPU."""
         self.free_cpu_milli: Ints = np.full(nodes, UNKNOWN_CPU, np.int32)
-        """(nodes,) what the node's processors have left, where somebody tells. It is for policies: it never keeps a pod out."""
+        """(nodes,) what the node's processors have left, where it is known. It is for policies: it never keeps a pod out."""
         self.capacity = Capacity()
         """Of the GPUs that may be shared out, by pool."""
         self.distribution = RequestDistribution()
-        """What the cluster's pods request, for policies. Who sees pods tells it (`saw`)."""
+        """What the cluster's pods request, for policies. The watch of pods reports them (`saw`)."""
         self.column: dict[str, int] = {}
         self.labels = Labels(self.column)
-        """Of the nodes, for pods with preferences. Who sees nodes tells it."""
+        """Of the nodes, for pods with preferences. The watch of nodes reports them."""
         self.labels.grew(nodes)
         self.pools = Pools(self.labels, nodes)
         self.names: list[str] = [""] * nodes
         self.models: dict[str, int] = {}
         self.inventory: dict[str, Inventory] = {}
         self.links: dict[str, Ints] = {}
-        """Node -> costs of its links, (GPUs, GPUs), as far as anybody asked (`links`)."""
+        """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
         self.mig_containers: dict[str, dict[str, int]] = {}
-        """Node -> MIG instance UUID -> containers that hold it; instances that nobody holds are left out."""
+        """Node -> MIG instance UUID -> containers that hold it; free instances are left out."""
         self.mig: dict[str, Instances] = {}
         """Profile -> its instances, counted from the inventories and `mig_containers`."""
         self.moment = 0
@@ -115,7 +115,7 @@ class Fleet:
         """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
         self._name_index: NameIndex | None = None
-        """Of the nodes there are; None until somebody asks, and whenever one came or went: made in 4 ms for 10,000 (measured)."""
+        """Of the nodes there are; None until it is read, and whenever one came or went: made in 4 ms for 10,000 (measured)."""
         self._homes: dict[str, list[tuple[str, int]]] | None = None
 
     def __len__(self) -> int:
@@ -124,22 +124,22 @@ class Fleet:
     def __contains__(self, node: str) -> bool:
         return node in self.column
 
-    def look_up(self, requested: Sequence[str]) -> Candidates:
+    def look_up(self, names: Sequence[str]) -> Candidates:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
-        if isinstance(requested, Quoted) and not requested.names_few:
-            found = self._listed().find(requested)
+        if isinstance(names, Quoted) and not names.names_few:
+            found = self._listed().find(names)
             if found is not None:
-                return Candidates(found.columns, found.strangers)
+                return Candidates(found.columns, found.unknown)
         try:
-            return Candidates(np.fromiter(map(self.column.__getitem__, requested), np.intp, len(requested)), ())
+            return Candidates(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
         except KeyError:
-            known = [self.column[name] for name in requested if name in self.column]
-            return Candidates(np.array(known, np.intp), [name for name in requested if name not in self.column])
+            known = [self.column[name] for name in names if name in self.column]
+            return Candidates(np.array(known, np.intp), [name for name in names if name not in self.column])
 
-    def all_if_most(self, requested: Quoted) -> Candidates | None:
+    def all_if_most(self, names: Quoted) -> Candidates | None:
         """Every node there is, when a text is long enough to name half of them or more."""
         name_index = self._listed()
-        return Candidates(name_index.columns, ()) if name_index.are_mostly_in(requested) else None
+        return Candidates(name_index.columns, ()) if name_index.are_mostly_in(names) else None
 
     def _listed(self) -> NameIndex:
         if self._name_index is None:
@@ -147,9 +147,9 @@ class Fleet:
             self.names = _side_by_side(self.names)
         return self._name_index
 
-    def known(self, requested: Sequence[str]) -> list[str]:
+    def known(self, names: Sequence[str]) -> list[str]:
         """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
-        columns = self.look_up(requested).columns.tolist()  # the first look-up makes `names` anew
+        columns = self.look_up(names).columns.tolist()  # the first look-up makes `names` anew
         return list(map(self.names.__getitem__, columns))
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
@@ -201,7 +201,7 @@ class Fleet:
             self.debit(name, piece)
 
     def remove_node(self, name: str) -> None:
-        """Forget a node. Unknown names are ignored: a watch may tell of a deletion twice."""
+        """Forget a node. Unknown names are ignored: a watch may report a deletion twice."""
         at = self.column.pop(name, None)
         if at is None:
             return
@@ -217,11 +217,11 @@ class Fleet:
         self._free_columns.append(at)
 
     def debit(self, node: str, piece: Slice) -> None:
-        """A pod now holds this slice. A node or GPU that is not known is passed over: `set_node` counts its pods anew."""
+        """A pod now has this part of a GPU. A node or GPU that is not known is passed over: `set_node` counts its pods anew."""
         self._apply(node, piece, 1)
 
     def credit(self, node: str, piece: Slice) -> None:
-        """A pod no longer holds this slice. The reverse of `debit`."""
+        """A pod no longer has this part of a GPU. The reverse of `debit`."""
         self._apply(node, piece, -1)
 
     def link_costs(self, nodes: Iterable[str]) -> Ints:
@@ -248,7 +248,7 @@ class Fleet:
         self.pools.taint(node, taints)
 
     def saw(self, request: PodRequest, constraints: NodeConstraints = ANYWHERE) -> None:
-        """A pod requested this: policies that go by the cluster's own asks count it."""
+        """A pod requested this: policies that go by the cluster's own requests count it."""
         self.distribution.saw(request, self.models, constraints)
 
     def join(self, row: int, at: int) -> None:

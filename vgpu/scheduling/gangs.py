@@ -2,7 +2,7 @@
 
 kube-scheduler 1.36 tries the pods of a PodGroup one after the other, in one cycle (pkg/scheduler/schedule_one_podgroup.go). A pod that is refused
 does not end the cycle. After the last pod either at least minCount pods have a node, and all that have one are bound; or none is bound, and all are tried
-again: after a back-off, or at once where nothing else waits. An extender is told neither how a cycle ended nor of a pod that kube-scheduler's own
+again: after a back-off, or at once where nothing else waits. An extender learns neither how a cycle ended nor of a pod that kube-scheduler's own
 filters refused. So it counts.
 
 A pod of a gang counts
@@ -52,7 +52,7 @@ GAP_S: Final = 0.5
 WAY_S: Final = 10.0
 """For no longer a gang makes way. kube-scheduler's longest back-off (DefaultPodMaxBackoffDuration)."""
 
-Standing = Literal["bound", "waits", "asks nothing", "unschedulable"]
+Standing = Literal["bound", "waits", "requests nothing", "unschedulable"]
 """What the watch shows of a pod. `waits`: it is not bound, and requests something of ours. Else it requests nothing of ours, and is
 `unschedulable` if kube-scheduler says so."""
 
@@ -96,7 +96,7 @@ class _Attempt:
     called: dict[str, bool] = field(default_factory=dict)
     """UIDs in the order of their last calls -> does the pod count without a reservation?"""
     run: set[str] = field(default_factory=set)
-    """UIDs of the last calls: of one cycle, as far as can be told."""
+    """UIDs of the last calls: of one cycle, as far as is known."""
     others_wait: bool = False
     over_s: float | None = None
     """When kube-scheduler went on to a pod of others."""
@@ -211,7 +211,7 @@ class Gangs:
     def refuses(self, uid: str, group: str, at_s: float) -> bool:
         """kube-scheduler calls filter for a pod of this group (empty: of none). Is it to be refused, whatever room there is?
 
-        Then nothing else is to be told of the call, but for the answer.
+        Then nothing else is to be recorded of the call, but for the answer.
         """
         for other, attempt in self._attempts.items():
             if other != group and attempt.over_s is None:
@@ -298,7 +298,7 @@ class Gangs:
         return self._lacks(group, room, cycle_ended_now=True)
 
     def called(self, uid: str, group: str, at_s: float) -> None:
-        """kube-scheduler calls about this pod. A call that takes a while is told of with the time until which it may take."""
+        """kube-scheduler calls about this pod. A call that takes a while is recorded with the time until which it may take."""
         if group in self._pauses:
             return  # it was refused, and is of no attempt that counts
         attempt = self._attempts.setdefault(group, _Attempt(at_s))
@@ -373,7 +373,7 @@ class Gangs:
             in_question = quiet and uid in stale and not self._is_in_flight(uid, group, room)
             count += (
                 standing == "bound"
-                or (standing == "asks nothing" and trusted)
+                or (standing == "requests nothing" and trusted)
                 or (standing == "unschedulable" and cycle_ended_now)
                 or (standing == "waits" and not in_question and (_has(uid, room) or called.get(uid, False)))
             )

@@ -1,7 +1,7 @@
 """Fit several containers onto the GPUs of many nodes at once, exactly.
 
 Taking the tightest GPU for one container after another is quick and packs well, and sometimes paints itself into a corner:
-on GPUs with 60 and 40 free, asks of 30, 40 and 30 go to 40, 60 and nowhere. `pack` finds a way whenever there is one. It
+on GPUs with 60 and 40 free, requests of 30, 40 and 30 go to 40, 60 and nowhere. `pack` finds a way whenever there is one. It
 knows numbers only: no names, no policies, and not which of several ways is the nicest.
 
 It walks the GPUs once. Before each GPU a state says how many GPUs each container still wants; a GPU serves a set of the
@@ -59,7 +59,7 @@ def pack(free_gpus: FreeGpus, needs: Sequence[Need], wholes: int) -> tuple[Bools
     """GPUs for every need, and `wholes` untouched GPUs besides that no need shares.
 
     Returns (nodes,) whether there is a way; and per need, then for the wholes, the rows (GPUs of it, nodes), which mean
-    something where there is a way. Two needs may share a GPU that holds both.
+    something where there is a way. Two needs may share a GPU with room for both.
     """
     gpus, nodes = free_gpus.free_mib.shape
     serves = _serves(free_gpus, needs)

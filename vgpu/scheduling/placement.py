@@ -1,7 +1,7 @@
 """Choose a node and its GPUs for one pod.
 
 This is the only module that decides where anything goes. It is pure: it reads a `Fleet`, answers with a `Placement` or the
-reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and ask give the same answer.
+reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and request give the same answer.
 
 All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest keys of the
 pod's policy, then the one with the smallest name; a pod with preferences of its own takes, of those in the best grade, one that
@@ -58,7 +58,7 @@ class NoRoom:
     """Why a pod goes nowhere."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict)
-    """One of the constant reasons above -> the nodes that it holds for, each once."""
+    """One of the constant reasons above -> the nodes that it applies to, each once."""
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -84,10 +84,10 @@ def place(
         and (named := _best_if_named(fleet, request, candidates, only))
     ):
         return named
-    policy, requested = POLICIES[request.policy], _look_up(fleet, candidates)
-    table = Table(fleet, request, requested, only, order=policy.order)
+    policy, looked_up = POLICIES[request.policy], _look_up(fleet, candidates)
+    table = Table(fleet, request, looked_up, only, order=policy.order)
     if not table.fits.any():
-        return _no_room(table, requested, only)
+        return _no_room(table, looked_up, only)
     fit, outcome = np.flatnonzero(table.fits), table.outcome()
     scores = policy.score(outcome)
     if preferences:
@@ -104,7 +104,7 @@ def _best_if_named(
 ) -> Placement | None:
     """The best candidate, looked for from the other end: of all nodes the best, or one of the next, is mostly a candidate.
 
-    Finding every name takes as long as everything else. None where this does not settle it. Names that nobody asked about are
+    Finding every name takes as long as everything else. None where this does not settle it. Names that are not in the call are
     not read, so that a list which is none in other places is answered too.
     """
     everyone, policy = fleet.all_if_most(candidates), POLICIES[request.policy]
@@ -153,12 +153,12 @@ def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
 
     Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
     """
-    requested = _look_up(fleet, candidates)
+    looked_up = _look_up(fleet, candidates)
     free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + sum(known.free_mib for known in fleet.mig.values())
-    gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[requested.columns]
+    gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[looked_up.columns]
     rating = np.maximum(BEST - np.ceil(gpus.round(6)), 0).astype(int).tolist()  # tenths need not add up to 1 exactly
-    names = [fleet.names[at] for at in requested.columns.tolist()]
-    return dict.fromkeys(requested.strangers, BEST) | dict(zip(names, rating, strict=True))
+    names = [fleet.names[at] for at in looked_up.columns.tolist()]
+    return dict.fromkeys(looked_up.unknown, BEST) | dict(zip(names, rating, strict=True))
 
 
 def _look_up(fleet: Fleet, candidates: Iterable[str]) -> Candidates:
@@ -176,32 +176,32 @@ def explain(
     fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> dict[str, str]:
     """Per candidate that cannot take the pod, the reason; those that can are left out."""
-    requested = _look_up(fleet, candidates)
-    return _no_room(Table(fleet, request, requested, only), requested, only).reasons
+    looked_up = _look_up(fleet, candidates)
+    return _no_room(Table(fleet, request, looked_up, only), looked_up, only).reasons
 
 
-def _no_room(table: Table, requested: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
+def _no_room(table: Table, looked_up: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
     """Per candidate that does not fit, the reason that helps most."""
     fleet, request = table.fleet, table.request
-    full = table.requested & ~table.fits
+    full = table.is_candidate & ~table.fits
     every = isinstance(table.view.columns, slice)
-    empty = empty_of_all(fleet, request) if every else empty_of(fleet, request, requested)
-    now = Table(fleet, request, requested) if only else table
+    empty = empty_of_all(fleet, request) if every else empty_of(fleet, request, looked_up)
+    now = Table(fleet, request, looked_up) if only else table
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
-        (TOO_LARGE, ~empty.fits & ~empty.holds_largest),
+        (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_ROOM, full),
     ]
     nodes: dict[str, list[str]] = {}
-    for reason, holds in found:
-        here = full & holds
+    for reason, applies in found:
+        here = full & applies
         if here.any():
             nodes[reason] = list(compress(table.names, here.tolist()))
             full &= ~here
-    if requested.strangers:
-        nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(requested.strangers))
+    if looked_up.unknown:
+        nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(looked_up.unknown))
     return NoRoom(nodes)

@@ -1,10 +1,10 @@
 """What a pod would like of its node, beside a GPU: preferred node affinity and soft topology spreading.
 
 Weighs nodes as kube-scheduler's plugins NodeAffinity and PodTopologySpread do, with their weights in its default profile (2 each), to
-the very number: a pod is told apart by its preferences as it would be without us. It never says whether a pod fits: what nodes must have,
+the very number: the preferences rank nodes for a pod as kube-scheduler alone would. It never says whether a pod fits: what nodes must have,
 kube-scheduler has seen to before.
 
-Pods counted for spreading are those that the caller names: who requests GPUs. Taints do not count nodes out (`nodeTaintsPolicy: Honor`
+Pods counted for spreading are those that the caller names, which request GPUs. Taints do not count nodes out (`nodeTaintsPolicy: Honor`
 is read as `Ignore`). A preference for other pods' company (pod affinity) is not read.
 Sources: pkg/scheduler/framework/plugins/{nodeaffinity,podtopologyspread,helper} of Kubernetes 1.36.
 """
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from vgpu.scheduling.fleet import Bools, Columns, Fleet
 from vgpu.scheduling.nodes.constraints import Term
-from vgpu.scheduling.nodes.selectors import holds
+from vgpu.scheduling.nodes.selectors import matches
 
 Liking = npt.NDArray[np.int64]
 
@@ -49,7 +49,7 @@ class Preferences:
     preferred: tuple[Term, ...] = ()
     spreads: tuple[Spread, ...] = ()
     required: tuple[tuple[Term, ...], ...] = field(default=())
-    """What its node must have: of each group one term. Read only to tell which pods count for spreading."""
+    """What its node must have: of each group one term. Read only to find which pods count for spreading."""
 
     def __bool__(self) -> bool:
         return bool(self.preferred or self.spreads)
@@ -72,7 +72,7 @@ def _affinity(terms: Sequence[Term], fleet: Fleet, columns: Columns) -> Liking:
     """The weights of the terms that hold, in percent of the most."""
     weight = np.zeros(len(columns), np.int64)
     for term in terms:
-        weight += term.weight * holds(term, fleet.labels, columns)
+        weight += term.weight * matches(term, fleet.labels, columns)
     most = int(weight.max(initial=0))
     return weight * MOST // most if most else weight
 
@@ -108,7 +108,7 @@ def _counts(
     if spread.honors_affinity:
         for group in required:
             count &= reduce(
-                np.logical_or, [holds(term, fleet.labels, at) for term in group], np.zeros(len(at), np.bool_)
+                np.logical_or, [matches(term, fleet.labels, at) for term in group], np.zeros(len(at), np.bool_)
             )
     domains = len(fleet.labels.key(spread.key).numbers)
     return np.bincount(codes[spread.key][at[count]], pods[count], domains + 1).astype(np.float64)

@@ -45,7 +45,7 @@ never   an event ends the stage
 time    when its life is over
 heard   when its life is over, and the API server was heard after that: before, the watch may hold back that the pod is bound
 listed  when its life is over, and a list of all pods that began after the stage did is complete, and the pod is not in it. A watch that goes
-        on tells of every change, so until then the pod is there, or its end will be told of: no time says more
+        on reports every change, so until then the pod is there, or its end will be reported: no time says more
 """
 
 EQUALS: Final = 128
@@ -145,7 +145,7 @@ class Reservations:
         return sum(map(len, self._by_kind.values()))
 
     def __contains__(self, uid: str) -> bool:
-        for some in self._by_kind.values():  # noqa: SIM110 - `any` takes twice as long, and this is asked of each holder
+        for some in self._by_kind.values():  # noqa: SIM110 - `any` takes twice as long, and this is called for each pod
             if uid in some:
                 return True
         return False

@@ -149,7 +149,7 @@ def replay(
     progress: Progress = lambda _: None,
     bare: Bare = least_gpu,
 ) -> Run:
-    """One seed. `progress` is told the part done, 0 to 1, at every percent."""
+    """One seed. `progress` gets the part done, 0 to 1, at every percent."""
     cluster = Cluster(sorted(hosts, key=lambda host: host.name), bare)
     capacity, points = cluster.capacity_mib, [Point(0, 0.0, 0.0)]
     arrived = placed = 0

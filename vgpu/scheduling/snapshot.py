@@ -4,7 +4,8 @@
 
 Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
 What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`). Policies also go by
-what nodes' processors have left and by what pods requested so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Older documents read as if nobody had told.
+what nodes' processors have left and by what pods requested so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Of older documents
+both are unknown.
 What pods require of nodes (labels, tolerations) and MIG instances that they requested are in it since version 4: each constraint by a number,
 and of each node the numbers of those that it meets. Nodes' labels themselves are not in it, nor pods' preferences: which of two nodes that are
 equally good for the GPUs a pod with preferences got, it does not say.
@@ -37,10 +38,10 @@ WITHOUT_ORPHANS: Final = 2
 """What is written where there is no orphan either: likewise."""
 
 MOST_TIMES: Final = 2**31 - 1
-"""That one ask was seen. Counts are halved long before (`vgpu.scheduling.demand.request_distribution`)."""
+"""That one request was seen. Counts are halved long before (`vgpu.scheduling.demand.request_distribution`)."""
 
 STAGES: Final = ("reserved", "in gang", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
-"""How far a pod is; `seen bound` is the only one that the API server has told of. `orphaned` is a pod that the API server has no longer, and
+"""How far a pod is; `seen bound` is the only one that the API server has reported. `orphaned` is a pod that the API server has no longer, and
 whose node says that its processes run on. The others are this extender's promises: `in gang` is a place for a pod of a gang, `kept` is room
 for a pod for which others are being evicted, `planned` for one that was nominated ahead of its turn. Its UID then stands after a colon."""
 
@@ -66,7 +67,7 @@ class NodeRecord:
     free: tuple[Free, ...] = ()
     """Per GPU, where the node takes pods."""
     cpu_free_milli: int | None = None
-    """What its processors have left, less than nothing included. None: nobody told."""
+    """What its processors have left, less than nothing included. None: not reported."""
     meets: tuple[int, ...] = ()
     """Numbers of the constraints that it meets (`nth_constraints`)."""
 
@@ -82,7 +83,7 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod that holds something."""
+    """A pod that has something."""
 
     uid: str
     key: str
@@ -237,7 +238,7 @@ def snapshot_from_json(body: bytes) -> Snapshot:
     distribution = tuple(map(_requested, document.distribution))
     if len(dict(distribution)) < len(distribution):
         raise BadDocument(
-            f"snapshot: mix: only {len(dict(distribution))} of {len(distribution)} asks differ: each must stand in it once"
+            f"snapshot: mix: only {len(dict(distribution))} of {len(distribution)} requests differ: each must stand in it once"
         )
     return Snapshot(
         document.domain,

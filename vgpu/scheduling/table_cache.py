@@ -43,7 +43,7 @@ class Empty:
     width: int
     fits: Bools
     fits_mig: Bools
-    holds_largest: Bools
+    fits_largest: Bools
     """A GPU for the largest part of the pod, were it the only one. Such a node lacks GPUs, not size."""
 
 
@@ -61,10 +61,10 @@ def empty_of_all(fleet: Fleet, request: PodRequest) -> Empty:
 def empty_of(fleet: Fleet, request: PodRequest, nodes: Candidates) -> Empty:
     """The same of some nodes, in the order of a table of them."""
     table = Table(fleet, request, nodes, emptied=True)
-    return Empty(fleet.stocked, fleet.width, table.fits, table.fits_mig, _holds_largest(table, nodes))
+    return Empty(fleet.stocked, fleet.width, table.fits, table.fits_mig, _fits_largest(table, nodes))
 
 
-def _holds_largest(empty: Table, nodes: Candidates) -> Bools:
+def _fits_largest(empty: Table, nodes: Candidates) -> Bools:
     if empty.fits.all():
         return empty.fits
     shares = [replace(part, gpus=1) for part in empty.request.containers if part.kind == "share"]

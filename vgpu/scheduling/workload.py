@@ -44,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pod. Its ask is falsy where it wants no GPU."""
+    """A pod. Its request is falsy where it wants no GPU."""
 
     name: str
     cpu_milli: int

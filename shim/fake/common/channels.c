@@ -1,10 +1,10 @@
-/* channels.c - which objects are channels, and what a disabled one holds. */
+/* channels.c - which objects are channels, and what a disabled one stops. */
 #include "page.h"
 #include "nvos.h"
 
 bool channel_is(const struct fake_kernel_object *object)
 {
-    return object->handle != 0 && (object->klass & 0xff) == (HOPPER_CHANNEL_GPFIFO_A & 0xff);
+    return object->handle != 0 && (object->object_class & 0xff) == (HOPPER_CHANNEL_GPFIFO_A & 0xff);
 }
 
 bool channel_is_compute(const struct fake_kernel_object *object)

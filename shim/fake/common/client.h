@@ -11,7 +11,7 @@ struct client {
     int socket; /* -1 = not connected */
     uint32_t slot;
     struct fake_page *page;
-    int page_fd; /* kept open: it stands for /dev/nvidiactl, and has the memory of GPUs behind the page */
+    int page_fd;    /* kept open: it stands for /dev/nvidiactl, and has the memory of GPUs behind the page */
     bool every_gpu; /* true: all GPUs are visible; false: those whose device node exists */
 };
 

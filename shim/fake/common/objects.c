@@ -1,7 +1,7 @@
 /* objects.c - memory that more than one process may hold: IPC handles and shareable VMM handles.
  *
  * Its bytes are charged to one holder, the owner. When the owner lets go and others hold on, the charge moves to one of
- * them; when nobody holds on, it is given back.
+ * them; when the last reference is gone, it is given back.
  */
 #include "page.h"
 
@@ -24,7 +24,7 @@ uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object li
     if (made != NULL) {
         *made = like;
         made->owner = slot;
-        made->holds[slot] = 1;
+        made->references[slot] = 1;
         made->id = id;
     }
     page_unlock(page);
@@ -35,9 +35,9 @@ bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake
 {
     page_lock(page);
     struct fake_object *found = id != 0 ? find(page, id) : NULL;
-    const bool good = found != NULL && found->holds[slot] < UINT16_MAX;
+    const bool good = found != NULL && found->references[slot] < UINT16_MAX;
     if (good) {
-        found->holds[slot]++;
+        found->references[slot]++;
         *is = *found;
     }
     page_unlock(page);
@@ -49,9 +49,9 @@ static void settle(struct fake_page *page, struct fake_object *object)
 {
     const uint32_t owner = object->owner % FAKE_SLOTS;
     uint32_t heir = 0;
-    if (object->holds[owner] > 0)
+    if (object->references[owner] > 0)
         return;
-    while (heir < FAKE_SLOTS && object->holds[heir] == 0)
+    while (heir < FAKE_SLOTS && object->references[heir] == 0)
         heir++;
     uint64_t *used = page->unit[object->unit % FAKE_UNITS].used_bytes;
     const uint64_t moved = object->bytes < used[owner] ? object->bytes : used[owner];
@@ -67,8 +67,8 @@ void object_release(struct fake_page *page, uint32_t slot, uint64_t id)
 {
     page_lock(page);
     struct fake_object *found = id != 0 ? find(page, id) : NULL;
-    if (found != NULL && found->holds[slot] > 0) {
-        found->holds[slot]--;
+    if (found != NULL && found->references[slot] > 0) {
+        found->references[slot]--;
         settle(page, found);
     }
     page_unlock(page);
@@ -79,7 +79,7 @@ bool objects_drop_slot(struct fake_page *page, uint32_t slot)
     bool shared = false;
     page_lock(page);
     for (struct fake_object *object = page->object; object < page->object + page->objects && object < page->object + FAKE_SHARED; object++) {
-        object->holds[slot] = 0;
+        object->references[slot] = 0;
         if (object->id != 0)
             settle(page, object);
         shared |= object->id != 0 && object->offset / FAKE_REGION_BYTES == page->slot[slot].region;

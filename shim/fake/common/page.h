@@ -37,12 +37,12 @@ int new_memfd(const char *name);
 
 /* objects.c - memory that several processes hold. */
 
-/* 0: there are too many. The caller's slot holds it once. */
+/* 0: there are too many. The caller's slot has one reference to it. */
 uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like);
 /* False: there is no such object. */
 bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is);
 void object_release(struct fake_page *page, uint32_t slot, uint64_t id);
-/* The slot holds nothing more. True: others still hold some of its region. */
+/* The slot has ended, and its references with it. True: others still have some of its region. */
 bool objects_drop_slot(struct fake_page *page, uint32_t slot);
 
 /* gpu_time.c - whose kernels ran for how long. */
@@ -57,7 +57,7 @@ void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_
 struct gpu_time_counter {
     uint64_t start_ns, end_ns, step_ns, reported;
 };
-/* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is told. */
+/* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is shown. */
 bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);
 
 /* A held slot does not run. What it was doing stays where it is. */
@@ -75,7 +75,7 @@ uint32_t gpu_time_busy(const struct fake_page *page, uint32_t unit);
 
 bool channel_is(const struct fake_kernel_object *object);
 bool channel_is_compute(const struct fake_kernel_object *object);
-/* The caller holds the page's lock. A compute channel that is disabled keeps the whole process off the unit: one of the eight
+/* Called with the page's lock held. A compute channel that is disabled keeps the whole process off the unit: one of the eight
  * costs as much as all. */
 void channels_hold(struct fake_page *page, uint32_t slot);
 

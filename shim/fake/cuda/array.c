@@ -1,7 +1,7 @@
 /* array.c - arrays and mipmapped arrays: counted, described, without content.
  *
  * The size is that of a block-linear surface, by the measured sizes (bench/granularity): rows of 64 bytes, eight of them a
- * group; blocks of 1, 2, 4, 8 or 16 groups high, the lowest that holds the array.
+ * group; blocks of 1, 2, 4, 8 or 16 groups high, the lowest that the array fits into.
  */
 #include "internal.h"
 #include "calls.h"
@@ -17,7 +17,7 @@ static uint64_t element_bytes(CUarray_format format)
     }
 }
 
-/* The extent of a block: so many units, doubled up to 16 times, until it holds all. */
+/* The extent of a block: so many units, doubled up to 16 times, until all fits. */
 static uint64_t blocked(uint64_t extent, uint64_t unit)
 {
     uint64_t block = unit;
@@ -108,7 +108,7 @@ static CUresult array_end(CUarray array, enum handle_kind kind)
     return CUDA_SUCCESS;
 }
 
-/* Tiles are told apart by their offset's x, and are as wide as they say. */
+/* Tiles are distinguished by their offset's x, and are as wide as they say. */
 static CUresult map_tile(const CUarrayMapInfo *info)
 {
     const CUarray array = info->resource.array;

@@ -19,12 +19,12 @@ static uint32_t client_handle(void)
     return CLIENT_BASE | ((uint32_t)getpid() << 10 & CLIENT_PIDS) | cuda.client.slot;
 }
 
-static bool make(uint32_t parent, uint32_t handle, uint32_t klass, const void *parameters, uint32_t bytes)
+static bool make(uint32_t parent, uint32_t handle, uint32_t object_class, const void *parameters, uint32_t bytes)
 {
     struct longer_alloc {
         struct NVOS64 form;
         char more[FAKE_ALLOC_MORE];
-    } made = {.form = {.hRoot = client_handle(), .hObjectParent = parent, .hObjectNew = handle, .hClass = klass, .pAllocParms = (uintptr_t)parameters, .paramsSize = bytes}};
+    } made = {.form = {.hRoot = client_handle(), .hObjectParent = parent, .hObjectNew = handle, .hClass = object_class, .pAllocParms = (uintptr_t)parameters, .paramsSize = bytes}};
     const bool longer = fault_of_page(cuda.client.page, FAULT_ALLOC_FORM);
     const int saved = errno;
     const int rc = ioctl(cuda.client.page_fd, longer ? _IOWR(NV_IOCTL_MAGIC, NV_ESC_RM_ALLOC, struct longer_alloc) : _IOWR(NV_IOCTL_MAGIC, NV_ESC_RM_ALLOC, struct NVOS64), &made);

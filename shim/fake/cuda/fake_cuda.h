@@ -1,7 +1,7 @@
 /* fake_cuda.h - the part of the CUDA driver ABI that the fake libcuda implements.
  *
  * Written down so that the build needs no CUDA toolkit. The ABI test compiles the same sources against NVIDIA's own cuda.h
- * as well, where every function must match its prototype, and asks that both builds give the same machine code: a wrong
+ * as well, where every function must match its prototype, and requires that both builds give the same machine code: a wrong
  * value or layout here fails it. Prototypes are not repeated here: cuda.h has them.
  */
 #ifndef TANGRAM_FAKE_CUDA_H

@@ -1,7 +1,7 @@
 /* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
  *
  * Functions that are missing, or came with a later driver, are missing from the start: the loader runs this library's
- * constructor before anybody can look for a symbol, and it asks the daemon by a connection of its own.
+ * constructor before anybody can look for a symbol, and it queries the daemon by a connection of its own.
  */
 #define _GNU_SOURCE
 #include "missing.h"

@@ -29,7 +29,7 @@ static inline struct fake_unit *unit_of(int device) { return &cuda.client.page->
 static inline const struct fake_profile *profile_of(int device) { return cuda.device[device].unit < FAKE_GPUS ? NULL : &gpu_of(device)->profile[unit_of(device)->profile]; }
 static inline uint32_t processors_of(int device) { return profile_of(device) != NULL ? profile_of(device)->sms : gpu_of(device)->sms; }
 
-/* What the process has of a device: memory, and how far its work is. A process that has ended holds none: the daemon may be about to see it. */
+/* What the process has of a device: memory, and how far its work is. A process that has ended has none: the daemon may be about to see it. */
 static inline bool take_now(int device, uint64_t bytes, bool managed) { return page_take(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }
 static inline bool take(int device, uint64_t bytes, bool managed) { return take_now(device, bytes, managed) || (client_catch_up(&cuda.client), take_now(device, bytes, managed)); }
 static inline void give(int device, uint64_t bytes, bool managed) { page_give(cuda.client.page, cuda.client.slot, cuda.device[device].unit, bytes, managed); }

@@ -1,6 +1,6 @@
 /* pool.c - stream-ordered memory: pools that keep what is freed until the next synchronisation, as the real ones do.
  *
- * A pool's reserved bytes are counted on the GPU, its used bytes are what the program holds. A pool grows by what is
+ * A pool's reserved bytes are counted on the GPU, its used bytes are what the program has. A pool grows by what is
  * missing, in steps of 2 MiB; synchronising lets it shrink to its release threshold.
  */
 #include "internal.h"

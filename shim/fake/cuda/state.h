@@ -40,7 +40,7 @@ struct CUstream_st {
     int priority;
     unsigned long long id;
     _Atomic uint64_t done_ns; /* what the process will have run on the unit when its last work is done */
-    CUgraph capture; /* the graph being captured into, or NULL */
+    CUgraph capture;          /* the graph being captured into, or NULL */
 };
 
 /* Where memory is: in pages of its own, or in blocks that small requests of its kind share (memory.c); memory of different
@@ -56,13 +56,13 @@ struct CUctx_st {
     unsigned flags;
     bool primary, live;
     unsigned long long id;
-    _Atomic uint64_t done_ns; /* the same for all of its streams */
+    _Atomic uint64_t done_ns;     /* the same for all of its streams */
     struct CUstream_st stream[2]; /* the legacy default stream, the per-thread one */
     size_t limit[LIMITS];
     uint64_t lost[LOSSES];
-    uint64_t streams; /* live ones */
+    uint64_t streams;                /* live ones */
     struct range *free[PAGES_KINDS]; /* of its blocks, in the order in which they got their extent */
-    uint32_t channels; /* its channel group in the kernel driver, 0 = none */
+    uint32_t channels;               /* its channel group in the kernel driver, 0 = none */
 };
 
 struct CUevent_st {
@@ -70,7 +70,7 @@ struct CUevent_st {
     CUcontext ctx;
     unsigned flags;
     bool recorded;
-    int device;              /* whose work it stands behind */
+    int device;               /* whose work it stands behind */
     _Atomic uint64_t done_ns; /* reached when the process has run so much there */
     _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
 };
@@ -143,10 +143,10 @@ struct CUmemPoolHandle_st {
 struct physical {
     struct handle handle;
     int device;
-    uint64_t offset, room; /* in the file behind the page */
-    unsigned class; /* of the arena */
-    uint64_t charged; /* to the GPU */
-    uint64_t object;  /* shared with other processes under this number, 0 = not */
+    uint64_t offset, room;   /* in the file behind the page */
+    unsigned class;          /* of the arena */
+    uint64_t charged;        /* to the GPU */
+    uint64_t object;         /* shared with other processes under this number, 0 = not */
     unsigned users, handles; /* handles: those of users that the program has */
     bool touched, managed;
     CUmemAllocationProp how;
@@ -182,7 +182,7 @@ struct device {
     _Atomic uint64_t trap_ns; /* reached when that kernel has run */
     CUcontext primary;
     unsigned primary_refs, primary_flags;
-    uint32_t kernel_device; /* its handle in the kernel driver, 0 = none */
+    uint32_t kernel_device;         /* its handle in the kernel driver, 0 = none */
     CUmemoryPool pools[POOL_KINDS]; /* NULL: not requested yet */
 };
 

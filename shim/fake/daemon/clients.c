@@ -46,7 +46,7 @@ static void accept_client(void)
     const bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
     const uint32_t slot = known ? new_slot(FAKE_CTL, peer.pid) : FAKE_SLOTS;
     if (slot == FAKE_SLOTS) {
-        fprintf(stderr, "nvidia-fake-driverd: a client is turned away: all %u slots are taken\n", FAKE_SLOTS);
+        fprintf(stderr, "nvidia-fake-driverd: a client is rejected: all %u slots are taken\n", FAKE_SLOTS);
         close(fd);
         return;
     }
@@ -106,7 +106,7 @@ void serve(int page_fd, int listener, const char *socket_path)
     while (polled[SIGNALS].revents == 0) {
         poll(polled, POLLED, SAMPLE_MS);
         memcpy(requested, polled, sizeof requested);
-        poll(polled, FAKE_SLOTS, 0); /* who ended before somebody asked holds nothing more when that is answered */
+        poll(polled, FAKE_SLOTS, 0); /* a process that ended before the question has no memory when that is answered */
         sample();
         for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
             if (polled[slot].fd >= 0 && (polled[slot].revents & POLLHUP))

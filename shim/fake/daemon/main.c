@@ -78,7 +78,7 @@ static int run_daemon(const char *description, const char *socket_path)
 
 static int run_command(const char *socket_path, char **words)
 {
-    static char printed[4 << 20]; /* all of it: who holds a lock must not wait for a reader of this process */
+    static char printed[4 << 20]; /* all of it: a thread with a lock must not wait for a reader of this process */
     char line[1024] = "";
     size_t length = 0;
     for (; *words != NULL; words++) {

@@ -35,7 +35,7 @@ static void set_mode(uint32_t gpu, bool on)
     if (of->profiles == 0)
         fail("GPU %u: %s has no MIG", gpu, of->name);
     if (page_gpu_used(driver.page, gpu) > 0)
-        fail("GPU %u: in use, MIG mode can change only when no process holds memory on it", gpu);
+        fail("GPU %u: in use, MIG mode can change only while no process has memory on it", gpu);
     for (uint32_t gi = 0; gi < FAKE_INSTANCES && !on; gi++)
         instance_of(gpu, gi)->live = 0;
     of->mig_on = on;

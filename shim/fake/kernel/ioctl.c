@@ -65,7 +65,7 @@ static bool all_zero(const void *at, size_t bytes)
     return true;
 }
 
-/* Objects. The caller holds the page's lock. */
+/* Objects. Called with the page's lock held. */
 
 static uint32_t slot_of(uint32_t client)
 {

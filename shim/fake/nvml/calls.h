@@ -1,7 +1,7 @@
 /* calls.h - what a row of a table of functions means, in terms of `to`, the struct target of its handle (internal.h).
  *
  *   CALL(function, parameters, find, valid, supported, call)       what the call answers
- *   ASK(function, parameters, find, valid, supported, value)        `answer` is the last parameter. find: what must succeed first: ON(which handles
+ *   QUERY(function, parameters, find, valid, supported, value)        `answer` is the last parameter. find: what must succeed first: ON(which handles
  *                                                                   it takes, of enum accepted), both(...) of two GPUs, `to` and `with`, or ready()
  *   GET(function, type, accepted, value)                            (device, type *answer)
  *   VERSIONED(function, parameters, version, accepted, valid, supported, value)   a structure whose caller fills in its version
@@ -29,9 +29,9 @@
     }
 #define ON(accepted) target_of(device, accepted, &to)
 #define CALL(function, parameters, find, valid, supported, ...) FUNCTION(function, parameters, find, valid, supported, TRY(__VA_ARGS__))
-#define REQUEST(function, parameters, find, valid, supported, value)                                                            \
+#define QUERY(function, parameters, find, valid, supported, value)                                                            \
     FUNCTION(function, parameters, find, answer != NULL && (valid), supported, *answer = value)
-#define GET(function, type, accepted, value) REQUEST(function, (nvmlDevice_t device, type * answer), ON(accepted), true, true, (type)(value))
+#define GET(function, type, accepted, value) QUERY(function, (nvmlDevice_t device, type * answer), ON(accepted), true, true, (type)(value))
 #define PAIR(function, type, accepted, supported, first_value, second_value)                                                    \
     FUNCTION(function, (nvmlDevice_t device, type * first, type * second), ON(accepted), first != NULL && second != NULL, supported, \
              *first = (type)(first_value);                                                                                      \

@@ -1,7 +1,7 @@
 /* fake_nvml.h - the part of the NVML ABI that the fake libnvidia-ml implements.
  *
  * Written down so that the build needs no CUDA toolkit; the ABI test compiles the same sources against NVIDIA's nvml.h and
- * requests the same machine code, and holds the structures against those of pynvml. Of the prototypes there
+ * requests the same machine code, and compares the structures with those of pynvml. Of the prototypes there
  * are those that nvidia-smi needs.
  */
 #ifndef TANGRAM_FAKE_NVML_H

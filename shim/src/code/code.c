@@ -11,10 +11,15 @@
 
 #include <stdlib.h>
 
-enum { LOCAL_BYTES = 3 /* CUfunction_attribute */, UNIT = 8 * 1024, MOST = 0xffff /* units: half a GiB */, FUNCTION_MOST = 2048 /* units: 16 MiB, a million instructions; guessed */ };
+enum {
+    LOCAL_BYTES = 3, /* CUfunction_attribute */
+    UNIT = 8 * 1024,
+    MOST = 0xffff,       /* units: half a GiB */
+    FUNCTION_MOST = 2048 /* units: 16 MiB, a million instructions; guessed */
+};
 
-/* Of an image that is loaded lazily, in `of` of its entry, with the library that a module was made of in `bytes`: what its code takes, what its largest function, and what was held in which
- * period, in units. */
+/* Of an image that is loaded lazily, in `of` of its entry, with the library that a module was made of in `bytes`: what its code takes, what
+ * its largest function, and what was held in which period, in units. */
 struct late {
     uint16_t bound, function, held, period;
 };

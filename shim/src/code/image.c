@@ -1,11 +1,11 @@
 /* image.c - reads the images that modules are loaded from: cubin (ELF), fatbin (a list of cubins and PTX for several kinds of GPU), PTX.
  *
- * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at
- * most. The driver itself trusts the sizes that an image in memory states, and gets no length with it, so they are trusted here as well; of a
- * file the length is known, and nothing behind it is read. Of a fatbin
- * it takes one part: a cubin for the GPU's major version and no later minor one, else PTX that is not newer. Of those the largest
- * counts; where it is compressed it is unpacked to be read. Forms: ELF-64 with NVIDIA's machine number 190; the fatbin container as the
- * toolkit's own tools print it. Code takes at most twice its bytes (a function of more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
+ * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at most.
+ * The driver itself trusts the sizes that an image in memory states, and gets no length with it, so they are trusted here as well; of a
+ * file the length is known, and nothing behind it is read. Of a fatbin it takes one part: a cubin for the GPU's major version and no later
+ * minor one, else PTX that is not newer. Of those the largest counts; where it is compressed it is unpacked to be read. Forms: ELF-64 with
+ * NVIDIA's machine number 190; the fatbin container as the toolkit's own tools print it. Code takes at most twice its bytes (a function of
+ * more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
  */
 #include "code/image.h"
 #include "code/ptx.h"
@@ -70,7 +70,7 @@ static struct image_needs of_text(uint64_t length)
     return (struct image_needs){.code = code_of(length), .function = code_of(length)};
 }
 
-static bool holds(uint64_t length, uint64_t at, uint64_t bytes)
+static bool contains(uint64_t length, uint64_t at, uint64_t bytes)
 {
     return at <= length && bytes <= length - at;
 }
@@ -81,26 +81,26 @@ static struct image_needs of_cubin(const unsigned char *image, uint64_t length)
 {
     Elf64_Ehdr header;
     struct image_needs needs = {.known = false};
-    if (!holds(length, 0, sizeof header))
+    if (!contains(length, 0, sizeof header))
         return needs;
     memcpy(&header, image, sizeof header);
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != MACHINE_CUDA || header.e_shentsize != sizeof(Elf64_Shdr) ||
-        header.e_shstrndx >= header.e_shnum || !holds(length, header.e_shoff, (uint64_t)header.e_shnum * sizeof(Elf64_Shdr)))
+        header.e_shstrndx >= header.e_shnum || !contains(length, header.e_shoff, (uint64_t)header.e_shnum * sizeof(Elf64_Shdr)))
         return needs;
     Elf64_Shdr names, section;
     uint64_t loaded = 0, largest = 0;
     memcpy(&names, image + header.e_shoff + (size_t)header.e_shstrndx * sizeof names, sizeof names);
-    if (!holds(length, names.sh_offset, names.sh_size))
+    if (!contains(length, names.sh_offset, names.sh_size))
         return needs;
     for (unsigned i = 0; i < header.e_shnum; i++) {
         memcpy(&section, image + header.e_shoff + (size_t)i * sizeof section, sizeof section);
-        if (holds(names.sh_size, section.sh_name, strlen(".nv.global")) &&
+        if (contains(names.sh_size, section.sh_name, strlen(".nv.global")) &&
             memcmp(image + names.sh_offset + section.sh_name, ".nv.global", strlen(".nv.global")) == 0)
             needs.variables = sum(needs.variables, section.sh_size);
         else if (section.sh_type == SHT_PROGBITS) {
             loaded = sum(loaded, section.sh_size);
             largest = section.sh_size > largest ? section.sh_size : largest;
-        } else if (section.sh_type == SHT_STRTAB && holds(length, section.sh_offset, section.sh_size))
+        } else if (section.sh_type == SHT_STRTAB && contains(length, section.sh_offset, section.sh_size))
             needs.heap = needs.heap || names_heap((const char *)image + section.sh_offset, section.sh_size);
     }
     needs.code = code_of(loaded);
@@ -186,15 +186,15 @@ static bool part_at(const unsigned char *image, uint64_t at, uint64_t end, struc
 {
     const size_t least = offsetof(struct part, reserved);
     *part = (struct part){.kind = 0};
-    if (!holds(end, at, least))
+    if (!contains(end, at, least))
         return false;
     memcpy(part, image + at, least);
     if (part->header_bytes == 0)
         return true;
-    if (part->header_bytes < least || !holds(end, at, part->header_bytes))
+    if (part->header_bytes < least || !contains(end, at, part->header_bytes))
         return false;
     memcpy(part, image + at, part->header_bytes < sizeof *part ? least : sizeof *part);
-    return holds(end, at + part->header_bytes, part->bytes);
+    return contains(end, at + part->header_bytes, part->bytes);
 }
 
 /* A part that is cut off ends what can be read: then it is not known what the driver finds there. */
@@ -203,7 +203,7 @@ static struct image_needs of_fatbin(const unsigned char *image, uint64_t length,
     struct fatbin header;
     struct image_needs most = {.known = true};
     enum suits best = NOT_AT_ALL;
-    if (!holds(length, 0, sizeof header))
+    if (!contains(length, 0, sizeof header))
         return (struct image_needs){.known = false};
     memcpy(&header, image, sizeof header);
     uint64_t at = header.header_bytes, end = sum(at, header.bytes);
@@ -242,11 +242,11 @@ struct image_needs image_read(const void *image, uint64_t length, unsigned capab
     uint32_t magic;
     if (image == NULL)
         return (struct image_needs){.known = true};
-    if (holds(length, 0, SELFMAG) && strncmp(image, ELFMAG, SELFMAG) == 0)
+    if (contains(length, 0, SELFMAG) && strncmp(image, ELFMAG, SELFMAG) == 0)
         return of_cubin(image, length);
     if (is_text(image, length))
         return of_ptx(image, length);
-    if (!holds(length, 0, sizeof magic))
+    if (!contains(length, 0, sizeof magic))
         return (struct image_needs){.known = false};
     memcpy(&magic, image, sizeof magic);
     if (magic == WRAPPER_MAGIC && length == IMAGE_UNSTATED) { /* its pointers are of this process, so it is in no file */

@@ -15,8 +15,8 @@ struct image_needs {
 
 #define IMAGE_UNSTATED UINT64_MAX
 
-/* The image is a cubin, a fatbin or PTX, of so many bytes; IMAGE_UNSTATED: as the driver takes it, without a length. Of a fatbin the parts count that a GPU of that compute
- * capability (90 for 9.0) would take; 0: all. */
+/* The image is a cubin, a fatbin or PTX, of so many bytes; IMAGE_UNSTATED: as the driver takes it, without a length. Of a fatbin the parts
+ * count that a GPU of that compute capability (90 for 9.0) would take; 0: all. */
 struct image_needs image_read(const void *image, uint64_t length, unsigned capability);
 
 #endif

@@ -1,8 +1,8 @@
 /* library.c - in which contexts a library is, and which of its kernels were used where.
  *
  * The driver brings a library's variables into a context when a kernel of it is first used there, and the kernel's code with it (measured:
- * bench/granularity). What was held when the library was loaded pays for the first context; each further one, of another GPU too, is
- * held when it is first used. In a process of one context nothing of this is asked: the kernel's entry says that it was used.
+ * bench/granularity). What was charged when the library was loaded pays for the first context; each further one, of another GPU too, is
+ * charged when it is first used. In a process of one context nothing of this is looked up: the kernel's entry says that it was used.
  */
 #include <stdlib.h>
 

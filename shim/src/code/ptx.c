@@ -291,8 +291,8 @@ static void modifier(struct reader *reader, struct shape *shape)
         unknown(reader);
 }
 
-/* A name with its dimensions and its initialiser. UINT64_MAX: more than any GPU has. Of an external one the first dimension may be left out: then it is
- * another module's for sure. */
+/* A name with its dimensions and its initialiser. UINT64_MAX: more than any GPU has. Of an external one the first dimension may be left
+ * out: then it is another module's for sure. */
 static uint64_t variable(struct reader *reader, uint64_t bytes, bool external)
 {
     bool empty = false, too_large = false;

@@ -1,6 +1,6 @@
 /* zstd.c - frames of zstd, as far as fatbins have them: no dictionary, and checksums are passed over.
  *
- * Form: RFC 8878, whose words and section numbers stand here. A frame is a list of blocks; a compressed block holds literals (Huffman
+ * Form: RFC 8878, whose words and section numbers stand here. A frame is a list of blocks; a compressed block has literals (Huffman
  * coded) and sequences (lengths of a run of literals and of a copy, and how far back it lies, each coded with an FSE table). Tables and the
  * last three offsets live on from block to block. All output is in one buffer, so that a copy reads from there and there is no window.
  */

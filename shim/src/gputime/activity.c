@@ -1,16 +1,16 @@
 /* activity.c - when this process has work for the GPU, and when it has none.
  *
- * Work begins with the first launch, asynchronous copy or fill after idleness: the arbiter is told before the call, so that who
- * is in the way can be suspended meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
- * streams that were not waited for are asked (done.c). A context that was waited for is
+ * Work begins with the first launch, asynchronous copy or fill after idleness. It is reported before the call, so that the arbiter can
+ * suspend other containers meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
+ * streams that were not waited for are queried (done.c). A context that was waited for is
  * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
- * either sees that the arbiter believes us idle and tells it, or is seen by the one who is about to say so.
+ * either sees that the arbiter takes the process for idle and reports work, or is seen by the thread that is about to report idleness.
  *
- * What the arbiter was told is a state, not an event: `reported` is what it knows. A packet that does not fit into the socket, because the arbiter
- * does not keep up, leaves `reported` as it was. The next launch or wait tries again, and so does the thread of turn.c until it is said. What the
+ * What the arbiter knows is a state, not an event: `work_reported`. A packet that does not fit into the socket, because the arbiter does not
+ * keep up, leaves it as it was. The next launch or wait tries again, and so does the helper until the packet is sent. What the
  * program announces comes after that, so that a flood of hints displaces nothing.
  *
- * Work that nobody waits for is found by the thread of turn.c, which looks while we are told to work and nothing is launched.
+ * Work that nobody waits for is found by the helper, which looks while work is reported and nothing is launched.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,49 +24,49 @@ enum { IDLE_GAP_US = 1000, /* specified */ STILL_MS = 300, /* guessed: well with
 
 static struct activity *const activity_ = &tangram.activity;
 
-/* For how long there has been work of which nobody was told: a process's first launches come before it has met the arbiter. */
+/* For how long there has been unreported work: a process's first launches come before it has connected to the arbiter. */
 static uint64_t late(void)
 {
     uint64_t us = activity_->began_us == 0 ? 0 : now_us() - activity_->began_us;
     return (us > UINT32_MAX ? UINT32_MAX : us) << WIRE_LATE_SHIFT;
 }
 
-/* Held: telling. What is TURN_FULL is to be said again. */
-static enum turn_said say(enum wire_activity what)
+/* Called with `reporting` held. What is TIME_LINK_FULL is to be sent again. */
+static enum time_link_sent send_activity(enum wire_activity what)
 {
     const bool unseen = atomic_load(&activity_->others) || atomic_load(&activity_->foreign);
     const uint64_t kind = unseen || what == WIRE_IDLE ? 0 : WIRE_KERNELS_ONLY;
-    const enum turn_said said = turn_activity(what, what == WIRE_WORK ? kind | late() : kind);
-    if (said == TURN_FULL)
+    const enum time_link_sent sent = time_link_activity(what, what == WIRE_WORK ? kind | late() : kind);
+    if (sent == TIME_LINK_FULL)
         atomic_store(&activity_->full, true);
-    return said;
+    return sent;
 }
 
-/* Held: telling. An arbiter that is away is told when it is back. */
-static void say_work(void)
+/* Called with `reporting` held. An arbiter that is away gets the report when it is back. */
+static void send_work(void)
 {
-    const enum turn_said said = say(WIRE_WORK);
-    if (said == TURN_SAID)
+    const enum time_link_sent sent = send_activity(WIRE_WORK);
+    if (sent == TIME_LINK_SENT)
         activity_->began_us = 0;
     else if (activity_->began_us == 0)
         activity_->began_us = now_us();
-    atomic_store(&activity_->unsaid, said == TURN_FULL);
-    atomic_store(&tangram.hot.reported, said != TURN_FULL);
+    atomic_store(&activity_->unreported, sent == TIME_LINK_FULL);
+    atomic_store(&tangram.hot.work_reported, sent != TIME_LINK_FULL);
 }
 
 /* Is there work of which the end is to be found? */
 static bool is_counted(void)
 {
-    return atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed) || atomic_load_explicit(&activity_->unsaid, memory_order_relaxed);
+    return atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed) || atomic_load_explicit(&activity_->unreported, memory_order_relaxed);
 }
 
 static void report_work(void)
 {
     struct quiet quiet = quiet_begin();
-    turn_meet();
+    time_link_meet();
     pthread_mutex_lock(&activity_->reporting);
-    if (!atomic_load(&tangram.hot.reported))
-        say_work();
+    if (!atomic_load(&tangram.hot.work_reported))
+        send_work();
     pthread_mutex_unlock(&activity_->reporting);
     capture_report(); /* a context that was made since the last time has its channels by now */
     quiet_end(quiet);
@@ -76,8 +76,8 @@ void activity_other_came(void)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&activity_->reporting);
-    if (!atomic_exchange(&activity_->others, true) && atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
-        say(WIRE_STILL);
+    if (!atomic_exchange(&activity_->others, true) && atomic_load(&tangram.hot.work_reported) && time_link_understands(WIRE_UNDERSTANDS_STILL))
+        send_activity(WIRE_STILL);
     pthread_mutex_unlock(&activity_->reporting);
     quiet_end(quiet);
 }
@@ -89,24 +89,24 @@ void activity_waits_for_others(void)
         activity_other_came();
 }
 
-/* Held: telling. A WORK ends what DRAINED said. */
-static void say_drained(bool drained)
+/* Called with `reporting` held. A WORK ends the state DRAINED. */
+static void send_drained(bool drained)
 {
-    if (atomic_load(&activity_->drained) == drained || !atomic_load(&tangram.hot.reported))
+    if (atomic_load(&activity_->drained) == drained || !atomic_load(&tangram.hot.work_reported))
         return;
     if (drained)
-        atomic_store(&activity_->drained, turn_activity(WIRE_DRAINED, 0) == TURN_SAID); /* asked again at the next look */
-    else if (say(WIRE_WORK) != TURN_FULL)
+        atomic_store(&activity_->drained, time_link_activity(WIRE_DRAINED, 0) == TIME_LINK_SENT); /* tried again at the next look */
+    else if (send_activity(WIRE_WORK) != TIME_LINK_FULL)
         atomic_store(&activity_->drained, false);
 }
 
-/* Held back, a container is not to pay for the time: the arbiter is told while nothing of it is on the GPU. */
+/* A container that waits at the gate is not charged for the time while nothing of it is on the GPU: DRAINED reports that. */
 static bool look_at_gate(void)
 {
     bool drained = streams_done();
-    if (turn_understands(WIRE_UNDERSTANDS_DRAINED) && drained != atomic_load(&activity_->drained)) {
+    if (time_link_understands(WIRE_UNDERSTANDS_DRAINED) && drained != atomic_load(&activity_->drained)) {
         pthread_mutex_lock(&activity_->reporting);
-        say_drained(drained);
+        send_drained(drained);
         pthread_mutex_unlock(&activity_->reporting);
     }
     return drained;
@@ -115,16 +115,16 @@ static bool look_at_gate(void)
 static void leave_gate(void)
 {
     pthread_mutex_lock(&activity_->reporting);
-    say_drained(false);
+    send_drained(false);
     pthread_mutex_unlock(&activity_->reporting);
 }
 
-/* What waits here is counted and not yet the driver's: a stream that has nothing left says nothing of it. */
+/* What waits here is counted and not yet the driver's: that its stream has nothing left proves nothing. */
 static void wait_at_gate(struct stream_name name)
 {
     struct quiet quiet = quiet_begin();
     atomic_fetch_add(&activity_->waiting, 1);
-    turn_wait_for_gate(look_at_gate);
+    time_link_wait_for_gate(look_at_gate);
     leave_gate();
     activity_count(name); /* the first count may have been taken for done meanwhile */
     atomic_fetch_sub(&activity_->waiting, 1);
@@ -133,19 +133,19 @@ static void wait_at_gate(struct stream_name name)
 
 void activity_launched(struct stream_name name)
 {
-    if (!atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed))
+    if (!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed))
         report_work();
-    if (turn_gated())
+    if (launches_must_wait())
         wait_at_gate(name);
 }
 
-/* A process that waits after every small kernel would tell of work and idleness thousands of times a second, which costs the
- * arbiter processor time. Who is not latency-critical tells IDLE once in IDLE_GAP_US; else the thread of turn.c tells it then,
- * if it is still true. Held: telling. */
+/* A process that waits after every small kernel would report work and idleness thousands of times a second, which costs the
+ * arbiter processor time. A process that is not latency-critical reports IDLE at most once in IDLE_GAP_US. If it is still true by then, the
+ * helper reports it. Called with `reporting` held. */
 static bool too_soon(void)
 {
     uint64_t now = now_us();
-    if (turn_is_urgent() || now - activity_->idle_reported_us >= IDLE_GAP_US) {
+    if (time_link_is_urgent() || now - activity_->idle_reported_us >= IDLE_GAP_US) {
         activity_->idle_reported_us = now;
         atomic_store(&activity_->idle_later, false);
         return false;
@@ -154,19 +154,19 @@ static bool too_soon(void)
     return true;
 }
 
-/* Held: telling. `reported` falls before the last look, so that a launch in between is seen by one of us. Work that the arbiter was never told of
- * ends without a word. */
-static void say_idle(void)
+/* Called with `reporting` held. `work_reported` falls before the last look, so that a launch in between is seen by one of the two threads.
+ * Unreported work ends without a report. */
+static void send_idle(void)
 {
-    const bool reported = atomic_exchange(&tangram.hot.reported, false);
+    const bool reported = atomic_exchange(&tangram.hot.work_reported, false);
     if (!streams_clean()) {
-        atomic_store(&tangram.hot.reported, reported);
-    } else if (reported && say(WIRE_IDLE) == TURN_FULL) {
-        atomic_store(&tangram.hot.reported, true);
+        atomic_store(&tangram.hot.work_reported, reported);
+    } else if (reported && send_activity(WIRE_IDLE) == TIME_LINK_FULL) {
+        atomic_store(&tangram.hot.work_reported, true);
     } else {
         activity_->began_us = 0;
         atomic_store(&activity_->idle_later, false);
-        atomic_store(&activity_->unsaid, false);
+        atomic_store(&activity_->unreported, false);
         atomic_store(&activity_->others, false);
     }
 }
@@ -176,23 +176,23 @@ static void report_idle(void)
 {
     pthread_mutex_lock(&activity_->reporting);
     if (is_counted() && atomic_load(&activity_->waiting) == 0 && !too_soon())
-        say_idle();
+        send_idle();
     pthread_mutex_unlock(&activity_->reporting);
 }
 
-/* Held: telling. How things stand, after a packet did not fit. False: the next one did not either. */
-static bool say_again(void)
+/* Called with `reporting` held. Sends the state anew, after a packet did not fit. False: the next one did not either. */
+static bool send_again(void)
 {
     const bool waits = atomic_load(&activity_->waiting) > 0;
     atomic_store(&activity_->full, false);
     if (is_counted() && !waits && streams_clean())
-        say_idle();
-    else if (atomic_load(&activity_->unsaid))
-        say_work();
+        send_idle();
+    else if (atomic_load(&activity_->unreported))
+        send_work();
     else if (atomic_load(&activity_->drained) && !waits)
-        say_drained(false);
-    else if (atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
-        say(WIRE_STILL);
+        send_drained(false);
+    else if (atomic_load(&tangram.hot.work_reported) && time_link_understands(WIRE_UNDERSTANDS_STILL))
+        send_activity(WIRE_STILL);
     return !atomic_load(&activity_->full);
 }
 
@@ -200,17 +200,17 @@ bool activity_announce(enum wire_activity what, uint64_t value)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&activity_->reporting);
-    bool said = (!atomic_load(&activity_->full) || say_again()) && turn_activity(what, value) == TURN_SAID;
+    bool sent = (!atomic_load(&activity_->full) || send_again()) && time_link_activity(what, value) == TIME_LINK_SENT;
     pthread_mutex_unlock(&activity_->reporting);
     quiet_end(quiet);
-    return said;
+    return sent;
 }
 
 bool activity_report_later(void)
 {
     if (atomic_load(&activity_->full)) {
         pthread_mutex_lock(&activity_->reporting);
-        say_again();
+        send_again();
         pthread_mutex_unlock(&activity_->reporting);
         return true;
     }
@@ -292,17 +292,17 @@ void activity_context_ended(CUcontext context, bool last)
     activity_something_synced();
 }
 
-bool activity_is_reported(void)
+bool activity_work_reported(void)
 {
-    return atomic_load(&tangram.hot.reported);
+    return atomic_load(&tangram.hot.work_reported);
 }
 
 /* Without it what was launched since the first word would be taken for as old as that. */
 static void report_still(void)
 {
     pthread_mutex_lock(&activity_->reporting);
-    if (atomic_load(&tangram.hot.reported) && turn_understands(WIRE_UNDERSTANDS_STILL))
-        say(WIRE_STILL);
+    if (atomic_load(&tangram.hot.work_reported) && time_link_understands(WIRE_UNDERSTANDS_STILL))
+        send_activity(WIRE_STILL);
     pthread_mutex_unlock(&activity_->reporting);
     activity_->still_ms = now_ms() + STILL_MS;
 }
@@ -314,7 +314,7 @@ void activity_look(void)
     uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
     activity_->looked_at = launches;
-    if (!quiet) { /* who launches will also wait, mostly */
+    if (!quiet) { /* a program that launches will also wait, mostly */
         if (now_ms() >= activity_->still_ms)
             report_still();
         return;
@@ -330,7 +330,7 @@ void activity_arbiter_is_new(void)
     atomic_store(&activity_->drained, false);
     atomic_store(&activity_->full, false);
     if (is_counted())
-        say_work();
+        send_work();
     pthread_mutex_unlock(&activity_->reporting);
 }
 
@@ -342,7 +342,7 @@ void activity_watch(void)
 void activity_forget(void)
 {
     atomic_store(&tangram.hot.watched, false);
-    atomic_store(&tangram.hot.reported, false);
+    atomic_store(&tangram.hot.work_reported, false);
     memset(activity_, 0, sizeof *activity_);
     activity_->reporting = activity_->placing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -32,23 +32,23 @@ struct activity_context {
 
 struct activity {
     _Atomic uint64_t launches; /* the number of the last */
-    _Atomic unsigned waiting; /* threads that the gate holds back, each with work */
+    _Atomic unsigned waiting;  /* threads that wait at the gate, each with work */
     pthread_mutex_t reporting;
-    uint64_t idle_reported_us; /* guarded by telling */
-    uint64_t began_us;     /* when work began that the arbiter is told of late; 0 = there is none such; guarded by telling */
-    _Atomic bool others;   /* something other than a kernel was launched since idleness was told; written with telling held */
-    _Atomic bool drained;  /* all that is left waits at the gate, and that was told; guarded by telling */
-    _Atomic bool unsaid;   /* there is work, and the arbiter could not be told yet: `reported` is what it knows; written with telling held */
-    _Atomic bool full;     /* what it knows of our work is not how things stand, for want of room in the socket; the same */
-    _Atomic bool foreign;  /* and events of other processes were opened */
-    _Atomic bool idle_later; /* there was nothing to do, and that was not told so soon after the last time */
-    uint64_t looked_at;   /* launches at the last look; the helper alone */
-    uint64_t still_ms;    /* when STILL is due; the helper alone */
-    pthread_mutex_t placing; /* whoever gives a stream its place */
+    uint64_t idle_reported_us; /* guarded by `reporting` */
+    uint64_t began_us;         /* when work began whose report is late; 0 = there is none such; guarded by `reporting` */
+    _Atomic bool others;       /* something other than a kernel was launched since idleness was reported; written with `reporting` held */
+    _Atomic bool drained;      /* all that is left waits at the gate, and that was reported; guarded by `reporting` */
+    _Atomic bool unreported;   /* there is work, and its report did not fit into the socket; written with `reporting` held */
+    _Atomic bool full;         /* what it knows of our work is not how things stand, for want of room in the socket; the same */
+    _Atomic bool foreign;      /* and events of other processes were opened */
+    _Atomic bool idle_later;   /* there was nothing to do, and that was not reported so soon after the last time */
+    uint64_t looked_at;        /* launches at the last look; the helper alone */
+    uint64_t still_ms;         /* when STILL is due; the helper alone */
+    pthread_mutex_t placing;   /* whoever gives a stream its place */
     _Atomic uint64_t used[ACTIVITY_STREAMS / 64]; /* one bit a place that ever had a stream */
     struct activity_stream stream[ACTIVITY_STREAMS];
     _Atomic(struct activity_stream *) more[ACTIVITY_TABLES]; /* NULL = was not needed yet */
-    struct activity_context context; /* the first of a list that only grows */
+    struct activity_context context;                         /* the first of a list that only grows */
 };
 
 /* What had been launched when a synchronising call began; handed back when it has ended all of that. */
@@ -60,7 +60,7 @@ struct activity_before {
 struct activity_before activity_sync_begins(CUstream stream, int ptds);
 struct activity_before activity_context_sync_begins(CUcontext context); /* NULL: the calling thread's */
 void activity_synced(struct activity_before before);
-void activity_something_synced(void); /* an event, a copy: asks the streams */
+void activity_something_synced(void); /* an event, a copy: queries the streams */
 
 /* The driver answered this to a wait, or to the question whether something is left: is nothing left? Work ends with an error as well: one
  * that stays with the context ends all of it. */
@@ -78,14 +78,14 @@ void activity_stream_ends(CUstream stream);
 /* With their context, which the driver destroyed. last: there is no other. */
 void activity_context_ended(CUcontext context, bool last);
 
-/* What the program announces, which has no state that could be said later: not before the arbiter knows how things stand. False when
- * nobody was told. */
+/* What the program announces, which has no state that could be sent later: not before the arbiter knows how things stand. False when
+ * it was not sent. */
 bool activity_announce(enum wire_activity what, uint64_t value);
 
-/* For turn.c. */
-bool activity_is_reported(void);
+/* For time_link.c. */
+bool activity_work_reported(void); /* the last state that reached the arbiter is WORK */
 void activity_look(void);           /* has work ended that was never waited for? */
-bool activity_report_later(void);   /* tell what it was too soon for, or had no room, if it is still true; false = there was nothing */
+bool activity_report_later(void);   /* report what it was too soon for, or had no room, if it is still true; false = there was nothing */
 void activity_watch(void);
 void activity_arbiter_is_new(void);
 void activity_forget(void);         /* in a forked child */

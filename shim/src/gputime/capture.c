@@ -1,8 +1,8 @@
 /* capture.c - the library's view of the kernel driver: which channels this process computes on, so that they can be suspended.
  *
- * The driver library reaches the kernel through libc's ioctl, so every allocation and free of a channel passes here. What
- * passes is done first and read afterwards; nothing is changed, nothing is held back, and the answer is the kernel's own. The
- * book is sent to the arbiter with the descriptor, when something changed and a hook comes by that may take a moment.
+ * The driver library reaches the kernel through libc's ioctl, so every allocation and free of a channel passes here. A
+ * call goes to the kernel first and is read afterwards; nothing is changed or delayed, and the answer is the kernel's own. The
+ * list of channels is sent to the arbiter with the descriptor, at the next hook that may take a moment.
  *
  * While the arbiter is away nobody would resume what it suspended: then the process enables its own channels.
  */
@@ -23,7 +23,7 @@
 typedef int (*ioctl_function)(int fd, unsigned long request, ...);
 static struct capture *const capture_ = &tangram.capture;
 
-struct seat { /* one client on one device */
+struct channel_group { /* the channels of one client on one GPU, and the descriptor that reaches them */
     int fd;
     struct capture_channels channels;
 };
@@ -47,26 +47,26 @@ static int next_ioctl(int fd, unsigned long request, void *argument)
 
 static void saw_alloc(struct object added)
 {
-    if ((added.klass & 0xff) == RM_GRAPHICS_LOW)
+    if ((added.object_class & 0xff) == RM_GRAPHICS_LOW)
         graphics_seen();
-    if (!objects_follow(added.klass))
+    if (!objects_follow(added.object_class))
         return;
     pthread_mutex_lock(&capture_->lock);
-    bool known = objects_add(&capture_->book, added);
+    bool known = objects_add(&capture_->objects, added);
     pthread_mutex_unlock(&capture_->lock);
     if (!known) {
         state_set(WIRE_UNLISTED_CHANNELS, true);
         warn(WARN_NO_CHANNELS, "no memory to follow GPU channels: this process cannot be suspended");
-    } else if ((added.klass & 0xff) == RM_CHANNEL_LOW) {
+    } else if ((added.object_class & 0xff) == RM_CHANNEL_LOW) {
         atomic_store_explicit(&capture_->changed, true, memory_order_release);
-        turn_start();
+        time_link_start();
     }
 }
 
 static void saw_free(struct object gone)
 {
     pthread_mutex_lock(&capture_->lock);
-    bool ran = objects_remove(&capture_->book, gone.client, gone.handle);
+    bool ran = objects_remove(&capture_->objects, gone.client, gone.handle);
     pthread_mutex_unlock(&capture_->lock);
     if (ran) {
         atomic_store_explicit(&capture_->changed, true, memory_order_release);
@@ -106,17 +106,17 @@ static uint32_t control(int fd, uint32_t client, uint32_t object, uint32_t comma
 }
 
 /* Locked. Where the process has compute channels; a client of NVML has a subdevice and none. */
-static size_t seats(struct seat seat[CAPTURE_SEATS])
+static size_t list_groups(struct channel_group groups[CAPTURE_GROUPS])
 {
     size_t count = 0;
-    for (size_t at = 0; at < capture_->book.count && count < CAPTURE_SEATS; at++) {
-        const struct object *device = &capture_->book.object[at];
-        if (device->klass != RM_DEVICE)
+    for (size_t at = 0; at < capture_->objects.count && count < CAPTURE_GROUPS; at++) {
+        const struct object *device = &capture_->objects.object[at];
+        if (device->object_class != RM_DEVICE)
             continue;
-        struct capture_channels *to = &seat[count].channels;
-        size_t computes = objects_channels(&capture_->book, device->client, device->handle, ENGINE_COMPUTE, to->compute);
-        size_t copies = objects_channels(&capture_->book, device->client, device->handle, ENGINE_COPY, to->copy);
-        const struct object *subdevice = objects_subdevice(&capture_->book, device->client, device->handle);
+        struct capture_channels *to = &groups[count].channels;
+        size_t computes = objects_channels(&capture_->objects, device->client, device->handle, ENGINE_COMPUTE, to->compute);
+        size_t copies = objects_channels(&capture_->objects, device->client, device->handle, ENGINE_COPY, to->copy);
+        const struct object *subdevice = objects_subdevice(&capture_->objects, device->client, device->handle);
         if (subdevice == NULL || computes == 0)
             continue;
         to->client = device->client;
@@ -124,54 +124,54 @@ static size_t seats(struct seat seat[CAPTURE_SEATS])
         to->computes = computes > RM_CHANNELS ? RM_CHANNELS : (uint32_t)computes;
         to->copies = copies > RM_CHANNELS ? RM_CHANNELS : (uint32_t)copies;
         to->unlisted = computes > RM_CHANNELS;
-        seat[count++].fd = subdevice->fd;
+        groups[count++].fd = subdevice->fd;
     }
     return count;
 }
 
-static bool find_uuid(struct seat *seat)
+static bool find_uuid(struct channel_group *group)
 {
     struct rm_gid gid = {.flags = RM_GID_BINARY, .bytes = sizeof gid.data};
-    const struct capture_channels *of = &seat->channels;
-    if (control(seat->fd, of->client, of->subdevice, RM_COMMAND_GET_GID, &gid, sizeof gid) != RM_OK || gid.bytes != 16)
+    const struct capture_channels *of = &group->channels;
+    if (control(group->fd, of->client, of->subdevice, RM_COMMAND_GET_GID, &gid, sizeof gid) != RM_OK || gid.bytes != 16)
         return false;
-    memcpy(seat->channels.uuid, gid.data, sizeof seat->channels.uuid);
+    memcpy(group->channels.uuid, gid.data, sizeof group->channels.uuid);
     return true;
 }
 
-static bool is_seat(const struct seat *seat, struct capture_reported reported)
+static bool is_group(const struct channel_group *group, struct capture_reported reported)
 {
-    return seat->channels.client == reported.client && seat->channels.subdevice == reported.subdevice;
+    return group->channels.client == reported.client && group->channels.subdevice == reported.subdevice;
 }
 
-/* One thread at a time. Who is no longer there is told of first: its handles may be somebody else's soon. */
-static bool report(struct seat *seat, size_t count)
+/* One thread at a time. Groups that have ended are reported first: their handles may be another's soon. */
+static bool report(struct channel_group *groups, size_t count)
 {
-    for (size_t i = 0; i < capture_->tolds; i++) {
+    for (size_t i = 0; i < capture_->reported_count; i++) {
         size_t at = 0;
-        while (at < count && !is_seat(&seat[at], capture_->reported[i]))
+        while (at < count && !is_group(&groups[at], capture_->reported[i]))
             at++;
         struct capture_channels gone = {.client = capture_->reported[i].client, .subdevice = capture_->reported[i].subdevice};
         memcpy(gone.uuid, capture_->reported[i].uuid, sizeof gone.uuid);
-        if (at == count && !turn_channels(&gone, -1))
+        if (at == count && !time_link_channels(&gone, -1))
             return false;
     }
-    capture_->tolds = 0;
+    capture_->reported_count = 0;
     const bool fresh = !atomic_load(&capture_->ever);
     for (size_t at = 0; at < count; at++) {
-        struct capture_channels *of = &seat[at].channels;
+        struct capture_channels *of = &groups[at].channels;
         of->fresh = fresh;
-        if (!find_uuid(&seat[at])) {
+        if (!find_uuid(&groups[at])) {
             state_set(WIRE_NO_UUID, true);
             warn(WARN_NO_UUID, "the GPU driver does not say which GPU a channel is on: this process cannot be suspended");
             continue;
         }
         if (gpu_of_uuid(of->uuid) == NULL) /* not shared */
             continue;
-        if (!turn_channels(of, seat[at].fd))
+        if (!time_link_channels(of, groups[at].fd))
             return false;
         atomic_store(&capture_->ever, true);
-        struct capture_reported *reported = &capture_->reported[capture_->tolds++];
+        struct capture_reported *reported = &capture_->reported[capture_->reported_count++];
         *reported = (struct capture_reported){.client = of->client, .subdevice = of->subdevice};
         memcpy(reported->uuid, of->uuid, sizeof reported->uuid);
     }
@@ -194,15 +194,15 @@ void capture_report(void)
         quiet_end(quiet);
         return;
     }
-    struct seat *seat = calloc(CAPTURE_SEATS, sizeof *seat);
-    if (seat != NULL && atomic_exchange(&capture_->changed, false)) {
+    struct channel_group *groups = calloc(CAPTURE_GROUPS, sizeof *groups);
+    if (groups != NULL && atomic_exchange(&capture_->changed, false)) {
         pthread_mutex_lock(&capture_->lock);
-        size_t count = seats(seat);
+        size_t count = list_groups(groups);
         pthread_mutex_unlock(&capture_->lock);
-        if (!report(seat, count))
+        if (!report(groups, count))
             atomic_store(&capture_->changed, true);
     }
-    free(seat);
+    free(groups);
     pthread_mutex_unlock(&capture_->reporting);
     quiet_end(quiet);
 }
@@ -210,36 +210,36 @@ void capture_report(void)
 void capture_arbiter_is_new(void)
 {
     pthread_mutex_lock(&capture_->reporting);
-    capture_->tolds = 0;
+    capture_->reported_count = 0;
     pthread_mutex_unlock(&capture_->reporting);
     atomic_store(&capture_->changed, true);
     capture_report();
 }
 
-static void enable(const struct seat *seat, const uint32_t *channel, uint32_t channels)
+static void enable(const struct channel_group *group, const uint32_t *channel, uint32_t channels)
 {
     struct rm_disable list = {.disable = 0, .channels = channels};
     for (uint32_t i = 0; i < channels; i++) {
-        list.client[i] = seat->channels.client;
+        list.client[i] = group->channels.client;
         list.channel[i] = channel[i];
     }
     if (channels > 0)
-        control(seat->fd, seat->channels.client, seat->channels.subdevice, RM_COMMAND_DISABLE_CHANNELS, &list, sizeof list);
+        control(group->fd, group->channels.client, group->channels.subdevice, RM_COMMAND_DISABLE_CHANNELS, &list, sizeof list);
 }
 
 void capture_enable_own(void)
 {
-    struct seat *seat = calloc(CAPTURE_SEATS, sizeof *seat);
-    if (seat == NULL)
+    struct channel_group *groups = calloc(CAPTURE_GROUPS, sizeof *groups);
+    if (groups == NULL)
         return;
     pthread_mutex_lock(&capture_->lock);
-    size_t count = seats(seat);
+    size_t count = list_groups(groups);
     pthread_mutex_unlock(&capture_->lock);
     for (size_t at = 0; at < count; at++) {
-        enable(&seat[at], seat[at].channels.compute, seat[at].channels.computes);
-        enable(&seat[at], seat[at].channels.copy, seat[at].channels.copies);
+        enable(&groups[at], groups[at].channels.compute, groups[at].channels.computes);
+        enable(&groups[at], groups[at].channels.copy, groups[at].channels.copies);
     }
-    free(seat);
+    free(groups);
 }
 
 /* What the parent's threads were changing is left, not freed. */
@@ -247,8 +247,8 @@ void capture_forget_all(void)
 {
     capture_->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     capture_->reporting = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    capture_->book = (struct objects){0};
-    capture_->tolds = 0;
+    capture_->objects = (struct objects){0};
+    capture_->reported_count = 0;
     atomic_store(&capture_->ever, false);
     atomic_store(&capture_->changed, false);
 }

@@ -1,4 +1,4 @@
-/* capture.h - the channels that this process computes on, as its ioctls tell. process.h includes this. */
+/* capture.h - the channels that this process computes on, read from its ioctls. process.h includes this. */
 #ifndef TANGRAM_CAPTURE_H
 #define TANGRAM_CAPTURE_H
 
@@ -10,15 +10,15 @@
 #include "gputime/objects.h"
 #include "gputime/rm.h"
 
-enum { CAPTURE_SEATS = 128 }; /* clients times devices; a process was always seen with one client that computes */
+enum { CAPTURE_GROUPS = 128 }; /* clients times GPUs; every process measured had one client that computes */
 
 /* The channels that one of the process's clients has on one GPU. */
 struct capture_channels {
     uint8_t uuid[16]; /* of the GPU */
     uint32_t client, subdevice;
     uint32_t computes, copies;
-    bool unlisted; /* there are more than a list holds: this client cannot be suspended whole */
-    bool fresh;    /* no arbiter was told of any channel before: so none has suspended these */
+    bool unlisted; /* there are more than a list has room for: this client cannot be suspended whole */
+    bool fresh;    /* no channel was reported before: so no arbiter has suspended these */
     uint32_t compute[RM_CHANNELS], copy[RM_CHANNELS];
 };
 
@@ -29,16 +29,16 @@ struct capture_reported {
 
 struct capture {
     _Atomic(int (*)(int fd, unsigned long request, ...)) next; /* the ioctl behind ours */
-    pthread_mutex_t lock; /* guards the book; never held over a call */
-    struct objects book;
-    _Atomic bool changed; /* since the arbiter was told */
+    pthread_mutex_t lock;                                      /* guards `objects`; never held over a call */
+    struct objects objects;
+    _Atomic bool changed;      /* since the last report */
     pthread_mutex_t reporting; /* guards what follows */
-    struct capture_reported reported[CAPTURE_SEATS];
-    size_t tolds;
-    _Atomic bool ever; /* has an arbiter been told of any channel? */
+    struct capture_reported reported[CAPTURE_GROUPS];
+    size_t reported_count;
+    _Atomic bool ever; /* has any channel been reported to any arbiter? */
 };
 
-/* Tell the arbiter what changed since it was told last; nothing when nothing did or it is away, and not while the first context is
+/* Report what changed since the last report; nothing when nothing did or the arbiter is away, and not while the first context is
  * being made: its channels come one by one, and nothing runs on them yet. Makes system calls. */
 void capture_report(void);
 

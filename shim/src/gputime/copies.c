@@ -1,4 +1,5 @@
-/* copies.c - copies, fills, prefetches, memory operations, and functions of the CPU in a stream's order: copies.def has the list. What they tell is activity.c's.
+/* copies.c - copies, fills, prefetches, memory operations, and functions of the CPU in a stream's order: copies.def has the list.
+ * activity.c reports them.
  *
  * A call without a stream goes into the default one. Some return before the GPU is done (fills, copies inside the GPU or from memory that is
  * not pinned), so the driver is asked afterwards instead of taking its return for the end; that costs a question only while the

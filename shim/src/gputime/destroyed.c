@@ -1,7 +1,7 @@
 /* destroyed.c - streams that are destroyed while they have work, which the driver then does all the same.
  *
- * Nobody can ask such a stream any more. An event that is recorded in it before has its place in the records of activity.c, under a key
- * that no stream has, until it has passed or its context was waited for. One thread at a time asks an event, as whoever finds it passed
+ * Such a stream cannot be queried any more. An event that is recorded in it before has its place in the records of activity.c, under a key
+ * that no stream has, until it has passed or its context was waited for. One thread at a time queries an event, as whoever finds it passed
  * destroys it.
  */
 #include "gputime/launching.h"
@@ -42,7 +42,7 @@ void destroyed_leaves(CUstream stream, const struct activity_stream *of)
     }
 }
 
-/* Takes the key out while the event is asked; false: another thread has. */
+/* Takes the key out while the event is queried; false: another thread has. */
 static bool exchange_key(struct activity_stream *of, uintptr_t from, uintptr_t to)
 {
     pthread_mutex_lock(&activity_->placing);

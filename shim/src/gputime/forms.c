@@ -5,7 +5,7 @@ static const struct form nothing = {.kind = FORM_NOTHING};
 
 static struct form alloc_form(struct object object, uint64_t parameters)
 {
-    if (object.klass == RM_GROUP && parameters != 0)
+    if (object.object_class == RM_GROUP && parameters != 0)
         object.engine = ((const struct rm_group_parameters *)(uintptr_t)parameters)->engine;
     return (struct form){FORM_ALLOC, object};
 }
@@ -15,11 +15,11 @@ static struct form read_alloc(int fd, const void *argument, unsigned bytes)
     if (bytes == sizeof(struct rm_alloc)) {
         const struct rm_alloc *a = argument;
         if (a->status == RM_OK)
-            return alloc_form((struct object){a->client, a->handle, a->parent, a->klass, 0, fd}, a->parameters);
+            return alloc_form((struct object){a->client, a->handle, a->parent, a->object_class, 0, fd}, a->parameters);
     } else if (bytes == sizeof(struct rm_alloc_short)) {
         const struct rm_alloc_short *a = argument;
         if (a->status == RM_OK)
-            return alloc_form((struct object){a->client, a->handle, a->parent, a->klass, 0, fd}, a->parameters);
+            return alloc_form((struct object){a->client, a->handle, a->parent, a->object_class, 0, fd}, a->parameters);
     }
     return nothing;
 }

@@ -1,4 +1,4 @@
-/* launch.c - the functions that put work into a stream, and those that only ask or wait for it. What they tell is activity.c's.
+/* launch.c - the functions that put work into a stream, and those that only query or wait for it. activity.c reports it.
  *
  * Functions that wait and may free memory as well are hooked in pools.c, launches of graphs in graph.c.
  */

@@ -5,21 +5,21 @@
 #include "process.h"
 #include "gputime/streams.h"
 
-/* activity.c: a launch was counted. Tells of it, and waits, where that is due. */
+/* activity.c: a launch was counted. Reports it, and waits, where that is due. */
 void activity_launched(struct stream_name name);
-void activity_other_came(void); /* the first launch since idleness was told that is no kernel */
+void activity_other_came(void); /* the first launch since idleness was reported that is no kernel */
 
 void activity_waits_for_others(void); /* its kernels may stand behind another process's from now on */
 
 /* Is new work to wait? Only where suspending does not work. */
-static inline bool turn_gated(void)
+static inline bool launches_must_wait(void)
 {
     struct wire_turn *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 
-/* One more launch. Who takes a place away looks at `last` after he has changed the key, so the key is looked at again after `last`. The number
- * is the largest that the place has had: what was done there before it was drawn is not taken for this. */
+/* One more launch. The thread that takes a place away looks at `last` after it has changed the key, so the key is looked at again after
+ * `last`. The number is the largest that the place has had: what was done there before it was drawn is not taken for this. */
 static inline void activity_count(struct stream_name name)
 {
     struct activity_stream *of = stream_home(name);
@@ -40,7 +40,7 @@ static inline void activity_launch(CUstream stream, int ptds)
         return;
     struct stream_name name = stream_name(stream, ptds);
     activity_count(name);
-    if (UNLIKELY(!atomic_load_explicit(&tangram.hot.reported, memory_order_relaxed) || turn_gated()))
+    if (UNLIKELY(!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed) || launches_must_wait()))
         activity_launched(name);
 }
 
@@ -52,7 +52,7 @@ static inline void activity_other_known(void)
 }
 
 /* The same of what keeps no multiprocessor busy, or may: copies, fills, waits, graphs. The arbiter must not take it for done because the
- * driver sees nobody compute. Before the launch, so that one packet says both; after it, as idleness may have been told in between. */
+ * driver sees nobody compute. Before the launch, so that one packet reports both; after it, as idleness may have been reported in between. */
 static inline void activity_other(CUstream stream, int ptds)
 {
     activity_other_known();

@@ -3,74 +3,74 @@
 
 #include <stdlib.h>
 
-bool objects_follow(uint32_t klass)
+bool objects_follow(uint32_t object_class)
 {
-    return klass == RM_DEVICE || klass == RM_SUBDEVICE || klass == RM_GROUP || (klass & 0xff) == RM_CHANNEL_LOW;
+    return object_class == RM_DEVICE || object_class == RM_SUBDEVICE || object_class == RM_GROUP || (object_class & 0xff) == RM_CHANNEL_LOW;
 }
 
-static size_t place(const struct objects *book, uint32_t client, uint32_t handle)
+static size_t place(const struct objects *objects, uint32_t client, uint32_t handle)
 {
     size_t at = 0;
-    while (at < book->count && (book->object[at].client != client || book->object[at].handle != handle))
+    while (at < objects->count && (objects->object[at].client != client || objects->object[at].handle != handle))
         at++;
     return at;
 }
 
-const struct object *objects_find(const struct objects *book, uint32_t client, uint32_t handle)
+const struct object *objects_find(const struct objects *objects, uint32_t client, uint32_t handle)
 {
-    size_t at = place(book, client, handle);
-    return at < book->count ? &book->object[at] : NULL;
+    size_t at = place(objects, client, handle);
+    return at < objects->count ? &objects->object[at] : NULL;
 }
 
-bool objects_add(struct objects *book, struct object added)
+bool objects_add(struct objects *objects, struct object added)
 {
-    size_t at = place(book, added.client, added.handle);
-    if (at == book->room) {
-        size_t room = book->room ? book->room * 2 : 64;
-        struct object *grown = realloc(book->object, room * sizeof *grown);
+    size_t at = place(objects, added.client, added.handle);
+    if (at == objects->room) {
+        size_t room = objects->room ? objects->room * 2 : 64;
+        struct object *grown = realloc(objects->object, room * sizeof *grown);
         if (grown == NULL)
             return false;
-        book->object = grown;
-        book->room = room;
+        objects->object = grown;
+        objects->room = room;
     }
-    book->object[at] = added;
-    if (at == book->count)
-        book->count++;
+    objects->object[at] = added;
+    if (at == objects->count)
+        objects->count++;
     return true;
 }
 
-bool objects_remove(struct objects *book, uint32_t client, uint32_t handle)
+bool objects_remove(struct objects *objects, uint32_t client, uint32_t handle)
 {
     bool ran = false;
-    for (size_t at = 0; at < book->count;) {
-        const struct object *object = &book->object[at];
+    for (size_t at = 0; at < objects->count;) {
+        const struct object *object = &objects->object[at];
         if (object->client != client || (handle != client && object->handle != handle && object->parent != handle)) {
             at++;
             continue;
         }
         uint32_t gone = object->handle;
-        ran |= object->klass != RM_DEVICE && object->klass != RM_SUBDEVICE;
-        book->object[at] = book->object[--book->count];
+        ran |= object->object_class != RM_DEVICE && object->object_class != RM_SUBDEVICE;
+        objects->object[at] = objects->object[--objects->count];
         if (gone != handle && handle != client) { /* a child: what stands under it goes too; then look again from the start */
-            ran |= objects_remove(book, client, gone);
+            ran |= objects_remove(objects, client, gone);
             at = 0;
         }
     }
     return ran;
 }
 
-const struct object *objects_device(const struct objects *book, const struct object *of)
+const struct object *objects_device(const struct objects *objects, const struct object *of)
 {
-    for (unsigned steps = 0; of != NULL && of->klass != RM_DEVICE; steps++)
-        of = steps < 8 ? objects_find(book, of->client, of->parent) : NULL; /* a handle may be its own parent in garbage */
+    for (unsigned steps = 0; of != NULL && of->object_class != RM_DEVICE; steps++)
+        of = steps < 8 ? objects_find(objects, of->client, of->parent) : NULL; /* a handle may be its own parent in garbage */
     return of;
 }
 
-const struct object *objects_subdevice(const struct objects *book, uint32_t client, uint32_t device)
+const struct object *objects_subdevice(const struct objects *objects, uint32_t client, uint32_t device)
 {
-    for (size_t at = 0; at < book->count; at++) {
-        const struct object *object = &book->object[at];
-        if (object->client == client && object->klass == RM_SUBDEVICE && object->parent == device)
+    for (size_t at = 0; at < objects->count; at++) {
+        const struct object *object = &objects->object[at];
+        if (object->client == client && object->object_class == RM_SUBDEVICE && object->parent == device)
             return object;
     }
     return NULL;
@@ -78,22 +78,22 @@ const struct object *objects_subdevice(const struct objects *book, uint32_t clie
 
 static bool is_kind(const struct object *group, enum engine_kind kind)
 {
-    if (group == NULL || group->klass != RM_GROUP)
+    if (group == NULL || group->object_class != RM_GROUP)
         return false;
     bool compute = group->engine >= RM_ENGINE_COMPUTE_FIRST && group->engine <= RM_ENGINE_COMPUTE_LAST;
     return kind == ENGINE_COMPUTE ? compute : group->engine >= RM_ENGINE_COPY_FIRST;
 }
 
-size_t objects_channels(const struct objects *book, uint32_t client, uint32_t device, enum engine_kind kind,
+size_t objects_channels(const struct objects *objects, uint32_t client, uint32_t device, enum engine_kind kind,
                         uint32_t channel[RM_CHANNELS])
 {
     size_t found = 0;
-    for (size_t at = 0; at < book->count; at++) {
-        const struct object *object = &book->object[at];
-        if (object->client != client || (object->klass & 0xff) != RM_CHANNEL_LOW)
+    for (size_t at = 0; at < objects->count; at++) {
+        const struct object *object = &objects->object[at];
+        if (object->client != client || (object->object_class & 0xff) != RM_CHANNEL_LOW)
             continue;
-        const struct object *group = objects_find(book, client, object->parent);
-        const struct object *on = is_kind(group, kind) ? objects_device(book, group) : NULL;
+        const struct object *group = objects_find(objects, client, object->parent);
+        const struct object *on = is_kind(group, kind) ? objects_device(objects, group) : NULL;
         if (on == NULL || on->handle != device)
             continue;
         if (found < RM_CHANNELS)
@@ -103,8 +103,8 @@ size_t objects_channels(const struct objects *book, uint32_t client, uint32_t de
     return found;
 }
 
-void objects_clear(struct objects *book)
+void objects_clear(struct objects *objects)
 {
-    free(book->object);
-    *book = (struct objects){0};
+    free(objects->object);
+    *objects = (struct objects){0};
 }

@@ -30,13 +30,13 @@ enum { RM_ENGINE_COMPUTE_FIRST = 1, RM_ENGINE_COMPUTE_LAST = 8, RM_ENGINE_COPY_F
 enum { RM_OK = 0 };
 
 struct rm_alloc { /* 48 bytes */
-    uint32_t client, parent, handle, klass;
+    uint32_t client, parent, handle, object_class;
     uint64_t parameters, rights;
     uint32_t parameters_bytes, flags, status, pad;
 };
 
 struct rm_alloc_short { /* 32 bytes */
-    uint32_t client, parent, handle, klass;
+    uint32_t client, parent, handle, object_class;
     uint64_t parameters;
     uint32_t parameters_bytes, status;
 };

@@ -1,8 +1,8 @@
 /* streams.c - which place a stream has in the records of activity.c. See streams.h.
  *
- * A place whose stream has nothing left is given to another; where all that a stream may have are in use, a larger table is made. Who
- * launches finds his place without a lock, marks it, and looks again whether it is still his: who takes places away changes the key first
- * and looks then whether something was launched.
+ * A place whose stream has nothing left is given to another; where all that a stream may have are in use, a larger table is made. A thread
+ * that launches finds its place without a lock, marks it, and looks again whether it is still its own: a thread that takes places away
+ * changes the key first and looks then whether something was launched.
  */
 #include "gputime/streams.h"
 
@@ -148,7 +148,7 @@ static CUcontext context_of(CUstream stream)
 static bool is_free(struct activity_stream *of)
 {
     uintptr_t key = atomic_exchange(&of->key, STREAM_BEING_NAMED);
-    if (key == STREAM_BEING_NAMED || stream_is_event(key) || (key != 0 && !stream_is_clean(of))) { /* an event is asked first */
+    if (key == STREAM_BEING_NAMED || stream_is_event(key) || (key != 0 && !stream_is_clean(of))) { /* an event is queried first */
         atomic_store(&of->key, key);
         return false;
     }

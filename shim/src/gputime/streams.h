@@ -1,10 +1,10 @@
 /* streams.h - the names of streams, by which activity.c keeps records of them.
  *
  * A stream that the program made has a handle unlike any other's. The default ones are known by their context as well: each context
- * has its own, and those of a thread, which only that thread can ask, differ from thread to thread: an odd key, unlike any
+ * has its own, and those of a thread, which only that thread can query, differ from thread to thread: an odd key, unlike any
  * handle. The legacy default stream has two names. What a stream had when it was destroyed is known by an event (destroyed.c).
  *
- * The first context is CONTEXT_FIRST here, not its handle: while a process has had no other, a launch need not ask in which it is.
+ * The first context is CONTEXT_FIRST here, not its handle: while a process has had no other, a launch need not find out in which it is.
  */
 #ifndef TANGRAM_STREAMS_H
 #define TANGRAM_STREAMS_H
@@ -22,7 +22,7 @@ struct stream_name {
 };
 
 CUcontext stream_context_named(CUcontext context);
-CUcontext stream_context_of_thread(void); /* asks the driver; NULL = none */
+CUcontext stream_context_of_thread(void); /* from the driver; NULL = none */
 /* Is the calling thread's context one that was not seen being made? A launch does not look. */
 void stream_context_check(void);
 uintptr_t stream_key_of_thread(void);
@@ -88,7 +88,7 @@ bool stream_is_clean(struct activity_stream *of);
 void stream_clean(_Atomic uint64_t *clean, uint64_t launches); /* raises it to that */
 void stream_gone(struct activity_stream *of, struct stream_name name); /* with whatever was in it, if the place is still its */
 
-/* done.c: asks the driver where the records do not say it */
+/* done.c: queries the driver where the records do not say it */
 bool stream_captures(CUstream stream);
 bool stream_done(struct activity_stream *of);
 bool streams_done(void);  /* by the calling thread, in its context */

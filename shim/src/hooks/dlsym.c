@@ -1,10 +1,10 @@
 /* dlsym.c - the two functions of libc that the library replaces, so that a program that looks the driver up meets the hooks.
  *
- * RTLD_NEXT and RTLD_DEFAULT mean something only to the object that asks: libc tells it by the return address. So whatever is
+ * RTLD_NEXT and RTLD_DEFAULT depend on the calling object: libc finds it by the return address. So whatever is
  * not ours is not called but jumped to, with the registers and the stack as they came; libc then sees the caller itself, and
  * a chain of interposers works as it does without us.
  *
- * An explicit handle is answered with a hook only when what it holds is the driver's function, not another interposer's. A newer form of
+ * An explicit handle is answered with a hook only when its symbol is the driver's function, not another interposer's. A newer form of
  * a function that we hook is the driver's own, as it is by cuGetProcAddress, and reported. The driver's functions have no versions, so
  * dlvsym finds them by any.
  */

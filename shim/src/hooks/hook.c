@@ -30,7 +30,7 @@ static const struct hook management_hooks[] = {
 
 enum { HOOKS = sizeof hooks / sizeof *hooks, MANAGEMENT_HOOKS = sizeof management_hooks / sizeof *management_hooks };
 
-static _Atomic(void *) handed_out[HOOKS]; /* by cuGetProcAddress for exactly this hook; NULL = not asked yet, or it has none */
+static _Atomic(void *) handed_out[HOOKS]; /* by cuGetProcAddress for exactly this hook; NULL = not looked up yet, or it has none */
 
 void *hook_for_name(const char *name)
 {

@@ -2,7 +2,7 @@
  *
  * The loader binds a name to the first object that defines it: the program, LD_PRELOAD in its order, /etc/ld.so.preload, then what they
  * need. So LD_PRELOAD=libc.so.6 puts libc's dlsym before ours, and LD_PRELOAD=libcuda.so.1, which people set to choose a driver, the
- * driver's functions. Then no hook is met, and no other part of the library could tell.
+ * driver's functions. Then no hook is met, and no other part of the library could notice.
  *
  * The first of our code that runs sees it in the loader's list, before main(). It starts the program again, in the same process, with the
  * library first in LD_PRELOAD; what else was named there stays and follows. If that cannot be, the program ends as one whose libraries

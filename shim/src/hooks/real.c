@@ -73,7 +73,7 @@ static void fetch(void *handle, const char *name, void *slot)
         memcpy(slot, &found, sizeof found);
 }
 
-/* Reported where there is a grant: memory that this function would have told of may not be counted. */
+/* Reported where there is a grant: memory that this function would have shown may not be counted. */
 static void driver_lacks(const char *name)
 {
     if (grant_ready() == GRANT_NONE)

@@ -1,4 +1,4 @@
-/* answers.c - what the arbiter's packets mean here, and what it is told once a second. Called by whoever reads. */
+/* answers.c - what the arbiter's packets mean here, and what is reported once a second. Called by the thread that reads. */
 #include "process.h"
 
 #include <pthread.h>
@@ -40,7 +40,7 @@ static bool answers(struct awaited *awaited, uint32_t seq)
     return true;
 }
 
-/* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that asked
+/* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that requested it
  * has woken up. A lease that nobody waits for is unused. What is held for a context is no lease. */
 static void leased(uint32_t seq, const struct wire_leased *in)
 {
@@ -57,7 +57,7 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         return;
     }
     if (seq & WIRE_SEQ_HOLD) {
-        link_->hold_answer = *in;
+        link_->shared_answer = *in;
         answers(&link_->hold, seq);
         return;
     }

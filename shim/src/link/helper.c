@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 enum {
-    STATEMENT_MS = 1000, /* use is told, and surplus returned, at most this often; guessed */
-    LOOK_MS = 200,       /* at the heartbeat, and for a connection that is wanted */
+    STATEMENT_MS = 1000,  /* use is reported, and surplus returned, at most this often; guessed */
+    LOOK_MS = 200,        /* at the heartbeat, and for a connection that is wanted */
     WORKING_LOOK_MS = 20, /* for work that ended and was never waited for; guessed */
-    MAKING_LOOK_MS = 5,  /* while a context is made, whose channels are to be told of; guessed */
-    HASTY_LOOK_MS = 2,   /* after an IDLE that it was too soon to tell, and HASTY_LOOKS times more; guessed */
+    MAKING_LOOK_MS = 5,   /* while a context is made, whose channels are to be reported; guessed */
+    HASTY_LOOK_MS = 2,    /* after an IDLE that it was too soon to report, and HASTY_LOOKS times more; guessed */
     HASTY_LOOKS = 10,
     END_MS = 1000 /* so long the end of the program waits for a call of the driver's; guessed */
 };
@@ -81,7 +81,7 @@ static unsigned look_every_ms(const struct rounds *rounds)
 {
     if (rounds->hasty > 0)
         return HASTY_LOOK_MS;
-    if (activity_is_reported())
+    if (activity_work_reported())
         return WORKING_LOOK_MS;
     return atomic_load(&tangram.contexts.making) > 0 ? MAKING_LOOK_MS : LOOK_MS;
 }
@@ -91,7 +91,7 @@ static void look(struct rounds *rounds)
 {
     bool driver = driver_enter();
     rounds->hasty = driver && activity_report_later() ? HASTY_LOOKS : rounds->hasty > 0 ? rounds->hasty - 1 : 0;
-    turn_watch();
+    time_link_watch();
     if (driver)
         activity_look();
     driver_leave();
@@ -109,14 +109,14 @@ static void state_things(struct rounds *rounds)
         link_read(); /* finds out that the connection is over */
     reserve_fill();
     link_look_for_page();
-    turn_look_for_page();
+    time_link_look_for_page();
     rounds->statement_ms = now_ms() + STATEMENT_MS;
 }
 
 static void *helper(void *unused)
 {
     (void)unused;
-    prctl(PR_SET_NAME, "tangram"); /* for who looks at the program's threads, as the arbiter does */
+    prctl(PR_SET_NAME, "tangram"); /* for those that look at the program's threads, as the arbiter does */
     const bool rooted = root_keep();
     take_over();
     if (!rooted)
@@ -124,7 +124,7 @@ static void *helper(void *unused)
     for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
         pthread_mutex_lock(&link_->lock);
         bool there = link_try(), connected = link_->stage == LINK_CONNECTED;
-        struct pollfd ready[2] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = turn_try(), .events = POLLIN}};
+        struct pollfd ready[2] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = time_link_try(), .events = POLLIN}};
         uint64_t due_ms = there ? rounds.look_ms : link_->again_ms < rounds.look_ms ? link_->again_ms : rounds.look_ms;
         pthread_mutex_unlock(&link_->lock);
         uint64_t now = now_ms();
@@ -132,7 +132,7 @@ static void *helper(void *unused)
         if (came > 0 && ready[0].revents != 0)
             link_read();
         if (came > 0 && ready[1].revents != 0)
-            turn_read();
+            time_link_read();
         now = now_ms();
         if (connected && now >= rounds.statement_ms)
             state_things(&rounds);

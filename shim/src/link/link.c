@@ -1,14 +1,14 @@
-/* link.c - the connection to the arbiter: how it is met, and who reads on it. What is asked over it is in request.c.
+/* link.c - the connection to the arbiter: how it is made, and which thread reads on it. Requests over it are in request.c.
  *
  * HELLO is sent when the driver is initialised, so that the arbiter has answered by the time memory is wanted. One thread reads at a time:
  * the helper, or, before there is one and where none can be had, whoever waits for an answer.
  *
  * Three ways in which the arbiter does not answer
- *     away        nobody listens, or the connection ended. Who asks waits until it has been away for `wait_ms` of the page; all
+ *     away        nothing listens, or the connection ended. A request waits until it has been away for `wait_ms` of the page; all
  *                 threads share that wait, and after it each is refused at once until the arbiter is back.
  *     silent      it is connected, or has taken our connection, and says nothing for SILENT_MS. That is noticed once: from then on, until
- *                 a packet comes, who asks is refused at once. A measure that does not come for MEASURE_MS is noticed once, too.
- *     turning us away   it answers HELLO with an ERROR. Who asks is refused at once; the helper goes on trying.
+ *                 a packet comes, requests are refused at once. A measure that does not come for MEASURE_MS is noticed once, too.
+ *     rejecting   it answers HELLO with an ERROR. Requests are refused at once; the helper goes on trying.
  * What is leased stays usable in all of them.
  */
 #include "process.h"
@@ -21,12 +21,12 @@
 #include <unistd.h>
 
 enum {
-    SILENT_MS = 2000,     /* specified */
-    WAIT_MS = 30000,      /* specified: where the arbiter's page says nothing of it */
-    WAIT_MOST_MS = 600000, /* guessed */
-    PROMISE_MS = 500,     /* after HELLO; half of what the arbiter keeps to: specified */
-    RETRY_FIRST_MS = 5,   /* guessed */
-    RETRY_MOST_MS = 200,  /* below the arbiter's grace after a start, in which it waits for statements */
+    SILENT_MS = 2000,       /* specified */
+    WAIT_MS = 30000,        /* specified: where the arbiter's page says nothing of it */
+    WAIT_MOST_MS = 600000,  /* guessed */
+    PROMISE_MS = 500,       /* after HELLO; half of what the arbiter keeps to: specified */
+    RETRY_FIRST_MS = 5,     /* guessed */
+    RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
     THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
     SEQ_MASK = 0x07ffffff
 };
@@ -45,7 +45,7 @@ uint32_t link_next_seq(void)
     return link_->seq == 0 ? ++link_->seq : link_->seq;
 }
 
-bool link_say(enum wire_type type, const void *body, uint32_t body_bytes)
+bool link_send(enum wire_type type, const void *body, uint32_t body_bytes)
 {
     return wire_send(&link_->end, type, link_next_seq(), body, body_bytes);
 }
@@ -56,7 +56,7 @@ uint32_t link_page_word(size_t at)
     return page == NULL ? 0 : atomic_load_explicit((const _Atomic uint32_t *)(const void *)(page + at), memory_order_relaxed);
 }
 
-/* What this process holds, in full: the arbiter takes it as it is when it has just come back. */
+/* What this process leases, in full: the arbiter takes it as it is when it has just come back. */
 bool link_state_use(struct gpu *gpu)
 {
     uint64_t leased = atomic_load(&gpu->leased_bytes), unused = atomic_load(&gpu->unused_bytes);
@@ -68,10 +68,10 @@ bool link_state_use(struct gpu *gpu)
     };
     atomic_store(&gpu->stated_bytes, usage.used_bytes);
     atomic_store(&gpu->stated_managed_mib, usage.managed_mib);
-    return link_say(WIRE_USAGE, &usage, sizeof usage);
+    return link_send(WIRE_USAGE, &usage, sizeof usage);
 }
 
-bool link_say_context(struct gpu *gpu, enum wire_step step, uint32_t seq)
+bool link_send_context(struct gpu *gpu, enum wire_step step, uint32_t seq)
 {
     struct wire_context context = {.gpu = (uint32_t)atomic_load(&gpu->wire),
                                    .step = (uint32_t)step,
@@ -93,17 +93,17 @@ static bool can_be_welcomed(int page_fd)
     return page_fd >= 0 || atomic_load(&link_->page) != NULL;
 }
 
-/* Locked. What this process has of a GPU, said to an arbiter that may be new. */
+/* Locked. What this process has of a GPU, sent to an arbiter that may be new. */
 static bool restate(struct gpu *gpu)
 {
     struct gpu_contexts *contexts = &tangram.contexts.of[gpu->at];
     if (atomic_load(&gpu->leased_bytes) > 0 && !link_state_use(gpu))
         return false;
-    return holds_restate(gpu) &&
-           (atomic_load(&contexts->bytes) == 0 || link_say_context(gpu, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT));
+    return shared_restate(gpu) &&
+           (atomic_load(&contexts->bytes) == 0 || link_send_context(gpu, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT));
 }
 
-/* Locked. The arbiter's limits are the ones that hold; the grant said which GPUs are meant. */
+/* Locked. The arbiter's limits are the ones that are enforced; the grant says which GPUs are meant. */
 static bool welcomed(const struct wire_welcome *in)
 {
     for (unsigned i = 0; i < tangram.grant.gpus; i++) {
@@ -121,7 +121,7 @@ static bool welcomed(const struct wire_welcome *in)
         }
     }
     link_->stage = LINK_CONNECTED;
-    link_->turned_away = false;
+    link_->rejected = false;
     link_->lost_at_ms = 0;
     link_->states_reported = 0;
     pthread_cond_broadcast(&link_->changed);
@@ -171,7 +171,7 @@ void link_greet(void)
     quiet_end(quiet);
 }
 
-/* Locked, by the one who reads. */
+/* Locked, by the thread that reads. */
 static void lost(void)
 {
     bool was_connected = link_->stage == LINK_CONNECTED;
@@ -180,7 +180,7 @@ static void lost(void)
     link_->ended++;
     atomic_store(&link_->silent, false);
     atomic_store(&link_->measures_late, false);
-    atomic_store(&link_->given_seq, 0); /* the next arbiter is told what there is */
+    atomic_store(&link_->given_seq, 0); /* the next arbiter gets the whole state */
     if (was_connected) {
         link_->lost_at_ms = now_ms();
         link_->pause_ms = 0;
@@ -194,7 +194,7 @@ static bool answered_hello(const struct wire_packet *packet, int passed)
 {
     bool good = packet->header.type == WIRE_WELCOME && can_be_welcomed(passed);
     if (packet->header.type == WIRE_ERROR)
-        warn(WARN_TURNED_AWAY, "the arbiter turns this process away (%.*s): GPU memory is refused", (int)sizeof packet->body.error.text,
+        warn(WARN_REJECTED, "the arbiter rejects this process (%.*s): GPU memory is refused", (int)sizeof packet->body.error.text,
              packet->body.error.text);
     pthread_mutex_lock(&link_->lock);
     if (good) {
@@ -202,7 +202,7 @@ static bool answered_hello(const struct wire_packet *packet, int passed)
         link_->promised_bytes = packet->body.welcome.promised_mib * MIB;
         good = atomic_load(&link_->page) != NULL && welcomed(&packet->body.welcome);
     } else {
-        link_->turned_away = packet->header.type == WIRE_ERROR;
+        link_->rejected = packet->header.type == WIRE_ERROR;
     }
     pthread_mutex_unlock(&link_->lock);
     if (good)
@@ -261,7 +261,7 @@ void link_pump(uint64_t deadline_ms)
     pthread_cond_broadcast(&link_->changed);
 }
 
-/* Locked. How long an arbiter that is away is waited for: as the program's environment says, else as the arbiter said while it was there. It
+/* Locked. How long an arbiter that is away is waited for: as the program's environment says, else as the arbiter announced while it was there. It
  * limits nothing but patience. */
 static uint64_t wait_ms(void)
 {
@@ -276,7 +276,7 @@ static uint64_t worth_until_ms(void)
 {
     if (link_->stage == LINK_GREETED)
         return link_->greeted_at_ms + SILENT_MS;
-    if (link_->turned_away)
+    if (link_->rejected)
         return 0;
     return (link_->lost_at_ms == 0 ? now_ms() : link_->lost_at_ms) + wait_ms();
 }
@@ -346,7 +346,7 @@ bool link_wait(void)
 void link_have_helper(void)
 {
     set_up();
-    if (link_->threaded || link_->pumping || process_is_guest() || now_ms() < link_->thread_again_ms) /* who pumps makes it when it has its answer */
+    if (link_->threaded || link_->pumping || process_is_guest() || now_ms() < link_->thread_again_ms) /* a thread that pumps makes it when it has its answer */
         return;
     bool made = helper_start();
     if (!made) {

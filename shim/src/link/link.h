@@ -1,7 +1,8 @@
 /* link.h - the connection to the arbiter: what is kept of it, and what its files offer each other and the rest.
  *
- * packet.c sends and receives one packet, link.c connects and reads, request.c asks, answers.c takes what comes. helper.c is the thread that reads while nobody asks, and
- * nothing depends on it: a thread that waits for an answer reads itself where there is no helper. process.h includes this.
+ * packet.c sends and receives one packet, link.c connects and reads, request.c requests, answers.c takes what comes. helper.c is the thread
+ * that reads while no request waits, and nothing depends on it: a thread that waits for an answer reads itself where there is no helper.
+ * process.h includes this.
  */
 #ifndef TANGRAM_LINK_H
 #define TANGRAM_LINK_H
@@ -27,7 +28,7 @@ struct wire_file {
 
 /* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
 struct wire_end {
-    int fd; /* -1 = none */
+    int fd;    /* -1 = none */
     pid_t pid; /* that connected it */
     dev_t device;
     ino_t inode;
@@ -62,44 +63,44 @@ enum link_stage {
 };
 
 struct link {
-    pthread_mutex_t listing, holding; /* one question of a kind at a time; taken before `lock`, and held while one waits */
+    pthread_mutex_t listing, sharing; /* one question of a kind at a time; taken before `lock`, and held while one waits */
     pthread_mutex_t lock;             /* guards what follows, and every send */
     pthread_cond_t changed;
-    bool clocked;  /* `changed` is set up, and `wanted_ms` read */
-    uint32_t wanted_ms; /* how long the program wants an arbiter that is away waited for; 0 = it does not say */
-    bool threaded; /* the helper thread was made */
-    bool reading;  /* and reads from now on */
-    bool pumping;  /* a thread that waits for an answer reads in its place */
+    bool clocked;             /* `changed` is set up, and `wanted_ms` read */
+    uint32_t wanted_ms;       /* how long the program wants an arbiter that is away waited for; 0 = it does not say */
+    bool threaded;            /* the helper thread was made */
+    bool reading;             /* and reads from now on */
+    bool pumping;             /* a thread that waits for an answer reads in its place */
     uint64_t thread_again_ms; /* not before then is a thread tried again that could not be made */
     enum link_stage stage;
     uint32_t ended; /* connections that ended: what was asked on one is not answered on the next */
     struct wire_end end;
     struct wire_past past;
-    uint64_t greeted_at_ms; /* monotonic, as all that follow */
-    uint64_t lost_at_ms;    /* since when the arbiter is away; 0 = nobody requested it yet */
-    uint64_t again_ms;      /* not before then is it tried again */
-    unsigned pause_ms;      /* between tries */
-    bool turned_away;       /* it answered HELLO with an ERROR: nobody waits for it any more */
-    _Atomic bool silent;    /* it is there and has not answered in time: nobody waits until a packet comes */
+    uint64_t greeted_at_ms;     /* monotonic, as all that follow */
+    uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = nobody requested it yet */
+    uint64_t again_ms;          /* not before then is it tried again */
+    unsigned pause_ms;          /* between tries */
+    bool rejected;              /* it answered HELLO with an ERROR: no request waits for it any more */
+    _Atomic bool silent;        /* it is there and has not answered in time: nobody waits until a packet comes */
     _Atomic bool measures_late; /* the same of a measure, which it may be long about: for that nobody waits until a packet comes */
     uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first GPU; 0 = nothing */
     uint64_t promised_until_ms; /* so long we rely on it */
     uint32_t seq;
-    uint32_t states_reported;    /* as the arbiter was told last; see state.c */
-    _Atomic uint32_t given_seq; /* of the RETURN or DROP that was said last; 0 = it is answered */
+    uint32_t states_reported;   /* as reported last; see state.c */
+    _Atomic uint32_t given_seq; /* of the RETURN or DROP that was sent last; 0 = it is answered */
     _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
     struct awaited lease, context, measured, processes, hold, grow;
-    struct wire_leased lease_answer, context_answer, hold_answer, grow_answer;
+    struct wire_leased lease_answer, context_answer, shared_answer, grow_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
     uint32_t listed_room, listed_count;
-    struct wire_packet packet;              /* of whoever reads: one at a time */
-    bool blind; /* there was no descriptor for the page: what it shows is not known */
-    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process holds, per wire GPU */
+    struct wire_packet packet;            /* of whoever reads: one at a time */
+    bool blind;                           /* there was no descriptor for the page: what it shows is not known */
+    const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process leases, per wire GPU */
 };
 
 #define LINK_NEVER_MET                                                                                                         \
     {                                                                                                                          \
-        .listing = PTHREAD_MUTEX_INITIALIZER, .holding = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,         \
+        .listing = PTHREAD_MUTEX_INITIALIZER, .sharing = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,         \
         .end = {.fd = -1}                                                                                                      \
     }
 
@@ -133,7 +134,7 @@ bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *p
 
 /* root.c: for a program that changes its root */
 bool root_keep(void);        /* by the helper: it keeps the root that it has. false: the kernel does not let it */
-void root_keep_folder(void); /* of the socket, where no thread keeps the root; by the one who connects */
+void root_keep_folder(void); /* of the socket, where no thread keeps the root; by the thread that connects */
 bool root_connect(int fd);   /* to the arbiter's socket in the folder that is kept, where that is out of reach */
 bool root_stat(struct stat *there); /* the same of its file */
 
@@ -141,7 +142,7 @@ bool root_stat(struct stat *there); /* the same of its file */
 void link_greet(void);          /* sends HELLO and waits for nothing */
 bool link_wait(void);           /* until connected, as long as an arbiter that is there may take */
 void link_forget(void);         /* in a forked child */
-void link_look_for_page(void);  /* by the one who reads, now and then: connects anew where there is a descriptor for the page by now */
+void link_look_for_page(void);  /* by the thread that reads, now and then: connects anew where there is a descriptor for the page by now */
 bool link_has_helper(void);     /* false: what is not needed is returned at once, for nobody would answer a recall */
 uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
 
@@ -156,20 +157,20 @@ void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
 bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, uint32_t *count);
 enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
 void link_grown(struct gpu *gpu);
-enum link_answer link_hold(struct gpu *gpu, struct wire_shared *said); /* locked afterwards when it is granted */
+enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message); /* locked afterwards when it is granted */
 
-/* Between link.c, request.c and helper.c. "Locked" = the caller holds link.lock. */
+/* Between link.c, request.c and helper.c. "Locked" = called with link.lock held. */
 uint32_t link_next_seq(void);         /* locked */
-bool link_say(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
-bool link_say_context(struct gpu *gpu, enum wire_step step, uint32_t seq); /* locked, connected */
-bool link_drop(const struct wire_shared *said); /* locked, connected */
+bool link_send(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
+bool link_send_context(struct gpu *gpu, enum wire_step step, uint32_t seq); /* locked, connected */
+bool link_drop(const struct wire_shared *message); /* locked, connected */
 bool link_connected_in_time(void);    /* locked */
 bool link_is_silent(void);            /* locked, connected */
 void link_have_helper(void);          /* locked */
 void link_wait_until(uint64_t deadline_ms); /* locked */
 void link_pump(uint64_t deadline_ms); /* locked */
-bool link_try(void);                  /* locked, by the one who reads; false: the arbiter is away */
-void link_read(void);                 /* not locked, by the one who reads, when there is something */
+bool link_try(void);                  /* locked, by the thread that reads; false: the arbiter is away */
+void link_read(void);                 /* not locked, by the thread that reads, when there is something */
 bool link_state_use(struct gpu *gpu); /* locked */
 
 /* answers.c */

@@ -45,9 +45,9 @@ static bool same_file(const struct wire_file *one, const struct wire_file *other
            one->made.tv_nsec == other->made.tv_nsec;
 }
 
-/* The kernel ends what a killed arbiter had one by one, on a busy machine with pauses between. It may still listen when our connection has ended: who
- * connects then is hung up on, and a socket of the reserve would be lost. So that waits for another arbiter's file. Where there is none after a while,
- * the arbiter lives and has hung up on us alone. */
+/* The kernel ends what a killed arbiter had one by one, on a busy machine with pauses between. It may still listen when our connection has
+ * ended: who connects then is hung up on, and a socket of the reserve would be lost. So that waits for another arbiter's file. Where there
+ * is none after a while, the arbiter lives and has hung up on us alone. */
 static bool may_spend(const struct wire_past *past, const struct wire_file *file)
 {
     bool another = past->file.inode != 0 && file->inode != 0 && !same_file(&past->file, file);

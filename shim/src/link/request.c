@@ -1,7 +1,7 @@
-/* request.c - what is asked of the arbiter, and what is said to it, by the threads of the program.
+/* request.c - what the threads of the program request from the arbiter and report to it.
  *
- * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile is asked again
- * when it is back, and one that is silent is asked nothing. link.lock is free while one waits.
+ * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile gets the question again
+ * when it is back, and one that is silent gets none. link.lock is free while one waits.
  */
 #include "process.h"
 
@@ -21,7 +21,7 @@ struct tries {
 
 static struct link *const link_ = &tangram.link;
 
-/* Locked. What is free for this process once the arbiter has read it: who asks how much that is waits for the answer. */
+/* Locked. What is free for this process once the arbiter has read it: a query of how much that is waits for the answer. */
 static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
 {
     uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
@@ -31,9 +31,9 @@ static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
     return sent;
 }
 
-bool link_drop(const struct wire_shared *said)
+bool link_drop(const struct wire_shared *message)
 {
-    return give(WIRE_DROP, said, sizeof *said);
+    return give(WIRE_DROP, message, sizeof *message);
 }
 
 static bool is_connected(void)
@@ -126,7 +126,7 @@ static bool requests(struct tries *tries)
     return true;
 }
 
-/* Locked, connected. One question. LINK_ABSENT: it was not answered; ask again if the arbiter went away meanwhile. */
+/* Locked, connected. One question. LINK_ABSENT: it was not answered; send it again if the arbiter went away meanwhile. */
 static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
 {
     struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
@@ -176,7 +176,7 @@ void link_return(struct gpu *gpu, uint64_t most_bytes)
     quiet_end(quiet);
 }
 
-/* What no process of the container holds. False when that is not known: never connected, or the arbiter is away. */
+/* What no process of the container leases. False when that is not known: never connected, or the arbiter is away. */
 bool link_unleased(struct gpu *gpu, uint64_t *bytes)
 {
     const _Atomic uint64_t *page = atomic_load_explicit(&link_->page, memory_order_acquire);
@@ -203,8 +203,8 @@ static void request_chunk_ahead(struct gpu *gpu)
  * ends is granted, and its answer need not be waited for. Bytes; 0 = nothing was promised, or it is too late. It is spent either way. */
 static uint64_t redeem_promise(struct gpu *gpu)
 {
-    bool holds = atomic_load(&gpu->wire) == 0 && now_ms() < link_->promised_until_ms;
-    uint64_t bytes = holds ? link_->promised_bytes : 0;
+    bool promised = atomic_load(&gpu->wire) == 0 && now_ms() < link_->promised_until_ms;
+    uint64_t bytes = promised ? link_->promised_bytes : 0;
     link_->promised_bytes = 0;
     return bytes;
 }
@@ -213,7 +213,7 @@ static uint64_t redeem_promise(struct gpu *gpu)
 static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
 {
     link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
-    bool sent = link_say_context(gpu, WIRE_BEGIN, link_->context.seq);
+    bool sent = link_send_context(gpu, WIRE_BEGIN, link_->context.seq);
     if (!reached(sent))
         return LINK_ABSENT;
     link_have_helper(); /* now, while the arbiter decides */
@@ -229,11 +229,11 @@ static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
         granted_bytes = link_->context_answer.granted_bytes;
     }
     *estimated = granted_bytes > 0;
-    atomic_store(&tangram.contexts.of[gpu->at].bytes, granted_bytes); /* what the next arbiter is told, should this one end before it has measured */
+    atomic_store(&tangram.contexts.of[gpu->at].bytes, granted_bytes); /* reported to the next arbiter, should this one end before it has measured */
     return LINK_GRANTED;
 }
 
-/* Before the first context on a GPU. *estimated: the arbiter knew what it will take, and holds that. */
+/* Before the first context on a GPU. *estimated: the arbiter knew what it will take, and has reserved that. */
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -250,8 +250,8 @@ enum link_answer link_context_begin(struct gpu *gpu, bool *estimated)
 
 static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_t bytes)
 {
-    struct wire_context said = {.gpu = (uint32_t)atomic_load(&gpu->wire), .step = (uint32_t)step, .estimate_bytes = bytes};
-    return wire_send(&link_->end, WIRE_CONTEXT, seq, &said, sizeof said);
+    struct wire_context message = {.gpu = (uint32_t)atomic_load(&gpu->wire), .step = (uint32_t)step, .estimate_bytes = bytes};
+    return wire_send(&link_->end, WIRE_CONTEXT, seq, &message, sizeof message);
 }
 
 /* Locked, connected. One question, as `request_once`. */
@@ -289,27 +289,27 @@ void link_grown(struct gpu *gpu)
 }
 
 /* Locked, connected. One question, as `request_once`. What is answered too late is taken back. */
-static enum link_answer hold_once(struct gpu *gpu, struct wire_shared *said)
+static enum link_answer shared_once(struct gpu *gpu, struct wire_shared *message)
 {
-    said->gpu = (uint32_t)atomic_load(&gpu->wire);
+    message->gpu = (uint32_t)atomic_load(&gpu->wire);
     link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
-    if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, said, sizeof *said)))
+    if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, message, sizeof *message)))
         return LINK_ABSENT;
     if (answered_in_time(&link_->hold, PATIENCE_MS))
-        return link_->hold_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+        return link_->shared_answer.refused ? LINK_REFUSED : LINK_GRANTED;
     if (is_connected())
-        link_drop(said);
+        link_drop(message);
     return LINK_ABSENT;
 }
 
 /* Memory was opened that somebody else may have made. */
-enum link_answer link_hold(struct gpu *gpu, struct wire_shared *said)
+enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message)
 {
     enum link_answer answer = LINK_ABSENT;
     process_check();
     pthread_mutex_lock(&link_->lock);
     for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
-        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : hold_once(gpu, said);
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : shared_once(gpu, message);
     link_have_helper();
     if (answer != LINK_GRANTED)
         pthread_mutex_unlock(&link_->lock);
@@ -327,7 +327,7 @@ void link_context_end(struct gpu *gpu, enum wire_step step, bool wait)
         wait = wait && !atomic_load(&link_->measures_late);
         if (wait)
             link_->measured = (struct awaited){.seq = seq};
-        if (link_say_context(gpu, step, seq) && wait && !answered_in_time(&link_->measured, MEASURE_MS))
+        if (link_send_context(gpu, step, seq) && wait && !answered_in_time(&link_->measured, MEASURE_MS))
             atomic_store(&link_->measures_late, true);
     }
     pthread_mutex_unlock(&link_->lock);

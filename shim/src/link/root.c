@@ -1,10 +1,11 @@
 /* root.c - the way to the arbiter's socket for a program that changes its root.
  *
- * After a chroot the socket is no longer where it was, and an arbiter that restarts would wait for such a program in vain. The helper thread keeps the
- * root that it started with, where the kernel lets it (`unshare(CLONE_FS)`). Seccomp profiles of container runtimes forbid that call, and a process may
- * have no helper. There the folder of the socket is kept open, and the socket is met from inside it: by the folder's name in /proc, which the new root
- * may have, else by a thread that lives for two system calls. That one is cloned without CLONE_FS, so it has a current folder of its own, and those
- * profiles allow it: they look for new namespaces. It has the process's number, which is what the arbiter is told of who connects.
+ * After a chroot the socket is no longer where it was, and an arbiter that restarts would wait for such a program in vain. The helper
+ * thread keeps the root that it started with, where the kernel lets it (`unshare(CLONE_FS)`). Seccomp profiles of container runtimes forbid
+ * that call, and a process may have no helper. There the folder of the socket is kept open, and the socket is met from inside it: by the
+ * folder's name in /proc, which the new root may have, else by a thread that lives for two system calls. That one is cloned without
+ * CLONE_FS, so it has a current folder of its own, and those profiles allow it: they look for new namespaces. It has the process's number,
+ * which is what the arbiter knows of a connection.
  */
 #include "process.h"
 

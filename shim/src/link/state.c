@@ -1,7 +1,7 @@
-/* state.c - what this process cannot enforce, told to the arbiter when it begins and when it ends.
+/* state.c - what this process cannot enforce, reported to the arbiter when it begins and when it ends.
  *
- * Whoever finds such a state sets a bit, at any place and without a lock. The helper tells the arbiter within a second; without a helper
- * whoever asks the arbiter next does. Each state is a row of docs/reference/enforcement.md.
+ * Whoever finds such a state sets a bit, at any place and without a lock. The helper reports it within a second; without a helper
+ * the thread that sends the next request does. Each state is a row of docs/reference/enforcement.md.
  */
 #include "process.h"
 
@@ -41,7 +41,7 @@ bool state_report(void)
         struct wire_report report = {.reason = reason, .active = (now & bit) != 0};
         if (((now ^ link_->states_reported) & bit) == 0)
             continue;
-        if (!link_say(WIRE_REPORT, &report, sizeof report))
+        if (!link_send(WIRE_REPORT, &report, sizeof report))
             return false;
         link_->states_reported ^= bit;
     }

@@ -58,9 +58,9 @@ enum { WIRE_UNLISTED = 1, WIRE_FRESH = 2, WIRE_CHANNELS_LIMIT = 64 };
 
 /* What a process cannot enforce, in REPORT. */
 enum wire_reason {
-    WIRE_NO_THREAD = 1,       /* no helper thread: its GPU work cannot be suspended, for it could not resume itself */
-    WIRE_NO_CHANNELS = 2,     /* the kernel driver's requests are not understood */
-    WIRE_GRAPHICS = 3,        /* memory of a graphics API is on the GPU */
+    WIRE_NO_THREAD = 1,        /* no helper thread: its GPU work cannot be suspended, for it could not resume itself */
+    WIRE_NO_CHANNELS = 2,      /* the kernel driver's requests are not understood */
+    WIRE_GRAPHICS = 3,         /* memory of a graphics API is on the GPU */
     WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches, or lacks one that tells of memory */
     WIRE_UNLISTED_CHANNELS = 5,
     WIRE_NO_UUID = 6,         /* a channel whose GPU the driver does not name */
@@ -84,7 +84,7 @@ struct wire_hello {
 struct wire_gpu {
     uint8_t uuid[16];
     uint64_t limit_bytes;
-    uint32_t core_percent, klass;
+    uint32_t core_percent, service_class;
 };
 
 struct wire_welcome {
@@ -152,7 +152,7 @@ struct wire_channels { /* of one client of the kernel driver on one GPU; its des
     uint32_t compute[WIRE_CHANNELS_LIMIT], copy[WIRE_CHANNELS_LIMIT];
 };
 
-struct wire_activity_said {
+struct wire_work {
     uint32_t what, pad;
     uint64_t value;
 };
@@ -207,7 +207,7 @@ _Static_assert(sizeof(struct wire_context) == 16, "CONTEXT");
 _Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
 _Static_assert(sizeof(struct wire_gpu_only) == 8, "PROCESSES");
 _Static_assert(sizeof(struct wire_shared) == 88, "HOLD, DROP");
-_Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_activity_said) == 16, "CHANNELS, ACTIVITY");
+_Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_work) == 16, "CHANNELS, ACTIVITY");
 _Static_assert(sizeof(struct wire_turn) == 24 && sizeof(struct wire_report) == 8, "turn of the page, REPORT");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 

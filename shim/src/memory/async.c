@@ -56,7 +56,7 @@ static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at,
     return settle_async(rc, &growth, at, bytes, stream, per_thread);
 }
 
-/* find_pool sets `from`; false: it cannot be told who pays. */
+/* find_pool sets `from`; false: it is not known which GPU is charged. */
 #define ALLOC_ASYNC(name, params, find_pool, per_thread, ...)                                                                  \
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \

@@ -1,8 +1,8 @@
 /* bound.c - what a context may grow by in a call is held before the call, and settled after it.
  *
- * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. A bound can be given: that is what the arbiter
- * is asked to hold (CONTEXT GROW), and what it cannot hold is refused. It is requested many calls at once, so most of them are one
- * compare-and-swap. A second later, when no such call is under way, it is told that they are made (GROWN), and charges what NVML counts.
+ * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. A bound can be given: the library
+ * requests it (CONTEXT GROW), and the arbiter reserves it or refuses. It is requested for many calls at once, so most of them are one
+ * compare-and-swap. A second later, when no such call is under way, GROWN reports that they are made, and it charges what NVML counts.
  *
  * Nothing waits for NVML. An arbiter that is away is waited for as for an allocation; then the lease pays while it has room.
  */
@@ -121,7 +121,7 @@ static void settle(struct gpu *gpu)
     atomic_fetch_add(&bound->periods, 1);
 }
 
-/* Whoever asks holds the lock until it is answered, by the helper's reading: the helper does not wait for it. */
+/* A thread that requests keeps the lock until it is answered, by the helper's reading: the helper does not wait for it. */
 void bound_settle(struct gpu *gpu)
 {
     struct bound *bound = bound_of(gpu);

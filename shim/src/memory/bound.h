@@ -9,10 +9,10 @@
 struct gpu;
 
 struct bound { /* of one GPU */
-    _Atomic uint64_t left;    /* the arbiter holds it for calls to come */
-    _Atomic unsigned inside;  /* calls that were begun and have not returned */
-    _Atomic bool open;        /* the arbiter holds something, and is to be told when the calls are made */
-    _Atomic unsigned periods; /* how often that ended */
+    _Atomic uint64_t left;     /* reserved by the arbiter for calls to come */
+    _Atomic unsigned inside;   /* calls that were begun and have not returned */
+    _Atomic bool open;         /* the arbiter has reserved something, and GROWN is due when the calls are made */
+    _Atomic unsigned periods;  /* how often that ended */
     _Atomic uint64_t borrowed; /* from the lease, as no arbiter answered */
     _Atomic bool unseen;       /* held in this period for variables that an image does not show */
 };

@@ -1,9 +1,10 @@
 /* context.c - contexts, which take memory of their own.
  *
- * Before the first context on a GPU the arbiter is asked to hold what one takes there; after it was made, and after the last is
- * gone, the arbiter measures. What is allocated in a context dies with it, and so do our records of it. A further context of the
- * same process takes as much as the first (measured): that is held before it is made, and settled with the rest. The arbiter is asked with `beginning` held, so that two threads do not both make the first;
- * the driver is called without it, and nobody who only looks at the list waits for the arbiter. Primary and green contexts are in primary.c.
+ * Before the first context on a GPU the library requests what one takes there, and the arbiter reserves it; after it was made, and after the last is
+ * gone, the arbiter measures. What is allocated in a context dies with it, and so do our records of it. A further context of the same
+ * process takes as much as the first (measured): that is reserved before it is made, and settled with the rest. The request is made with
+ * `beginning` held, so that two threads do not both make the first; the driver is called without it, and nobody who only looks at the list
+ * waits for the arbiter. Primary and green contexts are in primary.c.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
@@ -147,7 +148,7 @@ void context_settle(struct gpu *gpu, CUresult rc, CUcontext context)
     }
     pthread_mutex_unlock(&contexts_->beginning);
     if (rc == CUDA_SUCCESS)
-        turn_start(); /* also where no channel was seen: then the arbiter delays launches, as it cannot suspend */
+        time_link_start(); /* also where no channel was seen: then the arbiter delays launches, as it cannot suspend */
     quiet_end(quiet);
 }
 

@@ -18,24 +18,24 @@ struct context_made {
 };
 
 struct gpu_contexts {
-    unsigned count;         /* that live or are being made */
-    bool open;              /* BEGIN was answered, and neither DONE nor GONE was said yet */
-    bool estimated;         /* the arbiter held something for the first */
-    _Atomic uint64_t bytes; /* what they take, as the arbiter said last: measured, or held for them */
+    unsigned count;             /* that live or are being made */
+    bool open;                  /* BEGIN was answered, and neither DONE nor GONE was sent yet */
+    bool estimated;             /* the arbiter held something for the first */
+    _Atomic uint64_t bytes;     /* what they take, as the arbiter answered last: measured, or reserved for them */
     _Atomic uint32_t chunk_seq; /* of the lease that was requested ahead; 0 = none. Written under link.lock */
 };
 
 struct contexts {
-    pthread_mutex_t beginning; /* one thread at a time asks the arbiter for the first context of a GPU, or tells it of the last; taken before `lock` */
-    pthread_mutex_t lock;      /* guards what follows, for short steps */
+    pthread_mutex_t beginning;            /* one thread at a time requests the first context of a GPU, or reports the end of the last; taken before `lock` */
+    pthread_mutex_t lock;                 /* guards what follows, for short steps */
     struct gpu_contexts of[CONTEXT_GPUS]; /* by GPU->at */
     struct context_made *made;
     size_t count, room;
     _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
-    unsigned ever;             /* contexts that were made, or are being made */
-    _Atomic unsigned making;   /* how many the driver makes now */
-    _Atomic bool one_made;     /* one was made, ever */
-    _Atomic(CUcontext) first;  /* NULL = not made yet, or there were two before its handle was known */
+    unsigned ever;                               /* contexts that were made, or are being made */
+    _Atomic unsigned making;                     /* how many the driver makes now */
+    _Atomic bool one_made;                       /* one was made, ever */
+    _Atomic(CUcontext) first;                    /* NULL = not made yet, or there were two before its handle was known */
 };
 
 /* context.c, for primary.c. Of one that is about to be made the GPU is looked up, and room is held with `beginning` held; after the driver's answer
@@ -51,7 +51,7 @@ void context_died(CUcontext context, struct gpu *gpu, const struct table_moment 
 #define CONTEXT_PENDING ((CUcontext)(uintptr_t)1) /* a primary context that is being made, or whose handle is not known */
 CUcontext context_primary(CUdevice device);       /* NULL: it is not there */
 
-void contexts_measure(struct gpu *gpu); /* NVML is read, and who holds what is charged, before this returns (half a second at most) */
+void contexts_measure(struct gpu *gpu); /* NVML is read, and what each process has is charged, before this returns (half a second at most) */
 size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
 void contexts_are_several(void);                    /* one is made, or was, of which nothing else is kept */
 void contexts_forget_all(void);                     /* in a forked child */

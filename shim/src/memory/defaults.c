@@ -15,7 +15,7 @@ enum { /* values of CUmemLocationType that older headers lack */
     PART_OF_DEVICE = 6
 };
 enum {
-    HOST_NODES = 256,  /* guessed: nodes of a host's memory, whose numbers may have gaps */
+    HOST_NODES = 256,    /* guessed: nodes of a host's memory, whose numbers may have gaps */
     PARTS_OF_DEVICE = 16 /* guessed: localities of one device */
 };
 

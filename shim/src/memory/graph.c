@@ -2,10 +2,10 @@
  *
  * An allocation node, explicit or captured, is an address without memory until the graph is launched; the memory then stays
  * reserved for the device's graphs until it is trimmed. So what a graph allocates is added up when it is instantiated, taken
- * from the lease before its first launch, and settled against what the driver says it holds for graphs (pool.c). A graph
+ * from the lease before its first launch, and settled against what the driver reserves for graphs (pool.c). A graph
  * that was launched since the last trim has its memory mapped and is never refused for want of it: such a refusal would end
  * a program that did nothing new. Graphs that share their memory, as they ran one after another, may so need more when they are launched
- * at once, and pass the limit (docs/limits.md). A process whose graphs allocate nothing pays one load a launch.
+ * at once, and pass the limit (docs/operations/limits.md). A process whose graphs allocate nothing pays one load a launch.
  *
  * Kernels are looked at where a graph is instantiated and where an executable one is given others: what would make the driver grow
  * stacks that do not fit is refused there, for no launch of ours sees it. An update changes no allocation node.

@@ -1,7 +1,7 @@
 /* imported.c - memory that another process or another interface made: IPC handles and external memory.
  *
  * It is there already; opening it makes this process one of those that keep it. So it is charged when it is opened, after the
- * driver has told its size, and closed again when it does not fit. The names that the driver gives out for IPC memory and pool
+ * driver has given its size, and closed again when it does not fit. The names that the driver gives out for IPC memory and pool
  * pointers are the same bytes for the same memory in every process (measured), so the arbiter charges a container once (shared.c).
  */
 #include "hooks/hook.h"
@@ -19,7 +19,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
         return rc;
     tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
     if (table_find(base, &made) && made.of == NULL)
-        hold_made(made.gpu, WIRE_IPC, base, made.bytes & ~OWNED_MANAGED, handle);
+        shared_made(made.gpu, WIRE_IPC, base, made.bytes & ~OWNED_MANAGED, handle);
     return rc;
 }
 
@@ -29,7 +29,7 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr
     struct owned made;
     CUresult rc = tangram.driver.cuMemPoolExportPointer(data, at);
     if (rc == CUDA_SUCCESS && grant_ready() == GRANT_GOOD && table_find(at, &made))
-        hold_made(made.gpu, WIRE_POOL, at, made.bytes, data);
+        shared_made(made.gpu, WIRE_POOL, at, made.bytes, data);
     return rc;
 }
 
@@ -48,11 +48,11 @@ static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle
         return rc;
     }
     bool sized = tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, at) == CUDA_SUCCESS;
-    if (sized && hold_opened(gpu, WIRE_IPC, key, bytes, handle)) {
+    if (sized && shared_opened(gpu, WIRE_IPC, key, bytes, handle)) {
         struct owned entry = {key, bytes, gpu, (void *)1};
         if (table_own(entry))
             return rc;
-        hold_or_give_back(&entry);
+        shared_end_or_give_back(&entry);
     }
     tangram.driver.cuIpcCloseMemHandle(at);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -97,11 +97,11 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmem
     if (gpu == NULL)
         return rc;
     if (tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, *at) == CUDA_SUCCESS &&
-        hold_opened(gpu, WIRE_POOL, *at, bytes, data)) {
+        shared_opened(gpu, WIRE_POOL, *at, bytes, data)) {
         struct owned entry = {*at, bytes, gpu, NULL};
         if (table_own(entry))
             return rc;
-        hold_or_give_back(&entry);
+        shared_end_or_give_back(&entry);
     }
     tangram.driver.cuMemFree_v2(*at);
     return CUDA_ERROR_OUT_OF_MEMORY;

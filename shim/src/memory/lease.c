@@ -1,13 +1,13 @@
 /* lease.c - this process's part of the container's limit.
  *
  * The limit belongs to all processes of the container and is kept by the arbiter. A process leases some of it in advance, so
- * that most allocations are one compare-and-swap; only when the lease is used up does it ask. Before it asks it hands back
+ * that most allocations are one compare-and-swap; only when the lease is used up does it request more. Before that it hands back
  * the unused rest: the arbiter then decides on the whole limit, and two processes near it cannot each sit on half of what
  * one of them needs.
  */
 #include "process.h"
 
-/* Guessed, within the range of the design: a 40 GB share asks about 160 times until it is full. */
+/* Guessed, within the range of the design: a 40 GB share takes about 160 requests until it is full. */
 static const uint64_t CHUNK_LEAST = 64 * MIB, CHUNK_MOST = 256 * MIB;
 enum { CHUNKS_IN_LIMIT = 32, CHUNKS_KEPT = 2 };
 
@@ -74,9 +74,9 @@ bool lease_reserve(struct gpu *gpu, uint64_t bytes)
         return true;
     struct quiet quiet = quiet_begin();
     process_check();
-    pthread_mutex_lock(&tangram.asking);
+    pthread_mutex_lock(&tangram.requesting);
     bool taken = take(gpu, bytes) || request_memory(gpu, bytes);
-    pthread_mutex_unlock(&tangram.asking);
+    pthread_mutex_unlock(&tangram.requesting);
     quiet_end(quiet);
     return taken;
 }
@@ -89,7 +89,7 @@ void lease_give_back(struct gpu *gpu, uint64_t bytes)
     atomic_fetch_add(&gpu->unused_bytes, bytes);
     if (UNLIKELY(!link_has_helper())) {
         link_return(gpu, UINT64_MAX);
-        link_settle(gpu); /* a sibling that asks after this free returned is to find it free */
+        link_settle(gpu); /* a request of a sibling after this free returned is to find it free */
     }
 }
 
@@ -109,7 +109,7 @@ static bool is_on_the_way(struct gpu *gpu)
            atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
 }
 
-/* What an allocation could take now, as far as this process can tell without asking. It waits for no arbiter that is away. */
+/* What an allocation could take now, as far as this process knows without a request. It waits for no arbiter that is away. */
 uint64_t lease_free_bytes(struct gpu *gpu)
 {
     uint64_t unleased = 0, unused;

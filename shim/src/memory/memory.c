@@ -134,7 +134,7 @@ void memory_gone(const struct owned *was)
     if (end != PAGE_UNKNOWN)
         left.bytes = end == PAGE_EMPTY ? PAGE : 0;
     managed_less(left.gpu, mark, left.bytes);
-    hold_or_give_back(&left);
+    shared_end_or_give_back(&left);
 }
 
 void settle_free(CUresult rc, const struct owned *was)
@@ -142,7 +142,7 @@ void settle_free(CUresult rc, const struct owned *was)
     if (rc != CUDA_SUCCESS)
         table_own(*was);
     else if (was->of != NULL) {
-        hold_end(was->at);
+        shared_end(was->at);
         pool_freed(was->of);
     } else
         memory_gone(was);

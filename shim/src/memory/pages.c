@@ -1,8 +1,9 @@
 /* pages.c - which of the driver's 2 MiB pages small requests share, so that what is charged is what the GPU loses.
  *
  * The driver gives a request of 2 MiB or more pages of its own. Smaller ones it puts into pages that they share: best fit over the free
- * ranges, of equal ones the one that has had its extent for longest, at the start of the range, a new page only where none fits, and a
- * page goes back to the GPU with its last request (measured: bench/granularity). Linear memory, arrays and module variables have pages of their own, in each context.
+ * ranges, of equal ones the one that has had its extent for longest, at the start of the range, a new page only where none fits, and a page
+ * goes back to the GPU with its last request (measured: bench/granularity). Linear memory, arrays and module variables have pages of their
+ * own, in each context.
  *
  * Of linear memory the address tells the page, so nothing is guessed: a page is charged when an address in it is first seen. Of arrays it
  * is not known, and the same rule is followed here. Where the driver packs otherwise the difference is a page now and then, and the
@@ -74,25 +75,30 @@ static void changed(struct pages *pages, struct page *page, unsigned start)
 /* The smallest free range that takes so many grains; of equal ones that of the longest standing. */
 static void better(struct page *page, unsigned grains, struct fit *best)
 {
-    if (page->free_grains < grains)
-        return;
+    unsigned largest = 0;
     for (unsigned from = next(page->used, 0, false); from < PAGE_GRAINS;) {
         const unsigned to = next(page->used, from, true), room = to - from;
         const bool tighter = best->page == NULL || room < best->grains;
         if (room >= grains && (tighter || (room == best->grains && since(page, from) < best->since)))
             *best = (struct fit){page, from, room, since(page, from)};
+        largest = room > largest ? room : largest;
         from = next(page->used, to, false);
     }
+    page->largest = largest;
 }
 
-/* Locked. */
-static struct fit best_fit(struct pages *pages, const void *group, unsigned grains)
+/* Locked. A page without room is searched once after its last free, so a search near the limit reads one number of most pages. `any`: the first
+ * range that is found will do. */
+static struct fit find_fit(struct pages *pages, const void *group, unsigned grains, bool any)
 {
     struct fit best = {.page = NULL};
     for (unsigned i = 0; i < PAGE_BUCKETS; i++)
         for (struct page *page = pages->bucket[i]; page != NULL; page = page->next)
-            if (page->group == group)
+            if (page->group == group && page->largest >= grains) {
                 better(page, grains, &best);
+                if (any && best.page != NULL)
+                    return best;
+            }
     return best;
 }
 
@@ -125,7 +131,7 @@ static struct page *add(struct pages *pages, const void *group, uint64_t base)
     }
     page->base = base;
     page->group = group;
-    page->free_grains = PAGE_GRAINS;
+    page->free_grains = page->largest = PAGE_GRAINS;
     struct page **bucket = bucket_of(pages, base);
     page->next = *bucket;
     *bucket = page;
@@ -144,22 +150,22 @@ static void put(struct page *page, unsigned start, unsigned grains)
 
 bool pages_fit(struct pages *pages, const void *group, uint64_t bytes)
 {
-    spin_lock(&pages->lock);
-    bool fits = best_fit(pages, group, grains_of(bytes)).page != NULL;
-    spin_unlock(&pages->lock);
+    lock_acquire(&pages->lock);
+    bool fits = find_fit(pages, group, grains_of(bytes), true).page != NULL;
+    lock_release(&pages->lock);
     return fits;
 }
 
 bool pages_put(struct pages *pages, const void *group, uint64_t at, uint64_t bytes)
 {
-    spin_lock(&pages->lock);
+    lock_acquire(&pages->lock);
     struct page *page = find(pages, at);
     bool fresh = page == NULL;
     if (fresh)
         page = add(pages, group, at / PAGE * PAGE);
     if (page != NULL)
         put(page, (unsigned)(at % PAGE / PAGE_GRAIN), grains_of(bytes));
-    spin_unlock(&pages->lock);
+    lock_release(&pages->lock);
     return fresh;
 }
 
@@ -176,8 +182,8 @@ static struct fit open_page(struct pages *pages, const void *group)
 enum page_place pages_place(struct pages *pages, const void *group, uint64_t bytes, bool open, uint64_t *at)
 {
     const unsigned grains = grains_of(bytes);
-    spin_lock(&pages->lock);
-    struct fit fit = best_fit(pages, group, grains);
+    lock_acquire(&pages->lock);
+    struct fit fit = find_fit(pages, group, grains, false);
     enum page_place place = fit.page != NULL ? PLACE_SHARED : open ? PLACE_FRESH : PLACE_NONE;
     if (place == PLACE_FRESH)
         fit = open_page(pages, group);
@@ -186,7 +192,7 @@ enum page_place pages_place(struct pages *pages, const void *group, uint64_t byt
         changed(pages, fit.page, fit.start + grains); /* what is left of the range */
     }
     *at = (fit.page != NULL ? fit.page->base : pages->bases) + (uint64_t)fit.start * PAGE_GRAIN;
-    spin_unlock(&pages->lock);
+    lock_release(&pages->lock);
     return place;
 }
 
@@ -217,7 +223,7 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
 {
     enum page_end end = PAGE_UNKNOWN;
     unsigned start = (unsigned)(at % PAGE / PAGE_GRAIN), stop;
-    spin_lock(&pages->lock);
+    lock_acquire(&pages->lock);
     struct page *page = find(pages, at);
     if (page != NULL) {
         unsigned free_from = next(page->used, start + 1, false);
@@ -226,13 +232,14 @@ enum page_end pages_end(struct pages *pages, uint64_t at)
         fill(page->used, start, stop - start, false);
         page->first[start / 64] &= ~(UINT64_C(1) << start % 64);
         page->free_grains += stop - start;
+        page->largest = page->free_grains;
         if (page->since != NULL)
             changed(pages, page, range_start(page, start));
         end = --page->requests > 0 ? PAGE_STAYS : PAGE_EMPTY;
         if (end == PAGE_EMPTY)
             drop(pages, page);
     }
-    spin_unlock(&pages->lock);
+    lock_release(&pages->lock);
     return end;
 }
 

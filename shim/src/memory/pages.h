@@ -16,15 +16,16 @@ struct page {
     const void *group;     /* only requests of one group share pages */
     unsigned requests;     /* live */
     unsigned free_grains;
+    unsigned largest;           /* no free range has more grains; exact after a search, which passes over the page where it is too small */
     uint64_t used[PAGE_WORDS];  /* a bit a grain */
     uint64_t first[PAGE_WORDS]; /* the grain is a request's first */
     uint32_t *since;            /* by a free range's first grain: when it got its extent. Of pages that we choose; NULL without memory */
 };
 
 struct pages {
-    struct spin lock;
+    struct lock lock;
     struct page *bucket[PAGE_BUCKETS];
-    struct page *spare; /* one page that was let go, so that a program that takes and frees in turns calls no allocator */
+    struct page *spare; /* one page that was let go, so that a program that takes and frees alternately calls no allocator */
     uint64_t bases;     /* given out by pages_place */
     uint32_t changes;   /* of free ranges */
 };

@@ -1,4 +1,4 @@
-/* pool.c - what a pool holds of the GPU, charged as the driver reports it.
+/* pool.c - what a pool reserves of the GPU, charged as the driver reports it.
  *
  * A pool grows by more than it is requested, and keeps what is freed until it is trimmed or the program synchronises. So the
  * lease pays for what the driver says the pool has reserved. A call that may make it grow takes from the lease first: the
@@ -37,7 +37,7 @@ struct pool *pool_known(CUmemoryPool handle)
     return NULL;
 }
 
-/* Locked. The place of a pool that was destroyed and holds nothing any more, or a new one at the head of the list; NULL: no memory. */
+/* Locked. The place of a pool that was destroyed and has no memory any more, or a new one at the head of the list; NULL: no memory. */
 static struct pool *vacant(void)
 {
     for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next)
@@ -128,7 +128,7 @@ static void learn_step(struct pool *pool, uint64_t requested, uint64_t grown)
 }
 
 /* Locked. Moves what the call took into what is charged, as far as `reserved` needs it. Returns what is left over. */
-static uint64_t book(struct pool *pool, struct growth *growth, uint64_t reserved, uint64_t *missing)
+static uint64_t charge_growth(struct pool *pool, struct growth *growth, uint64_t reserved, uint64_t *missing)
 {
     uint64_t before = pool->charged, left = 0;
     pool->in_flight -= growth->taken;
@@ -156,11 +156,11 @@ bool growth_end(struct growth *growth)
         if (!known) /* then what was taken stays charged */
             reserved = pool->charged + growth->taken;
         if (atomic_load(&pool->version) == version || tries >= SETTLE_TRIES) {
-            left = book(pool, growth, reserved, &missing);
+            left = charge_growth(pool, growth, reserved, &missing);
             pthread_mutex_unlock(&tangram.pools_lock);
             break;
         }
-        pthread_mutex_unlock(&tangram.pools_lock); /* somebody settled since the driver was asked: what it said is old */
+        pthread_mutex_unlock(&tangram.pools_lock); /* somebody settled since the driver was asked: its answer is old */
     }
     if (left > 0)
         lease_give_back(pool->gpu, left);
@@ -291,7 +291,7 @@ static bool settle_gone(struct pool *pool)
     return false;
 }
 
-/* Another synchronisation may bring more when the pool still holds more than its pointers and its threshold account for. */
+/* Another synchronisation may bring more when the pool still has more than its pointers and its threshold account for. */
 static bool more_may_come(struct pool *pool)
 {
     uint64_t used;

@@ -9,11 +9,11 @@ struct pool {
     /* Written before `gone` is false, and read by walks that hold no lock: */
     _Atomic(CUmemoryPool) handle; /* NULL: the device's memory for graphs */
     _Atomic CUdevice device;
-    _Atomic(struct gpu *) gpu;   /* NULL: its memory is none of our business */
-    _Atomic bool managed;        /* NVML lists what it holds for no process */
-    _Atomic bool gone;           /* destroyed, and perhaps still holding memory; when it holds none, the next pool has its place */
-    _Atomic bool freed;   /* something was freed into it since it was last settled */
-    _Atomic uint64_t live; /* pointers the program has of it, and calls that destroy it */
+    _Atomic(struct gpu *) gpu; /* NULL: its memory is none of our business */
+    _Atomic bool managed;      /* NVML lists its memory for no process */
+    _Atomic bool gone;         /* destroyed, and perhaps still with memory; when it has none, the next pool has its place */
+    _Atomic bool freed;        /* something was freed into it since it was last settled */
+    _Atomic uint64_t live;     /* pointers the program has of it, and calls that destroy it */
     _Atomic unsigned trims;
     /* under tangram.pools_lock: */
     uint64_t charged;   /* taken from the lease for it */
@@ -32,23 +32,23 @@ struct growth {
 
 #define NO_DEVICE ((CUdevice)-1)
 
-/* The pool that a stream allocates from; NULL: the driver's own error is the answer. False: it cannot be told who pays. */
+/* The pool that a stream allocates from; NULL: the driver's own error is the answer. False: it is not known which GPU is charged. */
 bool pool_of_stream(CUstream stream, struct pool **pool);
 struct pool *pool_of_graphs(CUdevice device);
 struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not met yet */
 struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct gpu *gpu, bool managed); /* NULL: there is no memory to note it */
 
-/* defaults.c: a pool that may not have been met yet. False: it cannot be told who pays for what is allocated from it. */
+/* defaults.c: a pool that may not have been met yet. False: it is not known which GPU is charged for what is allocated from it. */
 bool pool_of_handle(CUmemoryPool handle, struct pool **pool);
 /* Managed memory without a place of its own is charged where it is made, as cuMemAllocManaged is. */
 struct gpu *gpu_of_managed(const CUmemLocation *location);
 
 bool growth_begin(struct growth *growth, struct pool *pool, uint64_t bytes); /* false: refuse the call */
 bool growth_again(struct growth *growth, struct pool *pool, uint64_t bytes); /* for a call that should not need any; always true */
-bool growth_end(struct growth *growth); /* false: the pool holds more than could be paid for */
+bool growth_end(struct growth *growth); /* false: the pool has more than could be charged */
 
-void pool_settle(struct pool *pool); /* the records follow what the driver says it holds now */
-void pool_trim(struct pool *pool);   /* asks the driver to let go of what is idle, and settles */
+void pool_settle(struct pool *pool); /* the records follow what the driver reports for it now */
+void pool_trim(struct pool *pool);   /* has the driver release what is idle, and settles */
 void pool_freed(struct pool *pool);
 
 void pools_may_have_shrunk(struct gpu *gpu); /* of that GPU, or of all: the next synchronisation looks */

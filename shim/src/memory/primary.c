@@ -107,7 +107,7 @@ static CUcontext handle_under_green(CUdevice device)
     return context;
 }
 
-/* A green context keeps the device's primary context alive and lives inside it. Without the handle of that nobody could ask whether work has
+/* A green context keeps the device's primary context alive and lives inside it. Without the handle of that nothing could find out whether work has
  * ended, or forget what died with it. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {

@@ -1,11 +1,11 @@
 /* shared.c - memory that this process shares with others of its container.
  *
- * Who makes memory pays for it in its lease. When it gives out a name, the arbiter is told the name, so that who opens the memory
- * by that name pays nothing while the maker has it, and all of them together pay once when the maker is gone. A name that the
- * arbiter was not told of, of another container say, is paid for by the first that opens it.
+ * The process that makes memory is charged for it in its lease. When it gives out a name, it reports the name to the arbiter: a process that
+ * opens the memory by that name is charged nothing while the maker has it, and all of them together are charged once when the maker is gone.
+ * Memory under a name that was not reported, of another container say, is charged to the first process that opens it.
  *
- * Without an arbiter it fails closed. Who opens pays from its own lease, or is refused. What is freed while others may have it does
- * not come back into the lease before the arbiter was told: it stays used.
+ * Without an arbiter it fails closed. A process that opens memory is charged in its own lease, or refused. What is freed while others may
+ * have it does not come back into the lease before that was reported: it stays used.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "memory/memory.h"
 #include "memory/pool.h"
 
-static struct holds *const holds = &tangram.holds;
+static struct shared_blocks *const shared = &tangram.shared;
 static struct link *const link_ = &tangram.link;
 
 static bool is_connected(void) /* locked */
@@ -22,76 +22,76 @@ static bool is_connected(void) /* locked */
 }
 
 /* Locked. The oldest of that address: one that is newer was made after the program had freed the older one. */
-static struct hold **find(uint64_t at)
+static struct shared_block **find(uint64_t at)
 {
-    struct hold **place = &holds->first;
+    struct shared_block **place = &shared->first;
     while (*place != NULL && ((*place)->at != at || (*place)->ended))
         place = &(*place)->next;
     return place;
 }
 
 /* Locked. */
-static void add(struct hold *hold)
+static void add(struct shared_block *block)
 {
-    struct hold **place = &holds->first;
+    struct shared_block **place = &shared->first;
     while (*place != NULL)
         place = &(*place)->next;
-    *place = hold;
-    atomic_fetch_add(&holds->count, 1);
+    *place = block;
+    atomic_fetch_add(&shared->count, 1);
 }
 
 /* Locked. */
-static void take_out(struct hold **place)
+static void take_out(struct shared_block **place)
 {
-    struct hold *hold = *place;
-    *place = hold->next;
-    atomic_fetch_sub(&holds->count, 1);
-    free(hold);
+    struct shared_block *block = *place;
+    *place = block->next;
+    atomic_fetch_sub(&shared->count, 1);
+    free(block);
 }
 
-static struct hold *new_hold(struct gpu *gpu, enum wire_held held, enum wire_space space, uint64_t at, uint64_t bytes,
+static struct shared_block *new_block(struct gpu *gpu, enum wire_held held, enum wire_space space, uint64_t at, uint64_t bytes,
                              const void *key)
 {
-    struct hold *hold = malloc(sizeof *hold);
-    if (hold == NULL)
+    struct shared_block *block = malloc(sizeof *block);
+    if (block == NULL)
         return NULL;
-    *hold = (struct hold){.at = at, .gpu = gpu, .said = {.held = (uint32_t)held, .space = (uint32_t)space, .bytes = bytes}};
-    memcpy(hold->said.key, key, sizeof hold->said.key);
-    return hold;
+    *block = (struct shared_block){.at = at, .gpu = gpu, .message = {.held = (uint32_t)held, .space = (uint32_t)space, .bytes = bytes}};
+    memcpy(block->message.key, key, sizeof block->message.key);
+    return block;
 }
 
 /* Locked. */
-static bool say(struct hold *hold, enum wire_type type, enum wire_held held, uint64_t bytes)
+static bool send_shared(struct shared_block *block, enum wire_type type, enum wire_held held, uint64_t bytes)
 {
-    hold->said.gpu = (uint32_t)atomic_load(&hold->gpu->wire);
-    struct wire_shared said = hold->said;
-    said.held = (uint32_t)held;
-    said.bytes = bytes;
-    if (!is_connected() || atomic_load(&hold->gpu->wire) < 0)
+    block->message.gpu = (uint32_t)atomic_load(&block->gpu->wire);
+    struct wire_shared message = block->message;
+    message.held = (uint32_t)held;
+    message.bytes = bytes;
+    if (!is_connected() || atomic_load(&block->gpu->wire) < 0)
         return false;
-    return type == WIRE_DROP ? link_drop(&said) : link_say(type, &said, sizeof said);
+    return type == WIRE_DROP ? link_drop(&message) : link_send(type, &message, sizeof message);
 }
 
 /* Locked. Was this name given out for this memory before? */
-static bool is_known(const struct hold *hold)
+static bool is_known(const struct shared_block *block)
 {
-    for (const struct hold *other = holds->first; other != NULL; other = other->next)
-        if (other->at == hold->at && !other->ended && memcmp(other->said.key, hold->said.key, sizeof hold->said.key) == 0)
+    for (const struct shared_block *other = shared->first; other != NULL; other = other->next)
+        if (other->at == block->at && !other->ended && memcmp(other->message.key, block->message.key, sizeof block->message.key) == 0)
             return true;
     return false;
 }
 
-void hold_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key)
+void shared_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key)
 {
     struct quiet quiet = quiet_begin();
-    struct hold *hold = new_hold(gpu, WIRE_MADE, space, at, bytes, key);
-    if (hold != NULL) { /* else who opens it pays */
+    struct shared_block *block = new_block(gpu, WIRE_MADE, space, at, bytes, key);
+    if (block != NULL) { /* else whoever opens it is charged */
         pthread_mutex_lock(&link_->lock);
-        if (is_known(hold)) {
-            free(hold);
+        if (is_known(block)) {
+            free(block);
         } else {
-            add(hold);
-            say(hold, WIRE_HOLD, WIRE_MADE, bytes);
+            add(block);
+            send_shared(block, WIRE_HOLD, WIRE_MADE, bytes);
         }
         pthread_mutex_unlock(&link_->lock);
     }
@@ -99,80 +99,80 @@ void hold_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t byt
 }
 
 /* One at a time: the arbiter answers one HOLD of a process before the next. */
-static enum link_answer request_memory(struct hold *hold)
+static enum link_answer request_memory(struct shared_block *block)
 {
-    pthread_mutex_lock(&link_->holding);
-    enum link_answer answer = link_hold(hold->gpu, &hold->said);
+    pthread_mutex_lock(&link_->sharing);
+    enum link_answer answer = link_shared(block->gpu, &block->message);
     if (answer == LINK_GRANTED) { /* still locked, so that a connection that ends now finds it */
-        add(hold);
+        add(block);
         pthread_mutex_unlock(&link_->lock);
     }
-    pthread_mutex_unlock(&link_->holding);
+    pthread_mutex_unlock(&link_->sharing);
     return answer;
 }
 
-bool hold_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key)
+bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key)
 {
     if (gpu->closed)
         return false;
     struct quiet quiet = quiet_begin();
-    struct hold *hold = new_hold(gpu, WIRE_OPENED, space, at, bytes, key);
-    enum link_answer answer = hold != NULL ? request_memory(hold) : LINK_ABSENT;
+    struct shared_block *block = new_block(gpu, WIRE_OPENED, space, at, bytes, key);
+    enum link_answer answer = block != NULL ? request_memory(block) : LINK_ABSENT;
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
         pools_reclaim(gpu);
         link_return(gpu, UINT64_MAX);
-        answer = request_memory(hold);
+        answer = request_memory(block);
     }
     if (answer != LINK_GRANTED)
-        free(hold);
+        free(block);
     if (answer == LINK_ABSENT)
-        warn(WARN_SHARED_AWAY, "the arbiter does not answer at %s: memory of another process is paid for here", tangram.grant.socket);
+        warn(WARN_SHARED_AWAY, "the arbiter does not answer at %s: memory of another process is charged here", tangram.grant.socket);
     quiet_end(quiet);
     return answer == LINK_GRANTED || (answer == LINK_ABSENT && lease_take(gpu, bytes));
 }
 
 /* Locked. Opened twice, at two addresses: the arbiter knows one. */
-static bool is_opened_elsewhere(const struct hold *hold)
+static bool is_opened_elsewhere(const struct shared_block *block)
 {
-    for (const struct hold *other = holds->first; other != NULL; other = other->next)
-        if (other != hold && other->said.held == WIRE_OPENED && other->said.space == hold->said.space && other->gpu == hold->gpu &&
-            memcmp(other->said.key, hold->said.key, sizeof hold->said.key) == 0)
+    for (const struct shared_block *other = shared->first; other != NULL; other = other->next)
+        if (other != block && other->message.held == WIRE_OPENED && other->message.space == block->message.space && other->gpu == block->gpu &&
+            memcmp(other->message.key, block->message.key, sizeof block->message.key) == 0)
             return true;
     return false;
 }
 
-/* Locked. While the arbiter is away: it will not be said again. */
-static void end_opened(struct hold **place)
+/* Locked. While the arbiter is away: it will not be sent again. */
+static void end_opened(struct shared_block **place)
 {
     if (!is_opened_elsewhere(*place))
-        say(*place, WIRE_DROP, WIRE_OPENED, 0);
+        send_shared(*place, WIRE_DROP, WIRE_OPENED, 0);
     take_out(place);
 }
 
-/* Locked. Of what is told later, the bytes stay in the lease, used. */
-static void end_made(struct hold **place, uint64_t back_bytes)
+/* Locked. Of what is reported later, the bytes stay in the lease, used. */
+static void end_made(struct shared_block **place, uint64_t back_bytes)
 {
-    struct hold *hold = *place;
-    hold->said.bytes = back_bytes;
-    if (!say(hold, WIRE_DROP, WIRE_MADE, back_bytes)) {
-        hold->ended = true;
+    struct shared_block *block = *place;
+    block->message.bytes = back_bytes;
+    if (!send_shared(block, WIRE_DROP, WIRE_MADE, back_bytes)) {
+        block->ended = true;
         return;
     }
-    atomic_fetch_sub(&hold->gpu->leased_bytes, back_bytes);
+    atomic_fetch_sub(&block->gpu->leased_bytes, back_bytes);
     take_out(place);
 }
 
-void hold_or_give_back(const struct owned *was)
+void shared_end_or_give_back(const struct owned *was)
 {
-    if (atomic_load_explicit(&holds->count, memory_order_relaxed) == 0) {
+    if (atomic_load_explicit(&shared->count, memory_order_relaxed) == 0) {
         lease_give_back(was->gpu, was->bytes);
         return;
     }
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    struct hold **place = find(was->at);
+    struct shared_block **place = find(was->at);
     bool known = *place != NULL;
-    if (known && (*place)->said.held == WIRE_MADE) {
+    if (known && (*place)->message.held == WIRE_MADE) {
         end_made(place, was->bytes);
     } else if (known) {
         end_opened(place);
@@ -183,49 +183,49 @@ void hold_or_give_back(const struct owned *was)
         lease_give_back(was->gpu, was->bytes);
 }
 
-void hold_end(uint64_t at)
+void shared_end(uint64_t at)
 {
-    if (atomic_load_explicit(&holds->count, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&shared->count, memory_order_relaxed) == 0)
         return;
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    struct hold **place = find(at);
+    struct shared_block **place = find(at);
     if (*place != NULL) { /* only what was made has anything beside that pays */
-        say(*place, WIRE_DROP, WIRE_MADE, 0);
+        send_shared(*place, WIRE_DROP, WIRE_MADE, 0);
         take_out(place);
     }
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }
 
-/* What was freed meanwhile is said and taken back in the same breath: others that have it open are charged from then on. */
-bool holds_restate(struct gpu *gpu)
+/* What was freed meanwhile is reported and taken back in one step: others that have it open are charged from then on. */
+bool shared_restate(struct gpu *gpu)
 {
-    for (struct hold **place = &holds->first; *place != NULL;) {
-        struct hold *hold = *place;
-        if (hold->gpu != gpu) {
-            place = &hold->next;
+    for (struct shared_block **place = &shared->first; *place != NULL;) {
+        struct shared_block *block = *place;
+        if (block->gpu != gpu) {
+            place = &block->next;
             continue;
         }
-        bool made = hold->said.held == WIRE_MADE;
-        hold->said.gpu = (uint32_t)atomic_load(&gpu->wire);
-        struct wire_shared said = hold->said;
-        said.held = made ? WIRE_MADE : WIRE_STILL_OPEN;
-        if (!link_say(WIRE_HOLD, &said, sizeof said) || (hold->ended && !link_drop(&said)))
+        bool made = block->message.held == WIRE_MADE;
+        block->message.gpu = (uint32_t)atomic_load(&gpu->wire);
+        struct wire_shared message = block->message;
+        message.held = made ? WIRE_MADE : WIRE_STILL_OPEN;
+        if (!link_send(WIRE_HOLD, &message, sizeof message) || (block->ended && !link_drop(&message)))
             return false;
-        if (hold->ended) {
-            atomic_fetch_sub(&gpu->leased_bytes, said.bytes);
+        if (block->ended) {
+            atomic_fetch_sub(&gpu->leased_bytes, message.bytes);
             take_out(place);
         } else {
-            place = &hold->next;
+            place = &block->next;
         }
     }
     return true;
 }
 
 /* In a forked child: left, not freed, as the tables are. */
-void holds_forget_all(void)
+void shared_forget_all(void)
 {
-    holds->first = NULL;
-    atomic_store(&holds->count, 0);
+    shared->first = NULL;
+    atomic_store(&shared->count, 0);
 }

@@ -18,9 +18,9 @@ enum {
     MULTIPROCESSORS = 16, /* CUdevice_attribute */
     THREADS_OF_ONE = 39,
     THREADS_GUESSED = 1 << 20, /* of a device that does not say: more than any has */
-    STACK_OF_CALLS = 512,    /* measured */
-    HEAP_USUAL = 8 << 20,    /* measured: a larger one is charged by cuCtxSetLimit */
-    STACK_OF_CONTEXT = 1024 /* measured: no kernel of less local memory makes a new context larger */
+    STACK_OF_CALLS = 512,      /* measured */
+    HEAP_USUAL = 8 << 20,      /* measured: a larger one is charged by cuCtxSetLimit */
+    STACK_OF_CONTEXT = 1024    /* measured: no kernel of less local memory makes a new context larger */
 };
 
 static const uint64_t UNKNOWN = UINT32_MAX; /* bytes of local memory that the driver does not state */
@@ -63,7 +63,7 @@ struct depth {
     uint64_t charged;
 };
 
-/* False: it cannot be told what the context has. */
+/* False: it is not known what the context has. */
 static bool depth_of(enum owned_kind kind, struct gpu *gpu, uint64_t now, struct depth *depth)
 {
     CUcontext context = NULL;

@@ -16,7 +16,7 @@ enum { FIRST_SLOTS = 64 };
 static void bury(const struct owned *was)
 {
     if (was->at >> 59 == 0 && was->of != NULL) {
-        hold_end(was->at);
+        shared_end(was->at);
         pool_freed(was->of);
     }
     else if (was->gpu != NULL) /* a list that is owned here has none */
@@ -128,7 +128,7 @@ bool table_own(struct owned entry)
     struct owned dead = {.at = 0};
     if (entry.at == 0)
         return false;
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     struct slot *slot = room_for(shard, entry.at);
     if (slot != NULL) {
         dead = slot->owned;
@@ -136,7 +136,7 @@ bool table_own(struct owned entry)
         shard->unnumbered = shard->unnumbered || has_number(&entry);
         *slot = (struct slot){.owned = entry, .serial = next_serial(shard)};
     }
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     if (UNLIKELY(dead.at != 0))
         bury(&dead);
     return slot != NULL;
@@ -162,36 +162,36 @@ bool table_disown(uint64_t at, struct owned *was)
     struct shard *shard = shard_of(mix(at));
     if (at == 0)
         return false;
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     struct slot *slot = seek(shard, at);
     if (slot != NULL) {
         *was = slot->owned;
         close_gap(shard, (size_t)(slot - shard->slot));
     }
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     return slot != NULL;
 }
 
 /* Takes out this entry, and none that another thread made under its key since it was read. */
 static bool disown_same(struct shard *shard, const struct slot *entry)
 {
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     struct slot *slot = seek(shard, entry->owned.at);
     bool same = slot != NULL && slot->serial == entry->serial;
     if (same)
         close_gap(shard, (size_t)(slot - shard->slot));
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     return same;
 }
 
 bool table_find(uint64_t at, struct owned *found)
 {
     struct shard *shard = shard_of(mix(at));
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     struct slot *slot = at != 0 ? seek(shard, at) : NULL;
     if (slot != NULL)
         *found = slot->owned;
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     return slot != NULL;
 }
 
@@ -229,12 +229,12 @@ static bool is_dead(const struct slot *entry, CUcontext context, uint64_t before
 static size_t copy_of_shard(struct shard *shard, struct slot **entries)
 {
     size_t count = 0;
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     *entries = malloc(shard->used * sizeof **entries + 1);
     for (size_t i = 0; i < shard->slots && *entries != NULL; i++)
         if (shard->slot[i].owned.at != 0)
             (*entries)[count++] = shard->slot[i];
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     return count;
 }
 
@@ -243,21 +243,21 @@ static bool give_number(struct shard *shard, const struct slot *entry)
     uint64_t buffer;
     if (request_buffer(address_of(&entry->owned), &buffer) != CUDA_SUCCESS)
         return false;
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     struct slot *slot = seek(shard, entry->owned.at);
-    if (slot != NULL && slot->serial == entry->serial) /* it was there all the time, so it is what the driver was asked of */
+    if (slot != NULL && slot->serial == entry->serial) /* it was there all the time, so the driver's answer is about it */
         slot->buffer = buffer;
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     return true;
 }
 
 /* The driver's answer takes 0.25 us (H100): each allocation would take as much longer, and only at a context's end is it needed. */
 static void number_all(struct shard *shard)
 {
-    spin_lock(&shard->lock);
+    lock_acquire(&shard->lock);
     bool some = shard->unnumbered;
     shard->unnumbered = false;
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
     if (!some)
         return;
     struct slot *entries;
@@ -269,9 +269,9 @@ static void number_all(struct shard *shard)
     free(entries);
     if (whole)
         return;
-    spin_lock(&shard->lock); /* another time, perhaps */
+    lock_acquire(&shard->lock); /* another time, perhaps */
     shard->unnumbered = true;
-    spin_unlock(&shard->lock);
+    lock_release(&shard->lock);
 }
 
 void table_now(struct table_moment *moment)

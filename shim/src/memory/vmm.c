@@ -3,8 +3,8 @@
  *
  * A block is charged to the GPU it lies on, `prop->location`, when it is made, and is held until its last handle is released
  * and its last mapping is gone: the driver keeps the memory that long. The driver may give a handle's number out again while
- * a mapping of the old block lives, so blocks are told apart by us and not by their handles. The size of an imported block is
- * not told before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
+ * a mapping of the old block lives, so the library identifies blocks by its own record and not by their handles. The size of an imported block is
+ * not known before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
  * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free, and
  * once more when that process lets go, for what is measured is charged until the next measure.
  *
@@ -71,7 +71,7 @@ static void let_go(struct block *block, uint64_t holders)
     bool last = (block->holders -= holders) == 0;
     pthread_mutex_unlock(&vmm->lock);
     if (last) {
-        if (block->exported || block->imported) /* who holds it still is charged before it is free here; or it is free now */
+        if (block->exported || block->imported) /* whoever still has it is charged before it is free here; or it is free now */
             contexts_measure(block->gpu);
         lease_give_back(block->gpu, block->bytes);
         free(block);

@@ -1,4 +1,4 @@
-/* nvml.c - which GPU of the grant the management library is asked about, and the memory that it shows.
+/* nvml.c - which GPU of the grant a call of the management library is about, and the memory that it shows.
  *
  * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes hold on
  * lease and in contexts; what the GPU has free bounds what is shown as free.

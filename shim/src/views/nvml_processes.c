@@ -1,6 +1,6 @@
 /* nvml_processes.c - the container's own processes on a GPU, in every list that the management library has of them.
  *
- * Lists of who computes come from the arbiter, by the numbers that the container knows its processes by; an arbiter that does not
+ * Lists of processes that compute come from the arbiter, by the numbers that the container knows its processes by; an arbiter that does not
  * answer makes them empty. What only the driver knows of processes is read whole, with room of our own, and passed on for those
  * processes: the room that a program brings, or requests, says nothing of how many others there are.
  */

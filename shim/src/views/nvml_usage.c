@@ -1,6 +1,6 @@
 /* nvml_usage.c - how busy the container keeps a GPU: the driver's samples by process, of its own processes.
  *
- * Where the driver tells of nothing by process, of the whole GPU nothing is told either.
+ * Where the driver shows nothing by process, nothing of the whole GPU is shown either.
  */
 #include "hooks/hook.h"
 #include "views/nvml_processes.h"

@@ -90,7 +90,7 @@ class Lines:
         self.process.wait()
 
     def end(self) -> None:
-        """Asks it to end by closing its input; kills it when it does not."""
+        """Ends it by closing its input; kills it when it does not end."""
         if self.process.poll() is None:
             assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -300,7 +300,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """watch.py as a process. Bytes. Several threads may ask."""
+    """watch.py as a process. Bytes. Several threads may call it."""
 
     lines: Lines
     _turn: threading.Lock = field(default_factory=threading.Lock)
@@ -326,7 +326,7 @@ def real_driver() -> bool:
 def machine(fake: bool | None = None) -> Iterator[Machine]:
     """TANGRAM_LIBRARY names a libtangram.so made elsewhere, TANGRAM_SHIM_BUILD a build folder; else it is built."""
     fake = not real_driver() if fake is None else fake
-    folder = Path(tempfile.mkdtemp(prefix="tg-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="tg-"))  # a socket's path has at most 107 characters
     folder.chmod(0o755)
     (folder / "grants").mkdir()
     build, library = _built(folder, fake)

@@ -191,7 +191,7 @@ def unmapped(at: int, size: int) -> None:
 
 
 class Vmm(Path):
-    """Created, mapped, its handle released at once: the mapping alone holds it."""
+    """Created, mapped, its handle released at once: the mapping alone keeps it."""
 
     def take(self, size: int) -> tuple[int, Any]:
         rc, handle = created(size)

@@ -1,4 +1,4 @@
-/* bypass.c - a GPU program that the library is not in: holds so many MiB of device memory until its input ends.
+/* bypass.c - a GPU program that the library is not in: takes so many MiB of device memory until its input ends.
  *
  *   bypass MIB          prints "held MIB" or "refused CODE"
  *

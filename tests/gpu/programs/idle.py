@@ -1,4 +1,4 @@
-"""Work that a program leaves behind: told by its parent, one JSON list a line in, one JSON object a line out, like kit/container.py.
+"""Work that a program leaves behind: driven by its parent, one JSON list a line in, one JSON object a line out, like kit/container.py.
 
 python3 tests/gpu/programs/idle.py
 """

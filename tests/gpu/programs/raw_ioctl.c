@@ -16,7 +16,7 @@ enum { ESCAPE_ALLOC = 0x2b, ESCAPE_REGISTER_FD = 201, ROOT = 0x0041, DEVICE = 0x
 enum { H_DEVICE = 0x5c000001, H_SUBDEVICE, H_MEMORY };
 
 struct alloc { /* NVOS64_PARAMETERS */
-    uint32_t client, parent, handle, klass;
+    uint32_t client, parent, handle, object_class;
     uint64_t parameters, rights;
     uint32_t parameters_bytes, flags, status, pad;
 };
@@ -35,9 +35,9 @@ struct memory { /* NV_MEMORY_ALLOCATION_PARAMS */
 
 static int control;
 
-static uint32_t allocate(uint32_t client, uint32_t parent, uint32_t *handle, uint32_t klass, void *parameters, size_t bytes)
+static uint32_t allocate(uint32_t client, uint32_t parent, uint32_t *handle, uint32_t object_class, void *parameters, size_t bytes)
 {
-    struct alloc form = {client, parent, *handle, klass, (uint64_t)(uintptr_t)parameters, 0, (uint32_t)bytes, 0, 0, 0};
+    struct alloc form = {client, parent, *handle, object_class, (uint64_t)(uintptr_t)parameters, 0, (uint32_t)bytes, 0, 0, 0};
     if (ioctl(control, _IOC(_IOC_READ | _IOC_WRITE, 'F', ESCAPE_ALLOC, sizeof form), &form) != 0)
         return 0xffffffffu;
     *handle = form.handle;

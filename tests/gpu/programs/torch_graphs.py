@@ -14,7 +14,7 @@ except ImportError as error:
 
 
 def captured(mib: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
-    """A graph whose private pool holds `mib` of intermediate results."""
+    """A graph whose private pool has `mib` of intermediate results."""
     x = torch.full((1024, 1024), 2.0, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -21,7 +21,7 @@ class OnHost(Dataset):  # type: ignore[type-arg, misc]
 
 
 class OnGpu(OnHost):
-    """Each worker requests more than is left; 1 when it was refused by PyTorch's own error, and told the limit rightly."""
+    """Each worker requests more than is left; 1 when it was refused by PyTorch's own error, and saw the right limit."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         right = torch.cuda.mem_get_info()[1] == LIMIT_MIB * MIB

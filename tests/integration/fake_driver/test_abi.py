@@ -38,7 +38,7 @@ AGAINST_NVIDIA = ["-DFAKE_WITH_NVIDIA_HEADER", "-Wmissing-prototypes", "-isystem
 
 
 def machine_code(source: Path, extra: list[str], folder: Path) -> str:
-    """Everything that an object file holds but its name."""
+    """Everything in an object file but its name."""
     target = folder / f"{source.parent.name}-{source.stem}.o"
     built = subprocess.run(
         ["gcc", *FLAGS, *INCLUDES, *extra, "-c", "-o", target, source], capture_output=True, text=True, check=False

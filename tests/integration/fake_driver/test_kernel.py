@@ -256,7 +256,7 @@ print(rm.status(argument))
     os.close(fd)
     while kernel(driver)[2]:
         pass
-    assert start().do("launch(1000) or wait()") < 0.2, "who died suspended holds nobody up"
+    assert start().do("launch(1000) or wait()") < 0.2, "a process that died suspended delays nobody"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Memory is counted over all processes, and a process that is gone holds nothing."""
+"""Memory is counted over all processes, and a process that is gone has nothing."""
 
 from __future__ import annotations
 

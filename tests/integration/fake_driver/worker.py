@@ -1,4 +1,4 @@
-"""One process that uses the fake libcuda, told by its parent what to call: run as a program, one JSON list a line.
+"""One process that uses the fake libcuda, driven by its parent: run as a program, one JSON list a line.
 
     ["cuMemAlloc", 1048576]  ->  [0, address]
 

@@ -192,7 +192,7 @@ class Stage:
         send_signal(self._arbiter.pid, number)
 
     def status(self) -> ContainerStatus:
-        """What the arbiter tells of this container."""
+        """What the arbiter reports of this container."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(10)
             sock.connect(str(self.folder / "status.sock"))
@@ -306,7 +306,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
 
 @contextlib.contextmanager
 def a_node(build: Path, context_mib: int = 0, branch: str = "580") -> Iterator[Stage]:
-    folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path has at most 107 characters
     (folder / "grants").mkdir()
     node = Stage(build, folder)
     node.start_driver(context_mib, branch)

@@ -1,4 +1,4 @@
-"""The library's reading of images, asked from Python: shim/tests/images.c."""
+"""The library's reading of images, called from Python: shim/tests/images.c."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Needs(NamedTuple):
 
 
 class Reader:
-    """The library's own reading, in a process: one that is asked to read too far dies, and says so under the sanitizers."""
+    """The library's own reading, in a process: one that reads too far dies, and says so under the sanitizers."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(

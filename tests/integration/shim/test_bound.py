@@ -88,7 +88,7 @@ def test_the_room_beside_a_context_pays_for_code(own_measured: Stage, way: str) 
     worker.must(f"code(8 * 1024, way={way!r})")
 
 
-def test_what_cannot_be_requested_for_is_paid_by_the_lease_or_refused(own_measured: Stage) -> None:
+def test_what_cannot_be_requested_is_charged_to_the_lease_or_refused(own_measured: Stage) -> None:
     worker = own_measured.worker(TANGRAM_WAIT_MS="100", **EAGER)
     worker.must("alloc(1)")
     own_measured.stop_arbiter()

@@ -211,7 +211,7 @@ def test_a_program_whose_grant_mount_was_detached_is_killed(
         env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
+        assert process.stdout.readline() == "ready\n"
         wait_for(lambda: reasons(strict).get("bypassing") == (process.pid,), REPORTED_S)
         assert process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
     assert [kill.pid for kill in document(strict).kills] == [process.pid]
@@ -225,7 +225,7 @@ ENTER = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
 def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path, tmp_path: Path
 ) -> None:
-    """What an MPS server of the node holds is its clients'. In a pod, anybody can take its name."""
+    """Memory of an MPS server of the node is its clients'. In a pod, anybody can take its name."""
     strict.stop_arbiter()
     strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
@@ -250,7 +250,7 @@ AGAIN = 'echo $$ > "$0/cgroup.procs"; while :; do "$@" || true; done'
 def test_a_container_that_starts_such_a_program_again_and_again_is_ended(
     strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path
 ) -> None:
-    """What starts it holds no memory, so no reading shows it. Ended one by one the programs would hold the memory nearly all the time."""
+    """What starts it has no memory, so no reading shows it. Ended one by one the programs would hold the memory nearly all the time."""
     strict.stop_arbiter()
     strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
@@ -304,7 +304,7 @@ def test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s(
         env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
+        assert process.stdout.readline() == "ready\n"
         wait_for(lambda: document(strict).ungranted, REPORTED_S)
         (found,) = document(strict).ungranted
         assert (found.gpu, found.pid, found.held_bytes, found.pod) == (GPUS[0], process.pid, 700 * 2**20, "")

@@ -34,7 +34,7 @@ def test_a_deeper_stack_is_charged_until_it_is_lowered(stage: Stage) -> None:
     assert worker.free_mib() == before
 
 
-def test_a_heap_is_charged_when_it_is_requested_for(stage: Stage) -> None:
+def test_a_heap_is_charged_when_it_is_requested(stage: Stage) -> None:
     worker = stage.worker()
     before = worker.free_mib()
     assert worker.request(f"set_limit({HEAP}, {2000 * MIB})") == [OUT_OF_MEMORY]

@@ -46,7 +46,7 @@ def test_a_context_for_which_there_is_no_room_is_refused_before_it_is_made(measu
 
 
 @pytest.mark.parametrize("name", CREATES)
-def test_every_way_to_make_a_context_is_requested_for_and_given_back(measured: Stage, name: str) -> None:
+def test_every_way_to_make_a_context_is_requested_and_given_back(measured: Stage, name: str) -> None:
     worker, other = measured.bare_worker(), measured.worker()
     worker.must("initialise()")
     other.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
@@ -121,7 +121,7 @@ def test_processes_that_start_at_once_get_only_the_contexts_that_fit(measured: S
     assert measured.true_mib(*workers) <= 1000
 
 
-def test_initialising_the_driver_holds_nothing(measured: Stage) -> None:
+def test_initialising_the_driver_takes_nothing(measured: Stage) -> None:
     worker = measured.worker()
     measured.bare_worker().must("initialise()")
     wait_for(lambda: len(measured.status().processes) == 2)

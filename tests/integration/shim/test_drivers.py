@@ -56,7 +56,7 @@ def stage(branch_node: tuple[Stage, int]) -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_limit_holds_by_every_way_to_memory(stage: Stage, way: str) -> None:
+def test_the_limit_is_enforced_by_every_way_to_memory(stage: Stage, way: str) -> None:
     worker = stage.worker()
     allocate = WAYS[way]
     if "pool" in allocate:

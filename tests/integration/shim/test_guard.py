@@ -52,7 +52,7 @@ int main(int count, char **word)
     page->slot[in.slot].contexts[0] = listed;
     page->unit[0].used_bytes[in.slot] += bytes;
     pthread_mutex_unlock(&page->lock);
-    puts("holds");
+    puts("ready");
     fflush(stdout);
     getchar();
     return 0;
@@ -64,7 +64,7 @@ cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uin
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 == cuda.cuCtxSetCurrent(context)
 assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t({bytes})) == 0
-print("holds", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 ROOT = Path(__file__).parents[3]
@@ -90,7 +90,7 @@ class Bypass:
             env=plain | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "holds\n"
+        assert self.process.stdout.readline() == "ready\n"
 
     @property
     def pid(self) -> int:

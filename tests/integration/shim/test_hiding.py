@@ -32,7 +32,7 @@ while True:
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     one.stdout.readline()
     if before is None:
-        print("holds", flush=True)
+        print("ready", flush=True)
     else:
         time.sleep(seconds)
         if before.poll() is not None:
@@ -97,7 +97,7 @@ def test_a_program_that_connects_and_replaces_itself_by_a_static_one_is_killed(
     bypass = becomes(strict, str(raw), str(strict.folder / "driver.sock"), "1500", env={})
     bypasses.append(bypass)
     assert bypass.process.stdout is not None
-    assert bypass.process.stdout.readline() == "holds\n", "the static program"
+    assert bypass.process.stdout.readline() == "ready\n", "the static program"
     wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
     assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
     assert [(one.pid, one.bypass) for one in document(strict).kills] == [(bypass.pid, True)]
@@ -112,7 +112,7 @@ def test_a_program_that_replaces_itself_by_one_with_the_library_connects_anew_an
     bypass = becomes(strict, *program, env=strict.env())
     bypasses.append(bypass)
     assert bypass.process.stdout is not None
-    assert bypass.process.stdout.readline() == "holds\n", "the second program"
+    assert bypass.process.stdout.readline() == "ready\n", "the second program"
     assert [one.pid for one in strict.status().processes if one.pid_in_container] == [bypass.pid]
     strict.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 300),))))
     wait_for(lambda: "over-limit" in reasons(strict))
@@ -131,7 +131,7 @@ HIDING = {
     "mapped-only": "import mmap; file = open({library!r}, 'rb'); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n",
     "forged-hello": KIT + "sock = connect({socket!r}); sock.send(hello()); assert answer(sock)\n",
     "past-the-hooks": KIT
-    + "Driver(addresses=addresses(*NAMES)).take(1472); print('holds', flush=True); sys.stdin.read()\n",
+    + "Driver(addresses=addresses(*NAMES)).take(1472); print('ready', flush=True); sys.stdin.read()\n",
 }
 """Attacks of tests/e2e/attacks that a mapping or a connection hides."""
 

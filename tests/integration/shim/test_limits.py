@@ -1,4 +1,4 @@
-"""The limit holds: by every way into the driver, over all processes of the container, to the last MiB."""
+"""The limit is enforced: by every way into the driver, over all processes of the container, to the last MiB."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_block_is_held_until_it_is_released_and_unmapped(stage: Stage) -> None
     _, at = probe.request("reserve", size)
     assert probe.request("map", at, size, handle) == [0]
     assert probe.request("release", handle) == [0]
-    assert probe.request("create", size, 0)[0] == OUT_OF_MEMORY, "the mapping still holds it"
+    assert probe.request("create", size, 0)[0] == OUT_OF_MEMORY, "the mapping still keeps it"
     assert probe.request("unmap", at, size) == [0]
     assert probe.request("create", size, 0)[0] == 0
 

@@ -1,4 +1,4 @@
-"""A driver that lacks a function: no call ends the program, and the limit holds or it is said that it does not."""
+"""A driver that lacks a function: no call ends the program, and the limit is enforced or reported as not enforced."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_a_missing_function_ends_no_program_and_no_limit_in_silence(stage: Stage
     if name in NEEDED:
         assert f"this driver lacks {name}" in errors
     else:
-        assert over == [], "the limit holds without it"
+        assert over == [], "the limit is enforced without it"

@@ -195,7 +195,6 @@ BY_PROCESS = """
 from ctypes import c_uint, c_ulonglong, c_void_p
 device, few, many = c_void_p(1), c_uint(0), c_uint(8)
 room = ctypes.create_string_buffer(4096)
-told = lambda rc, count: [rc, count.value, int.from_bytes(room.raw[:4], "little")]
 class All(ctypes.Structure):
     _fields_ = [("version", c_uint), ("count", c_uint), ("since", c_ulonglong), ("to", c_void_p)]
 class Details(ctypes.Structure):

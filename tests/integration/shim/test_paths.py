@@ -44,7 +44,7 @@ def test_a_block_in_a_sparse_array_is_charged_until_the_array_is_gone(stage: Sta
     made, handle = gpu.must("array(65536, 8, flags=0x40)"), gpu.must("create(600)")
     gpu.must(f"tile({made}, {handle}, '{suffix}')")
     gpu.must(f"release({handle})")
-    assert (stage.true_mib(gpu), gpu.free_mib()) == (600, 400), "the array holds it"
+    assert (stage.true_mib(gpu), gpu.free_mib()) == (600, 400), "the array keeps it"
     assert gpu.request("alloc(500)")[0] == OUT_OF_MEMORY
     gpu.must(f"array_end({made})")
     assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
@@ -58,7 +58,7 @@ def test_sparse_arrays_have_no_memory_of_their_own(stage: Stage) -> None:
 
 @pytest.mark.parametrize("way", ["", "_v2", "WithFlags", "WithParams", "WithParams_ptsz"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_graph_is_charged_when_it_is_launched_and_holds_its_memory(stage: Stage, way: str, suffix: str) -> None:
+def test_a_graph_is_charged_when_it_is_launched_and_keeps_its_memory(stage: Stage, way: str, suffix: str) -> None:
     gpu = stage.worker()
     made = gpu.must("graph(400, 300)")
     ready = gpu.must(f"graph_ready({made}, '{way}')")
@@ -147,7 +147,7 @@ def test_memory_of_another_container_cannot_be_opened_beyond_the_limit(stage: St
     small = owner.must(f"ipc_get({owner.must('alloc(600)')})")
     at = guest.must(f"ipc_open('{small}')")
     owner.kill()
-    assert guest.free_mib() == 400, "who holds it pays for it, whoever made it"
+    assert guest.free_mib() == 400, "the process that has it open is charged, whichever made it"
     guest.must(f"ipc_close({at})")
     assert guest.free_mib() == 1000
 

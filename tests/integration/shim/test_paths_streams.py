@@ -109,12 +109,12 @@ def test_a_pool_on_another_gpu_is_charged_to_that_gpu(stage: Stage) -> None:
     pool = gpu.must("pool_new(1)")
     assert gpu.request(f"pool_alloc(200, {pool})")[0] == OUT_OF_MEMORY
     gpu.must(f"pool_alloc(100, {pool})")
-    assert gpu.free_mib() == 1000, "the first GPU holds nothing"
+    assert gpu.free_mib() == 1000, "the first GPU has nothing"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("location", [1, 0], ids=["of a device", "without a place"])
-def test_managed_memory_of_a_default_pool_is_charged_as_far_as_the_pool_holds_it(
+def test_managed_memory_of_a_default_pool_is_charged_as_far_as_the_pool_has_it(
     stage: Stage, location: int, suffix: str
 ) -> None:
     gpu = stage.worker()

@@ -1,4 +1,4 @@
-"""Whatever LD_PRELOAD names before the library, the limit holds; and however else the driver's functions are found by the loader.
+"""Whatever LD_PRELOAD names before the library, the limit is enforced; and however else the driver's functions are found by the loader.
 
 In a container, /etc/ld.so.preload brings the library after all that LD_PRELOAD names. LD_PRELOAD with the library last gives the same order.
 """
@@ -45,14 +45,16 @@ def own(stage: Stage) -> str:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("names", BEFORE)
-def test_the_limit_holds_with_libc_or_the_driver_named_before_the_library(stage: Stage, names: str, route: str) -> None:
+def test_the_limit_is_enforced_with_libc_or_the_driver_named_before_the_library(
+    stage: Stage, names: str, route: str
+) -> None:
     probe = stage.probe(route, LD_PRELOAD=after(stage, names))
     assert probe.alloc(600) == 0
     assert probe.alloc(600) == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("names", BEFORE)
-def test_the_limit_holds_in_python_too(stage: Stage, names: str) -> None:
+def test_the_limit_is_enforced_in_python_too(stage: Stage, names: str) -> None:
     worker = stage.worker(LD_PRELOAD=after(stage, names))
     assert [worker.request("alloc(600)")[0], worker.request("alloc(600)")[0]] == [0, OUT_OF_MEMORY]
     assert stage.true_mib(worker) == 600

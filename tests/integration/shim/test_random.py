@@ -19,7 +19,7 @@ FREE = {"plain": "free({})", "array": "array_end({})", "mipmap": "mipmap_end({})
 
 
 class Program:
-    """One process, and what it holds."""
+    """One process, and what it has."""
 
     def __init__(self, worker: Worker, dice: random.Random) -> None:
         self.worker, self.dice = worker, dice

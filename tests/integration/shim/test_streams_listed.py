@@ -12,9 +12,9 @@ import pytest
 from tests.integration.shim.test_symbols import HEADERS, ROOT, preprocessed
 
 NO_WORK = {
-    "cuStreamGet*": "asks",
-    "cuStreamIsCapturing*": "asks",
-    "cuStreamQuery*": "asks",
+    "cuStreamGet*": "queries",
+    "cuStreamIsCapturing*": "queries",
+    "cuStreamQuery*": "queries",
     "cuStreamSynchronize*": "waits",
     "cuStreamDestroy*": "ends the stream",
     "cuStreamSetAttribute*": "sets",

@@ -25,7 +25,7 @@ def stage(build: Path) -> Iterator[Stage]:
 
 
 def test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s(stage: Stage, raw: Path) -> None:
-    """Beside a program that holds plain and managed memory by the library, which is not reported."""
+    """Beside a program that has plain and managed memory by the library, which is not reported."""
     worker = stage.worker()
     worker.must("alloc(1500)")
     worker.must("managed(500)")
@@ -34,7 +34,7 @@ def test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s(stage
         env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
+        assert process.stdout.readline() == "ready\n"
         wait_for(lambda: document(stage).unlisted, REPORTED_S)
         whole = document(stage)
         (found,) = whole.unlisted

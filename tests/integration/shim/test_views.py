@@ -1,4 +1,4 @@
-"""What a program is told about memory: the container's share, by CUDA and by NVML, whoever asks first."""
+"""What a program sees of memory: the container's share, by CUDA and by NVML, whichever it calls first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_free_follows_what_siblings_take(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
     assert two.alloc(500) == 0
     free, _ = one.info_mib()
-    assert 500 - 64 <= free <= 500, "what the sibling holds unused, at most a chunk, does not count as free"
+    assert 500 - 64 <= free <= 500, "what the sibling leases unused, at most a chunk, does not count as free"
 
 
 def test_what_a_sibling_has_freed_is_seen_within_seconds(stage: Stage) -> None:

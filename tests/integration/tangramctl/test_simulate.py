@@ -143,7 +143,7 @@ def test_a_pod_that_fits_nowhere_ends_with_3_and_the_reason_of_each_node(snapsho
     assert done.returncode == 3
     assert done.stdout.startswith("does not fit\n")
     assert (
-        "  roomy: no GPU of the node is large enough or of an allowed model (20 GiB asked, the largest allowed there has 16 GiB)\n"
+        "  roomy: no GPU of the node is large enough or of an allowed model (20 GiB requested, the largest allowed there has 16 GiB)\n"
         in done.stdout
     )
     assert "  sick: its inventory cannot be read\n" in done.stdout

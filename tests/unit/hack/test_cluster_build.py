@@ -1,4 +1,4 @@
-"""Programs are built once, by whoever comes first, and belong to the person who asked."""
+"""Programs are built once, by whoever comes first, and belong to the person who called."""
 
 from __future__ import annotations
 

@@ -96,5 +96,5 @@ def test_more_nodes_than_a_machine_carries_are_refused(tmp_path: Path) -> None:
     from hack.cluster.layout import Layout
     from hack.cluster.up import bring_up
 
-    with pytest.raises(ValueError, match="33 asked, 1 to 32"):
+    with pytest.raises(ValueError, match="33 requested, 1 to 32"):
         bring_up(Layout(tmp_path), 33, Steps(quiet=True))

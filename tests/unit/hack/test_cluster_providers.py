@@ -1,4 +1,4 @@
-"""Whose cluster is meant, and what kind is told. Kind itself stands in as a command that writes down what it was asked."""
+"""Whose cluster is meant, and which commands kind gets. Kind itself is replaced by a command that writes down its arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_kind_makes_a_control_plane_and_workers_and_its_kubelet_takes_old_contro
 def test_a_cluster_of_another_provider_is_in_the_way_unless_it_is_to_be_replaced(
     kinds: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"local asked, but the cluster in .* is kind's; .* make cluster-down"):
+    with pytest.raises(ValueError, match=r"local requested, but the cluster in .* is kind's; .* make cluster-down"):
         providers.up(kinds, "local", 1, QUIET)
     assert requested(kinds) == []
     monkeypatch.delenv("KUBECONFIG", raising=False)

@@ -80,7 +80,7 @@ def test_an_image_is_built_again_when_what_it_uses_changes_and_only_then(tmp_pat
     assert keys() == before
 
 
-def test_the_context_holds_the_packages_of_the_product() -> None:
+def test_the_context_has_the_packages_of_the_product() -> None:
     files = set(context_files())
     assert {"pyproject.toml", "uv.lock", "vgpu/__init__.py", "deploy/images/Dockerfile"} <= files
     assert not [path for path in files if path.startswith((".git/", ".venv/", "tests/"))]
@@ -97,7 +97,7 @@ esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where a docker command leaves what it was told."""
+    """The folder where a docker command leaves its arguments."""
     (tmp_path / "docker").write_text(DOCKER.format(folder=tmp_path))
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

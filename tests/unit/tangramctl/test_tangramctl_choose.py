@@ -40,7 +40,7 @@ def preference(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> ob
     st.integers(1, 120),
     st.integers(0, 100),
 )
-def test_the_gpu_with_least_left_that_holds_the_request_is_chosen(
+def test_the_gpu_with_least_left_that_fits_the_request_is_chosen(
     sizes: list[int], held: list[tuple[int, int, int]], mib: int, core: int
 ) -> None:
     here = machine(*sizes)

@@ -46,7 +46,7 @@ def held(name: str, at: str, row: int, gib: int, core: int = 0) -> PodBuilder:
 
 
 def admitted(built: PodBuilder) -> bytes:
-    """The pod as the API has it, with the variable that the webhook gives containers that ask."""
+    """The pod as the API has it, with the variable that the webhook gives containers that request a GPU."""
     document = built.plain()
     for container in document["spec"]["containers"]:
         container["env"] = [{"name": GPUS_ENV}]
@@ -162,7 +162,7 @@ def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
     assert "10 GiB " in line
 
 
-def test_how_many_gpus_are_requested_for_and_missing_is_said(files: Path) -> None:
+def test_the_number_of_gpus_requested_and_missing_is_shown(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3")))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
@@ -210,7 +210,7 @@ def test_a_pod_requests_for_what_was_written_and_no_more(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=200 * 1024, core=30)))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert said.startswith("pod default/p requests 200 GiB and 30 % of one GPU and fits no node\n")
-    assert f"  3 nodes: {TOO_LARGE} (200 GiB asked, the largest allowed there has 80 GiB)\n" in said
+    assert f"  3 nodes: {TOO_LARGE} (200 GiB requested, the largest allowed there has 80 GiB)\n" in said
     asking = pod("p").asking(mib=200 * 1024).annotated(gpu_model="H200")
     (files / "pod.json").write_bytes(admitted(asking))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
@@ -252,7 +252,7 @@ def test_the_webhooks_pods_are_reported_from_those_that_never_met_it() -> None:
 def test_one_that_has_ended_is_said_to(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=8192).on("n1").with_phase("Succeeded")))
     code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, said) == (0, "pod default/p has ended (Succeeded): it holds no GPU and waits for none\n")
+    assert (code, said) == (0, "pod default/p has ended (Succeeded): it has no GPU and waits for none\n")
     code, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
     assert (code, json.loads(said)) == (0, {"pod": "default/p", "placed": False, "ended": "Succeeded"})
 
@@ -346,7 +346,7 @@ NO_CLUSTER = (
             "The connection to the server localhost:8080 was refused - did you specify the right host or port?",
         ),
         ('Error from server (NotFound): pods "p" not found\n', 'Error from server (NotFound): pods "p" not found'),
-        ("E1121 18:22:01.1 7 a.go:1] told nothing else\n", "E1121 18:22:01.1 7 a.go:1] told nothing else"),
+        ("E1121 18:22:01.1 7 a.go:1] nothing else\n", "E1121 18:22:01.1 7 a.go:1] nothing else"),
         ("", "exit code 1"),
     ],
 )
@@ -369,7 +369,7 @@ def test_an_api_that_does_not_answer_has_the_exit_code_that_page_and_help_name(
     assert "the API does not" in line
 
 
-def test_a_gpu_that_holds_more_than_it_has_is_said_to() -> None:
+def test_a_gpu_with_more_assigned_than_it_has_is_reported() -> None:
     assert free_text(Nearest("u", 0, "m", 1, -30720, 40, 1, 0)) == "0 MiB (30 GiB too much is granted), 40 %"
     assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 % too much is granted)"
 

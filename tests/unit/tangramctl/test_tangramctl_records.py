@@ -1,4 +1,4 @@
-"""The book of runs: who is in it is who lives, whatever was killed and whenever."""
+"""The records of runs: exactly the runs that live have one, whatever was killed and whenever."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def unreadable(path: Path, how: str) -> None:
         ("newer", "version 2: this tangramctl reads up to version 1"),
     ],
 )
-def test_a_run_that_cannot_be_read_holds_what_its_grant_says_for_as_long_as_it_lives(
+def test_a_run_that_cannot_be_read_has_what_its_grant_says_for_as_long_as_it_lives(
     machine: Machine, how: str, why: str
 ) -> None:
     other = records.write(machine, ("y",), PIECE, TERMS)
@@ -186,7 +186,7 @@ def test_a_run_that_a_kill_left_half_taken_away_is_taken_away_by_the_next_look(
     assert list(machine.grants.iterdir()) == []
 
 
-def test_a_run_whose_grant_cannot_be_read_either_holds_nothing_that_is_known(machine: Machine) -> None:
+def test_a_run_whose_grant_cannot_be_read_either_has_nothing_that_is_known(machine: Machine) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
     machine.grant(run.key).unlink()
@@ -194,7 +194,7 @@ def test_a_run_whose_grant_cannot_be_read_either_holds_nothing_that_is_known(mac
     with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as child:
         (found,) = records.runs(machine)
         assert isinstance(found, records.Unread)
-        assert (found.mib, "what it holds is not known" in found.why) == (0, True)
+        assert (found.mib, "what it has is not known" in found.why) == (0, True)
         child.communicate()
 
 

@@ -8,16 +8,16 @@ from rich.console import Console
 
 from tangramctl import screen, top
 from tangramctl.view import Entry, View
-from vgpu.protocol.status import TurnStatus, UnenforcedStatus
+from vgpu.protocol.status import GpuTimeStatus, UnenforcedStatus
 
 
 def turn(
     on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, requested=0, mode="suspend", trouble=""
 ):
-    return TurnStatus(on, working, 1, requested, on_s, off_s, capped_s, suspends, trouble, mode)
+    return GpuTimeStatus(on, working, 1, requested, on_s, off_s, capped_s, suspends, trouble, mode)
 
 
-def entry(key: str, of: TurnStatus | None) -> Entry:
+def entry(key: str, of: GpuTimeStatus | None) -> Entry:
     return Entry("run", key, f"name-{key}", 7, "python x", 0, "standard", 2, False, None, (), (), of)
 
 
@@ -44,7 +44,7 @@ def test_who_was_not_there_before_or_whose_arbiter_began_anew_has_no_share_yet(b
         (turn(1, off_s=0.1, capped_s=0.5, on=False), "capped"),
     ],
 )
-def test_the_state_is_one_word(now: TurnStatus, state: str):
+def test_the_state_is_one_word(now: GpuTimeStatus, state: str):
     (row,) = top.between(View((entry("a", turn(1)),)), View((entry("a", now),)), 1.0).rows
     assert row.state == state
 

@@ -25,10 +25,10 @@ from vgpu.api.grant import Slice
 from vgpu.protocol.status import (
     ContainerStatus,
     GpuStatus,
+    GpuTimeStatus,
     ProcessGpu,
     ProcessStatus,
     Status,
-    TurnStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -71,7 +71,7 @@ def arbiter(path: Path, answer: bytes) -> Iterator[None]:
 @pytest.fixture
 def machine() -> Iterator[Machine]:
     """Its keeper's lock is held: `arbiter` stands for a keeper's, so that none is started."""
-    folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path has at most 107 characters
     made = prepared(folder / "s")
     lock = try_lock(made.keeper_lock)
     assert lock is not None
@@ -89,8 +89,8 @@ def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Mach
         arbiter(cluster, encode_status(Status((reported("k"),), ungranted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
-    assert f"! process 8 (miner) holds 700 MiB of {UUID} and belongs to no grant there" in notes
-    assert f"! process 9 (of unknown name) of pod a-uid holds memory of {UUID} and belongs to no grant there" in notes
+    assert f"! process 8 (miner) uses 700 MiB of {UUID} and belongs to no grant there" in notes
+    assert f"! process 9 (of unknown name) of pod a-uid uses memory of {UUID} and belongs to no grant there" in notes
 
 
 def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: Machine) -> None:
@@ -132,7 +132,7 @@ def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machi
     with arbiter(machine.status_socket, answer):
         seen = view.look(machine, machine.root / "none")
     assert [entry.gpus[0].used_bytes for entry in seen.entries] == [None]
-    assert "does not tell what is used: status document" in seen.notes[0]
+    assert "does not report what is used: status document" in seen.notes[0]
 
 
 def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
@@ -167,7 +167,7 @@ def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machin
     assert (entry.gpus[0].limit_bytes, entry.gpus[0].shared_bytes) == (1024 * MIB, 16 * MIB)
 
 
-TURN = TurnStatus(
+TURN = GpuTimeStatus(
     on=True, working=False, processes=1, requested_percent=30, on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, trouble=""
 )
 
@@ -175,10 +175,10 @@ TURN = TurnStatus(
 @pytest.mark.parametrize(
     ("percent", "context", "turn", "noted"),
     [(30, 80, None, True), (30, 80, TURN, False), (0, 80, None, False), (30, 0, None, False)],
-    ids=["asked, has a context, told of nothing", "told of channels", "requested no part", "has no context"],
+    ids=["requested, has a context, reported nothing", "reported channels", "requested no part", "has no context"],
 )
-def test_who_is_not_held_to_the_part_of_time_that_he_requested_for_is_noted(
-    machine: Machine, percent: int, context: int, turn: TurnStatus | None, noted: bool
+def test_a_run_whose_share_of_time_is_not_enforced_is_noted(
+    machine: Machine, percent: int, context: int, turn: GpuTimeStatus | None, noted: bool
 ) -> None:
     node = machine.root / "node.sock"
     status = reported("k", "team/pod")
@@ -210,7 +210,7 @@ def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> Non
     node.touch()
     seen = view.look(machine, node)
     assert seen.entries == ()
-    assert "does not tell of pods" in seen.notes[0]
+    assert "does not list pods" in seen.notes[0]
 
 
 def test_the_document_for_programs_carries_a_version_and_every_field(machine: Machine) -> None:

@@ -1,8 +1,8 @@
 """Node pools as the pods to come see them: GPUs that the same requests can use.
 
 A pool is a model on the nodes of one class. Two nodes are of one class when every typical request that can use one of them can use the
-other: no label that a request names tells them apart, no taint that a request does not tolerate, no MIG profile that it needs
-beside its GPU. So what is worked out by pool holds for each node of it, and a fleet whose requests name nothing has one class.
+other: no label that a request names distinguishes them, no taint that a request does not tolerate, no MIG profile that it needs
+beside its GPU. So what is worked out by pool is true of each node of it, and a fleet whose requests name nothing has one class.
 
     requests -> constraints, the most demanded first -> class of each node -> pool of each GPU (`Fleet.pool`)
 
@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from vgpu.scheduling.nodes.constraints import ANYWHERE, REPELS, NodeConstraints, Taint, Term, Toleration
 from vgpu.scheduling.nodes.labels import Labels
-from vgpu.scheduling.nodes.selectors import Bools, Columns, holds
+from vgpu.scheduling.nodes.selectors import Bools, Columns, matches
 
 Ints = npt.NDArray[np.int32]
 Masks = npt.NDArray[np.uint64]
 
 MOST_CONSTRAINTS: Final = 64
-"""That tell nodes apart: one bit each."""
+"""That distinguish nodes: one bit each."""
 MOST_CLASSES: Final = 256
 """Of nodes. Guessed: bounds the work of each placement, 0.1 ms for 512 requests."""
 MOST_KEYS: Final = 64
@@ -71,7 +71,7 @@ class Pools:
         """By class: which constraints admit its nodes, a bit each."""
         self._ranked: Sequence[NodeConstraints] = ()
         self._chosen: dict[NodeConstraints, int] = {}
-        """Constraints that tell nodes apart -> bit."""
+        """Constraints that distinguish nodes -> bit."""
         self._changed: set[int] = set()
         """Columns."""
         self._taints: dict[str, tuple[Taint, ...]] = {}
@@ -86,10 +86,10 @@ class Pools:
 
     @property
     def constraints(self) -> tuple[NodeConstraints, ...]:
-        """Those that tell nodes apart, by bit."""
+        """Those that distinguish nodes, by bit."""
         return tuple(self._chosen)
 
-    # --- what the fleet tells ---
+    # --- what the fleet reports ---
 
     def taint(self, node: str, taints: Iterable[Taint]) -> None:
         """A node has these taints."""
@@ -223,7 +223,7 @@ class Pools:
         for at, one in enumerate(constraints):
             met[at] = np.array([_tolerates(one.tolerations, each) for each in taints], np.bool_)[number]
             for group in one.required:
-                met[at] &= _one_holds(group, self._labels, columns)
+                met[at] &= _one_matches(group, self._labels, columns)
         return met
 
     def _masks_of(self, columns: Columns, gpus: Offers) -> Masks:
@@ -239,7 +239,7 @@ class Pools:
 
 
 def _few(ranked: Iterable[NodeConstraints]) -> list[NodeConstraints]:
-    """Those that may tell nodes apart, within the bounds."""
+    """Those that may distinguish nodes, within the bounds."""
     few, keys = list[NodeConstraints](), frozenset[str]()
     for one in ranked:
         if one != ANYWHERE and len(few) < MOST_CONSTRAINTS and len(keys | one.keys) <= MOST_KEYS:
@@ -248,9 +248,9 @@ def _few(ranked: Iterable[NodeConstraints]) -> list[NodeConstraints]:
     return few
 
 
-def _one_holds(group: Iterable[Term], labels: Labels, columns: Columns) -> Bools:
+def _one_matches(group: Iterable[Term], labels: Labels, columns: Columns) -> Bools:
     nowhere: Bools = np.zeros(len(columns), np.bool_)
-    return reduce(np.logical_or, [holds(term, labels, columns) for term in group], nowhere)
+    return reduce(np.logical_or, [matches(term, labels, columns) for term in group], nowhere)
 
 
 @lru_cache(2 * MOST_CONSTRAINTS * MOST_TAINTS)

@@ -1,9 +1,9 @@
 """What the cluster's pods request, and how much of an idle GPU such pods could not use.
 
-Learnt from the pods seen, each as often as it was seen; nothing is assumed before. The typical asks are the most frequent ones
+Learnt from the pods seen, each as often as it was seen; nothing is assumed before. The typical requests are the most frequent ones
 up to `SHARE` of the pods. They are made into tables once in a while, so that judging 10,000 nodes is a look-up by GPU.
 
-An ask cannot use a GPU with too little memory or compute time free, one of a model that it does not allow, any GPU of a node
+A request cannot use a GPU with too little memory or compute time free, one of a model that it does not allow, any GPU of a node
 with too little CPU, nor any of a node with fewer such GPUs than it wants. The result is in GPUs: a GPU idle by half and of no
 use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of GPUs.)
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from vgpu.scheduling.demand.pools import Pools
 
 SHARE: Final = 0.95
-"""Part of the pods that typical asks make up. From the paper."""
+"""Part of the pods that typical requests make up. From the paper."""
 MOST_REQUESTS: Final = 64
-"""Typical asks at most. Pulled out of the air: bounds the tables."""
+"""Typical requests at most. Pulled out of the air: bounds the tables."""
 LEARN_EVERY: Final = 256
 """Pods seen between two makings of the tables; more often at the beginning, at every power of two."""
 
 FORGET_AT: Final = 65_536
-"""Pods counted at which all counts are halved: what pods requested long ago counts less and less, and rare asks are forgotten. Guessed."""
+"""Pods counted at which all counts are halved: what pods requested long ago counts less and less, and rare requests are forgotten. Guessed."""
 
 MOST_CONSTRAINTS: Final = 1024
 """Different constraints of nodes that are counted; those of further pods count as none until others are forgotten. Guessed."""
@@ -54,7 +54,7 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Typical:
-    """An ask as far as the measure knows it."""
+    """A request as far as the measure knows it."""
 
     gpus: int
     """0: no GPU, so it can use none."""
@@ -92,7 +92,7 @@ class _Tables:
     cpu: npt.NDArray[np.int64]
     """Distinct needs, ascending."""
     useless: Floats
-    """[CPU level, model, GPU level] how probably the next ask cannot use the GPU, seen alone."""
+    """[CPU level, model, GPU level] how probably the next request cannot use the GPU, seen alone."""
     requested_cpu_milli: float
     requested_mib: float
     requested_whole: float
@@ -108,7 +108,7 @@ class _Tables:
 
 @dataclass
 class RequestDistribution:
-    """Counts the asks seen, and judges GPUs by them."""
+    """Counts the requests seen, and judges GPUs by them."""
 
     seen: Counter[Typical] = field(default_factory=Counter)
     pods: int = 0
@@ -159,7 +159,7 @@ class RequestDistribution:
         return self._tables
 
     def typical(self) -> dict[Typical, float]:
-        """The typical asks and how probable each is."""
+        """The typical requests and how probable each is."""
         known, chosen = Counter[Typical](), dict[Typical, int]()
         for one, times in self.seen.items():
             plain = not one.instances and one.constraints is ANYWHERE
@@ -183,7 +183,7 @@ class RequestDistribution:
         return () if known is None else known.constraints
 
     def displaced(self, pools: Pools, capacity: Capacity) -> Weights:
-        """(pools + 1,) GPUs of room for the asks to come that each MiB takes with it, where `capacity` is what the whole fleet has free.
+        """(pools + 1,) GPUs of room for the requests to come that each MiB takes with it, where `capacity` is what the whole fleet has free.
 
         The last is that of rows without a GPU, which are -1.
         """
@@ -213,11 +213,11 @@ class RequestDistribution:
         return self._demands[profile]
 
     def unusable(self, gpus: Judged, kind: Hashable = None) -> Floats:
-        """(nodes,) GPUs that are idle and of no use to the next ask, expected. Not to be written to. `kind`: as in `Recall.of`."""
+        """(nodes,) GPUs that are idle and of no use to the next request, expected. Not to be written to. `kind`: as in `Recall.of`."""
         return self.wasted(gpus, kind)[0]
 
     def wasted(self, gpus: Judged, kind: Hashable = None) -> tuple[Floats, Floats]:
-        """(nodes,) twice: `unusable`, and stranded: GPUs that are idle and that the node's CPU will not suffice for, 0 where nobody told of
+        """(nodes,) twice: `unusable`, and stranded: GPUs that are idle and that the node's CPU will not suffice for, 0 where nothing reported
         the CPU."""
         known = self._known()
         nothing = np.zeros(len(gpus.cpu_milli), np.float32)
@@ -231,7 +231,7 @@ class RequestDistribution:
 
 
 def _judge(known: _Tables, gpus: GpuArrays) -> Floats:
-    """(2, nodes) GPUs that are idle and of no use to the next ask, expected; and GPUs that are idle."""
+    """(2, nodes) GPUs that are idle and of no use to the next request, expected; and GPUs that are idle."""
     cpu = np.searchsorted(known.cpu, gpus.cpu_milli, side="right")
     level = _level(known, gpus)
     idle = np.maximum(gpus.free_mib, 0) / np.maximum(gpus.total_mib, 1).astype(np.float32)

@@ -1,7 +1,7 @@
 """Which of the nodes that fit is best, and which of a node's GPUs: the table of policies.
 
 To add a policy, write a file in `vgpu/scheduling/policies` with a function of `Outcome` that returns keys, (nodes,) each, lower is better,
-and give it a row here. Ties are broken by node name, never at random: the same fleet and ask give the same answer.
+and give it a row here. Ties are broken by node name, never at random: the same fleet and request give the same answer.
 
 What the pod itself would like of its node (`preferences`) decides among nodes that are equally good for the GPU. What counts as equal is
 the policy's grade: its first key, or a coarser form of it.

@@ -1,4 +1,4 @@
-"""A pod that holds something on a node, and what it costs to evict some of them.
+"""A pod with GPUs on a node, and what it costs to evict some of them.
 
 Costs are ordered, the first of these that differs decides
     1. fewest evictions beyond what disruption budgets allow
@@ -8,7 +8,7 @@ Costs are ordered, the first of these that differs decides
     5. youngest: the oldest of one set started after the oldest of the other, then the second oldest, and so on
     6. smallest name of the node, then of the pods
 
-Each of the first four never falls when a set grows and one of them rises, so no pod of the least set could be spared.
+Each of the first four never falls when a set grows and one of them rises, so no pod of the least set could stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOWEST: Final = -(2**31)
 """No pod has a lower priority."""
 
 MOST: Final = 2**46
-"""Amounts of a resource that are told apart: 64 TiB of memory. What is more counts as so much, so that sums of pods stay exact."""
+"""Amounts of a resource that are distinguished: 64 TiB of memory. What is more counts as so much, so that sums of pods stay exact."""
 
 PODS: Final = "pods"
 """The resource of which each pod has one: a node runs so many (core/v1, ResourcePods)."""
@@ -40,7 +40,7 @@ Cost: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str, tuple[str
 
 
 class AllocatedPod(msgspec.Struct, frozen=True, gc=False):
-    """A pod that holds something on a node. Thousands are made at once: a dataclass takes seven times as long."""
+    """A pod with GPUs on a node. Thousands are made at once: a dataclass takes seven times as long."""
 
     uid: str
     held: tuple[Slice, ...]
@@ -56,7 +56,7 @@ class AllocatedPod(msgspec.Struct, frozen=True, gc=False):
     """What its end frees of each resource (`kube.pod_requests`)."""
 
     def frees(self, resource: str) -> int:
-        """What its end frees of a resource, as far as amounts are told apart."""
+        """What its end frees of a resource, as far as amounts are distinguished."""
         return 1 if resource == PODS else min(MOST, self.requests.get(resource, 0))
 
 

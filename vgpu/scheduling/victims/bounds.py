@@ -35,7 +35,7 @@ Bound: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What else holds on one node."""
+    """What else applies on one node."""
 
     must_go: frozenset[str] = frozenset()
     """UIDs without which a set does not count."""
@@ -54,7 +54,7 @@ NO_TERMS: Final = Terms()
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What may be done for whom."""
+    """What may be done for which pod."""
 
     priority: int
     """Of the pod that is to fit. Only holders of a lower one are evicted."""
@@ -63,12 +63,12 @@ class Rules:
     violate: bool = True
     """May budgets be violated at all, when nothing else helps?"""
     terms: Mapping[str, Terms] = field(default_factory=dict)
-    """Node -> what else holds there."""
+    """Node -> what else applies there."""
     may_be_nobody: bool = True
     """Is a node an answer where nobody has to go?"""
 
     def on(self, node: str) -> Terms:
-        """What else holds on this node."""
+        """What else applies on this node."""
         return self.terms.get(node, NO_TERMS)
 
 
@@ -255,7 +255,7 @@ def lower_bounds(
 
 
 def most_of(request: PodRequest) -> GpuRequest:
-    """The container that is hardest to place. Where it does not fit the pod does not; of a pod with one container the reverse holds too."""
+    """The container that is hardest to place. Where it does not fit the pod does not; of a pod with one container the reverse is true too."""
     kinds = ("share", "whole", "mig")
     return min(request.containers, key=lambda part: (kinds.index(part.kind), -part.mib, -part.gpus))
 

@@ -1,7 +1,7 @@
-"""Choose whom to evict so that one pod fits.
+"""Choose the pods to evict so that one pod fits.
 
-Pure, as `placement` is: it reads who holds what (`NodeView`), and answers the least set of pods on one node whose leaving makes the
-ask fit, or None. It evicts nobody and knows no Kubernetes. What least means stands in `allocated_pod`.
+Pure, as `placement` is: it reads which pod has what (`NodeView`), and answers the least set of pods on one node whose leaving makes the
+request fit, or None. It evicts nobody and knows no Kubernetes. What least means stands in `allocated_pod`.
 
 How it is kept short
     What the least set of each node costs at least is known by sums, of many nodes at once (`victim_bounds`). Nodes are searched in that order, until the
@@ -10,7 +10,7 @@ How it is kept short
 
 What is promised
     Of a pod that requests a share of one GPU, or for one whole GPU, the sets are tried GPU by GPU, of others node by node. Up to `EXACT` pods
-    that may go (`EXACT_OTHERS` for several containers or MIG instances), the answer is the least set; with more on one GPU (or node) it is one of which no pod can be spared,
+    that may go (`EXACT_OTHERS` for several containers or MIG instances), the answer is the least set; with more on one GPU (or node) it is one of which no pod could stay,
     and near the least (`victim_sets`). Where pods on one GPU free too little of what is not a GPU, pods on others join them.
 """
 
@@ -36,7 +36,7 @@ TOGETHER: Final = 16
 class Search:
     """For the least set on one of the candidates. `view` answers what there is on a node, None for a node that is not known.
 
-    `terms` answers what else holds on a node, None where nobody may be evicted; only of nodes that promise something it is asked, and its answers
+    `terms` answers what else applies on a node, None where nobody may be evicted; it is called only for nodes with reservations, and its answers
     are added to those of the rules. `apart`: nodes where terms may name holders that make way by themselves.
     """
 
@@ -91,7 +91,7 @@ class Search:
         return self.best
 
     def _count_terms(self, nodes: Iterable[str]) -> Iterator[None]:
-        """The bounds of these nodes, with all that holds there."""
+        """The bounds of these nodes, with all that applies there."""
         views = list[NodeView]()
         for name in nodes:
             if self._terms is not None:

@@ -1,4 +1,4 @@
-"""A node and who holds what there, as arrays: made once, and read by every search for victims until something there changes."""
+"""A node and which pod has what there, as arrays: made once, and read by every search for victims until something there changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 class NodeView:
     """`allocated_pods` must name all that hold something on the node: what they leave is what is free.
 
-    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (is it not spared?). Per piece, that is what one pod
+    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (may it be evicted?). Per piece, that is what one pod
     has of one GPU: `owner` (pod), `row` (GPU), `mib`, `percent`; a whole GPU counts as all of it.
     """
 
@@ -97,7 +97,7 @@ class NodeView:
         return self._requests[resource]
 
     def instances(self, profile: str) -> int:
-        """How many MIG instances of a profile are offered, whoever holds them."""
+        """How many MIG instances of a profile are offered, free or not."""
         return sum(one.profile == profile for gpu in self.inventory.gpus for one in gpu.offered_instances)
 
     def allowed(self, request: PodRequest, only: Set[str] | None) -> Bools:

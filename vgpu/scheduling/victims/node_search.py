@@ -1,7 +1,7 @@
 """The least set of victims on one node.
 
 Whether a set suffices is a matter of sums where one container wants shares of GPUs or whole ones. Of several containers, and of MIG instances,
-`placement` itself is asked, on a copy of the node without them. Where the pod then goes, `placement` says in any case.
+`placement` itself is called, on a copy of the node without them. Where the pod then goes, `placement` says in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vgpu.scheduling.victims.node import Bools, Ints, NodeView
 from vgpu.scheduling.victims.sets import EXACT, Sets, Suffices, covers, give_back, least_set
 
 EXACT_OTHERS: Final = 8
-"""As `EXACT`, of asks with several containers, or for MIG instances: each of the 256 sets may have to be tried."""
+"""As `EXACT`, of requests with several containers, or for MIG instances: each of the 256 sets may have to be tried."""
 
 AT_ONCE: Final = 16
 """Sets that are tried together: `placement` takes hardly longer for 16 nodes than for one."""
@@ -36,11 +36,11 @@ CAPS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Whom to evict, and what that gives."""
+    """The pods to evict, and what that gives."""
 
     node: str
     victims: tuple[str, ...]
-    """UIDs by name; none when the ask fits as it is."""
+    """UIDs by name; none when the request fits as it is."""
     violations: int
     """How many of these evictions the disruption budgets do not allow."""
     assignment: Assignment
@@ -176,7 +176,7 @@ class NodeSearch:
         return np.array([one.frees(resource) for one in pods], np.int64)
 
     def _of_several_gpus(self) -> Steps:
-        """All pods together, where they are few. Of many, the GPUs that cost least, each by itself, and what then could be spared."""
+        """All pods together, where they are few. Of many, the GPUs that cost least, each by itself, and which of them could then stay."""
         pods, suffices = self._may_go, self._several_suffice(self._may_go)
         shares = np.ones((len(pods), 1))
         if len(pods) <= EXACT:

@@ -1,6 +1,6 @@
 """The cheapest set of some pods whose end suffices.
 
-Up to `EXACT` pods it is the cheapest of all sets. Of more, a set is found of which no pod could be spared: all leave, and each may stay, the
+Up to `EXACT` pods it is the cheapest of all sets. Of more, a set is found of which no pod could stay: all leave, and each may stay, the
 most important first, where the rest still suffices. Then it is compared with all sets that differ from it in `EXACT` pods alone, some that leave and
 some that free most of what is short, again and again. It held at most one pod more than the cheapest of all sets in 10,000 random cases
 (tests/unit/vgpu/scheduling/victims/test_sets.py).
@@ -34,7 +34,7 @@ BITS: Final = 62
 
 Sets: TypeAlias = npt.NDArray[np.int64]
 Suffices: TypeAlias = Callable[[Sets], npt.NDArray[np.bool_]]
-"""(sets, pods) -> (sets,). If it holds for a set it must for every larger one."""
+"""(sets, pods) -> (sets,). If it is true of a set it must be of every larger one."""
 
 
 def covers(amounts: npt.NDArray[np.int64], demand: npt.NDArray[np.int64]) -> Suffices:
@@ -82,7 +82,7 @@ def _every_set(count: int) -> Sets:
 
 
 def _among(suffices: Suffices, kept: Sequence[int], count: int) -> Suffices:
-    """The same, asked of the pods kept out of so many."""
+    """The same, of the pods kept out of so many."""
 
     def requested(sets: Sets) -> npt.NDArray[np.bool_]:
         whole = np.zeros((len(sets), count), np.int64)
@@ -112,7 +112,7 @@ _Key: TypeAlias = Callable[[Sets], npt.NDArray[np.int64]]
 
 
 def _keys(pods: Sequence[AllocatedPod], headroom: Mapping[str, int]) -> Iterator[_Key]:
-    """The first is asked first; those after it are seldom needed."""
+    """The first is tried first; those after it are seldom needed."""
     yield _beyond(pods, headroom)
     for service_class in CLASSES[:2]:
         yield _of_class(pods, service_class)
@@ -157,7 +157,7 @@ def _names(pods: Sequence[AllocatedPod]) -> list[_Key]:
 
 
 def _digits(ranks: Sequence[int], count: int) -> list[_Key]:
-    """Numbers with a digit for each of so many ranks, the first one first: how many of a set have it. As many as a number holds."""
+    """Numbers with a digit for each of so many ranks, the first one first: how many of a set have it. As many as fit into a number."""
     base = len(ranks) + 2  # one would do, but for no pods at all
     most = max(1, int(BITS / math.log2(base)))
     return [_digit(ranks, base, range(first, min(count, first + most))) for first in range(0, count, most)]

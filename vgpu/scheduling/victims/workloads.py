@@ -4,7 +4,7 @@ Pure, as `preemption` is. A Workload costs what all its pods cost together (`all
 have to go. The caller says which single pods those are when some Workloads are gone.
 
 What is promised
-    With up to `EXACT` Workloads on a node the answer there is the least; with more, one of which no Workload could be spared.
+    With up to `EXACT` Workloads on a node the answer there is the least; with more, one of which no Workload could stay.
     Nobody is evicted against a disruption budget: a queue that ends a Workload does not heed them.
 """
 
@@ -72,7 +72,7 @@ def least_wholes(
 ) -> Iterator[WholeEviction | None]:
     """Search one node, and yield the best so far after each step, which calls `suffices` twice at most; it costs less than `below`.
 
-    `wholes`: those with a pod that holds something on the node. `priority`: of the pod that is to fit.
+    `wholes`: those with a pod that has something on the node. `priority`: of the pod that is to fit.
     """
     may_go = sorted((one for one in wholes if one.may_go(priority, headroom)), key=lambda one: one.key)
     best: WholeEviction | None = None

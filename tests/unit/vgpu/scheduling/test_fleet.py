@@ -28,7 +28,9 @@ inventories = st.permutations(range(ROWS)).flatmap(
 @given(
     st.lists(st.tuples(st.sampled_from(NODES), st.one_of(slices, inventories, st.just("remove"), st.integers(0, 9))))
 )
-def test_after_any_events_the_books_equal_the_sum_over_the_pods_that_are_left(events: list[tuple[str, object]]) -> None:
+def test_after_any_events_the_records_equal_the_sum_over_the_pods_that_are_left(
+    events: list[tuple[str, object]],
+) -> None:
     fleet, held = Fleet(), {node: [] for node in NODES}
     known: dict[str, Inventory] = {}
     for node, event in events:
@@ -77,10 +79,10 @@ def test_a_fleet_grows_past_its_first_capacity_in_nodes_and_gpus() -> None:
 def test_a_node_that_leaves_is_not_among_the_candidates_and_its_column_is_clean_for_the_next() -> None:
     fleet = Fleet()
     fleet.set_node("old", Inventory((Gpu("c", 0, "t4", 10), Gpu("d", 1, "t4", 10))))
-    assert fleet.look_up(("old", "new")).strangers == ["new"]
+    assert fleet.look_up(("old", "new")).unknown == ["new"]
     fleet.remove_node("old")
     fleet.set_node("new", Inventory((Gpu("e", 0, "t4", 10),)))
-    assert fleet.look_up(("old", "new")).strangers == ["old"]
+    assert fleet.look_up(("old", "new")).unknown == ["old"]
     assert not fleet.shareable[1, fleet.column["new"]]
 
 

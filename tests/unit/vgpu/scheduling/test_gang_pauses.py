@@ -253,7 +253,7 @@ def test_the_rest_of_a_cycle_is_refused_until_the_gang_is_tried_again() -> None:
 
 @pytest.mark.parametrize("calls", ["ca", "cca", "ba", "bca", "a"])
 def test_a_gang_is_woken_if_its_next_cycle_may_have_begun_with_a_pod_that_was_refused(calls: str) -> None:
-    """That call cannot be told from one of the cycle that paused. So the next cycle fails, and nobody else would have the gang tried again."""
+    """That call cannot be distinguished from one of the cycle that paused. So the next cycle fails, and nobody else would have the gang tried again."""
     pauses = a_pause()
     assert refused(pauses, *calls) == [True] * (len(calls) - 1) + [False]
     assert pauses.wakes() is (len(calls) > 1)

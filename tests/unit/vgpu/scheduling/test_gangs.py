@@ -178,7 +178,7 @@ def test_a_gang_that_is_scheduled_keeps_its_room_until_it_is_bound() -> None:
 
 def test_pods_that_request_nothing_of_ours_count_unless_kube_scheduler_refused_them() -> None:
     gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "asks nothing")
+    gangs.see("launcher", "g", "requests nothing")
     reserved = room(held(*uids))
     cycle(gangs, uids, held(*uids))
     assert gangs.next_pod("other", "", reserved) == []
@@ -192,7 +192,7 @@ def test_pods_that_request_nothing_of_ours_count_unless_kube_scheduler_refused_t
 def test_a_gang_that_is_tried_again_was_not_scheduled_whatever_was_counted() -> None:
     """Its launcher requests nothing of ours, and waits for another scheduler."""
     gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "asks nothing")
+    gangs.see("launcher", "g", "requests nothing")
     reserved = room(held(*uids))
     cycle(gangs, uids, held(*uids))
     assert list(gangs.quiet(QUIET_S, reserved)) == []
@@ -205,7 +205,7 @@ def test_a_gang_that_is_tried_again_was_not_scheduled_whatever_was_counted() -> 
 @pytest.mark.parametrize("what", ["nothing", "a pod of it is bound", "its group is another", "its pods are others"])
 def test_a_gang_is_doubted_until_it_is_another(what: str) -> None:
     gangs, uids = a_gang_of(2, min_count=3)
-    gangs.see("launcher", "g", "asks nothing")
+    gangs.see("launcher", "g", "requests nothing")
     reserved = room(held(*uids))
     cycle(gangs, uids, held(*uids))
     assert gangs.next_pod("g0", "g", reserved, again=True) == []
@@ -219,7 +219,7 @@ def test_a_gang_is_doubted_until_it_is_another(what: str) -> None:
             gangs.gone(uid, reserved)
         for uid in uids:
             gangs.see(uid, "g", "waits")
-        gangs.see("launcher", "g", "asks nothing")
+        gangs.see("launcher", "g", "requests nothing")
     cycle(gangs, uids, held(*uids), 10.0)
     assert others(gangs, reserved, 10.0) == []
     assert len(list(gangs.quiet(10.0 + QUIET_S, reserved))) == (what == "nothing")

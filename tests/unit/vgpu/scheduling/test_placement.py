@@ -83,7 +83,7 @@ def ways(fleet: Fleet, node: str, request: PodRequest) -> Iterator[Assignment]:
         )
 
 
-def holds(fleet: Fleet, node: str, assignment: Assignment) -> bool:
+def has_room(fleet: Fleet, node: str, assignment: Assignment) -> bool:
     """Do the node's records stay sound with this assignment?"""
     at = fleet.column[node]
     row_of = {c.uuid: row for row, c in enumerate(fleet.inventory[node].gpus)}
@@ -102,7 +102,7 @@ def holds(fleet: Fleet, node: str, assignment: Assignment) -> bool:
 
 
 def fits_somehow(fleet: Fleet, node: str, request: PodRequest) -> bool:
-    return any(holds(fleet, node, way) for way in ways(fleet, node, request))
+    return any(has_room(fleet, node, way) for way in ways(fleet, node, request))
 
 
 @st.composite
@@ -151,7 +151,7 @@ def test_a_pod_of_up_to_four_containers_fits_exactly_where_some_assignment_fits(
         assert sorted(result.reasons) == nodes
     else:
         assert placed(result).node in fitting
-        assert holds(fleet, placed(result).node, placed(result).assignment)
+        assert has_room(fleet, placed(result).node, placed(result).assignment)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -199,7 +199,7 @@ def test_placing_and_debiting_never_takes_more_than_a_gpu_has(fleet: Fleet, requ
     st.permutations([("s", "sidecar"), ("i", "init"), ("j", "init")]),
     st.lists(st.integers(1, 8), min_size=4, max_size=4),
 )
-def test_init_containers_and_sidecars_share_a_gpu_that_holds_their_peak(
+def test_init_containers_and_sidecars_share_a_gpu_with_room_for_their_peak(
     order: list[tuple[str, str]], sizes: list[int]
 ) -> None:
     kinds = [*order, ("app", "app")]
@@ -225,7 +225,7 @@ def test_compute_rules_a_tight_gpu_out_and_another_way_is_found() -> None:
     fleet = fleet_of(n=[50, 100])
     fleet.debit("n", Slice("n-0", 0, 1, 60))
     request = PodRequest((share("big", 49, 10), share("busy", 45, 40), share("also", 45, 60)))
-    assert holds(fleet, "n", placed(place(fleet, request, ["n"])).assignment)
+    assert has_room(fleet, "n", placed(place(fleet, request, ["n"])).assignment)
 
 
 def test_ties_go_to_the_smallest_name_in_whatever_order_the_nodes_come() -> None:
@@ -244,7 +244,7 @@ def test_a_node_without_a_gpu_says_that_it_has_none() -> None:
     assert explain(fleet_of(a=[]), PodRequest((share("m", 1),)), ["a"]) == {"a": NO_INVENTORY}
 
 
-def test_a_share_larger_than_any_number_of_the_books_is_refused_and_not_wrapped() -> None:
+def test_a_share_larger_than_any_number_of_the_fleet_is_refused_and_not_wrapped() -> None:
     request = PodRequest(tuple(share(f"c{i}", 2**24 - 1, init=i == 0) for i in range(200)))
     assert explain(fleet_of(a=[2**24 - 1]), request, ["a"]) == {"a": TOO_LARGE}
 
@@ -286,7 +286,7 @@ def test_gpus_of_a_model_that_is_not_allowed_are_none_and_not_too_few() -> None:
     assert explain(fleet_of(n=[10, 10]), request, ["n"]) == {"n": TOO_LARGE}
 
 
-def test_a_pod_of_the_same_size_that_is_starting_holds_the_others_to_its_gpu() -> None:
+def test_a_pod_of_the_same_size_that_is_starting_keeps_the_others_on_its_gpu() -> None:
     fleet, request = fleet_of(n=[10, 10]), PodRequest((share("m", 6),))
     assert placed(place(fleet, request, ["n"], {"n": {"n-1"}})).assignment.uuids("m") == ("n-1",)
     fleet.debit("n", Slice("n-1", 1, 6))

@@ -44,7 +44,7 @@ def liked(preferences: Preferences, labels: LabelsOf) -> dict[str, int]:
 # --- the obvious slow version, node by node ---
 
 
-def holds(condition: Condition, name: str, labels: Mapping[str, str]) -> bool:
+def matches(condition: Condition, name: str, labels: Mapping[str, str]) -> bool:
     value = name if condition.by_name else labels.get(condition.key)
     match condition.operator:
         case "In":
@@ -67,13 +67,13 @@ def holds(condition: Condition, name: str, labels: Mapping[str, str]) -> bool:
             return False
 
 
-def term_holds(term: Term, name: str, labels: Mapping[str, str]) -> bool:
-    return bool(term.conditions) and all(holds(one, name, labels) for one in term.conditions)
+def term_matches(term: Term, name: str, labels: Mapping[str, str]) -> bool:
+    return bool(term.conditions) and all(matches(one, name, labels) for one in term.conditions)
 
 
 def slow_affinity(preferences: Preferences, labels: LabelsOf) -> dict[str, int]:
     sums = {
-        name: sum(term.weight for term in preferences.preferred if term_holds(term, name, of))
+        name: sum(term.weight for term in preferences.preferred if term_matches(term, name, of))
         for name, of in labels.items()
     }
     most = max(sums.values())
@@ -95,7 +95,9 @@ def slow_spreading(preferences: Preferences, labels: LabelsOf, all_labels: Label
                 and all_labels[node][spread.key] == labels[name][spread.key]
                 and (
                     not spread.honors_affinity
-                    or all(any(term_holds(t, node, all_labels[node]) for t in group) for group in preferences.required)
+                    or all(
+                        any(term_matches(t, node, all_labels[node]) for t in group) for group in preferences.required
+                    )
                 )
             )
             crowd[name] += pods * math.log(size + 2) + (spread.max_skew - 1)

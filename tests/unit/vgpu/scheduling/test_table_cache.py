@@ -43,7 +43,7 @@ def inventory(draw: st.DrawFn, node: str) -> Inventory:
 
 
 def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, Slice]]) -> None:
-    """As the watch tells of it."""
+    """As the watch reports it."""
     node = draw(st.sampled_from(NODES))
     kind = draw(st.sampled_from(("debit", "debit", "credit", "cpu", "inventory", "gone", "saw", "taint")))
     if kind == "inventory":

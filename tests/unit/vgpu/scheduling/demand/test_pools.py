@@ -1,4 +1,4 @@
-"""How scarce GPUs are by pool, against asking each node which requests can use it."""
+"""How scarce GPUs are by pool, against a check of each node for the requests that can use it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def inventory(name: str, built: list[tuple[str, list[str]]]) -> Inventory:
 
 @dataclass
 class Slow:
-    """Nodes and pods as they were told of, and nothing that is worked out before somebody looks."""
+    """Nodes and pods as the watch reported them, and nothing that is worked out before it is read."""
 
     fleet: Fleet = field(default_factory=Fleet)
     said: dict[str, tuple[Mapping[str, str], list[Taint]]] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def report(slow: Slow, reported: list[Step], later: list[Step]) -> Iterator[None
 
 @settings(max_examples=examples(100), deadline=None)
 @given(reported, later)
-def test_each_gpu_is_as_scarce_as_asking_each_node_finds(reported: list[Step], later: list[Step]) -> None:
+def test_each_gpu_is_as_scarce_as_a_check_of_each_node_finds(reported: list[Step], later: list[Step]) -> None:
     slow = Slow()
     for _ in report(slow, reported, later):
         assert set(slow.fleet.pools.constraints) == set(slow.fleet.distribution.constraints()) - {ANYWHERE}, (

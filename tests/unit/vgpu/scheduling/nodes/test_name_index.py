@@ -44,7 +44,7 @@ def test_names_are_found_as_when_each_is_looked_up(
     text = json.dumps(requested, ensure_ascii=ascii_only, separators=(", ", ":") if spaced else (",", ":"))[1:-1]
     found = NameIndex(known).find(quoted(text))
     if found is not None:
-        assert (found.columns.tolist(), list(found.strangers)) == looked_up(requested, known)
+        assert (found.columns.tolist(), list(found.unknown)) == looked_up(requested, known)
     else:
         assert not requested or "\\" in text or (spaced and len(requested) > 1)
     fleet = Fleet()
@@ -53,7 +53,7 @@ def test_names_are_found_as_when_each_is_looked_up(
     for few_bytes in FEW:
         with patch.object(rosters, "FEW_BYTES", few_bytes):
             candidates = fleet.look_up(quoted(text))
-        assert (candidates.columns.tolist(), list(candidates.strangers)) == looked_up(requested, fleet.column)
+        assert (candidates.columns.tolist(), list(candidates.unknown)) == looked_up(requested, fleet.column)
 
 
 BROKEN = [
@@ -75,14 +75,14 @@ def test_what_is_no_list_of_strings_is_not_read_as_one(
         fleet.look_up(quoted(text))
 
 
-def test_names_that_share_a_place_in_the_table_are_reported_apart() -> None:
+def test_names_that_share_a_place_in_the_table_are_distinguished() -> None:
     name_index = NameIndex({f"node-{number}": number for number in range(500)})
     name_index._place = lambda hashes: np.zeros(len(hashes), np.intp)  # type: ignore[method-assign]
     name_index._table[:] = -1
     name_index._enter(np.zeros(500, np.uint64))
     found = name_index.find(quoted('"node-7","node-499","node-500","node-0"'))
     assert found is not None
-    assert (found.columns.tolist(), found.strangers) == ([7, 499, 0], ("node-500",))
+    assert (found.columns.tolist(), found.unknown) == ([7, 499, 0], ("node-500",))
 
 
 @pytest.mark.parametrize("few_bytes", FEW)
@@ -92,11 +92,11 @@ def test_a_fleet_finds_the_nodes_that_it_has_now(monkeypatch: pytest.MonkeyPatch
     for name in ("a", "b"):
         fleet.set_node(name, Inventory(()))
     requested = quoted('"a","b","c"')
-    assert list(fleet.look_up(requested).strangers) == ["c"]
+    assert list(fleet.look_up(requested).unknown) == ["c"]
     fleet.remove_node("a")
     fleet.set_node("c", Inventory(()))
     candidates = fleet.look_up(requested)
-    assert (candidates.columns.tolist(), list(candidates.strangers)) == ([fleet.column["b"], fleet.column["c"]], ["a"])
+    assert (candidates.columns.tolist(), list(candidates.unknown)) == ([fleet.column["b"], fleet.column["c"]], ["a"])
 
 
 @pytest.mark.parametrize(("inside", "some"), [("", False), (" ", False), ('""', True), ('"a","b"', True)])

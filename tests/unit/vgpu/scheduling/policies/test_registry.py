@@ -105,7 +105,7 @@ def test_a_model_that_came_after_the_last_pod_is_as_useful_as_those_before() -> 
     assert chosen(fleet, share(40, "fragmentation")) == ("a-0",), "equal, so the smaller name"
 
 
-def test_what_pods_requested_for_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pods_requested_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vgpu.scheduling.demand.request_distribution.FORGET_AT", 64)
     fleet = fleet_of(a=[80])
     fleet.saw(share(1, "fragmentation"))

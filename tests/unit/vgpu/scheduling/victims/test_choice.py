@@ -201,7 +201,7 @@ def test_the_least_set_is_the_least_of_all_sets(
     st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.booleans()), min_size=EXACT + 1, max_size=20),
     st.integers(1, 100),
 )
-def test_where_there_are_too_many_to_try_them_all_nobody_could_be_spared(
+def test_where_there_are_too_many_to_try_them_all_no_victim_could_stay(
     pods: list[tuple[int, int, bool]], mib: int
 ) -> None:
     allocated_pods: dict[str, list[AllocatedPod]] = {"n": []}
@@ -257,7 +257,7 @@ def test_fewer_go_rather_than_more() -> None:
 
 
 @pytest.mark.parametrize("kept", [{"priority": 10}, {"protected": True}])
-def test_who_is_not_lower_or_is_spared_stays(kept: dict[str, object]) -> None:
+def test_a_pod_that_is_not_lower_or_not_evictable_stays(kept: dict[str, object]) -> None:
     allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 60), **kept)]}  # type: ignore[arg-type]
     assert least({"n": 1}, allocated_pods, share(50), Rules(10)) is None
 

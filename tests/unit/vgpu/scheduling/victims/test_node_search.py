@@ -118,7 +118,7 @@ def test_pods_of_other_gpus_join_where_those_on_one_free_too_little_beside_it() 
         assert sum(one.requests["cpu"] for one in gone) >= cpu
         for one in gone:
             fewer = tuple(other for other in gone if other is not one)
-            assert not suffices(view, fewer, cpu), "nobody could be spared"
+            assert not suffices(view, fewer, cpu), "no victim could stay"
         joined += len({piece.index for one in gone for piece in one.held}) > 1
     assert joined
 

@@ -87,7 +87,7 @@ def test_of_many_pods_at_most_one_more_goes_than_in_the_least_of_all_sets() -> N
     assert same >= 0.9 * cases, "and it is mostly the least"
 
 
-def test_nobody_of_a_set_could_be_spared() -> None:
+def test_no_pod_of_a_set_could_stay() -> None:
     random_ = random.Random(SEED)
     for _ in range(examples(100)):
         pods, amounts, demand, violate = case(random_, (EXACT + 1, 30))

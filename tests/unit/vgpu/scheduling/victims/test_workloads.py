@@ -32,7 +32,7 @@ def allocated_pods(draw: st.DrawFn, name: str) -> AllocatedPod:
 
 @st.composite
 def nodes(draw: st.DrawFn, most: int) -> tuple[list[Whole], dict[str, int], int]:
-    """Workloads, what each pod on the node holds, and what the applicant needs. Single pods hold 1 each."""
+    """Workloads, what each pod on the node has, and what the applicant needs. Single pods hold 1 each."""
     wholes, held = [], {}
     for at in range(draw(st.integers(0, most))):
         pods = tuple(draw(allocated_pods(f"w{at}p{pod}")) for pod in range(draw(st.integers(1, 3))))
@@ -104,7 +104,7 @@ def test_nothing_is_found_for_less_than_what_a_node_costs_at_least(
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(nodes(EXACT + 4))
-def test_of_many_workloads_what_is_found_suffices_and_none_could_be_spared(
+def test_of_many_workloads_what_is_found_suffices_and_none_could_stay(
     case: tuple[list[Whole], dict[str, int], int],
 ) -> None:
     wholes, held, needs = case

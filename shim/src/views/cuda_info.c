@@ -1,7 +1,7 @@
-/* info.c - how much memory there is, as the container may have it.
+/* cuda_info.c - how much memory there is, as the container may have it.
  *
- * Total is the container's limit. Free is what this process holds unused and what no process of the container holds, and
- * never more than the GPU itself has free. What a sibling holds unused is left out: it comes when it is requested.
+ * Total is the container's limit. Free is what this process leases and does not use and what no process of the container leases, and
+ * never more than the GPU itself has free. What a sibling leases and does not use is left out: it comes when it is requested.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"

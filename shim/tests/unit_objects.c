@@ -1,4 +1,4 @@
-/* unit_book.c - the book of channels against a slow one, among threads, and what the hook costs. A part of unit_time. */
+/* unit_objects.c - the list of channels against a slow one, among threads, and what the hook costs. A part of unit_time. */
 #include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -24,37 +24,37 @@ static void slow_remove(unsigned client, uint32_t handle)
             slow_remove(client, i);
 }
 
-void the_book_agrees_with_a_slow_one_also_on_garbage(void)
+void the_list_of_objects_agrees_with_a_slow_one_also_on_garbage(void)
 {
-    static const uint32_t klass[] = {RM_DEVICE, RM_SUBDEVICE, RM_GROUP, CHANNEL, 0xc56f};
-    struct objects book = {0};
+    static const uint32_t object_class[] = {RM_DEVICE, RM_SUBDEVICE, RM_GROUP, CHANNEL, 0xc56f};
+    struct objects objects = {0};
     unsigned seed = 7;
     for (unsigned step = 0; step < 200000; step++) {
         unsigned client = (unsigned)rand_r(&seed) % CLIENTS;
         uint32_t handle = 1 + (uint32_t)rand_r(&seed) % (HANDLES - 1), name = 0xc1000000 + client;
         if (rand_r(&seed) % 3 != 0) {
             uint32_t parent = 1 + (uint32_t)rand_r(&seed) % (HANDLES - 1); /* also itself, a later one, or none there is */
-            assert(objects_add(&book, (struct object){name, handle, parent, klass[rand_r(&seed) % 5], (uint32_t)rand_r(&seed) % 14, 3}));
+            assert(objects_add(&objects, (struct object){name, handle, parent, object_class[rand_r(&seed) % 5], (uint32_t)rand_r(&seed) % 14, 3}));
             parent_of[client][handle] = parent;
         } else if (rand_r(&seed) % 50 == 0) {
-            objects_remove(&book, name, name);
+            objects_remove(&objects, name, name);
             memset(parent_of[client], 0, sizeof parent_of[client]);
         } else {
-            objects_remove(&book, name, handle);
+            objects_remove(&objects, name, handle);
             slow_remove(client, handle);
         }
         size_t there = 0;
         for (client = 0; client < CLIENTS; client++)
             for (handle = 1; handle < HANDLES; handle++) {
-                bool is = objects_find(&book, 0xc1000000 + client, handle) != NULL;
+                bool is = objects_find(&objects, 0xc1000000 + client, handle) != NULL;
                 assert(is == (parent_of[client][handle] != 0));
                 there += is;
             }
-        assert(there == book.count);
+        assert(there == objects.count);
         uint32_t channel[RM_CHANNELS];
-        objects_channels(&book, name, handle, ENGINE_COMPUTE, channel);
+        objects_channels(&objects, name, handle, ENGINE_COMPUTE, channel);
     }
-    objects_clear(&book);
+    objects_clear(&objects);
 }
 
 static void *make_and_drop(void *number)
@@ -97,7 +97,7 @@ void threads_do_not_disturb_each_other(void)
         pthread_join(thread[i], NULL);
     atomic_store(&stop, true);
     pthread_join(reader, NULL);
-    assert(tangram.capture.book.count == 0);
+    assert(tangram.capture.objects.count == 0);
 }
 
 static double ns_each(int (*call)(int, unsigned long, ...), unsigned long request, void *argument)

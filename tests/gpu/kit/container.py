@@ -1,4 +1,4 @@
-"""A process of a container, told by its parent what to do: one JSON list a line in, one JSON object a line out.
+"""A process of a container, driven by its parent: one JSON list a line in, one JSON object a line out.
 
     ["fill", "sync", [268435456, 2097152]]  ->  {"ok": {"codes": [2, 2], "taken": 8053063680}}
 
@@ -44,7 +44,7 @@ def start(way: str) -> int:
 
 
 def end_context() -> None:
-    """End the last context with all that it holds."""
+    """End the last context with all that is in it."""
     way, made = contexts.pop()
     held.clear()
     paths.clear()
@@ -137,7 +137,7 @@ def write(name: str, word: int) -> int:
 
 
 def sizes_of(name: str) -> list[int]:
-    """What each block of a path holds, as the driver says."""
+    """What is in each block of a path, as the driver says."""
     found = []
     for block in held[name]:
         at, size = c_uint64(), c_size_t()
