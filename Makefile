@@ -8,8 +8,8 @@ PYTEST := TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim $(RUN) pytest
 # what a run of everything takes longest for
 SLOWEST := --durations=25 --durations-min=3
 # on all processors: tests of one file share fixtures that take seconds, so files are dealt out; what measures shares of time runs alone
-UNCLUSTERED := $(PYTEST) $(SLOWEST) -n auto --dist loadfile --ignore=tests/integration/turns tests/unit tests/contract tests/integration || status=$$?; \
-	$(PYTEST) $(SLOWEST) tests/integration/turns || status=$$?
+UNCLUSTERED := $(PYTEST) $(SLOWEST) -n auto --dist loadfile --ignore=tests/integration/gputime tests/unit tests/contract tests/integration || status=$$?; \
+	$(PYTEST) $(SLOWEST) tests/integration/gputime || status=$$?
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 FUZZED = $(or $(TESTS),tests/unit tests/contract)
 # the end-to-end tests stop and kill programs of the cluster, which are root's
@@ -66,7 +66,7 @@ faults: .venv/.synced ## kill, stop, stall (ROUNDS=1000, STALLS=100, KILLS=20, S
 	$(SHIM) lib
 	TANGRAM_SHIM_BUILD=$(CURDIR)/build/shim TANGRAM_FAULT_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	TANGRAM_STALL_ROUNDS=$(or $(STALLS),100) TANGRAM_RESTART_KILLS=$(or $(KILLS),20) \
-	$(RUN) pytest -rP $(addprefix tests/integration/turns/test_,fault_matrix.py stalls.py restarts.py)
+	$(RUN) pytest -rP $(addprefix tests/integration/gputime/test_,fault_matrix.py stalls.py restarts.py)
 	$(MAKE) cluster-up PROVIDER=local
 	$(AS_ROOT) env TANGRAM_MATRIX_ROUNDS=$(or $(ROUNDS),1000) TANGRAM_FAULT_SEED=$(or $(SEED),1) \
 	$(RUN) pytest -p no:cacheprovider -rP tests/e2e/test_matrix.py

@@ -86,9 +86,9 @@ def test_the_readme_leads_to_the_examples_and_to_each_client() -> None:
     assert wanted - {file for file, _ in links(ROOT / "README.md")} == set()
 
 
-@pytest.mark.parametrize("name", ["operating", "troubleshooting"])
+@pytest.mark.parametrize("name", ["scope", "troubleshooting"])
 def test_a_quota_in_bytes_is_said_to_be_so_many_units(name: str) -> None:
-    ((quantity, units),) = IN_BYTES.findall((ROOT / f"docs/{name}.md").read_text())
+    ((quantity, units),) = IN_BYTES.findall((ROOT / f"docs/operations/{name}.md").read_text())
     assert parse(quantity) == int(units.replace(",", ""))
 
 
@@ -120,10 +120,20 @@ def test_every_target_of_make_that_a_page_names_exists() -> None:
     assert named <= targets
 
 
-def test_every_alert_of_the_chart_has_a_row_that_says_where_to_look() -> None:
+def test_every_alert_of_the_chart_links_to_its_runbook_and_every_runbook_has_an_alert() -> None:
     rules = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
-    rows = re.findall(r"^\| (`Tangram.*?) \|", (ROOT / "docs/operating.md").read_text(), re.MULTILINE)
-    assert sorted(name for row in rows for name in CODE.findall(row)) == sorted(re.findall(r"alert: (\w+)", rules))
+    (page,) = re.findall(r'\$runbooks := printf "%s/blob/main/(\S+)"', rules)
+    alerts = re.findall(r"- alert: (\w+)(?:(?!- alert:).)*?runbook_url: \{\{ \$runbooks \}\}#(\w+)\n", rules, re.DOTALL)
+    assert [name for name, _ in alerts] == re.findall(r"alert: (\w+)", rules)
+    assert [anchor for _, anchor in alerts] == [name.lower() for name, _ in alerts]
+    assert re.findall(r"^### (\w+)$", (ROOT / page).read_text(), re.MULTILINE) == [name for name, _ in alerts]
+
+
+def test_every_runbook_says_what_happened_and_what_to_do() -> None:
+    page = (ROOT / "docs/operations/runbooks.md").read_text()
+    sections = re.findall(r"^### (\w+)\n\n(.*?)(?=^##|\Z)", page, re.DOTALL | re.MULTILINE)
+    assert len(sections) > 30
+    assert [name for name, text in sections if not re.match(r"[A-Z].*?\.\n\n1\. ", text, re.DOTALL)] == []
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
@@ -156,17 +166,40 @@ def test_the_makefile_lists_each_of_its_targets_with_help() -> None:
 
 
 def test_the_readmes_figures_of_a_request_are_those_of_the_table() -> None:
-    page = (ROOT / "docs/gpu-time.md").read_text()
+    page = (ROOT / "bench/gpu_time/README.md").read_text().partition("<!-- figures -->")[2]
     found: dict[str, tuple[str, str]] = {}
     for case, p50, p99 in re.findall(r"^\| ([^|]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE):
         found.setdefault(case, (p50, p99))  # the first table is of requests
-    (row,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| a request of "))
-    cases = ("alone", "time slicing", "found by the library", "announced 1.5 ms ahead")
-    assert re.findall(r"([\d,]+) / ([\d,]+) us", row) == [found[case] for case in cases]
+    section = (ROOT / "README.md").read_text().partition("\n## Why not something else\n")[2].partition("\n## ")[0]
+    cases = ("alone", "time slicing", "MPS", "MPS, neighbour capped to 50 %", "found by the library")
+    assert re.findall(r"([\d,]+) / ([\d,]+) us", section) == [
+        found[case] for case in (*cases, "announced 1.5 ms ahead")
+    ]
+    task = (ROOT / "docs/tasks/latency-critical.md").read_text()
+    medians = ("time slicing", "found by the library", "announced 1.5 ms ahead", "alone")
+    assert re.findall(r"([\d,]+) us", task.partition("\n## ")[0]) == [found[case][0] for case in medians]
+
+
+def test_the_readmes_cost_of_an_allocation_is_that_of_the_csv() -> None:
+    with (ROOT / "bench/shim/results-gpu-calls.csv").open(newline="") as file:
+        rows = {row["figure"]: row for row in csv.DictReader(file)}
+    calls = [rows[name] for name in ("cuMemAlloc_10_live", "cuMemFree_10_live")]
+    without, added = (
+        ", ".join(f"{float(row[of]):{mark}.0f}" for row in calls)
+        for of, mark in (("without_median", ""), ("added_median", "+"))
+    )
+    assert f"| {without} ns | {added} ns |" in (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_duration_of_the_demo_is_that_of_the_csv() -> None:
+    with (ROOT / "bench/cluster/cold.csv").open(newline="") as file:
+        took = {row["run"]: float(row["wall_s"]) for row in csv.DictReader(file) if row["step"] == "make demo"}
+    assert (round(took["cold"] / 60), round(took["again"] / 30)) == (8, 1)
+    assert "The first run takes about 8 minutes and the next ones half a minute" in (ROOT / "README.md").read_text()
 
 
 def test_the_pods_a_second_of_the_limits_are_the_means_of_the_csvs() -> None:
-    page = (ROOT / "docs/limits.md").read_text()
+    page = (ROOT / "docs/operations/limits.md").read_text()
     shown = re.findall(r"^ *\| ([\d,]+) \|" + r" (\d+) \|" * 6 + "$", page, re.MULTILINE)
     measured = defaultdict(list)
     for name in ("throughput", "throughput-16-cores"):
@@ -180,4 +213,4 @@ def test_the_pods_a_second_of_the_limits_are_the_means_of_the_csvs() -> None:
 
 
 def test_the_page_of_installing_names_the_oldest_supported_driver() -> None:
-    assert f"an NVIDIA driver of branch {OLDEST_BRANCH} or newer" in (ROOT / "docs/install.md").read_text()
+    assert f"an NVIDIA driver of branch {OLDEST_BRANCH} or newer" in (ROOT / "docs/tasks/install.md").read_text()

@@ -1,4 +1,4 @@
-"""docs/reference/enforcement.md and docs/troubleshooting.md have a row for each reason: no more, no less, and as the program says it."""
+"""docs/reference/enforcement.md and docs/operations/troubleshooting.md have a row for each reason: no more, no less, and as the program says it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_the_page_has_the_table_as_the_program_has_it() -> None:
 
 
 def test_troubleshooting_has_an_entry_for_each_reason() -> None:
-    found = rows((DOCS / "troubleshooting.md").read_text(), "A limit is not enforced")
+    found = rows((DOCS / "operations/troubleshooting.md").read_text(), "A limit is not enforced")
     assert [row[0] for row in found] == [f"`{reason}`" for reason in Reason]
     assert all(len(row) == 3 and all(row) for row in found)

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu-time.md are what bench/gpu_time/gpu-time.csv says, goals that are missed or were not measured included."""
+"""The tables of bench/gpu_time/README.md are what bench/gpu_time/gpu-time.csv says, goals that are missed or were not measured included."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bench.gpu_time.goals import (
     lines,
 )
 from bench.gpu_time.table import Row, tables
+from vgpu.gputime.driver_abi import BRANCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND, AHEAD_1_MS, AHEAD = "found by the library", "announced 1.0 ms ahead", "announced 1.5 ms ahead"
@@ -125,7 +126,7 @@ def seen(part: str, case: str, figure: str, value: float | None) -> dict[str, Li
 
 def test_the_pages_tables_are_those_of_the_csv(rows: list[Row]) -> None:
     _, _, body = tables(rows).partition("\n\n")  # before it stands which of the commits this clone has
-    assert body in (ROOT / "docs/gpu-time.md").read_text()
+    assert body in (ROOT / "bench/gpu_time/README.md").read_text()
 
 
 @pytest.mark.parametrize("folder", [ROOT, None])
@@ -295,3 +296,25 @@ def test_a_part_that_was_not_run_has_its_rows(part: str) -> None:
     missed = of_part[part] if part in of_part else [what for rows in of_part.values() for what in rows]
     assert [one.what for one in found if not one.met] == missed
     assert {one.seen for one in found if not one.met} == {NOT_MEASURED}
+
+
+def test_the_table_of_launch_gating_is_that_of_its_csv() -> None:
+    with (ROOT / "bench/gpu_time/gated.csv").open(newline="") as file:
+        had = [row for row in csv.DictReader(file) if row["figure"] == "had" and row["repeat"] != "all"]
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in had:
+        kernels, _, percent = row["case"].partition(" kernels, ")
+        found.setdefault(kernels, {}).setdefault(percent, []).append(f"{float(row['value']):.1f}")
+    assert len(found) == 5
+    page = (ROOT / "docs/operations/gpu-time.md").read_text()
+    for kernels, shares in found.items():
+        ranges = [
+            values[0] if len({*values}) == 1 else " to ".join(sorted(values, key=float)) for values in shares.values()
+        ]
+        assert f"| {kernels} | {' | '.join(ranges)} |" in page
+
+
+def test_the_page_names_the_known_driver_branches() -> None:
+    page = (ROOT / "docs/operations/gpu-time.md").read_text()
+    assert f"branches {min(BRANCHES)} to {max(BRANCHES)}, whose interface is known" in page
+    assert f"| verdict | driver {min(BRANCHES)} to {max(BRANCHES)} | another driver |" in page

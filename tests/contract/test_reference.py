@@ -38,7 +38,7 @@ def test_every_program_of_the_project_has_a_section() -> None:
 def test_the_rules_of_the_chart_are_about_the_metrics_that_the_page_has_an_alert_for() -> None:
     rule = (ROOT / "deploy/helm/tangram/templates/monitoring/prometheusrule.yaml").read_text()
     named = {name.removesuffix("_bucket") for name in re.findall(r"\btangram_\w+", rule)}
-    assert named - {"tangram_arbiter_limit_bytes"} == set(ALERTS)
+    assert named - {"tangram_container_gpu_memory_limit_bytes"} == set(ALERTS)
 
 
 def test_a_metric_is_found_with_its_labels_before_it_has_a_value() -> None:

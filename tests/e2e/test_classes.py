@@ -12,13 +12,13 @@ import pytest
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
 from tests.e2e.turns import computing, container_of, ran, turn_of, under_way
-from vgpu.protocol.status import TurnStatus
+from vgpu.protocol.status import GpuTimeStatus
 
 LC, BE = "latency-critical", "best-effort"
 WINDOW_S = 4.0
 
 
-def turn(namespace: str, name: str) -> TurnStatus:
+def turn(namespace: str, name: str) -> GpuTimeStatus:
     found = turn_of(namespace, name)
     assert found is not None, f"pod {name} has told of no channels"
     return found

@@ -30,7 +30,7 @@ def test_describe_node_shows_the_resources(cluster: Cluster) -> None:
 
 def test_the_inventory_annotation_lists_every_gpu_and_instance(cluster: Cluster) -> None:
     document = json.loads(cluster.node()["metadata"]["annotations"]["tangram.sh/inventory"])
-    gpus = document["inventory"]["gpus"]
+    gpus = document["inventory"]["cards"]
     assert [gpu["mig"] for gpu in gpus] == [False, False, True]
     assert sorted(i["profile"] for i in gpus[2]["instances"]) == ["1g.10gb", "1g.10gb", "3g.40gb"]
 

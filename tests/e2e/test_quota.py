@@ -68,7 +68,7 @@ def test_a_quota_counts_gib_and_percent_and_refuses_what_goes_past_it(cluster: C
     assert "requests.tangram.sh/gpu=1" in cluster.refused(quota, pod("whole", container(gpu=1)))
     cluster.run(quota, share("rest", "8Gi", 30))
     assert used(cluster, quota)[MEM] == "16"
-    cluster.delete(quota, "asks", "rest")
+    cluster.delete(quota, "share", "rest")
     eventually(lambda: used(cluster, quota)[MEM] == "0", "what was used is given back")
     cluster.create(quota, share("again", "16Gi"))
 

@@ -10,7 +10,7 @@ from hack.stack import FAKE_DRIVER_ROOT
 from hack.waiting import eventually
 from tests.e2e.matrix import node
 from tests.e2e.objects import share
-from vgpu.protocol.status import ContainerStatus, TurnStatus
+from vgpu.protocol.status import ContainerStatus, GpuTimeStatus
 
 KERNELS: Final = """
 import ctypes, sys, time
@@ -69,7 +69,7 @@ def container_of(namespace: str, name: str) -> ContainerStatus | None:
     return containers_of(namespace).get(name)
 
 
-def turn_of(namespace: str, name: str) -> TurnStatus | None:
+def turn_of(namespace: str, name: str) -> GpuTimeStatus | None:
     """Its GPU time; None while none of its processes has told of its channels."""
     found = container_of(namespace, name)
     return found.turn if found is not None else None

@@ -1,4 +1,4 @@
-"""The chart as helm renders it, decoded, and what a test asks of the result. Runs helm and nothing else."""
+"""The chart as helm renders it, decoded, and what a test reads of the result. Runs helm and nothing else."""
 
 from __future__ import annotations
 

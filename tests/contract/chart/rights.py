@@ -1,4 +1,4 @@
-"""What the DaemonSet may do on a node, as the rendered chart says it: the table of docs/install.md."""
+"""What the DaemonSet may do on a node, as the rendered chart says it: the table of docs/operations/node-rights.md."""
 
 from __future__ import annotations
 
@@ -82,3 +82,12 @@ def _cells(column: Column) -> Iterator[tuple[str, str]]:
     for row, reported in FACTS.items():
         yield row, reported(column)
     yield from column.mounts()
+
+
+def assert_confined(container: dict[str, Any], *capabilities: str) -> None:
+    context = container["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"].get("add", []) == list(capabilities)
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert not context.get("privileged")

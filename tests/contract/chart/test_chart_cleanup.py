@@ -90,7 +90,7 @@ def test_the_inventory_goes_from_every_node_and_nothing_else(
 def test_what_the_release_made_by_itself_goes(
     program: ModuleType, helm: Helm, api: ApiServer, through_http: str, release_namespace: str
 ) -> None:
-    """The lease of leader election and who was preempted, at the paths that the Job is told; that they are gone already is no error."""
+    """The lease of leader election and who was preempted, at the paths that the Job gets; that they are gone already is no error."""
     (container,) = helm.objects().one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     extender = helm.objects().container("extender")
     assert env(extender)["TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP"] == f"{release_namespace}/tangram-scheduler-preempted"

@@ -1,4 +1,4 @@
-"""What the policies keep from pods that are there already, since the webhook is asked about new ones only."""
+"""What the policies keep from pods that are there already, since the webhook sees new ones only."""
 
 from __future__ import annotations
 

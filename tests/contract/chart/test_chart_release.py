@@ -65,7 +65,7 @@ def uninstall(helm: Helm, api: ApiServer) -> None:
 
 @pytest.fixture
 def ca_pem(tmp_path: Path) -> bytes:
-    """A certificate: the API server looks at what a caBundle holds."""
+    """A certificate: the API server looks at what is in a caBundle."""
     make_authority(tmp_path / "pki")
     return (tmp_path / "pki/ca.crt").read_bytes()
 

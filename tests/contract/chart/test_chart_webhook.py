@@ -1,4 +1,4 @@
-"""The webhook as the chart renders it: what it is asked about, its certificates, and its rights."""
+"""The webhook as the chart renders it: what it is called for, its certificates, and its rights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_with_cert_manager_the_webhook_has_no_rights_at_all(nvidia: Objects) -> 
 
 
 def test_cert_manager_renews_what_is_served_without_a_new_ca(helm: Helm) -> None:
-    """Else the API server would trust the new certificate alone, before the webhook's volume holds it."""
+    """Else the API server would trust the new certificate alone, before the webhook's volume has it."""
     objects = helm.objects({"webhook": {"certManager": {"enabled": True}}})
     served, ca = objects.one("Certificate", "tangram-webhook")["spec"], objects.one("Certificate", "tangram-webhook-ca")
     issuers = objects.of("Issuer")

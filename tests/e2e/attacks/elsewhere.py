@@ -7,7 +7,7 @@ from typing import Final
 from tests.e2e.attacks.attack import Attack, Level, Outcome, Where
 
 SHIM: Final = "tests/integration/shim"
-TURNS: Final = "tests/integration/turns"
+TURNS: Final = "tests/integration/gputime"
 
 
 def _below(name: str, does: str, outcome: Outcome, test: str) -> Attack:

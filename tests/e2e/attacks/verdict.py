@@ -68,8 +68,8 @@ def harmless(booked_mib: int, claimed_mib: int) -> None:
 
 
 def metric_row(metrics: str, labels: Mapping[str, str]) -> None:
-    """A row of `tangram_arbiter_unenforced` has these labels."""
-    rows = [line for line in metrics.splitlines() if line.startswith("tangram_arbiter_unenforced{")]
+    """A row of `tangram_container_unenforced` has these labels."""
+    rows = [line for line in metrics.splitlines() if line.startswith("tangram_container_unenforced{")]
     wanted = [f'{name}="{value}"' for name, value in labels.items()]
     assert any(all(part in line for part in wanted) and line.endswith(" 1.0") for line in rows), (
         f"no row has {wanted}:\n" + "\n".join(rows)

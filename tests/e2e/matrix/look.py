@@ -128,8 +128,8 @@ def kubelet_devices() -> dict[tuple[str, str, str], int]:
 
 
 def metric(listed: list[dict[str, Any]], token: str) -> frozenset[tuple[str, str]]:
-    """(pod, reason) of `tangram_arbiter_unenforced`."""
-    found = labels_of(node.page(address_of(listed, "node"), 9403, "/metrics", token), "tangram_arbiter_unenforced")
+    """(pod, reason) of `tangram_container_unenforced`."""
+    found = labels_of(node.page(address_of(listed, "node"), 9403, "/metrics", token), "tangram_container_unenforced")
     return frozenset((f"{one['namespace']}/{one['pod']}", one["reason"]) for one in found)
 
 

@@ -70,7 +70,7 @@ def test_harmless_is_who_is_within_the_limit_by_books_that_see_it(booked: int, c
     fails(lambda: verdict.harmless(booked, claimed), why)
 
 
-ROW = 'tangram_arbiter_unenforced{container="a",namespace="n",pod="p",reason="over-limit"} 1.0\n'
+ROW = 'tangram_container_unenforced{container="a",namespace="n",pod="p",reason="over-limit"} 1.0\n'
 LABELS = {"container": "a", "namespace": "n", "pod": "p", "reason": "over-limit"}
 
 

@@ -142,8 +142,8 @@ env:
     value: {{ .Values.scheduler.preemption.enabled | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTION_DEADLINE_S
     value: {{ .Values.scheduler.preemption.deadlineSeconds | default (mulf 0.6 .Values.scheduler.extender.httpTimeoutSeconds) | quote }}
-  - name: TANGRAM_EXTENDER_HOLD_S
-    value: {{ .Values.scheduler.preemption.holdSeconds | quote }}
+  - name: TANGRAM_EXTENDER_PREEMPTION_RESERVATION_S
+    value: {{ .Values.scheduler.preemption.reservationSeconds | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTED_TIMES
     value: {{ .Values.scheduler.preemption.timesPerPod | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTED_PERIOD_S

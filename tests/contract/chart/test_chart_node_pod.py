@@ -1,0 +1,156 @@
+"""The pod of each node: what plugin and arbiter may reach, where they meet, and how the driver gets there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin.grants.allocation_record import Record
+from deviceplugin.grants.directories import Grants
+from deviceplugin.settings import DevicePluginSettings
+from tests.contract.chart.rendering import Helm, Objects, env
+from tests.contract.chart.rights import assert_confined
+from vgpu.gputime.trial import FILE
+
+
+def test_the_node_pod_is_root_without_a_capability_but_that_to_kill_processes_over_a_limit(
+    local: Objects, nvidia: Objects
+) -> None:
+    for objects in (local, nvidia):
+        spec = objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+        assert spec["securityContext"] == {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        assert spec["hostPID"] is True
+        assert "hostNetwork" not in spec
+        for container in spec["containers"]:
+            assert_confined(container, *(["KILL"] if container["name"] == "arbiter" else []))
+
+
+@pytest.mark.parametrize(
+    ("values", "privileged", "mode"),
+    [
+        ({}, True, "cdi"),
+        ({"runtimeClassName": "nvidia"}, False, "nvidia"),
+        ({"accessMode": "nvidia"}, False, "nvidia"),
+        ({"accessMode": "cdi"}, True, "cdi"),
+        ({"accessMode": "cdi", "runtimeClassName": "nvidia"}, False, "cdi"),
+        ({"node": {"privileged": "false"}}, False, "cdi"),
+        ({"node": {"privileged": False}}, False, "cdi"),
+        ({"accessMode": "nvidia", "node": {"privileged": "true"}}, True, "nvidia"),
+    ],
+)
+def test_the_plugin_is_privileged_only_where_nothing_else_opens_device_nodes(
+    helm: Helm, values: dict[str, Any], *, privileged: bool, mode: str
+) -> None:
+    objects = helm.objects(values)
+    plugin = objects.container("plugin")
+    assert bool(plugin["securityContext"].get("privileged")) == privileged
+    assert env(plugin)["TANGRAM_DEVICEPLUGIN_ACCESS"] == mode
+    assert_confined(objects.container("arbiter"), "KILL")
+    given = env(objects.container("webhook"))["TANGRAM_WEBHOOK_RUNTIME_CLASS"]
+    assert given == ("nvidia" if mode == "nvidia" else "")
+
+
+def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Objects) -> None:
+    spec = local.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    mounts = {mount["mountPath"]: mount for mount in local.container("plugin")["volumeMounts"]}
+    assert {path: (host.get(mount["name"]), bool(mount.get("readOnly"))) for path, mount in mounts.items()} == {
+        "/var/lib/tangram": ("/var/lib/tangram", False),
+        "/var/lib/kubelet/device-plugins": ("/var/lib/kubelet/device-plugins", False),
+        "/var/lib/kubelet/pod-resources": ("/var/lib/kubelet/pod-resources", True),
+        "/var/run/cdi": ("/var/run/cdi", False),
+        "/driver-root": ("/var/lib/tangram-fake-driver", True),
+        "/var/run/secrets/kubernetes.io/serviceaccount": (None, True),
+    }
+    assert env(local.container("plugin"))["TANGRAM_DEVICEPLUGIN_HOST_DRIVER_ROOT"] == "/var/lib/tangram-fake-driver"
+
+
+def test_the_arbiter_reaches_grants_and_sockets_and_neither_driver_nor_library(rendered: Objects) -> None:
+    arbiter = rendered.container("arbiter")
+    assert {mount["mountPath"]: bool(mount.get("readOnly")) for mount in arbiter["volumeMounts"]} == {
+        "/var/lib/tangram/grants": True,
+        "/var/lib/tangram/sockets": False,
+        "/var/lib/tangram/arbiter": False,
+        "/var/lib/tangram/plugin": True,
+    }
+    given = env(arbiter)
+    assert given["TANGRAM_ARBITER_STATUS_SOCKET"] == "/var/lib/tangram/arbiter/status.sock"
+    assert given["TANGRAM_ARBITER_NVML_SOCKET"] == "/var/lib/tangram/plugin/nvml.sock"
+    assert given["TANGRAM_ARBITER_TRIALS_FILE"] == "/var/lib/tangram/plugin/trials.json"
+    assert given.get("NVIDIA_VISIBLE_DEVICES", "void") == "void"
+    assert "NVIDIA_DRIVER_CAPABILITIES" not in given
+
+
+def test_nothing_that_the_arbiter_may_write_contains_the_library(rendered: Objects, tmp_path: Path) -> None:
+    """Neither a file of it nor a hard link: in a state folder as the device plugin leaves it, with a container of each layout."""
+    settings = env(rendered.container("plugin"))
+    root = str(settings["TANGRAM_DEVICEPLUGIN_STATE_ROOT"])
+    state, image = tmp_path / "state", tmp_path / "image.so"
+    image.write_bytes(b"library")
+    grants = Grants(state, image)
+    library = grants.install()
+    grants.prepare(Record(("GPU-0-1",), "uid", "default", "a", "main", ("GPU-0",), 0.0, 0))
+    earlier = state / "grants" / "0123456789abcdef0123456789abcdef"
+    earlier.mkdir()
+    (earlier / "libtangram.so").hardlink_to(library)
+    ready = list((state / "grants").glob(".spare-*"))
+    assert library.stat().st_nlink == 3 + len(ready)
+    (spec,) = [one["spec"]["template"]["spec"] for one in rendered.of("DaemonSet").values()]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    writable = [host[m["name"]] for m in rendered.container("arbiter")["volumeMounts"] if not m.get("readOnly")]
+    assert writable
+    for path in writable:
+        assert not Path(root).is_relative_to(path), f"{path} contains the whole state folder"
+        assert Path(path).is_relative_to(root)
+        folder = state / Path(path).relative_to(root)
+        inodes = {one.stat().st_ino for one in folder.rglob("*") if one.is_file()}
+        assert library.stat().st_ino not in inodes, f"{path} is writable to the arbiter and contains the library"
+        assert not list(folder.rglob("libtangram.so"))
+
+
+def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
+    rendered: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = env(rendered.container("arbiter"))
+    for name, value in env(rendered.container("plugin")).items():
+        if name.startswith("TANGRAM_"):
+            monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
+    plugin = DevicePluginSettings()
+    sockets = Grants(plugin.state_root, plugin.library).sockets
+    assert str(sockets.path("k").parents[1]) == arbiter["TANGRAM_ARBITER_SOCKETS_DIR"]
+    assert str(plugin.nvml_socket) == arbiter["TANGRAM_ARBITER_NVML_SOCKET"]
+    assert plugin.metrics_access == "review"
+    assert str(plugin.access_socket) == arbiter["TANGRAM_ARBITER_METRICS_ACCESS_SOCKET"]
+    assert str(plugin.plugin_folder / FILE) == arbiter["TANGRAM_ARBITER_TRIALS_FILE"]
+    assert str(plugin.status) == arbiter["TANGRAM_ARBITER_STATUS_SOCKET"]
+    assert (plugin.nvml_start_s, plugin.nvml_call_s) == (120, 10)
+
+
+def test_the_root_of_the_host_is_a_driver_root_too(helm: Helm) -> None:
+    spec = helm.objects({"driver": {"root": "/"}}).one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert host["driver-root"] == "/"
+
+
+def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
+    spec = nvidia.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {volume["name"] for volume in spec["volumes"]} == {
+        "state",
+        "grants",
+        "sockets",
+        "arbiter",
+        "plugin",
+        "device-plugins",
+        "pod-resources",
+        "token",
+    }
+    assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
+    assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
