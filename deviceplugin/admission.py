@@ -1,7 +1,7 @@
 """Before a container starts: make sure whose devices these are, write its grant, and see that what it mounts is there.
 
 Here the kubelet's own records name the pod for the first time, so this is where guesses end. Which of the pod's containers starts they
-do not always say, so each one that has these devices gets its grant (`folders`). Whatever is missing or wrong fails the
+do not always say, so each one that has these devices gets its grant (`grants.directories`). Whatever is missing or wrong fails the
 start with a sentence: a container without its library, its grant or its arbiter does not run at all.
 """
 
@@ -48,7 +48,7 @@ class Records(Protocol):
     """The kubelet's own records."""
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
-        """As `podresources.holders` answers."""
+        """As `pod_resources` answers."""
 
 
 @dataclass(frozen=True, slots=True)

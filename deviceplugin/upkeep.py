@@ -144,7 +144,7 @@ def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, usage_records: 
 
 
 class Upkeep:
-    """Runs every `EVERY_S`. `lull` as `calls.Calls.lull`."""
+    """Runs every `EVERY_S`. `lull` as `calls_in_progress.Calls.lull`."""
 
     def __init__(
         self, names: Names, *, records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords,

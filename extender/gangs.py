@@ -232,6 +232,6 @@ def _small_group(group: PodGroup) -> PodGroup:
 def _standing(pod: Pod) -> Standing:
     if pod.spec.node_name:
         return "bound"
-    if pod.spec.containers or pod.spec.init_containers:  # else the cache keeps none (`small`)
+    if pod.spec.containers or pod.spec.init_containers:  # else the cache keeps none (`compact`)
         return "waits"
     return "unschedulable" if turned_down(pod) and not pod.status.nominated_node_name else "requests nothing"

@@ -5,7 +5,7 @@
 It is born with the keeper's lock in hand (a descriptor that `service.ensure` took and passed on), so there is one of it however
 many runs start at once; the lock is free the moment it is dead. Its children die with it, and hold a lock of their own until they have: the
 next keeper waits for that, so nobody takes an arbiter that is ending for one that stays. It takes away what dead runs left, starts the arbiter again when
-it died, and requests nothing: whoever wants to know its pid reads keeper.json.
+it died, and serves no requests: its pid stands in keeper.json.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from vgpu.protocol import wire
 from vgpu.protocol.status import GpuTimeStatus
 
 EVENTS_KEPT: Final = 4096
-"""Of the trace, which an admin may request. Guessed: some seconds of a busy node."""
+"""Events kept in the trace, for an administrator who reads it. Guessed: some seconds of a busy node."""
 
 
 class NodeScheduler:

@@ -17,7 +17,7 @@ from arbiter import host
 from arbiter.memory.meter import Reading
 from vgpu.api.cgroup import NOWHERE, Place
 from vgpu.api.grant import Grant
-from vgpu.memory.bypass import QUIET_S, Bypass, GpuTimeScheduler, Patience, Policy, Returns, Traces, action, bypassing
+from vgpu.memory.bypass import QUIET_S, Bypass, Patience, Policy, ProcessMemory, Returns, Traces, action, bypassing
 from vgpu.memory.over_limit import Held
 from vgpu.protocol.status import BypassStatus, KillStatus
 
@@ -115,7 +115,7 @@ class Bypassing:
     def _judge(self, last: _Last, at_s: float) -> list[KillStatus]:
         grant, reading, held = last.grant, last.reading, last.held
         shares = {
-            uuid: [GpuTimeScheduler(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of]
+            uuid: [ProcessMemory(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of]
             for uuid, of in held.items()
         }
         found = self._patience.look(reading.at_s, {gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, shares)

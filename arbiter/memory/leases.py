@@ -119,7 +119,7 @@ class Memory:
                 raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
 
     def lease_exactly(self, connection: Connection, *, exact: bool) -> None:
-        """It can return nothing that it is requested, or can again."""
+        """The process cannot return memory on recall, or can again."""
         self._report(self.ledger.leases_exactly(connection.number, self._clock(), exact=exact))
 
     def expire(self, now_s: float) -> None:

@@ -41,7 +41,7 @@ class Folders(Protocol):
 
 
 class ContainerIds:
-    """Writes what is new after each change of any pod of the node. `lull` as `calls.Calls.lull`."""
+    """Writes what is new after each change of any pod of the node. `lull` as `calls_in_progress.Calls.lull`."""
 
     def __init__(self, pods: Pods, grants: Folders, lull: Callable[[], Awaitable[None]] = at_once) -> None:
         self._pods, self._grants, self._lull = pods, grants, lull

@@ -5,11 +5,11 @@
     ld.so.preload                 the same for containers of the release before, which have the library at another path
     sockets/<key>/                mounted into the container as /.tangram/socket; the arbiter makes its socket there
     grants/.spare-<number>/       a directory for the next allocation (`spares`)
-    grants/<key>/                 mounted into the container as /.tangram; made for one Allocate, never used again (`record`)
+    grants/<key>/                 mounted into the container as /.tangram; made for one Allocate, never used again (`allocation_record`)
         libtangram.so             hard link to the library as it was at allocation
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
-        container                 the runtime's ID of the container, soon after each start (`containerids`)
+        container                 the runtime's ID of the container, soon after each start (`container_ids`)
         allocation.json           the allocation record, so that a restart of the plugin loses nothing
 
 All of it but sockets/ belongs to the plugin alone: the arbiter may read the grants. A directory appears under its name with its record in it: a plugin that is killed before leaves one whose name begins with a dot.
@@ -65,7 +65,7 @@ class Folder:
 
 
 class Grants:
-    """The state folder of a node. `lull` as `calls.Calls.lull`."""
+    """The state folder of a node. `lull` as `calls_in_progress.Calls.lull`."""
 
     def __init__(
         self, state_root: Path, library: Path, boot: str | None = None, lull: Callable[[], Awaitable[None]] = at_once

@@ -22,7 +22,7 @@ LATER_S: Final = 1.0
 class Settling:
     """`settle` writes one directory, by its key, and waits for the disk. It runs in one thread of its own: a disk that never answers
     takes no thread from anybody else. What is `afterwards` runs in another one when nobody is likely to wait; `lull` as
-    `calls.Calls.lull`."""
+    `calls_in_progress.Calls.lull`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import Final
 LEFTOVER: Final = "."
 """Names of directories that are not complete begin so. The arbiter passes over them."""
 ALIKE: Final = 16
-"""Characters of a beginning that is looked for: the hash of the device IDs (`record`)."""
+"""Characters of a beginning that is looked for: the hash of the device IDs (`allocation_record`)."""
 
 
 class Listing:

@@ -51,7 +51,7 @@ class Looker(Protocol):
 
 
 class Orphans:
-    """See the module. `report` gets the orphans whenever they changed; `lull` as `calls.Calls.lull`."""
+    """See the module. `report` gets the orphans whenever they changed; `lull` as `calls_in_progress.Calls.lull`."""
 
     def __init__(
         self,

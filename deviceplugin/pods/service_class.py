@@ -90,7 +90,7 @@ class Observer(Protocol):
 
 
 class Followers:
-    """Writes the grants of running containers anew when the terms of their pod change. `lull` as `calls.Calls.lull`."""
+    """Writes the grants of running containers anew when the terms of their pod change. `lull` as `calls_in_progress.Calls.lull`."""
 
     def __init__(
         self, pods: Pods, grants: Grants, observer: Observer, lull: Callable[[], Awaitable[None]] = at_once

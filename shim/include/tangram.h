@@ -1,4 +1,4 @@
-/* tangram.h - what a program may request of the library that enforces its share of a GPU.
+/* tangram.h - calls that a program may make of the library that enforces its share of a GPU.
  *
  * A program never needs this header: the library is in every process of a container that requested a share, and acts by
  * itself. Link to nothing; look the functions up with dlsym(RTLD_DEFAULT, ...) so that the program also runs without us.

@@ -162,7 +162,7 @@ static void *launch_in_a_thread_of_its_own(void *unused)
     return unused;
 }
 
-/* Nobody else can request its default stream, and the thread is no more. */
+/* No other thread can query its default stream, and the thread is no more. */
 static void a_wait_for_the_context_ends_what_other_threads_launched(void)
 {
     pthread_t thread;

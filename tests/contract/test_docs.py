@@ -137,7 +137,7 @@ def test_every_runbook_says_what_happened_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("[0-9]*")), ids=lambda folder: folder.name)
-def test_every_example_has_a_readme_and_requests_for_what_can_be_requested(example: Path) -> None:
+def test_every_example_has_a_readme_and_requests_what_can_be_requested(example: Path) -> None:
     assert (example / "README.md").read_text().startswith("# ")
     things = [thing for file in example.glob("*.yaml") for thing in yaml.safe_load_all(file.read_text())]
     assert {thing["kind"] for thing in things} <= {"Pod", "Namespace", "ResourceQuota", "LimitRange", "PodGroup"}
@@ -151,7 +151,7 @@ def test_the_examples_page_has_a_line_for_each_example() -> None:
     assert rows == sorted(folder.name for folder in (ROOT / "examples").glob("[0-9]*"))
 
 
-def test_the_readme_shows_a_pod_that_requests_for_8_gib_and_30_percent() -> None:
+def test_the_readme_shows_a_pod_that_requests_8_gib_and_30_percent() -> None:
     shown = [yaml.safe_load(block) for block in FENCED_YAML.findall((ROOT / "README.md").read_text())]
     (request,) = pod_request(shown[0]).containers
     assert (request.mib, request.core_percent) == (8192, 30)

@@ -193,7 +193,7 @@ def test_a_figure_without_a_value_is_not_met_on_the_page(
         ("clocks", "alone, held", "| beside 16384^3 matmul | 4.45 | 12.30 |  | 1,599 | 62.1 |"),
     ],
 )
-def test_without_the_case_that_is_alone_nothing_is_reported_of_it(
+def test_without_the_case_that_is_alone_there_is_nothing_to_report(
     part: str, alone: str, other: str, rows: list[Row]
 ) -> None:
     assert other in tables([row for row in rows if (row["part"], row["case"]) != (part, alone)])

@@ -63,7 +63,7 @@ def test_a_metric_is_found_with_its_labels_before_it_has_a_value() -> None:
         ("tangram_x_things", ["instance"], "label instance"),
     ],
 )
-def test_a_gauge_with_a_bad_name_is_reported_of(name: str, labels: list[str], said: str) -> None:
+def test_a_gauge_with_a_bad_name_is_reported(name: str, labels: list[str], said: str) -> None:
     registry = CollectorRegistry()
     Gauge(name, "Things that are there.", labels, registry=registry)
     (row,) = rows(registry)
@@ -71,7 +71,7 @@ def test_a_gauge_with_a_bad_name_is_reported_of(name: str, labels: list[str], sa
     assert said in found
 
 
-def test_a_histogram_without_a_unit_is_reported_of() -> None:
+def test_a_histogram_without_a_unit_is_reported() -> None:
     registry = CollectorRegistry()
     Histogram("tangram_x_calls", "Calls that were made.", registry=registry)
     (row,) = rows(registry)

@@ -1,7 +1,7 @@
 """Every error that Tangram raises on purpose.
 
     TangramError
-    ├── BadAsk          what a user wrote in a pod cannot be granted by any cluster
+    ├── BadRequest          what a user wrote in a pod cannot be granted by any cluster
     ├── BadDocument     an annotation, grant file or packet that a machine wrote cannot be read
     │   └── NewerVersion    it was written by a newer Tangram
     └── Refused         a request that is well formed and does not fit what is there

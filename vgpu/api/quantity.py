@@ -28,7 +28,7 @@ LARGEST: Final = 2**63 - 1
 """Largest number a Kubernetes quantity holds without rounding."""
 
 LARGEST_GPU_MIB: Final = 2**24 - 1
-"""16 TiB, some fifty times the largest GPU sold. 256 such GPUs still count below 2**32 MiB (`policy.SHIFT`)."""
+"""16 TiB, some fifty times the largest GPU sold. 256 such GPUs still count below 2**32 MiB."""
 
 LARGEST_CPU_MILLI: Final = 2**31 - 1
 """Thousandths of a processor that are told apart: two million processors. What is more counts as so many."""
@@ -47,7 +47,7 @@ _GRAMMAR = re.compile(r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)(?:([KMGTPE]i|[numkMGTP
 def parse(text: str | int) -> Fraction:
     """The exact value of a Kubernetes quantity.
 
-    Raises BadAsk when it is none: `8 GB`, `8gb`, `0x10`, the empty string.
+    Raises BadRequest when it is none: `8 GB`, `8gb`, `0x10`, the empty string.
     """
     written = str(text)
     found = _GRAMMAR.match(written) if len(written) <= LONGEST_TEXT else None
@@ -77,7 +77,7 @@ def whole_number(text: str | int, *, what: str, at_most: int = LARGEST) -> int:
 def memory_units(text: str | int, *, unit_mib: int, what: str, most: int = SMALLEST_BYTES - 1) -> int:
     """A gpu-mem quantity in the cluster's units, bytes rounded up to whole units.
 
-    Raises BadAsk when it is malformed, zero, negative or fractional, or more than `most` units; more than the default would read as bytes.
+    Raises BadRequest when it is malformed, zero, negative or fractional, or more than `most` units; more than the default would read as bytes.
     """
     try:
         value = parse(text)

@@ -116,7 +116,7 @@ def pod_request(
     """The ask of a pod, given as decoded JSON. Falsy when it requests nothing of ours. `default_policy` is for pods that name none.
     A share may request `largest_gpu_mib` on each GPU at most.
 
-    Raises BadAsk with a sentence for the user.
+    Raises BadRequest with a sentence for the user.
     """
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     init_containers, app_containers = spec.get("initContainers") or [], spec.get("containers") or []
@@ -167,7 +167,7 @@ def requests_ours(container: Mapping[str, Any], names: Names) -> bool:
 
 
 def one_of(value: str, allowed: tuple[_Word, ...], *, what: str) -> _Word:
-    """`value`, when it is one of `allowed`; BadAsk names the others."""
+    """`value`, when it is one of `allowed`; BadRequest names the others."""
     for one in allowed:
         if value == one:
             return one

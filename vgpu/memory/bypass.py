@@ -86,7 +86,7 @@ def bypassing(traces: Traces | None, reading_s: float = inf) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuTimeScheduler:
+class ProcessMemory:
     """The memory of one process on a GPU of its container."""
 
     pid: int
@@ -133,7 +133,7 @@ class Patience:
     _rows: dict[str, _Row] = field(default_factory=dict)
 
     def look(
-        self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[GpuTimeScheduler]]
+        self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[ProcessMemory]]
     ) -> tuple[Bypass, ...]:
         """Take a reading of some GPUs in, or the last one again, of whose processes more is known by now. What it answers stands until a reading
         denies it."""
@@ -159,7 +159,7 @@ class Returns:
         return len(self._ended_s) >= RETURNS
 
 
-def _judge(row: _Row, at_s: float, processes: Sequence[GpuTimeScheduler], *, over: bool) -> bool:
+def _judge(row: _Row, at_s: float, processes: Sequence[ProcessMemory], *, over: bool) -> bool:
     """Does this reading kill a process?"""
     if at_s != row.at_s:
         row.at_s, row.before, row.before_s = at_s, row.now, row.counted_s
@@ -179,7 +179,7 @@ def _judge(row: _Row, at_s: float, processes: Sequence[GpuTimeScheduler], *, ove
     return False
 
 
-def _enough(processes: Sequence[GpuTimeScheduler], excess_bytes: int) -> tuple[int, ...]:
+def _enough(processes: Sequence[ProcessMemory], excess_bytes: int) -> tuple[int, ...]:
     """Bypassing processes that hold more than that together, or all of them."""
     pids: list[int] = []
     for one in sorted((p for p in processes if p.bypassing), key=lambda p: (-p.held_bytes, p.pid)):

@@ -110,7 +110,7 @@ class Fleet:
         """The moment at which a node came, went or had other GPUs."""
         self.kept: dict[Hashable, Any] = {}
         self.kept_empty: dict[Hashable, Any] = {}
-        """What those who place keep with the fleet (`kept_tables`)."""
+        """What those who place keep with the fleet (`table_cache`)."""
         self.width = 0
         """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))

@@ -3,9 +3,9 @@
 This is the only module that decides where anything goes. It is pure: it reads a `Fleet`, answers with a `Placement` or the
 reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and request give the same answer.
 
-All candidates are tried at once, on copies of their columns (`table`). The best is the one with the lowest keys of the
+All candidates are tried at once, on copies of their columns (`feasibility`). The best is the one with the lowest keys of the
 pod's policy, then the one with the smallest name; a pod with preferences of its own takes, of those in the best grade, one that
-it likes best (`policy`). What is promised about fitting stands in `table`.
+it likes best (`policies.registry`). What is promised about fitting stands in `table`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from vgpu.scheduling.fleet import Bools, Candidates, Fleet
 from vgpu.scheduling.policies.registry import Order
 
 KEPT: Final = 16
-"""Tables with a fleet, those used last: 0.6 MiB each for 10,000 nodes with 8 GPUs. As many as `recall.KINDS`."""
+"""Tables with a fleet, those used last: 0.6 MiB each for 10,000 nodes with 8 GPUs. As many as `node_cache.KINDS`."""
 
 
 def table_of_all(fleet: Fleet, request: PodRequest, order: Order) -> Table | None:

@@ -47,7 +47,7 @@ bool objects_drop_slot(struct fake_page *page, uint32_t slot);
 
 /* gpu_time.c - whose kernels ran for how long. */
 
-/* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached requests: how much
+/* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached takes: how much
  * the slot will have run there when this work is done. */
 uint64_t gpu_time_queue(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ns);
 bool gpu_time_reached(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t ran_ns);

@@ -17,7 +17,7 @@ static nvmlReturn_t new_set(nvmlEventSet_t *set)
     return NVML_SUCCESS;
 }
 
-/* The oldest event not looked at that the set requests. */
+/* The oldest event not looked at that the set was registered for. */
 static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
 {
     struct fake_page *page = nvml.client.page;

@@ -103,7 +103,7 @@ static bool is_of_none(struct activity_stream *of, const CUcontext *context, siz
     return none;
 }
 
-/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is requested its default
+/* From our own thread, which has no context: any of ours will do for a stream's handle, and each is queried for its default
  * stream. What lies in a context that is not known is taken for done when all others are. */
 bool contexts_done(void)
 {

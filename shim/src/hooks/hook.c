@@ -47,7 +47,7 @@ void *hook_for_name(const char *name)
     return NULL;
 }
 
-static void *request_driver(const struct hook *hook)
+static void *query_driver(const struct hook *hook)
 {
     void *at = NULL;
     cuuint64_t flags = hook->ptds ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
@@ -59,14 +59,14 @@ static void *request_driver(const struct hook *hook)
     return at;
 }
 
-/* A driver has hundreds of functions, and a program that looks all of them up would have each hook requested: so only those are
+/* A driver has hundreds of functions, and a program that looks all of them up would have the driver queried for each hook: so only those are
  * whose function this can be, in whatever form it is called. */
 static void *address_of(unsigned i, const char *symbol)
 {
     void *at = atomic_load_explicit(&handed_out[i], memory_order_relaxed);
     if (at != NULL || strncmp(symbol, hooks[i].base, strlen(hooks[i].base)) != 0)
         return at;
-    at = request_driver(&hooks[i]);
+    at = query_driver(&hooks[i]);
     atomic_store_explicit(&handed_out[i], at, memory_order_relaxed);
     return at;
 }

@@ -77,7 +77,7 @@ struct link {
     struct wire_end end;
     struct wire_past past;
     uint64_t greeted_at_ms;     /* monotonic, as all that follow */
-    uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = nobody requested it yet */
+    uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = no request has met the loss yet */
     uint64_t again_ms;          /* not before then is it tried again */
     unsigned pause_ms;          /* between tries */
     bool rejected;              /* it answered HELLO with an ERROR: no request waits for it any more */

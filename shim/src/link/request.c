@@ -115,11 +115,11 @@ void link_settle(struct gpu *gpu)
     quiet_end(quiet);
 }
 
-/* Locked. Is the question to be asked, or, as the connection ended before it was answered, to be asked again? */
-static bool requests(struct tries *tries)
+/* Locked. Is a request to be sent, or, because the connection ended before its answer came, to be sent again? */
+static bool should_send(struct tries *tries)
 {
     if (tries->count > 0 && tries->ended == link_->ended)
-        return false; /* it was asked, and not answered in time */
+        return false; /* it was sent, and not answered in time */
     if (tries->count++ == TRIES_MOST || !link_connected_in_time() || link_is_silent())
         return false;
     tries->ended = link_->ended;
@@ -140,7 +140,7 @@ static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint6
     return LINK_GRANTED;
 }
 
-/* requests at least `need`. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
+/* Requests at least `need` bytes. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
  * every try: an arbiter that was away when this began has not got it yet, and would count it as held. */
 enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
 {
@@ -148,7 +148,7 @@ enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t wan
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);) {
+    for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);) {
         if (atomic_load(&gpu->wire) < 0) {
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
         } else if (chunk_came(gpu) && lease_take(gpu, need_bytes)) {
@@ -240,7 +240,7 @@ enum link_answer link_context_begin(struct gpu *gpu, bool *estimated)
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+    for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);)
         answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : begin_once(gpu, estimated);
     link_have_helper();
     pthread_mutex_unlock(&link_->lock);
@@ -271,7 +271,7 @@ enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
     enum link_answer answer = LINK_ABSENT;
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+    for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);)
         answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, held);
     link_have_helper();
     pthread_mutex_unlock(&link_->lock);
@@ -308,7 +308,7 @@ enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message)
     enum link_answer answer = LINK_ABSENT;
     process_check();
     pthread_mutex_lock(&link_->lock);
-    for (struct tries tries = {0}; answer == LINK_ABSENT && requests(&tries);)
+    for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);)
         answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : shared_once(gpu, message);
     link_have_helper();
     if (answer != LINK_GRANTED)

@@ -39,7 +39,7 @@ static CUresult settle_async(CUresult rc, struct growth *growth, CUdeviceptr *at
 }
 
 /* A node of a graph is of no pool that a program can name: driver 580 knows no such pointer before the graph is launched, and names no pool
- * then (measured on the H200). A pointer that cannot be requested is taken for memory. */
+ * then (measured on the H200). A pointer that cannot be queried counts as memory. */
 static bool is_memory(const struct pool *pool, CUdeviceptr at)
 {
     CUmemoryPool its = NULL;

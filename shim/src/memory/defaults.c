@@ -1,8 +1,8 @@
 /* defaults.c - whose memory a pool has that cuMemPoolCreate did not make in front of us.
  *
  * Such a pool is a default one of the driver, or another process's. CUDA 13 has a default pool for each place and kind of
- * memory, and driver 580 does not say of a pool what it is of: so each default one is requested and compared, once a pool. From
- * another process's pool nothing can be allocated; a pool that is none of those we know to request is refused, for its
+ * memory, and driver 580 does not say of a pool what it is of: so each default one is looked up and compared, once a pool. From
+ * another process's pool nothing can be allocated; a pool that is none of those that can be looked up is refused, for its
  * memory could not be charged to anybody.
  */
 #include "memory/memory.h"

@@ -60,7 +60,7 @@ def test_every_kind_has_sound_and_refused_documents_and_no_meaning_stands_alone(
     assert {document.name for document in DOCUMENTS} >= set(ANOTHER_WROTE)
 
 
-def test_a_field_that_is_lost_or_changed_is_reported_of() -> None:
+def test_a_field_that_is_lost_or_changed_is_reported() -> None:
     assert lost({"a": 1, "b": [{"c": 2}]}, {"a": 1, "b": [{"c": 2, "later": 3}]}) == []
     assert lost({"a": 1, "b": [{"c": 2}]}, {"b": [{"c": 3}]}) == [
         ".a meant 1 and is read as 'nothing'",

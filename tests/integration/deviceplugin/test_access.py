@@ -83,7 +83,7 @@ async def test_the_arbiter_lets_nobody_new_in_while_the_plugin_is_away_and_who_w
         assert await status(port, path="/healthz") == 200
 
 
-async def test_metrics_are_open_where_the_plugin_is_reported_so(running: Start) -> None:
+async def test_metrics_are_open_where_the_setting_says_so(running: Start) -> None:
     async with running() as made:
         assert await status(made.port) == 200
         assert not (made.state / "plugin/access.sock").exists()

@@ -69,7 +69,7 @@ async def until_more(made: Node, metric: str, than: float) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_container_over_its_limit_is_reported_of_once_and_its_pod_stays(running: Start) -> None:
+async def test_a_container_over_its_limit_is_reported_once_and_its_pod_stays(running: Start) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
         async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):

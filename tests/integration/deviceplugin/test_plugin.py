@@ -186,7 +186,7 @@ async def test_a_request_waits_until_the_watch_brings_the_pod(running: Start) ->
         assert gpus_of(made.kubelet.records["default", "late"]["main", MEM]) == {inventory(made).gpus[1].uuid}
 
 
-async def test_a_kubelet_that_restarts_is_reported_of_all_resources_again(running: Start) -> None:
+async def test_a_kubelet_that_restarts_is_offered_all_resources_again(running: Start) -> None:
     async with running() as made:
         await made.kubelet.stop()
         made.kubelet.registered.clear()

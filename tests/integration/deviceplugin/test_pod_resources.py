@@ -88,7 +88,7 @@ async def test_those_who_request_at_once_share_two_questions_and_the_second_is_p
         assert (records.requested, records.most_at_once) == (2, 1)
 
 
-async def test_a_kubelet_that_refuses_for_a_while_is_requested_again(tmp_path: Path) -> None:
+async def test_a_kubelet_that_refuses_for_a_while_is_called_again(tmp_path: Path) -> None:
     records = Records(Limit(2, 20))
     async with served(records, tmp_path) as client:
         for at in range(8):
@@ -97,7 +97,7 @@ async def test_a_kubelet_that_refuses_for_a_while_is_requested_again(tmp_path: P
     assert records.requested > 8
 
 
-async def test_one_that_refuses_for_ever_is_reported_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_refuses_for_ever_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podresources, "DEADLINE_S", 0.2)
     async with served(Records(lambda: True), tmp_path) as client:
         with pytest.raises(KubeletSilent, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):

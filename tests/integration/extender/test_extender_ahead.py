@@ -310,7 +310,7 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
 
 
 @pytest.mark.parametrize(("reason", "nominated"), [("SchedulerError", 39), ("Unschedulable", 0)])
-async def test_pods_that_the_scheduler_could_not_request_for_are_nominated_and_those_that_fit_nowhere_are_not(
+async def test_pods_that_the_scheduler_could_not_try_are_nominated_and_those_that_fit_nowhere_are_not(
     api: FakeApi, reason: str, nominated: int
 ) -> None:
     for at in range(40):

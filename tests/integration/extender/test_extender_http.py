@@ -208,7 +208,7 @@ async def test_a_pod_being_bound_is_not_bound_a_second_time_meanwhile(api: FakeA
         assert await first == ""
 
 
-async def test_a_pod_that_does_not_request_for_ours_is_bound_without_annotations(api: FakeApi) -> None:
+async def test_a_pod_that_does_not_request_ours_is_bound_without_annotations(api: FakeApi) -> None:
     api.put(pod("plain").plain())
     async with running(api) as scheduler:
         assert await scheduler.bind(pod("plain"), "n1") == ""

@@ -65,7 +65,7 @@ async def test_of_two_pods_the_one_goes_that_is_part_of_nothing(api: FakeApi) ->
         assert f"GET {JOBS}/queued" not in api.requests, "its UID says enough"
 
 
-async def test_without_the_setting_kueue_is_not_requested_for_and_the_cheaper_pod_goes(api: FakeApi) -> None:
+async def test_without_the_setting_kueue_is_not_read_and_the_cheaper_pod_goes(api: FakeApi) -> None:
     api.put(workload("w", "uid-queued"))
     api.put(bound("q", "n1", 0, FULL_MIB).annotated(**{"class": "best-effort"}).controlled_by("Job", "queued").plain())
     api.put(bound("p", "n1", 1, FULL_MIB).plain())

@@ -147,7 +147,7 @@ async def test_victims_without_a_gpu_stay_named_and_what_ours_would_free_is_made
         assert answer == {"n1": {"Pods": uids("a1", "cpu"), "NumPDBViolations": 0}}, "a0 frees too little CPU"
 
 
-async def test_a_pod_that_requests_for_none_of_ours_is_answered_as_it_was_requested(api: FakeApi) -> None:
+async def test_a_pod_that_requests_none_of_ours_is_answered_as_it_was_requested(api: FakeApi) -> None:
     async with running(api) as scheduler:
         named = {"n1": uids("x", "y"), "n7": uids("z")}
         answer = await preempt(scheduler, pod("plain").of_priority(5), **named)

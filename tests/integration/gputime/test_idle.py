@@ -80,7 +80,7 @@ def test_work_that_ends_with_an_error_has_ended(node: Node, program: Program) ->
 
 
 @pytest.mark.parametrize("name", ["cuMemsetD8_v2", "cuMemsetD2D8_v2"])
-def test_a_fill_without_a_stream_is_reported_of_and_its_end_is_seen(node: Node, program: Program, name: str) -> None:
+def test_a_fill_without_a_stream_is_reported_and_its_end_is_seen(node: Node, program: Program, name: str) -> None:
     arrivals = arrivals_of(node)
     program.do(f"fill('{name}')")
     until(lambda: arrivals_of(node) > arrivals)

@@ -30,7 +30,7 @@ def wide(library: Path) -> Iterator[tuple[Node, Program]]:
         "cuLaunchGridAsync",
     ],
 )
-def test_a_launch_by_any_function_is_reported_of_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
+def test_a_launch_by_any_function_is_reported_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
     node, program = wide
     arrivals = node.turn("wide").arrivals
     program.do(f"launch_by('{name}')")

@@ -37,7 +37,7 @@ def test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_els
     assert not node.misuses()
 
 
-def test_work_that_is_not_reported_of_goes_first_of_nobodys(node: Node, liar):
+def test_unreported_work_comes_after_all_others(node: Node, liar):
     urgent = node.run("lc", LC)
     liar.do("work_on(100_000)")
     until(lambda: node.turn("liar").unreported, 20)
@@ -46,7 +46,7 @@ def test_work_that_is_not_reported_of_goes_first_of_nobodys(node: Node, liar):
     assert not node.turn("lc").unreported
 
 
-def test_who_reports_of_all_its_work_is_never_accused(node: Node):
+def test_who_reports_all_its_work_is_never_accused(node: Node):
     """Bursts, kernels in flight when a wait ends, a cap, work that nobody waits for, several processes."""
     capped, bursts, grant = node.run("capped", core=20), node.run("bursts"), node.grant("many")
     many = [node.run_in(grant) for _ in range(3)]

@@ -233,7 +233,7 @@ def scripted_arbiter(folder: Path, features: int) -> Iterator[list[tuple[int, in
         os.close(page)
 
 
-def test_an_arbiter_that_understands_it_is_reported_of_the_missing_thread(bare_stage: Stage) -> None:
+def test_an_arbiter_that_understands_it_gets_a_report_of_the_missing_thread(bare_stage: Stage) -> None:
     bare_stage.grant((GPUS[0], 1000))
     with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=1) as reports:
         probe = bare_stage.probe(**without_threads(bare_stage))

@@ -147,7 +147,7 @@ print(*[os.waitpid(child, 0)[1] for child in children], flush=True)
 """
 
 
-def test_a_child_that_was_forked_while_a_list_was_waited_for_can_request_for_one(own_measured: Stage) -> None:
+def test_a_child_that_was_forked_while_a_list_was_waited_for_can_request_one(own_measured: Stage) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", FORKS], env=own_measured.env(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

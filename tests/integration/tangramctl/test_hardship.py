@@ -50,7 +50,7 @@ def test_fake_gpus_that_were_left_half_made_are_made_whole(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_an_arbiter_is_started_again_though_nobody_can_be_reported_of_it(ctl: Ctl) -> None:
+def test_an_arbiter_is_started_again_though_nobody_can_be_reported_it(ctl: Ctl) -> None:
     probe = ctl.probe("1000Mi")
     before = ctl.keeper()
     (ctl.machine() / "keeper.new").mkdir()

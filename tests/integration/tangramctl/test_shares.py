@@ -25,7 +25,7 @@ from tests.integration.tangramctl.conftest import (
 )
 
 
-def test_a_run_sees_a_gpu_of_the_size_requested_for_and_cannot_take_more(ctl: Ctl) -> None:
+def test_a_run_sees_a_gpu_of_the_size_requested_and_cannot_take_more(ctl: Ctl) -> None:
     probe = ctl.probe("1000Mi")
     assert probe.info_mib() == (1000, 1000)
     assert probe.alloc(900) == 0
@@ -118,7 +118,7 @@ def test_a_program_of_a_run_that_goes_around_the_library_is_seen(ctl: Ctl) -> No
     outside.communicate()
 
 
-GPU_PROGRAM = Path(__file__).parents[1] / "turns/program.py"
+GPU_PROGRAM = Path(__file__).parents[1] / "gputime/program.py"
 
 
 def test_a_run_is_held_to_its_part_of_a_gpus_time(ctl: Ctl) -> None:

@@ -143,7 +143,7 @@ def test_a_process_that_reads_nothing_is_hung_up_on_and_the_others_go_on(started
     assert good.lease(10 * MIB).granted_bytes == 10 * MIB
 
 
-def test_one_process_too_many_is_reported_so(node: Node) -> None:
+def test_one_process_too_many_is_reported(node: Node) -> None:
     from arbiter.memory.container import Limits
 
     node.limits = Limits(connections=2)

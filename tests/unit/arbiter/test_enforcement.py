@@ -102,9 +102,7 @@ def test_a_process_that_loses_its_thread_while_it_owes_an_answer_is_not_waited_f
     assert Reason.SILENT_PROCESS not in {one.reason for one in found_in(server).findings}
 
 
-def test_a_process_with_a_lease_that_answers_no_recall_is_reported_of_until_it_answers(
-    node: Node, server: Server
-) -> None:
+def test_a_process_with_a_lease_that_answers_no_recall_is_reported_until_it_answers(node: Node, server: Server) -> None:
     holder, asker = node.process(), node.process()
     holder.lease(1000 * MIB)
     asker.send(wire.Lease(0, MIB, MIB))

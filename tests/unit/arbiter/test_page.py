@@ -16,7 +16,7 @@ def state_of(page: Page) -> tuple[int, int, int]:
     return beat_ms, off, gate
 
 
-def test_who_is_suspended_before_the_first_beat_can_report_that_the_arbiter_lives() -> None:
+def test_the_page_shows_a_live_arbiter_before_the_first_beat() -> None:
     page = Page()
     assert state_of(page) == (0, 0, 0)
     before_ms = int(now_s() * 1000)
@@ -26,7 +26,7 @@ def test_who_is_suspended_before_the_first_beat_can_report_that_the_arbiter_live
     assert before_ms <= beat_ms <= now_s() * 1000
 
 
-def test_who_goes_on_is_reported_so_and_is_owed_no_beat() -> None:
+def test_who_goes_on_is_reported_and_is_owed_no_beat() -> None:
     page = Page()
     page.beat(7)
     page.show_state(off=False)

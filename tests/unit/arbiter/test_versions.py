@@ -34,7 +34,7 @@ def test_an_old_library_leases_returns_and_states_as_before(node: Node) -> None:
     assert HEADER.unpack_from(process.sock.recv(8192))[2:4] == (MEASURED, 9)
 
 
-def test_an_old_library_is_still_requested_for_what_it_does_not_use(node: Node) -> None:
+def test_an_old_library_is_still_sent_what_it_does_not_use(node: Node) -> None:
     node.allocate("k", a_grant())
     node.start()
     old, other = node.process(), node.process()

@@ -162,7 +162,7 @@ except TypeError as error:
     assert calls(program) == ["pieces is a generator, which runs in pieces: use a with statement inside of it"]
 
 
-def test_memory_is_that_of_the_gpu_requested_for(calls):
+def test_memory_is_that_of_the_gpu_requested(calls):
     said = calls("print(*tangram.memory(1), tangram.memory(2), tangram.memory(-1), tangram.version())")
     assert said == ["5 3 2 1 None None 9.8.7"]
 

@@ -212,11 +212,11 @@ def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluste
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
 
 
-def test_a_pod_that_does_not_request_for_ours_may_go_anywhere(cluster: Cluster) -> None:
+def test_a_pod_that_does_not_request_ours_may_go_anywhere(cluster: Cluster) -> None:
     assert cluster.filter(pod("a"), "n1", "nowhere") == FilterResult(("n1", "nowhere"))
 
 
-def test_an_request_that_is_wrong_is_said_on_every_node_and_helped_by_no_eviction(cluster: Cluster) -> None:
+def test_a_request_that_is_wrong_is_reported_on_every_node_and_causes_no_eviction(cluster: Cluster) -> None:
     cluster.add(node("n1").with_gpus(1))
     result = cluster.filter(pod("a").asking(core=30), "n1", "n2")
     ((sentence, nodes),) = result.unresolvable.items()

@@ -40,7 +40,7 @@ def later(world: World, seconds: float = SETTLE_S) -> None:
     world.preemption.expire()
 
 
-def test_a_pod_that_the_sum_would_take_is_reported_what_there_is(world: World) -> None:
+def test_a_pod_that_the_sum_would_take_is_shown_what_there_is(world: World) -> None:
     turned_away(world, pod("a").asking(mib=HALF_MIB + 1024, core=20))
     later(world)
     assert reported(world) == [

@@ -66,7 +66,7 @@ def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
 
 
 @pytest.mark.parametrize(("pause_s", "bound"), [(LONGEST_QUIET_S, True), (LONGEST_QUIET_S + 15, False)])
-def test_a_gang_whose_pauses_are_too_long_is_reported_so(pause_s: float, bound: bool) -> None:
+def test_a_gang_whose_pauses_are_too_long_is_reported(pause_s: float, bound: bool) -> None:
     ganging = Ganging()
     ganging.cycle()
     ganging.world.now_s += pause_s

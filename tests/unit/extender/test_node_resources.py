@@ -44,7 +44,7 @@ def test_quantities_of_cpu(text: str | int, expected: int) -> None:
         ([container("4")], [container("2", restartPolicy="Always"), container("3")], 6000),
     ],
 )
-def test_a_pod_requests_for_what_it_requests_at_its_peak(
+def test_a_pod_requests_what_it_requests_at_its_peak(
     containers: list[dict[str, Any]], init: list[dict[str, Any]], expected: int
 ) -> None:
     plain = {"metadata": {"name": "a"}, "spec": {"containers": containers, "initContainers": init}}
@@ -164,7 +164,7 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
     assert cluster.free() == UNKNOWN_CPU
 
 
-def test_an_request_carries_the_cpu_of_its_pod_and_is_learnt_from_once() -> None:
+def test_a_request_carries_the_cpu_of_its_pod_and_is_learnt_from_once() -> None:
     cluster = Cluster()
     asking = cluster.small(pod("a").asking(mib=8192), "2")
     WatchIntake(cluster.state).pod_changed(None, asking)

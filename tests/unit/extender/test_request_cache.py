@@ -39,7 +39,7 @@ def answer(read: Callable[[], PodRequest]) -> PodRequest | str:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1024, 2048]), st.sampled_from([1000, 250]), ANNOTATIONS), max_size=12))
-def test_pods_in_any_order_request_for_what_each_says(pods: list[tuple[int, int, dict[str, str]]]) -> None:
+def test_pods_in_any_order_request_what_each_says(pods: list[tuple[int, int, dict[str, str]]]) -> None:
     state = State(time.monotonic, names=DEFAULT)
     for at, (mib, milli, said) in enumerate(pods):
         one = decoded(mib, f"{milli}m", said, f"p{at}")

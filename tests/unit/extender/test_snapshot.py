@@ -151,14 +151,14 @@ def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: S
         ("percent", -1), ("cpu_milli", -1), ("cpu_milli", 2**31),
     ],
 )  # fmt: skip
-def test_an_request_that_no_pod_can_have_is_refused(state: State, what: str, value: int) -> None:
+def test_a_request_that_no_pod_can_have_is_refused(state: State, what: str, value: int) -> None:
     with pytest.raises(
         BadDocument, match=f"snapshot: mix: {what} is {value}: it must be -?[01] to [0-9]+|cannot be read"
     ):
         snapshot_from_json(wrong(snapshot_of(state).whole(), mix=[{"times": 1, what: value}]))
 
 
-def test_an_request_that_stands_twice_is_refused_for_one_would_be_forgotten(state: State) -> None:
+def test_a_request_that_stands_twice_is_refused_for_one_would_be_forgotten(state: State) -> None:
     distribution = [{"times": 3, "cards": 1}, {"times": 4, "cards": 2}, {"times": 5, "cards": 1}]
     with pytest.raises(BadDocument, match="mix: only 2 of 3 requests differ: each must stand in it once"):
         snapshot_from_json(wrong(snapshot_of(state).whole(), mix=distribution))

@@ -84,7 +84,7 @@ async def until(reservations: Any) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "gzip;q=0"])
-async def test_the_document_is_whole_and_compressed_for_who_requests_for_that(encoding: str) -> None:
+async def test_the_document_is_whole_and_compressed_for_who_requests_that(encoding: str) -> None:
     async with serving(Cluster(3000)) as (url, ended), httpx.AsyncClient() as http:
         async with http.stream("GET", url, headers={"accept-encoding": encoding}) as answer:
             raw = b"".join([piece async for piece in answer.aiter_raw()])

@@ -359,7 +359,7 @@ class Paged:
         return json.dumps({"metadata": metadata, "items": items}).encode()
 
 
-async def test_the_next_page_is_on_its_way_while_one_is_reported_of() -> None:
+async def test_the_next_page_is_on_its_way_while_one_is_processed() -> None:
     client = Paged(3, there=3)
     requested_when_reported: dict[str, int] = {}
     cache = Cache(

@@ -28,7 +28,7 @@ async def test_a_token_gets_what_its_owner_may(token: str, status: int, why: str
     assert why in verdict.why
 
 
-async def test_no_access_is_requested_for_a_token_that_nobody_knows() -> None:
+async def test_no_access_is_requested_a_token_that_nobody_knows() -> None:
     async with FakeApi() as api, api.client() as client:
         await may_get(client, "made-up", "/metrics")
         assert api.requests == [f"POST {TOKEN_REVIEWS}"]

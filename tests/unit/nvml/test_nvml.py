@@ -282,7 +282,7 @@ def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(monkeyp
     assert busy(GPU, 100, 200) == Busy({3: 30}, 150)
 
 
-def test_a_process_more_than_were_counted_is_requested_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_more_than_were_counted_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     late = nv.NVMLError_InsufficientSize()
     monkeypatch.setattr(usage, "nv", Samples(late, late, [sample(3, 30, 101)]))
     assert busy(GPU, 100, 200) == Busy({3: 30}, 101)

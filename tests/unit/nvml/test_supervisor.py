@@ -109,7 +109,7 @@ def test_each_of_several_calls_has_its_own_time(stand: Stand) -> None:
     assert len(stand.children) == 1
 
 
-def test_what_a_slow_child_left_over_is_requested_again(stand: Stand) -> None:
+def test_what_a_slow_child_left_over_is_called_again(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="first")
     found = nvml.held_of([GPU, OTHER, "GPU-3"])
@@ -165,7 +165,7 @@ def test_a_child_that_is_killed_while_nobody_requests_is_back_at_once(stand: Sta
     assert "signal 9 (Killed)" in stand.reported[1]
 
 
-def test_an_answer_of_another_kind_and_one_that_nobody_requested_for(stand: Stand) -> None:
+def test_an_answer_of_another_kind_and_one_that_nobody_requested(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="wrong")
     with pytest.raises(NvmlAway, match="the answer to Processes is Health: must be Held"):
@@ -187,7 +187,7 @@ def test_a_refusal_of_nvml_costs_no_child(stand: Stand) -> None:
     assert len(stand.children) == 1
 
 
-def test_who_requests_before_nvml_was_opened_is_reported_so(stand: Stand) -> None:
+def test_who_requests_before_nvml_was_opened_is_reported(stand: Stand) -> None:
     stand.does(Open="slow=0.5")
     started = stand.start()
     with pytest.raises(NvmlOpening, match="NVML is being opened"):

@@ -53,7 +53,7 @@ async def came(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_without_a_token_is_reported_what_it_needs_and_nobody_is_requested() -> None:
+async def test_a_client_without_a_token_is_answered_without_a_review() -> None:
     cluster = Cluster()
     for header in (
         None,

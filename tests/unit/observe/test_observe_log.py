@@ -21,7 +21,7 @@ except ValueError:
 """
 
 
-def test_lines_are_json_on_standard_error_from_the_level_requested_for() -> None:
+def test_lines_are_json_on_standard_error_from_the_level_requested() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     first, library, last = done.stderr.splitlines()

@@ -206,7 +206,7 @@ def test_every_stage_of_a_snapshot_has_words() -> None:
     assert set(STANDING) == set(STAGES)
 
 
-def test_a_pod_requests_for_what_was_written_and_no_more(files: Path) -> None:
+def test_a_pod_requests_what_was_written_and_no_more(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=200 * 1024, core=30)))
     _, said, _ = explain("default/p", *of_files(files, "pod.json"))
     assert said.startswith("pod default/p requests 200 GiB and 30 % of one GPU and fits no node\n")

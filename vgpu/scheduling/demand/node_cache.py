@@ -2,7 +2,7 @@
 
 Between two pods of one template few nodes change. So what a policy worked out for all of them at the one is kept with the arrays that it
 was worked out from; at the next the arrays are compared, which is quick, and the work is done again for the nodes that differ. Where the fleet
-says which nodes changed (`gpus.FollowedGpus`) no arrays are kept nor compared. The answer is what all the work would give: the work has to give each node the same, whichever others are beside it.
+says which nodes changed (`arrays.FollowedGpus`) no arrays are kept nor compared. The answer is what all the work would give: the work has to give each node the same, whichever others are beside it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Pure, as `placement` is: it reads which pod has what (`NodeView`), and answers t
 request fit, or None. It evicts nobody and knows no Kubernetes. What least means stands in `allocated_pod`.
 
 How it is kept short
-    What the least set of each node costs at least is known by sums, of many nodes at once (`victim_bounds`). Nodes are searched in that order, until the
+    What the least set of each node costs at least is known by sums, of many nodes at once (`bounds`). Nodes are searched in that order, until the
     best set found costs no more than any that is left could. A search goes in steps of a few milliseconds: whoever makes them may stop
     between two, and has the best answer so far.
 
 What is promised
     Of a pod that requests a share of one GPU, or for one whole GPU, the sets are tried GPU by GPU, of others node by node. Up to `EXACT` pods
     that may go (`EXACT_OTHERS` for several containers or MIG instances), the answer is the least set; with more on one GPU (or node) it is one of which no pod could stay,
-    and near the least (`victim_sets`). Where pods on one GPU free too little of what is not a GPU, pods on others join them.
+    and near the least (`sets`). Where pods on one GPU free too little of what is not a GPU, pods on others join them.
 """
 
 from __future__ import annotations

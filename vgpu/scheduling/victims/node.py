@@ -76,7 +76,7 @@ class NodeView:
         self.budgeted = tuple((at, one.budgets) for at, one in enumerate(self.pods) if one.budgets)
         self.budgets = frozenset[str]().union(*(one.budgets for one in self.pods))
         self.bounds: dict[tuple[object, frozenset[str]], Any] = {}
-        """What `kept_bounds` keeps here."""
+        """What `bound_cache` keeps here."""
         self.spans = len(set(owner)) < len(owner)
         """Does a pod hold pieces of several GPUs?"""
         self.shareable = np.array([gpu.shareable for gpu in inventory.gpus], np.bool_)

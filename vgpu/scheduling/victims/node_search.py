@@ -46,7 +46,7 @@ class Eviction:
     assignment: Assignment
     """Where the pod would go."""
     cost: Cost = field(compare=False, repr=False)
-    """With the victims that hold no GPU (`victim_bounds.Terms`)."""
+    """With the victims that hold no GPU (`bounds.Terms`)."""
 
 
 Steps = Generator[None, None, "tuple[AllocatedPod, ...] | None"]

@@ -82,7 +82,7 @@ def test_handles_that_the_driver_refuses_leave_their_container_running_and_its_w
     assert driver.owed() == 0
 
 
-def test_a_refused_list_is_tried_again_when_the_container_reports_of_other_channels(node: GpuTimeNode, driver: Driver):
+def test_a_refused_list_is_tried_again_when_the_container_reports_other_channels(node: GpuTimeNode, driver: Driver):
     one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     driver.refuse(one, 0x21)
     one.works()

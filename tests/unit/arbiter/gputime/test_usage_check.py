@@ -305,7 +305,7 @@ def test_of_a_container_all_is_seen_only_where_all_its_gpus_count_by_process() -
     assert seen_whole(watched, {}) == frozenset()
 
 
-def test_the_cgroup_reports_of_a_process_that_is_not_connected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cgroup_reports_a_process_that_is_not_connected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pod with several containers it may tell the wrong one."""
     watch = usage_check_of(None, monkeypatch, nobody)
     monkeypatch.setattr(usage_check.host, "key_of", lambda pid, *_: f"pod of {pid}")

@@ -150,7 +150,7 @@ def test_so_many_are_looked_at_at_once_and_so_many_in_all(looking: Looking, monk
         looking.look(1)
 
 
-def test_a_look_that_takes_too_long_reports_of_the_rest_that_nobody_knows(
+def test_a_look_that_takes_too_long_reports_the_rest_that_nobody_knows(
     looking: Looking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openers, "MOST_MAPS", 2)

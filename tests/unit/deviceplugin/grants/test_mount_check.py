@@ -90,7 +90,7 @@ async def test_a_container_that_never_starts_is_left_after_a_while(monkeypatch: 
 
 
 @pytest.mark.parametrize(("looks", "reported"), [(1, 0), (2, 1)])
-async def test_a_container_that_is_gone_early_is_reported_of_if_it_was_seen_twice(
+async def test_a_container_that_is_gone_early_is_reported_if_it_was_seen_twice(
     monkeypatch: pytest.MonkeyPatch, looks: int, reported: int
 ) -> None:
     """The arbiter may have killed it."""

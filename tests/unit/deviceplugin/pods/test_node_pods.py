@@ -70,7 +70,7 @@ def test_a_pod_made_again_under_its_name_is_another() -> None:
         (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and requests 1"),
     ],
 )
-def test_a_pod_that_cannot_be_served_says_why_to_whoever_requests_for_it(built: PodBuilder, why: str) -> None:
+def test_a_pod_that_cannot_be_served_says_why_to_whoever_requests_it(built: PodBuilder, why: str) -> None:
     made = node_pods(built, sharing("good"))
     assert [t.name for t in made.node_pods()] == ["good"]
     reported = made.other_scheduler(Request(MEM, 4)) or ""
@@ -112,7 +112,7 @@ def test_a_started_pod_that_the_kubelet_does_not_list_is_drift() -> None:
     assert drift([], [replace(started, waiting=True)], DEFAULT) == {}
 
 
-async def test_an_offer_reports_of_changes_only() -> None:
+async def test_an_offer_reports_changes_only() -> None:
     offer = Offer(DEFAULT, 1024)
     offer.set_inventory(inventory(2))
     version = offer.version

@@ -81,7 +81,7 @@ async def test_a_pod_that_the_api_loses_uses_its_gpus_until_its_last_process_is_
     assert node.records.get("a") is None
 
 
-async def test_a_pod_that_ended_in_order_is_reported_of_to_nobody(node: Node) -> None:
+async def test_a_pod_that_ended_in_order_is_reported_to_nobody(node: Node) -> None:
     node.runs("a")
     node.alive.clear()
     node.lost("a")
@@ -90,7 +90,7 @@ async def test_a_pod_that_ended_in_order_is_reported_of_to_nobody(node: Node) ->
     assert list(node.records) == []
 
 
-async def test_before_the_api_has_reported_of_its_pods_nobody_is_an_orphan(node: Node) -> None:
+async def test_before_the_api_has_reported_its_pods_nobody_is_an_orphan(node: Node) -> None:
     node.runs("a")
     node.synced = False
     node.lost("a")

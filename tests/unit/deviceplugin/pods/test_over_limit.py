@@ -211,7 +211,7 @@ async def test_a_kill_between_two_looks_is_reported_once(looking: Looking) -> No
     ]
 
 
-async def test_a_kill_that_was_reported_of_before_it_was_done_is_not_reported_again(looking: Looking) -> None:
+async def test_a_kill_that_was_reported_before_it_was_done_is_not_reported_again(looking: Looking) -> None:
     await looking.look_at(container("a", "kill"))
     await looking.look_at(container("a", "kill", over=False), kills=(kill(),))
     await looking.look_at(container("a", "kill", over=False), kills=(kill(),))
@@ -233,7 +233,7 @@ async def test_a_policy_that_became_stricter_is_reported_again(looking: Looking)
     assert [o.policy for o in looking.reported.offences] == ["report", "evict"]
 
 
-async def test_a_pod_that_the_watch_brings_late_is_reported_of_late(looking: Looking) -> None:
+async def test_a_pod_that_the_watch_brings_late_is_reported_late(looking: Looking) -> None:
     late = looking.known.pop("uid-default-a")
     await looking.look_at(container("a"))
     assert looking.reported.offences == []
@@ -289,9 +289,7 @@ async def test_an_arbiter_that_says_nothing_is_left_in_time(looking: Looking, mo
 
 
 @pytest.mark.parametrize(("flag", "reason"), [("unreported", "UnreportedWork"), ("stopped", "StoppedByAnother")])
-def test_what_is_found_out_about_gpu_time_is_reported_of_once_each_time(
-    looking: Looking, flag: str, reason: str
-) -> None:
+def test_what_is_found_out_about_gpu_time_is_reported_once_each_time(looking: Looking, flag: str, reason: str) -> None:
     fair = GpuTimeStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
     honest = msgspec.structs.replace(container(over=False), turn=fair)
     silent = msgspec.structs.replace(honest, turn=msgspec.structs.replace(fair, **{flag: True}))
@@ -341,7 +339,7 @@ def test_a_reason_that_comes_and_goes_is_reported_again_after_ten_minutes_only(l
     assert len(looking.reported.unenforced_notes) == 2
 
 
-def test_a_limit_is_reported_of_when_the_watch_knows_the_pod(looking: Looking) -> None:
+def test_a_limit_is_reported_when_the_watch_knows_the_pod(looking: Looking) -> None:
     late = looking.known.pop("uid-default-a")
 
     async def look() -> None:
@@ -368,7 +366,7 @@ def bypassing(policy: str, guard: str = "report") -> ContainerStatus:
 @pytest.mark.parametrize(
     ("policy", "follows"), [("report", "it is reported"), ("evict", "the pod is deleted")], ids=["report", "evict"]
 )
-async def test_a_bypass_is_reported_of_once_with_its_own_reason(looking: Looking, policy: str, follows: str) -> None:
+async def test_a_bypass_is_reported_once_with_its_own_reason(looking: Looking, policy: str, follows: str) -> None:
     for _ in range(3):
         await looking.look_at(bypassing(policy))
     (offence,) = looking.reported.offences
@@ -415,7 +413,7 @@ async def test_that_the_whole_container_was_killed_is_said(looking: Looking) -> 
     )
 
 
-async def test_memory_that_belongs_to_no_grant_is_reported_of_once_for_each_gpu_and_again_after_ten_minutes(
+async def test_memory_that_belongs_to_no_grant_is_reported_once_for_each_gpu_and_again_after_ten_minutes(
     looking: Looking,
 ) -> None:
     found = (
@@ -444,7 +442,7 @@ def test_the_note_of_a_pod_that_nobody_knows_has_its_uid() -> None:
     assert "process 7 (x) of pod a-uid uses 0 MiB" in note
 
 
-async def test_memory_that_is_listed_for_no_process_is_reported_of_once_for_each_gpu_and_again_after_ten_minutes(
+async def test_memory_that_is_listed_for_no_process_is_reported_once_for_each_gpu_and_again_after_ten_minutes(
     looking: Looking,
 ) -> None:
     found = (
@@ -469,7 +467,7 @@ async def test_memory_that_is_listed_for_no_process_is_reported_of_once_for_each
     assert len(looking.reported.unlisted_notes) == 5, "it had ended"
 
 
-async def test_the_pod_is_reported_of_each_gpu(looking: Looking) -> None:
+async def test_the_report_to_the_pod_names_each_gpu(looking: Looking) -> None:
     named = UnlistedStatus(uuid(0), 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (7,))
     await looking.look_at(unlisted=(named, msgspec.structs.replace(named, gpu=uuid(1))))
     of_pod = [note for note in looking.reported.unlisted_notes if note.startswith("uid-default-a main: ")]

@@ -58,7 +58,7 @@ async def test_a_pod_is_deleted_by_name_and_uid_and_only_once() -> None:
     assert made.ends == [("swapped", True)]
 
 
-async def test_an_api_server_that_is_away_is_requested_again_each_time_later() -> None:
+async def test_an_api_server_that_is_away_is_called_again_each_time_later() -> None:
     made = Removal(FakeServer([refusal(0), refusal(503), refusal(429, 7.0), refusal(500)]))
     made.remover.remove(pod("a").build(), "over-limit")
     await made.remover.settled()

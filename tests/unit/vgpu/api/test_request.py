@@ -60,7 +60,7 @@ def test_what_happens_over_the_limit_is_read_and_the_stricter_preference_counts(
     assert strictest["report", "report"] == "report"
 
 
-def test_bytes_and_units_request_for_the_same_over_several_gpus() -> None:
+def test_bytes_and_units_request_the_same_over_several_gpus() -> None:
     expected = (GpuRequest("main", "share", 2, units=8, mib=4096, core_percent=30),)
     for written in ("8Gi", 8, "8192Mi", "8589934592"):
         assert pod_request(pod({MEM: written, CORE: "60"}, gpu_count="2")).containers == expected
@@ -70,7 +70,7 @@ def test_a_request_that_says_the_same_in_another_way_is_no_contradiction() -> No
     assert pod_request(pod({MEM: "8Gi"}, {MEM: "8192Mi"}))
 
 
-def test_a_pod_that_requests_for_nothing_of_ours_is_left_alone_whatever_its_annotations_say() -> None:
+def test_a_pod_that_requests_nothing_of_ours_is_left_alone_whatever_its_annotations_say() -> None:
     assert not pod_request(pod({"cpu": "1"}, gpu_count="many", level="99"))
 
 

@@ -150,7 +150,7 @@ def test_a_cap_of_everything_is_never_switched_off_while_alone() -> None:
     assert node.scheduler.usage("a").suspends == 0
 
 
-def test_who_requested_for_no_cap_uses_what_the_capped_leaves() -> None:
+def test_who_requested_no_cap_uses_what_the_capped_leaves() -> None:
     node = Node({"capped": always(cap=30, weight=30), "free": always(weight=70)})
     node.run(10.0)
     assert node.on_s("capped") / 10 == pytest.approx(0.30, abs=0.005)

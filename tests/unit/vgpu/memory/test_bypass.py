@@ -17,9 +17,9 @@ from vgpu.memory.bypass import (
     READINGS,
     RETURNS,
     Bypass,
-    GpuTimeScheduler,
     Patience,
     Policy,
+    ProcessMemory,
     Returns,
     Traces,
     action,
@@ -97,9 +97,7 @@ def test_nobody_is_ended_in_the_first_minute_or_where_processes_are_not_seen(
     assert action(policy, runs_s=runs_s, visible=visible) == (policy if visible and runs_s >= QUIET_S else "report")
 
 
-def over(
-    patience: Patience, *held: GpuTimeScheduler, times: int = READINGS, first_s: float = 0.0
-) -> tuple[Bypass, ...]:
+def over(patience: Patience, *held: ProcessMemory, times: int = READINGS, first_s: float = 0.0) -> tuple[Bypass, ...]:
     """What the last of so many readings answers."""
     found: tuple[Bypass, ...] = ()
     for at in range(times):
@@ -108,61 +106,61 @@ def over(
 
 
 def test_it_takes_three_readings_in_a_row_beyond_limit_room_and_slack() -> None:
-    patience, scheduler = Patience(beyond_bytes=20), GpuTimeScheduler(7, 121, bypassing=True)
-    assert over(patience, scheduler, times=2) == ()
-    assert patience.look(2, {GPU: 100}, {GPU: [GpuTimeScheduler(7, 120, bypassing=True)]}) == ()
-    assert over(patience, scheduler, times=2, first_s=3) == ()
-    assert patience.look(5, {GPU: 100}, {GPU: [scheduler]}) == (Bypass(GPU, 121, 100, (7,)),)
+    patience, process = Patience(beyond_bytes=20), ProcessMemory(7, 121, bypassing=True)
+    assert over(patience, process, times=2) == ()
+    assert patience.look(2, {GPU: 100}, {GPU: [ProcessMemory(7, 120, bypassing=True)]}) == ()
+    assert over(patience, process, times=2, first_s=3) == ()
+    assert patience.look(5, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
     assert patience.look(6, {GPU: 100}, {}) == (), "a GPU that was not read is not judged"
-    assert patience.look(7, {GPU: 100}, {GPU: [scheduler]}) == (Bypass(GPU, 121, 100, (7,)),)
+    assert patience.look(7, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
 
 
 def test_readings_that_are_hurried_count_once() -> None:
-    patience, scheduler = Patience(), GpuTimeScheduler(7, 200, bypassing=True)
-    assert all(not patience.look(at * APART_S / 10, {GPU: 100}, {GPU: [scheduler]}) for at in range(10))
-    assert patience.look(APART_S, {GPU: 100}, {GPU: [scheduler]}) == ()
-    assert patience.look(2 * APART_S, {GPU: 100}, {GPU: [scheduler]})
+    patience, process = Patience(), ProcessMemory(7, 200, bypassing=True)
+    assert all(not patience.look(at * APART_S / 10, {GPU: 100}, {GPU: [process]}) for at in range(10))
+    assert patience.look(APART_S, {GPU: 100}, {GPU: [process]}) == ()
+    assert patience.look(2 * APART_S, {GPU: 100}, {GPU: [process]})
 
 
 @pytest.mark.parametrize(
     ("held", "pids"),
     [
-        ([GpuTimeScheduler(1, 500)], ()),
-        ([GpuTimeScheduler(1, 500), GpuTimeScheduler(2, 10, bypassing=True)], (2,)),
+        ([ProcessMemory(1, 500)], ()),
+        ([ProcessMemory(1, 500), ProcessMemory(2, 10, bypassing=True)], (2,)),
         (
-            [GpuTimeScheduler(1, 60), GpuTimeScheduler(2, 50, bypassing=True), GpuTimeScheduler(3, 70, bypassing=True)],
+            [ProcessMemory(1, 60), ProcessMemory(2, 50, bypassing=True), ProcessMemory(3, 70, bypassing=True)],
             (3, 2),
         ),
         (
-            [GpuTimeScheduler(1, 90), GpuTimeScheduler(2, 50, bypassing=True), GpuTimeScheduler(3, 70, bypassing=True)],
+            [ProcessMemory(1, 90), ProcessMemory(2, 50, bypassing=True), ProcessMemory(3, 70, bypassing=True)],
             (3, 2),
         ),
         (
-            [GpuTimeScheduler(1, 30), GpuTimeScheduler(2, 50, bypassing=True), GpuTimeScheduler(3, 70, bypassing=True)],
+            [ProcessMemory(1, 30), ProcessMemory(2, 50, bypassing=True), ProcessMemory(3, 70, bypassing=True)],
             (3,),
         ),
     ],
     ids=["none bypasses", "a small one", "two", "all, and still over", "the largest is enough"],
 )
 def test_the_largest_that_bypass_are_named_until_the_rest_is_within_the_limit(
-    held: list[GpuTimeScheduler], pids: tuple[int, ...]
+    held: list[ProcessMemory], pids: tuple[int, ...]
 ) -> None:
     found = over(Patience(), *held)
     assert tuple(pid for one in found for pid in one.pids) == pids
 
 
 ONE, UNSEEN, INNOCENT, NOBODY = (
-    GpuTimeScheduler(1, 200, bypassing=True),
-    GpuTimeScheduler(2, 200, bypassing=None),
-    GpuTimeScheduler(3, 200),
-    GpuTimeScheduler(4, 9),
+    ProcessMemory(1, 200, bypassing=True),
+    ProcessMemory(2, 200, bypassing=None),
+    ProcessMemory(3, 200),
+    ProcessMemory(4, 9),
 )
 
 
 @pytest.mark.parametrize(
     ("readings", "ends"),
     [
-        ([ONE, GpuTimeScheduler(5, 200, bypassing=True), GpuTimeScheduler(6, 300, bypassing=True)], (6,)),
+        ([ONE, ProcessMemory(5, 200, bypassing=True), ProcessMemory(6, 300, bypassing=True)], (6,)),
         ([ONE, INNOCENT, ONE, ONE], ()),
         ([INNOCENT, INNOCENT, INNOCENT, ONE], ()),
         ([ONE, NOBODY, ONE, ONE], ()),
@@ -177,7 +175,7 @@ ONE, UNSEEN, INNOCENT, NOBODY = (
     ],
 )  # fmt: skip
 def test_the_container_is_judged_over_readings_whichever_process_bypasses(
-    readings: list[GpuTimeScheduler], ends: tuple[int, ...]
+    readings: list[ProcessMemory], ends: tuple[int, ...]
 ) -> None:
     patience, found = Patience(), ()
     for at, one in enumerate(readings):
@@ -190,12 +188,9 @@ def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, 
     patience = Patience()
     assert over(patience, ONE)
     assert patience.look(READINGS, {GPU: 100}, {GPU: []}) == ()
-    assert (
-        patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [GpuTimeScheduler(8, 90), GpuTimeScheduler(9, 90)]})
-        == ()
-    )
+    assert patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [ProcessMemory(8, 90), ProcessMemory(9, 90)]}) == ()
     found = patience.look(
-        READINGS - 1 + later_s + 0.1, {GPU: 100}, {GPU: [GpuTimeScheduler(7, 200, bypassing=True), INNOCENT]}
+        READINGS - 1 + later_s + 0.1, {GPU: 100}, {GPU: [ProcessMemory(7, 200, bypassing=True), INNOCENT]}
     )
     assert tuple(pid for one in found for pid in one.pids) == ends
 
@@ -210,12 +205,12 @@ def test_a_reading_is_judged_again_as_more_becomes_known_of_it() -> None:
 
 
 SHARES = st.lists(
-    st.builds(GpuTimeScheduler, st.integers(1, 9), st.integers(0, 200), st.sampled_from([True, False, None])),
+    st.builds(ProcessMemory, st.integers(1, 9), st.integers(0, 200), st.sampled_from([True, False, None])),
     max_size=6,
 )
 
 
-def counted(readings: list[list[GpuTimeScheduler]], most: int) -> int:
+def counted(readings: list[list[ProcessMemory]], most: int) -> int:
     """Readings in a row that count, the last one first, by the module's words."""
     count = blanks = 0
     for held in reversed(readings):
@@ -232,7 +227,7 @@ def counted(readings: list[list[GpuTimeScheduler]], most: int) -> int:
 
 @given(st.lists(SHARES, max_size=8), st.integers(0, 50))
 def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over(
-    readings: list[list[GpuTimeScheduler]], beyond: int
+    readings: list[list[ProcessMemory]], beyond: int
 ) -> None:
     patience, known = Patience(beyond), False
     readings = [list({one.pid: one for one in held}.values()) for held in readings]

@@ -22,7 +22,7 @@ def ledger(limit: int, *processes: int) -> Ledger:
     return made
 
 
-def test_an_request_gets_its_need_and_a_part_of_the_rest() -> None:
+def test_a_request_gets_its_need_and_a_part_of_the_rest() -> None:
     assert ledger(1000, ONE).request(ONE, 0, 7, 100, 1000, 0) == [Granted(ONE, 0, 7, 100 + 900 // 4)]
 
 
@@ -47,14 +47,14 @@ def test_what_a_sibling_does_not_use_is_recalled_and_granted() -> None:
     assert book.give_back(ONE, 0, 300, wanted.recall, 0.01) == [Granted(TWO, 0, 1, 500)]  # type: ignore[union-attr]
 
 
-def test_an_request_is_refused_once_every_sibling_has_answered() -> None:
+def test_a_request_is_refused_once_every_sibling_has_answered() -> None:
     book = ledger(1000, ONE, TWO)
     book.request(ONE, 0, 1, 800, 800, 0)
     (wanted,) = book.request(TWO, 0, 1, 500, 900, 0)
     assert book.give_back(ONE, 0, 100, wanted.recall, 0.01) == [Denied(TWO, 0, 1)]  # type: ignore[union-attr]
 
 
-def test_a_sibling_that_does_not_answer_delays_an_request_for_a_bounded_time_and_only_once() -> None:
+def test_a_sibling_that_does_not_answer_delays_a_request_a_bounded_time_and_only_once() -> None:
     book = ledger(1000, ONE, TWO)
     book.request(ONE, 0, 1, 800, 800, 0)
     book.request(TWO, 0, 1, 500, 900, 0)
@@ -73,7 +73,7 @@ def test_a_sibling_that_hangs_up_answers_the_recall() -> None:
     assert book.leave(ONE, 0.01) == [Granted(TWO, 0, 1, 500)]
 
 
-def test_an_request_beyond_the_limit_bothers_nobody() -> None:
+def test_a_request_beyond_the_limit_bothers_nobody() -> None:
     book = ledger(1000, ONE, TWO)
     book.request(ONE, 0, 1, 800, 800, 0)
     assert book.request(TWO, 0, 1, 1001, 1001, 0) == [Denied(TWO, 0, 1)]
@@ -246,7 +246,7 @@ def test_no_more_managed_memory_is_believed_than_is_used() -> None:
     assert book.context_bytes(0) == 700, "who states more than it has is charged for it"
 
 
-def test_one_lease_and_one_context_may_be_requested_for_at_once() -> None:
+def test_one_lease_and_one_context_may_be_requested_at_once() -> None:
     book = ledger(1000, ONE, TWO)
     book.request(ONE, 0, 1, 900, 900, 0)
     book.begin_context(TWO, 0, 1, 300, 0)
@@ -369,7 +369,7 @@ def test_a_begin_that_was_promised_is_granted_though_the_rest_is_gone_and_a_cont
     assert book.context_bytes(0) == 300, "it is no promise any more"
 
 
-def test_an_request_that_does_not_fit_for_a_promise_waits_until_it_ends() -> None:
+def test_a_request_that_does_not_fit_for_a_promise_waits_until_it_ends() -> None:
     book = ledger(1000, ONE, TWO)
     book.promise(ONE, 0, 300, 0)
     assert book.request(TWO, 0, 1, 701, 701, 0.5) == []
@@ -379,13 +379,13 @@ def test_an_request_that_does_not_fit_for_a_promise_waits_until_it_ends() -> Non
     assert (book.context_bytes(0), book.deadline_s()) == (0, None)
 
 
-def test_an_request_that_a_promise_does_not_stand_in_the_way_of_is_refused_at_once() -> None:
+def test_a_request_that_a_promise_does_not_stand_in_the_way_of_is_refused_at_once() -> None:
     book = ledger(1000, ONE, TWO)
     book.promise(ONE, 0, 300, 0)
     assert book.request(TWO, 0, 1, 1001, 1001, 0) == [Denied(TWO, 0, 1)]
 
 
-def test_an_request_that_waits_for_a_promise_is_refused_when_its_context_is_begun() -> None:
+def test_a_request_that_waits_for_a_promise_is_refused_when_its_context_is_begun() -> None:
     book = ledger(1000, ONE, TWO)
     book.promise(ONE, 0, 300, 0)
     book.request(TWO, 0, 1, 701, 701, 0)
@@ -408,7 +408,7 @@ def test_a_process_that_leases_first_gives_up_what_it_was_promised() -> None:
     assert book.request(ONE, 0, 1, 800, 800, 0.1) == [Granted(ONE, 0, 1, 800)]
 
 
-def test_a_promise_is_not_requested_for_again_and_again_when_a_sibling_does_not_answer() -> None:
+def test_a_promise_is_not_requested_again_and_again_when_a_sibling_does_not_answer() -> None:
     book = Ledger([1000], may_answer=lambda _: True)
     for process in (ONE, TWO, THREE):
         book.join(process)

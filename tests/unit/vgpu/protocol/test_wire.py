@@ -72,7 +72,7 @@ def test_a_long_text_is_cut_between_characters(text: str) -> None:
     assert sent == text or len(text[: len(sent) + 1].encode()) >= wire.ERROR_TEXT_BYTES
 
 
-def test_a_path_that_is_no_unicode_can_be_reported_of() -> None:
+def test_a_path_that_is_no_unicode_can_be_reported() -> None:
     assert wire.decode(wire.encode(0, wire.Error(2, "grant /x/\udcff")))[1] == wire.Error(2, "grant /x/?")
 
 

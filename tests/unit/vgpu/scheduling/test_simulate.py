@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another_order() -> Non
     assert arrivals(jobs, 42, 3000, 1.3) != arrivals(jobs, 43, 3000, 1.3)
 
 
-def test_what_arrives_requests_for_as_much_as_it_is_reported_to_and_no_pod_more() -> None:
+def test_arrivals_request_the_given_amount_and_no_pod_more() -> None:
     jobs = read_pods(PODS + "x,0,0,1,300,\ny,0,0,1,700,\n", "pods.csv", "binpack")
     arrived = arrivals(jobs, 42, 3000, 1.3)
     requested = [job.gpu_mib for job in arrived]
