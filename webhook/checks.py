@@ -118,7 +118,7 @@ def foreign_gpus(container: AdmissionContainer) -> None:
     for resource in sorted(container.resource_names()):
         if resource.startswith(NVIDIA_DOMAIN):
             raise BadRequest(
-                f"container {container.name} requests {resource} and for GPUs of Tangram: it must be one of them, or two containers"
+                f"container {container.name} requests {resource} and GPUs of Tangram: it must request one of them, or be two containers"
             )
 
 

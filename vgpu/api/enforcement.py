@@ -167,7 +167,7 @@ TABLE: Final[Mapping[Reason, Row]] = {
     ),
     Reason.ARBITER_STALLED: Row(
         _TIME,
-        "The arbiter, or its thread of a GPU, stood still for 2 s or a moment ago; suspended processes resume themselves after 0.6 s.",
+        "The arbiter, or its thread of a GPU, has stood still for 2 s, or a stall of 0.25 s or more ended less than 5 s ago; suspended processes resume themselves after 0.6 s.",
         "Look for a node short of CPU, for XIDs and a driver that does not answer; the arbiter restarts when its health check fails.",
     ),
     Reason.NVML: Row(

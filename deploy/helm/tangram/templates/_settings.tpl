@@ -95,7 +95,7 @@ podAntiAffinity:
 extenders:
   - urlPrefix: http://127.0.0.1:{{ .Values.scheduler.extender.port }}
     filterVerb: filter
-    # requested pods of placement policy `scheduler` only: of others one node is left
+    # called for pods of placement policy `scheduler` only: of others one node is left
     prioritizeVerb: prioritize
     bindVerb: bind
     # also where preemption is off: kube-scheduler would evict by node totals, and this answers with nobody
