@@ -1,7 +1,7 @@
 """Which pod and container a process belongs to, by the text of /proc/<pid>/cgroup. Pure.
 
 The kubelet makes one cgroup for each pod and writes the pod's UID into its name; the container runtime makes one in it for each container.
-Only the node can move a process out of them, so this attribution holds whatever the process does.
+Only the node can move a process out of them, so this attribution is right whatever the process does.
 
     pod, systemd driver      kubepods[-burstable|-besteffort]-pod<UID, dashes as underscores>.slice
     pod, cgroupfs driver     kubepods[/burstable|/besteffort]/pod<UID>

@@ -204,7 +204,7 @@ def grant_to_text(grant: Grant) -> str:
 
 
 def grant_from_text(text: str) -> Grant:
-    """Raises BadDocument that names the line, what it holds and what was expected."""
+    """Raises BadDocument that names the line, its text and what was expected."""
     if len(text) > GRANT_BYTES_LIMIT:
         raise BadDocument(f"grant has {len(text)} characters: at most {GRANT_BYTES_LIMIT} are read")
     lines = text.split("\n")

@@ -1,4 +1,4 @@
-"""What the kubelet and a container are told: device IDs, mounts, environment, CDI names, grant folders.
+"""What the kubelet and a container are given: device IDs, mounts, environment, CDI names, grant folders.
 
 Pure values that the device plugin and the webhook both use, so that what one promises the other keeps.
 """

@@ -93,7 +93,7 @@ class Orphan:
 
     @property
     def assignment(self) -> Assignment:
-        """That holds the same. Which of its containers holds what is not known, so each GPU is a container's."""
+        """That have the same. Which of its containers has what is not known, so each GPU is a container's."""
         return Assignment({f"orphan-{at}": (piece,) for at, piece in enumerate(self.held)})
 
 

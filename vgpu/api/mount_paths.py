@@ -1,6 +1,6 @@
 """Decide at which paths a pod with a GPU share may not mount anything.
 
-Pure, about the path alone: what a volume holds does not matter. Whoever mounts over the grant, or owns the directory in which the runtime makes
+Pure, about the path alone: what a volume contains does not matter. Whoever mounts over the grant, or owns the directory in which the runtime makes
 a mount point of ours, unloads the library: another container that has the same volume removes the mount point, and the kernel detaches the mount.
 
 The runtime resolves a path in the container's own root, so a symbolic link of the image, or of another volume, may turn any path into any other.

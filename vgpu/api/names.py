@@ -1,6 +1,6 @@
 """The names that Tangram's parts and its users agree on. Nothing else in the tree spells them.
 
-The domain is a chart value, so names hang on a `Names` value; `DEFAULT` serves everything that is not told otherwise.
+The domain is a chart value, so names hang on a `Names` value; `DEFAULT` serves everything that is not configured otherwise.
 A MIG resource is named as NVIDIA's device plugin writes profiles: `mig-1g.10gb`, `mig-1g.10gb.me`.
 """
 

@@ -25,13 +25,13 @@ MEMORY_UNITS_MIB: Final = {"1Gi": 1024, "512Mi": 512, "256Mi": 256}
 """Units a chart may choose. Smaller ones break the kubelet's 4 MiB limit on ListAndWatch (measured)."""
 
 LARGEST: Final = 2**63 - 1
-"""Largest number a Kubernetes quantity holds without rounding."""
+"""Largest number that a Kubernetes quantity has without rounding."""
 
 LARGEST_GPU_MIB: Final = 2**24 - 1
 """16 TiB, some fifty times the largest GPU sold. 256 such GPUs still count below 2**32 MiB."""
 
 LARGEST_CPU_MILLI: Final = 2**31 - 1
-"""Thousandths of a processor that are told apart: two million processors. What is more counts as so many."""
+"""Thousandths of a processor that are distinguished: two million processors. What is more counts as so many."""
 
 LONGEST_TEXT: Final = 64
 """Characters of a quantity that are read; Kubernetes writes at most 21. Guards against numbers of a million digits."""

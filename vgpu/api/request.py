@@ -1,7 +1,7 @@
 """Read what a pod requests, and say what is wrong with it.
 
-Works on plain mappings (the decoded JSON of a pod), so that the webhook, the extender and the device plugin read an ask in
-exactly one way. An ask that passes here can be granted by some cluster; whether it fits this one is placement's business.
+Works on plain mappings (the decoded JSON of a pod), so that the webhook, the extender and the device plugin read a request in
+exactly one way. A request that passes here can be granted by some cluster; whether it fits this one is placement's business.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GpuRequest:
     """It runs to completion before the app containers start, so that they reuse what it was given."""
 
     def resources(self, names: Names) -> dict[str, int]:
-        """The extended resources the kubelet sees for this ask."""
+        """The extended resources the kubelet sees for this request."""
         match self.kind:
             case "whole":
                 return {names.gpu: self.gpus}
@@ -80,7 +80,7 @@ class PodRequest:
     uuids: frozenset[str] = frozenset()
     not_uuids: frozenset[str] = frozenset()
     cpu_milli: int = 0
-    """What the pod asks of its node's processors, where somebody says: policies look at it, fitting does not."""
+    """What the pod requests of its node's processors, if its spec says so: policies look at it, fitting does not."""
     requests: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """All that it requests beside GPUs, where somebody says (`kube.pod_requests`). No placement looks at it."""
 
@@ -113,7 +113,7 @@ def pod_request(
     default_policy: str = DEFAULT_POLICY,
     largest_gpu_mib: int = LARGEST_GPU_MIB,
 ) -> PodRequest:
-    """The ask of a pod, given as decoded JSON. Falsy when it requests nothing of ours. `default_policy` is for pods that name none.
+    """The request of a pod, given as decoded JSON. Falsy when it requests nothing of ours. `default_policy` is for pods that name none.
     A share may request `largest_gpu_mib` on each GPU at most.
 
     Raises BadRequest with a sentence for the user.
@@ -213,7 +213,7 @@ def _equal(limit: str, request: str, what: str) -> bool:
 
 
 def _kinds(limits: Mapping[str, str], name: str, names: Names) -> set[Kind]:
-    """The kind of ask, after making sure that there is exactly one in this container."""
+    """The kind of request, after making sure that there is exactly one in this container."""
     kinds: dict[str, Kind] = {}
     for resource in limits:
         if resource in (names.gpu_mem, names.gpu_core):
