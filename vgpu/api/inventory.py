@@ -93,7 +93,7 @@ class Orphan:
 
     @property
     def assignment(self) -> Assignment:
-        """That have the same. Which of its containers has what is not known, so each GPU is a container's."""
+        """What it still uses. Which of its containers uses which GPU is not known, so each GPU counts as one container's."""
         return Assignment({f"orphan-{at}": (piece,) for at, piece in enumerate(self.held)})
 
 
