@@ -54,7 +54,8 @@ class DevicePluginSettings(ProgramSettings):
         description="the program on which suspending is tried, once a boot for each driver and GPU model",
     )
     guard_policy: Guard = Field(
-        DEFAULT_GUARD, description="what happens to a container over its limit; a pod may request a stricter policy, not a weaker one"
+        DEFAULT_GUARD,
+        description="what happens to a container over its limit; a pod may request a stricter policy, not a weaker one",
     )
     latency_critical_namespaces: list[str] = Field(
         ["*"], description="namespaces whose pods may be latency-critical, also by an edit; * = all"

@@ -55,6 +55,10 @@ class AllocatedPod(msgspec.Struct, frozen=True, gc=False):
     requests: dict[str, int] = {}
     """What its end frees of each resource (`kube.pod_requests`)."""
 
+    def may_be_evicted_for(self, priority: int) -> bool:
+        """May a pod of this priority evict it? A service class gives no right to evict: only the priority counts."""
+        return not self.protected and self.priority < priority
+
     def frees(self, resource: str) -> int:
         """What its end frees of a resource, as far as amounts are distinguished."""
         return 1 if resource == PODS else min(MOST, self.requests.get(resource, 0))

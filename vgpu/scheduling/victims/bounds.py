@@ -211,7 +211,7 @@ class _Pods:
             np.concatenate([getattr(view, name) for view in views]) for name in ("priority", "rank", "started")
         )
         self.may: Bools = np.concatenate([view.evictable for view in views])
-        self.may &= self.priority < rules.priority
+        self.may &= self.priority < rules.priority  # as AllocatedPod.may_be_evicted_for
         self.live = np.ones(len(self.may), np.bool_)
         self.beyond = np.zeros(len(self.may), np.bool_)
         for first, view in zip(self.first.tolist(), views, strict=False):

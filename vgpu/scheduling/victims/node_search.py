@@ -63,7 +63,7 @@ class NodeSearch:
         for one in view.pods:
             if one.uid in self._terms.aside:
                 continue
-            may_go = not one.protected and one.priority < rules.priority
+            may_go = one.may_be_evicted_for(rules.priority)
             where = (
                 self._forced if may_go and one.uid in self._terms.must_go else self._may_go if may_go else self._stay
             )

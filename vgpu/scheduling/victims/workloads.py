@@ -43,7 +43,7 @@ class Whole:
 
     def may_go(self, priority: int, headroom: Mapping[str, int]) -> bool:
         """May it be evicted for a pod of this priority? `headroom`: budget -> evictions that it still allows."""
-        lower = all(one.priority < priority and not one.protected for one in self.pods)
+        lower = all(one.may_be_evicted_for(priority) for one in self.pods)
         return lower and not violations_of(self.pods, headroom)
 
 
