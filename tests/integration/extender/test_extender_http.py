@@ -358,7 +358,7 @@ async def test_metrics_report_what_is_held_and_how_old_the_caches_are(api: FakeA
     assert values['tangram_extender_cache_objects{cache="nodes"}'] == "2.0"
     assert values["tangram_extender_overcommitted_gpus"] == "0.0"
     assert 0 <= float(values['tangram_extender_cache_age_seconds{cache="pods"}']) < 60
-    assert all(name.startswith("tangram_extender_") for name in values)
+    assert all(name.startswith(("tangram_extender_", "tangram_build_info")) for name in values)
     assert not any("uid" in name for name in values)
 
 

@@ -148,7 +148,7 @@ def test_a_program_that_goes_around_the_library_is_reported_within_seconds(
     held = {process.pid: process.gpus[0].measured_bytes for process in measured.status().processes}
     expected_mib = 1500 + CONTEXT_MIB * (way == "unloaded")
     assert held == {worker.pid: (CONTEXT_MIB + 100) * MIB, bypass.pid: expected_mib * MIB}
-    line = next(line for line in reversed(measured_node.arbiter_log) if "holds more GPU memory" in line)
+    line = next(line for line in reversed(measured_node.arbiter_log) if "uses more GPU memory" in line)
     assert f'"pid": {bypass.pid}' in line
     assert '"limit_mib": 1000' in line
     assert bypass.process.poll() is None, "the policy is to report"

@@ -201,7 +201,7 @@ def test_a_watch_shows_again_until_it_is_interrupted(ctl: Ctl, options: list[str
         line, env=ctl.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as watch:
         assert watch.stdout is not None
-        first = "no run holds a share of a GPU\n" if not options else "{\n"
+        first = "no run has a share of a GPU\n" if not options else "{\n"
         assert watch.stdout.readline() == first
         while watch.stdout.readline() != first:
             pass

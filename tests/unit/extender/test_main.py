@@ -7,8 +7,8 @@ import sys
 
 FAULTS = """
 import resource, sys
-from extender import __main__ as program
 if sys.argv[1] == "keep":
+    from extender import __main__ as program
     assert program.keep_heap()
 def use():
     for size in (80_000, 160_000, 320_000, 500_000, 320_000, 160_000) * 2:
