@@ -23,21 +23,21 @@ from vgpu.protocol.status import decode_status
 MIB = 2**20
 OLD_WRITER = """
 import json, sys
-from vgpu.api.codec import grant_to_text
-from vgpu.api.grant import Grant, GrantGpu
+from vgpu.codec import grant_to_text
+from vgpu.grant import Grant, GrantCard
 given = json.load(sys.stdin)
-gpus = tuple(GrantGpu(*gpu) for gpu in given.pop("gpus"))
-sys.stdout.write(grant_to_text(Grant(gpus=gpus, **given)))
+cards = tuple(GrantCard(*card) for card in given.pop("cards"))
+sys.stdout.write(grant_to_text(Grant(cards=cards, **given)))
 """
 OLD_READER = """
 import dataclasses, json, sys
-from vgpu.api.codec import grant_from_text
+from vgpu.codec import grant_from_text
 print(json.dumps(dataclasses.asdict(grant_from_text(sys.stdin.read()))))
 """
 OLD_STATUS = """
 import sys
-from deviceplugin.pods.over_limit import notices, offences
-from vgpu.protocol.status import decode_status
+from deviceplugin.guard import notices, offences
+from vgpu.status import decode_status
 status = decode_status(sys.stdin.read().encode())
 offences(status), [notices(one.turn) for one in status.containers]
 print([(one.key, one.turn is not None and one.turn.mode) for one in status.containers])
@@ -53,7 +53,7 @@ def old_grant_text(grant: Grant) -> str:
     given = {
         "namespace": grant.namespace, "pod": grant.pod, "uid": grant.uid, "container": grant.container,
         "klass": grant.service_class, "level": grant.level, "guard": grant.guard, "clear": grant.clear,
-        "gpus": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
+        "cards": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
     }  # fmt: skip
     return previous_python(OLD_WRITER, json.dumps(given))
 
@@ -157,8 +157,8 @@ def test_a_grant_is_valid_at_the_path_of_either_release(
 def test_the_previous_releases_grants_are_read_and_this_ones_are_read_by_it() -> None:
     assert grant_from_text(old_grant_text(GRANT)) == GRANT
     read = json.loads(previous_python(OLD_READER, grant_to_text(GRANT)))
-    gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("gpus"))
-    assert Grant(gpus=gpus, **read) == GRANT
+    gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("cards"))
+    assert Grant(gpus=gpus, service_class=read.pop("klass"), **read) == GRANT
 
 
 def test_each_release_reads_the_others_status(mixed: Callable[[Mixture], Node]) -> None:
