@@ -20,7 +20,7 @@ ATTACKS: Final = (
 import random
 for at in range(300):
     body = random.Random(at).randbytes(random.Random(at).choice((0, 3, 16, 64, 500, 4000)))
-    tell(*((body,) if at % 3 else (hello(), packet(at % 20, body))), wait=False)
+    send_packets(*((body,) if at % 3 else (hello(), packet(at % 20, body))), wait=False)
 say("tried: garbage"); take()
 """,
     ),
@@ -31,7 +31,7 @@ say("tried: garbage"); take()
         says="tried: forged",
         script="""
 forged = [packet(5, struct.pack("<IIQ", 0, 0, amount)) for amount in (1 << 40, 1 << 63, (1 << 64) - 1)]
-for one in forged: tell(hello(), one, wait=False)
+for one in forged: send_packets(hello(), one, wait=False)
 say("tried: forged returns"); take()
 """,
     ),
@@ -60,7 +60,7 @@ say("tried: forged usage"); take()
 for client in range(1, 40):
     numbers = list(range(64))
     body = struct.pack("<6I64I64I", 0, client, 1, 64, 64, 0, *numbers, *numbers)
-    tell(hello(flags=1), packet(13, body), wait=False)
+    send_packets(hello(flags=1), packet(13, body), wait=False)
 say("tried: forged channels"); take()
 """,
     ),
@@ -84,7 +84,7 @@ say("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
     ),
     Attack(
         name="packet-flood",
-        does="A connection sends 50,000 requests a lease without reading an answer.",
+        does="A connection sends 50,000 requests for a lease without reading an answer.",
         outcome=HARMLESS,
         cpu=CPU,
         says="tried: 50000",

@@ -228,7 +228,7 @@ def greeted(path: str) -> str:
     return f"welcomed: {heard!r}" if kind == 2 else f"refused: {heard[20:].split(bytes(1))[0].decode(errors='replace')}"
 
 
-def report(*packets: bytes, wait: bool = True) -> bytes:
+def send_packets(*packets: bytes, wait: bool = True) -> bytes:
     """The last answer to these packets on a connection of their own."""
     last = b""
     with connect() as sock:
