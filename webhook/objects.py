@@ -6,9 +6,10 @@ may trust the types.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import msgspec.inspect
 
 from kube.objects import Container, Pod, PodSpec
 from kube.pod_parts import EnvVar, SecurityContext, Volume, VolumeDevice, VolumeMount
@@ -68,14 +69,25 @@ def pod_of(document: Any) -> AdmissionPod:
 
     Raises msgspec.ValidationError, which names the field, when the document is no pod.
     """
-    given = _without_nulls(document)
+    given = _without_nulls(document, _POD)
     for part in ("metadata", "spec"):
         if isinstance(given, dict) and part not in given:
             raise msgspec.ValidationError(f"Object missing required field `{part}`")
     return msgspec.convert(given, AdmissionPod)
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
-    return [_without_nulls(element) for element in value] if isinstance(value, list) else value
+def _without_nulls(value: Any, kind: msgspec.inspect.Type) -> Any:
+    """The members that admission reads, and no other: however large and deep the rest of a document is, it costs nothing here."""
+    if isinstance(kind, msgspec.inspect.UnionType):  # of something and None
+        kind = next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+    if isinstance(value, dict) and isinstance(kind, msgspec.inspect.StructType):
+        read = ((field, value.get(field.encode_name)) for field in kind.fields)
+        return {field.encode_name: _without_nulls(member, field.type) for field, member in read if member is not None}
+    if isinstance(value, dict) and isinstance(kind, msgspec.inspect.DictType):
+        return {key: member for key, member in value.items() if member is not None}
+    if isinstance(value, list) and isinstance(kind, msgspec.inspect.VarTupleType):
+        return [_without_nulls(element, kind.item_type) for element in value]
+    return value
+
+
+_POD: Final = msgspec.inspect.type_info(AdmissionPod)
