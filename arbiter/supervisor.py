@@ -51,8 +51,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class BackOff:
-    """When to start again."""
+class RestartDelay:
+    """When to start again. Not `vgpu.api.back_off`: this program loads the standard library only."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -83,7 +83,7 @@ class Supervisor:
         """To end."""
         self._served = self._ever_served = False
         self._restarts = 0
-        self._back_off = BackOff()
+        self._restart_delay = RestartDelay()
         self._bell, bell = socket.socketpair()
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notes.bind("")  # an abstract name that the kernel chooses
@@ -106,7 +106,7 @@ class Supervisor:
             if not self._ever_served:
                 _say("error", "the arbiter ended before it served", status=status)
                 return status or 1
-            delay_s = self._back_off.delay_s(time.monotonic(), served=self._served)
+            delay_s = self._restart_delay.delay_s(time.monotonic(), served=self._served)
             self._restarts += 1
             _say(
                 "warning",
@@ -116,7 +116,7 @@ class Supervisor:
                 delay_s=delay_s,
             )
             if delay_s:
-                _say("error", "the arbiter dies again and again", deaths=self._back_off.in_a_row, delay_s=delay_s)
+                _say("error", "the arbiter dies again and again", deaths=self._restart_delay.in_a_row, delay_s=delay_s)
             self._pause(delay_s)
             if self._reported:
                 return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from arbiter.supervisor import FIRST_S, MOST_S, OFTEN, OFTEN_S, BackOff
+from arbiter.supervisor import FIRST_S, MOST_S, OFTEN, OFTEN_S, RestartDelay
 from tests.built import REPOSITORY
 from tests.unit.arbiter.conftest import wait_for
 
@@ -193,16 +193,16 @@ def test_an_arbiter_does_not_outlive_its_supervisor(supervise: Callable[..., Sup
 
 
 def test_the_pause_grows_to_its_most_and_ends_with_one_that_served() -> None:
-    back_off = BackOff()
-    assert [back_off.delay_s(float(at), served=False) for at in range(7)] == [0.5, 1, 2, 4, 8, MOST_S, MOST_S]
-    assert back_off.delay_s(8.0, served=True) == 0.0
-    assert back_off.delay_s(9.0, served=False) == FIRST_S
+    delay = RestartDelay()
+    assert [delay.delay_s(float(at), served=False) for at in range(7)] == [0.5, 1, 2, 4, 8, MOST_S, MOST_S]
+    assert delay.delay_s(8.0, served=True) == 0.0
+    assert delay.delay_s(9.0, served=False) == FIRST_S
 
 
 def test_twenty_kills_in_a_minute_are_no_crash_loop_and_sixty_are() -> None:
-    back_off = BackOff()
-    assert {back_off.delay_s(3.0 * at, served=True) for at in range(20)} == {0.0}
-    back_off = BackOff()
-    delays = [back_off.delay_s(OFTEN_S / 60 * at, served=True) for at in range(60)]
+    delay = RestartDelay()
+    assert {delay.delay_s(3.0 * at, served=True) for at in range(20)} == {0.0}
+    delay = RestartDelay()
+    delays = [delay.delay_s(OFTEN_S / 60 * at, served=True) for at in range(60)]
     assert delays[:OFTEN] == [0.0] * OFTEN
     assert min(delays[OFTEN:]) >= FIRST_S
