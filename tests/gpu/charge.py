@@ -132,11 +132,11 @@ def _beside_managed(machine: Machine, watch: Watcher, results: Results) -> None:
     container = machine.container(machine.grant(LIMIT_MIB))
 
     def contexts() -> int:
-        return int(status(machine, container.key)["gpus"][0]["context_bytes"])
+        return int(status(machine, container.key)["cards"][0]["context_bytes"])
 
     def stated() -> int:
         (process,) = status(machine, container.key)["processes"]
-        return int(process["gpus"][0]["managed_bytes"])
+        return int(process["cards"][0]["managed_bytes"])
 
     used_before, contexts_before = watch.now(container), contexts()
     results.check("managed memory: taken", 16, container.request("take", "managed", MANAGED, 16).count(0))

@@ -109,7 +109,7 @@ def _reported(machine: Machine, results: Results, how: str) -> None:
             took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
             results.at_most("seconds until the arbiter says over", SOON_S, round(took, 2))
             listed = [one for one in status(machine, key)["processes"] if one["pid"] == bypass.process.pid]
-            measured = listed[0]["gpus"][0]["measured_bytes"] // MIB if listed else 0
+            measured = listed[0]["cards"][0]["measured_bytes"] // MIB if listed else 0
             results.check(
                 "its MiB in the status document", f">= {LIMIT_MIB + 512}", measured, measured >= LIMIT_MIB + 512
             )

@@ -141,7 +141,7 @@ def _client(machine: Machine, results: Results) -> None:
         results.check("state of GPU time", "unenforced", seen["gpu_time_state"])
         results.check("launches are delayed", "gate", (seen["turn"] or {}).get("mode"))
         results.fact("processes whose channels are known", (seen["turn"] or {}).get("processes"))
-        results.fact("memory that NVML measured of it, MiB", seen["processes"][0]["gpus"][0]["measured_bytes"] >> 20)
+        results.fact("memory that NVML measured of it, MiB", seen["processes"][0]["cards"][0]["measured_bytes"] >> 20)
         results.fact("device files that the client has open", _device_files(client.pid))
         if not machine.fake:  # its NVML is in another folder than this process loads from
             for name, said in _nvml_lists(machine.uuid, client.pid).items():

@@ -34,7 +34,7 @@ ours = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 n = ctypes.CDLL("libnvidia-ml.so.1")
 assert n.nvmlInit_v2() == 0
 device, room = ctypes.c_void_p(), ctypes.create_string_buffer(65536)
-uuid = os.environ["ASKED_UUID"].encode()
+uuid = os.environ["REQUESTED_UUID"].encode()
 assert n.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(device)) == 0
 assert ours.nvmlDeviceGetMemoryInfo(device, room) == 0
 total = int.from_bytes(room.raw[:8], "little")
