@@ -11,7 +11,7 @@ shift 2; [ $# -eq 0 ] || shift
 version=580.65.06
 
 mkdir -p "$root/lib" "$root/bin" "$root/dev/nvidia-caps" "$root/run/nvidia-persistenced"
-place() { # place SOURCE TARGET: written beside and renamed, so that whoever has the old one mapped keeps it
+place() { # place SOURCE TARGET: written beside and renamed, so that a process that has the old one mapped keeps it
     cp "$1" "$2.new"
     chmod 0755 "$2.new"
     mv -f "$2.new" "$2"
@@ -28,8 +28,8 @@ place "$built/nvidia-fake-driverd" "$root/bin/nvidia-fake-driverd"
 node() { # node PATH MAJOR MINOR
     [ -e "$1" ] && return 0
     if ! mknod -m 0666 "$1" c "$2" "$3" 2>/dev/null; then
-        [ -n "${told:-}" ] || echo "install.sh: no right to mknod here: $1 and the like become plain files; a container runtime will refuse them as devices" >&2
-        told=yes
+        [ -n "${warned:-}" ] || echo "install.sh: no right to mknod here: $1 and the like become plain files; a container runtime will refuse them as devices" >&2
+        warned=yes
         : >"$1"
     fi
 }

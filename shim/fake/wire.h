@@ -2,14 +2,14 @@
  *
  * The daemon owns one shared page, the beginning of a sparse memfd. A library connects to the daemon's socket (SOCK_SEQPACKET)
  * and is sent its descriptor and the number of the library's slot, the only message beside single bytes (client_catch_up).
- * From then on memory is taken, given back and shared, and kernels are queued, in the page itself, under its lock or with
+ * From then on memory is allocated, freed and shared, and kernels are queued, in the page itself, under its lock or with
  * atomics: no round trip, so that a call costs some tens of nanoseconds. `ctl` works on the page in the same way. The socket
- * stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon learns that the process is gone and
- * what it held is free.
+ * stays open for the life of the process: its hang-up, also by SIGKILL, is how the daemon detects that the process is gone and
+ * its memory is free.
  *
  * Behind the page, the memfd is the GPUs' memory: each process that allocates has a region of its own, which others map by offset.
  *
- * The page is writable by every client. A fake driver defends its own life against that (every index and length is checked
+ * The page is writable by every client. A fake driver protects itself against that (every index and length is checked
  * where it is used), not its numbers.
  *
  * Units: a "unit" is what memory and time are counted on: a whole GPU, or a MIG GPU instance of a GPU.
@@ -52,7 +52,7 @@ struct fake_profile {
 };
 
 struct fake_gpu {
-    /* what its model says, in the order of daemon/models.def */
+    /* from its model, in the order of daemon/models.def */
     char model[16], name[64]; /* "h200" */
     uint32_t pci_id, pci_subsystem, cc_major, cc_minor, architecture, brand, pcie;
     uint32_t sms, clock_mhz, memory_clock_mhz, bus_bits, power_watts, l2_mib, links_wired;
@@ -79,7 +79,7 @@ struct fake_unit {
     uint64_t unlisted_bytes[FAKE_SLOTS]; /* of that, managed memory: NVML counts it as used, and lists it for no process */
     /* time, under time_lock; gpu_time.c */
     pthread_mutex_t time_lock;                 /* robust, shared between processes */
-    _Atomic uint32_t time_bell;                /* futex: changes when somebody is held, let go or ends */
+    _Atomic uint32_t time_bell;                /* futex: changes when a process is suspended, resumed or ends */
     uint64_t settled_ns;                       /* CLOCK_MONOTONIC up to which the records are made */
     _Atomic uint64_t ran_ns;                   /* all kernel time that ever ran */
     _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
@@ -93,7 +93,7 @@ struct fake_kernel_object {
     uint32_t disables;     /* of a channel: so many enables are owed */
 };
 
-enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a client says what it is when it is connected */
+enum fake_kind { FAKE_FREE, FAKE_CUDA, FAKE_NVML, FAKE_FOREIGN, FAKE_CTL }; /* a client sends its kind when it connects */
 
 struct fake_slot {
     uint32_t kind;
@@ -122,7 +122,7 @@ struct fake_fault { /* common/fault.h */
     _Atomic uint64_t calls;              /* that matched so far, of all processes */
 };
 
-/* Memory that several processes may hold. It is charged to one of them, the first holder that is still there. */
+/* Memory that several processes may reference. It is charged to one of them, the first that still has a reference. */
 #define FAKE_SHARED 4096u
 struct fake_object {
     uint64_t id; /* 0 = free */
@@ -134,16 +134,16 @@ struct fake_object {
 struct fake_page {
     uint32_t magic, version, gpus, cuda_version;
     char driver_version[32];
-    uint64_t kernel_ns;                        /* a kernel that does not say how long it takes */
+    uint64_t kernel_ns;                        /* duration of a kernel whose code sets none */
     _Atomic uint64_t kernel_misuses;           /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];                   /* the last one, in words */
     char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
-    pthread_mutex_t commands;                  /* of who runs a command; robust, shared between processes */
+    pthread_mutex_t commands;                  /* serialises commands; robust, shared between processes */
     pthread_mutex_t lock;                      /* robust, shared between processes */
     uint32_t slots;                            /* all that were ever used are below */
     _Atomic uint32_t events;                   /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
     _Atomic uint64_t samples;                  /* taken so far */
-    _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML says it */
+    _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML reports it */
     _Atomic uint32_t faults;
     struct fake_fault fault[FAKE_FAULTS];
     struct fake_gpu gpu[FAKE_GPUS];

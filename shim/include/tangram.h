@@ -27,23 +27,23 @@ struct tangram_memory {
  * Returns 0, or -1 when there is no such GPU, no grant, or the grant cannot be read. Never blocks. */
 int tangram_memory(unsigned gpu, struct tangram_memory *out);
 
-/* For latency-critical work that knows when it comes: the GPU is cleared of best-effort work before it is there. Without this the
- * library notices the first launch itself, which costs the request the time of one suspend (0.7 ms).
+/* For latency-critical work whose start is known in advance: the arbiter suspends best-effort work before it starts. Otherwise the
+ * library detects the first launch itself, which delays the request by one suspend (0.7 ms).
  *
- * A latency-critical container's calls alone have an effect; from any other, and without an arbiter, they do nothing.
+ * Only calls of a latency-critical container have an effect; from any other, and without an arbiter, they do nothing.
  * All return 0, or -1 when the arbiter was not reached. They do not block and may be called from any thread. With a CUDA context current
  * they also launch one empty kernel, which brings this process back onto the GPU before the request. */
 
-/* Work comes in so many microseconds: 1500 are enough to meet it as if alone. Announced earlier, the GPU is cleared 1500 before all the
- * same, but the empty kernel does not wait for that, and the request finds its process colder. The GPU is given back when there is
- * no work left after that time, or 5 ms after it when none came. */
+/* Work starts in so many microseconds: with 1500 it runs as if alone on the GPU. For an earlier announcement, best-effort work is still
+ * suspended 1500 before; but the empty kernel does not wait for that, and the request runs with colder caches. Best-effort work resumes
+ * when no work is left after that time, or 5 ms after it if none started. */
 int tangram_hint(uint64_t microseconds);
 
 /* A section of latency-critical work begins, and ends. One that is not ended is over after a second. */
 int tangram_begin(void);
 int tangram_end(void);
 
-/* What this container does until the end gives way to everybody, as if it were of class best-effort. */
+/* Until the end, the arbiter schedules this container's work after that of all others, as if its class were best-effort. */
 int tangram_yield_begin(void);
 int tangram_yield_end(void);
 

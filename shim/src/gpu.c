@@ -71,7 +71,7 @@ static struct gpu *unknown_gpu(CUresult rc)
 {
     if (grant_ready() == GRANT_NONE)
         return NULL;
-    warn(WARN_NO_UUID, "the driver does not say which GPU is current (error %d): its memory is refused", (int)rc);
+    warn(WARN_NO_UUID, "the driver does not report which GPU is current (error %d): its memory is refused", (int)rc);
     tangram.grant.closed.closed = true;
     return &tangram.grant.closed;
 }
@@ -92,7 +92,7 @@ static struct gpu *learn_current_gpu(bool *known)
     return gpu;
 }
 
-/* Looked up at every allocation. A process with one device needs no question; one with several remembers, thread by thread, the
+/* Looked up at every allocation. A process with one device needs no query; one with several caches, thread by thread, the
  * GPU of the context it saw last, until some context is destroyed. */
 struct gpu *current_gpu(void)
 {

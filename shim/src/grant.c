@@ -1,8 +1,8 @@
-/* grant.c - what the container is held to, read once from a file that its container cannot write.
+/* grant.c - the container's limits, read once from a file that its container cannot write.
  *
  * The first of `mounts` that exists is a read-only mount made by the node. Only where none exists (a test, plain Docker) does TANGRAM_GRANT
- * name the file: inside a container of ours the environment decides nothing. A grant that cannot be read in full closes every
- * GPU: a library that guessed would be a limit that can be lifted by damaging a file.
+ * name the file: inside a container with a grant the environment decides nothing. If a grant cannot be read in full, all GPU memory is
+ * refused: if the library guessed, damaging a file would lift the limit.
  */
 #include "process.h"
 
@@ -215,7 +215,7 @@ bool grant_read(const char *text, size_t length, struct grant *grant, char *why,
     while (!is_line(&in, "end"))
         if (!gpu_line(&in, grant) || !next_line(&in, GPU_LINE ", or end"))
             return false;
-    if (grant->gpus == 0) /* it would hold its container to nothing */
+    if (grant->gpus == 0) /* it would limit nothing in its container */
         return refuse(&in, GPU_LINE " at least once");
     if (in.at != in.end)
         return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
@@ -253,7 +253,7 @@ __attribute__((constructor)) static void look_for_the_mount(void)
     errno = saved;
 }
 
-/* A mount that was there when the program started cannot be left by chroot. One that cannot be looked at exists: it is read, and refused. */
+/* A mount that was there when the program started cannot be left by chroot. One that stat cannot reach counts as existing: it is read, and refused. */
 static const char *mount_of_grant(void)
 {
     struct stat there;

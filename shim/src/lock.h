@@ -1,9 +1,9 @@
 /* lock.h - a lock whose two ends are one atomic operation each and call nothing (measured: a mutex takes 3 ns longer).
  *
  * It is the innermost lock (order.h): a thread that has it calls nothing but the allocator. That takes some tens of nanoseconds, and some
- * microseconds where room is looked for among many pages (pages.c). So a waiting thread sleeps until it is woken: one that tried again
+ * microseconds where many pages are searched for a free range (pages.c). So a waiting thread sleeps until it is woken: one that tried again
  * from time to time found it held by threads that did not sleep, for seconds (measured), and one that only yielded would keep a holder of
- * lower priority from going on.
+ * lower priority from running.
  */
 #ifndef TANGRAM_LOCK_H
 #define TANGRAM_LOCK_H

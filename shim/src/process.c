@@ -1,12 +1,12 @@
 /* process.c - the struct, and what a fork does to it.
  *
- * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and meets the
- * arbiter anew at its first CUDA call. The driver's functions and the grant stay as they are.
+ * A child has no reader thread, and its parent's socket and memory are not its own: it starts from nothing and connects
+ * to the arbiter at its first CUDA call. The driver's functions and the grant stay as they are.
  *
  * A process that was cloned with CLONE_VM is no copy: the memory, its records and its connection are the parent's and stay so. Such a guest
  * requests memory over that connection as a thread of the parent would, and neither connects nor reads nor starts the helper: its
- * descriptors and threads may be its own, and end with it. A word that the kernel clears in a copy tells which of the two a process is
- * (Linux 4.14; before, a guest is taken for a fork).
+ * descriptors and threads may be its own, and end with it. A word that the kernel clears in a copy shows which of the two a process is
+ * (Linux 4.14; before, a guest counts as a fork).
  */
 #include "process.h"
 
@@ -33,7 +33,7 @@ struct tangram tangram = {
     .requesting = PTHREAD_MUTEX_INITIALIZER,
     .bounding = PTHREAD_MUTEX_INITIALIZER,
     .link = LINK_NEVER_MET,
-    .reserve = RESERVE_EMPTY,
+    .spare_sockets = SPARE_SOCKETS_EMPTY,
     .socket_folder = {.fd = -1},
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
@@ -52,7 +52,7 @@ static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
 enum { WORD_BYTES = 4096, WIPEONFORK = 18 }; /* specified: MADV_WIPEONFORK, which older headers lack */
 
 /* When the library is loaded, for the parent may clone before either of them comes here. */
-__attribute__((constructor)) static void note_whose_memory_this_is(void)
+__attribute__((constructor)) static void note_owner_of_memory(void)
 {
     int saved = errno;
     if (atomic_load(&tangram.pid) == 0) {
@@ -115,7 +115,7 @@ static void in_child(void)
     atomic_fetch_add(&tangram.contexts_gone, 1);
 
     link_forget();
-    reserve_forget();
+    spare_sockets_forget();
     contexts_forget_all();
     bounds_forget_all();
     capture_forget_all();
@@ -145,7 +145,7 @@ void process_check(void)
 {
     if (__register_atfork != NULL && !atomic_exchange(&tangram.forks_watched, true))
         __register_atfork(NULL, NULL, in_child, __dso_handle);
-    note_whose_memory_this_is();
+    note_owner_of_memory();
     if (!process_owns(atomic_load_explicit(&tangram.pid, memory_order_relaxed)))
         in_child();
 }

@@ -84,7 +84,7 @@ struct owned {
     uint64_t at;
     uint64_t bytes; /* charged; of linear memory that shares a page, its size, | OWNED_MANAGED; of an array that does, its place | PLACED */
     struct gpu *gpu;
-    void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: what the file that owns them says */
+    void *of; /* plain memory: NULL; stream-ordered memory: its pool, which pays; others: see the file that owns them */
 };
 enum owned_kind {
     OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE,
@@ -96,7 +96,7 @@ enum owned_kind {
 
 struct owned_list { /* of the table */
     struct owned *entry;
-    size_t count, room;
+    size_t count, capacity;
 };
 
 #define PLACED ((uint64_t)1)
@@ -104,7 +104,7 @@ struct owned_list { /* of the table */
 
 struct slot {
     struct owned owned; /* .at 0: empty */
-    uint64_t buffer;    /* the driver's number of this memory, which it gives out once; 0 = it was not asked */
+    uint64_t buffer;    /* the driver's number of this memory, which it uses once; 0 = it was not queried */
     uint64_t serial;    /* within the shard: of two entries under one key the later one's is higher */
 };
 
@@ -112,7 +112,7 @@ struct shard {
     struct lock lock;
     struct slot *slot;
     size_t slots, used;
-    bool unnumbered;         /* there may be entries whose number the driver was not requested */
+    bool unnumbered;         /* there may be entries whose number was not queried */
     _Atomic uint64_t serial; /* of the entry that was made last */
 } __attribute__((aligned(64)));
 
@@ -128,9 +128,9 @@ struct handle {
 struct vmm {
     pthread_mutex_t lock;
     struct handle *handle;
-    size_t handles, handles_room;
+    size_t handles, handles_capacity;
     struct mapping *mapping; /* sorted by address */
-    size_t mappings, mappings_room;
+    size_t mappings, mappings_capacity;
 };
 
 struct pool; /* pool.h */
@@ -148,15 +148,15 @@ struct management {
 #include "hooks/hooks.def"
 };
 
-/* What a launch looks at. A program of many small kernels has done other things since its last one: every line of the cache that is
- * not in the nearest one any more costs it tens of nanoseconds, so this is all there is, and nothing else that is written often. */
+/* What a launch reads. A program of many small kernels has done other things since its last one: every cache line that is
+ * no longer in the nearest cache costs tens of nanoseconds. So a launch reads nothing else, and nothing else here is written often. */
 struct hot {
     _Atomic bool driver_found;
-    _Atomic bool watched;             /* this process has channels: its work is counted from here on, also while the arbiter is away */
+    _Atomic bool watched;             /* this process has channels: its work is counted from now on, also while the arbiter is away */
     _Atomic bool work_reported;       /* the last state that reached the arbiter is WORK */
-    _Atomic bool noted;               /* a function needs more local memory than a new context has room for, or a kernel is not loaded yet: code.c */
+    _Atomic bool noted;               /* a function needs more local memory than a new context provides, or a kernel is not loaded yet: code.c */
     _Atomic bool several_contexts;    /* there was, or may be, another than the first; raised before that is made */
-    _Atomic(struct wire_turn *) page; /* what the arbiter says of this container; NULL before the first WELCOME */
+    _Atomic(struct wire_gpu_time *) page; /* the arbiter's state of this container; NULL before the first WELCOME */
 };
 
 struct tangram {
@@ -182,9 +182,9 @@ struct tangram {
     struct bound bounds[CONTEXT_GPUS]; /* by GPU->at */
     struct vmm vmm;
     _Atomic(struct gpu *) only_gpu;   /* the GPU of the process's one device; NULL = not known, or several devices */
-    _Atomic unsigned contexts_gone;   /* counts, so that what threads remember of contexts is dropped */
+    _Atomic unsigned contexts_gone;   /* counts, so that threads drop their cached contexts */
     pthread_mutex_t pools_lock;
-    _Atomic(struct pool *) pools; /* every pool that was met; a list that only grows */
+    _Atomic(struct pool *) pools; /* every pool that was seen; a list that only grows */
     _Atomic bool unsettled;       /* a pool or a late free may give something back at the next synchronisation */
     pthread_mutex_t late_lock;
     struct late *late;
@@ -192,7 +192,7 @@ struct tangram {
     _Atomic bool late_code;  /* an image is loaded whose code comes later: code.c */
     _Atomic unsigned graphs; /* executable graphs that allocate */
     struct shared_blocks shared;
-    struct reserve reserve;
+    struct spare_sockets spare_sockets;
     struct wire_end socket_folder; /* root.c */
     struct capture capture;
     struct time_link time_link;
@@ -219,7 +219,7 @@ void *next_definition(const char *name);
 /* The loaded object in which an address lies; NULL on musl. */
 struct link_map;
 struct link_map *object_of(const void *at);
-/* Is this the library of that name, in any version and any folder? Its DT_SONAME tells, too: the file may be a link or a copy. */
+/* Is this the library of that name, in any version and any folder? Its DT_SONAME counts, too: the file may be a link or a copy. */
 bool object_is(const struct link_map *object, const char *library);
 
 /* hook.c: name or address of a real function -> our hook. The address is what the driver gave out for `symbol`. */
@@ -241,7 +241,7 @@ struct gpu *gpu_of_location(const CUmemLocation *location);
 struct gpu *gpu_of_uuid(const uint8_t uuid[16]);
 bool device_of_location(const CUmemLocation *location, CUdevice *device); /* false: it is on none */
 CUresult device_of_stream(CUstream stream, CUdevice *device);
-bool is_drivers_answer(CUresult rc); /* to a question of ours: the program's own call fails with it, too */
+bool is_drivers_answer(CUresult rc); /* to a query of the library: the program's own call fails with it, too */
 
 /* lease.c */
 bool lease_reserve(struct gpu *gpu, uint64_t bytes);
@@ -258,7 +258,7 @@ uint32_t lease_managed_mib(struct gpu *gpu); /* as USAGE states it */
 bool table_own(struct owned entry);
 bool table_disown(uint64_t at, struct owned *was);
 bool table_find(uint64_t at, struct owned *found);
-/* Takes out what `is_its` says, and adds it to the list, as far as there is memory for it. */
+/* Removes the entries that `is_its` selects and adds them to the list, as far as there is memory for it. */
 void table_take(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
 /* The same, and leaves it there. false: there was no memory for all of it. */
 bool table_list(bool (*is_its)(const struct owned *entry, const void *what), const void *what, struct owned_list *list);
@@ -278,7 +278,7 @@ void pools_forget_all(void);
 void late_forget_all(void);
 
 /* vmm.c: a block that something beside handles and mappings keeps; NULL when the handle is none of ours. */
-struct block *vmm_hold(CUmemGenericAllocationHandle handle);
+struct block *vmm_retain(CUmemGenericAllocationHandle handle);
 void vmm_let_go(struct block *block);
 void vmm_forget_all(void);
 

@@ -1,8 +1,8 @@
 /* warn.c - the lines that the library writes to a process's stderr: one for each kind of trouble, again after a minute at the earliest.
- * TANGRAM_DEBUG=1 says more.
+ * TANGRAM_DEBUG=1 prints more.
  *
- * A daemon may close its standard files, and a file of its own gets number 2. So descriptor 2 is written to only while it is the file that it was
- * when the program started: device and inode tell. What cannot be enforced is in the arbiter's status all the same. */
+ * A daemon may close its standard files, and a file of its own gets number 2. So descriptor 2 is written to only while device and inode show
+ * the file of the program's start. The arbiter's status lists what cannot be enforced in any case. */
 #include "process.h"
 
 #include <errno.h>

@@ -137,7 +137,7 @@ struct reported next_reported(void)
     } packet;
     union {
         struct cmsghdr align;
-        char room[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(sizeof(int))];
     } control;
     struct iovec part = {&packet, sizeof packet};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -205,8 +205,8 @@ void fresh(void)
 uint32_t *range(uint32_t first, uint32_t count)
 {
     static uint32_t number[4][2 * RM_CHANNELS];
-    static unsigned turn;
-    uint32_t *to = number[turn++ % 4];
+    static unsigned next;
+    uint32_t *to = number[next++ % 4];
     for (uint32_t i = 0; i < count; i++)
         to[i] = first + i;
     return to;

@@ -3,10 +3,10 @@
  *   ending HOW [busy]
  *
  * HOW: return from main, exit, thread (exit by another thread), quick (quick_exit), _exit, close (libcuda is closed before exit).
- * Work is under way that nobody waits for, so that the library's thread queries the driver. busy: four threads launch, take and give back
- * memory meanwhile. A handler that was registered before CUDA started frees memory when the driver has ended already, or waits where
+ * Work is under way that no thread waits for, so that the library's thread queries the driver. busy: four threads launch, allocate and
+ * free memory meanwhile. A handler that was registered before CUDA started frees memory when the driver has ended already, or waits where
  * ENDING_LINGERS is set. Prints the code of
- * an allocation of 900 MiB, which in a container of 1000 only one process at a time can have.
+ * an allocation of 900 MiB, which fits into a container of 1000 for one process at a time.
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -30,7 +30,7 @@ static inline int gpu_hold(size_t mib)
     return (int)(rc == CUDA_SUCCESS ? gpu_take(mib) : rc);
 }
 
-/* n times take and give back; the first code that is no success. */
+/* Allocates and frees n times; the first code that is no success. */
 static inline int gpu_churn(unsigned rounds, size_t mib)
 {
     CUresult rc = CUDA_SUCCESS;

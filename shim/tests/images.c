@@ -9,12 +9,12 @@
 #include "../src/code/image.h"
 #include "../src/code/unpack.h"
 
-static void unpack(int how, uint64_t room, const unsigned char *data, uint64_t length)
+static void unpack(int how, uint64_t capacity, const unsigned char *data, uint64_t length)
 {
-    unsigned char *out = malloc(room + (room == 0));
+    unsigned char *out = malloc(capacity + (capacity == 0));
     if (out == NULL)
         abort();
-    const uint64_t done = how == 'z' ? unpack_zstd(data, length, out, room) : unpack_lz4(data, length, out, room);
+    const uint64_t done = how == 'z' ? unpack_zstd(data, length, out, capacity) : unpack_lz4(data, length, out, capacity);
     fwrite(&done, sizeof done, 1, stdout);
     fwrite(out, 1, done, stdout);
     free(out);

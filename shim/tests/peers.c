@@ -25,7 +25,7 @@
 
 #include "gpu.h"
 
-#ifdef BIG_TLS /* more thread-local memory than the stack of a small thread has room for */
+#ifdef BIG_TLS /* more thread-local memory than fits into the stack of a small thread */
 static _Thread_local volatile char big[8 << 20];
 #endif
 
@@ -67,16 +67,16 @@ static void reused(void)
             return;
     }
     int first = (int)gpu_take(400), second = (int)gpu_take(400);
-    pause_ms(1500); /* what is reported once a second would come by now */
+    pause_ms(1500); /* a report once a second would have come by now */
     for (int i = 0; i < count; i++) {
-        char room[512];
-        packets += recv(other[i], room, sizeof room, MSG_DONTWAIT) > 0;
-        bytes += recv(fd[i], room, sizeof room, MSG_DONTWAIT) == 1;
+        char buffer[512];
+        packets += recv(other[i], buffer, sizeof buffer, MSG_DONTWAIT) > 0;
+        bytes += recv(fd[i], buffer, sizeof buffer, MSG_DONTWAIT) == 1;
     }
     printf("%d %d %d %d %d\n", before, first, second, packets, count - bytes);
 }
 
-/* The code of what a child does that no handler of a fork knows of. */
+/* The code of a child's calls after a fork without handlers. */
 static int in_bare_child(int (*does)(void))
 {
     int status = 0;

@@ -1,6 +1,6 @@
-/* probe.c - a GPU program driven by lines: each line of stdin is one call, each line of stdout what came back.
+/* probe.c - a GPU program driven by lines: each line of stdin is one call, each line of stdout its results.
  *
- * So a test can hold several processes at chosen points without a clock. Numbers are decimal; the first word of an answer is
+ * So a test can stop several processes at chosen points without a clock. Numbers are decimal; the first word of an answer is
  * the CUresult.
  */
 #include <pthread.h>
@@ -86,7 +86,7 @@ static void hammer(unsigned threads, u64 rounds, u64 bytes)
     printf("0 %llu\n", (u64)work.failed);
 }
 
-/* A child allocates: its own call counts, the parent's goes on. A child that never used CUDA itself gets a context. */
+/* A child allocates: its own call counts, the parent's continues. A child that never used CUDA itself gets a context. */
 static void in_child(u64 bytes)
 {
     fflush(stdout);

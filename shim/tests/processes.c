@@ -1,4 +1,4 @@
-/* processes.c - ways to come by a process: fork, vfork, exec, many at once. `processes CASE` prints codes, one line.
+/* processes.c - ways to create a process: fork, vfork, exec, many at once. `processes CASE` prints codes, one line.
  *
  * CASE     what happens, in a container of 1000 MiB
  * take N   takes N MiB
@@ -87,7 +87,7 @@ static void ends(void)
         if (child == 0)
             exit(0);
         ended(child);
-        late += now_ms() - begun_ms >= 900; /* who waits for the thread waits for a second */
+        late += now_ms() - begun_ms >= 900; /* a program that waits for the thread waits for a second */
         nanosleep(&(struct timespec){0, 70000000}, NULL); /* so that some are forked while the thread queries */
     }
     printf("%d %d\n", code, late);

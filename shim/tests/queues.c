@@ -88,7 +88,7 @@ void queues_begin(int contexts)
     activity_forget();
     activity_watch();
     atomic_store(&tangram.time_link.urgent, true);
-    tangram.time_link.stage = LINK_APART; /* nobody reads here, and a socket that is full is another test's: unit_work.c */
+    tangram.time_link.stage = LINK_APART; /* no thread reads here, and unit_work.c tests a socket that is full */
     tangram.driver.cuStreamQuery = query;
     tangram.driver.cuStreamGetCtx = get_context;
     tangram.driver.cuStreamIsCapturing = not_capturing;

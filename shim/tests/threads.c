@@ -40,7 +40,7 @@ static void *churns_small(void *unused)
     return (void *)(intptr_t)gpu_churn(200, 1);
 }
 
-/* Takes and gives back what a sibling wants too, so that the arbiter is asked again and again. Being refused is no fault. */
+/* Allocates and frees what a sibling wants too, so that it requests from the arbiter again and again. A refusal is no error. */
 static int contend(size_t mib)
 {
     int code = gpu_churn(1, mib);

@@ -34,15 +34,15 @@ static void a_good_grant_is_read(void)
     assert(grant.gpu[0].uuid[0] == 0x01 && grant.gpu[0].uuid[15] == 0xef);
 }
 
-static void a_bad_grant_is_refused(const char *from, const char *to, const char *says)
+static void a_bad_grant_is_refused(const char *from, const char *to, const char *reason)
 {
     static struct grant grant;
     char text[1024], why[256];
     const char *at = strstr(good, from);
     assert(at != NULL);
     int length = snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
-    if (reads(text, (size_t)length, &grant, why) || strstr(why, says) == NULL) {
-        fprintf(stderr, "\"%s\" -> \"%s\": expected a refusal with \"%s\", got \"%s\"\n", from, to, says, why);
+    if (reads(text, (size_t)length, &grant, why) || strstr(why, reason) == NULL) {
+        fprintf(stderr, "\"%s\" -> \"%s\": expected a refusal with \"%s\", got \"%s\"\n", from, to, reason, why);
         exit(1);
     }
 }
@@ -126,7 +126,7 @@ static void the_table_agrees_with_an_array(void)
 /* The driver's numbers of memory: what is at an address now. */
 static uint64_t buffer_there;
 static unsigned numbers_requested;
-static const struct owned *own_meanwhile; /* by another thread, while the driver is asked */
+static const struct owned *own_meanwhile; /* by another thread, during the query of the driver */
 static const struct owned *own_now;       /* the same, when the driver has looked and not answered yet */
 
 static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
@@ -140,7 +140,7 @@ static CUresult pointer_attribute(void *data, CUpointer_attribute attribute, CUd
     if (meanwhile != NULL) {
         buffer_there = 3;
         assert(table_disown(meanwhile->at, &was) && table_own(*meanwhile));
-        return CUDA_ERROR_INVALID_VALUE; /* it was asked while nothing was there */
+        return CUDA_ERROR_INVALID_VALUE; /* the query came while nothing was there */
     }
     memcpy(data, &buffer_there, sizeof buffer_there);
     meanwhile = own_now;
@@ -205,7 +205,7 @@ static void the_driver_is_queried_for_a_number_once_and_not_by_an_allocation(voi
     table_now(&moment);
     table_now(&moment);
     assert(numbers_requested == 1);
-    buffer_there = 0; /* it cannot be requested now */
+    buffer_there = 0; /* it cannot be queried now */
     assert(table_own((struct owned){.at = address + PAGE, .bytes = 10 * MIB, .gpu = gpu}));
     table_now(&moment);
     buffer_there = 2;
@@ -249,15 +249,15 @@ static unsigned pools_listed(void)
     return count;
 }
 
-/* What an allocation looks through must not grow with what a program did long ago. */
+/* What an allocation searches must not grow with a program's earlier calls. */
 static void a_destroyed_pool_leaves_its_place_to_the_next(void)
 {
     static struct gpu gpu;
-    struct pool *kept = pool_met((CUmemoryPool)(uintptr_t)1, 0, &gpu, false);
+    struct pool *kept = pool_record((CUmemoryPool)(uintptr_t)1, 0, &gpu, false);
     atomic_store(&kept->live, 1); /* destroyed while the program has a pointer of it */
     atomic_store(&kept->gone, true);
     for (uintptr_t i = 2; i < 40000; i++) {
-        struct pool *pool = pool_met((CUmemoryPool)i, (CUdevice)(i % 3), &gpu, false);
+        struct pool *pool = pool_record((CUmemoryPool)i, (CUdevice)(i % 3), &gpu, false);
         assert(pool != NULL && pool != kept && pool_known((CUmemoryPool)i) == pool && pool->device == (CUdevice)(i % 3));
         atomic_store(&pool->gone, true);
         assert(pool_known((CUmemoryPool)i) == NULL);
@@ -271,7 +271,7 @@ static void a_destroyed_pool_leaves_its_place_to_the_next(void)
     }
 }
 
-/* Whoever held them is not in the child, and would never unlock them. All at once here, in whatever order. */
+/* The thread that held them is not in the child, and would never unlock them. All at once here, in whatever order. */
 #undef pthread_mutex_lock
 #undef pthread_mutex_trylock
 #undef pthread_mutex_unlock
@@ -326,7 +326,7 @@ static void *wait_for_it(void *sleeps)
     return NULL;
 }
 
-/* A thread that tries again from time to time finds it held by threads that do not sleep, for seconds. */
+/* A thread that retries from time to time finds it locked by threads that do not sleep, for seconds. */
 static void who_waits_for_a_lock_sleeps_until_it_is_woken(void)
 {
     pthread_t thread;

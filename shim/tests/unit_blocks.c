@@ -1,4 +1,4 @@
-/* unit_blocks.c - blocks of cuMemCreate: who pays for them, and what happens where the driver fails in the middle.
+/* unit_blocks.c - blocks of cuMemCreate: to what they are charged, and what happens where the driver fails in the middle.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. The driver is a few functions of this file. */
 #include <assert.h>
@@ -107,7 +107,7 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes, CUstream
     return step("cuMemsetD8Async");
 }
 
-/* One GPU with so much of a lease, and nothing that gives more. */
+/* One GPU with so much of a lease, and no arbiter that grants more. */
 static struct gpu *gpu_with(uint64_t lease_bytes)
 {
     struct gpu *gpu = &tangram.grant.gpu[0];
@@ -174,7 +174,7 @@ static void two_threads_that_map_one_block_pay_for_it_once(size_t one_bytes, siz
     assert(cuMemUnmap(UINT64_C(0x7e0000000000), one_bytes) == CUDA_SUCCESS && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
 }
 
-enum { HANDLES = 64 }; /* the first room for them */
+enum { HANDLES = 64 }; /* the first capacity */
 static const CUmemAllocationProp on_gpu = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 static CUmemGenericAllocationHandle made[HANDLES + 1];
 
@@ -189,11 +189,11 @@ static void a_handle_that_the_driver_does_not_release_stays_known(void)
     struct gpu *gpu = gpu_with(1000 * MIB);
     for (unsigned i = 0; i < HANDLES; i++)
         assert(cuMemCreate(&made[i], 2 * MIB, &on_gpu, 0) == CUDA_SUCCESS);
-    assert(tangram.vmm.handles == tangram.vmm.handles_room);
+    assert(tangram.vmm.handles == tangram.vmm.handles_capacity);
     fake.fails = "cuMemRelease";
     fake.meanwhile = another_takes_the_place;
     assert((int)cuMemRelease(made[3]) == CUDA_ERROR_UNKNOWN);
-    assert(tangram.vmm.handles == HANDLES + 1 && tangram.vmm.handles <= tangram.vmm.handles_room);
+    assert(tangram.vmm.handles == HANDLES + 1 && tangram.vmm.handles <= tangram.vmm.handles_capacity);
     fake.fails = NULL;
     for (unsigned i = 0; i <= HANDLES; i++)
         assert(cuMemRelease(made[i]) == CUDA_SUCCESS);
@@ -211,7 +211,7 @@ static void a_block_that_cannot_be_zeroed_is_refused_and_costs_nothing(void)
         assert((int)cuMemCreate(&handle, 400 * MIB, &on_gpu, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
         assert(fake.blocks == 0 && fake.mapped == 0 && atomic_load(&gpu->unused_bytes) == 1000 * MIB);
     }
-    fake.fails = "cuMemUnmap"; /* it stays where it is, and is paid for */
+    fake.fails = "cuMemUnmap"; /* it stays where it is, and stays charged */
     assert((int)cuMemCreate(&handle, 400 * MIB, &on_gpu, 0) == CUDA_ERROR_UNKNOWN && handle == 1234);
     assert(fake.mapped == 1 && atomic_load(&gpu->unused_bytes) == 600 * MIB);
     fake.fails = NULL;

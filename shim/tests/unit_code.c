@@ -81,7 +81,7 @@ static struct gpu *h200(uint64_t lease_bytes)
     atomic_store(&tangram.grant.state, GRANT_GOOD);
     tangram.grant.gpus = 1;
     atomic_store(&tangram.only_gpu, gpu);
-    atomic_store(&gpu->limit_bytes, 0); /* nobody can be requested more */
+    atomic_store(&gpu->limit_bytes, 0); /* no more can be leased */
     atomic_store(&gpu->unused_bytes, lease_bytes);
     return gpu;
 }
@@ -259,7 +259,7 @@ static CUresult destroy_green_by_hook(void)
     return cuGreenCtxDestroy(NULL);
 }
 
-/* The driver gives the handle of a context that ended out again, on another GPU. */
+/* The driver reuses the handle of a context that ended, on another GPU. */
 static void what_a_thread_remembers_of_its_context_ends_with_any(CUresult (*end)(void))
 {
     struct gpu *gpu = h200(0);

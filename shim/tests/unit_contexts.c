@@ -1,4 +1,4 @@
-/* unit_contexts.c - work of several contexts in one process: what is known of one says nothing of another. A part of unit_time. */
+/* unit_contexts.c - work of several contexts in one process: the state of one implies nothing about another. A part of unit_time. */
 #include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static CUresult count_current(CUcontext *context)
 }
 
 /* Both default streams. */
-static void a_wait_in_one_context_says_nothing_of_another(int ptds)
+static void a_wait_in_one_context_ends_no_work_of_another(int ptds)
 {
     queues_begin(2);
     launch(0, NULL, ptds); /* long */
@@ -61,7 +61,7 @@ static void a_context_that_ends_takes_only_its_own_work_along(void)
     queues_end();
 }
 
-static void work_that_nobody_waits_for_is_found_in_each_context(void)
+static void work_that_is_not_waited_for_is_found_in_each_context(void)
 {
     queues_begin(3);
     for (int c = 0; c < 3; c++)
@@ -121,7 +121,7 @@ static void what_was_launched_before_another_context_came_is_of_the_first(int pt
 }
 
 /* One that was not seen being made, where one was. */
-static void a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first(void)
+static void a_wait_in_an_unseen_context_ends_no_work_of_the_first(void)
 {
     queues_begin(1);
     launch(0, NULL, 0);
@@ -190,8 +190,8 @@ static void what_is_launched_while_a_context_is_waited_for_stays(void)
     queues_end();
 }
 
-/* Against the queues themselves: whoever is idle has nothing queued, and who waited for all of it is idle. */
-static void idleness_is_never_said_of_a_process_with_work(void)
+/* Against the queues themselves: an idle process has nothing queued, and one that waited for all of it is idle. */
+static void a_process_with_work_is_never_reported_idle(void)
 {
     unsigned seed = 11;
     int contexts = 1;
@@ -212,7 +212,7 @@ static void idleness_is_never_said_of_a_process_with_work(void)
             wait_for_context(context);
             break;
         default:
-            queued[context][which] = false; /* it ends, and nobody waits */
+            queued[context][which] = false; /* it ends, and no thread waits */
             look();
         }
         read_all_that_was_reported();
@@ -233,17 +233,17 @@ static void idleness_is_never_said_of_a_process_with_work(void)
 
 void contexts_are_distinguished(void)
 {
-    a_wait_in_one_context_says_nothing_of_another(0);
-    a_wait_in_one_context_says_nothing_of_another(1);
+    a_wait_in_one_context_ends_no_work_of_another(0);
+    a_wait_in_one_context_ends_no_work_of_another(1);
     a_context_that_ends_takes_only_its_own_work_along();
-    work_that_nobody_waits_for_is_found_in_each_context();
+    work_that_is_not_waited_for_is_found_in_each_context();
     a_context_that_was_not_seen_being_made_is_done_when_the_others_are();
     a_launch_requests_for_its_context_only_where_there_was_more_than_one();
     what_was_launched_before_another_context_came_is_of_the_first(0);
     what_was_launched_before_another_context_came_is_of_the_first(1);
-    a_wait_in_a_context_that_was_not_seen_says_nothing_of_the_first();
+    a_wait_in_an_unseen_context_ends_no_work_of_the_first();
     however_many_contexts_there_are_all_are_requested();
     a_wait_for_the_context_ends_what_other_threads_launched();
     what_is_launched_while_a_context_is_waited_for_stays();
-    idleness_is_never_said_of_a_process_with_work();
+    a_process_with_work_is_never_reported_idle();
 }

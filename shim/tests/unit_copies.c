@@ -125,49 +125,49 @@ static void copies_and_waits_in_a_stream_are_reported(void)
 }
 
 /* What was reported last since the last call of this, and how often anything was reported. */
-static struct wire_work last_said(unsigned *times)
+static struct wire_work last_reported(unsigned *times)
 {
     struct {
         struct wire_header header;
-        struct wire_work said;
+        struct wire_work report;
     } packet;
     struct wire_work last = {.what = 0};
     for (*times = 0; recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet; ++*times)
-        last = packet.said;
+        last = packet.report;
     return last;
 }
 
-/* The arbiter may take for done what the driver's count does not show, but only kernels are in that count. */
-static void work_says_whether_there_is_more_than_kernels(void)
+/* The arbiter may treat work as done that the driver's count does not show, but that count has only kernels. */
+static void work_reports_whether_there_is_more_than_kernels(void)
 {
     static struct {
-        char before[WIRE_TURN_AT];
-        struct wire_turn turn;
-    } page = {.turn = {.features = WIRE_UNDERSTANDS_STILL}};
+        char before[WIRE_GPU_TIME_AT];
+        struct wire_gpu_time gpu_time;
+    } page = {.gpu_time = {.features = WIRE_UNDERSTANDS_STILL}};
     unsigned times;
     begin();
     atomic_store(&tangram.link.page, (const _Atomic uint64_t *)(const void *)&page);
     activity_launch((CUstream)0x1000, 0);
-    struct wire_work said = last_said(&times);
-    assert(times == 1 && said.what == WIRE_WORK && said.value == WIRE_KERNELS_ONLY);
+    struct wire_work report = last_reported(&times);
+    assert(times == 1 && report.what == WIRE_WORK && report.value == WIRE_KERNELS_ONLY);
     assert(cuStreamWaitValue32_v2((CUstream)0x1000, 0, 1, 0) == CUDA_SUCCESS);
-    said = last_said(&times);
-    assert(times == 1 && said.what == WIRE_STILL && said.value == 0);
+    report = last_reported(&times);
+    assert(times == 1 && report.what == WIRE_STILL && report.value == 0);
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
-    last_said(&times);
+    last_reported(&times);
     assert(times == 0);
     left = false;
     activity_something_synced();
     assert(!activity_work_reported());
-    last_said(&times);
+    last_reported(&times);
     assert(cuMemcpy2DAsync_v2(NULL, (CUstream)0x1000) == CUDA_SUCCESS);
-    said = last_said(&times);
-    assert(times == 1 && said.what == WIRE_WORK && said.value == 0);
+    report = last_reported(&times);
+    assert(times == 1 && report.what == WIRE_WORK && report.value == 0);
     left = false;
     activity_something_synced();
-    last_said(&times);
+    last_reported(&times);
     activity_launch((CUstream)0x1000, 0);
-    assert(last_said(&times).value == WIRE_KERNELS_ONLY);
+    assert(last_reported(&times).value == WIRE_KERNELS_ONLY);
     atomic_store(&tangram.link.page, NULL);
     end();
 }
@@ -185,14 +185,14 @@ static void kernels_behind_another_process_are_never_taken_for_done(void)
     tangram.driver.cuIpcOpenEventHandle = open_event;
     assert(cuIpcOpenEventHandle(NULL, (CUipcEventHandle){{0}}) == CUDA_SUCCESS);
     activity_launch((CUstream)0x1000, 0);
-    struct wire_work said = last_said(&times);
-    assert(said.what == WIRE_WORK && said.value == 0);
+    struct wire_work report = last_reported(&times);
+    assert(report.what == WIRE_WORK && report.value == 0);
     end();
 }
 
 void copies_are_work(void)
 {
-    work_says_whether_there_is_more_than_kernels();
+    work_reports_whether_there_is_more_than_kernels();
     kernels_behind_another_process_are_never_taken_for_done();
     a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns();
     a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done();

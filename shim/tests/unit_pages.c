@@ -82,7 +82,7 @@ static unsigned slow_largest(const struct page *page)
 
 /* A search passes over a page only if it has no such range, and after one in vain none is left that the next would go through. `all`: the ranges
  * are counted, too, which takes a while. */
-static void pages_without_room_are_passed_over(const struct pages *pages, unsigned grains, bool fits, bool all)
+static void pages_without_a_free_range_are_skipped(const struct pages *pages, unsigned grains, bool fits, bool all)
 {
     for (unsigned i = 0; i < PAGE_BUCKETS; i++)
         for (const struct page *page = pages->bucket[i]; page != NULL; page = page->next) {
@@ -91,7 +91,7 @@ static void pages_without_room_are_passed_over(const struct pages *pages, unsign
         }
 }
 
-/* Charged is lost, after every one of 6,000 random steps, also where no address tells. */
+/* What is charged is what the GPU loses, after each of 6,000 random steps, also without addresses. */
 static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned most_grains)
 {
     static struct live live[LIVE];
@@ -101,7 +101,7 @@ static void what_is_charged_is_what_the_driver_takes(unsigned seed, unsigned mos
         if (count < LIVE && slow_pages() < SLOW_PAGES - 1 && rand_r(&seed) % 100 < 52) {
             unsigned grains = 1 + (unsigned)rand_r(&seed) % most_grains;
             bool fits = pages_fit(&reported, &reported, (uint64_t)grains * PAGE_GRAIN);
-            pages_without_room_are_passed_over(&reported, grains, fits, step % 100 == 0);
+            pages_without_a_free_range_are_skipped(&reported, grains, fits, step % 100 == 0);
             struct live new = slow_take(grains);
             bool fresh = pages_put(&reported, &reported, new.at, (uint64_t)grains * PAGE_GRAIN);
             assert(fits == !fresh);

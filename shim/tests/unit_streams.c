@@ -60,7 +60,7 @@ static void streams_that_were_waited_for_and_destroyed_leave_nothing(unsigned at
     queues_end();
 }
 
-static void streams_that_nobody_destroys_make_room_for_others(void)
+static void an_idle_stream_that_is_never_destroyed_is_replaced(void)
 {
     begin_many();
     for (unsigned n = 0; n < 100000; n++) {
@@ -127,7 +127,7 @@ static void an_error_ends_work_as_well(void)
     }
 }
 
-static void an_answer_that_says_nothing_of_the_work_ends_none(void)
+static void an_answer_without_a_state_of_the_work_ends_none(void)
 {
     const int answers[] = {600, 900, 901, 906, 908, 1, 3, 201};
     for (unsigned i = 0; i < sizeof answers / sizeof *answers; i++) {
@@ -137,7 +137,7 @@ static void an_answer_that_says_nothing_of_the_work_ends_none(void)
     }
 }
 
-/* Threads that launch and wait in streams that take each other's places: none is idle with work of its own. */
+/* Threads that launch and wait in streams that reuse each other's places: none is idle with work of its own. */
 static void *many_streams_in_a_thread(void *number)
 {
     unsigned seed = (unsigned)(uintptr_t)number;
@@ -145,7 +145,7 @@ static void *many_streams_in_a_thread(void *number)
         unsigned n = (unsigned)(uintptr_t)number * 1000 + (unsigned)rand_r(&seed) % 1000;
         busy[n] = true;
         activity_launch(one_of_many(n), 0);
-        pthread_mutex_lock(&tangram.activity.reporting); /* who looks whether all are idle takes it back at once if not */
+        pthread_mutex_lock(&tangram.activity.reporting); /* a thread that finds that not all are idle withdraws its report at once */
         assert(activity_work_reported());
         pthread_mutex_unlock(&tangram.activity.reporting);
         struct activity_before before = activity_sync_begins(one_of_many(n), 0);
@@ -184,9 +184,9 @@ void streams_keep_their_places(void)
 {
     streams_that_were_waited_for_and_destroyed_leave_nothing(300, 1);
     streams_that_were_waited_for_and_destroyed_leave_nothing(10, 10000);
-    streams_that_nobody_destroys_make_room_for_others();
+    an_idle_stream_that_is_never_destroyed_is_replaced();
     of_very_many_streams_none_with_work_is_forgotten();
     an_error_ends_work_as_well();
-    an_answer_that_says_nothing_of_the_work_ends_none();
+    an_answer_without_a_state_of_the_work_ends_none();
     places_change_hands_among_threads();
 }

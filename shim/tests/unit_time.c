@@ -51,7 +51,7 @@ static void copy_channels_are_reported_separately_and_contexts_added_up(void)
     expect(CLIENT, DEVICE + 1, both, 16, range(0x5c000101, 4), 4);
 }
 
-static void only_the_first_list_is_said_to_be_fresh(void)
+static void only_the_first_list_is_marked_fresh(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
@@ -140,12 +140,12 @@ static void clients_that_do_not_compute_are_left_alone(void)
 static void a_gpu_that_is_not_shared_is_not_reported_of(void)
 {
     fresh();
-    make_device(CLIENT, DEVICE | 1 << 16); /* the double says that this is the other GPU */
+    make_device(CLIENT, DEVICE | 1 << 16); /* by the double, this is the other GPU */
     make_group(CLIENT, DEVICE | 1 << 16, CONTEXT, COMPUTE, 8);
     expect_silence();
 }
 
-static void more_channels_than_a_list_has_room_for_are_reported_as_unlisted(void)
+static void channels_that_do_not_fit_into_a_list_are_reported_as_unlisted(void)
 {
     fresh();
     make_device(CLIENT, DEVICE);
@@ -194,7 +194,7 @@ static void errno_and_the_answer_are_the_kernels_own(void)
     errno = ENOENT;
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 8);
-    drop(CLIENT, CONTEXT); /* tells the arbiter, or tries to */
+    drop(CLIENT, CONTEXT); /* reports it to the arbiter, or tries to */
     assert(errno == ENOENT);
     kernel.rc = -1;
     kernel.error = EINTR;
@@ -261,8 +261,8 @@ static void a_forked_child_has_none_of_its_parents_channels(void)
     expect(CLIENT, DEVICE + 1, range(CONTEXT + 1, 8), 8, NULL, 0);
 }
 
-/* Of a bare fork no handler knows. */
-static void a_child_that_nobody_noticed_says_nothing_on_its_parents_connection(void)
+/* A bare fork runs no handler. */
+static void an_unnoticed_child_sends_nothing_on_its_parents_connection(void)
 {
     fresh();
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -283,32 +283,32 @@ int main(void)
     set_up();
     channels_are_learnt_from_every_form_of_the_allocation();
     copy_channels_are_reported_separately_and_contexts_added_up();
-    only_the_first_list_is_said_to_be_fresh();
+    only_the_first_list_is_marked_fresh();
     channels_of_a_first_context_are_reported_when_it_is_made();
     what_is_freed_is_reported_at_once_and_with_all_under_it();
     clients_that_do_not_compute_are_left_alone();
     a_gpu_that_is_not_shared_is_not_reported_of();
-    more_channels_than_a_list_has_room_for_are_reported_as_unlisted();
+    channels_that_do_not_fit_into_a_list_are_reported_as_unlisted();
     what_is_no_allocation_is_passed_on_unread();
     a_process_that_draws_is_reported_from_one_that_computes();
     errno_and_the_answer_are_the_kernels_own();
     its_own_channels_are_enabled_with_exactly_these_bytes();
     a_new_arbiter_is_reported_everything();
     a_forked_child_has_none_of_its_parents_channels();
-    a_child_that_nobody_noticed_says_nothing_on_its_parents_connection();
+    an_unnoticed_child_sends_nothing_on_its_parents_connection();
     idleness_is_reported_once_a_millisecond(false);
     idleness_is_reported_once_a_millisecond(true);
     idleness_that_ended_is_not_reported_later();
-    work_that_did_not_fit_is_said_by_the_next_launch();
-    work_that_did_not_fit_is_said_when_nothing_is_launched();
-    work_that_did_not_fit_and_has_ended_is_not_said();
-    idleness_that_did_not_fit_is_said_later(false);
-    idleness_that_did_not_fit_is_said_later(true);
-    what_else_was_launched_and_did_not_fit_is_said_later();
+    work_that_did_not_fit_is_reported_by_the_next_launch();
+    work_that_did_not_fit_is_reported_when_nothing_is_launched();
+    work_that_did_not_fit_and_has_ended_is_not_reported();
+    idleness_that_did_not_fit_is_reported_later(false);
+    idleness_that_did_not_fit_is_reported_later(true);
+    other_work_that_did_not_fit_is_reported_later();
     a_flood_of_hints_displaces_no_work();
-    work_that_is_reported_late_says_so();
-    a_heart_beats_while_its_number_changes(1);
-    a_heart_beats_while_its_number_changes(now_ms() + 1000000);
+    work_that_is_reported_late_is_marked_late();
+    a_heartbeat_is_alive_while_its_number_changes(1);
+    a_heartbeat_is_alive_while_its_number_changes(now_ms() + 1000000);
     contexts_are_distinguished();
     streams_keep_their_places();
     copies_are_work();

@@ -14,12 +14,12 @@ static void count_activity(unsigned *works, unsigned *idles)
 {
     struct {
         struct wire_header header;
-        struct wire_work said;
+        struct wire_work report;
     } packet;
     *works = *idles = 0;
     while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet) {
-        *works += packet.said.what == WIRE_WORK;
-        *idles += packet.said.what == WIRE_IDLE;
+        *works += packet.report.what == WIRE_WORK;
+        *idles += packet.report.what == WIRE_IDLE;
     }
 }
 
@@ -101,15 +101,15 @@ static void fill_up(void)
 }
 
 /* The first that comes after all hints; 0 = nothing. */
-static uint32_t first_said(void)
+static uint32_t first_reported(void)
 {
     struct {
         struct wire_header header;
-        struct wire_work said;
+        struct wire_work report;
     } packet;
     while (recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet)
-        if (packet.said.what != WIRE_HINT)
-            return packet.said.what;
+        if (packet.report.what != WIRE_HINT)
+            return packet.report.what;
     return 0;
 }
 
@@ -123,74 +123,74 @@ static void begin(void)
 
 static void end(void)
 {
-    while (first_said() != 0)
+    while (first_reported() != 0)
         continue;
     activity_forget();
 }
 
-void work_that_did_not_fit_is_said_by_the_next_launch(void)
+void work_that_did_not_fit_is_reported_by_the_next_launch(void)
 {
     begin();
     fill_up();
     activity_launch((CUstream)0x1000, 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(!activity_work_reported() && first_said() == 0);
+    assert(!activity_work_reported() && first_reported() == 0);
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_work_reported() && first_said() == WIRE_WORK && first_said() == 0);
-    assert(activity_report_later()); /* once more what was said meanwhile does no harm */
-    assert(activity_work_reported() && first_said() != WIRE_IDLE && !activity_report_later());
+    assert(activity_work_reported() && first_reported() == WIRE_WORK && first_reported() == 0);
+    assert(activity_report_later()); /* to repeat a report does no harm */
+    assert(activity_work_reported() && first_reported() != WIRE_IDLE && !activity_report_later());
     end();
 }
 
-void work_that_did_not_fit_is_said_when_nothing_is_launched(void)
+void work_that_did_not_fit_is_reported_when_nothing_is_launched(void)
 {
     begin();
     fill_up();
     activity_launch((CUstream)0x1000, 0);
-    assert(activity_report_later() && !activity_work_reported() && first_said() == 0);
-    assert(activity_report_later() && activity_work_reported() && first_said() == WIRE_WORK);
+    assert(activity_report_later() && !activity_work_reported() && first_reported() == 0);
+    assert(activity_report_later() && activity_work_reported() && first_reported() == WIRE_WORK);
     assert(!activity_report_later());
     end();
 }
 
-void work_that_did_not_fit_and_has_ended_is_not_said(void)
+void work_that_did_not_fit_and_has_ended_is_not_reported(void)
 {
     begin();
     fill_up();
     launch_and_wait((CUstream)0x1000);
-    assert(!activity_work_reported() && first_said() == 0);
-    assert(activity_report_later() && !activity_work_reported() && first_said() == 0);
+    assert(!activity_work_reported() && first_reported() == 0);
+    assert(activity_report_later() && !activity_work_reported() && first_reported() == 0);
     assert(!activity_report_later());
     launch_and_wait((CUstream)0x1000);
-    assert(first_said() == WIRE_WORK && first_said() == WIRE_IDLE && first_said() == 0);
+    assert(first_reported() == WIRE_WORK && first_reported() == WIRE_IDLE && first_reported() == 0);
     end();
 }
 
-void idleness_that_did_not_fit_is_said_later(bool urgent)
+void idleness_that_did_not_fit_is_reported_later(bool urgent)
 {
     begin();
     atomic_store(&tangram.time_link.urgent, urgent);
     activity_launch((CUstream)0x1000, 0);
-    assert(first_said() == WIRE_WORK);
+    assert(first_reported() == WIRE_WORK);
     fill_up();
     activity_synced(activity_sync_begins((CUstream)0x1000, 0));
-    assert(activity_work_reported() && first_said() == 0);
-    assert(activity_report_later() && !activity_work_reported() && first_said() == WIRE_IDLE);
+    assert(activity_work_reported() && first_reported() == 0);
+    assert(activity_report_later() && !activity_work_reported() && first_reported() == WIRE_IDLE);
     assert(!activity_report_later());
     end();
 }
 
-void what_else_was_launched_and_did_not_fit_is_said_later(void)
+void other_work_that_did_not_fit_is_reported_later(void)
 {
     static _Atomic uint64_t page[WIRE_PAGE_BYTES / 8];
     begin();
     tangram.link.page = page;
-    atomic_store(&page[(WIRE_TURN_AT + offsetof(struct wire_turn, features)) / 8], WIRE_UNDERSTANDS_STILL);
+    atomic_store(&page[(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) / 8], WIRE_UNDERSTANDS_STILL);
     activity_launch((CUstream)0x1000, 0);
-    assert(first_said() == WIRE_WORK);
+    assert(first_reported() == WIRE_WORK);
     fill_up();
     activity_other((CUstream)0x1000, 0);
-    assert(first_said() == 0 && activity_report_later() && first_said() == WIRE_STILL && !activity_report_later());
+    assert(first_reported() == 0 && activity_report_later() && first_reported() == WIRE_STILL && !activity_report_later());
     tangram.link.page = NULL;
     end();
 }
@@ -202,17 +202,17 @@ void a_flood_of_hints_displaces_no_work(void)
         continue;
     activity_launch((CUstream)0x1000, 0);
     char packet[64];
-    assert(!activity_work_reported() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* room for one */
+    assert(!activity_work_reported() && recv(peer, packet, sizeof packet, MSG_DONTWAIT) > 0); /* space for one */
     assert(!activity_announce(WIRE_HINT, 1) && activity_work_reported());
-    assert(first_said() == WIRE_WORK);
+    assert(first_reported() == WIRE_WORK);
     assert(activity_announce(WIRE_HINT, 1));
     end();
 }
 
-/* In a time namespace the arbiter's clock is another than ours. */
-void a_heart_beats_while_its_number_changes(uint64_t first)
+/* In a time namespace the arbiter's clock differs from ours. */
+void a_heartbeat_is_alive_while_its_number_changes(uint64_t first)
 {
-    static struct wire_turn page;
+    static struct wire_gpu_time page;
     begin();
     make_device(CLIENT, DEVICE);
     make_group(CLIENT, DEVICE, CONTEXT, COMPUTE, 2);
@@ -223,7 +223,7 @@ void a_heart_beats_while_its_number_changes(uint64_t first)
         time_link_watch();
         usleep(200000);
     }
-    assert(kernel.enables == 0); /* nobody resumes what the arbiter keeps suspended */
+    assert(kernel.enables == 0); /* the helper does not resume what the arbiter keeps suspended */
     usleep(500000);
     time_link_watch();
     assert(kernel.enables > 0);
@@ -234,11 +234,11 @@ void a_heart_beats_while_its_number_changes(uint64_t first)
     end();
 }
 
-void work_that_is_reported_late_says_so(void)
+void work_that_is_reported_late_is_marked_late(void)
 {
     struct {
         struct wire_header header;
-        struct wire_work said;
+        struct wire_work report;
     } packet;
     begin();
     tangram.time_link.stage = LINK_APART;
@@ -246,9 +246,9 @@ void work_that_is_reported_late_says_so(void)
     usleep(20000);
     tangram.time_link.stage = LINK_CONNECTED;
     activity_arbiter_is_new();
-    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.said.what == WIRE_WORK);
-    assert(packet.said.value >> WIRE_LATE_SHIFT >= 20000 && (packet.said.value & UINT32_MAX) == WIRE_KERNELS_ONLY);
-    activity_arbiter_is_new(); /* of one that is restarted in the middle of work nobody was there to limit it */
-    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.said.value >> WIRE_LATE_SHIFT == 0);
+    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.report.what == WIRE_WORK);
+    assert(packet.report.value >> WIRE_LATE_SHIFT >= 20000 && (packet.report.value & UINT32_MAX) == WIRE_KERNELS_ONLY);
+    activity_arbiter_is_new(); /* no arbiter limited the work while one restarted */
+    assert(recv(peer, &packet, sizeof packet, MSG_DONTWAIT) == (ssize_t)sizeof packet && packet.report.value >> WIRE_LATE_SHIFT == 0);
     end();
 }

@@ -1,12 +1,12 @@
 /* trial.c - the program whose GPU work is suspended to see whether the driver does it: tangram-trial SOCKET [FOLDER].
  *
- * It counts on the GPU and switches nothing itself: python -m arbiter.gputime.trial starts it, is sent its channels with their descriptor, as
+ * It counts on the GPU and switches nothing itself: python -m arbiter.gputime.suspend_trial starts it, is sent its channels with their descriptor, as
  * an arbiter is, and suspends them from outside. Then it requests the count, byte by byte. The first GPU that CUDA shows is tried.
  * The driver's libraries are loaded from FOLDER, by path: the folder may be a host's, with another libc beside them.
  *
  *   sends      channels CLIENT SUBDEVICE CHANNEL...      once, with the descriptor, when the count moves; else  cannot WHY
  *   answers    a packet of any bytes with the count in decimal
- *   ends       when the other side hangs up: the kernel stops, also when nobody resumed it, as a process's channels end with it
+ *   ends       when the other side hangs up: the kernel stops, even if it was not resumed, as a process's channels end with it
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -74,7 +74,7 @@ static void send_line(int sock, const char *line, int fd)
 {
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(sizeof(int))];
     } control = {0};
     struct iovec part = {.iov_base = (void *)(uintptr_t)line, .iov_len = strlen(line)};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
@@ -184,7 +184,7 @@ int main(int argc, char **argv)
 {
     int sock = argc == 2 || argc == 3 ? atoi(argv[1]) : -1;
     if (sock <= 2) {
-        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET [FOLDER] (SOCKET is an open descriptor: see arbiter/gputime/trial.py)\n");
+        fprintf(stderr, "tangram-trial: usage: tangram-trial SOCKET [FOLDER] (SOCKET is an open descriptor: see arbiter/gputime/suspend_trial.py)\n");
         return 2;
     }
     const char *folder = argc == 3 ? argv[2] : NULL;

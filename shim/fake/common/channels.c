@@ -12,7 +12,7 @@ bool channel_is_compute(const struct fake_kernel_object *object)
     return channel_is(object) && object->engine < NV2080_ENGINE_TYPE_COPY0;
 }
 
-void channels_hold(struct fake_page *page, uint32_t slot)
+void channels_apply(struct fake_page *page, uint32_t slot)
 {
     const struct fake_slot *of = &page->slot[slot];
     bool held[FAKE_UNITS] = {false};
@@ -21,5 +21,5 @@ void channels_hold(struct fake_page *page, uint32_t slot)
             held[of->object[i].unit % FAKE_UNITS] = true;
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
         if (held[unit] != (atomic_load(&of->held[unit]) != 0))
-            gpu_time_hold(page, slot, unit, held[unit]);
+            gpu_time_suspend(page, slot, unit, held[unit]);
 }

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* A message, with room for one descriptor. */
+/* A message that can carry one descriptor. */
 struct envelope {
     struct fake_message message;
     struct msghdr header;

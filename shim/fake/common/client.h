@@ -22,7 +22,7 @@ void client_close(struct client *client);
 
 /* The daemon's greeting: the client's slot, and the page's descriptor. */
 bool client_greet(int socket_fd, uint32_t slot, int page_fd);
-/* Returns when the daemon has seen the end of all processes that ended before: what they held is free. */
+/* Returns when the daemon has seen the end of all processes that ended before: their memory is free. */
 void client_catch_up(const struct client *client);
 
 /* The first word of a process's command line, as this PID namespace has it. False: there is no such process here. */

@@ -31,7 +31,7 @@ bool fault_hang(const struct fake_fault *fault, const char *function)
     return true;
 }
 
-/* Whether anything can go wrong with that function as the fault says; a fault without effect would let a test pass for nothing. */
+/* Whether the fault can have an effect on that function; a fault without effect would let a test pass for nothing. */
 static bool function_known(const struct fake_fault *fault)
 {
     if (fault->kind == FAULT_MISSING)
@@ -78,16 +78,16 @@ static bool read_words(char *line, struct fake_fault *fault)
     return fault->kind != FAULT_NONE && (fault->kind != FAULT_HANG || fault->seconds > 0);
 }
 
-bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room)
+bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t capacity)
 {
     char copy[256];
     snprintf(copy, sizeof copy, "%s", line);
     *fault = (struct fake_fault){.error = 2}; /* CUDA_ERROR_OUT_OF_MEMORY */
     const bool understood = read_words(copy, fault), known = fault->function[0] == '\0' || function_known(fault);
     if (!understood)
-        snprintf(why, room, "fault is \"%s\", must be " FORMS, line);
+        snprintf(why, capacity, "fault is \"%s\", must be " FORMS, line);
     else if (!known)
-        snprintf(why, room, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
+        snprintf(why, capacity, "fault: found function \"%s\", must be one of shim/fake/%s", fault->function,
                  fault->kind == FAULT_MISSING ? "cuda/symbols.def" : "common/faultable.def");
     return understood && known;
 }

@@ -1,13 +1,13 @@
-/* gpu_time.c - the time of a unit, shared by those who have work on it.
+/* gpu_time.c - the time of a unit, shared by the slots with work on it.
  *
- * A slot's work on a unit is one queue; its streams do not overlap. Slots with work that are not held have equal parts of the
- * unit at every moment, as the driver's time slicing gives them on average. Nobody runs this: whoever wants to know brings
- * the records up to now, under the unit's lock. Who waits sleeps until the next moment at which something ends, or until the
- * bell rings because somebody was held, let go, or ended.
+ * A slot's work on a unit is one queue; its streams do not overlap. Slots with work that are not suspended have equal parts of the
+ * unit at every moment, as the driver's time slicing gives them on average. No thread simulates this: each reader brings
+ * the records up to now, under the unit's lock. A waiter sleeps until the next moment at which something ends, or until the
+ * bell rings because a process was suspended, resumed, or ended.
  */
 #include "page.h"
 
-#define HELD_LOOK_NS 200000000u /* a waiter looks again this often though no bell rang: its ringer may have died */
+#define HELD_LOOK_NS 200000000u /* a waiter checks again this often although no bell rang: the process that should ring it may have died */
 
 static bool runs(const struct fake_slot *of, uint32_t unit)
 {
@@ -16,7 +16,7 @@ static bool runs(const struct fake_slot *of, uint32_t unit)
 
 struct crowd {
     unsigned running;
-    uint64_t least_left; /* UINT64_MAX: nobody runs */
+    uint64_t least_left; /* UINT64_MAX: no slot runs */
 };
 
 static struct crowd crowd_of(const struct fake_page *page, uint32_t unit)
@@ -32,7 +32,7 @@ static struct crowd crowd_of(const struct fake_page *page, uint32_t unit)
     return crowd;
 }
 
-/* Locks the unit's time and brings it up to now, from one moment at which somebody's work ends to the next. */
+/* Locks the unit's time and brings it up to now, from one moment at which a process's work ends to the next. */
 static struct crowd begin(struct fake_page *page, uint32_t unit)
 {
     struct fake_unit *on = &page->unit[unit];
@@ -111,7 +111,7 @@ bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct
     return held || ran < counter->end_ns;
 }
 
-void gpu_time_hold(struct fake_page *page, uint32_t slot, uint32_t unit, bool held)
+void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held)
 {
     begin(page, unit);
     atomic_store(&page->slot[slot].held[unit], held ? 1 : 0);

@@ -1,6 +1,6 @@
 /* hide.c - takes symbols out of the table in which the loader looks.
  *
- * A symbol whose value is 0 is not found, whoever looks it up and however (glibc and musl alike): dlsym, a later binding, a
+ * A symbol whose value is 0 is not found by any kind of lookup (glibc and musl alike): dlsym, a later binding, a
  * program that reads the table itself. What was bound before keeps its address.
  */
 #define _GNU_SOURCE

@@ -24,15 +24,15 @@ bool is_cuda_name(const char *name);
 /* hide.c */
 
 /* dlsym no longer finds the exported symbols that `hidden` names; callers inside the library still reach them.
- * To be called while the library is loaded, before anybody else can look. False: the loader's table cannot be changed. */
+ * To be called while the library is loaded, before any other look-up. False: the loader's table cannot be changed. */
 bool hide_symbols(bool (*hidden)(const char *symbol));
 
 /* fault.c - what is to go wrong, as one line of words; the description, ctl and TANGRAM_FAKE_FAULTS share it. */
 
 /* False: refused, with a sentence in why that names what was found and what is allowed. */
-bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t room);
+bool fault_parse(const char *line, struct fake_fault *fault, char *why, size_t capacity);
 
-/* Waits as long as the fault says, if it lets that function hang. False: it does not. */
+/* Waits for the fault's time, if the fault lets that function hang. False: it does not. */
 bool fault_hang(const struct fake_fault *fault, const char *function);
 
 /* Whether the page has a fault of that kind. */

@@ -1,7 +1,7 @@
-/* objects.c - memory that more than one process may hold: IPC handles and shareable VMM handles.
+/* objects.c - memory that several processes may reference: IPC handles and shareable VMM handles.
  *
- * Its bytes are charged to one holder, the owner. When the owner lets go and others hold on, the charge moves to one of
- * them; when the last reference is gone, it is given back.
+ * Its bytes are charged to one process, the owner. If the owner drops its last reference and others have one, the charge moves to
+ * one of them; when the last reference is gone, the memory is freed.
  */
 #include "page.h"
 
@@ -31,7 +31,7 @@ uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object li
     return id;
 }
 
-bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is)
+bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is)
 {
     page_lock(page);
     struct fake_object *found = id != 0 ? find(page, id) : NULL;
@@ -44,7 +44,7 @@ bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake
     return good;
 }
 
-/* The owner may hold it no more: then it finds another, or the object is free. */
+/* If the owner has no reference any more, the object gets another owner, or is freed. */
 static void settle(struct fake_page *page, struct fake_object *object)
 {
     const uint32_t owner = object->owner % FAKE_SLOTS;

@@ -13,17 +13,17 @@ void shared_mutex_lock(pthread_mutex_t *mutex); /* also one whose holder died: w
 void page_lock(struct fake_page *page);
 void page_unlock(struct fake_page *page);
 
-/* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. Managed memory is given back as such. */
+/* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. Managed memory is freed as such. */
 bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed);
 void page_give(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed);
 uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 /* The same under the page's lock. */
 uint64_t page_sum(const struct fake_page *page, uint32_t unit);
-/* What a GPU's processes hold, its MIG instances' included. */
+/* Memory of a GPU's processes, its MIG instances' included. */
 uint64_t page_gpu_used(struct fake_page *page, uint32_t gpu);
 
 uint64_t page_now_ns(void);
-/* Wakes all who wait until the number is another; waits until it is not `seen` any more, but not longer than that. */
+/* Wakes all threads that wait for the number to change; waits until it is not `seen` any more, at most `most_ns`. */
 void bell_ring(_Atomic uint32_t *bell);
 void bell_wait(const _Atomic uint32_t *bell, uint32_t seen, uint64_t most_ns);
 
@@ -35,17 +35,17 @@ void file_wipe(int page_fd, uint64_t offset, uint64_t bytes);
 /* memfd_create by its number: the libraries are built against a C library older than it. -1 on failure. */
 int new_memfd(const char *name);
 
-/* objects.c - memory that several processes hold. */
+/* objects.c - memory that several processes reference. */
 
 /* 0: there are too many. The caller's slot has one reference to it. */
 uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like);
 /* False: there is no such object. */
-bool object_hold(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is);
+bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is);
 void object_release(struct fake_page *page, uint32_t slot, uint64_t id);
 /* The slot has ended, and its references with it. True: others still have some of its region. */
 bool objects_drop_slot(struct fake_page *page, uint32_t slot);
 
-/* gpu_time.c - whose kernels ran for how long. */
+/* gpu_time.c - how long the kernels of each slot ran. */
 
 /* Queues nanoseconds of work behind all that the slot has queued on the unit. Returns what gpu_time_reached takes: how much
  * the slot will have run there when this work is done. */
@@ -57,11 +57,11 @@ void gpu_time_wait(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_
 struct gpu_time_counter {
     uint64_t start_ns, end_ns, step_ns, reported;
 };
-/* Brings the number up to now, or leaves it as it is while the slot is held. False: the kernel has ended and all is shown. */
+/* Brings the number up to now, or leaves it as it is while the slot is suspended. False: the kernel has ended and all is shown. */
 bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);
 
-/* A held slot does not run. What it was doing stays where it is. */
-void gpu_time_hold(struct fake_page *page, uint32_t slot, uint32_t unit, bool held);
+/* A suspended slot does not run. Its work stays where it is. */
+void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held);
 /* The slot ends: what it had queued is gone. */
 void gpu_time_drop(struct fake_page *page, uint32_t slot);
 /* Brings ran_ns of the unit and of its slots up to now. */
@@ -77,6 +77,6 @@ bool channel_is(const struct fake_kernel_object *object);
 bool channel_is_compute(const struct fake_kernel_object *object);
 /* Called with the page's lock held. A compute channel that is disabled keeps the whole process off the unit: one of the eight
  * costs as much as all. */
-void channels_hold(struct fake_page *page, uint32_t slot);
+void channels_apply(struct fake_page *page, uint32_t slot);
 
 #endif

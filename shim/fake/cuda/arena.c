@@ -10,15 +10,15 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define ARENA_LEAST ((uint64_t)256 << 30) /* where there is no room for more, as under a sanitizer */
+#define ARENA_LEAST ((uint64_t)256 << 30) /* where the address space allows no more, as under a sanitizer */
 
 void *addresses_take(uint64_t bytes, uint64_t align)
 {
-    char *room = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(room != MAP_FAILED, MAP_FAILED);
-    char *at = (char *)rounded((uintptr_t)room, align);
-    munmap(room, (size_t)(at - room));
-    munmap(at + bytes, (size_t)(room + align - at));
+    char *reserved = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(reserved != MAP_FAILED, MAP_FAILED);
+    char *at = (char *)rounded((uintptr_t)reserved, align);
+    munmap(reserved, (size_t)(at - reserved));
+    munmap(at + bytes, (size_t)(reserved + align - at));
     return at;
 }
 
@@ -27,7 +27,7 @@ bool arena_map(uintptr_t at, uint64_t bytes, int access, uint64_t offset)
     return mmap((void *)at, bytes, access, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, cuda.client.page_fd, (off_t)offset) != MAP_FAILED;
 }
 
-/* On a block's boundary, so that an address tells the block. */
+/* On a block's boundary, so that the block follows from an address. */
 static bool arena_open(void)
 {
     cuda.arena_fd = fcntl(cuda.client.page_fd, F_DUPFD_CLOEXEC, 0); /* without a free descriptor there is no memory */
@@ -50,40 +50,40 @@ uintptr_t arena_at(uint64_t offset)
 }
 
 /* Eight classes to each power of two from 4 KiB: at most an eighth of the address space is wasted. */
-static unsigned class_of(uint64_t bytes, uint64_t *room)
+static unsigned class_of(uint64_t bytes, uint64_t *capacity)
 {
     const unsigned top = 63u - (unsigned)__builtin_clzll(bytes);
     const unsigned shift = top > 12 ? top - 3 : 9;
-    *room = rounded(bytes, (uint64_t)1 << shift);
-    const unsigned steps = (unsigned)(*room >> shift);
+    *capacity = rounded(bytes, (uint64_t)1 << shift);
+    const unsigned steps = (unsigned)(*capacity >> shift);
     return top > 12 ? (top - 11) * 8 + steps + 8 : steps - 1;
 }
 
-/* A room of the arena that is free again, or a new one. */
-static struct physical *room_take(uint64_t bytes)
+/* A freed range of the arena, or a new one. */
+static struct physical *physical_take(uint64_t bytes)
 {
     CHECK(cuda.arena != NULL || arena_open(), NULL);
     const uint64_t align = bytes >= BLOCK_BYTES / 2 ? BLOCK_BYTES : GRAIN;
-    uint64_t room, offset = cuda.arena_start + rounded(cuda.arena_used, align);
-    const unsigned class = class_of(rounded(bytes, align), &room);
+    uint64_t capacity, offset = cuda.arena_start + rounded(cuda.arena_used, align);
+    const unsigned class = class_of(rounded(bytes, align), &capacity);
     struct physical *physical = cuda.arena_free[class];
     if (physical != NULL && physical->offset % align == 0) {
         cuda.arena_free[class] = physical->next_free;
         offset = physical->offset;
     } else {
-        CHECK(offset + room <= cuda.arena_start + cuda.arena_bytes, NULL);
+        CHECK(offset + capacity <= cuda.arena_start + cuda.arena_bytes, NULL);
         CHECK(MAKE(&physical, HANDLE_PHYSICAL, physical, .users = 1) == CUDA_SUCCESS, NULL);
-        cuda.arena_used = offset + room - cuda.arena_start;
+        cuda.arena_used = offset + capacity - cuda.arena_start;
     }
-    *physical = (struct physical){.handle.kind = HANDLE_PHYSICAL, .offset = offset, .room = room, .class = class, .users = 1};
+    *physical = (struct physical){.handle.kind = HANDLE_PHYSICAL, .offset = offset, .capacity = capacity, .class = class, .users = 1};
     return physical;
 }
 
 struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool managed)
 {
     CHECK(bytes > 0 && bytes <= ARENA_BYTES / 2 && take(device, charged, managed), NULL);
-    SCOPED tables = hold(&cuda.lock);
-    struct physical *physical = room_take(bytes);
+    SCOPED tables = locked(&cuda.lock);
+    struct physical *physical = physical_take(bytes);
     if (physical == NULL) {
         give(device, charged, managed);
         return NULL;
@@ -97,10 +97,10 @@ struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool
 
 void physical_drop(struct physical *physical)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     if (--physical->users > 0)
         return;
-    if (physical->object != 0) { /* somebody else may still read these pages: never use them again */
+    if (physical->object != 0) { /* another process may still read these pages: never use them again */
         client_catch_up(&cuda.client);
         object_release(cuda.client.page, cuda.client.slot, physical->object);
         handle_free(physical);
@@ -108,7 +108,7 @@ void physical_drop(struct physical *physical)
     }
     give(physical->device, physical->charged, physical->managed);
     if (physical->touched)
-        arena_wipe(physical->offset, physical->room);
+        arena_wipe(physical->offset, physical->capacity);
     physical->handle.kind = HANDLE_DEAD;
     physical->next_free = cuda.arena_free[physical->class];
     cuda.arena_free[physical->class] = physical;

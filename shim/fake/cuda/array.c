@@ -108,7 +108,7 @@ static CUresult array_end(CUarray array, enum handle_kind kind)
     return CUDA_SUCCESS;
 }
 
-/* Tiles are distinguished by their offset's x, and are as wide as they say. */
+/* Tiles are distinguished by their offset's x, and have the width that is stated. */
 static CUresult map_tile(const CUarrayMapInfo *info)
 {
     const CUarray array = info->resource.array;

@@ -6,14 +6,14 @@
  *   GET(function, parameters, find, valid, value)              `answer`, one of the parameters, is where the value goes
  *   SET(function, parameters, find, valid, place, value)       one value is kept
  *   PAIR(function, parameters, find, valid, first, second)     two answers, in `first` and `second`: either may be NULL
- *   TEXT(function, parameters, find, format...)                a text, in `answer` with its `room`
+ *   TEXT(function, parameters, find, format...)                a text, in `answer` of `capacity` bytes
  *   ACCEPT(function, parameters, find, valid, otherwise)       nothing is done: CUDA_SUCCESS, or otherwise if it is not valid
  *   NOW(function, parameters, call)                            a copy or fill that first waits for the context's work
  *   LATER(function, parameters, on, type, call)                one on a stream: that is captured as a node of that type, or at once
  *
- * `find` is what must succeed first, and sets what the row speaks of: `ctx`, `stream`, `span`, `pool` or `memory`; a ?: b is a,
+ * `find` is what must succeed first, and sets what the row uses: `ctx`, `stream`, `span`, `pool` or `memory`; a ?: b is a,
  * or b if a succeeded, and a call may begin so, too. What is not `valid`, or has no place for its answer, is `otherwise`,
- * CUDA_ERROR_INVALID_VALUE where a row has no such column. A parameter that a row does not speak of is not looked at. */
+ * CUDA_ERROR_INVALID_VALUE where a row has no such column. A parameter that a row does not use is not read. */
 #ifndef TANGRAM_FAKE_CUDA_CALLS_H
 #define TANGRAM_FAKE_CUDA_CALLS_H
 
@@ -36,7 +36,7 @@
 #define CALL(function, parameters, find, valid, otherwise, ...)                                                                \
     FUNCTION(function, parameters, (void)0, find, valid, otherwise, return __VA_ARGS__)
 #define LOCKED(function, parameters, find, valid, otherwise, ...)                                                              \
-    FUNCTION(function, parameters, SCOPED tables = hold(&cuda.lock), find, valid, otherwise, return __VA_ARGS__)
+    FUNCTION(function, parameters, SCOPED tables = locked(&cuda.lock), find, valid, otherwise, return __VA_ARGS__)
 #define FORM(function, parameters, valid, ...) CALL(function, parameters, CUDA_SUCCESS, valid, CUDA_ERROR_INVALID_VALUE, __VA_ARGS__)
 #define SET(function, parameters, find, valid, place, ...)                                                                     \
     FUNCTION(function, parameters, (void)0, find, valid, CUDA_ERROR_INVALID_VALUE, place = __VA_ARGS__; return CUDA_SUCCESS)
@@ -45,8 +45,8 @@
     FUNCTION(function, parameters, (void)0, find, valid, CUDA_ERROR_INVALID_VALUE, PUT(first, first_value);                    \
              PUT(second, second_value); return CUDA_SUCCESS)
 #define TEXT(function, parameters, find, ...)                                                                                  \
-    FUNCTION(function, parameters, (void)0, find, answer != NULL && room > 0, CUDA_ERROR_INVALID_VALUE,                        \
-             snprintf(answer, (size_t)room, __VA_ARGS__); return CUDA_SUCCESS)
+    FUNCTION(function, parameters, (void)0, find, answer != NULL && capacity > 0, CUDA_ERROR_INVALID_VALUE,                        \
+             snprintf(answer, (size_t)capacity, __VA_ARGS__); return CUDA_SUCCESS)
 #define ACCEPT(function, parameters, find, valid, otherwise) CALL(function, parameters, find, valid, otherwise, CUDA_SUCCESS)
 #define NOW(function, parameters, ...) CALL(function, parameters, current(&ctx), true, CUDA_SUCCESS, context_idle(ctx) ?: __VA_ARGS__)
 #define LATER(function, parameters, on, type, ...)                                                                             \

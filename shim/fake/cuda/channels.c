@@ -12,8 +12,8 @@
 
 enum { CLIENT_BASE = 0xc1d00000, CLIENT_PIDS = 0xffc00, DEVICE_BASE = 0x5c000000, COMPUTE_CHANNELS = 8, COPY_GROUPS = 3, COPY_CHANNELS = 4 };
 
-/* The kernel's double finds the slot in the low bits. The next process in that slot has another name, so that a list of channels outlives
- * nobody: on the real driver the descriptor sees to that. */
+/* The kernel's double finds the slot in the low bits. The next process in that slot has another name, so that a list of channels ends
+ * with its process: on the real driver the descriptor ensures that. */
 static uint32_t client_handle(void)
 {
     return CLIENT_BASE | ((uint32_t)getpid() << 10 & CLIENT_PIDS) | cuda.client.slot;
@@ -60,7 +60,7 @@ static bool make_device(int device)
 
 uint32_t channels_new(int device)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     CHECK(make_device(device), 0);
     const uint32_t of = cuda.device[device].kernel_device, group = of + 0x1000 + (cuda.kernel_groups++ & 0xff) * 0x10;
     return make_group(of, group, NV2080_ENGINE_TYPE_GR0, COMPUTE_CHANNELS) ? group : 0;

@@ -59,7 +59,7 @@ enum { STACK_MOST = 327680 /* guessed: 300,000-odd were taken, 524,288 refused *
 
 static bool lose(CUcontext ctx, enum loss what, uint64_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     uint64_t *lost = &ctx->lost[what];
     CHECK(bytes <= *lost || take(ctx->device, bytes - *lost, false), false);
     give(ctx->device, bytes < *lost ? *lost - bytes : 0, false);
@@ -110,7 +110,7 @@ bool losses_runtime(CUcontext ctx)
 /* A GPU whose contexts cost nothing has streams that cost nothing. */
 bool losses_stream(CUcontext ctx)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const uint64_t bytes = gpu_of(ctx->device)->context_bytes == 0 ? 0 : (ctx->streams + 3) / 4 * BLOCK_BYTES;
     CHECK(bytes <= ctx->lost[LOSS_STREAMS] || lose(ctx, LOSS_STREAMS, bytes), false);
     ctx->streams++;
@@ -119,7 +119,7 @@ bool losses_stream(CUcontext ctx)
 
 CUresult losses_stream_end(CUcontext ctx)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     ctx->streams -= ctx->streams > 0;
     return CUDA_SUCCESS;
 }
@@ -195,7 +195,7 @@ static CUresult put_on_top(CUcontext ctx)
 static CUresult primary_retain(CUcontext *ctx, CUdevice device)
 {
     struct device *of = &cuda.device[device];
-    SCOPED primaries = hold(&cuda.primaries);
+    SCOPED primaries = locked(&cuda.primaries);
     if (!context_ok(of->primary)) {
         TRY(context_new(&of->primary, of->primary_flags, device));
         of->primary->primary = true;
@@ -208,7 +208,7 @@ static CUresult primary_retain(CUcontext *ctx, CUdevice device)
 static CUresult primary_release(CUdevice device, bool all)
 {
     struct device *of = &cuda.device[device];
-    SCOPED primaries = hold(&cuda.primaries);
+    SCOPED primaries = locked(&cuda.primaries);
     CHECK(all || (of->primary_refs > 0 && context_ok(of->primary)), CUDA_ERROR_INVALID_CONTEXT);
     of->primary_refs = all ? 0 : of->primary_refs - 1;
     return of->primary_refs == 0 && context_ok(of->primary) ? context_end(of->primary) : CUDA_SUCCESS;

@@ -85,7 +85,7 @@ EXPORT CUresult cuInit(unsigned flags)
     static bool watched;
     CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(atomic_load(&cuda.state) != STATE_FORKED, CUDA_ERROR_NOT_INITIALIZED);
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     if (atomic_load(&cuda.state) != STATE_NEW)
         return CUDA_SUCCESS;
     if (!watched)

@@ -1,7 +1,7 @@
-/* faults.c - calls that go wrong because a script says so: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
+/* faults.c - calls that go wrong by a script: the page's faults, and the process's own (TANGRAM_FAKE_FAULTS).
  *
  * Functions that are missing, or came with a later driver, are missing from the start: the loader runs this library's
- * constructor before anybody can look for a symbol, and it queries the daemon by a connection of its own.
+ * constructor before a symbol can be looked up, and it queries the daemon by a connection of its own.
  */
 #define _GNU_SOURCE
 #include "missing.h"
@@ -91,7 +91,7 @@ static bool hidden_at_load(const char *symbol)
 
 __attribute__((constructor)) static void hide_missing(void)
 {
-    if (client_open(&at_load, FAKE_CTL) == 0) /* else cuInit says so */
+    if (client_open(&at_load, FAKE_CTL) == 0) /* else cuInit reports it */
         version = (int)at_load.page->cuda_version;
     if (!hide_symbols(hidden_at_load))
         refuse("missing", "the loader's table of symbols cannot be changed");

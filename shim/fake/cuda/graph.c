@@ -9,7 +9,7 @@
 
 static void append(CUgraph graph, CUgraphNode node)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     CUgraphNode *end = &graph->first;
     while (*end != NULL)
         end = &(*end)->next;
@@ -118,7 +118,7 @@ static CUresult exec_update(CUgraph exec, CUgraph graph, CUgraphExecUpdateResult
 static CUresult run_alloc(CUdeviceptr at)
 {
     struct span *span;
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     TRY(span_get(at, SPAN_GRAPH, CUDA_ERROR_INVALID_VALUE, &span));
     CHECK(!span->usable, CUDA_ERROR_INVALID_VALUE);
     span->usable = pool_grow(span->pool, rounded(span->bytes, GRAIN));

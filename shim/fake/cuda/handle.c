@@ -5,7 +5,7 @@
 
 CUresult handle_new(void *made, enum handle_kind kind, const void *like, size_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     struct handle **kept = &cuda.free_handles[kind & 63], *handle = *kept;
     if (handle != NULL)
         *kept = handle->next_free;
@@ -20,7 +20,7 @@ CUresult handle_new(void *made, enum handle_kind kind, const void *like, size_t 
 
 void handle_free(void *freed)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     struct handle *handle = freed, **kept = &cuda.free_handles[handle->kind & 63];
     handle->kind = HANDLE_DEAD;
     handle->next_free = *kept;

@@ -7,7 +7,7 @@
 
 static CUresult pinned_new(CUcontext ctx, enum span_kind kind, void *at, size_t bytes, unsigned flags)
 {
-    const struct span like = {.base = (uintptr_t)at, .bytes = bytes, .room = bytes, .kind = kind, .ctx = ctx, .device = ctx->device, .flags = flags};
+    const struct span like = {.base = (uintptr_t)at, .bytes = bytes, .capacity = bytes, .kind = kind, .ctx = ctx, .device = ctx->device, .flags = flags};
     return span_new(&cuda.spans, &like) != NULL ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 }
 

@@ -1,9 +1,9 @@
-/* image.c - what a module's image says of its variables and kernels: PTX text, cubins and fatbins, of which only the uncompressed.
+/* image.c - the variables and kernels of a module's image: PTX text, cubins and fatbins, of which only the uncompressed.
  *
  * A variable of PTX is a statement ".global [.align N] [.vN] .TYPE name[N]..."; one behind .extern is another module's, and
  * ".ptr .global" belongs to a parameter. A cubin has them as objects in the sections .nv.global and .nv.global.init.
  *
- * Nobody says how long an image is, and a damaged one says it wrong: what is not text is read by peek alone.
+ * The length of an image is not passed, and a damaged one states a wrong length: what is not text is read by peek alone.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -32,7 +32,7 @@ struct fatbin_entry {
 
 #define IMAGE_MOST ((uint64_t)1 << 30) /* bytes of one; guessed */
 
-/* False: there is no such memory. The kernel copies, and says so instead of a SIGSEGV. */
+/* False: there is no such memory. The kernel copies, and returns an error instead of a SIGSEGV. */
 static bool peek(uintptr_t from, void *to, size_t bytes)
 {
     const struct iovec here = {to, bytes}, there = {(void *)from, bytes};
@@ -131,7 +131,7 @@ static bool peek_section(uintptr_t elf, const Elf64_Ehdr *head, uint32_t number,
 }
 
 /* The variables of a section, which begins at base. */
-static bool read_symbols(struct image *image, uintptr_t elf, const Elf64_Ehdr *head, const Elf64_Shdr *table, unsigned number, uint64_t base, uint64_t room)
+static bool read_symbols(struct image *image, uintptr_t elf, const Elf64_Ehdr *head, const Elf64_Shdr *table, unsigned number, uint64_t base, uint64_t capacity)
 {
     Elf64_Shdr names;
     Elf64_Sym symbol;
@@ -141,7 +141,7 @@ static bool read_symbols(struct image *image, uintptr_t elf, const Elf64_Ehdr *h
         CHECK(peek(elf + table->sh_offset + at, &symbol, sizeof symbol), false);
         if (symbol.st_shndx != number || ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT)
             continue;
-        CHECK(symbol.st_value <= room && symbol.st_size <= room - symbol.st_value, false);
+        CHECK(symbol.st_value <= capacity && symbol.st_size <= capacity - symbol.st_value, false);
         image->bytes = base + symbol.st_value;
         if (peek_name(elf + names.sh_offset + symbol.st_name, name))
             add(image, name, strlen(name), symbol.st_size, 1);

@@ -14,10 +14,10 @@
             *(at) = (value);                                                                                                   \
     } while (0)
 
-/* SCOPED name = hold(&mutex); lets go of it where the block ends, also by a return. */
+/* SCOPED name = locked(&mutex); unlocks it where the block ends, also by a return. */
 #define SCOPED __attribute__((cleanup(let_go), unused)) pthread_mutex_t *const
 static inline void let_go(pthread_mutex_t *const *held) { pthread_mutex_unlock(*held); }
-static inline pthread_mutex_t *hold(pthread_mutex_t *mutex)
+static inline pthread_mutex_t *locked(pthread_mutex_t *mutex)
 {
     pthread_mutex_lock(mutex);
     return mutex;
@@ -65,14 +65,14 @@ CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STR
 /* Work on a stream that happens at once; a stream that is captured gets a node of that type instead. */
 CUresult stream_captures(CUstream handle, CUstream *stream, CUgraphNodeType type, bool *captured);
 uint64_t stream_queue(CUstream stream, uint64_t ns);
-/* After a kernel failed, its error; the process has no way back (measured, also for its other contexts on the device). */
+/* After a kernel failed, its error; the process cannot recover (measured, also for its other contexts on the device). */
 CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);
 CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for */
 /* Runs on a thread of its own, with a copy of what is given, which it frees. */
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
 
-/* channels.c: 0 = the process has no kernel driver to speak to */
+/* channels.c: 0 = the process has no kernel driver */
 uint32_t channels_new(int device);
 void channels_free(int device, uint32_t group);
 
@@ -100,13 +100,13 @@ void *addresses_take(uint64_t bytes, uint64_t align); /* of which nothing is use
 bool arena_map(uintptr_t at, uint64_t bytes, int access, uint64_t offset);
 uintptr_t arena_at(uint64_t offset); /* where this process's region has it */
 void arena_wipe(uint64_t offset, uint64_t bytes);
-bool arena_dirty(uint64_t offset, uint64_t bytes); /* leaves somebody's bytes in new memory; false: it is clean */
+bool arena_dirty(uint64_t offset, uint64_t bytes); /* fills new memory as if another process had used it; false: it is clean */
 
 /* span.c. Trees: cuda.spans, but for those that are named. */
 /* Puts a copy of it into the tree. NULL: something is at these addresses. */
 struct span *span_new(void **tree, const struct span *like);
-CUresult span_gone(void **tree, struct span *span); /* takes it out of the tree and gives back what is behind it */
-struct span *span_in(void **tree, uintptr_t at); /* the one that holds the address */
+CUresult span_gone(void **tree, struct span *span); /* removes it from the tree and frees its memory */
+struct span *span_in(void **tree, uintptr_t at); /* the one that contains the address */
 static inline struct span *span_find(uintptr_t at) { return span_in(&cuda.spans, at); }
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span); /* the same, of one of these kinds */
 struct span *span_from(CUdeviceptr at, unsigned kinds); /* the one that begins there */
@@ -131,7 +131,7 @@ void pools_synchronized(int device);
 bool pool_grow(CUmemoryPool pool, uint64_t bytes);
 void pool_less(CUmemoryPool pool, uint64_t bytes); /* so much of it is free again */
 
-/* imported.c: memory that other processes may hold, too; the page keeps the records. */
+/* imported.c: memory that other processes may reference, too; the page keeps the records. */
 bool object_share(struct physical *physical);
 CUresult physical_import(uint64_t id, struct physical **made); /* refused if it is of a GPU that this process has not */
 /* A descriptor that stands for a number in another process. */

@@ -32,8 +32,8 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
 /* A kernel that counts while it runs: //fake NAME counter=param0.
  *
  * Its parameter is the address of a 32-bit number in pinned host memory, which grows by one each COUNT_NS that the kernel runs.
- * A thread brings it up to date. While the process is held it writes nothing, not even what ran just before: whoever
- * suspends the process and then reads the number finds it still. */
+ * A thread brings it up to date. While the process is suspended it writes nothing, not even what ran just before: a test
+ * that suspends the process and then reads the number sees it unchanged. */
 enum { COUNT_NS = 100000, LOOK_NS = 500000 };
 
 struct counting {
@@ -46,7 +46,7 @@ struct counting {
 static _Atomic uint32_t *number_at(uintptr_t at)
 {
     struct span *span;
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const bool pinned = span_get(at, SPAN_PINNED, CUDA_ERROR_INVALID_VALUE, &span) == CUDA_SUCCESS;
     return pinned && at % sizeof(uint32_t) == 0 && at + sizeof(uint32_t) <= span->base + span->bytes ? (_Atomic uint32_t *)at : NULL;
 }
@@ -58,7 +58,7 @@ static void *count(void *given)
     free(given);
     work_wait(of.device, of.counter.start_ns);
     for (bool more = true; more; nanosleep(&pause, NULL)) {
-        SCOPED tables = hold(&cuda.lock);
+        SCOPED tables = locked(&cuda.lock);
         _Atomic uint32_t *number = number_at(of.at);
         more = number != NULL && gpu_time_count(cuda.client.page, cuda.client.slot, cuda.device[of.device].unit, &of.counter, number);
     }

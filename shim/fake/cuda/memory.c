@@ -12,7 +12,7 @@
  *
  * Measured (H200, driver 580.159.04; bench/granularity). Sizes are multiples of 512 bytes. A request of 2 MiB or more has
  * pages of its own. A smaller one takes the start of the smallest free range that fits; of several equal ones, the range
- * that has had its extent for longest. Only if none fits, a new block is taken, and a block goes back with its last request.
+ * that has had its extent for longest. Only if none fits, a new block is allocated, and a block is freed with its last request.
  *
  * This is written from the measurements alone and shares nothing with the library's account of the same pages: a mistake
  * in one of them shows as a difference.
@@ -115,10 +115,10 @@ CUresult memory_new(const struct span *like, struct span **made)
     CHECK(span.bytes > 0, CUDA_ERROR_INVALID_VALUE);
     CHECK(span.bytes <= ARENA_BYTES / 2, CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(atomic_load(&gpu_of(span.device)->lost) == 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
-    SCOPED tables = hold(&cuda.lock);
-    span.room = rounded(span.bytes, GRAIN);
-    if (span.pages >= PAGES_LINEAR && span.room < BLOCK_BYTES) {
-        span.physical = range_take(&span.ctx->free[span.pages], span.device, span.kind == SPAN_MANAGED, span.room, &at);
+    SCOPED tables = locked(&cuda.lock);
+    span.capacity = rounded(span.bytes, GRAIN);
+    if (span.pages >= PAGES_LINEAR && span.capacity < BLOCK_BYTES) {
+        span.physical = range_take(&span.ctx->free[span.pages], span.device, span.kind == SPAN_MANAGED, span.capacity, &at);
     } else {
         span.physical = physical_new(span.device, span.bytes, span.pages == PAGES_POOL ? 0 : rounded(span.bytes, BLOCK_BYTES), span.kind == SPAN_MANAGED);
         span.pages = PAGES_OWN;
@@ -140,8 +140,8 @@ void memory_gone(const struct span *span)
         return;
     }
     if (span->touched)
-        arena_wipe(span->offset, span->room);
-    range_give(&span->ctx->free[span->pages], span->physical, span->offset - span->physical->offset, span->room);
+        arena_wipe(span->offset, span->capacity);
+    range_give(&span->ctx->free[span->pages], span->physical, span->offset - span->physical->offset, span->capacity);
 }
 
 CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t bytes, struct owned *owned)
@@ -158,7 +158,7 @@ bool owner_lives(const struct owned *owned)
 
 CUresult owned_free(struct owned *owned)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     return owned->span != NULL && owner_lives(owned) ? span_gone(&cuda.spans, owned->span) : CUDA_SUCCESS;
 }
 
@@ -184,7 +184,7 @@ static CUresult alloc_rows(CUdeviceptr *at, size_t *pitch, size_t width, size_t 
 
 CUresult memory_free(CUdeviceptr at, unsigned kinds)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     struct span *span = span_from(at, kinds | SPAN_POOL | SPAN_GRAPH | SPAN_IPC);
     CHECK(span != NULL, CUDA_ERROR_INVALID_VALUE);
     CHECK(span->kind != SPAN_IPC || span->pool != NULL, CUDA_ERROR_INVALID_VALUE); /* else cuIpcCloseMemHandle's */

@@ -1,8 +1,8 @@
 /* module.c - modules, which are libraries, too, and functions, which are kernels.
  *
- * Any image loads. Of a text (PTX) the entries are known by name, and comments say how long a kernel takes:
+ * Any image loads. The entries of a text (PTX) are known by name, and comments set the duration of a kernel:
  *     //fake NAME us=250          250 microseconds
- *     //fake NAME us=param0       as its first parameter says, an unsigned 32-bit number of microseconds
+ *     //fake NAME us=param0       its first parameter, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
  *     //fake NAME us=250 counter=param0   and counts meanwhile (launch.c)
  *     //fake NAME local=4096      bytes of local memory, if not those of its .local arrays

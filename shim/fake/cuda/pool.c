@@ -11,7 +11,7 @@
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
 {
     TRY(device_ok(device));
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     CUmemoryPool *kept = &cuda.device[device].pools[kind];
     if (*kept == NULL)
         TRY(kind == POOL_CURRENT ? pool_get(device, POOL_DEFAULT, kept) :
@@ -32,7 +32,7 @@ static void pool_give(CUmemoryPool pool, uint64_t bytes)
 
 static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, BLOCK_BYTES);
     if (pool->reserved > floor) {
         pool_give(pool, pool->reserved - floor);
@@ -51,11 +51,11 @@ void pools_synchronized(int device)
 
 bool pool_grow(CUmemoryPool pool, uint64_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const uint64_t used = pool->used + bytes, reserved = rounded(used, BLOCK_BYTES);
     CHECK(pool->most == 0 || used <= pool->most, false);
     if (reserved > pool->reserved) {
-        /* At the brim a whole step may not be left: take what is. */
+        /* Near the limit a whole step may not be left: use the rest. */
         if (pool_take(pool, reserved - pool->reserved))
             pool->reserved = reserved;
         else if (used > pool->reserved && pool_take(pool, used - pool->reserved))
@@ -70,7 +70,7 @@ bool pool_grow(CUmemoryPool pool, uint64_t bytes)
 
 void pool_less(CUmemoryPool pool, uint64_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     pool->used -= bytes < pool->used ? bytes : pool->used;
 }
 

@@ -10,7 +10,7 @@
 
 #define LENT_MAGIC 0x544e454c46414b45u
 
-/* What an IPC handle and a pool's exported pointer hold. */
+/* The contents of an IPC handle and of a pool's exported pointer. */
 struct lent {
     uint64_t magic, kind, id, bytes, inside; /* inside: where in the shared pages it starts */
 };
@@ -57,7 +57,7 @@ CUresult physical_import(uint64_t id, struct physical **made)
 {
     struct fake_object is;
     client_catch_up(&cuda.client);
-    CHECK(object_hold(cuda.client.page, cuda.client.slot, id, &is), CUDA_ERROR_INVALID_VALUE);
+    CHECK(object_reference(cuda.client.page, cuda.client.slot, id, &is), CUDA_ERROR_INVALID_VALUE);
     const int device = device_of_unit(is.unit);
     if (device >= 0)
         return MAKE(made, HANDLE_PHYSICAL, physical, .device = device, .offset = is.offset, .charged = is.bytes, .object = id, .users = 1);
@@ -68,7 +68,7 @@ CUresult physical_import(uint64_t id, struct physical **made)
 CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
 {
     CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const struct span *span = span_from(at, kind);
     CHECK(span != NULL && object_share(span->physical), CUDA_ERROR_INVALID_VALUE);
     const struct lent lent = {LENT_MAGIC, kind, span->physical->object, span->bytes, span->offset - span->physical->offset};
@@ -77,13 +77,13 @@ CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
     return CUDA_SUCCESS;
 }
 
-/* Where it is here; MAP_FAILED: it is not what it says. */
-static void *map_lent(const struct lent *lent, const struct physical *physical, uint64_t skip, uint64_t room)
+/* Its address in this process; MAP_FAILED: the handle is not valid. */
+static void *map_lent(const struct lent *lent, const struct physical *physical, uint64_t skip, uint64_t capacity)
 {
     const bool fits = lent->inside <= physical->charged && lent->bytes <= physical->charged - lent->inside;
     CHECK(lent->kind == SPAN_POOL || fits, MAP_FAILED); /* what is of a pool is not charged */
-    void *at = addresses_take(room, 4096);
-    const bool mapped = at != MAP_FAILED && arena_map((uintptr_t)at, room, PROT_READ | PROT_WRITE, physical->offset + lent->inside - skip);
+    void *at = addresses_take(capacity, 4096);
+    const bool mapped = at != MAP_FAILED && arena_map((uintptr_t)at, capacity, PROT_READ | PROT_WRITE, physical->offset + lent->inside - skip);
     return mapped ? at : MAP_FAILED;
 }
 
@@ -97,11 +97,11 @@ CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemory
     memcpy(&lent, data, sizeof lent);
     CHECK(lent.magic == LENT_MAGIC && lent.kind == kind, CUDA_ERROR_INVALID_VALUE);
     const CUresult refused = kind == SPAN_DEVICE ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     CHECK(physical_import(lent.id, &physical) == CUDA_SUCCESS, refused);
-    const uint64_t skip = (physical->offset + lent.inside) & 4095, room = rounded(skip + lent.bytes, 4096);
-    void *mapped = map_lent(&lent, physical, skip, room);
-    const struct span like = {.base = (uintptr_t)mapped + skip, .bytes = lent.bytes, .room = room, .kind = SPAN_IPC, .ctx = ctx,
+    const uint64_t skip = (physical->offset + lent.inside) & 4095, capacity = rounded(skip + lent.bytes, 4096);
+    void *mapped = map_lent(&lent, physical, skip, capacity);
+    const struct span like = {.base = (uintptr_t)mapped + skip, .bytes = lent.bytes, .capacity = capacity, .kind = SPAN_IPC, .ctx = ctx,
                               .device = physical->device, .pool = pool, .physical = physical};
     if (mapped == MAP_FAILED || span_new(&cuda.spans, &like) == NULL) {
         physical_drop(physical);

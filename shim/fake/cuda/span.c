@@ -20,7 +20,7 @@ struct span *span_new(void **tree, const struct span *like)
     struct span *span = malloc(sizeof *span);
     CHECK(span != NULL, NULL);
     *span = *like;
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     void *const *at = tsearch(span, tree, by_address);
     if (at == NULL || *(struct span *const *)at != span) {
         free(span);
@@ -35,12 +35,12 @@ static void unmap(const struct span *span)
     if (span->kind == SPAN_MAPPED) /* its addresses stay reserved */
         mmap((void *)span->base, span->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     else if (span->kind == SPAN_IPC || span->kind == SPAN_HOST)
-        munmap((void *)(span->base & ~(uintptr_t)4095), span->room);
+        munmap((void *)(span->base & ~(uintptr_t)4095), span->capacity);
 }
 
 CUresult span_gone(void **tree, struct span *span)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     tdelete(span, tree, by_address);
     unmap(span);
     if (span->physical != NULL)
@@ -51,7 +51,7 @@ CUresult span_gone(void **tree, struct span *span)
 
 struct span *span_in(void **tree, uintptr_t at)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const struct span key = {.base = at, .bytes = 1};
     void *const *found = tfind(&key, tree, by_address);
     return found == NULL ? NULL : *(struct span *const *)found;
@@ -73,7 +73,7 @@ CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise)
 {
     CUcontext ctx;
     TRY(current(&ctx));
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     struct span *span = span_from(at, kinds);
     return span != NULL ? span_gone(&cuda.spans, span) : otherwise;
 }
@@ -94,7 +94,7 @@ static void collect(const void *node, VISIT visit, int level)
 
 void spans_of_context_gone(CUcontext ctx)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     walk_ctx = ctx;
     walk_first = NULL;
     twalk(cuda.spans, collect);
@@ -106,14 +106,14 @@ void spans_of_context_gone(CUcontext ctx)
 
 bool span_covers(CUdeviceptr at, size_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     const struct span *span = span_find((uintptr_t)at);
     return span != NULL && (span->kind != SPAN_MAPPED || span->usable) && bytes <= span->base + span->bytes - (uintptr_t)at;
 }
 
 bool span_touch(CUdeviceptr at, size_t bytes)
 {
-    SCOPED tables = hold(&cuda.lock);
+    SCOPED tables = locked(&cuda.lock);
     CHECK(span_covers(at, bytes), false);
     struct span *span = span_find((uintptr_t)at);
     span->touched = true;

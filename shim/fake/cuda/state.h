@@ -1,8 +1,8 @@
 /* state.h - the fake libcuda's own state.
  *
- * All of it is in one struct (cuda) and in handles. A handle's first word says what it is; freed handles are kept
- * and used again, so that a stale one is recognised instead of crashing. `cuda.lock` guards the tables. Whoever touches
- * them takes it, also when the caller has it already; it is never held while a kernel is waited for.
+ * All of it is in one struct (cuda) and in handles. A handle's first word is its kind; freed handles are kept
+ * and used again, so that a stale one is recognised instead of crashing. `cuda.lock` guards the tables. Every function that
+ * reads or writes them locks it, also when the caller has it already; no thread waits for a kernel with it locked.
  */
 #ifndef TANGRAM_FAKE_CUDA_STATE_H
 #define TANGRAM_FAKE_CUDA_STATE_H
@@ -30,7 +30,7 @@ struct handle {
     uint32_t kind;
     struct handle *next_free;
 };
-/* The handle of a new struct type, of which the rest says what is not zero; made: where the pointer to it goes. */
+/* The handle of a new struct type, of which the rest sets what is not zero; made: where the pointer to it goes. */
 #define MAKE(made, kind, type, ...) handle_new(made, kind, &(struct type){__VA_ARGS__}, sizeof(struct type))
 
 struct CUstream_st {
@@ -70,7 +70,7 @@ struct CUevent_st {
     CUcontext ctx;
     unsigned flags;
     bool recorded;
-    int device;               /* whose work it stands behind */
+    int device;               /* after whose work it comes */
     _Atomic uint64_t done_ns; /* reached when the process has run so much there */
     _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
 };
@@ -121,7 +121,7 @@ struct CUfunc_st {
     struct handle handle;
     CUmodule module;
     char name[256];
-    const char *us_parameter;      /* lasts as many microseconds as this parameter says (u32): "paramN...", or NULL */
+    const char *us_parameter;      /* the parameter with its duration in microseconds (u32): "paramN...", or NULL */
     const char *counter_parameter; /* counts while it runs, at the address in this parameter (u64), or NULL */
     uint64_t ns;
     uint32_t error; /* in which it ends, 0 = well */
@@ -139,13 +139,13 @@ struct CUmemPoolHandle_st {
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
 
-/* Memory of a GPU, counted while anybody uses it, behind a file descriptor. */
+/* Memory of a GPU, counted while a process uses it, behind a file descriptor. */
 struct physical {
     struct handle handle;
     int device;
-    uint64_t offset, room;   /* in the file behind the page */
-    unsigned class;          /* of the arena */
-    uint64_t charged;        /* to the GPU */
+    uint64_t offset, capacity; /* in the file behind the page */
+    unsigned class;            /* of the arena */
+    uint64_t charged;          /* to the GPU */
     uint64_t object;         /* shared with other processes under this number, 0 = not */
     unsigned users, handles; /* handles: those of users that the program has */
     bool touched, managed;
@@ -168,7 +168,7 @@ struct span {
     CUmemoryPool pool;
     struct physical *physical; /* NULL: memory of the host */
     enum pages pages;
-    uint64_t offset, room; /* in the file; of what else is mapped, room is how much of it */
+    uint64_t offset, capacity; /* in the file; of other mappings, capacity is their length */
     uint64_t id;
     unsigned flags;
     bool touched;

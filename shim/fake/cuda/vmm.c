@@ -1,6 +1,6 @@
 /* vmm.c - virtual memory management: physical memory, address ranges, and the maps between them.
  *
- * Physical memory is counted when it is created and given back when its handle is released and its last map is gone.
+ * Physical memory is counted when it is created and freed when its handle is released and its last map is gone.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -66,7 +66,7 @@ static CUresult reserve(CUdeviceptr *at, size_t bytes, size_t alignment)
 {
     void *memory = bytes <= ARENA_BYTES ? addresses_take(bytes, alignment > BLOCK_BYTES ? alignment : BLOCK_BYTES) : MAP_FAILED;
     CHECK(memory != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(span_new(&cuda.reservations, &(struct span){.base = (uintptr_t)memory, .bytes = bytes, .room = bytes, .kind = SPAN_HOST}) != NULL,
+    CHECK(span_new(&cuda.reservations, &(struct span){.base = (uintptr_t)memory, .bytes = bytes, .capacity = bytes, .kind = SPAN_HOST}) != NULL,
           CUDA_ERROR_OUT_OF_MEMORY);
     *at = (uintptr_t)memory;
     return CUDA_SUCCESS;

@@ -1,7 +1,7 @@
 /* clients.c - the daemon while it serves: one thread, one poll.
  *
  * A connection gets a slot when it is accepted; its hang-up empties the slot, which is how the memory of a killed process is free
- * again. Clients send nothing but single bytes: who sends something else is hung up on, and touches nobody else.
+ * again. Clients send nothing but single bytes: a client that sends anything else is disconnected, and affects no other.
  */
 #define _GNU_SOURCE
 #include "client.h"
@@ -57,7 +57,7 @@ static void accept_client(void)
         drop(slot);
 }
 
-/* One byte comes back when all is seen that ended before. Who sends anything else is hung up on. */
+/* One byte is returned when everything that ended before has been processed. A client that sends anything else is disconnected. */
 static void answer_client(uint32_t slot)
 {
     char word[2];
@@ -106,7 +106,7 @@ void serve(int page_fd, int listener, const char *socket_path)
     while (polled[SIGNALS].revents == 0) {
         poll(polled, POLLED, SAMPLE_MS);
         memcpy(requested, polled, sizeof requested);
-        poll(polled, FAKE_SLOTS, 0); /* a process that ended before the question has no memory when that is answered */
+        poll(polled, FAKE_SLOTS, 0); /* a process that ended before the request has no memory when that is answered */
         sample();
         for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++)
             if (polled[slot].fd >= 0 && (polled[slot].revents & POLLHUP))

@@ -1,7 +1,7 @@
 /* daemon.h - the parts of nvidia-fake-driverd.
  *
  * The description and the commands of `ctl` change the page, the one in the daemon before it serves, the others in a process of
- * their own that is connected like any other. What is wrong with one ends the process with a sentence.
+ * their own that is connected like any other. An error in one ends the process with a sentence.
  */
 #ifndef TANGRAM_FAKE_DAEMON_H
 #define TANGRAM_FAKE_DAEMON_H

@@ -127,7 +127,7 @@ void set_kernel_us(char **word)
 void set_seed(char **word)
 {
     if (driver.page->gpus > 0)
-        fail("seed: must stand before the first GPU, whose UUID it makes");
+        fail("seed: must precede the first GPU, whose UUID is made from it");
     snprintf(driver.page->seed, sizeof driver.page->seed, "%s", word[0]);
 }
 

@@ -1,6 +1,6 @@
 /* mig.c - MIG mode and GPU instances, placed as NVIDIA documents them.
  *
- * A GPU has 8 memory and 7 compute slices. An instance begins where its profile says (models.def) and has one compute
+ * A GPU has 8 memory and 7 compute slices. An instance begins at a slice that its profile allows (models.def) and has one compute
  * instance as large as itself.
  */
 #include "daemon.h"
@@ -83,7 +83,7 @@ static void create(uint32_t gpu, const char *name)
         fail("GPU %u: MIG mode is off", gpu);
     const int start = place(gpu, profile);
     if (start < 0)
-        fail("GPU %u: no room for a %s beside the instances that exist", gpu, name);
+        fail("GPU %u: a %s does not fit beside the instances that exist", gpu, name);
     const uint32_t gi = new_gi(gpu, &of->profile[profile], (uint32_t)start);
     struct fake_unit *made = instance_of(gpu, gi);
     made->gpu = gpu;

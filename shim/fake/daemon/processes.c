@@ -143,7 +143,7 @@ void disable_process(char **word)
                 channels++;
                 object[i].disables++;
             }
-        channels_hold(driver.page, slot);
+        channels_apply(driver.page, slot);
     }
     page_unlock(driver.page);
     if (channels == 0)

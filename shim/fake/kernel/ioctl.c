@@ -26,7 +26,7 @@
 
 enum { SUSPEND_NS = 600000, RESUME_NS = 300000 };
 
-/* The page behind a descriptor, NULL for another file. The last one stays mapped: there is one daemon, whoever's descriptor it is. */
+/* The page behind a descriptor, NULL for another file. The last one stays mapped: every descriptor is of the same daemon. */
 static struct fake_page *page_of(int fd)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -123,7 +123,7 @@ static uint32_t release(struct fake_page *page, const struct NVOS00 *in)
 #define RULES_OF_FREE
 #include "rules.def"
     forget(&page->slot[slot_of(in->hRoot)], in->hRoot, in->hObjectOld);
-    channels_hold(page, slot_of(in->hRoot));
+    channels_apply(page, slot_of(in->hRoot));
     return NV_OK;
 }
 
@@ -151,7 +151,7 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
             channel->disables++;
         else if (channel->disables > 0)
             channel->disables--;
-        channels_hold(page, slot_of(channel->client));
+        channels_apply(page, slot_of(channel->client));
     }
     return NV_OK;
 }

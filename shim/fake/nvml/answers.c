@@ -9,7 +9,7 @@
 
 #define NOBODY (-1)
 
-static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, unsigned room, const char *format, ...)
+static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, unsigned capacity, const char *format, ...)
 {
     CHECK(to != NULL, NVML_ERROR_INVALID_ARGUMENT);
     char text[128];
@@ -17,7 +17,7 @@ static nvmlReturn_t __attribute__((format(printf, 3, 4))) put_text(char *to, uns
     va_start(values, format);
     const int length = vsnprintf(text, sizeof text, format, values);
     va_end(values);
-    CHECK(length >= 0 && (size_t)length < sizeof text && (unsigned)length < room, NVML_ERROR_INSUFFICIENT_SIZE);
+    CHECK(length >= 0 && (size_t)length < sizeof text && (unsigned)length < capacity, NVML_ERROR_INSUFFICIENT_SIZE);
     memcpy(to, text, (size_t)length + 1);
     return NVML_SUCCESS;
 }
@@ -88,7 +88,7 @@ struct name {
     char text[24];
 };
 
-/* NVML says 1g.18gb+me, device plugins 1g.18gb.me. */
+/* NVML's name is 1g.18gb+me, device plugins use 1g.18gb.me. */
 static struct name nvml_name(const struct fake_profile *profile)
 {
     struct name name;

@@ -6,7 +6,7 @@
  *   GET(function, type, accepted, value)                            (device, type *answer)
  *   VERSIONED(function, parameters, version, accepted, valid, supported, value)   a structure whose caller fills in its version
  *   PAIR(function, type, accepted, supported, first, second)        two answers of one type
- *   TEXT(function, parameters, find, format...)                     (..., char *answer, unsigned room)
+ *   TEXT(function, parameters, find, format...)                     (..., char *answer, unsigned capacity)
  *   FIND(function, parameters, find, valid, unit)                   the handle of a unit; NOBODY: not found
  *   BITS(function, parameters, valid, first, count)                 a set with that many bits from the first on
  *   PROCESSES(function, type, which)                                processes on it, of enum listed
@@ -42,7 +42,7 @@
              CHECK(version == (sizeof *answer | number##u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);                        \
              *answer = value;                                                                                                   \
              answer->version = version)
-#define TEXT(function, parameters, find, ...) FUNCTION(function, parameters, find, true, true, TRY(put_text(answer, room, __VA_ARGS__)))
+#define TEXT(function, parameters, find, ...) FUNCTION(function, parameters, find, true, true, TRY(put_text(answer, capacity, __VA_ARGS__)))
 #define FIND(function, parameters, find, valid, found)                                                                          \
     FUNCTION(function, parameters, find, answer != NULL && (valid), true,                                                       \
              const int unit = found;                                                                                            \

@@ -16,7 +16,7 @@ static bool came_later(const char *function)
 
 __attribute__((constructor)) static void hide_later(void)
 {
-    if (client_open(&nvml.client, FAKE_CTL) == 0) /* else nvmlInit says so */
+    if (client_open(&nvml.client, FAKE_CTL) == 0) /* else nvmlInit reports it */
         nvml.cuda_version = (int)nvml.client.page->cuda_version;
     if (!hide_symbols(came_later)) {
         fprintf(stderr, "fake driver: the loader's table of symbols cannot be changed\n");

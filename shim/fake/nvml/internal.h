@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#define SUPPORTED_EVENTS 0xff9full /* what an H200 says, driver 580 */
+#define SUPPORTED_EVENTS 0xff9full /* an H200's, driver 580 */
 
 struct nvmlDevice_st {
     uint32_t place; /* only its address counts */
@@ -44,7 +44,7 @@ struct target {
 };
 
 nvmlReturn_t ready(void);
-/* Waits as long as a scripted fault of the function says. */
+/* Waits for the time of the function's scripted fault. */
 void hang(const char *function);
 /* Which handles a function takes; they are of any of NVML's types. */
 enum accepted {

@@ -8,7 +8,7 @@
 
 #define MOST (FAKE_SLOTS * 2)
 
-/* Processes on a device, in nvmlProcessInfo_v2_t or its beginning: width says how much of it. While a process that was
+/* Processes on a device, in nvmlProcessInfo_v2_t or its beginning, of `width` bytes. While a process that was
  * described as nvidia-cuda-mps-server is on a unit, all of CUDA there are clients of MPS. */
 enum listed { COMPUTE, GRAPHICS, MPS_CLIENTS };
 
@@ -49,7 +49,7 @@ static unsigned add_processes(uint32_t unit, enum listed which, nvmlProcessInfo_
 static nvmlReturn_t list_processes(const struct target *to, enum listed which, unsigned *count, void *infos, size_t width)
 {
     static _Thread_local nvmlProcessInfo_v2_t found[MOST];
-    const unsigned room = *count;
+    const unsigned capacity = *count;
     *count = 0;
     page_lock(nvml.client.page);
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
@@ -58,14 +58,14 @@ static nvmlReturn_t list_processes(const struct target *to, enum listed which, u
             *count = add_processes(unit, which, found, *count);
     }
     page_unlock(nvml.client.page);
-    CHECK(*count <= room, NVML_ERROR_INSUFFICIENT_SIZE);
+    CHECK(*count <= capacity, NVML_ERROR_INSUFFICIENT_SIZE);
     for (unsigned i = 0; i < *count; i++)
         memcpy((char *)infos + i * width, &found[i], width);
     return NVML_SUCCESS;
 }
 
-/* A process that was described by its name there. One of this PID namespace goes by its own: who lists a container's
- * processes names them as the container does. */
+/* A described process has its described name. One of this PID namespace has its own name, so that a container's
+ * processes are listed by the names that they have in the container. */
 static nvmlReturn_t name_of(unsigned pid, char *name, unsigned length)
 {
     char here[FAKE_NAME];
@@ -82,12 +82,12 @@ static nvmlReturn_t name_of(unsigned pid, char *name, unsigned length)
     return NVML_SUCCESS;
 }
 
-/* What ran since the last sample at or before a time, or since the oldest that is remembered: who is described has no kernels. */
+/* What ran since the last sample at or before a time, or since the oldest that is kept: a described process has no kernels. */
 static nvmlReturn_t utilization_of(uint32_t gpu, nvmlProcessUtilizationSample_t *samples, unsigned *count, unsigned long long since_us)
 {
     const struct fake_page *page = nvml.client.page;
     const uint64_t newest = atomic_load(&page->samples) - 1;
-    const unsigned room = samples == NULL ? 0 : *count;
+    const unsigned capacity = samples == NULL ? 0 : *count;
     uint64_t from = newest;
     while (from > 0 && newest - from < FAKE_SAMPLES - 2 && atomic_load(&page->sampled_us[from % FAKE_SAMPLES]) > since_us)
         from--; /* the one before the oldest of these is being written perhaps */
@@ -95,7 +95,7 @@ static nvmlReturn_t utilization_of(uint32_t gpu, nvmlProcessUtilizationSample_t 
     for (uint32_t slot = 0; slot < FAKE_SLOTS; slot++) {
         const struct fake_slot *of = &page->slot[slot];
         const unsigned percent = of->kind == FAKE_CUDA ? gpu_time_percent(page, of->sampled_ns[gpu], from, newest) : 0;
-        if (percent == 0 || (*count)++ >= room)
+        if (percent == 0 || (*count)++ >= capacity)
             continue;
         samples[*count - 1] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)of->pid,
                                                                .timeStamp = atomic_load(&page->sampled_us[newest % FAKE_SAMPLES]),
@@ -103,7 +103,7 @@ static nvmlReturn_t utilization_of(uint32_t gpu, nvmlProcessUtilizationSample_t 
                                                                .memUtil = percent / 3};
     }
     CHECK(*count > 0, NVML_ERROR_NOT_FOUND);
-    return *count <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+    return *count <= capacity ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 static nvmlReturn_t field_of(nvmlDevice_t device, nvmlFieldValue_t *field)

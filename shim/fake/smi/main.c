@@ -12,13 +12,13 @@
 
 #define INSTANCES 7u
 #define PROCESSES 1024u
-#define ROOM 128
+#define VALUE_BYTES 128
 #define WIDTH 78
 #define RULE "+--------------------------------------------------------------------------------+\n"
 
 struct field {
     const char *unit;
-    char value[ROOM];
+    char value[VALUE_BYTES];
 };
 
 /* A field of a device, or nothing but its unit (NULL). False: there is no such field. */
@@ -37,12 +37,12 @@ static bool read_field(const char *name, nvmlDevice_t device, struct field *fiel
     if (strcmp(name, its_name) == 0) {                                                                                         \
         field->unit = its_unit;                                                                                                \
         rc = device == NULL ? NVML_SUCCESS : call;                                                                             \
-        snprintf(field->value, ROOM, format, its_value);                                                                       \
+        snprintf(field->value, VALUE_BYTES, format, its_value);                                                                \
     }
 #include "fields.def"
     if (rc != NVML_SUCCESS) {
         field->unit = "";
-        snprintf(field->value, ROOM, "[%s]", rc == NVML_ERROR_NOT_SUPPORTED ? "N/A" : nvmlErrorString(rc));
+        snprintf(field->value, VALUE_BYTES, "[%s]", rc == NVML_ERROR_NOT_SUPPORTED ? "N/A" : nvmlErrorString(rc));
     }
     return field->unit != NULL;
 }

@@ -1,9 +1,9 @@
 /* code.c - functions and kernels by their handles: what they load when they are first used, and the stack that they need.
  *
- * Where modules are loaded lazily, which is the driver's default, a function's code comes to the GPU when its handle is got from a module
- * (cuModuleGetFunction, cuKernelGetFunction), or at the first launch of a kernel of a library; there the library's variables come, too
+ * Where modules are loaded lazily, which is the driver's default, a function's code is loaded to the GPU when its handle is read from a module
+ * (cuModuleGetFunction, cuKernelGetFunction), or at the first launch of a kernel of a library; that loads the library's variables, too
  * (measured: bench/granularity). Each such call may load a function, at most all that is left of its image: so
- * much is held before it. A launch of a kernel that has not been used loads it first, so that the bound ends with that.
+ * much is reserved before it. A launch of a kernel that has not been used loads it first, so that the bound covers only that.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
@@ -235,7 +235,7 @@ EXPORT CUresult cuFuncLoad(CUfunction function)
     return rc;
 }
 
-/* Before a launch. It loads what has not been used, so that the bound ends with that. */
+/* Before a launch. It loads what has not been used, so that the bound covers only that. */
 bool code_fits(const void *function)
 {
     struct owned found;
@@ -264,15 +264,15 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
     return rc;
 }
 
-EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int room, CUmodule module)
+EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int capacity, CUmodule module)
 {
     NEEDS(cuModuleEnumerateFunctions);
     struct gpu *gpu;
     if (!begin(module, &gpu))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuModuleEnumerateFunctions(functions, room, module);
+    CUresult rc = tangram.driver.cuModuleEnumerateFunctions(functions, capacity, module);
     bound_end(gpu);
-    for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && functions[at] != NULL; at++) {
+    for (unsigned at = 0; rc == CUDA_SUCCESS && at < capacity && functions[at] != NULL; at++) {
         note_function(functions[at], module);
         note_late(LATE_FUNCTION, functions[at], module);
     }
@@ -302,11 +302,11 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const ch
     return rc;
 }
 
-EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int room, CUlibrary library)
+EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int capacity, CUlibrary library)
 {
     NEEDS(cuLibraryEnumerateKernels);
-    CUresult rc = tangram.driver.cuLibraryEnumerateKernels(kernels, room, library);
-    for (unsigned at = 0; rc == CUDA_SUCCESS && at < room && kernels[at] != NULL; at++)
+    CUresult rc = tangram.driver.cuLibraryEnumerateKernels(kernels, capacity, library);
+    for (unsigned at = 0; rc == CUDA_SUCCESS && at < capacity && kernels[at] != NULL; at++)
         note_kernel(kernels[at], library);
     return rc;
 }

@@ -1,4 +1,4 @@
-/* entropy.c - reading what zstd codes with FSE and Huffman's code. Form: RFC 8878, sections 4.1 and 4.2, whose words stand here. */
+/* entropy.c - reading what zstd codes with FSE and Huffman's code. Form: RFC 8878, sections 4.1 and 4.2, whose terms are used here. */
 #include "code/entropy.h"
 
 #include <string.h>
@@ -128,7 +128,7 @@ void fse_constant(struct fse *table, uint8_t symbol)
     table->cell[0] = (struct fse_cell){symbol, 0, 0};
 }
 
-/* Weights that are coded themselves: two states take turns until the bits are used up. */
+/* Weights that are coded themselves: two states alternate until the bits are used up. */
 static unsigned weights_coded(uint8_t *weight, const unsigned char *data, size_t length)
 {
     struct input in = {data, data + length};
@@ -139,11 +139,11 @@ static unsigned weights_coded(uint8_t *weight, const unsigned char *data, size_t
         return 0;
     unsigned state[2] = {fse_first(&table, &bits), 0};
     state[1] = fse_first(&table, &bits);
-    for (unsigned turn = 0; bits.at >= 0 && count < SYMBOLS - 2; turn ^= 1) {
-        weight[count++] = table.cell[state[turn]].symbol;
-        state[turn] = fse_next(&table, state[turn], &bits);
+    for (unsigned which = 0; bits.at >= 0 && count < SYMBOLS - 2; which ^= 1) {
+        weight[count++] = table.cell[state[which]].symbol;
+        state[which] = fse_next(&table, state[which], &bits);
         if (bits.at < 0)
-            weight[count++] = table.cell[state[turn ^ 1]].symbol;
+            weight[count++] = table.cell[state[which ^ 1]].symbol;
     }
     return bits.at < 0 ? count : 0;
 }

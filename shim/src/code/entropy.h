@@ -1,4 +1,4 @@
-/* entropy.h - the two codes of zstd: FSE, whose table says for each state a symbol and the next states, and Huffman's. */
+/* entropy.h - the two codes of zstd: FSE, whose table maps each state to a symbol and the next states, and Huffman's. */
 #ifndef TANGRAM_ENTROPY_H
 #define TANGRAM_ENTROPY_H
 

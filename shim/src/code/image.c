@@ -1,8 +1,8 @@
 /* image.c - reads the images that modules are loaded from: cubin (ELF), fatbin (a list of cubins and PTX for several kinds of GPU), PTX.
  *
- * Two numbers are wanted: what the variables take, which the driver allocates when it loads the module, and what the code can take at most.
+ * It computes two sizes: of the variables, which the driver allocates when it loads the module, and of the code at most.
  * The driver itself trusts the sizes that an image in memory states, and gets no length with it, so they are trusted here as well; of a
- * file the length is known, and nothing behind it is read. Of a fatbin it takes one part: a cubin for the GPU's major version and no later
+ * file the length is known, and nothing behind it is read. Of a fatbin it loads one part: a cubin for the GPU's major version and no later
  * minor one, else PTX that is not newer. Of those the largest counts; where it is compressed it is unpacked to be read. Forms: ELF-64 with
  * NVIDIA's machine number 190; the fatbin container as the toolkit's own tools print it. Code takes at most twice its bytes (a function of
  * more than half a page has pages of its own, measured: bench/granularity), and less than its text in PTX.
@@ -76,7 +76,7 @@ static bool contains(uint64_t length, uint64_t at, uint64_t bytes)
 }
 
 /* Sections .nv.global (zeros, not in the image) and .nv.global.init; and all that is loaded from the image. The length is UINT64_MAX where
- * nobody states it. */
+ * it is unknown. */
 static struct image_needs of_cubin(const unsigned char *image, uint64_t length)
 {
     Elf64_Ehdr header;

@@ -2,13 +2,13 @@
  *
  * The driver brings a library's variables into a context when a kernel of it is first used there, and the kernel's code with it (measured:
  * bench/granularity). What was charged when the library was loaded pays for the first context; each further one, of another GPU too, is
- * charged when it is first used. In a process of one context nothing of this is looked up: the kernel's entry says that it was used.
+ * charged when it is first used. A process of one context needs no lookup: the kernel's entry records that it was used.
  */
 #include <stdlib.h>
 
 #include "memory/memory.h"
 
-/* The pair as one number below the bits that tell the kind. */
+/* The pair as one number below the bits of the kind. */
 static uint64_t pair(enum owned_kind kind, const void *one, CUcontext context)
 {
     const uint64_t mixed = (uintptr_t)one * UINT64_C(0x9e3779b97f4a7c15) ^ (uintptr_t)context * UINT64_C(0xc2b2ae3d27d4eb4f);
@@ -34,10 +34,10 @@ void library_unloaded(const void *library)
     struct owned was;
     if (!table_disown(OWNED_AS(OWNED_VARIABLES, (uintptr_t)library), &was))
         return;
-    const size_t room = contexts_list(NULL, 0);
-    CUcontext *context = malloc(room * sizeof *context + 1);
-    const size_t count = context == NULL ? 0 : contexts_list(context, room);
-    for (size_t i = 0; i < count && i < room; i++)
+    const size_t capacity = contexts_list(NULL, 0);
+    CUcontext *context = malloc(capacity * sizeof *context + 1);
+    const size_t count = context == NULL ? 0 : contexts_list(context, capacity);
+    for (size_t i = 0; i < count && i < capacity; i++)
         if (table_disown(pair(OWNED_THERE, library, context[i]), &was))
             memory_gone(&was);
     free(context);
@@ -92,10 +92,10 @@ bool kernel_is_used(const struct owned *kernel, CUcontext context)
 void kernel_gone(const struct owned *kernel)
 {
     struct owned was;
-    const size_t room = contexts_list(NULL, 0);
-    CUcontext *context = malloc(room * sizeof *context + 1);
-    const size_t count = context == NULL ? 0 : contexts_list(context, room);
-    for (size_t i = 0; i < count && i < room; i++)
+    const size_t capacity = contexts_list(NULL, 0);
+    CUcontext *context = malloc(capacity * sizeof *context + 1);
+    const size_t count = context == NULL ? 0 : contexts_list(context, capacity);
+    for (size_t i = 0; i < count && i < capacity; i++)
         table_disown(pair(OWNED_USED, (const void *)(uintptr_t)kernel->at, context[i]), &was);
     free(context);
 }

@@ -28,14 +28,14 @@ static bool length_read(struct packed *from, size_t *length)
     return true;
 }
 
-size_t unpack_lz4(const unsigned char *packed, size_t length, unsigned char *out, size_t room)
+size_t unpack_lz4(const unsigned char *packed, size_t length, unsigned char *out, size_t capacity)
 {
     struct packed from = {packed, packed + length};
     size_t done = 0;
     while (from.at < from.end) {
         const unsigned char token = *from.at++;
         size_t run = token >> 4, copy = token & MORE;
-        if (!length_read(&from, &run) || run > (size_t)(from.end - from.at) || run > room - done)
+        if (!length_read(&from, &run) || run > (size_t)(from.end - from.at) || run > capacity - done)
             return 0;
         memcpy(out + done, from.at, run);
         from.at += run;
@@ -46,7 +46,7 @@ size_t unpack_lz4(const unsigned char *packed, size_t length, unsigned char *out
             return 0;
         const size_t back = from.at[0] | (size_t)from.at[1] << 8;
         from.at += 2;
-        if (!length_read(&from, &copy) || back == 0 || back > done || copy + LEAST_COPY > room - done)
+        if (!length_read(&from, &copy) || back == 0 || back > done || copy + LEAST_COPY > capacity - done)
             return 0;
         for (copy += LEAST_COPY; copy > 0; copy--, done++) /* a copy may read what it has just written */
             out[done] = out[done - back];

@@ -16,7 +16,7 @@
 #include "memory/memory.h"
 
 enum { MAJOR = 75, MINOR = 76 /* CUdevice_attribute */ };
-static const uint64_t UNSEEN = 32 * MIB; /* held until NVML is read for variables that the image does not show; guessed */
+static const uint64_t UNSEEN = 32 * MIB; /* reserved until NVML is read, for variables that the image does not show; guessed */
 
 /* One load: its variables, and what the context may grow by. */
 struct loading {
@@ -124,8 +124,8 @@ static void *file_read(const char *path, size_t *bytes)
     return NULL;
 }
 
-/* The driver reads the file after us: one that is changed in between deceives only this container. What we cannot read and the driver can
- * is loaded as an image that shows nothing. */
+/* The driver reads the file after us: one that is changed in between affects only this container. A file that only the driver can read
+ * is loaded as an image of unknown contents. */
 static bool begin_file(struct gpu *gpu, const char *path, struct loading *loading)
 {
     size_t bytes;
@@ -135,9 +135,9 @@ static bool begin_file(struct gpu *gpu, const char *path, struct loading *loadin
     void *image = file_read(path, &bytes);
     if (image == NULL)
         return begin_needs(gpu, (struct image_needs){.known = false}, loading);
-    const bool room = begin_image(gpu, image, bytes, loading);
+    const bool admitted = begin_image(gpu, image, bytes, loading);
     munmap(image, bytes);
-    return room;
+    return admitted;
 }
 
 static struct gpu *gpu_of_library(void)

@@ -226,7 +226,7 @@ static uint64_t initialiser(struct reader *reader)
         const int step = opens(reader);
         if (depth == 0 && (is_mark(reader, ',') || is_mark(reader, ';')))
             return elements;
-        if (is_mark(reader, '[')) /* it may say which element follows */
+        if (is_mark(reader, '[')) /* it may name the element that follows */
             unknown(reader);
         elements += depth == 1 && is_mark(reader, ',');
         depth += step;
@@ -237,7 +237,7 @@ static uint64_t initialiser(struct reader *reader)
     return elements;
 }
 
-/* What a declaration says of each of its variables before their names. */
+/* What a declaration states for all of its variables, before their names. */
 struct shape {
     uint64_t bytes, align;
     bool typed;
@@ -355,7 +355,7 @@ struct ptx_needs ptx_read(const char *text, size_t length)
     struct ptx_needs needs = {.variables = 0};
     struct reader reader = {.at = text, .end = text + strnlen(text, length), .known = true};
     bool external = false;
-    unsigned depth = 0; /* of round brackets: in them stand parameters, whose .global says where they point to */
+    unsigned depth = 0; /* of round brackets: they contain parameters, whose .global is the space that they point to */
     for (next(&reader); reader.kind != END;) {
         if (reader.kind == WORD && depth == 0 && is(&reader, ".global")) {
             next(&reader);

@@ -1,8 +1,8 @@
 /* zstd.c - frames of zstd, as far as fatbins have them: no dictionary, and checksums are passed over.
  *
- * Form: RFC 8878, whose words and section numbers stand here. A frame is a list of blocks; a compressed block has literals (Huffman
+ * Form: RFC 8878, whose terms and section numbers are used here. A frame is a list of blocks; a compressed block has literals (Huffman
  * coded) and sequences (lengths of a run of literals and of a copy, and how far back it lies, each coded with an FSE table). Tables and the
- * last three offsets live on from block to block. All output is in one buffer, so that a copy reads from there and there is no window.
+ * last three offsets persist from block to block. All output is in one buffer, so that a copy reads from there and there is no window.
  */
 #include "code/entropy.h"
 #include "code/unpack.h"
@@ -22,7 +22,7 @@ struct decoder {
     unsigned char literals[BLOCK_MOST];
     size_t literal_count;
     unsigned char *out;
-    size_t done, room;
+    size_t done, capacity;
 };
 
 /* -- literals (3.1.1.3.1) -- */
@@ -55,7 +55,7 @@ static bool literals_coded(struct decoder *of, struct input *in, size_t bytes, b
     return true;
 }
 
-/* The header's kind and form take four bits; then one size, or how many literals there are and how many bytes hold them. */
+/* The header's kind and form take four bits; then one size, or the number of literals and of the bytes that encode them. */
 static bool literals_read(struct decoder *of, struct input *in)
 {
     uint64_t head;
@@ -152,12 +152,12 @@ static size_t offset_of(struct decoder *of, size_t value, bool literals)
 
 static bool copy_out(struct decoder *of, size_t *used, size_t literals, size_t copied, size_t offset)
 {
-    if (literals > of->literal_count - *used || literals > of->room - of->done)
+    if (literals > of->literal_count - *used || literals > of->capacity - of->done)
         return false;
     memcpy(of->out + of->done, of->literals + *used, literals);
     of->done += literals;
     *used += literals;
-    if (copied > of->room - of->done || (copied > 0 && (offset == 0 || offset > of->done)))
+    if (copied > of->capacity - of->done || (copied > 0 && (offset == 0 || offset > of->done)))
         return false;
     if (offset >= copied)
         memcpy(of->out + of->done, of->out + of->done - offset, copied);
@@ -225,7 +225,7 @@ static bool blocks_read(struct decoder *of, struct input *in)
         const size_t size = head >> 3;
         const enum block kind = head >> 1 & 3;
         const size_t bytes = kind == BLOCK_RLE ? 1 : size;
-        if (left(in) < bytes || (kind != BLOCK_COMPRESSED && size > of->room - of->done))
+        if (left(in) < bytes || (kind != BLOCK_COMPRESSED && size > of->capacity - of->done))
             return false;
         if (kind == BLOCK_RAW)
             memcpy(of->out + of->done, in->at, size);
@@ -254,14 +254,14 @@ static bool frame_read(struct decoder *of, struct input *in)
            take(in, checksum ? 4 : 0, &passed);
 }
 
-size_t unpack_zstd(const unsigned char *packed, size_t length, unsigned char *out, size_t room)
+size_t unpack_zstd(const unsigned char *packed, size_t length, unsigned char *out, size_t capacity)
 {
     struct input in = {packed, packed + length};
     struct decoder *of = malloc(sizeof *of);
     bool whole = of != NULL && length > 0;
     if (of != NULL) {
         of->out = out;
-        of->room = room;
+        of->capacity = capacity;
         of->done = 0;
     }
     while (whole && in.at < in.end)

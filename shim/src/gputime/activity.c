@@ -4,13 +4,13 @@
  * suspend other containers meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
  * streams that were not waited for are queried (done.c). A context that was waited for is
  * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
- * either sees that the arbiter takes the process for idle and reports work, or is seen by the thread that is about to report idleness.
+ * either sees that the process is reported idle, and reports work, or is seen by the thread that is about to report idleness.
  *
  * What the arbiter knows is a state, not an event: `work_reported`. A packet that does not fit into the socket, because the arbiter does not
  * keep up, leaves it as it was. The next launch or wait tries again, and so does the helper until the packet is sent. What the
  * program announces comes after that, so that a flood of hints displaces nothing.
  *
- * Work that nobody waits for is found by the helper, which looks while work is reported and nothing is launched.
+ * The end of work that no thread waits for is found by the helper, which checks while work is reported and nothing is launched.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -297,7 +297,7 @@ bool activity_work_reported(void)
     return atomic_load(&tangram.hot.work_reported);
 }
 
-/* Without it what was launched since the first word would be taken for as old as that. */
+/* Without it, the arbiter would treat later launches as being as old as the first report. */
 static void report_still(void)
 {
     pthread_mutex_lock(&activity_->reporting);

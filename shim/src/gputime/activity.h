@@ -39,19 +39,19 @@ struct activity {
     _Atomic bool others;       /* something other than a kernel was launched since idleness was reported; written with `reporting` held */
     _Atomic bool drained;      /* all that is left waits at the gate, and that was reported; guarded by `reporting` */
     _Atomic bool unreported;   /* there is work, and its report did not fit into the socket; written with `reporting` held */
-    _Atomic bool full;         /* what it knows of our work is not how things stand, for want of room in the socket; the same */
+    _Atomic bool full;         /* the arbiter's state of our work is out of date, because the socket is full; the same */
     _Atomic bool foreign;      /* and events of other processes were opened */
     _Atomic bool idle_later;   /* there was nothing to do, and that was not reported so soon after the last time */
     uint64_t looked_at;        /* launches at the last look; the helper alone */
     uint64_t still_ms;         /* when STILL is due; the helper alone */
-    pthread_mutex_t placing;   /* whoever gives a stream its place */
+    pthread_mutex_t placing;   /* the thread that gives a stream its place */
     _Atomic uint64_t used[ACTIVITY_STREAMS / 64]; /* one bit a place that ever had a stream */
     struct activity_stream stream[ACTIVITY_STREAMS];
     _Atomic(struct activity_stream *) more[ACTIVITY_TABLES]; /* NULL = was not needed yet */
     struct activity_context context;                         /* the first of a list that only grows */
 };
 
-/* What had been launched when a synchronising call began; handed back when it has ended all of that. */
+/* What had been launched when a synchronising call began; passed back when all of that has ended. */
 struct activity_before {
     struct activity_stream *stream;
     struct activity_context *context;
@@ -62,7 +62,7 @@ struct activity_before activity_context_sync_begins(CUcontext context); /* NULL:
 void activity_synced(struct activity_before before);
 void activity_something_synced(void); /* an event, a copy: queries the streams */
 
-/* The driver answered this to a wait, or to the question whether something is left: is nothing left? Work ends with an error as well: one
+/* The driver's answer to a wait, or to a query of whether something is left: is nothing left? Work ends with an error as well: one
  * that stays with the context ends all of it. */
 static inline bool work_ended(CUresult rc)
 {
@@ -70,22 +70,22 @@ static inline bool work_ended(CUresult rc)
     int answer = (int)rc;
     if (answer == NOT_READY || (answer >= CAPTURE_FIRST && answer <= CAPTURE_LAST))
         return false; /* of a stream that captures nothing is known */
-    return answer != INVALID_VALUE && answer != NOT_INITIALISED && answer != INVALID_CONTEXT && answer != INVALID_HANDLE; /* nothing was asked */
+    return answer != INVALID_VALUE && answer != NOT_INITIALISED && answer != INVALID_CONTEXT && answer != INVALID_HANDLE; /* no query was made */
 }
 
-/* Its handle may be given out again. Call before the driver destroys it. */
+/* Its handle may be reused. Call before the driver destroys it. */
 void activity_stream_ends(CUstream stream);
 /* With their context, which the driver destroyed. last: there is no other. */
 void activity_context_ended(CUcontext context, bool last);
 
-/* What the program announces, which has no state that could be sent later: not before the arbiter knows how things stand. False when
- * it was not sent. */
+/* What the program announces has no state that could be sent later, so it is sent only after the arbiter's state of our work is current.
+ * False when it was not sent. */
 bool activity_announce(enum wire_activity what, uint64_t value);
 
 /* For time_link.c. */
 bool activity_work_reported(void); /* the last state that reached the arbiter is WORK */
 void activity_look(void);           /* has work ended that was never waited for? */
-bool activity_report_later(void);   /* report what it was too soon for, or had no room, if it is still true; false = there was nothing */
+bool activity_report_later(void);   /* send a report that was too early or did not fit, if it is still true; false = there was none */
 void activity_watch(void);
 void activity_arbiter_is_new(void);
 void activity_forget(void);         /* in a forked child */

@@ -4,7 +4,7 @@
  * call goes to the kernel first and is read afterwards; nothing is changed or delayed, and the answer is the kernel's own. The
  * list of channels is sent to the arbiter with the descriptor, at the next hook that may take a moment.
  *
- * While the arbiter is away nobody would resume what it suspended: then the process enables its own channels.
+ * While the arbiter is away, no one else would resume what it suspended: the process then enables its own channels.
  */
 
 #include <errno.h>
@@ -163,7 +163,7 @@ static bool report(struct channel_group *groups, size_t count)
         of->fresh = fresh;
         if (!find_uuid(&groups[at])) {
             state_set(WIRE_NO_UUID, true);
-            warn(WARN_NO_UUID, "the GPU driver does not say which GPU a channel is on: this process cannot be suspended");
+            warn(WARN_NO_UUID, "the GPU driver does not report which GPU a channel is on: this process cannot be suspended");
             continue;
         }
         if (gpu_of_uuid(of->uuid) == NULL) /* not shared */

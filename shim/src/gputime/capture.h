@@ -17,7 +17,7 @@ struct capture_channels {
     uint8_t uuid[16]; /* of the GPU */
     uint32_t client, subdevice;
     uint32_t computes, copies;
-    bool unlisted; /* there are more than a list has room for: this client cannot be suspended whole */
+    bool unlisted; /* there are more than fit into a list: this client cannot be suspended whole */
     bool fresh;    /* no channel was reported before: so no arbiter has suspended these */
     uint32_t compute[RM_CHANNELS], copy[RM_CHANNELS];
 };

@@ -2,8 +2,8 @@
  * activity.c reports them.
  *
  * A call without a stream goes into the default one. Some return before the GPU is done (fills, copies inside the GPU or from memory that is
- * not pinned), so the driver is asked afterwards instead of taking its return for the end; that costs a question only while the
- * arbiter believes us at work.
+ * not pinned), so the driver is queried afterwards, and the return does not count as the end; that costs a query only while
+ * work is reported to the arbiter.
  */
 #include "hooks/hook.h"
 #include "gputime/launching.h"

@@ -1,7 +1,7 @@
 /* destroyed.c - streams that are destroyed while they have work, which the driver then does all the same.
  *
  * Such a stream cannot be queried any more. An event that is recorded in it before has its place in the records of activity.c, under a key
- * that no stream has, until it has passed or its context was waited for. One thread at a time queries an event, as whoever finds it passed
+ * that no stream has, until it has passed or its context was waited for. One thread at a time queries an event, as the one that finds it passed
  * destroys it.
  */
 #include "gputime/launching.h"

@@ -1,7 +1,7 @@
-/* done.c - whether streams have anything left: by the records, else by the driver's word.
+/* done.c - whether streams have anything left: by the records, else by a query of the driver.
  *
  * Any answer but "not ready" ends a stream's work, errors too. Each context has a default stream of its own, and a context may lie on another
- * GPU: what is known of one says nothing of another. Nothing is asked while the calling thread or the stream captures: that would end the capture.
+ * GPU: the state of one implies nothing about another. No query is made while the calling thread or the stream captures: it would end the capture.
  */
 #include <stdlib.h>
 
@@ -29,8 +29,8 @@ static bool can_be_requested(struct activity_stream *of)
     return (key == STREAM_LEGACY || key == stream_key_of_thread()) && atomic_load(&of->context) == stream_context_now();
 }
 
-/* The driver says so: it has nothing left, or is no more. */
-static bool says_done(CUstream stream)
+/* The driver reports that the stream has nothing left, or does not exist any more. */
+static bool driver_done(CUstream stream)
 {
     if (stream_captures(stream))
         return false;
@@ -49,14 +49,14 @@ bool stream_done(struct activity_stream *of)
     if (!can_be_requested(of))
         return false;
     uintptr_t key = atomic_load(&of->key);
-    if (!says_done(stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key))
+    if (!driver_done(stream_is_default(key) && key != STREAM_LEGACY ? (CUstream)2 : (CUstream)key))
         return false;
     stream_clean(&of->clean, last);
     return true;
 }
 
-/* In the calling thread's context, no more than needed for a no. Capturing elsewhere does not mind a question that is asked in relaxed
- * mode. */
+/* In the calling thread's context, up to the first stream that is not done. A query in relaxed mode does not end a capture
+ * elsewhere. */
 bool streams_done(void)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -80,16 +80,17 @@ bool streams_clean(void)
     return clean;
 }
 
-/* In a context that our own thread takes: its default stream, and what can be asked in it. A context that is no more has nothing left. */
+/* In a context that our own thread makes current: its default stream, and what can be queried in it. A context that no longer exists has
+ * nothing left. */
 static bool context_done(CUcontext context)
 {
     CUcontext popped;
     struct activity_stream *of;
     if (tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return false;
-    bool done = says_done((CUstream)STREAM_LEGACY);
+    bool done = driver_done((CUstream)STREAM_LEGACY);
     for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)
-        done = stream_done(of) || stream_is_default(atomic_load(&of->key)); /* another context's is asked there */
+        done = stream_done(of) || stream_is_default(atomic_load(&of->key)); /* another context's is queried there */
     tangram.driver.cuCtxPopCurrent_v2(&popped);
     return done;
 }
@@ -104,15 +105,15 @@ static bool is_of_none(struct activity_stream *of, const CUcontext *context, siz
 }
 
 /* From our own thread, which has no context: any of ours will do for a stream's handle, and each is queried for its default
- * stream. What lies in a context that is not known is taken for done when all others are. */
+ * stream. The work in an unknown context counts as done when all others are done. */
 bool contexts_done(void)
 {
     struct activity_stream *of;
     uint64_t launches = atomic_load(&tangram.activity.launches);
-    size_t room = contexts_list(NULL, 0);
-    CUcontext *context = malloc(room * sizeof *context + 1);
-    size_t count = context == NULL ? 0 : contexts_list(context, room);
-    bool done = count > 0 && count <= room;
+    size_t capacity = contexts_list(NULL, 0);
+    CUcontext *context = malloc(capacity * sizeof *context + 1);
+    size_t count = context == NULL ? 0 : contexts_list(context, capacity);
+    bool done = count > 0 && count <= capacity;
     for (size_t c = 0; c < count && done; c++)
         done = context_done(context[c]);
     for (size_t at = 0; done && (of = streams_next(&at)) != NULL;)

@@ -1,4 +1,4 @@
-/* graphics.c - a process that draws on a shared GPU, with CUDA or without.
+/* graphics.c - a process that uses a graphics API on a shared GPU, with CUDA or without.
  *
  * OpenGL, EGL, Vulkan and VDPAU allocate inside the driver, past every function that can be hooked. What they take is counted when
  * NVML is read, and charged then; it is never refused. So the process is reported as one whose limit is not enforced in full, from

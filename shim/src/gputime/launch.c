@@ -104,7 +104,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
     return tangram.driver.cuStreamDestroy_v2(stream);
 }
 
-/* What waits for another process's event waits for work that is not ours to see. */
+/* Work that waits for another process's event waits for work that the library cannot see. */
 EXPORT CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
 {
     NEEDS(cuIpcOpenEventHandle);

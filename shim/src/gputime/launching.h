@@ -1,4 +1,4 @@
-/* launching.h - what every launch does, in line and in as few lines of the cache as can be: struct hot says why. */
+/* launching.h - what every launch does, in line and in as few cache lines as possible; struct hot gives the reason. */
 #ifndef TANGRAM_LAUNCHING_H
 #define TANGRAM_LAUNCHING_H
 
@@ -14,12 +14,12 @@ void activity_waits_for_others(void); /* its kernels may stand behind another pr
 /* Is new work to wait? Only where suspending does not work. */
 static inline bool launches_must_wait(void)
 {
-    struct wire_turn *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
+    struct wire_gpu_time *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 
-/* One more launch. The thread that takes a place away looks at `last` after it has changed the key, so the key is looked at again after
- * `last`. The number is the largest that the place has had: what was done there before it was drawn is not taken for this. */
+/* One more launch. A thread that reuses a place reads `last` after it has changed the key, so the key is read again after
+ * `last`. The number is the largest that the place has had: work that ended there before does not count as this launch's end. */
 static inline void activity_count(struct stream_name name)
 {
     struct activity_stream *of = stream_home(name);
@@ -51,8 +51,9 @@ static inline void activity_other_known(void)
         activity_other_came();
 }
 
-/* The same of what keeps no multiprocessor busy, or may: copies, fills, waits, graphs. The arbiter must not take it for done because the
- * driver sees nobody compute. Before the launch, so that one packet reports both; after it, as idleness may have been reported in between. */
+/* The same of what keeps no multiprocessor busy, or may: copies, fills, waits, graphs. The arbiter must not treat it as done because the
+ * driver reports no process that computes. Before the launch, so that one packet reports both; after it, as idleness may have been
+ * reported in between. */
 static inline void activity_other(CUstream stream, int ptds)
 {
     activity_other_known();

@@ -1,4 +1,4 @@
-/* objects.c - see objects.h. A process has a few hundred objects at most, so every question walks the list. */
+/* objects.c - see objects.h. A process has a few hundred objects at most, so every look-up walks the list. */
 #include "gputime/objects.h"
 
 #include <stdlib.h>
@@ -25,13 +25,13 @@ const struct object *objects_find(const struct objects *objects, uint32_t client
 bool objects_add(struct objects *objects, struct object added)
 {
     size_t at = place(objects, added.client, added.handle);
-    if (at == objects->room) {
-        size_t room = objects->room ? objects->room * 2 : 64;
-        struct object *grown = realloc(objects->object, room * sizeof *grown);
+    if (at == objects->capacity) {
+        size_t capacity = objects->capacity ? objects->capacity * 2 : 64;
+        struct object *grown = realloc(objects->object, capacity * sizeof *grown);
         if (grown == NULL)
             return false;
         objects->object = grown;
-        objects->room = room;
+        objects->capacity = capacity;
     }
     objects->object[at] = added;
     if (at == objects->count)

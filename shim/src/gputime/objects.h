@@ -20,7 +20,7 @@ struct object {
 
 struct objects {
     struct object *object;
-    size_t count, room;
+    size_t count, capacity;
 };
 
 enum engine_kind { ENGINE_COMPUTE, ENGINE_COPY };

@@ -75,6 +75,6 @@ struct rm_gid { /* 268 bytes */
     uint8_t data[RM_GID_BYTES];
 };
 
-#include "gputime/driver_abi.h" /* what NVIDIA's sources say of all this, compared by the compiler */
+#include "gputime/driver_abi.h" /* the values in NVIDIA's sources, compared by the compiler */
 
 #endif

@@ -1,8 +1,8 @@
 /* streams.c - which place a stream has in the records of activity.c. See streams.h.
  *
- * A place whose stream has nothing left is given to another; where all that a stream may have are in use, a larger table is made. A thread
- * that launches finds its place without a lock, marks it, and looks again whether it is still its own: a thread that takes places away
- * changes the key first and looks then whether something was launched.
+ * A place whose stream has nothing left is reused for another; if all places of a stream are in use, a larger table is made. A thread
+ * that launches finds its place without a lock, marks it, and checks again that it is still its own: a thread that reuses places
+ * changes the key first and then checks whether something was launched.
  */
 #include "gputime/streams.h"
 
@@ -194,14 +194,14 @@ struct activity_stream *stream_place(struct stream_name name)
     struct activity_stream *of = stream_find(name);
     if (of != NULL)
         return of;
-    const bool said = stream_is_default(name.key) || stream_is_event(name.key);
-    CUcontext context = said ? name.context : context_of((CUstream)name.key);
+    const bool known = stream_is_default(name.key) || stream_is_event(name.key);
+    CUcontext context = known ? name.context : context_of((CUstream)name.key);
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&activity_->placing);
     of = claim(name);
     if (of != NULL && !stream_is_at(of, name)) {
         atomic_store(&of->context, context);
-        note_used(of); /* first: who finds the key counts there at once */
+        note_used(of); /* first: a thread that finds the key counts there at once */
         atomic_store(&of->key, name.key);
     }
     pthread_mutex_unlock(&activity_->placing);

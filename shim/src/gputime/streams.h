@@ -88,7 +88,7 @@ bool stream_is_clean(struct activity_stream *of);
 void stream_clean(_Atomic uint64_t *clean, uint64_t launches); /* raises it to that */
 void stream_gone(struct activity_stream *of, struct stream_name name); /* with whatever was in it, if the place is still its */
 
-/* done.c: queries the driver where the records do not say it */
+/* done.c: queries the driver where the records do not suffice */
 bool stream_captures(CUstream stream);
 bool stream_done(struct activity_stream *of);
 bool streams_done(void);  /* by the calling thread, in its context */

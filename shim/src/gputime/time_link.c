@@ -1,11 +1,11 @@
 /* time_link.c - the second connection to the arbiter.
  *
  * The library reports channels and work on it, and the arbiter answers in the container's page: whether this container is suspended,
- * whether new work is to wait, and a heartbeat. When the connection ends, or the heartbeat stops while we are suspended, nobody
- * would resume us: then the helper does so. A stopped arbiter costs a container less than a second.
+ * whether new work is to wait, and a heartbeat. When the connection ends, or the heartbeat stops while we are suspended, the
+ * arbiter would not resume us: the helper does so. A stopped arbiter costs a container less than a second.
  *
- * Without a helper nobody could: such a process reports its channels only to an arbiter that knows not to suspend it, and the thread
- * that launches connects and reads.
+ * A process without a helper could not be resumed: it reports its channels only to an arbiter that understands not to suspend it, and the
+ * thread that launches connects and reads.
  */
 #include "gputime/launching.h"
 
@@ -19,7 +19,7 @@
 enum {
     RETRY_FIRST_MS = 5,   /* guessed */
     RETRY_MOST_MS = 200,  /* guessed */
-    MEET_HERE_MS = 100,   /* for the WELCOME, where there is no helper; guessed: it takes less than one */
+    WELCOME_MS = 100,     /* for the WELCOME, where there is no helper; guessed: it takes less than one */
     STALE_MS = 600,       /* the arbiter's beats are 200 ms apart */
     LOOK_ROUNDS = 5,      /* of the gate's 200 us: the streams are queried once a millisecond; guessed */
     GATE_BUSY_MS = 10000, /* with earlier work of ours still on the GPU; guessed: longer than a kernel takes */
@@ -31,10 +31,10 @@ static struct time_link *const time_link_ = &tangram.time_link;
 
 static void map_page(int fd)
 {
-    struct wire_turn *old = atomic_load(&tangram.hot.page); /* the arbiter was restarted: the place stays, the page is its new one */
-    void *page = wire_map_page(old == NULL ? NULL : (char *)old - WIRE_TURN_AT, fd);
+    struct wire_gpu_time *old = atomic_load(&tangram.hot.page); /* the arbiter was restarted: the place stays, the page is its new one */
+    void *page = wire_map_page(old == NULL ? NULL : (char *)old - WIRE_GPU_TIME_AT, fd);
     if (page != MAP_FAILED)
-        atomic_store(&tangram.hot.page, (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT));
+        atomic_store(&tangram.hot.page, (struct wire_gpu_time *)(void *)((char *)page + WIRE_GPU_TIME_AT));
     time_link_->blind = fd < 0;
     state_set(WIRE_NO_PAGE, time_link_->blind);
 }
@@ -48,7 +48,7 @@ static bool can_be_welcomed(int page_fd)
 /* Locked. */
 static void greet(void)
 {
-    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = WIRE_FOR_TURNS, .library_version = TANGRAM_VERSION};
+    struct wire_hello hello = {.pid = (uint32_t)getpid(), .flags = WIRE_FOR_GPU_TIME, .library_version = TANGRAM_VERSION};
     uint64_t now = now_ms();
     if (now < time_link_->again_ms)
         return;
@@ -113,10 +113,10 @@ void time_link_read(void)
     activity_arbiter_is_new();
 }
 
-/* The heart beats while its number changes. What it says is of the arbiter's clock: in a time namespace ours is another. */
+/* The arbiter is alive while the heartbeat changes. Its value is of the arbiter's clock, which differs from ours in a time namespace. */
 static bool arbiter_is_stale(void)
 {
-    struct wire_turn *page = atomic_load(&tangram.hot.page);
+    struct wire_gpu_time *page = atomic_load(&tangram.hot.page);
     if (page == NULL)
         return false;
     uint64_t now = now_ms(), beat = atomic_load(&page->beat_ms);
@@ -130,16 +130,16 @@ static bool arbiter_is_stale(void)
     return now > atomic_load(&time_link_->beat_seen_ms) + STALE_MS;
 }
 
-/* We are suspended, and the arbiter that did it does not show that it lives. */
+/* This process is suspended, and the heartbeat of the arbiter that did it has stopped. */
 static bool abandoned(void)
 {
-    struct wire_turn *page = atomic_load(&tangram.hot.page);
+    struct wire_gpu_time *page = atomic_load(&tangram.hot.page);
     return page != NULL && atomic_load(&page->off) != 0 && arbiter_is_stale();
 }
 
 void time_link_look_for_page(void)
 {
-    if (time_link_->blind && time_link_->stage == LINK_CONNECTED && wire_has_room())
+    if (time_link_->blind && time_link_->stage == LINK_CONNECTED && wire_has_descriptor())
         lost();
 }
 
@@ -188,7 +188,7 @@ void time_link_meet(void)
     if (time_link_try() >= 0) {
         pthread_mutex_lock(&time_link_->lock);
         struct wire_end end = time_link_->end;
-        uint64_t patience_ms = time_link_->stage == LINK_GREETED ? MEET_HERE_MS : 0;
+        uint64_t patience_ms = time_link_->stage == LINK_GREETED ? WELCOME_MS : 0;
         pthread_mutex_unlock(&time_link_->lock);
         if (wire_readable(&end, patience_ms))
             time_link_read();
@@ -233,7 +233,7 @@ bool time_link_channels(const struct capture_channels *of, int fd)
 
 bool time_link_understands(uint32_t feature)
 {
-    return (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & feature) != 0;
+    return (link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & feature) != 0;
 }
 
 enum time_link_sent time_link_activity(enum wire_activity what, uint64_t value)

@@ -51,7 +51,7 @@ void time_link_meet(void);
 
 /* False when the arbiter is away. fd = -1: these channels are gone. */
 bool time_link_channels(const struct capture_channels *channels, int fd);
-bool time_link_understands(uint32_t feature); /* the arbiter, as its page says */
+bool time_link_understands(uint32_t feature); /* the arbiter, according to its page */
 enum time_link_sent time_link_activity(enum wire_activity what, uint64_t value);
 
 /* `drained` is called now and then: is nothing of the process on the GPU? */

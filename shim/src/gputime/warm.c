@@ -1,8 +1,8 @@
 /* warm.c - one empty kernel, launched when work is announced.
  *
- * It queues behind the suspend of whoever is in the way and then brings this process's context back onto the engine, so that the
+ * It queues until the arbiter has suspended the other container, and then brings this process's context back onto the engine, so that the
  * request that follows does not pay for that (80 us, measured on an H200). Each context has a module and a stream of its own for
- * it, and nobody waits for it. The first announcement in a context loads the module, which takes a few milliseconds.
+ * it, and no thread waits for it. The first announcement in a context loads the module, which takes a few milliseconds.
  */
 #include "gputime/warm.h"
 

@@ -22,7 +22,7 @@ struct warm {
 
 /* Launches it in the calling thread's context; does nothing without one, and while anything there is captured. */
 void warm_up(void);
-void warm_context_ended(CUcontext context); /* its handle may be given out again */
+void warm_context_ended(CUcontext context); /* its handle may be reused */
 void warm_forget(void); /* in a forked child */
 
 #endif

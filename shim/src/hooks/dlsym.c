@@ -1,4 +1,4 @@
-/* dlsym.c - the two functions of libc that the library replaces, so that a program that looks the driver up meets the hooks.
+/* dlsym.c - the two functions of libc that the library replaces, so that a program that looks the driver up finds the hooks.
  *
  * RTLD_NEXT and RTLD_DEFAULT depend on the calling object: libc finds it by the return address. So whatever is
  * not ours is not called but jumped to, with the registers and the stack as they came; libc then sees the caller itself, and

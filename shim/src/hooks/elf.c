@@ -1,7 +1,7 @@
 /* elf.c - what a loaded object defines and is called, read from its own tables: without dlsym, which the library replaces.
  *
- * LD_PRELOAD reaches every program of a container, also one that stands on musl, where no NVIDIA driver runs and there is nothing
- * for us to do. Such a program must find the library harmless: it needs its own dlsym behind ours. There is no list of objects to
+ * LD_PRELOAD reaches every program of a container, also one that uses musl, where no NVIDIA driver runs and the library has nothing
+ * to do. Such a program must find the library harmless: it needs its own dlsym behind ours. There is no list of objects to
  * read there (dladdr1), only one to be walked through.
  */
 #include "process.h"

@@ -1,6 +1,6 @@
 /* hook.c - from a function of the driver to the hook in front of it, by name or by address.
  *
- * cuGetProcAddress may hand out other addresses than dlsym does for the same function, so each hook is also known by the
+ * cuGetProcAddress may return other addresses than dlsym does for the same function, so each hook is also identified by the
  * address that the driver itself returns for the hook's own version and stream flavour. An address that is neither belongs
  * to a form of the function that this library does not know.
  */
@@ -59,8 +59,8 @@ static void *query_driver(const struct hook *hook)
     return at;
 }
 
-/* A driver has hundreds of functions, and a program that looks all of them up would have the driver queried for each hook: so only those are
- * whose function this can be, in whatever form it is called. */
+/* A driver has hundreds of functions, and a program that looks all of them up would have the driver queried for each hook: so only those hooks are
+ * queried to whose function the symbol can belong, in any form. */
 static void *address_of(unsigned i, const char *symbol)
 {
     void *at = atomic_load_explicit(&handed_out[i], memory_order_relaxed);
@@ -76,7 +76,7 @@ void *hook_for_address(const char *symbol, void *at)
     for (unsigned i = 0; i < HOOKS; i++) {
         void *real;
         memcpy(&real, (const char *)&tangram + hooks[i].real, sizeof real);
-        if (real == at || hooks[i].ours == at) /* ours: a driver that looks itself up meets our dlsym */
+        if (real == at || hooks[i].ours == at) /* ours: a driver that looks itself up calls our dlsym */
             return hooks[i].ours;
     }
     for (unsigned i = 0; i < HOOKS; i++)

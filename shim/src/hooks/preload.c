@@ -1,8 +1,8 @@
-/* preload.c - the library stands before what it stands in for, or the program does not start.
+/* preload.c - the library precedes the objects that it replaces, or the program does not start.
  *
  * The loader binds a name to the first object that defines it: the program, LD_PRELOAD in its order, /etc/ld.so.preload, then what they
  * need. So LD_PRELOAD=libc.so.6 puts libc's dlsym before ours, and LD_PRELOAD=libcuda.so.1, which people set to choose a driver, the
- * driver's functions. Then no hook is met, and no other part of the library could notice.
+ * driver's functions. Then no hook is reached, and no other part of the library could detect it.
  *
  * The first of our code that runs sees it in the loader's list, before main(). It starts the program again, in the same process, with the
  * library first in LD_PRELOAD; what else was named there stays and follows. If that cannot be, the program ends as one whose libraries
@@ -40,18 +40,18 @@ static const struct link_map *original_before(const struct link_map *us)
 /* A file of /proc or /etc, ended by two zeros; NULL if it cannot be read. For the caller to free. */
 static char *contents(const char *path, size_t *length)
 {
-    size_t room = 0, used = 0;
+    size_t capacity = 0, used = 0;
     char *text = NULL;
     ssize_t got = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     while (fd >= 0) {
-        if (room - used < 4096) {
-            char *larger = realloc(text, room = 2 * room + 8192);
+        if (capacity - used < 4096) {
+            char *larger = realloc(text, capacity = 2 * capacity + 8192);
             if (larger == NULL)
                 break;
             text = larger;
         }
-        got = read(fd, text + used, room - used - 2);
+        got = read(fd, text + used, capacity - used - 2);
         if (got == 0 || (got < 0 && errno != EINTR))
             break;
         used += got > 0 ? (size_t)got : 0;
@@ -106,7 +106,7 @@ static bool was_preloaded(const char *name, const char *preload)
 }
 
 /* The name under which this program was started, unless that was a script, so that it keeps its name in the lists of processes. */
-static const char *program(char *real, size_t room)
+static const char *program(char *real, size_t capacity)
 {
     struct stat started, running;
     const char *name = (const char *)(uintptr_t)getauxval(AT_EXECFN);
@@ -115,7 +115,7 @@ static const char *program(char *real, size_t room)
     for (int i = 0; i < 2; i++) {
         if (name != NULL && stat(name, &started) == 0 && started.st_dev == running.st_dev && started.st_ino == running.st_ino)
             return name;
-        ssize_t length = readlink(SELF, real, room - 1);
+        ssize_t length = readlink(SELF, real, capacity - 1);
         real[length > 0 ? length : 0] = '\0';
         name = real;
     }
@@ -150,7 +150,7 @@ static char **environment_with(const char *name, const char *preload)
     return made;
 }
 
-/* Comes back where it cannot. What it allocated is then left to the end of the program, which is near. */
+/* Returns only on failure. What it allocated is then not freed: the program ends soon. */
 static void start_again(const char *name, const char *preload)
 {
     char path[4096];

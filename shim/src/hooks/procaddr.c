@@ -1,8 +1,8 @@
 /* procaddr.c - cuGetProcAddress, both forms.
  *
- * The driver answers first: it knows which form a version and a stream flag mean, and what it does not have. What it answers
- * is then exchanged for our hook of that very function. A newer form of a function that we hook is handed out as it is, with
- * a warning: exchanging it for an older form would be a call with the wrong arguments.
+ * The driver answers first: it knows which form a version and a stream flag mean, and what it does not have. Its answer
+ * is then replaced by our hook of that very function. A newer form of a function that we hook is returned as it is, with
+ * a warning: a hook of an older form would be called with the wrong arguments.
  */
 #include "hooks/hook.h"
 #include "process.h"
@@ -10,7 +10,7 @@
 void newer_form(const char *symbol)
 {
     state_set(WIRE_UNKNOWN_FUNCTION, true);
-    warn(WARN_NEWER_FUNCTION, "this driver has a newer %s than this version knows: memory taken through it is not counted", symbol);
+    warn(WARN_NEWER_FUNCTION, "this driver has a newer %s than this version knows: memory allocated through it is not counted", symbol);
 }
 
 static void exchange(const char *symbol, void **at)

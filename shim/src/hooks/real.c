@@ -1,7 +1,7 @@
 /* real.c - finding the functions that stand behind our hooks.
  *
  * The driver is found by the name that every program loads it under. Nothing is locked while libraries are loaded: their
- * constructors may look symbols up, which comes back to us. Two threads that arrive together find the same addresses.
+ * constructors may look symbols up, which calls our dlsym. Two threads that arrive together find the same addresses.
  */
 #include "process.h"
 

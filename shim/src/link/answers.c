@@ -41,7 +41,7 @@ static bool answers(struct awaited *awaited, uint32_t seq)
 }
 
 /* Locked. What is granted is ours from here on, and is stated if the connection ends now, whether or not the thread that requested it
- * has woken up. A lease that nobody waits for is unused. What is held for a context is no lease. */
+ * has woken up. A lease that no thread waits for is unused. What is reserved for a context is no lease. */
 static void leased(uint32_t seq, const struct wire_leased *in)
 {
     if (seq & WIRE_SEQ_CONTEXT) {
@@ -113,7 +113,7 @@ static void listed(uint32_t seq, const struct wire_process_list *in)
     if (link_->processes.seq != seq || link_->listed == NULL)
         return;
     link_->listed_count = in->count;
-    uint32_t fits = in->count < link_->listed_room ? in->count : link_->listed_room;
+    uint32_t fits = in->count < link_->listed_capacity ? in->count : link_->listed_capacity;
     memcpy(link_->listed, in->process, fits * sizeof *in->process);
     answers(&link_->processes, seq);
 }

@@ -1,8 +1,8 @@
 /* helper.c - the one thread of the library's own.
  *
- * It reads both connections while nobody waits on them, answers recalls, states use and returns what is left over once a second,
- * comes back to an arbiter that went away, ends a suspend that nobody would end, and finds work that ended and was never waited for.
- * Nothing depends on it but how soon these happen: see link.c for a process that cannot have it.
+ * It reads both connections while no other thread waits on them, answers recalls, reports use and returns surplus leases once a second,
+ * reconnects to a restarted arbiter, ends a suspend that no arbiter would end, and finds work that ended and was never waited for.
+ * It only makes these happen sooner: see link.c for a process that cannot have it.
  *
  * It calls the driver only between `driver_enter` and `driver_leave`, which end with the program: the driver's destructors run before
  * this thread does.
@@ -61,7 +61,7 @@ void helper_watch_end(void)
         atexit(program_ends);
 }
 
-/* Whoever waits for the first answer reads it itself, which saves it waiting until this thread has woken it. */
+/* A thread that waits for the first answer reads it itself, which saves it waiting until this thread has woken it. */
 static void take_over(void)
 {
     pthread_mutex_lock(&link_->lock);
@@ -107,7 +107,7 @@ static void state_things(struct rounds *rounds)
     pthread_mutex_unlock(&link_->lock);
     if (!good)
         link_read(); /* finds out that the connection is over */
-    reserve_fill();
+    spare_sockets_fill();
     link_look_for_page();
     time_link_look_for_page();
     rounds->statement_ms = now_ms() + STATEMENT_MS;

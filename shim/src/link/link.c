@@ -1,14 +1,14 @@
 /* link.c - the connection to the arbiter: how it is made, and which thread reads on it. Requests over it are in request.c.
  *
  * HELLO is sent when the driver is initialised, so that the arbiter has answered by the time memory is wanted. One thread reads at a time:
- * the helper, or, before there is one and where none can be had, whoever waits for an answer.
+ * the helper, or, before there is one and where none can be started, the thread that waits for an answer.
  *
  * Three ways in which the arbiter does not answer
  *     away        nothing listens, or the connection ended. A request waits until it has been away for `wait_ms` of the page; all
  *                 threads share that wait, and after it each is refused at once until the arbiter is back.
- *     silent      it is connected, or has taken our connection, and says nothing for SILENT_MS. That is noticed once: from then on, until
- *                 a packet comes, requests are refused at once. A measure that does not come for MEASURE_MS is noticed once, too.
- *     rejecting   it answers HELLO with an ERROR. Requests are refused at once; the helper goes on trying.
+ *     silent      it is connected, or has accepted our connection, and sends nothing for SILENT_MS. That is detected once: from then on,
+ *                 until a packet comes, requests are refused at once. A measure that does not come for MEASURE_MS is detected once, too.
+ *     rejecting   it answers HELLO with an ERROR. Requests are refused at once; the helper keeps trying.
  * What is leased stays usable in all of them.
  */
 #include "process.h"
@@ -22,9 +22,9 @@
 
 enum {
     SILENT_MS = 2000,       /* specified */
-    WAIT_MS = 30000,        /* specified: where the arbiter's page says nothing of it */
+    WAIT_MS = 30000,        /* specified: where the arbiter's page gives no value */
     WAIT_MOST_MS = 600000,  /* guessed */
-    PROMISE_MS = 500,       /* after HELLO; half of what the arbiter keeps to: specified */
+    PROMISE_MS = 500,       /* after HELLO; half of the time for which the arbiter reserves it: specified */
     RETRY_FIRST_MS = 5,     /* guessed */
     RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
     THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
@@ -56,7 +56,7 @@ uint32_t link_page_word(size_t at)
     return page == NULL ? 0 : atomic_load_explicit((const _Atomic uint32_t *)(const void *)(page + at), memory_order_relaxed);
 }
 
-/* What this process leases, in full: the arbiter takes it as it is when it has just come back. */
+/* What this process leases, in full: a restarted arbiter adopts it as it is. */
 bool link_state_use(struct gpu *gpu)
 {
     uint64_t leased = atomic_load(&gpu->leased_bytes), unused = atomic_load(&gpu->unused_bytes);
@@ -87,7 +87,7 @@ static void map_page(int fd)
     link_->blind = fd < 0;
 }
 
-/* The first page is needed to know what the arbiter understands. A later one tells nothing that limits memory. */
+/* The first page is needed to know what the arbiter understands. A later one contains nothing that limits memory. */
 static bool can_be_welcomed(int page_fd)
 {
     return page_fd >= 0 || atomic_load(&link_->page) != NULL;
@@ -103,7 +103,7 @@ static bool restate(struct gpu *gpu)
            (atomic_load(&contexts->bytes) == 0 || link_send_context(gpu, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT));
 }
 
-/* Locked. The arbiter's limits are the ones that are enforced; the grant says which GPUs are meant. */
+/* Locked. The arbiter's limits are the ones that are enforced; the grant names the GPUs. */
 static bool welcomed(const struct wire_welcome *in)
 {
     for (unsigned i = 0; i < tangram.grant.gpus; i++) {
@@ -206,13 +206,13 @@ static bool answered_hello(const struct wire_packet *packet, int passed)
     }
     pthread_mutex_unlock(&link_->lock);
     if (good)
-        reserve_fill();
+        spare_sockets_fill();
     return good;
 }
 
 void link_look_for_page(void)
 {
-    if (!link_->blind || !wire_has_room())
+    if (!link_->blind || !wire_has_descriptor())
         return;
     pthread_mutex_lock(&link_->lock);
     if (link_->stage == LINK_CONNECTED)
@@ -238,7 +238,7 @@ void link_read(void)
     pthread_mutex_unlock(&link_->lock);
 }
 
-/* Locked on entry and exit: one step of whoever reads in the helper's place, until a deadline. */
+/* Locked on entry and exit: one step of a thread that reads in the helper's place, until a deadline. */
 void link_pump(uint64_t deadline_ms)
 {
     if (process_is_guest()) {
@@ -261,13 +261,13 @@ void link_pump(uint64_t deadline_ms)
     pthread_cond_broadcast(&link_->changed);
 }
 
-/* Locked. How long an arbiter that is away is waited for: as the program's environment says, else as the arbiter announced while it was there. It
- * limits nothing but patience. */
+/* Locked. How long to wait for an arbiter that is away: by the program's environment, else by what the arbiter announced before. It
+ * limits only the wait. */
 static uint64_t wait_ms(void)
 {
     if (link_->wanted_ms > 0)
         return link_->wanted_ms;
-    uint32_t reported_ms = link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, wait_ms));
+    uint32_t reported_ms = link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, wait_ms));
     return reported_ms == 0 ? WAIT_MS : reported_ms;
 }
 
@@ -327,7 +327,7 @@ bool link_connected_in_time(void)
 bool link_is_silent(void)
 {
     if ((atomic_load(&link_->silent) || atomic_load(&link_->measures_late)) && !link_->reading && !link_->pumping)
-        link_pump(0); /* nobody else would see that it speaks again */
+        link_pump(0); /* no other thread would notice that it answers again */
     return atomic_load(&link_->silent);
 }
 

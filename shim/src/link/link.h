@@ -26,7 +26,7 @@ struct wire_file {
     struct timespec made;
 };
 
-/* Our end of a socket. The program may close its number and be given it anew: device and inode say whether it is still ours. */
+/* Our end of a socket. The program may close its number and reuse it: device and inode show whether it is still ours. */
 struct wire_end {
     int fd;    /* -1 = none */
     pid_t pid; /* that connected it */
@@ -44,11 +44,11 @@ struct wire_past {
 
 /* Sockets for when none can be made: one for each connection. */
 enum { RESERVE_SOCKETS = 2 };
-struct reserve {
+struct spare_sockets {
     pthread_mutex_t lock; /* the innermost */
     struct wire_end spare[RESERVE_SOCKETS];
 };
-#define RESERVE_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}}}
+#define SPARE_SOCKETS_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}}}
 
 /* A packet whose answer a thread waits for. */
 struct awaited {
@@ -57,44 +57,44 @@ struct awaited {
 };
 
 enum link_stage {
-    LINK_APART,     /* the arbiter is away, or was never met */
+    LINK_APART,     /* the arbiter is away, or was never connected */
     LINK_GREETED,   /* HELLO was sent */
     LINK_CONNECTED, /* WELCOME was read */
 };
 
 struct link {
-    pthread_mutex_t listing, sharing; /* one question of a kind at a time; taken before `lock`, and held while one waits */
+    pthread_mutex_t listing, sharing; /* one query of a kind at a time; locked before `lock`, and during the wait */
     pthread_mutex_t lock;             /* guards what follows, and every send */
     pthread_cond_t changed;
     bool clocked;             /* `changed` is set up, and `wanted_ms` read */
-    uint32_t wanted_ms;       /* how long the program wants an arbiter that is away waited for; 0 = it does not say */
+    uint32_t wanted_ms;       /* how long the program wants to wait for an arbiter that is away; 0 = not set */
     bool threaded;            /* the helper thread was made */
     bool reading;             /* and reads from now on */
     bool pumping;             /* a thread that waits for an answer reads in its place */
-    uint64_t thread_again_ms; /* not before then is a thread tried again that could not be made */
+    uint64_t thread_again_ms; /* after a thread could not be made, the next try is not before then */
     enum link_stage stage;
-    uint32_t ended; /* connections that ended: what was asked on one is not answered on the next */
+    uint32_t ended; /* connections that ended: a query on one is not answered on the next */
     struct wire_end end;
     struct wire_past past;
     uint64_t greeted_at_ms;     /* monotonic, as all that follow */
-    uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = no request has met the loss yet */
+    uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = no request has found the loss yet */
     uint64_t again_ms;          /* not before then is it tried again */
     unsigned pause_ms;          /* between tries */
     bool rejected;              /* it answered HELLO with an ERROR: no request waits for it any more */
-    _Atomic bool silent;        /* it is there and has not answered in time: nobody waits until a packet comes */
-    _Atomic bool measures_late; /* the same of a measure, which it may be long about: for that nobody waits until a packet comes */
-    uint64_t promised_bytes;    /* what the arbiter keeps for a context on its first GPU; 0 = nothing */
-    uint64_t promised_until_ms; /* so long we rely on it */
+    _Atomic bool silent;        /* it is connected and has not answered in time: no thread waits until a packet comes */
+    _Atomic bool measures_late; /* the same for a measure, which may take long: no thread waits for one until a packet comes */
+    uint64_t promised_bytes;    /* what the arbiter reserves for a context on its first GPU; 0 = nothing */
+    uint64_t promised_until_ms; /* the library relies on it until then */
     uint32_t seq;
     uint32_t states_reported;   /* as reported last; see state.c */
     _Atomic uint32_t given_seq; /* of the RETURN or DROP that was sent last; 0 = it is answered */
-    _Atomic uint32_t gives;     /* RETURNs that were begun: who counts what is free looks whether one came between */
+    _Atomic uint32_t gives;     /* RETURNs that were begun: a thread that counts free memory checks whether one came in between */
     struct awaited lease, context, measured, processes, hold, grow;
     struct wire_leased lease_answer, context_answer, shared_answer, grow_answer;
     struct wire_process *listed; /* where the process list goes that is waited for */
-    uint32_t listed_room, listed_count;
-    struct wire_packet packet;            /* of whoever reads: one at a time */
-    bool blind;                           /* there was no descriptor for the page: what it shows is not known */
+    uint32_t listed_capacity, listed_count;
+    struct wire_packet packet;            /* of the thread that reads: one at a time */
+    bool blind;                           /* there was no descriptor for the page: its contents are unknown */
     const _Atomic uint64_t *_Atomic page; /* bytes of the container's limit that no process leases, per wire GPU */
 };
 
@@ -111,17 +111,17 @@ struct link {
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 #define WIRE_SEQ_GROW UINT32_C(0x08000000)
 
-/* reserve.c */
-void reserve_fill(void);
-bool reserve_take(struct wire_end *end);
-void reserve_give_back(struct wire_end *end); /* one that could not be connected; closes what there is no place for */
-void reserve_forget(void);                    /* in a forked child */
+/* spare_sockets.c */
+void spare_sockets_fill(void);
+bool spare_sockets_take(struct wire_end *end);
+void spare_sockets_return(struct wire_end *end); /* one that could not be connected; closes what there is no place for */
+void spare_sockets_forget(void);                    /* in a forked child */
 
 /* packet.c */
 bool wire_socket(struct wire_end *end); /* connected to nothing yet */
-bool wire_has_room(void);               /* is there a descriptor left? */
+bool wire_has_descriptor(void);               /* is there a descriptor left? */
 void *wire_map_page(void *at, int fd);  /* over the one before, if there is one; fd = -1: one that shows nothing. MAP_FAILED */
-bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past); /* by a socket of reserve.c, where none can be made */
+bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past); /* by a socket of spare_sockets.c, where none can be made */
 struct wire_past wire_ended(struct wire_end *end); /* closes it */
 bool wire_own(struct wire_end *end, int fd); /* a descriptor that was just made; false: there is none, and nothing is left open */
 bool wire_is_there(const struct wire_end *end); /* in a forked child, too */
@@ -143,7 +143,7 @@ void link_greet(void);          /* sends HELLO and waits for nothing */
 bool link_wait(void);           /* until connected, as long as an arbiter that is there may take */
 void link_forget(void);         /* in a forked child */
 void link_look_for_page(void);  /* by the thread that reads, now and then: connects anew where there is a descriptor for the page by now */
-bool link_has_helper(void);     /* false: what is not needed is returned at once, for nobody would answer a recall */
+bool link_has_helper(void);     /* false: what is not needed is returned at once, for no thread would answer a recall */
 uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
 
 /* request.c */
@@ -154,7 +154,7 @@ void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead
 bool link_unleased(struct gpu *gpu, uint64_t *bytes);
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
 void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
-bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, uint32_t *count);
+bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t capacity, uint32_t *count);
 enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
 void link_grown(struct gpu *gpu);
 enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message); /* locked afterwards when it is granted */

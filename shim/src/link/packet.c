@@ -1,8 +1,8 @@
 /* packet.c - one packet over the arbiter's socket, sent or received whole or not at all. It never blocks for long.
  *
- * A program may close a descriptor that it did not open, and be given the number again for a file of its own. So an end remembers which
- * socket it is, and nothing is sent to, read from or closed under a number that has become another file's. It remembers its process, too:
- * what a child of a bare fork said or read on its parent's connection would be taken for the parent's.
+ * A program may close a descriptor that it did not open, and get the number again for a file of its own. So an end records its
+ * socket, and nothing is sent to, read from or closed under a number that has become another file's. It records its process, too:
+ * what a child of a bare fork sends or reads on its parent's connection would count as the parent's.
  */
 #include "process.h"
 
@@ -45,16 +45,16 @@ static bool same_file(const struct wire_file *one, const struct wire_file *other
            one->made.tv_nsec == other->made.tv_nsec;
 }
 
-/* The kernel ends what a killed arbiter had one by one, on a busy machine with pauses between. It may still listen when our connection has
- * ended: who connects then is hung up on, and a socket of the reserve would be lost. So that waits for another arbiter's file. Where there
- * is none after a while, the arbiter lives and has hung up on us alone. */
+/* The kernel closes a killed arbiter's sockets one by one, on a busy machine with pauses in between. Its socket may still listen when our
+ * connection has ended: a new connection would be closed too, and a socket of the reserve lost. So the reserve waits for another arbiter's
+ * file. If there is none after a while, the arbiter is alive and has closed only our connection. */
 static bool may_spend(const struct wire_past *past, const struct wire_file *file)
 {
     bool another = past->file.inode != 0 && file->inode != 0 && !same_file(&past->file, file);
     return past->ended_ms == 0 || another || now_ms() >= past->ended_ms + ENDING_MS;
 }
 
-/* Too many that wait to be accepted is a no as well: it never blocks. The descriptor's number is as it comes: moving it up would grow
+/* A full backlog is a failure as well: it never blocks. The descriptor's number is the kernel's choice: moving it up would grow
  * the descriptor table, which costs a process of several threads 5 to 20 ms (measured). */
 bool wire_connect(struct wire_end *end, const char *path, const struct wire_past *past)
 {
@@ -67,7 +67,7 @@ bool wire_connect(struct wire_end *end, const char *path, const struct wire_past
     strcpy(address.sun_path, path);
     const struct wire_file before = file_at(path);
     bool made = wire_socket(end);
-    if (!made && (!may_spend(past, &before) || !reserve_take(end)))
+    if (!made && (!may_spend(past, &before) || !spare_sockets_take(end)))
         return false;
     if (connect(end->fd, (const struct sockaddr *)&address, sizeof address) == 0 || root_connect(end->fd)) {
         const struct wire_file after = file_at(path);
@@ -77,30 +77,30 @@ bool wire_connect(struct wire_end *end, const char *path, const struct wire_past
     if (made)
         wire_close(end);
     else
-        reserve_give_back(end);
+        spare_sockets_return(end);
     return false;
 }
 
-bool wire_has_room(void)
+bool wire_has_descriptor(void)
 {
     struct wire_end end;
-    bool room = wire_socket(&end);
-    if (room)
+    bool made = wire_socket(&end);
+    if (made)
         wire_close(&end);
-    return room;
+    return made;
 }
 
 /* What an arbiter understands is kept: the next one does, too. */
 static void *map_nothing(void *at)
 {
-    struct wire_turn *turn = at == NULL ? NULL : (struct wire_turn *)(void *)((char *)at + WIRE_TURN_AT);
-    uint32_t features = turn == NULL ? 0 : atomic_load(&turn->features), wait_ms = turn == NULL ? 0 : atomic_load(&turn->wait_ms);
+    struct wire_gpu_time *state = at == NULL ? NULL : (struct wire_gpu_time *)(void *)((char *)at + WIRE_GPU_TIME_AT);
+    uint32_t features = state == NULL ? 0 : atomic_load(&state->features), wait_ms = state == NULL ? 0 : atomic_load(&state->wait_ms);
     void *page = mmap(at, WIRE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at != NULL ? MAP_FIXED : 0), -1, 0);
     if (page == MAP_FAILED)
         return page;
-    turn = (struct wire_turn *)(void *)((char *)page + WIRE_TURN_AT);
-    atomic_store(&turn->features, features);
-    atomic_store(&turn->wait_ms, wait_ms);
+    state = (struct wire_gpu_time *)(void *)((char *)page + WIRE_GPU_TIME_AT);
+    atomic_store(&state->features, features);
+    atomic_store(&state->wait_ms, wait_ms);
     mprotect(page, WIRE_PAGE_BYTES, PROT_READ);
     return page;
 }
@@ -175,12 +175,12 @@ bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq,
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
     union {
         struct cmsghdr align;
-        char room[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(sizeof(int))];
     } control = {0};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     if (passed_fd >= 0) {
-        message.msg_control = control.room;
-        message.msg_controllen = sizeof control.room;
+        message.msg_control = control.buffer;
+        message.msg_controllen = sizeof control.buffer;
         struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
         passed->cmsg_level = SOL_SOCKET;
         passed->cmsg_type = SCM_RIGHTS;
@@ -231,13 +231,13 @@ static bool well_formed(const struct wire_packet *packet, size_t got)
     return gpus <= WIRE_GPUS && header->body_bytes == 8 + gpus * sizeof(struct wire_gpu);
 }
 
-/* False when the peer hung up or what came is no packet of this protocol. A descriptor that came along is in *passed_fd,
- * else that is -1, also where none was left for it. */
+/* False when the peer closed the connection, or the data is no packet of this protocol. A passed descriptor is in *passed_fd;
+ * without one, or if no descriptor was left for it, that is -1. */
 bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
 {
     union {
         struct cmsghdr align;
-        char room[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(sizeof(int))];
     } control;
     struct iovec part = {packet, sizeof *packet};
     struct msghdr message = {

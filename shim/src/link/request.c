@@ -1,7 +1,7 @@
 /* request.c - what the threads of the program request from the arbiter and report to it.
  *
- * Each question is one packet and one answer, awaited for a bounded time; an arbiter that went away meanwhile gets the question again
- * when it is back, and one that is silent gets none. link.lock is free while one waits.
+ * Each request is one packet and one answer, awaited for a bounded time. If the arbiter ends meanwhile, the request is sent again
+ * when it is back; nothing is sent to one that is silent. link.lock is free during the wait.
  */
 #include "process.h"
 
@@ -16,12 +16,12 @@ enum {
 
 struct tries {
     unsigned count;
-    uint32_t ended; /* as it was when the question was asked last */
+    uint32_t ended; /* as it was at the last query */
 };
 
 static struct link *const link_ = &tangram.link;
 
-/* Locked. What is free for this process once the arbiter has read it: a query of how much that is waits for the answer. */
+/* Locked. What becomes free once the arbiter has read it: a query of the free memory waits for the answer. */
 static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
 {
     uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
@@ -50,8 +50,8 @@ static void wait_for_packet(uint64_t deadline_ms)
         link_pump(deadline_ms);
 }
 
-/* Locked. Until the answer is there: false when it is not, in time or at all. A helper may have met the next arbiter by the time that this
- * thread has woken: the connection that was asked is over all the same. */
+/* Locked. Until the answer is there: false when it does not come in time or at all. A helper may have connected to the next arbiter before this
+ * thread wakes: the connection of the query has ended all the same. */
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     const uint32_t ended = link_->ended;
@@ -64,14 +64,14 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
     return awaited->answered;
 }
 
-/* Can an answer to this come? Not when the arbiter reads nothing. When it has gone, the thread that reads will find that out: waiting
+/* Can an answer to this come? Not when the arbiter reads nothing. When it has ended, the thread that reads will detect that: waiting
  * for the answer is waiting for that. */
 static bool reached(bool sent)
 {
     return sent || errno != EAGAIN;
 }
 
-/* Locked. Up to so much of the unused lease goes back. Without an arbiter it stays ours. */
+/* Locked. Returns up to so much of the unused lease. Without an arbiter it stays leased. */
 static void return_unused(struct gpu *gpu, uint64_t most_bytes)
 {
     if (!is_connected() || atomic_load(&gpu->unused_bytes) == 0)
@@ -126,7 +126,7 @@ static bool should_send(struct tries *tries)
     return true;
 }
 
-/* Locked, connected. One question. LINK_ABSENT: it was not answered; send it again if the arbiter went away meanwhile. */
+/* Locked, connected. One request. LINK_ABSENT: it was not answered; send it again if the arbiter went away meanwhile. */
 static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
 {
     struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
@@ -140,8 +140,8 @@ static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint6
     return LINK_GRANTED;
 }
 
-/* Requests at least `need` bytes. Granted: `need` is the caller's, what came beyond it is unused lease. What is unused goes back first, in
- * every try: an arbiter that was away when this began has not got it yet, and would count it as held. */
+/* Requests at least `need` bytes. Granted: `need` is the caller's, the rest is unused lease. The unused lease is returned first, in
+ * every try: an arbiter that was away at the start does not have it yet, and would count it as leased. */
 enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -199,8 +199,8 @@ static void request_chunk_ahead(struct gpu *gpu)
         atomic_store(&contexts->chunk_seq, seq);
 }
 
-/* Locked. The arbiter keeps what a context takes for a process that has just initialised the driver: a BEGIN that was sent before that
- * ends is granted, and its answer need not be waited for. Bytes; 0 = nothing was promised, or it is too late. It is spent either way. */
+/* Locked. The arbiter reserves a context's memory for a process that has just initialised the driver: a BEGIN that is sent before that
+ * reservation ends is granted without waiting for its answer. Bytes; 0 = nothing was reserved, or it is too late. It is used up either way. */
 static uint64_t redeem_promise(struct gpu *gpu)
 {
     bool promised = atomic_load(&gpu->wire) == 0 && now_ms() < link_->promised_until_ms;
@@ -209,7 +209,7 @@ static uint64_t redeem_promise(struct gpu *gpu)
     return bytes;
 }
 
-/* Locked, connected. One question, as `request_once`. */
+/* Locked, connected. One request, as `request_once`. */
 static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
 {
     link_->context = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_CONTEXT};
@@ -220,7 +220,7 @@ static enum link_answer begin_once(struct gpu *gpu, bool *estimated)
     request_chunk_ahead(gpu);
     uint64_t granted_bytes = sent ? redeem_promise(gpu) : 0;
     if (granted_bytes > 0) {
-        link_->context.seq = 0; /* nobody waits for the answer */
+        link_->context.seq = 0; /* no thread waits for the answer */
     } else if (!answered_in_time(&link_->context, PATIENCE_MS)) {
         return LINK_ABSENT;
     } else if (link_->context_answer.refused) {
@@ -254,10 +254,10 @@ static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_
     return wire_send(&link_->end, WIRE_CONTEXT, seq, &message, sizeof message);
 }
 
-/* Locked, connected. One question, as `request_once`. */
+/* Locked, connected. One request, as `request_once`. */
 static enum link_answer grow_once(struct gpu *gpu, uint64_t bytes, bool *held)
 {
-    *held = (link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & WIRE_UNDERSTANDS_GROW) != 0;
+    *held = (link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & WIRE_UNDERSTANDS_GROW) != 0;
     if (!*held)
         return LINK_GRANTED;
     link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
@@ -288,7 +288,7 @@ void link_grown(struct gpu *gpu)
     pthread_mutex_unlock(&link_->lock);
 }
 
-/* Locked, connected. One question, as `request_once`. What is answered too late is taken back. */
+/* Locked, connected. One request, as `request_once`. An answer that comes too late is undone. */
 static enum link_answer shared_once(struct gpu *gpu, struct wire_shared *message)
 {
     message->gpu = (uint32_t)atomic_load(&gpu->wire);
@@ -302,7 +302,7 @@ static enum link_answer shared_once(struct gpu *gpu, struct wire_shared *message
     return LINK_ABSENT;
 }
 
-/* Memory was opened that somebody else may have made. */
+/* Memory was opened that another process may have made. */
 enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -334,8 +334,8 @@ void link_context_end(struct gpu *gpu, enum wire_step step, bool wait)
     quiet_end(quiet);
 }
 
-/* The container's processes on a GPU. False when the arbiter does not say. One thread at a time; the caller is quiet. */
-bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, uint32_t *count)
+/* The container's processes on a GPU. False when the arbiter does not answer. One thread at a time; the caller is quiet. */
+bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t capacity, uint32_t *count)
 {
     bool known = false;
     if (!link_wait())
@@ -346,7 +346,7 @@ bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t room, ui
         struct wire_gpu_only wanted = {.gpu = (uint32_t)atomic_load(&gpu->wire)};
         link_->processes = (struct awaited){.seq = link_next_seq()};
         link_->listed = out;
-        link_->listed_room = room;
+        link_->listed_capacity = capacity;
         known = wire_send(&link_->end, WIRE_PROCESSES, link_->processes.seq, &wanted, sizeof wanted) &&
                 answered_in_time(&link_->processes, PATIENCE_MS);
         link_->listed = NULL;

@@ -1,11 +1,11 @@
 /* root.c - the way to the arbiter's socket for a program that changes its root.
  *
- * After a chroot the socket is no longer where it was, and an arbiter that restarts would wait for such a program in vain. The helper
+ * After a chroot the socket's path is no longer valid, and the program could not connect to a restarted arbiter. The helper
  * thread keeps the root that it started with, where the kernel lets it (`unshare(CLONE_FS)`). Seccomp profiles of container runtimes forbid
- * that call, and a process may have no helper. There the folder of the socket is kept open, and the socket is met from inside it: by the
- * folder's name in /proc, which the new root may have, else by a thread that lives for two system calls. That one is cloned without
- * CLONE_FS, so it has a current folder of its own, and those profiles allow it: they look for new namespaces. It has the process's number,
- * which is what the arbiter knows of a connection.
+ * that call, and a process may have no helper. There the folder of the socket is kept open, and the connection is made from inside it: by the
+ * folder's name in /proc, which the new root may have, else by a thread that makes two system calls and ends. That one is cloned without
+ * CLONE_FS, so it has a current folder of its own, and those profiles allow it: they forbid only new namespaces. It has the process's ID,
+ * by which the arbiter identifies a connection.
  */
 #include "process.h"
 
@@ -22,10 +22,10 @@
 
 static struct wire_end *const folder_ = &tangram.socket_folder;
 
-static bool folder_of(const char *path, char *folder, size_t room)
+static bool folder_of(const char *path, char *folder, size_t capacity)
 {
     const char *slash = strrchr(path, '/');
-    return slash != NULL && snprintf(folder, room, "%.*s", slash == path ? 1 : (int)(slash - path), path) < (int)room;
+    return slash != NULL && snprintf(folder, capacity, "%.*s", slash == path ? 1 : (int)(slash - path), path) < (int)capacity;
 }
 
 void root_keep_folder(void)
@@ -36,7 +36,7 @@ void root_keep_folder(void)
     wire_own(folder_, open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC)); /* a child that is forked has it, too */
 }
 
-/* It keeps nobody from unmounting the folder that the program was in. */
+/* It prevents no unmount of the program's working folder. */
 bool root_keep(void)
 {
     if (unshare(CLONE_FS) != 0)

@@ -1,6 +1,6 @@
 /* state.c - what this process cannot enforce, reported to the arbiter when it begins and when it ends.
  *
- * Whoever finds such a state sets a bit, at any place and without a lock. The helper reports it within a second; without a helper
+ * The thread that finds such a state sets a bit, at any place and without a lock. The helper reports it within a second; without a helper
  * the thread that sends the next request does. Each state is a row of docs/reference/enforcement.md.
  */
 #include "process.h"
@@ -18,7 +18,7 @@ void state_set(enum wire_reason reason, bool active)
         debug("state %u %s", (unsigned)reason, active ? "begins" : "ends");
 }
 
-/* The helper meets the arbiter by itself. */
+/* The helper connects to the arbiter by itself. */
 void state_announce(void)
 {
     struct quiet quiet = quiet_begin();
@@ -34,7 +34,7 @@ void state_announce(void)
 bool state_report(void)
 {
     uint32_t now = atomic_load(&tangram.states);
-    if ((link_page_word(WIRE_TURN_AT + offsetof(struct wire_turn, features)) & WIRE_UNDERSTANDS_REPORT) == 0)
+    if ((link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & WIRE_UNDERSTANDS_REPORT) == 0)
         return true; /* an older arbiter would take the packet for garbage */
     for (uint32_t reason = 1; reason < WIRE_REASONS; reason++) {
         uint32_t bit = UINT32_C(1) << reason;

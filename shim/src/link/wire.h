@@ -30,7 +30,7 @@ enum wire_type {
     WIRE_REPORT = 17
 };
 
-enum wire_hello_flags { WIRE_FOR_TURNS = 1, WIRE_FOR_CONTEXT = 2 };
+enum wire_hello_flags { WIRE_FOR_GPU_TIME = 1, WIRE_FOR_CONTEXT = 2 };
 
 enum wire_activity {
     WIRE_WORK = 1,
@@ -61,7 +61,7 @@ enum wire_reason {
     WIRE_NO_THREAD = 1,        /* no helper thread: its GPU work cannot be suspended, for it could not resume itself */
     WIRE_NO_CHANNELS = 2,      /* the kernel driver's requests are not understood */
     WIRE_GRAPHICS = 3,         /* memory of a graphics API is on the GPU */
-    WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that takes memory or launches, or lacks one that tells of memory */
+    WIRE_UNKNOWN_FUNCTION = 4, /* the driver has a newer form of a function that allocates memory or launches, or lacks one that reports memory */
     WIRE_UNLISTED_CHANNELS = 5,
     WIRE_NO_UUID = 6,         /* a channel whose GPU the driver does not name */
     WIRE_NO_PAGE = 7,         /* no descriptor was left for the arbiter's page: launches do not wait at its gate */
@@ -161,20 +161,20 @@ struct wire_report {
     uint32_t reason, active; /* enum wire_reason; 1 = it began, 0 = it ended */
 };
 
-/* What the arbiter says of a container's time, and of itself, in the page, WIRE_TURN_AT bytes from its start. */
+/* The arbiter's state of a container's GPU time, and its own, in the page, WIRE_GPU_TIME_AT bytes from its start. */
 enum {
-    WIRE_TURN_AT = 1024,
+    WIRE_GPU_TIME_AT = 1024,
     WIRE_UNDERSTANDS_REPORT = 1,
     WIRE_UNDERSTANDS_GROW = 2,
     WIRE_UNDERSTANDS_STILL = 4,
     WIRE_UNDERSTANDS_DRAINED = 8,
     WIRE_UNDERSTANDS_RESUMED = 16
 };
-struct wire_turn {
-    _Atomic uint64_t beat_ms;  /* changes while the arbiter lives: CLOCK_MONOTONIC, of its time namespace; 0 = it has not beaten yet */
+struct wire_gpu_time {
+    _Atomic uint64_t beat_ms;  /* changes while the arbiter runs: CLOCK_MONOTONIC, of its time namespace; 0 = no beat yet */
     _Atomic uint32_t off;      /* the container is suspended */
     _Atomic uint32_t gate;     /* new work is to wait */
-    _Atomic uint32_t features; /* of this arbiter; 0 from one that is older than the word */
+    _Atomic uint32_t features; /* of this arbiter; 0 from one that is older than this field */
     _Atomic uint32_t wait_ms;  /* how long a process waits for an arbiter that is away; 0 = the library decides */
 };
 
@@ -208,7 +208,7 @@ _Static_assert(sizeof(struct wire_measured) == 24, "MEASURED");
 _Static_assert(sizeof(struct wire_gpu_only) == 8, "PROCESSES");
 _Static_assert(sizeof(struct wire_shared) == 88, "HOLD, DROP");
 _Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_work) == 16, "CHANNELS, ACTIVITY");
-_Static_assert(sizeof(struct wire_turn) == 24 && sizeof(struct wire_report) == 8, "turn of the page, REPORT");
+_Static_assert(sizeof(struct wire_gpu_time) == 24 && sizeof(struct wire_report) == 8, "GPU time of the page, REPORT");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 
 #endif

@@ -1,8 +1,8 @@
-/* array.c - arrays and mipmapped arrays: texture memory, of which the driver tells neither size nor address.
+/* array.c - arrays and mipmapped arrays: texture memory, of which the driver reports neither size nor address.
  *
  * cuArrayGetMemoryRequirements answers for arrays without memory only. So the size is computed as the driver lays textures out, and
  * small ones share pages by the driver's own rule (pages.c). A format that is newer than this library counts as the widest there is.
- * Sparse arrays and those that are mapped later have no memory of their own: they are given blocks of cuMemCreate, which are counted.
+ * Sparse arrays and those that are mapped later have no memory of their own: blocks of cuMemCreate are mapped into them, which are counted.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
@@ -68,7 +68,7 @@ struct extent {
 };
 
 /* One level of one layer, as it lies in memory: tiles of 64 bytes x 8 rows. A real 3D array is not padded in its height. UINT64_MAX when
- * it is too large to say. */
+ * it overflows. */
 static uint64_t level_bytes(struct extent of)
 {
     uint64_t high = padded(padded(of.height, of.side) / of.side, TILE_ROWS) / TILE_ROWS, bytes;

@@ -1,9 +1,9 @@
 /* async.c - memory ordered by a stream, from the device's own pool or one of the program's, in both stream flavours.
  *
- * The pool pays (pool.c). Inside a capture nothing is taken yet: such an allocation becomes a node of a graph, and is counted
- * when the graph is launched (graph.c). Another thread may end a capture, or begin one, between our question and the call: so what
- * came back is asked what it is, and memory is paid for whatever the stream was before. Nothing here waits for a stream, but for one
- * case: a pool that grew past what could be paid for gives the allocation back, and has to wait for it to do so.
+ * The memory is charged to the pool (pool.c). Inside a capture nothing is allocated yet: such an allocation becomes a node of a graph, and
+ * is counted when the graph is launched (graph.c). Another thread may end a capture, or begin one, between our query and the call: so the
+ * returned pointer is queried, and memory is charged whatever the stream was before. Nothing here waits for a stream, except that
+ * a pool that grew past what could be charged frees the allocation, and has to wait for it first.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"

@@ -1,10 +1,10 @@
-/* bound.c - what a context may grow by in a call is held before the call, and settled after it.
+/* bound.c - what a context may grow by in a call is reserved before the call, and settled after it.
  *
- * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. A bound can be given: the library
+ * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. But a bound is known: the library
  * requests it (CONTEXT GROW), and the arbiter reserves it or refuses. It is requested for many calls at once, so most of them are one
  * compare-and-swap. A second later, when no such call is under way, GROWN reports that they are made, and it charges what NVML counts.
  *
- * Nothing waits for NVML. An arbiter that is away is waited for as for an allocation; then the lease pays while it has room.
+ * Nothing waits for NVML. A call waits for an arbiter that is away as an allocation does; after that it is charged to the free part of the lease.
  */
 #include "memory/bound.h"
 
@@ -103,7 +103,7 @@ unsigned bound_period(const struct gpu *gpu)
     return atomic_load(&bound_of(gpu)->periods);
 }
 
-/* Locked. Who begins says so before it takes: it is seen here, or finds nothing left. */
+/* Locked. A thread that begins sets its mark before it reserves: either the mark is seen here, or the thread finds nothing left. */
 static void settle(struct gpu *gpu)
 {
     struct bound *bound = bound_of(gpu);

@@ -1,4 +1,4 @@
-/* bound.h - calls that make a context grow by what nobody knows before they are made. process.h includes this. */
+/* bound.h - calls that make a context grow by an amount that is unknown before they are made. process.h includes this. */
 #ifndef TANGRAM_BOUND_H
 #define TANGRAM_BOUND_H
 
@@ -14,19 +14,19 @@ struct bound { /* of one GPU */
     _Atomic bool open;         /* the arbiter has reserved something, and GROWN is due when the calls are made */
     _Atomic unsigned periods;  /* how often that ended */
     _Atomic uint64_t borrowed; /* from the lease, as no arbiter answered */
-    _Atomic bool unseen;       /* held in this period for variables that an image does not show */
+    _Atomic bool unseen;       /* reserved in this period for variables that an image does not show */
 };
 
 /* A call may make the GPU's contexts grow by so many bytes at most. False: they do not fit, refuse the call. A NULL GPU is not shared. */
 bool bound_begin(struct gpu *gpu, uint64_t bytes);
 void bound_end(struct gpu *gpu); /* the call has returned, if it was begun */
 unsigned bound_period(const struct gpu *gpu);
-bool bound_unseen(struct gpu *gpu); /* is it to be held for variables that are not seen? Once a period, for all such images together */
+bool bound_unseen(struct gpu *gpu); /* is it to be reserved for variables that are not seen? Once a period, for all such images together */
 
 /* Once a second: those calls are made, if none is under way. The arbiter settles them by NVML's next figure. */
 void bound_settle(struct gpu *gpu);
 
-void bound_lost(struct gpu *gpu);   /* the arbiter that held something is gone. Callable with link.lock held */
+void bound_lost(struct gpu *gpu);   /* the arbiter that reserved something is gone. Callable with link.lock held */
 void bounds_forget_all(void);       /* in a forked child */
 
 #endif

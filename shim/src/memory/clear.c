@@ -1,4 +1,4 @@
-/* clear.c - zeroing memory before the program has it, where the grant says `clear yes`.
+/* clear.c - zeroing memory before the program gets it, where the grant contains `clear yes`.
  *
  * Memory in a stream's order is zeroed in that order. Plain memory may be used from any stream as soon as the call returns, so
  * it is zeroed on a stream of its own and waited for: a cuMemAlloc then takes as long as the GPU needs to write so much.

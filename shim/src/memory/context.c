@@ -1,10 +1,10 @@
 /* context.c - contexts, which take memory of their own.
  *
  * Before the first context on a GPU the library requests what one takes there, and the arbiter reserves it; after it was made, and after the last is
- * gone, the arbiter measures. What is allocated in a context dies with it, and so do our records of it. A further context of the same
+ * gone, the arbiter measures. What is allocated in a context ends with it, and so do its records here. A further context of the same
  * process takes as much as the first (measured): that is reserved before it is made, and settled with the rest. The request is made with
- * `beginning` held, so that two threads do not both make the first; the driver is called without it, and nobody who only looks at the list
- * waits for the arbiter. Primary and green contexts are in primary.c.
+ * `beginning` held, so that two threads do not both make the first; the driver is called without it, and a thread that only reads the list
+ * does not wait for the arbiter. Primary and green contexts are in primary.c.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
@@ -40,7 +40,7 @@ void context_tried(void)
     atomic_fetch_sub(&contexts_->making, 1);
 }
 
-/* It was made. Its default stream was booked without its handle, if it is the first: so nobody has the handle yet. */
+/* It was made. If it is the first, its default stream was recorded without its handle: no other thread has the handle yet. */
 static void came(CUcontext context)
 {
     pthread_mutex_lock(&contexts_->lock);
@@ -57,7 +57,7 @@ void contexts_are_several(void)
     pthread_mutex_unlock(&contexts_->lock);
 }
 
-/* Under `beginning`. False = there is no room for a context. */
+/* Under `beginning`. False = a context does not fit the limit. */
 bool context_begin(struct gpu *gpu)
 {
     struct gpu_contexts *of = &contexts_->of[gpu->at];
@@ -121,12 +121,12 @@ static void remember(CUcontext context, struct gpu *gpu)
 {
     pthread_mutex_lock(&contexts_->lock);
     struct context_made *more = contexts_->made;
-    if (contexts_->count == contexts_->room) {
-        size_t room = contexts_->room ? contexts_->room * 2 : 16;
-        more = realloc(contexts_->made, room * sizeof *more);
+    if (contexts_->count == contexts_->capacity) {
+        size_t capacity = contexts_->capacity ? contexts_->capacity * 2 : 16;
+        more = realloc(contexts_->made, capacity * sizeof *more);
         if (more != NULL) {
             contexts_->made = more;
-            contexts_->room = room;
+            contexts_->capacity = capacity;
         }
     }
     if (more != NULL)
@@ -169,13 +169,13 @@ static bool lock_and_begin(struct gpu *gpu)
 {
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
-    bool room = context_begin(gpu);
+    bool admitted = context_begin(gpu);
     pthread_mutex_unlock(&contexts_->beginning);
     quiet_end(quiet);
-    return room;
+    return admitted;
 }
 
-/* What one more context takes; 0 = it is the first, or nobody knows yet. */
+/* What one more context takes; 0 = it is the first, or not known yet. */
 static uint64_t further_bytes(struct gpu *gpu)
 {
     struct gpu_contexts *of = &contexts_->of[gpu->at];
@@ -185,7 +185,7 @@ static uint64_t further_bytes(struct gpu *gpu)
     return bytes;
 }
 
-/* The GPU on which a context needs room, or NULL. */
+/* The GPU on which a context takes memory, or NULL. */
 struct gpu *context_gpu(CUdevice device)
 {
     struct gpu *gpu = gpu_of_device(device);
@@ -203,15 +203,15 @@ struct gpu *context_gpu(CUdevice device)
         }                                                                                                                      \
         if (!bound_begin(gpu, further_bytes(gpu)))                                                                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
-        bool room = lock_and_begin(gpu);                                                                                       \
-        CUresult rc = room ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                      \
+        bool admitted = lock_and_begin(gpu);                                                                                   \
+        CUresult rc = admitted ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                  \
         bound_end(gpu);                                                                                                        \
-        if (!room)                                                                                                             \
+        if (!admitted)                                                                                                         \
             return rc;                                                                                                         \
-        context_tried();                                                                                                               \
+        context_tried();                                                                                                       \
         if (rc == CUDA_SUCCESS)                                                                                                \
             remember(*context, gpu);                                                                                           \
-        context_settle(gpu, rc, rc == CUDA_SUCCESS ? *context : NULL);                                                           \
+        context_settle(gpu, rc, rc == CUDA_SUCCESS ? *context : NULL);                                                         \
         return rc;                                                                                                             \
     }
 
@@ -244,7 +244,7 @@ void context_died(CUcontext context, struct gpu *gpu, const struct table_moment 
 {
     activity_context_ended(context, !is_one_left());
     warm_context_ended(context);
-    table_forget_context(context, gpu, before); /* none is named CONTEXT_PENDING: of a primary context whose handle nobody requested, arrays stay */
+    table_forget_context(context, gpu, before); /* none is named CONTEXT_PENDING: arrays stay of a primary context whose handle was never requested */
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
     if (gpu != NULL)
@@ -258,7 +258,7 @@ void context_died(CUcontext context, struct gpu *gpu, const struct table_moment 
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         pthread_mutex_lock(&contexts_->lock);                                                                                  \
-        struct gpu *gpu = forget(context); /* first: the driver may give the handle out again at once */                    \
+        struct gpu *gpu = forget(context); /* first: the driver may reuse the handle at once */                                \
         pthread_mutex_unlock(&contexts_->lock);                                                                                \
         struct table_moment before;                                                                                            \
         table_now(&before);                                                                                                    \
@@ -273,7 +273,7 @@ void context_died(CUcontext context, struct gpu *gpu, const struct table_moment 
 DESTROYS(cuCtxDestroy)
 DESTROYS(cuCtxDestroy_v2)
 
-/* The last detach ends a context. What was allocated in it stays counted: whether it was the last the driver does not say. */
+/* The last detach ends a context. What was allocated in it stays counted: the driver does not report whether it was the last. */
 EXPORT CUresult cuCtxDetach(CUcontext context)
 {
     NEEDS(cuCtxDetach);
@@ -283,18 +283,18 @@ EXPORT CUresult cuCtxDetach(CUcontext context)
     return rc;
 }
 
-size_t contexts_list(CUcontext *list, size_t room)
+size_t contexts_list(CUcontext *list, size_t capacity)
 {
     size_t count = 0;
     pthread_mutex_lock(&contexts_->lock);
     for (size_t i = 0; i < contexts_->count; i++, count++)
-        if (count < room)
+        if (count < capacity)
             list[count] = contexts_->made[i].context;
     for (CUdevice device = 0; device < CONTEXT_DEVICES; device++) {
         CUcontext context = context_primary(device);
         if (context == NULL || context == CONTEXT_PENDING)
             continue;
-        if (count < room)
+        if (count < capacity)
             list[count] = context;
         count++;
     }

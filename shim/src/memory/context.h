@@ -20,7 +20,7 @@ struct context_made {
 struct gpu_contexts {
     unsigned count;             /* that live or are being made */
     bool open;                  /* BEGIN was answered, and neither DONE nor GONE was sent yet */
-    bool estimated;             /* the arbiter held something for the first */
+    bool estimated;             /* the arbiter reserved something for the first */
     _Atomic uint64_t bytes;     /* what they take, as the arbiter answered last: measured, or reserved for them */
     _Atomic uint32_t chunk_seq; /* of the lease that was requested ahead; 0 = none. Written under link.lock */
 };
@@ -30,7 +30,7 @@ struct contexts {
     pthread_mutex_t lock;                 /* guards what follows, for short steps */
     struct gpu_contexts of[CONTEXT_GPUS]; /* by GPU->at */
     struct context_made *made;
-    size_t count, room;
+    size_t count, capacity;
     _Atomic(CUcontext) primary[CONTEXT_DEVICES]; /* that were retained and live; NULL = not */
     unsigned ever;                               /* contexts that were made, or are being made */
     _Atomic unsigned making;                     /* how many the driver makes now */
@@ -38,10 +38,10 @@ struct contexts {
     _Atomic(CUcontext) first;                    /* NULL = not made yet, or there were two before its handle was known */
 };
 
-/* context.c, for primary.c. Of one that is about to be made the GPU is looked up, and room is held with `beginning` held; after the driver's answer
+/* context.c, for primary.c. Before a context is made, its GPU is looked up and its memory reserved with `beginning` locked; after the driver's answer
  * it is tried and settled. */
-struct gpu *context_gpu(CUdevice device);    /* on which a context needs room, or NULL */
-bool context_begin(struct gpu *gpu);         /* false: there is no room for it */
+struct gpu *context_gpu(CUdevice device);    /* on which a context takes memory, or NULL */
+bool context_begin(struct gpu *gpu);         /* false: it does not fit the limit */
 void context_tried(void);
 void context_settle(struct gpu *gpu, CUresult rc, CUcontext context);
 struct table_moment;
@@ -52,7 +52,7 @@ void context_died(CUcontext context, struct gpu *gpu, const struct table_moment 
 CUcontext context_primary(CUdevice device);       /* NULL: it is not there */
 
 void contexts_measure(struct gpu *gpu); /* NVML is read, and what each process has is charged, before this returns (half a second at most) */
-size_t contexts_list(CUcontext *list, size_t room); /* that live and whose handle is known; how many there are */
+size_t contexts_list(CUcontext *list, size_t capacity); /* that exist and whose handle is known; their number */
 void contexts_are_several(void);                    /* one is made, or was, of which nothing else is kept */
 void contexts_forget_all(void);                     /* in a forked child */
 

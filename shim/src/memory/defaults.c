@@ -1,9 +1,9 @@
-/* defaults.c - whose memory a pool has that cuMemPoolCreate did not make in front of us.
+/* defaults.c - which memory a pool has that was not made by a hooked cuMemPoolCreate.
  *
  * Such a pool is a default one of the driver, or another process's. CUDA 13 has a default pool for each place and kind of
- * memory, and driver 580 does not say of a pool what it is of: so each default one is looked up and compared, once a pool. From
+ * memory, and driver 580 does not report a pool's place and kind: so each default one is looked up and compared, once a pool. From
  * another process's pool nothing can be allocated; a pool that is none of those that can be looked up is refused, for its
- * memory could not be charged to anybody.
+ * memory could not be charged to any process.
  */
 #include "memory/memory.h"
 #include "memory/pool.h"
@@ -68,10 +68,10 @@ bool pool_of_handle(CUmemoryPool handle, struct pool **pool)
         devices = 0;
     for (CUdevice device = 0; device < devices; device++)
         if (is_of_device(handle, device, &managed))
-            return (*pool = pool_met(handle, device, gpu_of_device(device), managed)) != NULL;
+            return (*pool = pool_record(handle, device, gpu_of_device(device), managed)) != NULL;
     if (!HAS(cuMemGetDefaultMemPool)) /* before CUDA 13 what is left is another process's */
         return true;
     if (is_default(handle, NOWHERE, 0, CU_MEM_ALLOCATION_TYPE_MANAGED) || is_of_host(handle, CU_MEM_ALLOCATION_TYPE_MANAGED))
-        return (*pool = pool_met(handle, NO_DEVICE, gpu_of_managed(&nowhere), true)) != NULL;
-    return is_of_host(handle, CU_MEM_ALLOCATION_TYPE_PINNED) && (*pool = pool_met(handle, NO_DEVICE, NULL, false)) != NULL;
+        return (*pool = pool_record(handle, NO_DEVICE, gpu_of_managed(&nowhere), true)) != NULL;
+    return is_of_host(handle, CU_MEM_ALLOCATION_TYPE_PINNED) && (*pool = pool_record(handle, NO_DEVICE, NULL, false)) != NULL;
 }

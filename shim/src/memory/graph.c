@@ -5,10 +5,10 @@
  * from the lease before its first launch, and settled against what the driver reserves for graphs (pool.c). A graph
  * that was launched since the last trim has its memory mapped and is never refused for want of it: such a refusal would end
  * a program that did nothing new. Graphs that share their memory, as they ran one after another, may so need more when they are launched
- * at once, and pass the limit (docs/operations/limits.md). A process whose graphs allocate nothing pays one load a launch.
+ * at once, and pass the limit (docs/operations/limits.md). For a process whose graphs allocate nothing, a launch costs one load.
  *
- * Kernels are looked at where a graph is instantiated and where an executable one is given others: what would make the driver grow
- * stacks that do not fit is refused there, for no launch of ours sees it. An update changes no allocation node.
+ * Kernels are checked when a graph is instantiated and when those of an executable one are replaced: what would make the driver grow
+ * stacks that do not fit is refused there, for a launch hook does not see it. An update changes no allocation node.
  */
 #include "hooks/hook.h"
 #include "gputime/launching.h"
@@ -32,7 +32,7 @@ struct need {
 
 struct graph {
     unsigned kernels; /* nodes */
-    bool refused;     /* one of them does not fit, or the driver does not say what it is */
+    bool refused;     /* one of them does not fit, or the driver does not report what it is */
     unsigned needs;
     struct need need[DEVICES_LIMIT];
 };
@@ -73,7 +73,7 @@ static void add_kernel(struct graph *sum, CUgraphNode node)
 
 static bool add_up(struct graph *sum, CUgraph graph, unsigned depth);
 
-/* Kernels that no driver shows us: it may be any of this process. */
+/* Kernels that the driver does not show: they may be any of this process. */
 static void add_unseen(struct graph *sum)
 {
     sum->refused = sum->refused || (atomic_load(&tangram.hot.noted) && !stack_fits_any());
@@ -93,7 +93,7 @@ static bool add_bodies(struct graph *sum, CUgraphNode node, unsigned depth)
     return good;
 }
 
-/* False when the graph could not be read: then it is not known what it takes. Where the driver would take it all the same, it is refused. */
+/* False when the graph could not be read: its memory is then unknown. If the driver would accept the graph all the same, it is refused. */
 static bool add_up(struct graph *sum, CUgraph graph, unsigned depth)
 {
     size_t count = 0;
@@ -215,10 +215,10 @@ static CUresult make_end(struct making *making, CUresult rc, CUgraphExec *exec, 
     }
 
 #define UPLOADS (how != NULL && (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0)
-INSTANTIATE(cuGraphInstantiate, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t room), false, exec,
-            graph, error, log, room)
-INSTANTIATE(cuGraphInstantiate_v2, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t room), false, exec,
-            graph, error, log, room)
+INSTANTIATE(cuGraphInstantiate, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t capacity), false, exec,
+            graph, error, log, capacity)
+INSTANTIATE(cuGraphInstantiate_v2, (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t capacity), false, exec,
+            graph, error, log, capacity)
 INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags),
             (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0, exec, graph, flags)
 INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how), UPLOADS, exec,
@@ -316,7 +316,7 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
     NEEDS(cuDeviceGraphMemTrim);
     struct pool *pool = grant_ready() == GRANT_NONE ? NULL : pool_of_graphs(device);
     if (pool != NULL)
-        atomic_fetch_add(&pool->trims, 1); /* before the call: a launch that passes us must not think it has its memory */
+        atomic_fetch_add(&pool->trims, 1); /* before the call: a concurrent launch must not count on its memory */
     CUresult rc = tangram.driver.cuDeviceGraphMemTrim(device);
     if (pool != NULL && pool->gpu != NULL)
         pool_settle(pool);

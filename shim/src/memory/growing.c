@@ -1,5 +1,5 @@
 /* growing.c - streams, which make their context grow: two mebibytes for every fourth, kept when they are destroyed and used again (measured:
- * bench/granularity). A bound is held before each, and settled (bound.c). */
+ * bench/granularity). A bound is reserved before each, and settled (bound.c). */
 #include "hooks/hook.h"
 #include "memory/memory.h"
 

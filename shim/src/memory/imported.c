@@ -1,7 +1,7 @@
 /* imported.c - memory that another process or another interface made: IPC handles and external memory.
  *
- * It is there already; opening it makes this process one of those that keep it. So it is charged when it is opened, after the
- * driver has given its size, and closed again when it does not fit. The names that the driver gives out for IPC memory and pool
+ * It exists already; a process that opens it keeps it alive. So it is charged when it is opened, after the
+ * driver has returned its size, and closed again if it does not fit. The driver's names for IPC memory and pool
  * pointers are the same bytes for the same memory in every process (measured), so the arbiter charges a container once (shared.c).
  */
 #include "hooks/hook.h"
@@ -33,7 +33,7 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr
     return rc;
 }
 
-/* The driver gives the same address for the same handle, and wants it closed as often as it was opened. */
+/* The driver returns the same address for the same handle, and requires as many closes as opens. */
 static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle)
 {
     struct owned known;
@@ -44,7 +44,7 @@ static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle
     uint64_t key = OWNED_AS(OWNED_IPC, at);
     if (table_disown(key, &known)) {
         known.of = (void *)((uintptr_t)known.of + 1);
-        table_own(known); /* the room it had is still there, or grows */
+        table_own(known); /* its slot is still there, or the table grows */
         return rc;
     }
     bool sized = tangram.driver.cuMemGetAddressRange_v2(NULL, &bytes, at) == CUDA_SUCCESS;
@@ -107,7 +107,7 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *at, CUmemoryPool pool, CUmem
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Memory of Vulkan, OpenGL or another device that this process imports; what it says of the size is what it can map. */
+/* Memory of Vulkan, OpenGL or another device that this process imports; its size is what the process can map. */
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *how)
 {
     NEEDS(cuImportExternalMemory);

@@ -1,6 +1,6 @@
 /* late.c - plain memory freed in the order of a stream, and what our own calls need around a capture.
  *
- * cuMemFreeAsync takes memory of cuMemAlloc, too. The driver has it back when the stream gets there, so it is counted until
+ * cuMemFreeAsync frees memory of cuMemAlloc, too. The driver frees it when the stream reaches that point, so it is counted until
  * an event recorded behind the free has passed.
  */
 #include <stdlib.h>
@@ -14,8 +14,8 @@ struct late {
     struct owned was;
 };
 
-/* False when no event could be recorded: then the program's next synchronisation of everything is not seen either, and the
- * memory is given back at once. */
+/* False when no event could be recorded: then the program's next full synchronisation is not seen either, and the
+ * memory is returned to the lease at once. */
 bool late_free(const struct owned *was, CUstream stream, bool per_thread)
 {
     struct late *late = malloc(sizeof *late);
@@ -48,7 +48,7 @@ static bool is_over(CUresult rc)
     return rc == CUDA_SUCCESS || is_drivers_answer(rc);
 }
 
-/* The list is taken whole, so that no lock of ours is held while the driver is asked. */
+/* The list is taken whole, so that no lock of ours is held while the driver is queried. */
 bool late_settle(bool *left)
 {
     pthread_mutex_lock(&tangram.late_lock);

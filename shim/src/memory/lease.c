@@ -1,8 +1,8 @@
 /* lease.c - this process's part of the container's limit.
  *
  * The limit belongs to all processes of the container and is kept by the arbiter. A process leases some of it in advance, so
- * that most allocations are one compare-and-swap; only when the lease is used up does it request more. Before that it hands back
- * the unused rest: the arbiter then decides on the whole limit, and two processes near it cannot each sit on half of what
+ * that most allocations are one compare-and-swap; only when the lease is used up does it request more. Before that it returns
+ * the unused rest: the arbiter then decides on the whole limit, and two processes near it cannot each keep half of what
  * one of them needs.
  */
 #include "process.h"
@@ -53,7 +53,7 @@ static bool request_memory(struct gpu *gpu, uint64_t bytes)
         return true;
     case LINK_ABSENT:
         warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
-        return take(gpu, bytes); /* what could not be handed back is still ours */
+        return take(gpu, bytes); /* what could not be returned is still leased */
     case LINK_REFUSED:
         break;
     }
@@ -81,9 +81,9 @@ bool lease_reserve(struct gpu *gpu, uint64_t bytes)
     return taken;
 }
 
-/* What is not needed any more stays leased, so that the next allocation of that size requests nothing. A sibling that needs it
- * recalls it, and what is left over for a while goes back by lease_surplus. Without a helper nobody here would answer a recall: all that is
- * not needed goes back at once. */
+/* What is not needed any more stays leased, so that the next allocation of that size requests nothing. The arbiter recalls it
+ * when a sibling needs it, and lease_surplus returns what stays unused for a while. Without a helper no thread would answer a recall: all
+ * that is not needed is returned at once. */
 void lease_give_back(struct gpu *gpu, uint64_t bytes)
 {
     atomic_fetch_add(&gpu->unused_bytes, bytes);
@@ -102,14 +102,14 @@ uint64_t lease_surplus_bytes(struct gpu *gpu)
     return unused > CHUNKS_KEPT * chunk ? unused - chunk : 0;
 }
 
-/* Something left the page and is not here yet, or left us and is not on the page. */
+/* A lease is subtracted on the page and not received yet, or returned and not added on the page yet. */
 static bool is_on_the_way(struct gpu *gpu)
 {
     return atomic_load_explicit(&tangram.contexts.of[gpu->at].chunk_seq, memory_order_relaxed) != 0 ||
            atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
 }
 
-/* What an allocation could take now, as far as this process knows without a request. It waits for no arbiter that is away. */
+/* What could be allocated now, as far as this process knows without a request. It does not wait for an arbiter that is away. */
 uint64_t lease_free_bytes(struct gpu *gpu)
 {
     uint64_t unleased = 0, unused;

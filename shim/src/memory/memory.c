@@ -3,12 +3,12 @@
  * An allocation is three steps, always in this order:
  *     reserve   take the size from the lease, or refuse
  *     call      the driver's own function
- *     settle    give the reservation back if the driver failed, else own the pointer
+ *     settle    return the reservation if the driver failed, else own the pointer
  * What is reserved is what the GPU loses: pages of 2 MiB, which small requests share (pages.c). Whether a small request needs a
- * page is known when its address is: so one is reserved for it, or, near the limit, room in a page that is charged already is looked for.
+ * page is known when its address is: so one is reserved for it, or, near the limit, a free range in a page that is charged already.
  *
- * A free is the same backwards; what the driver does not free stays counted. A pointer that we do not own is the driver's
- * business, and so is the error for it.
+ * A free is the same backwards; what the driver does not free stays counted. A pointer that we do not own is passed to
+ * the driver, which returns the error for it.
  */
 #include "memory/memory.h"
 
@@ -42,12 +42,12 @@ void taking_cancel(const struct taking *taking)
 
 static CUresult undo(CUdeviceptr at, struct gpu *gpu, uint64_t charged)
 {
-    tangram.driver.cuMemFree_v2(at); /* what we cannot count, we do not hand out */
+    tangram.driver.cuMemFree_v2(at); /* memory that cannot be counted is not returned */
     lease_give_back(gpu, charged);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Counted after the lease has paid for it, and until before it gets that back: it is never more than what is used. */
+/* Counted after the lease is charged, until before the charge is returned: it is never more than what is used. */
 static void managed_more(const struct taking *taking, uint64_t charged)
 {
     if (UNLIKELY(taking->mark != 0))
@@ -60,7 +60,7 @@ static void managed_less(struct gpu *gpu, uint64_t mark, uint64_t charged)
         atomic_fetch_sub(&gpu->managed_bytes, charged);
 }
 
-/* What the request is charged, now that its address is known. False: there was no room in a page after all, and none is left. */
+/* What the request is charged, now that its address is known. False: no charged page had a free range after all, and no page is left. */
 static bool taking_settle(const struct taking *taking, CUdeviceptr at)
 {
     bool fresh = pages_put(&tangram.pages, taking->group, at, taking->bytes);
@@ -117,7 +117,7 @@ static struct pages *pages_of(unsigned kind)
     return kind == OWNED_ARRAY || kind == OWNED_MIPMAP ? &tangram.array_pages : NULL;
 }
 
-/* Memory that shares a page gives the page back when it was the last in it. */
+/* Memory that shares a page frees the page if it was the last in it. */
 void memory_gone(const struct owned *was)
 {
     struct owned left = *was;
@@ -156,7 +156,7 @@ void settle_handle(CUresult rc, const struct owned *was)
         table_own(*was);
 }
 
-/* What cannot be zeroed is not handed out. */
+/* Memory that cannot be zeroed is not returned. */
 static CUresult cleared(CUresult rc, CUdeviceptr *at, uint64_t bytes)
 {
     if (!UNLIKELY(tangram.grant.clear) || rc != CUDA_SUCCESS)
@@ -180,8 +180,8 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
     return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
 }
 
-/* Charged in full where it is made, wherever its pages are: a GPU that is oversubscribed through managed memory would slow its
- * neighbours down. The GPU takes it page by page at the first touch, by the rules of plain memory. Its pages come from the driver zeroed. */
+/* Charged in full where it is made, wherever its pages are: a GPU that is oversubscribed through managed memory would slow
+ * other containers down. The GPU allocates it page by page at the first access, by the rules of plain memory. Its pages come from the driver zeroed. */
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int flags)
 {
     NEEDS(cuMemAllocManaged);

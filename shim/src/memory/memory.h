@@ -13,7 +13,7 @@
             return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
     } while (0)
 
-/* Takes bytes of the GPU from the lease, with what idle pools give up when it would be refused otherwise. */
+/* Reserves bytes of the GPU from the lease; if they do not fit, idle pools are trimmed first. */
 bool reserve(struct gpu *gpu, uint64_t bytes);
 
 /* One call that takes linear memory: begin it, call the driver, end it. */
@@ -21,7 +21,7 @@ struct taking {
     struct gpu *gpu;
     const void *group; /* small requests of one group share pages */
     uint64_t bytes;    /* as the driver rounds them: less than a page, or whole pages */
-    uint64_t reserved; /* 0: a page that is charged already has room */
+    uint64_t reserved; /* 0: it fits into a page that is charged already */
     uint64_t mark;     /* OWNED_MANAGED: it is counted as such, too; else 0 */
 };
 enum linear { PLAIN, MANAGED }; /* their requests never share a page (measured) */
@@ -42,7 +42,7 @@ struct placing {
 bool placing_begin(struct placing *placing, struct pages *pages, struct gpu *gpu, CUcontext context, uint64_t bytes); /* false: refuse */
 bool placing_end(const struct placing *placing, CUresult rc, uint64_t key); /* false: undo what the driver made */
 
-/* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it is too large to say. */
+/* array.c: what an array takes of the GPU before it is rounded to pages. UINT64_MAX when it overflows. */
 uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *how, unsigned levels);
 
 /* stack.c, code.c: before a kernel is launched. False: the stacks that it makes the driver grow, or its code, do not fit. */
@@ -53,17 +53,17 @@ static inline bool kernel_refused(CUfunction function)
 {
     return UNLIKELY(atomic_load_explicit(&tangram.hot.noted, memory_order_relaxed)) && !(code_fits(function) && stack_fits(function));
 }
-/* Of a function or kernel of that image: bytes of local memory. LOCAL_UNKNOWN: the driver did not say; it is asked again before a launch. */
+/* Of a function or kernel of that image: bytes of local memory. LOCAL_UNKNOWN: the driver did not report it; it is queried again before a launch. */
 enum { LOCAL_UNKNOWN = -1 };
 enum kernel_handle { OF_FUNCTION, OF_KERNEL };
 void stack_note(const void *function, enum kernel_handle what, const void *image, int local);
-/* code.c. False: the driver does not say. */
+/* code.c. False: the driver does not report it. */
 bool code_local(const void *function, enum kernel_handle what, int *local);
 uint64_t stack_of_calls(void);
 
 /* code.c: an image was loaded whose code comes when it is first used, so many bytes at most, and for one function; or it is gone. */
 void code_loads_late(const void *image, uint64_t bytes, uint64_t function_bytes);
-/* What is known of an image's functions, taken out before the driver lets go of them, as it may give their handles out again at once. */
+/* What is known of an image's functions, removed before the driver unloads them, as it may reuse their handles at once. */
 struct owned_list code_forget(const void *image);
 void code_forgotten(struct owned_list list, CUresult rc); /* the driver's answer: what was not unloaded is put back */
 
@@ -80,7 +80,7 @@ void kernel_gone(const struct owned *kernel); /* its uses are forgotten */
 bool kernel_is_used(const struct owned *kernel, CUcontext context);
 void kernel_used(struct owned kernel, CUcontext context);
 
-/* What is owned is gone, with all that the GPU gets back by it. */
+/* What is owned is gone, with all GPU memory that becomes free by it. */
 void memory_gone(const struct owned *was);
 
 /* After the driver answered `rc` to a free of a pointer that was disowned for it. */
@@ -89,7 +89,7 @@ void settle_free(CUresult rc, const struct owned *was);
 /* The same of anything that is known by OWNED_AS. */
 void settle_handle(CUresult rc, const struct owned *was);
 
-/* clear.c: zeroes memory that is about to be handed to the program, where the grant requests it. */
+/* clear.c: zeroes memory before it is returned to the program, where the grant requests it. */
 CUresult clear_now(CUdeviceptr at, uint64_t bytes);
 CUresult clear_on(CUdevice device, CUdeviceptr at, uint64_t bytes);
 void clear_in_order(CUdeviceptr at, uint64_t bytes, CUstream stream, bool per_thread);

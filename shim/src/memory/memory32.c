@@ -1,8 +1,13 @@
-/* memory32.c - the forms of CUDA 2, with 32-bit sizes and pointers, which libcuda still exports. */
+/* memory32.c - the forms of CUDA 2, with 32-bit sizes and pointers, which libcuda still exports.
+ *
+ * They repeat the steps of memory.c on purpose. A pointer to a result is 32 bits wide here and 64 there, so one function for both would have to
+ * go through a pointer to the driver's function and copy each result; a macro would hide those steps from the reader. memory.c's calls are
+ * on every program's path and these on almost none, and what is more than a call (reserve, settle, own) is shared.
+ */
 #include "hooks/hook.h"
 #include "memory/memory.h"
 
-/* What cannot be zeroed is not handed out. */
+/* Memory that cannot be zeroed is not returned. */
 static CUresult cleared(CUresult rc, const CUdeviceptr_v1 *at, uint64_t bytes)
 {
     if (!UNLIKELY(tangram.grant.clear) || rc != CUDA_SUCCESS)

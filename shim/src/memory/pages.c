@@ -1,15 +1,15 @@
 /* pages.c - which of the driver's 2 MiB pages small requests share, so that what is charged is what the GPU loses.
  *
- * The driver gives a request of 2 MiB or more pages of its own. Smaller ones it puts into pages that they share: best fit over the free
- * ranges, of equal ones the one that has had its extent for longest, at the start of the range, a new page only where none fits, and a page
- * goes back to the GPU with its last request (measured: bench/granularity). Linear memory, arrays and module variables have pages of their
+ * The driver allocates a request of 2 MiB or more in pages of its own, and smaller ones in pages that they share: best fit over the free
+ * ranges, of equal ones the one that has had its extent for longest, at the start of the range, a new page only where none fits. A page
+ * is freed with its last request (measured: bench/granularity). Linear memory, arrays and module variables have pages of their
  * own, in each context.
  *
- * Of linear memory the address tells the page, so nothing is guessed: a page is charged when an address in it is first seen. Of arrays it
- * is not known, and the same rule is followed here. Where the driver packs otherwise the difference is a page now and then, and the
- * arbiter finds it in NVML's figure of the process.
+ * The page of linear memory follows from its address, so nothing is guessed: a page is charged when an address in it is first seen. The page
+ * of an array is not known, and the same rule is followed. Where the driver packs differently, the difference is a page now and then, and
+ * the arbiter finds it in NVML's figure of the process.
  *
- * This file decides nothing about limits and calls nobody. Two threads may report a page in another order than the driver had it: the
+ * This file decides nothing about limits and calls no other module. Two threads may report a page in another order than the driver had it: the
  * count of live requests comes out the same.
  */
 #include "memory/pages.h"
@@ -72,22 +72,22 @@ static void changed(struct pages *pages, struct page *page, unsigned start)
         page->since[start] = ++pages->changes;
 }
 
-/* The smallest free range that takes so many grains; of equal ones that of the longest standing. */
+/* The smallest free range that takes so many grains; of equal ones the oldest. */
 static void better(struct page *page, unsigned grains, struct fit *best)
 {
     unsigned largest = 0;
     for (unsigned from = next(page->used, 0, false); from < PAGE_GRAINS;) {
-        const unsigned to = next(page->used, from, true), room = to - from;
-        const bool tighter = best->page == NULL || room < best->grains;
-        if (room >= grains && (tighter || (room == best->grains && since(page, from) < best->since)))
-            *best = (struct fit){page, from, room, since(page, from)};
-        largest = room > largest ? room : largest;
+        const unsigned to = next(page->used, from, true), length = to - from;
+        const bool tighter = best->page == NULL || length < best->grains;
+        if (length >= grains && (tighter || (length == best->grains && since(page, from) < best->since)))
+            *best = (struct fit){page, from, length, since(page, from)};
+        largest = length > largest ? length : largest;
         from = next(page->used, to, false);
     }
     page->largest = largest;
 }
 
-/* Locked. A page without room is searched once after its last free, so a search near the limit reads one number of most pages. `any`: the first
+/* Locked. A full page is searched once after its last free, so a search near the limit reads one number of most pages. `any`: the first
  * range that is found will do. */
 static struct fit find_fit(struct pages *pages, const void *group, unsigned grains, bool any)
 {

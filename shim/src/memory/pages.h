@@ -25,21 +25,21 @@ struct page {
 struct pages {
     struct lock lock;
     struct page *bucket[PAGE_BUCKETS];
-    struct page *spare; /* one page that was let go, so that a program that takes and frees alternately calls no allocator */
-    uint64_t bases;     /* given out by pages_place */
+    struct page *spare; /* one freed page, so that a program that allocates and frees alternately calls no allocator */
+    uint64_t bases;     /* assigned by pages_place */
     uint32_t changes;   /* of free ranges */
 };
 
 /* What the driver makes of a request: whole pages from 2 MiB on, grains of 512 bytes below. UINT64_MAX: too large for any GPU. */
 uint64_t pages_rounded(uint64_t bytes);
 
-/* Is there room in a page of the group for so many bytes (less than a page)? */
+/* Does a request of so many bytes (less than a page) fit into a page of the group? */
 bool pages_fit(struct pages *pages, const void *group, uint64_t bytes);
 
 /* The driver put a request at this address. True: the page was not in use before. */
 bool pages_put(struct pages *pages, const void *group, uint64_t at, uint64_t bytes);
 
-/* Chooses the place itself, as the driver does, where no address tells; *at is never 0. `open`: a page that was not in use may be
+/* Chooses the place itself, as the driver does, where there is no address; *at is never 0. `open`: a page that was not in use may be
  * taken. */
 enum page_place { PLACE_NONE, PLACE_SHARED, PLACE_FRESH };
 enum page_place pages_place(struct pages *pages, const void *group, uint64_t bytes, bool open, uint64_t *at);

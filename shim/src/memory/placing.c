@@ -1,11 +1,11 @@
-/* placing.c - what takes memory without an address that tells its page: arrays, and the variables of modules.
+/* placing.c - memory without an address from which its page follows: arrays, and the variables of modules.
  *
  * From a page on it has pages of its own. Smaller things of one context share pages, and which, is worked out by the driver's own rule
  * (pages.c).
  */
 #include "memory/memory.h"
 
-/* A page is opened only when it is paid for: another thread may put something there at once. */
+/* A page is opened only after it is charged: another thread may use it at once. */
 static bool begin_shared(struct placing *placing, const void *group, uint64_t bytes)
 {
     bool paid = lease_take(placing->gpu, PAGE);

@@ -1,10 +1,10 @@
 /* pool.c - what a pool reserves of the GPU, charged as the driver reports it.
  *
- * A pool grows by more than it is requested, and keeps what is freed until it is trimmed or the program synchronises. So the
- * lease pays for what the driver says the pool has reserved. A call that may make it grow takes from the lease first: the
- * size rounded to the step in which this pool was seen to grow. When the lease has not got that, the call may still go ahead on what the pool
- * keeps idle, which is paid for; two calls are never promised the same idle bytes. After the call the records follow the driver,
- * and nothing goes back to the lease while a promise is open.
+ * A pool grows by more than is requested, and keeps what is freed until it is trimmed or the program synchronises. So the
+ * lease is charged what the driver reports that the pool has reserved. A call that may make it grow first reserves from the lease: the
+ * size rounded to the step in which this pool was seen to grow. If the lease has less, the call may still use the pool's idle memory,
+ * which is charged already; two calls are never assigned the same idle bytes. After the call the records follow the driver,
+ * and nothing returns to the lease while idle bytes are assigned.
  */
 #include "memory/pool.h"
 
@@ -53,7 +53,7 @@ static struct pool *vacant(void)
 }
 
 /* Nothing is taken out of the list, so a walk needs no lock; places are used again, so it is no longer than there were pools at once. */
-struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct gpu *gpu, bool managed)
+struct pool *pool_record(CUmemoryPool handle, CUdevice device, struct gpu *gpu, bool managed)
 {
     pthread_mutex_lock(&tangram.pools_lock);
     struct pool *pool = find(handle, device);
@@ -81,16 +81,16 @@ bool pool_of_stream(CUstream stream, struct pool **pool)
     if (rc != CUDA_SUCCESS)
         return is_drivers_answer(rc);
     *pool = pool_known(handle);
-    return *pool != NULL || (*pool = pool_met(handle, device, gpu_of_device(device), false)) != NULL;
+    return *pool != NULL || (*pool = pool_record(handle, device, gpu_of_device(device), false)) != NULL;
 }
 
 struct pool *pool_of_graphs(CUdevice device)
 {
     struct pool *pool = find(NULL, device);
-    return pool != NULL ? pool : pool_met(NULL, device, gpu_of_device(device), false);
+    return pool != NULL ? pool : pool_record(NULL, device, gpu_of_device(device), false);
 }
 
-static bool request_memory(struct pool *pool, bool used, uint64_t *bytes)
+static bool query_memory(struct pool *pool, bool used, uint64_t *bytes)
 {
     cuuint64_t value = 0;
     CUresult rc = CUDA_ERROR_NOT_SUPPORTED;
@@ -104,7 +104,7 @@ static bool request_memory(struct pool *pool, bool used, uint64_t *bytes)
     return rc == CUDA_SUCCESS;
 }
 
-/* Locked, so nobody else counts it up. */
+/* Locked, so no other thread counts it up. */
 static void settled(struct pool *pool)
 {
     atomic_store_explicit(&pool->version, atomic_load(&pool->version) + 1, memory_order_release);
@@ -151,7 +151,7 @@ bool growth_end(struct growth *growth)
     uint64_t reserved = 0, missing = 0, left = 0;
     for (unsigned tries = 0;; tries++) {
         uint64_t version = atomic_load(&pool->version);
-        bool known = request_memory(pool, false, &reserved);
+        bool known = query_memory(pool, false, &reserved);
         pthread_mutex_lock(&tangram.pools_lock);
         if (!known) /* then what was taken stays charged */
             reserved = pool->charged + growth->taken;
@@ -160,7 +160,7 @@ bool growth_end(struct growth *growth)
             pthread_mutex_unlock(&tangram.pools_lock);
             break;
         }
-        pthread_mutex_unlock(&tangram.pools_lock); /* somebody settled since the driver was asked: its answer is old */
+        pthread_mutex_unlock(&tangram.pools_lock); /* another thread settled since the query: the driver's answer is old */
     }
     if (left > 0)
         lease_give_back(pool->gpu, left);
@@ -175,13 +175,13 @@ bool growth_end(struct growth *growth)
     return true;
 }
 
-/* Promises idle bytes of the pool. They count as idle when they are paid for, not used, and nobody else may want them. */
+/* Assigns idle bytes of the pool. They count as idle when they are charged, not used, and not assigned to another call. */
 static bool promise(struct pool *pool, uint64_t bytes)
 {
     uint64_t used;
     for (unsigned tries = 0; tries < SETTLE_TRIES; tries++) {
         uint64_t version = atomic_load(&pool->version);
-        if (!request_memory(pool, true, &used))
+        if (!query_memory(pool, true, &used))
             return false;
         pthread_mutex_lock(&tangram.pools_lock);
         bool fresh = atomic_load(&pool->version) == version;
@@ -278,7 +278,7 @@ static uint64_t charged_of(struct pool *pool)
     return charged;
 }
 
-/* A destroyed pool cannot be asked: the driver lets go of it when its last pointer is freed. */
+/* A destroyed pool cannot be queried: the driver frees it with its last pointer. */
 static bool settle_gone(struct pool *pool)
 {
     if (atomic_load(&pool->live) > 0)
@@ -296,7 +296,7 @@ static bool more_may_come(struct pool *pool)
 {
     uint64_t used;
     cuuint64_t keep = 0;
-    if (pool->handle == NULL || !request_memory(pool, true, &used))
+    if (pool->handle == NULL || !query_memory(pool, true, &used))
         return false;
     tangram.driver.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
     uint64_t floor = rounded(used > keep ? used : keep, STEP_LEAST);

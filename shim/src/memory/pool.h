@@ -1,4 +1,4 @@
-/* pool.h - pools as the records see them. A pool pays for what it keeps reserved, not for what the program has of it. */
+/* pool.h - pools as the records see them. A pool is charged for what it keeps reserved, not for what the program has allocated from it. */
 #ifndef TANGRAM_POOL_H
 #define TANGRAM_POOL_H
 
@@ -6,10 +6,10 @@
 
 struct pool {
     struct pool *next;
-    /* Written before `gone` is false, and read by walks that hold no lock: */
+    /* Written before `gone` is false, and read by walks without a lock: */
     _Atomic(CUmemoryPool) handle; /* NULL: the device's memory for graphs */
     _Atomic CUdevice device;
-    _Atomic(struct gpu *) gpu; /* NULL: its memory is none of our business */
+    _Atomic(struct gpu *) gpu; /* NULL: its memory is not charged here */
     _Atomic bool managed;      /* NVML lists its memory for no process */
     _Atomic bool gone;         /* destroyed, and perhaps still with memory; when it has none, the next pool has its place */
     _Atomic bool freed;        /* something was freed into it since it was last settled */
@@ -17,8 +17,8 @@ struct pool {
     _Atomic unsigned trims;
     /* under tangram.pools_lock: */
     uint64_t charged;   /* taken from the lease for it */
-    uint64_t in_flight; /* taken from the lease by calls that have not come back */
-    uint64_t promised;  /* of what it keeps idle, for calls that have not come back */
+    uint64_t in_flight; /* taken from the lease by calls that have not returned */
+    uint64_t promised;  /* of its idle memory, for calls that have not returned */
     /* written under it, and read without: */
     _Atomic uint64_t step;    /* by which it was seen to grow; 0 = not seen yet */
     _Atomic uint64_t version; /* counts settlements */
@@ -35,10 +35,10 @@ struct growth {
 /* The pool that a stream allocates from; NULL: the driver's own error is the answer. False: it is not known which GPU is charged. */
 bool pool_of_stream(CUstream stream, struct pool **pool);
 struct pool *pool_of_graphs(CUdevice device);
-struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not met yet */
-struct pool *pool_met(CUmemoryPool handle, CUdevice device, struct gpu *gpu, bool managed); /* NULL: there is no memory to note it */
+struct pool *pool_known(CUmemoryPool handle);                                         /* NULL: it was not seen yet */
+struct pool *pool_record(CUmemoryPool handle, CUdevice device, struct gpu *gpu, bool managed); /* NULL: there is no memory to note it */
 
-/* defaults.c: a pool that may not have been met yet. False: it is not known which GPU is charged for what is allocated from it. */
+/* defaults.c: a pool that may not have been seen yet. False: it is not known which GPU is charged for what is allocated from it. */
 bool pool_of_handle(CUmemoryPool handle, struct pool **pool);
 /* Managed memory without a place of its own is charged where it is made, as cuMemAllocManaged is. */
 struct gpu *gpu_of_managed(const CUmemLocation *location);

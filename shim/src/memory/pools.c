@@ -11,14 +11,14 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         return rc;
     bool managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
     struct gpu *gpu = managed ? gpu_of_managed(&properties->location) : gpu_of_location(&properties->location);
-    if (pool_met(*pool, properties->location.id, gpu, managed) != NULL)
+    if (pool_record(*pool, properties->location.id, gpu, managed) != NULL)
         return rc;
     tangram.driver.cuMemPoolDestroy(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The driver keeps what the program still has, or what a stream has yet to free, until that is freed: so it is counted. What is
- * held beyond the trim is just that. */
+/* The driver keeps what the program still has, or what a stream has yet to free, until that is freed: so it is counted. After
+ * the trim the pool has nothing else. */
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
     NEEDS(cuMemPoolDestroy);
@@ -31,7 +31,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
     }
     pool_trim(pool);
     atomic_fetch_add(&pool->live, 1); /* until the driver has answered its place is not free */
-    atomic_store(&pool->gone, true);  /* before the call: its number may be given out again at once */
+    atomic_store(&pool->gone, true);  /* before the call: its number may be reused at once */
     CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
     if (rc == CUDA_SUCCESS)
         atomic_store(&tangram.unsettled, true);

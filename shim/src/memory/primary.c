@@ -12,7 +12,7 @@ CUcontext context_primary(CUdevice device)
     return kept ? atomic_load_explicit(&contexts_->primary[device], memory_order_acquire) : CONTEXT_PENDING;
 }
 
-/* False = no room. *first: it was not there, as far as we know. */
+/* False = it does not fit the limit. *first: the context did not exist, as far as the library knows. */
 static bool primary_begin(CUdevice device, struct gpu *gpu, bool *first)
 {
     *first = false;
@@ -20,16 +20,16 @@ static bool primary_begin(CUdevice device, struct gpu *gpu, bool *first)
         return true;
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&contexts_->beginning);
-    bool room = true;
+    bool admitted = true;
     if (context_primary(device) == NULL) {
-        room = context_begin(gpu);
-        *first = room;
-        if (room)
+        admitted = context_begin(gpu);
+        *first = admitted;
+        if (admitted)
             atomic_store_explicit(&contexts_->primary[device], CONTEXT_PENDING, memory_order_release);
     }
     pthread_mutex_unlock(&contexts_->beginning);
     quiet_end(quiet);
-    return room;
+    return admitted;
 }
 
 static void primary_settle(CUdevice device, struct gpu *gpu, CUresult rc, CUcontext context, bool first)
@@ -107,8 +107,8 @@ static CUcontext handle_under_green(CUdevice device)
     return context;
 }
 
-/* A green context keeps the device's primary context alive and lives inside it. Without the handle of that nothing could find out whether work has
- * ended, or forget what died with it. */
+/* A green context keeps the device's primary context alive and is part of it. Without that one's handle the library could not see whether work has
+ * ended, or drop the records of what ended with it. */
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
     NEEDS(cuGreenCtxCreate);
@@ -131,7 +131,7 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context)
     table_now(&before);
     CUresult rc = tangram.driver.cuGreenCtxDestroy(context);
     if (rc == CUDA_SUCCESS)
-        atomic_fetch_add(&tangram.contexts_gone, 1); /* the handle of its context, too, may be given out again */
+        atomic_fetch_add(&tangram.contexts_gone, 1); /* the handle of its context, too, may be reused */
     for (CUdevice device = 0; rc == CUDA_SUCCESS && device < CONTEXT_DEVICES; device++)
         if (atomic_load_explicit(&contexts_->primary[device], memory_order_relaxed) != NULL)
             primary_look(device, &before);

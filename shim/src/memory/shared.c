@@ -1,11 +1,11 @@
 /* shared.c - memory that this process shares with others of its container.
  *
- * The process that makes memory is charged for it in its lease. When it gives out a name, it reports the name to the arbiter: a process that
+ * The process that makes memory is charged for it in its lease. When it exports a name, it reports the name to the arbiter: a process that
  * opens the memory by that name is charged nothing while the maker has it, and all of them together are charged once when the maker is gone.
- * Memory under a name that was not reported, of another container say, is charged to the first process that opens it.
+ * Memory under a name that was not reported, such as another container's, is charged to the first process that opens it.
  *
  * Without an arbiter it fails closed. A process that opens memory is charged in its own lease, or refused. What is freed while others may
- * have it does not come back into the lease before that was reported: it stays used.
+ * have it does not return to the lease before that was reported: it stays used.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +72,7 @@ static bool send_shared(struct shared_block *block, enum wire_type type, enum wi
     return type == WIRE_DROP ? link_drop(&message) : link_send(type, &message, sizeof message);
 }
 
-/* Locked. Was this name given out for this memory before? */
+/* Locked. Was this name exported for this memory before? */
 static bool is_known(const struct shared_block *block)
 {
     for (const struct shared_block *other = shared->first; other != NULL; other = other->next)
@@ -85,7 +85,7 @@ void shared_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t b
 {
     struct quiet quiet = quiet_begin();
     struct shared_block *block = new_block(gpu, WIRE_MADE, space, at, bytes, key);
-    if (block != NULL) { /* else whoever opens it is charged */
+    if (block != NULL) { /* else the process that opens it is charged */
         pthread_mutex_lock(&link_->lock);
         if (is_known(block)) {
             free(block);
@@ -99,7 +99,7 @@ void shared_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t b
 }
 
 /* One at a time: the arbiter answers one HOLD of a process before the next. */
-static enum link_answer request_memory(struct shared_block *block)
+static enum link_answer request_charge(struct shared_block *block)
 {
     pthread_mutex_lock(&link_->sharing);
     enum link_answer answer = link_shared(block->gpu, &block->message);
@@ -117,11 +117,11 @@ bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t
         return false;
     struct quiet quiet = quiet_begin();
     struct shared_block *block = new_block(gpu, WIRE_OPENED, space, at, bytes, key);
-    enum link_answer answer = block != NULL ? request_memory(block) : LINK_ABSENT;
+    enum link_answer answer = block != NULL ? request_charge(block) : LINK_ABSENT;
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
         pools_reclaim(gpu);
         link_return(gpu, UINT64_MAX);
-        answer = request_memory(block);
+        answer = request_charge(block);
     }
     if (answer != LINK_GRANTED)
         free(block);
@@ -190,7 +190,7 @@ void shared_end(uint64_t at)
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     struct shared_block **place = find(at);
-    if (*place != NULL) { /* only what was made has anything beside that pays */
+    if (*place != NULL) { /* only memory made here has a charge beside it */
         send_shared(*place, WIRE_DROP, WIRE_MADE, 0);
         take_out(place);
     }
@@ -198,7 +198,7 @@ void shared_end(uint64_t at)
     quiet_end(quiet);
 }
 
-/* What was freed meanwhile is reported and taken back in one step: others that have it open are charged from then on. */
+/* What was freed meanwhile is reported and returned to the lease in one step: others that have it open are charged from then on. */
 bool shared_restate(struct gpu *gpu)
 {
     for (struct shared_block **place = &shared->first; *place != NULL;) {

@@ -24,16 +24,16 @@ struct shared_blocks { /* guarded by link.lock */
     _Atomic unsigned count;
 };
 
-/* A name was given out for memory that the lease pays for. */
+/* A name was exported for memory that is charged to the lease. */
 void shared_made(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key);
 
-/* Somebody's memory was opened. False: it does not fit. It is charged to the process that made it, to the container once, or, while the arbiter is
- * away, by this process's lease. */
+/* Memory of another process was opened. False: it does not fit. It is charged to the process that made it, to the container once, or, while the arbiter is
+ * away, to this process's lease. */
 bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t bytes, const void *key);
 
-/* Memory is gone: its bytes go back to the lease, or to the arbiter where others may have it. */
+/* Memory is gone: its bytes return to the lease, or to the arbiter where others may have it. */
 void shared_end_or_give_back(const struct owned *was);
-/* Its name is void; what paid for it goes on paying. */
+/* Its name is void; the memory stays charged where it was. */
 void shared_end(uint64_t at);
 
 bool shared_restate(struct gpu *gpu); /* locked: on a new connection, after use was stated */

@@ -32,7 +32,7 @@ static bool has(const struct tiles *tiles, const struct block *block)
 /* Ties the block to the array, once. False when that cannot be remembered. */
 static bool tie(const void *array, CUmemGenericAllocationHandle handle)
 {
-    struct block *block = vmm_hold(handle);
+    struct block *block = vmm_retain(handle);
     if (block == NULL)
         return true;
     struct owned entry = {.at = OWNED_AS(OWNED_TILES, (uintptr_t)array)};

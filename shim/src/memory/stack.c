@@ -1,9 +1,9 @@
 /* stack.c - stacks and heaps of contexts, and kernels that need a deeper stack than their context has.
  *
  * The driver keeps a stack for every thread that the GPU can have at once: the limit, rounded up to 16 bytes, times the resident threads,
- * in whole pages (measured: 64 KiB on an H200 are 16.5 GiB). cuCtxSetLimit takes that at the call. A launch takes it too, without a word,
+ * in whole pages (measured: 64 KiB on an H200 are 16.5 GiB). cuCtxSetLimit takes that at the call. A launch takes it too, without notice,
  * when the kernel's local memory is larger than the stack; the stack then stays grown. So functions with that much local memory are noted
- * when their handle is given out, and a launch in a process that has one looks it up. What a context was made with, which is
+ * when their handle is returned, and a launch in a process that has one looks it up. What a context was made with, which is
  * measured with it, is not charged again. The heap is taken at the first launch that uses it and charged when it is requested; the printf
  * buffer takes no GPU memory.
  */
@@ -17,7 +17,7 @@ enum {
     HEAP_SIZE = 2,
     MULTIPROCESSORS = 16, /* CUdevice_attribute */
     THREADS_OF_ONE = 39,
-    THREADS_GUESSED = 1 << 20, /* of a device that does not say: more than any has */
+    THREADS_GUESSED = 1 << 20, /* of a device that does not report them: more than any has */
     STACK_OF_CALLS = 512,      /* measured */
     HEAP_USUAL = 8 << 20,      /* measured: a larger one is charged by cuCtxSetLimit */
     STACK_OF_CONTEXT = 1024    /* measured: no kernel of less local memory makes a new context larger */
@@ -81,12 +81,12 @@ static bool depth_of(enum owned_kind kind, struct gpu *gpu, uint64_t now, struct
 }
 
 /* Locked by stack_lock: of two threads that come at once each has reserved for itself, and one of the two amounts is enough. */
-static void depth_book(const struct depth *depth, uint64_t charged)
+static void depth_record(const struct depth *depth, uint64_t charged)
 {
     struct owned was, entry = {depth->key, charged, depth->gpu, (void *)(uintptr_t)depth->made_with};
     pthread_mutex_lock(&tangram.stack_lock);
     uint64_t before = table_disown(depth->key, &was) ? was.bytes : 0;
-    table_own(entry); /* what cannot be noted for want of memory stays charged for as long as the process lives */
+    table_own(entry); /* what cannot be noted for want of memory stays charged until the process ends */
     pthread_mutex_unlock(&tangram.stack_lock);
     uint64_t reserved = charged > depth->charged ? charged - depth->charged : 0;
     if (before + reserved > charged)
@@ -125,13 +125,13 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc = tangram.driver.cuCtxSetLimit(limit, value);
     if (rc == CUDA_SUCCESS)
-        depth_book(&depth, charged);
+        depth_record(&depth, charged);
     else
         lease_give_back(depth.gpu, more);
     return rc;
 }
 
-/* Of a function that is noted. False: the driver does not say, and it may need any stack. */
+/* Of a function that is noted. False: the driver does not report it, and it may need any stack. */
 static bool local_of(CUfunction function, const struct owned *noted, uint64_t *local)
 {
     enum kernel_handle what = (uintptr_t)noted->of & KERNEL ? OF_KERNEL : OF_FUNCTION;
@@ -167,7 +167,7 @@ bool stack_fits(CUfunction function)
         return true;
     if (charged == UINT64_MAX || !reserve(depth.gpu, charged - depth.charged))
         return false;
-    depth_book(&depth, charged);
+    depth_record(&depth, charged);
     return true;
 }
 

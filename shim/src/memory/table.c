@@ -82,7 +82,7 @@ static struct slot *seek(struct shard *shard, uint64_t at)
 }
 
 /* Locked. Where it is, or an empty slot, which leaves a quarter of them empty. NULL: there is no memory for more slots. */
-static struct slot *room_for(struct shard *shard, uint64_t at)
+static struct slot *slot_for(struct shard *shard, uint64_t at)
 {
     struct slot *slot = spot(shard, at);
     bool known = slot != NULL && slot->owned.at == at;
@@ -102,7 +102,7 @@ static CUdeviceptr address_of(const struct owned *entry)
     return kind_of(entry) == 0 ? entry->at : kind_of(entry) == OWNED_IPC ? OWNED_AS(OWNED_IPC, entry->at) : 0;
 }
 
-static CUresult request_buffer(CUdeviceptr at, uint64_t *buffer)
+static CUresult query_buffer(CUdeviceptr at, uint64_t *buffer)
 {
     *buffer = 0;
     return tangram.driver.cuPointerGetAttribute(buffer, CU_POINTER_ATTRIBUTE_BUFFER_ID, at);
@@ -113,7 +113,7 @@ static bool has_number(const struct owned *entry)
     return address_of(entry) != 0 && (kind_of(entry) != 0 || entry->of == NULL); /* pools outlive contexts */
 }
 
-/* Locked: nobody else writes it, so no atomic addition is paid for. */
+/* Locked: no other thread writes it, so no atomic addition is needed. */
 static uint64_t next_serial(struct shard *shard)
 {
     uint64_t serial = atomic_load_explicit(&shard->serial, memory_order_relaxed) + 1;
@@ -129,7 +129,7 @@ bool table_own(struct owned entry)
     if (entry.at == 0)
         return false;
     lock_acquire(&shard->lock);
-    struct slot *slot = room_for(shard, entry.at);
+    struct slot *slot = slot_for(shard, entry.at);
     if (slot != NULL) {
         dead = slot->owned;
         shard->used += dead.at == 0;
@@ -195,16 +195,16 @@ bool table_find(uint64_t at, struct owned *found)
     return slot != NULL;
 }
 
-/* Of plain memory the driver is asked: it is gone when its address is nobody's, or other memory's by now. */
+/* For plain memory the driver is queried: the memory is gone if its address is free, or belongs to other memory by now. */
 static bool is_gone(const struct slot *entry)
 {
     uint64_t buffer;
-    CUresult rc = request_buffer(address_of(&entry->owned), &buffer);
+    CUresult rc = query_buffer(address_of(&entry->owned), &buffer);
     return rc == CUDA_ERROR_INVALID_VALUE || (rc == CUDA_SUCCESS && entry->buffer != 0 && buffer != entry->buffer);
 }
 
-/* Did it die with the context? Pools belong to the device and outlive contexts. Arrays cannot be requested when they are gone, so they say
- * whose they were. */
+/* Did it die with the context? Pools belong to the device and outlive contexts. A destroyed array cannot be queried, so its entry
+ * names its context. */
 static bool is_dead(const struct slot *entry, CUcontext context, uint64_t before)
 {
     const struct owned *owned = &entry->owned;
@@ -241,7 +241,7 @@ static size_t copy_of_shard(struct shard *shard, struct slot **entries)
 static bool give_number(struct shard *shard, const struct slot *entry)
 {
     uint64_t buffer;
-    if (request_buffer(address_of(&entry->owned), &buffer) != CUDA_SUCCESS)
+    if (query_buffer(address_of(&entry->owned), &buffer) != CUDA_SUCCESS)
         return false;
     lock_acquire(&shard->lock);
     struct slot *slot = seek(shard, entry->owned.at);
@@ -308,13 +308,13 @@ void table_forget_all(void)
 
 bool owned_list_add(struct owned_list *list, const struct owned *entry)
 {
-    if (list->count == list->room) {
-        size_t room = list->room > 0 ? list->room * 2 : 16;
-        struct owned *larger = realloc(list->entry, room * sizeof *larger);
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity > 0 ? list->capacity * 2 : 16;
+        struct owned *larger = realloc(list->entry, capacity * sizeof *larger);
         if (larger == NULL)
             return false;
         list->entry = larger;
-        list->room = room;
+        list->capacity = capacity;
     }
     list->entry[list->count++] = *entry;
     return true;

@@ -1,14 +1,14 @@
 /* vmm.c - physical memory made apart from addresses (cuMemCreate, cuMemMap), as expandable segments use it, and what another
  * process made and this one imports.
  *
- * A block is charged to the GPU it lies on, `prop->location`, when it is made, and is held until its last handle is released
- * and its last mapping is gone: the driver keeps the memory that long. The driver may give a handle's number out again while
- * a mapping of the old block lives, so the library identifies blocks by its own record and not by their handles. The size of an imported block is
+ * A block is charged to the GPU it lies on, `prop->location`, when it is made, and stays charged until its last handle is released
+ * and its last mapping is gone: the driver keeps the memory that long. The driver may reuse a handle's number while
+ * a mapping of the old block exists, so the library identifies blocks by its own record and not by their handles. The size of an imported block is
  * not known before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
- * and is released here may live on in a process that imported it and maps nothing: all is measured before its room is free, and
- * once more when that process lets go, for what is measured is charged until the next measure.
+ * and is released here may persist in a process that imported it and maps nothing: all is measured before its memory counts as free, and
+ * once more when that process releases it, for what is measured is charged until the next measure.
  *
- * Where the grant says `clear yes` a block is zeroed before its handle is given out: from then on it may be mapped in parts, with any access,
+ * Where the grant contains `clear yes`, a block is zeroed before its handle is returned: from then on it may be mapped in parts, with any access,
  * and by another process.
  */
 #include "hooks/hook.h"
@@ -22,21 +22,21 @@ struct block {
     uint64_t bytes, holders; /* handles and mappings */
     struct gpu *gpu;
     bool imported; /* its size grows with what is mapped of it */
-    bool exported; /* another process may hold it without our hearing of it */
+    bool exported; /* another process may keep it alive unnoticed */
 };
 
 static struct vmm *const vmm = &tangram.vmm;
 
-static bool room_for_one(void **items, size_t count, size_t *room, size_t item_bytes)
+static bool grow_for_one(void **items, size_t count, size_t *capacity, size_t item_bytes)
 {
-    if (count < *room)
+    if (count < *capacity)
         return true;
-    size_t more = *room ? *room * 2 : 64;
+    size_t more = *capacity ? *capacity * 2 : 64;
     void *moved = realloc(*items, more * item_bytes);
     if (moved == NULL)
         return false;
     *items = moved;
-    *room = more;
+    *capacity = more;
     return true;
 }
 
@@ -71,14 +71,14 @@ static void let_go(struct block *block, uint64_t holders)
     bool last = (block->holders -= holders) == 0;
     pthread_mutex_unlock(&vmm->lock);
     if (last) {
-        if (block->exported || block->imported) /* whoever still has it is charged before it is free here; or it is free now */
+        if (block->exported || block->imported) /* a process that still has it is charged before it is free here; or it is free now */
             contexts_measure(block->gpu);
         lease_give_back(block->gpu, block->bytes);
         free(block);
     }
 }
 
-struct block *vmm_hold(CUmemGenericAllocationHandle handle)
+struct block *vmm_retain(CUmemGenericAllocationHandle handle)
 {
     pthread_mutex_lock(&vmm->lock);
     struct handle *known = find(handle);
@@ -97,7 +97,7 @@ void vmm_let_go(struct block *block)
 /* Locked. False when it cannot be remembered. */
 static bool add_handle(uint64_t number, struct block *block)
 {
-    if (!room_for_one((void **)&vmm->handle, vmm->handles, &vmm->handles_room, sizeof *vmm->handle))
+    if (!grow_for_one((void **)&vmm->handle, vmm->handles, &vmm->handles_capacity, sizeof *vmm->handle))
         return false;
     vmm->handle[vmm->handles++] = (struct handle){number, 1, block};
     return true;
@@ -106,15 +106,15 @@ static bool add_handle(uint64_t number, struct block *block)
 static bool own_handle(uint64_t number, struct block *block)
 {
     pthread_mutex_lock(&vmm->lock);
-    bool room = add_handle(number, block);
+    bool added = add_handle(number, block);
     pthread_mutex_unlock(&vmm->lock);
-    return room;
+    return added;
 }
 
 /* Locked. False when it cannot be remembered. */
 static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
 {
-    if (!room_for_one((void **)&vmm->mapping, vmm->mappings, &vmm->mappings_room, sizeof *vmm->mapping))
+    if (!grow_for_one((void **)&vmm->mapping, vmm->mappings, &vmm->mappings_capacity, sizeof *vmm->mapping))
         return false;
     size_t i = first_mapping(at);
     memmove(&vmm->mapping[i + 1], &vmm->mapping[i], (vmm->mappings - i) * sizeof *vmm->mapping);
@@ -177,7 +177,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     if (rc == CUDA_SUCCESS) {
         CUdevice device;
         if (UNLIKELY(tangram.grant.clear) && prop->allocFlags.usage != CU_MEM_CREATE_USAGE_TILE_POOL && device_of_location(&prop->location, &device))
-            rc = zero(block, made, device); /* tiles are for arrays: nobody can map them, and arrays are handed out as they are */
+            rc = zero(block, made, device); /* tiles are for arrays: they cannot be mapped, and arrays are not zeroed */
         if (rc == CUDA_SUCCESS && !own_handle(made, block))
             rc = CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS)
@@ -272,7 +272,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
             rc = CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&vmm->lock);
-    if (rc != CUDA_SUCCESS) /* what we cannot count, we do not hand out */
+    if (rc != CUDA_SUCCESS) /* memory that cannot be counted is not returned */
         tangram.driver.cuMemRelease(*handle);
     return rc;
 }
@@ -320,7 +320,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
                          unsigned long long flags)
 {
     NEEDS(cuMemMap);
-    struct block *block = vmm_hold(handle); /* before the call: a release that passes us must not be the last */
+    struct block *block = vmm_retain(handle); /* before the call: a concurrent release must not be the last */
     if (block == NULL)
         return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
     uint64_t reserved;
@@ -344,8 +344,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     return rc;
 }
 
-/* One call may unmap many mappings. They are taken out one by one after the driver agreed; nobody can map there before this
- * call returns without racing against the program's own unmap. */
+/* One call may unmap many mappings. They are removed one by one after the driver succeeded; a thread that maps there before this
+ * call returns races against the program's own unmap. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 {
     NEEDS(cuMemUnmap);
@@ -373,5 +373,5 @@ void vmm_forget_all(void)
 {
     vmm->handle = NULL;
     vmm->mapping = NULL;
-    vmm->handles = vmm->handles_room = vmm->mappings = vmm->mappings_room = 0;
+    vmm->handles = vmm->handles_capacity = vmm->mappings = vmm->mappings_capacity = 0;
 }

@@ -105,7 +105,7 @@ typedef struct {
 struct gpu;
 
 /* nvml.c: the shared GPU that a handle means, NULL for one that the grant does not name. Anything but NVML_SUCCESS is the answer:
- * a GPU that cannot say which it is is not taken for one that is not shared. */
+ * a GPU that cannot be identified does not count as one that is not shared. */
 nvmlReturn_t shared_gpu(nvmlDevice_t device, struct gpu **gpu);
 
 #endif

@@ -1,7 +1,7 @@
 /* nvml.c - which GPU of the grant a call of the management library is about, and the memory that it shows.
  *
- * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes hold on
- * lease and in contexts; what the GPU has free bounds what is shown as free.
+ * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes have
+ * leased and what their contexts take; the GPU's free memory bounds what is shown as free.
  */
 #include "hooks/hook.h"
 #include "process.h"
@@ -27,7 +27,7 @@ nvmlReturn_t shared_gpu(nvmlDevice_t device, struct gpu **gpu)
 static void view(struct gpu *gpu, unsigned long long *total, unsigned long long *free_now, unsigned long long *used)
 {
     uint64_t unleased, limit = atomic_load(&gpu->limit_bytes);
-    if (!link_unleased(gpu, &unleased)) /* nvidia-smi: nobody has met the arbiter yet */
+    if (!link_unleased(gpu, &unleased)) /* nvidia-smi: no thread has connected to the arbiter yet */
         link_wait();
     uint64_t ours = lease_free_bytes(gpu);
     if (*free_now > ours)

@@ -65,7 +65,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, int type, unsigned
     return tangram.management.nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples);
 }
 
-/* An XID reports a fault on the GPU, most often of the program that caused it, and not of whose program that is. A container's
+/* An XID reports a fault on the GPU, most often one that a program caused, but not that program's container. A container's
  * own fault is reported by CUDA; errors of the hardware have events and counters of their own, which pass. */
 #define EVENT_XID 0x8ull /* nvmlEventTypeXidCriticalError */
 

@@ -1,8 +1,8 @@
 /* nvml_processes.c - the container's own processes on a GPU, in every list that the management library has of them.
  *
- * Lists of processes that compute come from the arbiter, by the numbers that the container knows its processes by; an arbiter that does not
- * answer makes them empty. What only the driver knows of processes is read whole, with room of our own, and passed on for those
- * processes: the room that a program brings, or requests, says nothing of how many others there are.
+ * Lists of processes that compute come from the arbiter, by the process IDs of the container; if the arbiter does not
+ * answer, they are empty. What only the driver knows about processes is read whole, into a buffer of our own, and passed on for those
+ * processes: the buffer size that a program passes, or requests, reveals nothing about the number of others.
  */
 #include "views/nvml_processes.h"
 
@@ -44,24 +44,24 @@ static unsigned int keep_ours(const struct ours *ours, const struct listing *lis
     return kept;
 }
 
-enum { ROOM_AT_FIRST = 128, TRIES = 4, ROOM_LIMIT = 65536 }; /* guessed: a GPU has tens of processes, a driver keeps 100 samples of each */
+enum { FIRST_CAPACITY = 128, TRIES = 4, CAPACITY_LIMIT = 65536 }; /* guessed: a GPU has tens of processes, a driver keeps 100 samples of each */
 
-/* Everything that the driver lists. Processes may start between two tries, so there is more room than it requested. */
+/* Everything that the driver lists. Processes may start between two tries, so the buffer is larger than the driver requested. */
 static nvmlReturn_t read_all(const struct listing *list, char **entries, unsigned int *count)
 {
     nvmlReturn_t rc = NVML_ERROR_INSUFFICIENT_SIZE;
-    unsigned int room = ROOM_AT_FIRST;
+    unsigned int capacity = FIRST_CAPACITY;
     *entries = NULL;
-    for (unsigned try = 0; try < TRIES && rc == NVML_ERROR_INSUFFICIENT_SIZE && room <= ROOM_LIMIT; try++) {
+    for (unsigned try = 0; try < TRIES && rc == NVML_ERROR_INSUFFICIENT_SIZE && capacity <= CAPACITY_LIMIT; try++) {
         free(*entries);
-        *entries = calloc(room, list->width);
+        *entries = calloc(capacity, list->width);
         if (*entries == NULL)
             return NVML_ERROR_MEMORY;
-        *count = room;
+        *count = capacity;
         rc = list->read(list, *entries, count);
-        if (rc == NVML_SUCCESS && *count > room)
-            *count = room;
-        room = (*count > room ? *count : room) * 2;
+        if (rc == NVML_SUCCESS && *count > capacity)
+            *count = capacity;
+        capacity = (*count > capacity ? *count : capacity) * 2;
     }
     return rc;
 }
@@ -70,7 +70,7 @@ nvmlReturn_t own_entries(const struct listing *list, struct gpu *gpu, char **ent
 {
     struct ours ours;
     nvmlReturn_t rc = read_all(list, entries, count);
-    if (rc == NVML_ERROR_NOT_FOUND) { /* nobody's */
+    if (rc == NVML_ERROR_NOT_FOUND) { /* no process has any */
         *count = 0;
         return NVML_SUCCESS;
     }
@@ -83,16 +83,16 @@ nvmlReturn_t own_entries(const struct listing *list, struct gpu *gpu, char **ent
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t pass_own_entries(const struct listing *list, struct gpu *gpu, void *room, unsigned int *count)
+nvmlReturn_t pass_own_entries(const struct listing *list, struct gpu *gpu, void *capacity, unsigned int *count)
 {
     char *entries;
     unsigned int own;
     nvmlReturn_t rc = own_entries(list, gpu, &entries, &own);
     if (rc == NVML_SUCCESS) {
-        if (own > (room == NULL ? 0 : *count))
+        if (own > (capacity == NULL ? 0 : *count))
             rc = NVML_ERROR_INSUFFICIENT_SIZE;
         else if (own > 0)
-            memcpy(room, entries, own * list->width);
+            memcpy(capacity, entries, own * list->width);
         *count = own;
     }
     free(entries);
@@ -174,7 +174,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
     return pass_own_entries(&list, gpu, all->procArray, &all->numProcArrayEntries);
 }
 
-/* A number that is nobody's in the container's own /proc is not requested: the driver may know it by the node's. */
+/* A number without a process in the container's own /proc is not passed to the driver, which may know it as a process of the node. */
 EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
 {
     NEEDS_NVML(nvmlSystemGetProcessName);

@@ -25,7 +25,7 @@ struct listing {
 /* Those of the container. `entries` is to be freed, whatever the answer. */
 nvmlReturn_t own_entries(const struct listing *list, struct gpu *gpu, char **entries, unsigned int *count);
 
-/* The same into the program's own room, as NVML answers: NVML_ERROR_INSUFFICIENT_SIZE with their number where it is too small. */
-nvmlReturn_t pass_own_entries(const struct listing *list, struct gpu *gpu, void *room, unsigned int *count);
+/* The same into the program's own buffer, as NVML answers: NVML_ERROR_INSUFFICIENT_SIZE with their number where it is too small. */
+nvmlReturn_t pass_own_entries(const struct listing *list, struct gpu *gpu, void *capacity, unsigned int *count);
 
 #endif

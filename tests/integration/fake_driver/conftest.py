@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Worker:
-    """A child process that calls the fake libcuda as its parent says (worker.py)."""
+    """A child process that calls the fake libcuda on its parent's requests (worker.py)."""
 
     def __init__(self, driver: FakeDriver, **env: str) -> None:
         self.process = subprocess.Popen(

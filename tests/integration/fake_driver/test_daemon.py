@@ -1,4 +1,4 @@
-"""The daemon takes a description and control commands, refuses both with a sentence, and survives any client."""
+"""The daemon reads a description and control commands, rejects invalid ones with a sentence, and survives any client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refusal(description: str, tmp_path) -> str:
         ("gpu a100-40 count=2\nlink 0 1 12\nlink 0 1 1", "GPU 0 (a100-40) has 12 NVLinks, 1 more are requested"),
         ("gpu t4\nmig 0", "GPU 0: Tesla T4 has no MIG"),
         ("gpu h200\nmig 0 1g.5gb", 'the MIG profile is "1g.5gb", must be one of 1g.18gb'),
-        ("gpu h200\nmig 0 7g.141gb 1g.18gb", "no room for a 1g.18gb beside the instances that exist"),
+        ("gpu h200\nmig 0 7g.141gb 1g.18gb", "a 1g.18gb does not fit beside the instances that exist"),
         ("gpu h200 count=17", 'count is "17", must be a number from 1 to 16'),
         ("gpu h200 memory_mib=10\nprocess 0 1 11 x", "process 1: 11 MiB is more than is free"),
         ("graphics h200", 'the first word is "graphics", must be one of gpu, link'),
@@ -91,7 +91,7 @@ def test_mig_mode_does_not_change_under_a_process(fake_driver):
         driver.ctl("mig", 0, "on")
 
 
-def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
+def test_a_status_that_is_not_read_stalls_no_other_command(fake_driver):
     driver = fake_driver("gpu h200\n" + "".join(f"process 0 {pid} 1 {'x' * 40}\n" for pid in range(1, 201)))
     command = [driver.libraries / "nvidia-fake-driverd", "ctl", "--socket", driver.socket, "status"]
     reader, writer = os.pipe()
@@ -99,7 +99,7 @@ def test_a_status_that_nobody_reads_stalls_nobody(fake_driver):
     with subprocess.Popen(command, stdout=writer) as stuck:
         os.close(writer)
         try:
-            os.read(reader, 1)  # it prints, and waits for somebody who reads on
+            os.read(reader, 1)  # it prints, and waits for its output to be read
             subprocess.run(command, stdout=subprocess.DEVNULL, timeout=10, check=True)
             assert stuck.poll() is None
         finally:
@@ -141,7 +141,7 @@ def message(version: int, slot: int, rest: bytes = b"") -> bytes:
         max_size=6,
     )
 )
-def test_garbage_from_a_client_harms_nobody_else(shared_driver, packets):
+def test_garbage_from_a_client_harms_no_other_client(shared_driver, packets):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.settimeout(5)
         client.connect(str(shared_driver.socket))
@@ -177,7 +177,7 @@ def test_a_client_is_greeted_with_its_slot(shared_driver):
 
 
 @pytest.mark.parametrize("length", [2, MESSAGE_BYTES - 1, MESSAGE_BYTES, MESSAGE_BYTES + 1])
-def test_who_sends_a_message_is_hung_up_on(shared_driver, length):
+def test_a_client_that_sends_a_message_is_disconnected(shared_driver, length):
     with connected(shared_driver) as client:
         client.recv(MESSAGE_BYTES)
         client.send(message(VERSION, 0, b"\0")[:length])

@@ -1,4 +1,4 @@
-"""Calls go wrong as the description, a command or the program's environment says."""
+"""Calls fail as the description, a command or the program's environment requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def missing(one, *symbols: str) -> list[bool]:
     return [not one.must("exported", symbol) for symbol in symbols]
 
 
-def test_a_missing_name_is_found_by_nobody_from_the_start(fake_driver, worker):
+def test_a_missing_name_is_not_found_from_the_start(fake_driver, worker):
     """Every version of the name, with its per-thread twins, and nothing else; the same from the daemon and from the environment."""
     driver = fake_driver(f"{GPU}\nfault missing cuMemAllocAsync")
     one = worker(driver, TANGRAM_FAKE_FAULTS="missing cuMemAlloc")

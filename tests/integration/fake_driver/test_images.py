@@ -1,4 +1,4 @@
-"""A damaged image is refused, or loads; the process that loads it lives."""
+"""A damaged image is refused, or loads; the process that loads it does not crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HUGE = struct.pack("<Q", 1 << 62)
 
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory):
-    """A process with a context; it has to live through all of the module's tests."""
+    """A process with a context; it has to survive all of the module's tests."""
     driver = start_fake_driver("gpu h200", tmp_path_factory.mktemp("images"))
     one = Worker(driver)
     one.must("cuInit")
@@ -41,7 +41,7 @@ def loader(tmp_path_factory):
 
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(IMAGES)))
-def test_a_damaged_image_crashes_nobody(loader, seed, kind):
+def test_a_damaged_image_crashes_no_process(loader, seed, kind):
     random = Random(seed)
     image = bytearray(IMAGES[kind])
     for _ in range(random.randint(1, 8)):
@@ -71,7 +71,7 @@ def test_every_field_of_an_image_may_be_huge(loader, kind):
         ("fatbin of both", 16 + 8),
     ],
 )
-def test_an_image_that_ends_elsewhere_than_it_says_is_refused(loader, kind, at):
+def test_an_image_that_does_not_end_where_it_states_is_refused(loader, kind, at):
     image = IMAGES[kind][:at] + HUGE + IMAGES[kind][at + 8 :]
     assert loader.request("load_bytes", image.hex())[0] == INVALID_IMAGE
 

@@ -94,13 +94,13 @@ class Process:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
-    def say(self, code: str) -> None:
+    def send(self, code: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(code + "\n")
         self.process.stdin.flush()
 
     def do(self, code: str) -> Any:
-        self.say(code)
+        self.send(code)
         return self.answer()
 
     def end(self) -> None:
@@ -187,7 +187,7 @@ def test_disables_are_counted_and_extra_enables_are_harmless(driver, start):
     assert kernel(driver)[2][0]["enables_owed"] == 0
 
 
-def test_a_process_that_somebody_else_disabled_is_held_until_it_is_enabled(driver, start):
+def test_a_process_that_another_one_disabled_is_suspended_until_it_is_enabled(driver, start):
     one, other = start(), start()
     names = Handles(one)
     one.do("launch(100_000)")
@@ -202,7 +202,7 @@ def test_a_process_that_somebody_else_disabled_is_held_until_it_is_enabled(drive
     assert kernel(driver)[0] == 0
 
 
-def test_who_has_no_channels_cannot_be_disabled(driver):
+def test_a_process_without_channels_cannot_be_disabled(driver):
     with pytest.raises(AssertionError, match="pid: found 4711, must be a process with compute channels"):
         driver.ctl("disable", 4711)
 
@@ -216,7 +216,7 @@ def test_a_bad_handle_leaves_those_before_it_disabled(driver, start):
     assert "0x12345" in words
 
 
-def test_copy_channels_do_not_hold_the_compute(driver, start):
+def test_copy_channels_do_not_suspend_the_compute_channels(driver, start):
     one = start()
     names = Handles(one)
     assert one.do(names.switch(names.copy, True)) == 0
@@ -230,7 +230,7 @@ def test_one_that_was_sent_the_descriptor_can_suspend_even_a_stopped_process(dri
         listener.listen()
         one = start(str(path))
         names = Handles(one)
-        one.say("send()")
+        one.send("send()")
         connection, _ = listener.accept()
         with connection:
             _, [(_, _, data)], _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
@@ -256,11 +256,11 @@ print(rm.status(argument))
     os.close(fd)
     while kernel(driver)[2]:
         pass
-    assert start().do("launch(1000) or wait()") < 0.2, "a process that died suspended delays nobody"
+    assert start().do("launch(1000) or wait()") < 0.2, "a process that died suspended delays no other"
 
 
 @pytest.mark.parametrize(
-    ("offset", "value", "says"),
+    ("offset", "value", "reason"),
     [
         (1, 1, "not 0"),
         (4, 0, "this many"),
@@ -271,14 +271,14 @@ print(rm.status(argument))
         (24 + 4 * 40, 7, "not 0"),
     ],
 )
-def test_every_byte_of_a_list_is_checked(driver, start, offset, value, says):
+def test_every_byte_of_a_list_is_checked(driver, start, offset, value, reason):
     one = start()
     names = Handles(one)
     code = f"bad(rm.disable_parameters({names.client}, {names.compute}, disable=True), {offset}, {value}, {names.client}, {names.subdevice})"
     assert one.do(code) == BAD_ARGUMENT
     misuses, words, [process] = kernel(driver)
     assert misuses == 1
-    assert says in words
+    assert reason in words
     assert process["held"] == 0
 
 

@@ -68,7 +68,7 @@ def test_a_deep_kernel_that_does_not_fit_is_refused_at_its_launch(fake_driver, w
 @pytest.mark.parametrize("call", [".extern .func (.param .b32 r) vprintf\n", ".extern .func (.param .b64 r) malloc\n"])
 def test_kernels_that_print_or_allocate_lose_memory_at_load(driver, worker, call):
     one = worker(driver)
-    one.must("load", f"{HEAD}{call}.visible .entry say() {{ ret; }}\n")
+    one.must("load", f"{HEAD}{call}.visible .entry kernel() {{ ret; }}\n")
     assert lost_mib(driver) * MIB == 146_800_640
 
 
@@ -77,9 +77,9 @@ def test_a_larger_heap_is_lost_at_the_first_launch_that_uses_it(driver, worker):
     one.must("set_limit", PRINTF, 1 << 30)
     one.must("set_limit", HEAP, 1 << 30)
     assert lost_mib(driver) == 0
-    module = one.must("load", f"{HEAD}.extern .func (.param .b64 r) malloc\n.visible .entry say() {{ ret; }}\n")
+    module = one.must("load", f"{HEAD}.extern .func (.param .b64 r) malloc\n.visible .entry kernel() {{ ret; }}\n")
     before = lost_mib(driver)
-    one.must("launch_function", one.must("kernel", module, "say"))
+    one.must("launch_function", one.must("kernel", module, "kernel"))
     assert lost_mib(driver) == before + 1026
 
 

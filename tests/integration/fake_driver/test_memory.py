@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def until(condition: Callable[[], bool], seconds: float = 5) -> bool:
-    """Whether the condition comes true: a hang-up reaches the daemon when it reaches it."""
+    """Whether the condition becomes true: the daemon handles a hang-up after an unknown delay."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -26,7 +26,7 @@ def until(condition: Callable[[], bool], seconds: float = 5) -> bool:
     return True
 
 
-def test_what_two_processes_hold_adds_up_and_a_full_gpu_refuses_both(fake_driver, worker):
+def test_memory_of_two_processes_adds_up_and_a_full_gpu_refuses_both(fake_driver, worker):
     driver = fake_driver("gpu h200 memory_mib=1000 context_mib=0")
     first, second = worker(driver), worker(driver)
     first.must("alloc", 600 * MIB)
@@ -54,7 +54,7 @@ def test_a_refused_allocation_takes_nothing(fake_driver, worker):
     assert driver.used_mib() == 0
 
 
-def test_what_is_said_of_all_processes_is_of_one_moment(fake_driver, worker):
+def test_the_status_of_all_processes_is_of_one_moment(fake_driver, worker):
     """Else what one gave and the other took in between counts for both."""
     driver = fake_driver("gpu h200 memory_mib=1000 context_mib=0")
     busy = [worker(driver) for _ in range(2)]
@@ -69,7 +69,7 @@ def test_what_is_said_of_all_processes_is_of_one_moment(fake_driver, worker):
     assert both > 0
 
 
-def test_a_killed_process_gives_everything_back_at_once(fake_driver, worker):
+def test_all_memory_of_a_killed_process_is_free_at_once(fake_driver, worker):
     driver = fake_driver("gpu h200 memory_mib=1000 context_mib=100")
     victim, observer = worker(driver), worker(driver)
     victim.must("alloc", 700 * MIB)

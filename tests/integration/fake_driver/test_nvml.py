@@ -166,7 +166,7 @@ PROFILES = {  # NVIDIA's MIG user guide: how many of each fit on one GPU
 def test_as_many_instances_of_a_profile_fit_as_nvidia_documents(fake_driver, model, profile):
     driver = fake_driver(f"gpu {model}\nmig 0 " + " ".join([profile] * PROFILES[model][profile]))
     assert len(driver.status()) == 1 + PROFILES[model][profile]
-    with pytest.raises(AssertionError, match="no room"):
+    with pytest.raises(AssertionError, match="does not fit"):
         driver.ctl("mig", 0, "create", profile)
 
 
@@ -220,7 +220,7 @@ except n.NVMLError_Timeout: print("quiet", flush=True)
 """
 
 
-def test_an_xid_reaches_whoever_waits_for_it(fake_driver):
+def test_an_xid_reaches_every_waiter(fake_driver):
     driver = fake_driver("gpu h200 count=2")
     with subprocess.Popen(
         [sys.executable, "-c", WATCH], env=driver.env(), stdout=subprocess.PIPE, text=True
@@ -251,7 +251,7 @@ except n.NVMLError_GpuIsLost: print('"lost"')
     one.must("alloc", MIB)
 
 
-def test_without_a_daemon_nvml_says_that_no_driver_is_loaded(fake_driver):
+def test_without_a_daemon_nvml_reports_that_no_driver_is_loaded(fake_driver):
     driver = fake_driver()
     code = "import pynvml as n\ntry: n.nvmlInit()\nexcept n.NVMLError_DriverNotLoaded: print('none')"
     env = driver.env(TANGRAM_FAKE_DRIVER="/nowhere")

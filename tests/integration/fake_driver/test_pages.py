@@ -59,7 +59,7 @@ LARGEST_FORMAT = 0x20
 
 
 def measured_arrays(part: str):
-    """[shape, levels, arrays, what the row says of them] of each row."""
+    """[shape, levels, arrays, what the row states for them] of each row."""
     for row in csv.DictReader((REPOSITORY / "bench/granularity/results-h200.csv").read_text().splitlines()):
         found = SHAPE.match(row["case"]) if row["part"] == part else None
         if found is not None and int(found[5], 16) <= LARGEST_FORMAT:
@@ -104,7 +104,7 @@ def test_arrays_and_linear_memory_never_share_a_block_and_contexts_do_not_either
     assert driver.used_mib() == 6
 
 
-def test_a_full_gpu_still_has_room_in_its_blocks(fake_driver, worker):
+def test_a_full_gpu_still_allocates_from_its_blocks(fake_driver, worker):
     one = worker(fake_driver("gpu h200 memory_mib=2 context_mib=0"))
     one.must("alloc", MIB)
     one.must("alloc", MIB)

@@ -14,7 +14,7 @@ MOST = 4_991
 
 
 def code_lines(text: str) -> int:
-    """Lines that hold more than comments and blanks."""
+    """Lines with more than comments and blanks."""
     return sum(1 for line in re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).splitlines() if line.strip())
 
 

@@ -13,7 +13,7 @@ def milliseconds(call) -> float:
     return (time.monotonic() - start) * 1000
 
 
-def test_a_kernel_lasts_as_long_as_its_parameter_says(fake_driver, worker):
+def test_a_kernel_lasts_for_the_time_in_its_parameter(fake_driver, worker):
     one = worker(fake_driver())
 
     def launch_and_wait() -> None:

@@ -15,14 +15,14 @@ REPORT = re.compile(
 )
 
 
-def test_work_computes_until_it_is_stopped_and_says_how_much(fake_driver):
+def test_work_computes_until_it_is_stopped_and_reports_how_much(fake_driver):
     driver = fake_driver("gpu h200")
     command = [sys.executable, str(GPUVIEW), "work", "--kernel-ms=30", "--every-ms=100"]
     with subprocess.Popen(command, env=driver.env(POD_NAME="pod"), stdout=subprocess.PIPE, text=True) as working:
         assert working.stdout is not None
-        said = REPORT.fullmatch(working.stdout.readline())
+        report = REPORT.fullmatch(working.stdout.readline())
         working.send_signal(signal.SIGTERM)
         assert working.wait(60) == 0
-    assert said is not None
-    assert 0 < float(said["rate"]) <= 11, "one each 100 ms, not one after the other"
-    assert float(said["took"]) >= 30
+    assert report is not None
+    assert 0 < float(report["rate"]) <= 11, "one each 100 ms, not one after the other"
+    assert float(report["took"]) >= 30

@@ -57,7 +57,7 @@ def release(device: int) -> list[Any]:
 
 
 def churn(size: int) -> list[Any]:
-    """Takes and gives back until somebody ends the process."""
+    """Allocates and frees until the process is killed."""
     at = ctypes.c_uint64()
     while True:
         lib.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(size))

@@ -24,14 +24,14 @@ from typing import Any
 
 import pytest
 
-from arbiter.gputime.trial_verdicts import BOOT_ID, text_of
+from arbiter.gputime.trials_file import BOOT_ID, text_of
 from tests.built import shim_build
 from tests.integration.shim.reader import Reader
 from tests.probe import Probe
 from tests.signals import send_signal
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.gputime.trial_verdict import FILE, ModelVerdict, TrialOutcome, Trials, TrialVerdict, trials_to_text
 from vgpu.protocol.status import ContainerStatus, decode_status
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ class Worker:
         )  # fmt: skip
 
     def request(self, expression: str) -> list[Any]:
-        """The CUresult, then what came back."""
+        """The CUresult, then the results."""
         self.start(expression)
         return self.finish()
 
@@ -76,7 +76,7 @@ class Worker:
         return answer
 
     def must(self, expression: str) -> Any:
-        """What came back; the call has to succeed."""
+        """The results; the call has to succeed."""
         code, *values = self.request(expression)
         assert code == 0, f"{expression}: CUresult {code}"
         return values[0] if values else None
@@ -141,7 +141,7 @@ class Stage:
         config = self.folder / "driver"
         gpu = f"gpu t4 memory_mib={GPU_MIB} context_mib={context_mib}"
         config.write_text(f"driver {branch}\n" + "".join(f"{gpu} uuid={uuid}\n" for uuid in GPUS))
-        tried = Tried("Tesla T4", tuple(GPUS), Verdict(Outcome.WORKS))
+        tried = ModelVerdict("Tesla T4", tuple(GPUS), TrialVerdict(TrialOutcome.WORKS))
         trials = Trials(boot_id=text_of(BOOT_ID), driver=branch, tried=(tried,))
         (self.folder / FILE).write_text(trials_to_text(trials))
         (self.folder / "root").mkdir()
@@ -152,7 +152,7 @@ class Stage:
         wait_for(path.exists)
 
     def start_arbiter(self, *options: str) -> None:
-        """Contexts have no room beside them unless a test requests it: then a MiB more or less is seen. Nor is anybody ended for going around
+        """Reserves no memory beside contexts unless a test requests it, so that a difference of a MiB shows. Kills no process for bypassing
         the library."""
         if "--context-room-mib" not in options:
             options = ("--context-room-mib", "0", *options)
@@ -328,7 +328,7 @@ _keys = itertools.count()
 
 @pytest.fixture
 def stage(node: Stage) -> Iterator[Stage]:
-    """A container held to 1000 MiB of the first GPU."""
+    """A container limited to 1000 MiB of the first GPU."""
     stage = Stage(node.build, node.folder, f"k{next(_keys)}")
     stage.grant((GPUS[0], 1000))
     yield stage
@@ -344,7 +344,7 @@ def bare_stage(build: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def own_stage(bare_stage: Stage) -> Stage:
-    """A node of its own with a container held to 1000 MiB of the first GPU; its arbiter may be stopped."""
+    """A node of its own with a container limited to 1000 MiB of the first GPU; its arbiter may be stopped."""
     bare_stage.grant((GPUS[0], 1000))
     bare_stage.start_arbiter("--grace-ms", "0")
     return bare_stage
@@ -363,7 +363,7 @@ def measured_node(build: Path) -> Iterator[Stage]:
 
 @pytest.fixture
 def measured(measured_node: Stage) -> Iterator[Stage]:
-    """A container held to 1000 MiB of the first GPU of such a node, which knows by now what a context takes."""
+    """A container limited to 1000 MiB of the first GPU of such a node, whose arbiter has measured what a context takes."""
     stage = Stage(measured_node.build, measured_node.folder, f"m{next(_keys)}")
     stage.grant((GPUS[0], 1000))
     stage.worker().kill()

@@ -48,7 +48,7 @@ def made(local: int) -> list[int]:
 
 
 def updated(before: int, after: int, way: str) -> list[int]:
-    """A graph whose kernel has so much local memory is given another, and run: what the update answered."""
+    """Replaces the kernel of a graph by one with so much local memory, and runs it: the answer of the update."""
     graph, node = graph_of(function(before))
     rc, ready = graph_ready(graph)
     assert rc == 0, rc

@@ -66,11 +66,11 @@ static unsigned own(void) {{ const char *pid = getenv("OWN_PID"); return pid ? (
 struct sample {{ unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; }};
 int nvmlDeviceGetProcessUtilization(long device, struct sample *to, unsigned *count, unsigned long long since)
 {{
-    const unsigned have = 300, room = *count;
+    const unsigned have = 300, capacity = *count;
     if (getenv("NO_SAMPLES"))
         return 3;
     *count = have;
-    if (to == NULL || room < have)
+    if (to == NULL || capacity < have)
         return 7;
     for (unsigned i = 0; i < have; i++)
         to[i] = (struct sample){{i == 200 ? own() : 4000000 + i, 1, 10, 5, 20, 15}};
@@ -80,9 +80,9 @@ struct info {{ unsigned long long at; unsigned pid, sm, memory, encoder, decoder
 struct infos {{ unsigned version, count; unsigned long long since; struct info *to; }};
 int nvmlDeviceGetProcessesUtilizationInfo(long device, struct infos *all)
 {{
-    const unsigned have = 300, room = all->count;
+    const unsigned have = 300, capacity = all->count;
     all->count = have;
-    if (all->to == NULL || room < have)
+    if (all->to == NULL || capacity < have)
         return 7;
     for (unsigned i = 0; i < have; i++)
         all->to[i] = (struct info){{1, i == 200 ? own() : 4000000 + i, 10, 5, 20, 15, 0, 0}};
@@ -92,9 +92,9 @@ struct detail {{ unsigned pid; unsigned long long used; unsigned instance[2]; un
 struct details {{ unsigned version, mode, count; struct detail *to; }};
 int nvmlDeviceGetRunningProcessDetailList(long device, struct details *all)
 {{
-    const unsigned have = 3, room = all->count;
+    const unsigned have = 3, capacity = all->count;
     all->count = have;
-    if (all->to == NULL || room < have)
+    if (all->to == NULL || capacity < have)
         return 7;
     for (unsigned i = 0; i < have; i++)
         all->to[i] = (struct detail){{i == 2 ? own() : 4000000 + i, 1, {{0, 0}}, 0}};

@@ -20,7 +20,7 @@ class Needs(NamedTuple):
 
 
 class Reader:
-    """The library's own reading, in a process: one that reads too far dies, and says so under the sanitizers."""
+    """The library's own readers, in a process: one that reads too far dies, with a report under the sanitizers."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -29,7 +29,7 @@ class Reader:
         self._in, self._out = cast(IO[bytes], self.process.stdin), cast(IO[bytes], self.process.stdout)
 
     def request(self, how: bytes, number: int, data: bytes) -> None:
-        """One request; what comes back is read by the caller."""
+        """One request; the caller reads the answer."""
         self._in.write(how + struct.pack("=QQ", number, len(data)) + data)
         self._in.flush()
 
@@ -39,9 +39,9 @@ class Reader:
         assert len(answer) == length, f"the reader ended: {self.process.wait()}"
         return answer
 
-    def unpack(self, how: bytes, data: bytes, room: int) -> bytes:
-        """What comes out, nothing where the data is damaged."""
-        self.request(how, room, data)
+    def unpack(self, how: bytes, data: bytes, capacity: int) -> bytes:
+        """The unpacked data, nothing where the data is damaged."""
+        self.request(how, capacity, data)
         return self.take(*struct.unpack("=Q", self.take(8)))
 
     def end(self) -> None:

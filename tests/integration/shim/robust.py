@@ -10,7 +10,7 @@ from tests.integration.shim.conftest import Stage
 
 @dataclass(frozen=True)
 class Ran:
-    """How a program ended. `codes` are the numbers that it printed: CUresults, unless the program says otherwise."""
+    """How a program ended. `codes` are the numbers that it printed: CUresults, unless the program's text states otherwise."""
 
     status: int
     codes: list[int]

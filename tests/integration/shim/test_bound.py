@@ -1,4 +1,4 @@
-"""What a context grows by in a call is held before the call, refused where it does not fit, and settled when NVML was read."""
+"""What a context grows by in a call is reserved before the call, refused if it does not fit, and settled when NVML was read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_streams_are_held_before_they_are_made(measured: Stage) -> None:
 
 
 @pytest.mark.parametrize("way", ["cuModuleLoadData", "cuLibraryLoadData"])
-def test_the_room_beside_a_context_pays_for_code(own_measured: Stage, way: str) -> None:
+def test_code_is_charged_to_the_memory_reserved_beside_a_context(own_measured: Stage, way: str) -> None:
     own_measured.stop_arbiter(another=True)
     own_measured.start_measuring_arbiter("--context-room-mib", "60")
     worker = own_measured.worker(**EAGER)
@@ -96,7 +96,7 @@ def test_what_cannot_be_requested_is_charged_to_the_lease_or_refused(own_measure
     worker.must("code(1024)")
 
 
-# --- a library's variables and kernels come to each context that uses them ---
+# --- a library's variables and kernels are loaded into each context that uses them ---
 
 VARIABLES_MIB = 100
 

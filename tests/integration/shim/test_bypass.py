@@ -1,4 +1,4 @@
-"""Processes that go around the library are reported within 5 s and killed within 10 s; whoever has the library never is, in whatever state it is."""
+"""Processes that bypass the library are reported within 5 s and killed within 10 s; a process with the library never is, whatever its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.signals import send_signal
 from vgpu.api.cgroup import NOWHERE, place_of
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.protocol.status import Status, decode_status
+from vgpu.protocol.status import StatusDocument, decode_status
 
 __all__ = ["bypasses", "raw"]
 
@@ -49,7 +49,7 @@ def strict(build: Path) -> Iterator[Stage]:
         yield made
 
 
-def document(stage: Stage) -> Status:
+def document(stage: Stage) -> StatusDocument:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(str(stage.folder / "status.sock"))
         return decode_status(b"".join(iter(lambda: sock.recv(65536), b"")))
@@ -135,7 +135,7 @@ def test_no_process_with_the_library_is_killed_when_the_arbiter_restarts(strict:
     env = without_threads(strict) if state == "without the library's thread" else {}
     worker = strict.worker(**env)
     if state == "in a kernel of 60 s":
-        worker.must("busy(60_000)")  # while there is room for its code
+        worker.must("busy(60_000)")  # while its code fits
     while worker.request("alloc(20)")[0] == 0:
         pass
     assert strict.true_mib(worker) > 960
@@ -192,7 +192,7 @@ exec "$@"
 def test_a_program_whose_grant_mount_was_detached_is_killed(
     strict: Stage, bypasses: list[Bypass], container_cgroup: Path, *, maps_it: bool
 ) -> None:
-    """Its cgroup tells whose it is; a mapping proves nothing where the grant is gone."""
+    """Its cgroup identifies its container; a mapping proves nothing where the grant is gone."""
     strict.stop_arbiter()
     strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
@@ -225,7 +225,7 @@ ENTER = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
 def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path, tmp_path: Path
 ) -> None:
-    """Memory of an MPS server of the node is its clients'. In a pod, anybody can take its name."""
+    """Memory of an MPS server of the node is its clients'. In a pod, any program can use its name."""
     strict.stop_arbiter()
     strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
@@ -250,7 +250,7 @@ AGAIN = 'echo $$ > "$0/cgroup.procs"; while :; do "$@" || true; done'
 def test_a_container_that_starts_such_a_program_again_and_again_is_ended(
     strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path
 ) -> None:
-    """What starts it has no memory, so no reading shows it. Ended one by one the programs would hold the memory nearly all the time."""
+    """The parent has no GPU memory, so no reading shows it. If the programs were killed one by one, they would use the memory nearly all the time."""
     strict.stop_arbiter()
     strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
     (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")

@@ -1,6 +1,6 @@
 """With `clear yes` in the grant no program reads what another one left in the GPU's memory.
 
-TANGRAM_FAKE_DIRTY makes the fake driver hand out memory that begins with somebody's bytes, a5 a5 a5 ...
+TANGRAM_FAKE_DIRTY makes the fake driver return memory that begins with another process's bytes, a5 a5 a5 ...
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_memory_is_zeroed_before_the_program_has_it(stage: Stage, way: str) -> N
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
-def test_without_the_line_memory_is_handed_on_as_the_driver_gives_it(stage: Stage, way: str) -> None:
+def test_without_the_line_memory_is_passed_on_as_the_driver_returns_it(stage: Stage, way: str) -> None:
     gpu = worker(stage, clear=False)
     at = gpu.must(way)
     assert gpu.must(f"bytes_at({at}, 16)") == DIRT

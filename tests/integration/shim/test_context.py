@@ -1,4 +1,4 @@
-"""Contexts: their memory is inside the limit, is requested before they are made, and is back when they are gone."""
+"""Contexts: their memory is inside the limit, is requested before they are made, and free when they are gone."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_the_very_first_context_on_a_node_counts_before_anything_is_allocated(ow
     assert own_measured.true_mib(worker) == 1000
 
 
-def test_room_is_kept_beside_a_context_for_code_that_is_loaded_later(own_measured: Stage) -> None:
+def test_memory_is_reserved_beside_a_context_for_code_that_is_loaded_later(own_measured: Stage) -> None:
     own_measured.stop_arbiter(another=True)
     own_measured.start_measuring_arbiter("--context-room-mib", "60")
     fills(own_measured.worker(), 1000 - CONTEXT_MIB - 60)
 
 
-def test_a_context_for_which_there_is_no_room_is_refused_before_it_is_made(measured: Stage) -> None:
+def test_a_context_that_does_not_fit_is_refused_before_it_is_made(measured: Stage) -> None:
     one, two = measured.worker(), measured.bare_worker()
     at = one.must(f"alloc({1000 - CONTEXT_MIB - CONTEXT_MIB + 1})")
     assert two.request("use()")[0] == OUT_OF_MEMORY
@@ -104,7 +104,7 @@ def test_what_is_allocated_while_nvml_is_read_is_not_taken_for_a_context(measure
     assert measured.status().gpus[0].context_bytes == CONTEXT_MIB * MIB
 
 
-def test_a_killed_process_gives_its_context_back(measured: Stage) -> None:
+def test_the_context_of_a_killed_process_is_free(measured: Stage) -> None:
     one, two = measured.worker(), measured.worker()
     assert two.free_mib() <= 1000 - 2 * CONTEXT_MIB
     one.kill()
@@ -126,10 +126,10 @@ def test_initialising_the_driver_takes_nothing(measured: Stage) -> None:
     measured.bare_worker().must("initialise()")
     wait_for(lambda: len(measured.status().processes) == 2)
     assert measured.status().gpus[0].context_bytes == CONTEXT_MIB * MIB
-    worker.must(f"alloc({1000 - CONTEXT_MIB})")  # it waits until the other's promise has ended
+    worker.must(f"alloc({1000 - CONTEXT_MIB})")  # it waits until the other's reservation has ended
 
 
-def test_the_first_allocation_waits_for_nobody(own_measured: Stage) -> None:
+def test_the_first_allocation_does_not_wait(own_measured: Stage) -> None:
     worker = own_measured.worker()
     assert worker.free_mib() == 1000 - CONTEXT_MIB
     own_measured.signal_arbiter(signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_a_process_that_allocates_nothing_gives_its_first_chunk_back(measured: S
 
 
 def left_behind(stage: Stage) -> tuple[Worker, Worker, int]:
-    """Its maker, who has let go of a block of 200 MiB, another process, and the handle by which that has it still."""
+    """A process that released its block of 200 MiB, another process, and the handle by which that one still has the block."""
     owner, guest = stage.worker(), stage.worker()
     block = owner.must("create(200, 0, 1)")
     _, pid, fd = owner.request(f"export_block({block})")
@@ -169,7 +169,7 @@ def test_a_block_that_is_mapped_after_its_maker_let_go_comes_free_with_its_last_
     owner.must("alloc(300)")
 
 
-def test_a_restarted_arbiter_lends_nothing_that_contexts_hold(own_measured: Stage) -> None:
+def test_a_restarted_arbiter_leases_no_memory_that_contexts_use(own_measured: Stage) -> None:
     one, two = own_measured.worker(), own_measured.worker()
     one.must("alloc(100)")
     own_measured.stop_arbiter(another=True)

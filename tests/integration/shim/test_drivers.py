@@ -1,4 +1,4 @@
-"""What the library and the arbiter promise is kept on every branch of the driver, with the functions which that branch has."""
+"""The library and the arbiter work as specified on every branch of the driver, with the functions which that branch has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cuda(branch_node: tuple[Stage, int]) -> int:
 
 @pytest.fixture
 def stage(branch_node: tuple[Stage, int]) -> Iterator[Stage]:
-    """A container held to 1000 MiB on that node, which knows by now what a context takes."""
+    """A container limited to 1000 MiB on that node, whose arbiter has measured what a context takes."""
     node, _ = branch_node
     stage = Stage(node.build, node.folder, f"b{next(_keys)}")
     stage.grant((GPUS[0], LIMIT_MIB))
@@ -67,7 +67,7 @@ def test_the_limit_is_enforced_by_every_way_to_memory(stage: Stage, way: str) ->
 
 
 def test_the_library_has_no_function_that_the_driver_lacks(stage: Stage, cuda: int) -> None:
-    """A program that finds the name takes it for a driver that can do it."""
+    """A program that finds the name assumes that the driver supports it."""
     names = "cuMemGetDefaultMemPool", "cuMemAllocAsync", "cuGreenCtxCreate"
     found = stage.worker().must(f"found({names})")
     assert found == [name for name, first in zip(names, (13000, 11020, 12040), strict=True) if first <= cuda]
@@ -102,8 +102,8 @@ def test_the_channels_of_a_context_are_known_to_the_arbiter(stage: Stage) -> Non
     assert stage.status().gpu_time_state == "enforced"
 
 
-def test_a_form_of_the_drivers_objects_that_nobody_knows_is_in_the_status(stage: Stage) -> None:
-    """The library cannot read the channels of such a driver, and says so."""
+def test_an_unknown_form_of_the_drivers_objects_is_in_the_status(stage: Stage) -> None:
+    """The library cannot read the channels of such a driver, and reports it."""
     stage.driver_ctl("fault", "alloc-form")
     try:
         worker = stage.worker(**with_channels(stage))

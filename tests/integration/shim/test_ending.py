@@ -1,4 +1,4 @@
-"""A program ends in every way there is, with work under way and threads in the middle of calls: it ends at once, and what it held is free."""
+"""A program ends in every way there is, with work under way and threads in the middle of calls: it ends at once, and its memory is free."""
 
 from __future__ import annotations
 

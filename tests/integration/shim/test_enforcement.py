@@ -17,7 +17,7 @@ VISIBLE_S = 5.0
 
 @pytest.fixture
 def stage(bare_stage: Stage) -> Stage:
-    """A node of its own whose arbiter reads NVML, and a container held to 1000 MiB."""
+    """A node of its own whose arbiter reads NVML, and a container limited to 1000 MiB."""
     bare_stage.grant((GPUS[0], 1000))
     bare_stage.start_measuring_arbiter()
     return bare_stage

@@ -14,7 +14,7 @@ from tests.probe import Probe
 from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR, GRANT_DIRS
 
 GRACE_MS = "500"
-"""More than the 200 ms within which a library comes back."""
+"""More than the 200 ms within which a library reconnects."""
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -142,7 +142,7 @@ def test_an_arbiter_restarted_under_load_lends_nothing_twice(own_stage: Stage) -
     taken = [0]
 
     def all_is_taken() -> bool:
-        """A probe whose patience is spent is refused until it is connected again: each tries until nothing is left."""
+        """A probe that waited for its whole limit is refused until it is connected again: each tries until nothing is left."""
         for probe in probes:
             probe.start("fill", 2 * MIB)
         taken[0] += 2 * sum(probe.finish()[1] for probe in probes)
@@ -173,7 +173,7 @@ def test_an_arbiter_killed_at_random_moments_lends_nothing_twice(own_measured: S
     assert lives >= 3
     assert 2 * CONTEXT_MIB < most <= 1000
     left = 1000 - 2 * CONTEXT_MIB
-    # nothing is lost either; whose patience was spent is refused until it is connected again
+    # nothing is lost either; a probe that waited for its whole limit is refused until it is connected again
     wait_for(lambda: workers[0].request(f"alloc({left})")[0] == 0)
     assert workers[0].free_mib() == 0
 
@@ -202,7 +202,7 @@ def test_64_processes_that_start_at_once_all_start_and_stay_within_the_limit(sta
 
 
 def stop_with_an_unused_lease(stage: Stage, probe: Probe) -> None:
-    """Of 900 MiB. What is left over goes back once a second, on a slow machine also before the stop."""
+    """Of 900 MiB. What is left over is returned once a second, on a slow machine also before the stop."""
     for _ in range(20):
         _, at = probe.request("alloc", 900 * MIB)
         assert probe.request("free", at) == [0]
@@ -255,7 +255,9 @@ def test_a_directory_in_a_volume_at_run_is_no_grant(bare_stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("at", "lock"), [(CONTAINER_DIR, "{grants}/k"), (EARLIER_CONTAINER_DIR, "/mnt/run")])
-def test_who_locked_himself_out_of_his_grant_is_refused_not_set_free(bare_stage: Stage, at: str, lock: str) -> None:
+def test_a_process_that_locked_itself_out_of_its_grant_is_refused_and_not_unlimited(
+    bare_stage: Stage, at: str, lock: str
+) -> None:
     bare_stage.grant((GPUS[0], 100))
     bare_stage.start_arbiter("--grace-ms", "0")
     bare_stage.folder.chmod(0o755)
@@ -318,9 +320,9 @@ def test_a_gpu_that_the_driver_fails_to_name_once_is_not_unlimited_from_then_on(
     assert stage.true_mib(gpu) == 50
 
 
-def test_a_gpu_that_the_driver_never_names_gives_nothing(stage: Stage) -> None:
+def test_no_memory_is_allocated_on_a_gpu_that_the_driver_does_not_identify(stage: Stage) -> None:
     gpu = stage.worker(TANGRAM_FAKE_FAULTS="fail cuCtxGetDevice error=999")
     assert [gpu.request(way)[0] for way in ("alloc(50)", "managed(50)", "array(1024, 1024)")] == [OUT_OF_MEMORY] * 3
     assert gpu.request("stream_alloc(50)")[0] != 0
     assert stage.true_mib(gpu) == 0
-    assert "does not say which GPU is current" in gpu.end()
+    assert "does not report which GPU is current" in gpu.end()

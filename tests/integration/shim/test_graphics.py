@@ -88,15 +88,15 @@ def test_a_context_for_a_graphics_api_is_refused_where_no_other_would_fit(
 
 @pytest.mark.parametrize("name", shared())
 def test_a_program_that_shares_with_a_graphics_api_is_reported(stage: Stage, front: Path, name: str) -> None:
-    answer, said = request(stage, front, name)
+    answer, warning = request(stage, front, name)
     assert answer == {name: [0, 1]}
-    assert said.count(WORDS) == 1
+    assert warning.count(WORDS) == 1
 
 
 def test_a_program_without_a_grant_is_not_reported(stage: Stage, front: Path) -> None:
-    answers, said = request(stage, front, *shared(), TANGRAM_GRANT="")
+    answers, warning = request(stage, front, *shared(), TANGRAM_GRANT="")
     assert set(map(tuple, answers.values())) == {(0, 1)}
-    assert said == ""
+    assert warning == ""
 
 
 def test_a_driver_without_graphics_answers_that_it_has_none(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""The guard, by real processes: what goes around the library is seen from outside, named, and killed if the policy says so."""
+"""The guard, by real processes: a process that bypasses the library is detected from outside, named, and killed if the policy requires it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.mounting import with_grant
 from vgpu.api.codec import grant_to_text
 from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.api.names import Guard
+from vgpu.api.names import OverLimitAction
 
 RAW = """
 #include <fcntl.h>
@@ -38,7 +38,7 @@ int main(int count, char **word)
     if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
         return 1;
     static struct fake_message in;
-    union { struct cmsghdr align; char room[CMSG_SPACE(sizeof(int))]; } control;
+    union { struct cmsghdr align; char buffer[CMSG_SPACE(sizeof(int))]; } control;
     struct iovec part = {&in, sizeof in};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     if (recvmsg(fd, &message, 0) < 0)
@@ -72,7 +72,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="session")
 def raw(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A statically linked program that takes memory by the driver's own protocol."""
+    """A statically linked program that allocates memory by the driver's own protocol."""
     folder = tmp_path_factory.mktemp("raw")
     (folder / "raw.c").write_text(RAW)
     command = ["gcc", "-static", "-pthread", "-I", str(ROOT / "shim/fake"), "-o", "raw", "raw.c"]
@@ -81,7 +81,7 @@ def raw(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bypass:
-    """A program in the container's mount namespace that knows nothing of the library."""
+    """A program in the container's mount namespace without the library."""
 
     def __init__(self, stage: Stage, *command: str, at: str = CONTAINER_DIR, **env: str) -> None:
         plain = {k: v for k, v in stage.env().items() if not k.startswith(("TANGRAM_GRANT", "LD_PRELOAD"))}
@@ -114,14 +114,14 @@ def statically(stage: Stage, raw: Path, mib: int, at: str = CONTAINER_DIR) -> By
 
 
 def unloaded(stage: Stage, mib: int) -> Bypass:
-    """A program that takes LD_PRELOAD out of its environment."""
+    """A program that removes LD_PRELOAD from its environment."""
     return Bypass(stage, sys.executable, "-c", PROGRAM.format(bytes=mib * MIB))
 
 
-def set_policy(stage: Stage, policy: Guard) -> None:
-    grant = Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 1000),), guard=policy)
+def set_policy(stage: Stage, policy: OverLimitAction) -> None:
+    grant = Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 1000),), over_limit_action=policy)
     stage.write_grant(grant_to_text(grant))
-    wait_for(lambda: stage.status().guard == policy)
+    wait_for(lambda: stage.status().over_limit_action == policy)
 
 
 def alive(worker: Worker) -> bool:

@@ -42,7 +42,7 @@ while True:
     time.sleep(seconds)
     before = one
 """
-"""Static programs, one after the other. Each begins half its life before the one before it ends. Ends with the first that somebody else ends."""
+"""Static programs, one after the other. Each begins half its life before the one before it ends. Ends with the first that is killed."""
 
 
 def relay(stage: Stage, raw: Path, life_s: float, mib: int) -> Bypass:
@@ -82,7 +82,7 @@ TAKES = PROGRAM.replace("sys.stdin.read()", "import os; os.execve({program!r}, {
 
 
 def becomes(stage: Stage, *words: str, env: dict[str, str]) -> Bypass:
-    """A program of the container that connects, takes 64 MiB and replaces itself."""
+    """A program of the container that connects, allocates 64 MiB and replaces itself."""
     with_library = {key: stage.env()[key] for key in ("TANGRAM_GRANT", "LD_PRELOAD")}
     program = TAKES.format(bytes=64 * 2**20, program=words[0], words=words, env=env)
     return Bypass(stage, sys.executable, "-c", program, **with_library)
@@ -140,7 +140,7 @@ HIDING = {
 def test_a_mapping_or_a_connection_hides_from_arbiter_bypass_and_not_from_the_guards_policy(
     strict: Stage, bypasses: list[Bypass], way: str
 ) -> None:
-    """Under report and evict the arbiter lets it live; under evict the device plugin deletes the pod by what the status says."""
+    """Under report and evict the arbiter does not kill it; under evict the device plugin deletes the pod, by the arbiter's status."""
     grants = strict.folder / "grants" / strict.key
     program = HIDING[way].format(library=str(strict.build / "libtangram.so"), socket=str(grants / "arbiter.sock"))
     program += "" if way == "past-the-hooks" else PROGRAM.format(bytes=1472 * 2**20)
@@ -151,7 +151,7 @@ def test_a_mapping_or_a_connection_hides_from_arbiter_bypass_and_not_from_the_gu
     set_policy(strict, "evict")
     some_readings()
     status = strict.status()
-    assert (status.guard, status.over, status.bypasses) == ("evict", True, ())
+    assert (status.over_limit_action, status.over, status.bypasses) == ("evict", True, ())
     assert ("unconnected" in reasons(strict)) is (way != "forged-hello"), "that one keeps its connection"
     assert "bypassing" not in reasons(strict)
     assert document(strict).kills == ()

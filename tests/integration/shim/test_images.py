@@ -54,18 +54,18 @@ LEVELS = st.sampled_from((-5, 1, 2, 3, 6, 12, 19, 22))
 def test_zstd_comes_out_as_it_went_in(reader: Reader, data: bytes, level: int):
     packed = zstd(level)(data)
     assert reader.unpack(b"z", packed, len(data)) == data
-    assert reader.unpack(b"z", packed, len(data) - 1) == b"", "no room for it"
+    assert reader.unpack(b"z", packed, len(data) - 1) == b"", "it does not fit"
 
 
 @given(data=DATA)
 def test_lz4_comes_out_as_it_went_in(reader: Reader, data: bytes):
     packed = lz4_block(data)
     assert reader.unpack(b"l", packed, len(data)) == data
-    assert reader.unpack(b"l", packed, len(data) - 1) == b"", "no room for it"
+    assert reader.unpack(b"l", packed, len(data) - 1) == b"", "it does not fit"
 
 
 @given(data=DATA, level=LEVELS, how=st.sampled_from((b"z", b"l")), seed=st.integers(0, 2**32))
-def test_damaged_data_is_refused_or_gives_no_more_than_there_is_room_for(
+def test_damaged_data_is_refused_or_fills_at_most_the_buffer(
     reader: Reader, data: bytes, level: int, how: bytes, seed: int
 ):
     random, packed = Random(seed), bytearray(zstd(level)(data) if how == b"z" else lz4_block(data))
@@ -113,7 +113,7 @@ def test_only_the_part_that_suits_the_gpu_counts_compressed_or_not(reader: Reade
 @pytest.mark.parametrize(
     ("flag", "whole"),
     [(0x8000, 10), (0x8000, 0), (0x8000, 1 << 40), (0x4000, 500), (0x2000, 500)],
-    ids=["too short", "no length", "too long", "a way that nobody names", "another way than it says"],
+    ids=["too short", "no length", "too long", "an unknown way", "another way than it states"],
 )
 def test_what_cannot_be_unpacked_is_unknown(reader: Reader, flag: int, whole: int):
     image = cubin(large=GIB)
@@ -124,7 +124,7 @@ def test_what_cannot_be_unpacked_is_unknown(reader: Reader, flag: int, whole: in
 
 @given(seed=st.integers(0, 2**32))
 def test_a_compressed_cubin_that_lies_about_itself_is_read_within_its_bytes(reader: Reader, seed: int):
-    """The driver gets no length with an image; of what was compressed we know it."""
+    """The driver gets no length with an image; of what was compressed it is known."""
     random, lying = Random(seed), bytearray(cubin(large=GIB, small=7))
     for _ in range(random.randint(1, 8)):
         lying[random.randrange(16, len(lying))] = random.choice((0, 255, random.randrange(256)))

@@ -111,7 +111,7 @@ def test_a_sibling_hands_over_what_it_does_not_use(stage: Stage) -> None:
     assert two.alloc(1) == OUT_OF_MEMORY
 
 
-def test_a_killed_process_gives_its_memory_back(stage: Stage) -> None:
+def test_the_memory_of_a_killed_process_is_free(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
     assert one.alloc(1000) == 0
     assert two.alloc(1) == OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""The connection to the arbiter, and the one helper thread: nothing is unlimited without them, and nobody waits for them twice."""
+"""The connection to the arbiter, and the one helper thread: without them nothing is unlimited, and no thread waits for them twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_helper_starts_beside_large_thread_local_variables(stage: Stage) -> 
     assert run(stage, "peers", "threads", **without_threads(stage)).codes == [0, 0]
 
 
-def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_in_turns(stage: Stage) -> None:
+def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_alternately(stage: Stage) -> None:
     one, two = stage.probe(**without_threads(stage)), stage.probe(**without_threads(stage))
     for first, second in ((one, two), (two, one)):
         (code, most), (refused, *_) = first.request("alloc", 700 * MIB), second.request("alloc", 301 * MIB)
@@ -50,12 +50,12 @@ def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_in_turns(stage
         assert stage.status().gpus[0].leased_bytes == 0, "what is not needed is returned at once"
 
 
-def test_three_processes_without_a_helper_hold_no_more_than_one_limit_together(stage: Stage) -> None:
+def test_three_processes_without_a_helper_use_at_most_one_limit_together(stage: Stage) -> None:
     probes = [stage.probe(**without_threads(stage)) for _ in range(3)]
     assert sorted(probe.alloc(900) for probe in probes) == [0, OUT_OF_MEMORY, OUT_OF_MEMORY]
 
 
-def test_a_process_without_a_helper_says_so_once(stage: Stage) -> None:
+def test_a_process_without_a_helper_warns_once(stage: Stage) -> None:
     probe = stage.probe(**without_threads(stage))
     assert [probe.alloc(1) for _ in range(5)] == [0] * 5
     assert probe.end().count("no thread can be started") == 1
@@ -156,7 +156,7 @@ def test_a_number_that_the_program_closed_and_uses_for_itself_is_left_alone(stag
 
 @pytest.mark.parametrize("when", ["rawfork", "early"])
 def test_a_fork_that_runs_no_handlers_leaves_the_parents_connection_alone(own_stage: Stage, when: str) -> None:
-    """The child used to lease on it, and to read the parent's WELCOME: the arbiter hung up, or the parent was refused."""
+    """The child used to lease on it, and to read the parent's WELCOME: the arbiter closed the connection, or the parent was refused."""
     assert run(own_stage, "peers", when).codes == [0, 0, 0]
     assert not any('"bad packet"' in line for line in own_stage.arbiter_log)
 
@@ -166,12 +166,12 @@ def test_a_thread_cancelled_in_a_launch_leaves_no_lock_behind(stage: Stage) -> N
     assert run(stage, "peers", "launches", LD_PRELOAD=kernel).codes == [0, 0, 0, 0]
 
 
-def test_forks_in_a_storm_of_launches_hang_nobody_and_free_nobody_from_the_limit(stage: Stage) -> None:
+def test_forks_in_a_storm_of_launches_neither_hang_nor_escape_the_limit(stage: Stage) -> None:
     kernel = f"{stage.library}:{stage.build}/fake/libfake-kernel.so"
     assert run(stage, "peers", "storm", seconds=20, LD_PRELOAD=kernel).codes == [0, 0, 0, OUT_OF_MEMORY]
 
 
-# --- what a process says that it cannot enforce ---
+# --- what a process reports that it cannot enforce ---
 
 REPORT = 17
 NO_THREAD = 1

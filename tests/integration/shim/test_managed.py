@@ -1,4 +1,4 @@
-"""Managed memory, which NVML lists for no process: each process states how much it has on each GPU, and its contexts are charged what they hold."""
+"""Managed memory, which NVML lists for no process: each process states how much it has on each GPU, and its contexts are charged what they use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grow(stage: Stage, worker: Worker, growth: Path, mib: int, unit: int = 0) ->
 
 
 def stated(stage: Stage, worker: Worker) -> list[tuple[float, float]]:
-    """By GPU: what a process says it uses, and has of managed memory. MiB."""
+    """By GPU: the memory in use and the managed memory that a process reports. MiB."""
     (process,) = (one for one in stage.status().processes if one.pid == worker.pid)
     return [(gpu.used_bytes / MIB, gpu.managed_bytes / MIB) for gpu in process.gpus]
 
@@ -169,7 +169,7 @@ def test_managed_memory_that_was_freed_is_not_taken_for_plain_memory(measured: S
 
 
 def test_a_stack_that_is_raised_beside_managed_memory_is_charged_once(measured: Stage, growth: Path) -> None:
-    """Its lease pays for it; what it grows by beside that is its contexts'."""
+    """It is charged to the lease; what grows beside that is the process's contexts'."""
     worker = measured.worker()
     worker.must("managed(100)")
     wait_for(lambda: stated(measured, worker) == [(100, 100)])

@@ -1,4 +1,4 @@
-"""A program that finds a newer form of a hooked function by dlsym has it, and is reported: memory taken through it would not be counted."""
+"""A program that finds a newer form of a hooked function by dlsym gets it, and is reported: memory allocated through it would not be counted."""
 
 from __future__ import annotations
 

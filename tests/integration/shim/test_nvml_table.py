@@ -1,4 +1,4 @@
-"""Every function of nvml.h has a line in shim/src/views/nvml.def, and the library answers as the line says."""
+"""Every function of nvml.h has a line in shim/src/views/nvml.def, and the library answers by that line."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def call_all(stage: Stage, double: Path, names: list[str], device: int, **env: s
         stage,
         double,
         f"names, device = {names!r}, ctypes.c_void_p({device})\n"
-        "room = ctypes.create_string_buffer(4096)\n"
-        "print(json.dumps({name: [getattr(n, name)(device, room, room, room, room, room), n.double_calls()] for name in names}))",
+        "buffer = ctypes.create_string_buffer(4096)\n"
+        "print(json.dumps({name: [getattr(n, name)(device, buffer, buffer, buffer, buffer, buffer), n.double_calls()] for name in names}))",
         **env,
     )
     return {name: (rc, calls) for name, (rc, calls) in answers.items()}
@@ -194,26 +194,26 @@ print(json.dumps([n.nvmlSystemGetProcessName(pid, name, 64) for pid in (os.getpi
 BY_PROCESS = """
 from ctypes import c_uint, c_ulonglong, c_void_p
 device, few, many = c_void_p(1), c_uint(0), c_uint(8)
-room = ctypes.create_string_buffer(4096)
+buffer = ctypes.create_string_buffer(4096)
 class All(ctypes.Structure):
     _fields_ = [("version", c_uint), ("count", c_uint), ("since", c_ulonglong), ("to", c_void_p)]
 class Details(ctypes.Structure):
     _fields_ = [("version", c_uint), ("mode", c_uint), ("count", c_uint), ("to", c_void_p)]
-pid_at = lambda at: int.from_bytes(room.raw[at:at + 4], "little")
-none, all = All(1, 0, 0, None), All(1, 8, 0, ctypes.addressof(room))
-nobody, details = Details(1, 0, 0, None), Details(1, 0, 8, ctypes.addressof(room))
+pid_at = lambda at: int.from_bytes(buffer.raw[at:at + 4], "little")
+none, all = All(1, 0, 0, None), All(1, 8, 0, ctypes.addressof(buffer))
+no_details, details = Details(1, 0, 0, None), Details(1, 0, 8, ctypes.addressof(buffer))
 print(json.dumps([
     [n.nvmlDeviceGetProcessUtilization(device, None, ref(few), c_ulonglong(0)), few.value],
-    [n.nvmlDeviceGetProcessUtilization(device, room, ref(many), c_ulonglong(0)), many.value, pid_at(0)],
+    [n.nvmlDeviceGetProcessUtilization(device, buffer, ref(many), c_ulonglong(0)), many.value, pid_at(0)],
     [n.nvmlDeviceGetProcessesUtilizationInfo(device, ref(none)), none.count],
     [n.nvmlDeviceGetProcessesUtilizationInfo(device, ref(all)), all.count, pid_at(8)],
-    [n.nvmlDeviceGetRunningProcessDetailList(device, ref(nobody)), nobody.count],
+    [n.nvmlDeviceGetRunningProcessDetailList(device, ref(no_details)), no_details.count],
     [n.nvmlDeviceGetRunningProcessDetailList(device, ref(details)), details.count, pid_at(0)],
 ]))
 """
 
 
-def test_lists_by_process_say_nothing_of_how_many_others_there_are(measured: Stage, double: Path) -> None:
+def test_lists_by_process_reveal_nothing_about_the_number_of_others(measured: Stage, double: Path) -> None:
     mine = measured.worker()
     own = {"OWN_PID": str(mine.pid)}
     wait_for(lambda: request(measured, double, BY_PROCESS, **own)[0] == [INSUFFICIENT_SIZE, 1], seconds=20)
@@ -226,10 +226,10 @@ def test_lists_by_process_say_nothing_of_how_many_others_there_are(measured: Sta
 ENGINES = """
 pair = ctypes.c_uint * 2
 def of(name):
-    room = pair(0, 0)
+    buffer = pair(0, 0)
     second = ctypes.c_uint()
-    rc = getattr(n, name)(ctypes.c_void_p(1), room, ref(second))
-    return [rc, *room]
+    rc = getattr(n, name)(ctypes.c_void_p(1), buffer, ref(second))
+    return [rc, *buffer]
 names = ["UtilizationRates", "EncoderUtilization", "DecoderUtilization"]
 print(json.dumps([of("nvmlDeviceGet" + name) for name in names]))
 """
@@ -271,7 +271,7 @@ def on_the_page(title: str) -> list[str]:
 def test_the_page_names_what_the_table_does_and_nothing_else(title: str) -> None:
     mine = {name for name, line in table().items() if line.rule == SECTIONS[title]}
     names = on_the_page(title)
-    own = {"nvmlDeviceSetCpuAffinity"}  # the page says so
+    own = {"nvmlDeviceSetCpuAffinity"}  # the page names it
     assert sorted(name for name in mine if not any(fnmatchcase(name, family) for family in names)) == []
     for family in names:
         of = {name for name in table() if fnmatchcase(name, family)} - own

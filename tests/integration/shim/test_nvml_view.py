@@ -18,8 +18,8 @@ import ctypes, json, pynvml as n
 n.nvmlInit()
 gpu = n.nvmlDeviceGetHandleByIndex(0)
 def listed(name, width):
-    call, room = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name), 64
-    count, raw = ctypes.c_uint(room), ctypes.create_string_buffer(width * room)
+    call, capacity = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name), 64
+    count, raw = ctypes.c_uint(capacity), ctypes.create_string_buffer(width * capacity)
     assert call(gpu, ctypes.byref(count), raw) == 0
     at = lambda i: raw.raw[i * width:]
     return sorted([int.from_bytes(at(i)[:4], "little"), int.from_bytes(at(i)[8:16], "little") >> 20] for i in range(count.value))
@@ -29,13 +29,13 @@ def samples():
     except n.NVMLError_NotFound:
         return []
 memory = n.nvmlDeviceGetMemoryInfo(gpu)
-room = ctypes.c_uint(0)
-few = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3(gpu, ctypes.byref(room), None)
+capacity = ctypes.c_uint(0)
+few = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3(gpu, ctypes.byref(capacity), None)
 print(json.dumps({
     "memory": [memory.total >> 20, memory.used >> 20],
     "compute": [listed(f"nvmlDeviceGetComputeRunningProcesses{v}", w) for v, w in (("", 16), ("_v2", 24), ("_v3", 24))],
     "graphics": [len(n.nvmlDeviceGetGraphicsRunningProcesses(gpu)), len(n.nvmlDeviceGetMPSComputeRunningProcesses(gpu))],
-    "count": [few, room.value],
+    "count": [few, capacity.value],
     "busy": samples(), "rate": n.nvmlDeviceGetUtilizationRates(gpu).gpu,
 }))
 """
@@ -76,7 +76,7 @@ def test_memory_that_is_used_includes_contexts(measured: Stage) -> None:
     assert CONTEXT_MIB + 100 <= used <= CONTEXT_MIB + 100 + 128, "at most two chunks are leased beside it"
 
 
-def test_a_list_without_room_says_how_many_there_are(measured: Stage) -> None:
+def test_a_list_without_a_buffer_returns_the_number_of_processes(measured: Stage) -> None:
     measured.worker()
     assert look(measured)["count"] == [7, 1]
     assert look(measured)["graphics"] == [0, 0]
@@ -152,7 +152,7 @@ def test_a_child_that_was_forked_while_a_list_was_waited_for_can_request_one(own
         [sys.executable, "-c", FORKS], env=own_measured.env(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
 
-    def said(line: str) -> str:
+    def exchange(line: str) -> str:
         assert program.stdin is not None
         assert program.stdout is not None
         program.stdin.write(line)
@@ -160,10 +160,10 @@ def test_a_child_that_was_forked_while_a_list_was_waited_for_can_request_one(own
         return program.stdout.readline().strip()
 
     with program:
-        assert said("") == "ready"
+        assert exchange("") == "ready"
         own_measured.signal_arbiter(signal.SIGSTOP)
-        assert said("fork\n") == "forked"
+        assert exchange("fork\n") == "forked"
         own_measured.signal_arbiter(signal.SIGCONT)
-        ends = said("go\n").split()
+        ends = exchange("go\n").split()
     assert len(ends) >= 2
     assert set(ends) == {"0"}, "no list, or killed by the alarm"

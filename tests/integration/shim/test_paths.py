@@ -1,4 +1,4 @@
-"""Every way to device memory is held to the limit, given back when the driver has it back, and never counted too low.
+"""Memory of every allocation path is limited, returned when the driver has freed it, and never counted too low.
 
 The container of these tests has 1000 MiB of the first GPU. `true_mib` is the driver's own count of the process.
 """
@@ -217,7 +217,7 @@ def test_external_memory_is_charged_while_it_is_imported(stage: Stage) -> None:
     assert gpu.request(f"external_end({made})")[0] == 400, "the driver's own error"
 
 
-def test_pointers_that_nobody_allocated_get_the_drivers_own_error(stage: Stage) -> None:
+def test_pointers_that_were_never_allocated_get_the_drivers_own_error(stage: Stage) -> None:
     gpu = stage.worker()
     at = gpu.must("alloc(100)")
     for call in ("free(4096)", "stream_free(4096)", "ipc_close(4096)", f"free({at + 512})"):

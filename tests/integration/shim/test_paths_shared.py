@@ -1,6 +1,6 @@
-"""Memory that processes of one container share is charged once, whoever makes an end of it, how, and in whatever order.
+"""Memory that processes of one container share is charged once, in whatever way and order the processes release it.
 
-The container has 1000 MiB. The one who looks on never opens anything: what it can allocate is what the container has left.
+The container has 1000 MiB. The onlooker opens nothing: what it can allocate is what the container has left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAYS = ("ipc", "pool")
 
 
 class Company:
-    """A maker, those that opened what it made, and one that looks on."""
+    """A maker, the processes that opened its memory, and an onlooker."""
 
     def __init__(self, stage: Stage, way: str, guests: int, maker_key: str = "") -> None:
         self.way, self.onlooker = way, stage.worker()
@@ -38,18 +38,18 @@ class Company:
 
     def let_go(self, number: int, how: str) -> None:
         """0 is the maker."""
-        who = self.guests[number - 1] if number else self.maker
+        process = self.guests[number - 1] if number else self.maker
         if how == "killed":
-            who.kill()
+            process.kill()
         elif how == "reset":
-            who.must("reset(0)")
+            process.must("reset(0)")
         elif number and self.way == "ipc":
-            who.must(f"ipc_close({self.opened[number - 1]})")
+            process.must(f"ipc_close({self.opened[number - 1]})")
         else:
-            who.must(f"free({self.opened[number - 1] if number else self.made})")
-            who.must("context_sync()")
+            process.must(f"free({self.opened[number - 1] if number else self.made})")
+            process.must("context_sync()")
             if self.pool and not number:
-                who.must(f"pool_trim({self.pool})")
+                process.must(f"pool_trim({self.pool})")
 
 
 def fits(gpu: Worker, mib: int) -> bool:
@@ -80,7 +80,7 @@ def test_ipc_memory_is_charged_once_until_the_last_has_let_go(stage: Stage, orde
 POOL_ENDS = [
     (order, how) for order in permutations(range(3)) for how in ("let go", "killed") if how == "killed" or order[2] == 0
 ]
-"""A pointer has to be freed by all that imported it before it is freed where it was made: who does otherwise pays twice."""
+"""All processes that imported a pointer must free it before its maker does: otherwise the memory is charged twice."""
 
 
 @pytest.mark.parametrize(("order", "how"), POOL_ENDS, ids=str)
@@ -120,7 +120,7 @@ def test_what_is_opened_twice_is_held_until_it_is_closed_twice(stage: Stage) -> 
     wait_for(lambda: left_mib_is(company.onlooker, 1000))
 
 
-def test_what_was_let_go_is_free_at_once_for_who_let_it_go_however_late_the_arbiter_hears(own_stage: Stage) -> None:
+def test_freed_shared_memory_is_free_at_once_for_its_process_however_late_the_arbiter_reads(own_stage: Stage) -> None:
     company = Company(own_stage, "ipc", 1)
     company.open()
     company.maker.kill()
@@ -142,14 +142,14 @@ def test_freed_memory_at_the_same_address_is_reported_from_what_was_there(stage:
     wait_for(lambda: left_mib_is(company.onlooker, LEFT_MIB))
 
 
-def test_without_an_arbiter_nobody_opens_what_his_own_lease_does_not_pay_for(own_stage: Stage) -> None:
+def test_without_an_arbiter_a_process_opens_only_what_fits_its_own_lease(own_stage: Stage) -> None:
     company = Company(own_stage, "ipc", 1)
     own_stage.stop_arbiter()
     assert company.guests[0].request(company.how)[0] == OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "maker", "guest"])
-def test_an_arbiter_that_comes_back_is_reported_who_has_what(own_stage: Stage, meanwhile: str) -> None:
+def test_after_a_restart_the_arbiter_learns_which_process_has_what(own_stage: Stage, meanwhile: str) -> None:
     company = Company(own_stage, "ipc", 2)
     company.open()
     own_stage.stop_arbiter(another=True)

@@ -1,4 +1,4 @@
-"""Pools and memory in a stream's order: charged for what the driver reserves, until the driver has it back.
+"""Pools and memory in a stream's order: charged for what the driver reserves, until the driver has freed it.
 
 The container of these tests has 1000 MiB of the first GPU. `true_mib` is the driver's own count of the process.
 """
@@ -79,7 +79,7 @@ def test_a_destroyed_pool_is_charged_until_its_last_pointer_is_freed(stage: Stag
     assert gpu.free_mib() == 1000
 
 
-def test_idle_memory_of_a_pool_makes_room_for_other_memory(stage: Stage) -> None:
+def test_idle_memory_of_a_pool_is_returned_for_other_memory(stage: Stage) -> None:
     gpu = stage.worker()
     pool = gpu.must("pool_of()")
     gpu.must(f"pool_keep({pool}, 4000)")
@@ -145,7 +145,7 @@ def test_memory_of_the_hosts_default_pool_is_not_counted(stage: Stage) -> None:
     assert (stage.true_mib(gpu), gpu.free_mib()) == (0, 1000)
 
 
-def test_a_pool_of_which_it_cannot_be_reported_who_pays_gives_nothing(stage: Stage) -> None:
+def test_a_pool_whose_payer_cannot_be_reported_allocates_nothing(stage: Stage) -> None:
     maker, gpu = stage.worker(), stage.worker()
     pool = maker.must("pool_new()")
     at = maker.must(f"pool_alloc(100, {pool})")

@@ -97,7 +97,7 @@ def test_a_program_that_is_started_again_is_the_same_process_with_the_same_words
 
 
 def test_a_child_needs_no_second_start(stage: Stage) -> None:
-    """It has what its parent was given: the library comes first."""
+    """It has its parent's environment: the library is first."""
     child = "import os; print(os.environ['LD_PRELOAD'])"
     out = stage.python(
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])", LD_PRELOAD=after(stage, LIBC)
@@ -128,7 +128,7 @@ def test_a_variable_that_is_there_twice_is_read_as_the_loader_reads_it(stage: St
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_program_that_cannot_be_started_again_ends_and_says_why(stage: Stage) -> None:
+def test_a_program_that_cannot_be_started_again_ends_with_the_reason(stage: Stage) -> None:
     program = (str(stage.build / "tests/processes"), "take", "1")
     ran = run_command(stage, ["unshare", "--mount", "sh", "-ec", NO_PROC, after(stage, LIBC), *program], LD_PRELOAD="")
     assert (ran.status, ran.codes) == (127, [])

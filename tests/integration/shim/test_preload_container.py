@@ -1,4 +1,4 @@
-"""The attacks on the order of libraries, in a root directory like a container's: the library comes by /etc/ld.so.preload. Needs root."""
+"""The attacks on the order of libraries, in a root directory like a container's: the library is loaded by /etc/ld.so.preload. Needs root."""
 
 from __future__ import annotations
 

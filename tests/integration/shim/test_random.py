@@ -1,6 +1,6 @@
 """Random calls by every path, from several processes of one container: the driver never counts more for them than the limit.
 
-A seed that fails is printed and fails again: processes take turns, so a run depends on nothing but its seed. A second test lets
+A seed that fails is printed and fails again: the processes call one after the other, so a run depends only on its seed. A second test lets
 them run against each other, and a watcher samples the driver's count.
 """
 
@@ -171,7 +171,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_processes_that_take_turns_never_exceed_the_limit(stage: Stage, seed: int) -> None:
+def test_processes_that_alternate_never_exceed_the_limit(stage: Stage, seed: int) -> None:
     stage.grant((GPUS[0], LIMIT_MIB))
     dice = random.Random(seed)
     programs = [Program(stage.worker(), dice) for _ in range(3)]

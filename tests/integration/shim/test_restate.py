@@ -1,5 +1,5 @@
-"""What a process states to an arbiter that has come back, and what it does on an arbiter's word: seen by an arbiter of the test's own
-that says no more than it must."""
+"""What a process states to a restarted arbiter, and how it acts on an arbiter's answers: seen by the test's own arbiter,
+which sends no more than it must."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vgpu.protocol import wire
 
 WAIT_S = 60
 PROMISE_MS = 500
-"""For so long after HELLO a library relies on what was promised; specified."""
+"""For so long after HELLO a library relies on the reservation; specified."""
 TRIES = 5
 """To have a process begin within that time, on a busy machine."""
 
@@ -29,18 +29,18 @@ class Peer:
         sock.settimeout(WAIT_S)
         self._sock = sock
 
-    def hears(self, kind: type[wire.Message]) -> tuple[int, wire.Message]:
+    def receive(self, kind: type[wire.Message]) -> tuple[int, wire.Message]:
         """The next message of that kind; what comes before it is not answered."""
         while True:
             seq, message = wire.decode(self._sock.recv(4096))
             if isinstance(message, kind):
                 return seq, message
 
-    def says(self, seq: int, message: wire.Message) -> None:
+    def send(self, seq: int, message: wire.Message) -> None:
         self._sock.send(wire.encode(seq, message))
 
     def welcomes(self, promised_mib: int = 0) -> None:
-        self.hears(wire.Hello)
+        self.receive(wire.Hello)
         page = os.memfd_create("page")
         os.ftruncate(page, wire.PAGE_BYTES)
         gpu = wire.WelcomeGpu(bytes.fromhex(GPUS[0].removeprefix("GPU-").replace("-", "")), 1000 * MIB, 0, 0)
@@ -54,7 +54,7 @@ def memory_connection(listener: socket.socket) -> socket.socket:
         sock, _ = listener.accept()
         sock.settimeout(WAIT_S)
         _, hello = wire.decode(sock.recv(4096, socket.MSG_PEEK))
-        if isinstance(hello, wire.Hello) and not hello.flags & wire.FOR_TURNS:
+        if isinstance(hello, wire.Hello) and not hello.flags & wire.FOR_GPU_TIME:
             return sock
         sock.close()
 
@@ -88,13 +88,13 @@ def test_a_context_that_was_not_measured_yet_is_stated_as_what_was_held_for_it(s
     worker = stage.bare_worker()
     worker.start("use()")
     with arbiter(stage) as first:
-        seq, begun = first.hears(wire.Context)
+        seq, begun = first.receive(wire.Context)
         assert isinstance(begun, wire.Context)
         assert begun.step == wire.Step.BEGIN
-        first.says(seq, wire.Leased(0, False, CONTEXT_MIB * MIB, 0))
+        first.send(seq, wire.Leased(0, False, CONTEXT_MIB * MIB, 0))
         assert worker.finish()[0] == 0
     with arbiter(stage) as second:
-        _, stated = second.hears(wire.Context)
+        _, stated = second.receive(wire.Context)
         assert stated == wire.Context(0, wire.Step.DONE, CONTEXT_MIB * MIB)
 
 
@@ -106,13 +106,13 @@ def test_a_context_that_was_promised_is_made_without_waiting_for_an_answer(stage
         with arbiter(
             stage, lambda worker=worker: worker.start("use()"), lambda peer: peer.welcomes(CONTEXT_MIB)
         ) as first:  # type: ignore[misc]
-            seq, begun = first.hears(wire.Context)
-            in_time = time.monotonic() - began_s < PROMISE_MS / 2000  # its own look at the clock comes a little later
-            first.says(seq, wire.Leased(0, True, 0, 0))  # it says no, so that who waits for it is seen
+            seq, begun = first.receive(wire.Context)
+            in_time = time.monotonic() - began_s < PROMISE_MS / 2000  # the library reads the clock a little later
+            first.send(seq, wire.Leased(0, True, 0, 0))  # a refusal, so that a process that waits for it shows
             assert begun == wire.Context(0, wire.Step.BEGIN, 0)
             if in_time:
                 assert worker.finish()[0] == 0
-                _, made = first.hears(wire.Context)
+                _, made = first.receive(wire.Context)
                 assert made == wire.Context(0, wire.Step.DONE, CONTEXT_MIB * MIB)
                 return
     pytest.fail(f"this machine is too slow: in {TRIES} tries no BEGIN came within {PROMISE_MS // 2} ms")
@@ -126,7 +126,7 @@ def test_a_promise_that_came_late_is_not_relied_on(stage: Stage) -> None:
         peer.welcomes(CONTEXT_MIB)
 
     with arbiter(stage, lambda: worker.start("use()"), welcome) as first:
-        seq, begun = first.hears(wire.Context)
+        seq, begun = first.receive(wire.Context)
         assert isinstance(begun, wire.Context)
-        first.says(seq, wire.Leased(0, True, 0, 0))
+        first.send(seq, wire.Leased(0, True, 0, 0))
         assert worker.finish()[0] == OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""The library beside others in one process: another allocator, a sanitizer, an auditor; and in a program that stands on another libc."""
+"""The library beside others in one process: another allocator, a sanitizer, an auditor; and in a program with another libc."""
 
 from __future__ import annotations
 

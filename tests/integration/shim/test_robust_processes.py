@@ -1,4 +1,4 @@
-"""However a process comes about, it counts with its container, and what it held comes back when it goes."""
+"""However a process is created, it counts with its container, and its memory is free when it ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_process_in_its_parents_memory_that_comes_first_is_refused_and_leaves_
     assert run(stage, "processes", "first", seconds=20).codes == [0, 0]
 
 
-def test_exec_gives_back_what_the_program_before_held(stage: Stage) -> None:
+def test_exec_frees_the_memory_of_the_program_before(stage: Stage) -> None:
     assert run(stage, "processes", "exec").codes == [0]
 
 

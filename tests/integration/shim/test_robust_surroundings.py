@@ -70,7 +70,7 @@ def test_a_root_that_cannot_be_written_and_no_tmp_are_enough(stage: Stage) -> No
 
 @pytest.fixture
 def setuid_program(stage: Stage, tmp_path: Path) -> Path:
-    """A program of root's with the set-user-ID bit, where everybody may run it."""
+    """A program of root's with the set-user-ID bit, where every user may run it."""
     stage.folder.chmod(0o755)
     program = stage.folder / f"setuid-{stage.key}"
     shutil.copy(stage.build / "tests/surroundings", program)

@@ -34,7 +34,7 @@ ACCEPTED = {
     "aligned twice": ".global .align 4 .align 8 .b8 x[3221225472];",
     "aligned widely": ".global .align 1048576 .b8 x[3221225472];",
     "managed": ".global .attribute(.managed) .align 4 .b8 x[3221225472];",
-    "managed, said first": ".attribute(.managed) .global .align 4 .b8 x[3221225472];",
+    "managed, stated first": ".attribute(.managed) .global .align 4 .b8 x[3221225472];",
     "in a function": ".func f() { .global .b8 x[3221225472]; ret; }",
     "in a kernel's blocks": ".visible .entry q() .maxntid 128,1,1 { { { .global .align 8 .b8 x[3221225472]; } } ret; }",
     "behind a label": ".visible .entry q() { L: bra M; M: .global .b8 x[3221225472]; ret; }",
@@ -104,7 +104,7 @@ def test_large_variables_in_a_spelling_that_the_assembler_refuses_are_counted_or
 
 @pytest.mark.parametrize("kept", ["", "\0\0\0"])
 def test_what_stands_behind_the_end_of_a_text_is_not_understood(reader: Reader, kept: str) -> None:
-    """A fatbin states how long its text is: whether the driver ends at a zero nobody says."""
+    """A fatbin states the length of its text; whether the driver stops at a zero is not documented."""
     text = HEAD + ".global .b8 x[5000];\n\0"
     assert reader.needs(fatbin((PTX, 90, (text + kept).encode()))).known
     assert not reader.needs(fatbin((PTX, 90, (text + kept + ".global .b8 y[3221225472];").encode()))).known

@@ -25,7 +25,7 @@ NO_WORK = {
     "cuStreamUpdateCaptureDependencies*": "what is captured runs with a graph's launch",
     "cuStreamWaitEvent*": "an order between streams: the work that is waited for was reported",
     "cuEventRecord*": "a mark after work that was reported",
-    "cuStreamAttachMemAsync*": "says who may touch managed memory, and moves none of it",
+    "cuStreamAttachMemAsync*": "sets which work may use managed memory, and moves none of it",
     "cuGraphicsMapResources*": "an order between CUDA and a graphics API",
     "cuGraphicsUnmapResources*": "an order between CUDA and a graphics API",
     "cuGLMapBufferObject*": "an order between CUDA and a graphics API",
@@ -47,7 +47,7 @@ def parameters(header: Path) -> dict[str, str]:
 
 
 def puts_work(functions: dict[str, str]) -> set[str]:
-    """As far as a prototype tells: it takes a stream, or its name is a copy's, a fill's or a launch's."""
+    """As far as a prototype shows: it takes a stream, or its name is a copy's, a fill's or a launch's."""
     takes = {name for name, text in functions.items() if re.search(r"\bCUstream (?!\*)|\bCUstream(?=,|$)", text)}
     return takes | {name for name in functions if IN_THE_DEFAULT_STREAM.fullmatch(name)}
 

@@ -1,4 +1,4 @@
-"""Every function of cuda.h and of the headers for graphics beside it is accounted for in docs/reference/memory-symbols.md, and what the page says is so."""
+"""Every function of cuda.h and of the headers for graphics beside it is listed in docs/reference/memory-symbols.md, and the page is right."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def declared(header: Path, more: str = "", others: tuple[str, ...] = INTEROP) ->
 
 @cache
 def rows() -> dict[str, list[tuple[list[str], str, str]]]:
-    """Of the page's two tables: names and families, what is said, the test."""
+    """Of the page's two tables: names and families, the description, the test."""
     found: dict[str, list[tuple[list[str], str, str]]] = {}
     for title, body in re.findall(
         r"^## (Hooked|Not hooked)\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL
     ):
         for line in body.splitlines():
             if line.startswith("| `"):
-                names, said, shown = (cell.strip() for cell in line.strip("|").split("|"))
-                found.setdefault(title, []).append((re.findall(r"`([\w*]+)`", names), said, shown))
+                names, description, shown = (cell.strip() for cell in line.strip("|").split("|"))
+                found.setdefault(title, []).append((re.findall(r"`([\w*]+)`", names), description, shown))
     return found
 
 
@@ -140,8 +140,8 @@ def test_every_name_on_the_page_is_a_function_of_the_newest_header() -> None:
 
 
 def test_every_hook_is_in_the_file_that_the_page_names() -> None:
-    for names, said, _ in rows()["Hooked"]:
-        files = re.findall(r"\b(\w+\.c)\b", said)
+    for names, description, _ in rows()["Hooked"]:
+        files = re.findall(r"\b(\w+\.c)\b", description)
         source = "".join(path.read_text() for file in files for path in (ROOT / "shim/src").rglob(file))
         assert files, names
         for name in names:

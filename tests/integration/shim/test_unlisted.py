@@ -1,4 +1,4 @@
-"""Memory that a program takes without a context, so that NVML lists it for no process: the arbiter says that it is there."""
+"""Memory that a program takes without a context, so that NVML lists it for no process: the arbiter reports it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s(stage
         assert [(one.pid, one.gpus[0].measured_bytes) for one in stage.status().processes] == [
             (worker.pid, (CONTEXT_MIB + 1500) * MIB)
         ]
-        assert process.poll() is None, "nobody is ended for it"
+        assert process.poll() is None, "no process is killed for it"
         process.communicate("\n")
     wait_for(lambda: not document(stage).unlisted)
     assert worker.request("info()")[0] == 0

@@ -37,7 +37,9 @@ def test_what_a_sibling_has_freed_is_seen_within_seconds(stage: Stage) -> None:
     one, two = stage.probe(), stage.probe()
     _, at = two.request("alloc", 900 * MIB)
     assert two.request("free", at) == [0]
-    assert two.info_mib()[0] >= 1000 - 64, "who freed it sees it at once; the sibling's first chunk may be out"
+    assert two.info_mib()[0] >= 1000 - 64, (
+        "the process that freed it sees it at once; the sibling may have its first chunk leased"
+    )
     wait_for(lambda: one.info_mib()[0] >= 1000 - 64)
 
 

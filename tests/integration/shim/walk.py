@@ -146,7 +146,7 @@ def fill(path: str, mib: int, count: int) -> list[Any]:
 
 
 def empty() -> list[Any]:
-    """Gives it back."""
+    """Frees it."""
     while _taken:
         path, made = _taken.pop()
         _of(_FREED[path], [0, made])

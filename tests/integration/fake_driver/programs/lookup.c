@@ -14,7 +14,7 @@ static void *find(void *library, const char *symbol)
     return at;
 }
 
-static void *request_memory(const char *name, int version, cuuint64_t flags, int expected)
+static void *look_up(const char *name, int version, cuuint64_t flags, int expected)
 {
     void *at = (void *)1;
     CUdriverProcAddressQueryResult status;
@@ -34,21 +34,21 @@ int main(void)
     const int plain = CU_GET_PROC_ADDRESS_DEFAULT, thread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     const int found = CU_GET_PROC_ADDRESS_SUCCESS;
 
-    assert(request_memory("cuMemAlloc", 13000, plain, found) == find(library, "cuMemAlloc_v2"));
-    assert(request_memory("cuMemAlloc", 3010, plain, found) == find(library, "cuMemAlloc"));
-    assert(request_memory("cuMemcpy", 12000, plain, found) == find(library, "cuMemcpy"));
-    assert(request_memory("cuMemcpy", 12000, thread, found) == find(library, "cuMemcpy_ptds"));
-    assert(request_memory("cuMemcpy", 6000, thread, found) == find(library, "cuMemcpy"));
-    assert(request_memory("cuLaunchKernel", 12000, thread, found) == find(library, "cuLaunchKernel_ptsz"));
-    assert(request_memory("cuMemcpyHtoD", 12000, thread, found) == find(library, "cuMemcpyHtoD_v2_ptds"));
-    assert(request_memory("cuMemAlloc", 12000, thread, found) == find(library, "cuMemAlloc_v2"));
-    assert(request_memory("cuCtxCreate", 11040, plain, found) == find(library, "cuCtxCreate_v3"));
-    assert(request_memory("cuCtxCreate", 12060, plain, found) == find(library, "cuCtxCreate_v4"));
-    assert(request_memory("cuGetProcAddress", 12000, plain, found) == find(library, "cuGetProcAddress_v2"));
+    assert(look_up("cuMemAlloc", 13000, plain, found) == find(library, "cuMemAlloc_v2"));
+    assert(look_up("cuMemAlloc", 3010, plain, found) == find(library, "cuMemAlloc"));
+    assert(look_up("cuMemcpy", 12000, plain, found) == find(library, "cuMemcpy"));
+    assert(look_up("cuMemcpy", 12000, thread, found) == find(library, "cuMemcpy_ptds"));
+    assert(look_up("cuMemcpy", 6000, thread, found) == find(library, "cuMemcpy"));
+    assert(look_up("cuLaunchKernel", 12000, thread, found) == find(library, "cuLaunchKernel_ptsz"));
+    assert(look_up("cuMemcpyHtoD", 12000, thread, found) == find(library, "cuMemcpyHtoD_v2_ptds"));
+    assert(look_up("cuMemAlloc", 12000, thread, found) == find(library, "cuMemAlloc_v2"));
+    assert(look_up("cuCtxCreate", 11040, plain, found) == find(library, "cuCtxCreate_v3"));
+    assert(look_up("cuCtxCreate", 12060, plain, found) == find(library, "cuCtxCreate_v4"));
+    assert(look_up("cuGetProcAddress", 12000, plain, found) == find(library, "cuGetProcAddress_v2"));
 
-    request_memory("cuNoSuchThing", 13000, plain, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    request_memory("cuMemAlloc_v2", 13000, plain, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    request_memory("cuMemAllocAsync", 8000, plain, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+    look_up("cuNoSuchThing", 13000, plain, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    look_up("cuMemAlloc_v2", 13000, plain, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    look_up("cuMemAllocAsync", 8000, plain, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
     void *at;
     assert(cuGetProcAddress_v2("cuInit", &at, 12000, 8, NULL) == CUDA_ERROR_INVALID_VALUE);
     assert(cuGetProcAddress_v2("cuInit", &at, 99999, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
