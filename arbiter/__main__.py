@@ -14,36 +14,36 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.files import connections_of, raise_limit
-from arbiter.gputime.scheduler import NodeScheduler
-from arbiter.gputime.trial_verdicts import BOOT_ID, Verdicts, text_of
+from arbiter.gputime.node_scheduler import NodeScheduler
+from arbiter.gputime.trials_file import BOOT_ID, TrialsFile, text_of
 from arbiter.gputime.usage_check import UsageCheck
-from arbiter.memory.attribution import Attributing
-from arbiter.memory.bypass import Rules
-from arbiter.memory.container import Limits
-from arbiter.memory.contexts import Measuring
-from arbiter.memory.device_openers import Openers
+from arbiter.memory.attribution import Attributor
+from arbiter.memory.bypass import BypassRules
+from arbiter.memory.container import ContainerOptions
+from arbiter.memory.contexts import NodeMemory
+from arbiter.memory.device_openers import DeviceOpeners
 from arbiter.memory.known_processes import FILE as FILE_OF_CONNECTED
-from arbiter.memory.known_processes import Acquaintance
+from arbiter.memory.known_processes import KnownProcesses
 from arbiter.memory.meter import Meter
 from arbiter.memory.tracer import Tracer
-from arbiter.memory.unlisted import Unlisting
+from arbiter.memory.unlisted import UnlistedMemory
 from arbiter.metrics import pages
 from arbiter.nvml_source import nvml_source
-from arbiter.server import Server
+from arbiter.open_files import connections_of, raise_limit
+from arbiter.server import ArbiterServer
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
 from nvml.queries import Nvml
-from nvml.supervisor import Limits as NvmlLimits
+from nvml.supervisor import TimeLimits
 from observe import collecting
 from observe.access_socket import reviewed_by
 from observe.log import log_json
 from observe.operations import Operations, run_in_thread
 from observe.options import read
 from observe.refusals import Refusals
-from vgpu.gputime.timing import Settings
-from vgpu.gputime.trial import FILE
+from vgpu.gputime.timing import Timing
+from vgpu.gputime.trial_verdict import FILE
 
 MIB: Final = 2**20
 _log = structlog.get_logger()
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = read(ArbiterSettings, arguments)
     log_json(settings.log_level)
     try:
-        limits = NvmlLimits(settings.nvml_start_s, settings.nvml_call_s)
+        limits = TimeLimits(settings.nvml_start_s, settings.nvml_call_s)
         with nvml_source(settings.nvml_socket, settings.driver_root, limits) as nvml:
             _run(settings, nvml)
     except OSError as error:
@@ -65,16 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What runs beside the server's loop. Each has a thread of its own."""
+    """The parts that run beside the server's loop, each in its own thread."""
 
     meter: Meter
     tracer: Tracer
-    openers: Openers | None
+    openers: DeviceOpeners | None
     scheduler: NodeScheduler
     usage_check: UsageCheck | None
 
     def start(self) -> None:
-        """Begin reading NVML and the node's processes. Without a thread the log names what is missing."""
+        """Begin reading NVML and the node's processes. If a thread cannot start, the log names the missing function."""
         self.meter.start()
         try:
             self.tracer.start()
@@ -89,7 +89,7 @@ class _Parts:
             self.usage_check.start()
 
     def close(self, status: StatusSocket) -> None:
-        """Resume every container, then end the threads: none stays suspended while NVML is waited for."""
+        """Resume every container, then end the threads: none stays suspended while a thread waits for NVML."""
         self.scheduler.close()
         if self.usage_check is not None:
             self.usage_check.close()
@@ -127,7 +127,7 @@ def _run(settings: ArbiterSettings, nvml: Callable[[], Nvml]) -> None:
     _log.info("stopped")
 
 
-def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> tuple[Server, _Parts]:
+def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> tuple[ArbiterServer, _Parts]:
     """`known`: the file of programs that have connected."""
     connections = connections_of(settings.connections_limit, raise_limit())
     if connections < settings.connections_limit:
@@ -140,7 +140,7 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
     named_in = grants if settings.grants_in_environment else None
     meter = Meter(nvml(), grants, named_in=named_in)
     tracer = _tracer(settings, nvml(), grants, known)
-    verdicts = Verdicts(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
+    verdicts = TrialsFile(settings.trials_file or grants.parent / FILE, boot_id=text_of(BOOT_ID))
     scheduler = NodeScheduler(
         lambda: server.stop(),
         _policy(settings),
@@ -151,31 +151,31 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         cap_unreported=settings.cap_unreported,
         processes=connections,
     )
-    openers = Openers(nvml()) if settings.processes_visible else None
-    server = Server(
+    openers = DeviceOpeners(nvml()) if settings.processes_visible else None
+    server = ArbiterServer(
         settings.grants_dir,
         _limits(settings, connections),
-        measuring=Measuring(
+        node_memory=NodeMemory(
             meter, slack_bytes=settings.guard_slack_mib * MIB, tracer=tracer, rules=_rules(settings, tracer)
         ),
         scheduler=scheduler,
         sockets_dir=settings.sockets_dir,
-        attributing=Attributing(visible=settings.processes_visible),
-        unlisting=Unlisting(openers),
+        attributor=Attributor(visible=settings.processes_visible),
+        unlisted_memory=UnlistedMemory(openers),
     )
     usage_check = UsageCheck(scheduler, nvml(), grants, named_in) if settings.check_usage else None
     return server, _Parts(meter, tracer, openers, scheduler, usage_check)
 
 
 def _tracer(settings: ArbiterSettings, nvml: Nvml, grants: Path, file: Path) -> Tracer:
-    """Where no grant is mounted anywhere, as for runs, that a process sees none says nothing."""
+    """If no grant is mounted anywhere, as for runs, a process without a mount is no evidence."""
     file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    known = Acquaintance(file, text_of(BOOT_ID))
+    known = KnownProcesses(file, text_of(BOOT_ID))
     return Tracer(nvml, known, lambda pid: host.sees_grant(pid, grants) if settings.mount_needed else None)
 
 
-def _rules(settings: ArbiterSettings, tracer: Tracer) -> Rules:
-    return Rules(
+def _rules(settings: ArbiterSettings, tracer: Tracer) -> BypassRules:
+    return BypassRules(
         settings.bypass,
         (settings.context_room_mib + settings.guard_slack_mib) * MIB,
         time.monotonic(),
@@ -185,8 +185,8 @@ def _rules(settings: ArbiterSettings, tracer: Tracer) -> Rules:
     )
 
 
-def _limits(settings: ArbiterSettings, connections: int) -> Limits:
-    return Limits(
+def _limits(settings: ArbiterSettings, connections: int) -> ContainerOptions:
+    return ContainerOptions(
         recall_wait_s=settings.recall_wait_ms / 1000,
         grant_wait_s=settings.grant_wait_ms / 1000,
         grace_s=settings.grace_ms / 1000,
@@ -197,8 +197,8 @@ def _limits(settings: ArbiterSettings, connections: int) -> Limits:
     )
 
 
-def _policy(settings: ArbiterSettings) -> Settings:
-    return Settings(
+def _policy(settings: ArbiterSettings) -> Timing:
+    return Timing(
         frame_s=settings.frame_ms / 1000,
         grace_s=settings.idle_grace_us / 1e6,
         starve_after_s=settings.starve_after_ms / 1000,

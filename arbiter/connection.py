@@ -1,4 +1,4 @@
-"""One process on the other end of a socket: packets in, packets out, never waiting for it."""
+"""The connection of one process: reads and sends packets, and never blocks on the peer."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ from typing import Final
 
 import structlog
 
-from arbiter.files import is_spare
+from arbiter.open_files import is_spare
 from vgpu.protocol import wire
 
 BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
 """Codes of ERROR, as docs/reference/protocol.md lists them."""
 SEND_BUFFER_BYTES: Final = 32 * 2**10
-"""Of one connection; the kernel makes twice that of it. Smaller, a library that the kernel does not run for a while would be hung up on."""
+"""Send buffer of one connection; the kernel doubles it. With a smaller one, the arbiter would disconnect a library that the kernel does not run for a while."""
 UNREAD_BYTES: Final = 20 * 2**10
-"""What a peer has not read, as the kernel counts it, from which on it is not read either: some 24 answers. More than a quarter of the buffer,
-at which the kernel says that there is room again."""
+"""Unread bytes, as the kernel counts them, at which the arbiter stops reading the peer: some 24 answers. More than a quarter of the buffer,
+at which the kernel reports that the socket is writable again."""
 _log = structlog.get_logger()
 
 _CREDENTIALS = struct.Struct("3i")
 _SO_MEMINFO: Final = 55
 _MEMINFO = struct.Struct("=8xI")
-"""<linux/sock_diag.h>: the third number is what was sent and not read yet."""
+"""<linux/sock_diag.h>: the third number is the bytes that were sent and not read yet."""
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 
 
-class Gone(Exception):
-    """The peer hung up, or does not read what it is sent."""
+class PeerGone(Exception):
+    """The peer closed the connection, or does not read its messages."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """A process of a container, as the kernel names it."""
+    """The connection of a container's process, identified by the kernel."""
 
     sock: socket.socket
     number: int
-    """Names the process in its ledger; never used twice."""
+    """Identifies the process in its ledger; never used twice."""
     pid: int
-    """On the host, as this arbiter's pid namespace sees it; 0 when it does not."""
+    """In this arbiter's pid namespace; 0 if the process is not visible there."""
     hello_until_s: float
-    """When a process that still waits for its grant is refused."""
+    """When the arbiter rejects the process if it still waits for its grant."""
     pid_in_container: int = 0
-    """As it says itself: shown and never trusted."""
+    """Stated by the process: shown and never trusted."""
     greeted: bool = False
-    """It said HELLO."""
+    """It sent HELLO."""
     welcomed: bool = False
     for_gpu_time: bool = False
     """It reports channels and work, and leases nothing."""
     for_context: bool = False
     """It may make a context soon."""
     reported: set[int] = field(default_factory=set)
-    """Numbers of what its library cannot enforce now."""
+    """Numbers of the reasons for which its library cannot enforce a limit now."""
     contexts_s: dict[int, float] = field(default_factory=dict)
-    """GPU -> when it said that it has a context there."""
+    """GPU -> when the process reported a context there."""
     full: bool = False
-    """It has not read much of what it was sent, and is not read meanwhile."""
+    """The peer has many unread messages, and the arbiter does not read it meanwhile."""
     unheld: set[int] = field(default_factory=set)
-    """GPUs on which it makes a context for which nothing is held, because nobody knows yet what one takes."""
+    """GPUs on which it makes a context without a reservation, because the size of a context is still unknown."""
 
     def has_room(self) -> bool:
-        """Has the peer read most of what it was sent?"""
+        """Whether the peer has read most of its messages."""
         try:
             memory = self.sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
         except OSError:  # before Linux 4.12 the send buffer alone is the limit
@@ -76,28 +76,28 @@ class Connection:
         return unread_bytes <= UNREAD_BYTES
 
     def receive(self) -> tuple[int, wire.Message] | None:
-        """The next message; None when there is none now. Raises Gone, BadDocument."""
+        """The next message; None if there is none now. Raises PeerGone, BadDocument."""
         try:
             packet = self.sock.recv(wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise PeerGone(str(error)) from None
         if not packet:
-            raise Gone("hung up")
+            raise PeerGone("closed the connection")
         return wire.decode(packet)
 
     def receive_with_fd(self) -> tuple[int | None, wire.Message] | None:
-        """The next message with the descriptor that came along, which is the caller's then; none when there are too few left.
+        """The next message and its descriptor, which the caller must close; without one if too few descriptors are free.
 
-        Raises Gone, BadDocument.
+        Raises PeerGone, BadDocument.
         """
         try:
             packet, passed, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise PeerGone(str(error)) from None
         if packet and not passed:
             return None, wire.decode(packet)[1]
         fds = [
@@ -108,7 +108,7 @@ class Connection:
         ]
         try:
             if not packet:
-                raise Gone("hung up")
+                raise PeerGone("closed the connection")
             _, message = wire.decode(packet)
             return (fds.pop(0) if fds and not is_spare(fds[0]) else None), message
         finally:
@@ -116,18 +116,18 @@ class Connection:
                 os.close(fd)
 
     def send(self, seq: int, message: wire.Message, fd: int | None = None) -> None:
-        """Raises Gone: one who does not read for a whole socket buffer is gone."""
+        """Raises PeerGone, also if the peer has not read a whole socket buffer."""
         passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
             self.sock.sendmsg([wire.encode(seq, message)], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError as error:
-            raise Gone(f"cannot be sent a packet: {error}") from None
+            raise PeerGone(f"cannot be sent a packet: {error}") from None
 
     def refuse(self, code: int, text: str) -> None:
-        """Send ERROR, to one who may be gone. To hang up is the caller's."""
+        """Send ERROR to a peer that may be gone. The caller closes the connection."""
         try:
             self.send(0, wire.Error(code, text))
-        except Gone as gone:
+        except PeerGone as gone:
             _log.debug("peer gone before its error", pid=self.pid, reason=str(gone))
 
 
@@ -138,13 +138,13 @@ def _fds(data: bytes) -> array.array[int]:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The pid that the kernel vouches for."""
+    """The pid from the kernel (SO_PEERCRED)."""
     pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(pid)
 
 
 def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
-    """A listening socket with the permissions `mode`. One left by an earlier arbiter is replaced."""
+    """A listening socket with the permissions `mode`. Replaces a socket left by an earlier arbiter."""
     sock = socket.socket(socket.AF_UNIX, kind)
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -162,7 +162,7 @@ def bound_socket(path: Path, kind: int, mode: int) -> socket.socket:
 
 
 def socket_folder(folder: Path, sockets: Path | None) -> Path:
-    """Made before the directory by the device plugin; here for a directory of an earlier plugin."""
+    """The device plugin makes it before the directory; this call makes it for a directory of an earlier plugin."""
     if sockets is None:
         return folder
     own = sockets / folder.name

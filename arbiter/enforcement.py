@@ -1,4 +1,4 @@
-"""What the arbiter knows of each container that `vgpu.api.enforcement` decides on: from its connections, its ledger and its GPU time."""
+"""Collects the facts for `vgpu.api.enforcement` on each container: from its connections, its ledger and its GPU time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from math import inf
 from typing import Final
 
 from arbiter.connection import Connection
-from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.identity import Identity, named
-from arbiter.memory.container import Container
-from arbiter.server import Server
+from arbiter.memory.container import ServedContainer
+from arbiter.server import ArbiterServer
 from vgpu.api.enforcement import ContainerFacts, Enforcement, ProcessFacts, Reason, enforcement, reported
 from vgpu.api.names import CLASSES
 
 
 @dataclass(frozen=True, slots=True)
 class TimeFacts:
-    """Of a container that has a connection for GPU time."""
+    """Facts on a container that has a connection for GPU time."""
 
     channels: frozenset[tuple[Identity, int]] = frozenset()
     """Processes, and the GPUs on which they reported channels."""
@@ -33,8 +33,8 @@ class TimeFacts:
 NOTHING: Final = TimeFacts()
 
 
-def enforcements(server: Server) -> dict[str, Enforcement]:
-    """Of every container that has a grant, by key. Called under the server's lock."""
+def enforcements(server: ArbiterServer) -> dict[str, Enforcement]:
+    """The enforcement of every container that has a grant, by key. Called under the server's lock."""
     times = time_facts(server.scheduler) if server.scheduler is not None else None
     return {key: enforcement(_facts(server, key, one, times)) for key, one in server.containers.items()}
 
@@ -54,7 +54,7 @@ def time_facts(scheduler: NodeScheduler) -> dict[str, TimeFacts]:
                 partial=container.obstacles.unlisted,
                 denied=container.obstacles.suspending.reason,
                 gating_points=container.obstacles.suspending.gating_points,
-                stalled_s=scheduler.gpu_threads.silent_s(container, at_s),
+                stalled_s=scheduler.suspend_threads.silent_s(container, at_s),
                 stall_ended_s=scheduler.stalls.ended_s(container.depends_on(), at_s)
                 if container.joined is not None
                 else inf,
@@ -63,9 +63,11 @@ def time_facts(scheduler: NodeScheduler) -> dict[str, TimeFacts]:
         }
 
 
-def _facts(server: Server, key: str, container: Container, times: Mapping[str, TimeFacts] | None) -> ContainerFacts:
+def _facts(
+    server: ArbiterServer, key: str, container: ServedContainer, times: Mapping[str, TimeFacts] | None
+) -> ContainerFacts:
     time = NOTHING if times is None else times.get(key, NOTHING)
-    meter = server.measuring.meter
+    meter = server.node_memory.meter
     processes = (
         ProcessFacts(
             pid=connection.pid,
@@ -77,7 +79,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         for connection in container.connections.values()
         if connection.welcomed
     )
-    rules, around = server.measuring.rules, container.bypassing.pids()
+    rules, around = server.node_memory.rules, container.bypass.pids()
     unconnected = (
         ProcessFacts(pid=pid, unconnected=True, bypassing=pid in around)
         for pid in sorted(around.union(container.contexts.unconnected()))
@@ -96,7 +98,7 @@ def _facts(server: Server, key: str, container: Container, times: Mapping[str, T
         if meter is not None and container.grant
         else 0.0,
         stall_ended_s=time.stall_ended_s,
-        over_limit_pids=tuple(excess.offender for excess in container.lookout.excesses),
+        over_limit_pids=tuple(excess.offender for excess in container.over_limit.excesses),
         processes=(*processes, *unconnected),
         unattributed=not rules.visible,
     )

@@ -1,4 +1,4 @@
-"""The files of one grant directory that the arbiter reads. Only the node writes them, and they may be anything all the same."""
+"""Reads the files of one grant directory. Only the node writes them, but the arbiter does not trust their content."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONTAINER_BYTES_LIMIT: Final = 256
 
 
 def read_grant(path: Path) -> Grant:
-    """Raises OSError, UnicodeDecodeError, BadDocument; never waits for what is no plain file."""
+    """Raises OSError, UnicodeDecodeError, BadDocument; never blocks on a file that is not a plain file."""
     return grant_from_text(_text_of(path, GRANT_BYTES_LIMIT))
 
 
 def read_container_id(path: Path) -> str:
-    """The runtime's ID of the container; empty while nobody knows it, or where the file has anything else."""
+    """The runtime's ID of the container; empty while it is unknown, or if the file has other content."""
     try:
         text = _text_of(path, CONTAINER_BYTES_LIMIT).rstrip("\n")
     except (OSError, UnicodeDecodeError, BadDocument):

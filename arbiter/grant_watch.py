@@ -1,7 +1,7 @@
-"""Notices grant directories that come and go, and grant files that are put into them, by inotify.
+"""Detects new and removed grant directories, and new grant files in them, by inotify.
 
-Whatever inotify says is only a hint to look again: the folder itself is the truth. So a lost event costs one rescan and
-nothing else.
+An inotify event is only a hint to read the folder again: the folder itself is authoritative. So a lost event costs one rescan
+only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Watch:
+class GrantWatch:
     """One inotify descriptor over the grants folder and each directory in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -32,14 +32,14 @@ class Watch:
         self._folder = self._add(folder, _CREATE | _MOVED_TO | _DELETE | _MOVED_FROM)
 
     def follow(self, directory: Path) -> None:
-        """Tell of grant files in this directory too. One that is gone again is no error: the rescan sees it."""
+        """Watch grant files in this directory too. A directory that has gone is no error: the rescan detects it."""
         try:
             self._names[self._add(directory, _MOVED_TO | _CLOSE_WRITE | _DELETE)] = directory.name
         except FileNotFoundError:
             return
 
     def changed(self) -> Iterator[str | None]:
-        """Names of directories whose files changed; None = look at the whole folder again. Never blocks."""
+        """Names of directories whose files changed; None = read the whole folder again. Never blocks."""
         try:
             events = os.read(self.fd, 65536)
         except BlockingIOError:

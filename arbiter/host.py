@@ -1,8 +1,8 @@
 """Facts about processes of the host, from /proc. Each may be gone at any moment, which is no error.
 
-The kernel alone answers: nothing here but `grant_named` is what a container says of itself. Which container a process belongs to follows from what is
-its cgroup, and by what is mounted at one of `GRANT_DIRS` in its mount namespace: a directory of the grants folder, put there by the node and
-read-only. What follows from the two `vgpu.memory.attribution` decides.
+All facts come from the kernel; only `grant_named` reads a statement of the container itself. The container of a process follows from
+its cgroup, and from the mount at one of `GRANT_DIRS` in its mount namespace: a directory of the grants folder, which the node mounts
+read-only. `vgpu.memory.attribution` decides by the two.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from vgpu.memory.attribution import Owner, Owners
 GRANT_VARIABLE: Final = "TANGRAM_GRANT"
 MPS_SERVER: Final = b"nvidia-cuda-mps"
 LIBRARY_THREAD: Final = "tangram"
-"""What the library calls its thread. Specified: shim/src/link/helper.c."""
+"""The name of the library's thread. Specified: shim/src/link/helper.c."""
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
 NAMED_LOOKED_AT: Final = 4
-"""Of a process's threads that have the library's name. It starts one; a program can call any number so."""
+"""Threads of a process with the library's name that are examined. The library starts one; a program can give any number that name."""
 READ_BYTES: Final = 2**20
-"""Of one file of a process, whose length the process decides: it may have 100,000 mounts. What is behind that is not seen: a grant whose mount stands there is not mounted."""
+"""Bytes read from one file of a process. The process decides its length: it may have 100,000 mounts. The rest is ignored: a grant whose mount is there
+counts as not mounted."""
 MOST_PIDS: Final = 16_384
-"""Processes of the node that are looked at for those of some containers: some 1.3 s at worst, a process takes 0.08 ms (measured). Guessed: nodes have hundreds."""
+"""Processes of the node that are examined to find those of some containers: some 1.3 s at worst, a process takes 0.08 ms (measured). Guessed: nodes
+have hundreds."""
 KILL_LOOKS: Final = 4
-"""While a container's processes are ended, they may start others. Guessed: its first process ends with the first look, and all others with it."""
+"""Rounds of killing: a container's processes may start others meanwhile. Guessed: its first process ends in the first round, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("Tt")
-"""States of a process that answers nothing though it lives: stopped, traced."""
+"""States of a process that is alive but cannot answer: stopped, traced."""
 
 
 def pids(most: int, proc: Path = Path("/proc")) -> list[int]:
-    """So many of the node's processes at most. Raises OSError."""
+    """At most `most` of the node's processes. Raises OSError."""
     with os.scandir(proc) as entries:
         return [int(name) for name in itertools.islice((e.name for e in entries if e.name.isdecimal()), most)]
 
@@ -55,24 +57,24 @@ def command_of(pid: int) -> str:
 
 
 def is_mps_server(pid: int) -> bool:
-    """By its name, of which the kernel keeps 15 characters: nvidia-cuda-mps-server."""
+    """Whether it has the name nvidia-cuda-mps-server, of which the kernel stores 15 characters."""
     return _read(pid, "comm").startswith(MPS_SERVER)
 
 
 def runs(pid: int) -> bool:
-    """Is it there and not stopped?"""
+    """Whether it exists and is not stopped."""
     stat = process_stat(_read(pid, "stat"))
     return stat is not None and not stat.ended and stat.state not in _STOPPED
 
 
 def started_at(pid: int) -> int:
-    """With its pid this names a process for good: in clock ticks since boot; 0 = gone."""
+    """Its start in clock ticks since boot, which identifies a process together with its pid; 0 = gone."""
     stat = process_stat(_read(pid, "stat"))
     return stat.started if stat is not None else 0
 
 
 def pid_inside(pid: int) -> int:
-    """Its number in its own pid namespace; 0 = gone."""
+    """Its pid in its own pid namespace; 0 = gone."""
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
@@ -80,7 +82,7 @@ def pid_inside(pid: int) -> int:
 
 
 def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
-    """Name of the grant directory that a process belongs to, and the first one where several of its pod count as one."""
+    """Name of the grant directory to which a process belongs; the first one if several of its pod count as one."""
     at, shown = place(pid), key_shown(pid, grants, named_in)
     if not at.pod:
         return shown
@@ -95,33 +97,33 @@ def place(pid: int) -> Place:
 
 
 def key_shown(pid: int, grants: Path, named_in: Path | None) -> str | None:
-    """Mounted in its namespace, else, with `named_in`, as `grant_named`."""
+    """The grant mounted in its namespace; otherwise, with `named_in`, that of `grant_named`."""
     mounted = grant_of(pid, grants)
     return grant_named(pid, named_in) if mounted is None and named_in is not None else mounted
 
 
 def grant_of(pid: int, grants: Path) -> str | None:
-    """Name of the directory in `grants` that is mounted in its namespace; None also for another folder that is named alike."""
+    """Name of the directory in `grants` that is mounted in its namespace; None also for another folder with the same name."""
     mounted = grant_mount(mounts_of(pid))
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     return key_under(mounted, ours)
 
 
 def owners_in(grants: Path) -> Owners:
-    """Of every directory with a grant that can be read."""
+    """The owners of all directories with a readable grant."""
     owners = []
     for folder in sorted(grants.iterdir()) if grants.is_dir() else ():
         try:
             uid = read_grant(folder / GRANT).uid
-        except (OSError, UnicodeDecodeError, BadDocument):  # the device plugin reports one that is damaged
+        except (OSError, UnicodeDecodeError, BadDocument):  # the device plugin reports a damaged grant
             continue
         owners.append(Owner(folder.name, uid, read_container_id(folder / CONTAINER_ID)))
     return Owners(owners)
 
 
 def mounts_of(pid: int) -> str:
-    """What is mounted where the process can see it. One that changed its root sees no grant any more: then what the library's thread sees, which
-    keeps the root that it started with."""
+    """The mounts in the process's view. A process that changed its root has no grant in its view: then the view of the library's thread, which keeps the
+    root with which it started."""
     mountinfo = (_read(pid, "mountinfo") or _read(_living(pid), "mountinfo")).decode(errors="replace")
     if grant_mount(mountinfo) is not None:
         return mountinfo
@@ -130,7 +132,7 @@ def mounts_of(pid: int) -> str:
 
 
 def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -> str | None:
-    """Name of what is mounted, where that is a directory of the grants folder: file systems and paths as `mounted_at` tells them."""
+    """Name of the mounted directory, if it is in the grants folder: file systems and paths as `mounted_at` returns them."""
     if mounted is None or grants is None or mounted[0] != grants[0]:
         return None
     parent, _, key = mounted[1].rpartition("/")
@@ -138,7 +140,7 @@ def key_under(mounted: tuple[str, str] | None, grants: tuple[str, str] | None) -
 
 
 def grant_in(mountinfo: str, folder: str) -> str | None:
-    """Name of what is mounted as the grant by the text of /proc/<pid>/mountinfo, of a folder that has the name `folder`."""
+    """Name of the directory that is mounted as the grant, by the text of /proc/<pid>/mountinfo, from a folder named `folder`."""
     mounted = grant_mount(mountinfo)
     parent, _, key = mounted[1].rpartition("/") if mounted is not None else ("", "", "")
     return key if key and parent.rpartition("/")[2] == folder else None
@@ -150,7 +152,7 @@ def grant_mount(mountinfo: str) -> tuple[str, str] | None:
 
 
 def mounted_at(mountinfo: str, at: str) -> tuple[str, str] | None:
-    """File system, by number, and the path in it of what is mounted at that very path. A mount over another hides it, so the last
+    """File system, by number, and the path in it of the mount at exactly that path. A mount over another hides it, so the last
     one counts."""
     found = None
     for one in mounts_in(mountinfo):
@@ -160,7 +162,7 @@ def mounted_at(mountinfo: str, at: str) -> tuple[str, str] | None:
 
 
 def place_of(mountinfo: str, path: str) -> tuple[str, str] | None:
-    """File system, by number, and the path in it of a path without links, seen from who has these mounts."""
+    """File system, by number, and the path in it of a path without links, for a process that has these mounts."""
     path = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in path)
     above, rest = path.rstrip("/"), ""
     while (mounted := mounted_at(mountinfo, above or "/")) is None:
@@ -174,8 +176,8 @@ def place_of(mountinfo: str, path: str) -> tuple[str, str] | None:
 def grant_named(pid: int, grants: Path) -> str | None:
     """Name of the directory in `grants` whose grant this process was started with, as `tangramctl run` starts programs.
 
-    What a process says of itself, and so asked only where there are no mounts to go by, of processes of our own user: nobody
-    else can bring a run over its limit by naming it.
+    The process states it itself, so it is read only if there are no mounts, and only for processes of the arbiter's own user: no
+    other user can bring a run over its limit by naming it.
     """
     if user_of(_read(pid, "status").decode(errors="replace")) != os.geteuid():
         return None
@@ -188,8 +190,8 @@ def grant_named(pid: int, grants: Path) -> str | None:
 
 
 def user_of(status: str) -> int | None:
-    """Real user by the text of /proc/<pid>/status. The folder's owner is the effective one: root, for a program with the set-user-ID
-    bit that anybody started."""
+    """Real user, by the text of /proc/<pid>/status. The folder's owner is the effective user: root, for a program with the set-user-ID
+    bit that any user started."""
     for line in status.splitlines():
         if line.startswith("Uid:"):
             return int(line.split()[1])
@@ -197,7 +199,7 @@ def user_of(status: str) -> int | None:
 
 
 def sees_grant(pid: int, grants: Path) -> bool | None:
-    """Is any directory of the grants folder mounted where a process can see it? None = nobody can tell: it is gone, or the folder is nowhere."""
+    """Whether any directory of the grants folder is mounted in a process's view. None = unknown: the process is gone, or the folder does not exist."""
     mountinfo = mounts_of(pid)
     ours = place_of(_read("self", "mountinfo").decode(errors="replace"), os.path.realpath(grants))
     if not mountinfo or ours is None:
@@ -206,11 +208,11 @@ def sees_grant(pid: int, grants: Path) -> bool | None:
 
 
 def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
-    """Why a process has no business at the socket of grant directory `key`; None when it has.
+    """Why the arbiter rejects a process at the socket of grant directory `key`; None = it does not.
 
-    With `mount_needed` that very directory must be mounted somewhere in its mount namespace, as the node does it for the container
-    that the grant is for. The cgroup of a process that shows no grant must be of the pod `uid`. Of a process that it cannot see (pid 0) an arbiter
-    knows nothing, and lets it be.
+    With `mount_needed` exactly that directory must be mounted somewhere in its mount namespace, as the node does it for the container
+    of the grant. The cgroup of a process without a mounted grant must be of the pod `uid`. A process that the arbiter cannot see (pid 0)
+    is not rejected, because nothing is known about it.
     """
     if pid == 0:
         return None
@@ -225,12 +227,12 @@ def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid
 
 
 def shows(mountinfo: str, folder: str, key: str) -> bool:
-    """Is this grant directory mounted, wherever? An image may have a link on the way, and a sandbox its own root."""
+    """Whether this grant directory is mounted, at any path. An image may have a link in the path, and a sandbox its own root."""
     return any(one.root == f"/{key}" or one.root.endswith(f"/{folder}/{key}") for one in mounts_in(mountinfo))
 
 
 def kill(pid: int, started: int) -> bool:
-    """End the process that had this pid and start. Answers whether it was still there."""
+    """Kill the process with this pid and start. Returns whether it still existed."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -239,7 +241,7 @@ def kill(pid: int, started: int) -> bool:
         if not started or started_at(pid) != started:
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except OSError:  # it is gone, or not ours to end
+    except OSError:  # it is gone, or may not be killed
         return False
     finally:
         os.close(handle)
@@ -247,7 +249,7 @@ def kill(pid: int, started: int) -> bool:
 
 
 def kill_all(at: Place) -> int:
-    """End every process of a container, by its cgroup, and those that they start meanwhile. Answers how many were there."""
+    """Kill every process of a container, by its cgroup, and those that they start meanwhile. Returns how many existed."""
     passed, ended = set[int](), 0
     for _ in range(KILL_LOOKS):
         there = dict[int, int]()
@@ -276,8 +278,8 @@ def _some_pids() -> list[int]:
 
 
 def _living(pid: int) -> int | str:
-    """Where /proc shows what the threads of a process share. Of the first thread, once that has ended, the kernel shows no mounts, and with version 1
-    of cgroups the root's: then it is another thread."""
+    """The thread whose /proc folder shows what all threads of a process share. After the first thread has ended, the kernel shows no mounts for it, and with
+    version 1 of cgroups the root's: then it is another thread."""
     if not _has_ended(pid):
         return pid
     return next((thread for thread in _all_threads(pid) if not _has_ended(thread)), pid)
@@ -289,7 +291,7 @@ def _has_ended(thread: int | str) -> bool:
 
 
 def _threads(pid: int, name: str) -> list[str]:
-    """Folders in /proc of its threads that are called so."""
+    """Folders in /proc of its threads with this name."""
     named = (thread for thread in _all_threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
     return list(itertools.islice(named, NAMED_LOOKED_AT))
 
@@ -304,14 +306,14 @@ def _all_threads(pid: int) -> list[str]:
 
 
 def _read(pid: int | str, name: str) -> bytes:
-    # `Path.read_bytes` takes three calls more, and this is asked of each process each second
+    # `Path.read_bytes` makes three more calls, and this is read for each process each second
     try:
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     content = b""
     try:
-        # less than that is not the end: the kernel answers in parts
+        # a shorter answer is not the end: the kernel returns the text in parts
         while len(content) < READ_BYTES and (part := os.read(descriptor, 65536)):
             content += part
     except OSError:

@@ -1,4 +1,4 @@
-"""The arbiter's Prometheus metrics, and whether it is alive. It reads the ledgers and never changes them."""
+"""The arbiter's Prometheus metrics, and whether it is alive. This module reads the ledgers and never changes them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from prometheus_client.registry import Collector
 
 from arbiter.enforcement import enforcements
 from arbiter.gputime import metrics as gpu_time_metrics
-from arbiter.server import Server
+from arbiter.server import ArbiterServer
 from observe.pages import Pages
 from observe.refusals import Refusals, refused_family
 from vgpu.api.grant import Grant
 
 STUCK_AFTER_S: Final = 5.0
-"""The loop comes round at least once a second, a GPU's thread five times. Guessed from that."""
+"""The loop completes a round at least once a second, a GPU's thread five times. Guessed from that."""
 
 _LABELS: Final = ("namespace", "pod", "container")
 _GAUGES: Final = {
@@ -35,11 +35,11 @@ _GAUGES: Final = {
 class ArbiterCollector(Collector):
     """Metrics of every container and of the arbiter, read when they are requested."""
 
-    def __init__(self, server: Server, restarts: int = 0, refusals: Refusals | None = None) -> None:
+    def __init__(self, server: ArbiterServer, restarts: int = 0, refusals: Refusals | None = None) -> None:
         self._server, self._restarts, self._refusals = server, restarts, refusals or Refusals("arbiter")
 
     def collect(self) -> Iterable[Metric]:
-        """Families of one moment."""
+        """The metric families of one moment."""
         with self._server.lock:
             grants = {key: c.grant for key, c in self._server.containers.items() if c.grant is not None}
             return [
@@ -67,11 +67,11 @@ class ArbiterCollector(Collector):
             "tangram_arbiter_nvml_up",
             "1 while NVML is read; 0 = contexts are unknown and no container is found over its limit",
         )
-        reads.add_metric([], int(server.measuring.works))
+        reads.add_metric([], int(server.node_memory.works))
         yield reads
 
 
-def _of_memory(server: Server, grants: Mapping[str, Grant]) -> Iterable[Metric]:
+def _of_memory(server: ArbiterServer, grants: Mapping[str, Grant]) -> Iterable[Metric]:
     """By container and GPU."""
     gauges = {
         name: GaugeMetricFamily(f"tangram_container_gpu_memory_{name}_bytes", text, labels=(*_LABELS, "gpu_uuid"))
@@ -79,7 +79,7 @@ def _of_memory(server: Server, grants: Mapping[str, Grant]) -> Iterable[Metric]:
     }
     for key, grant in grants.items():
         container = server.containers[key]
-        ledger, excesses = container.ledger, container.lookout.excesses
+        ledger, excesses = container.ledger, container.over_limit.excesses
         for number, gpu in enumerate(grant.gpus):
             values = {
                 "limit": gpu.mib * 2**20,
@@ -94,7 +94,7 @@ def _of_memory(server: Server, grants: Mapping[str, Grant]) -> Iterable[Metric]:
     return gauges.values()
 
 
-def _of_containers(server: Server, grants: Mapping[str, Grant]) -> Iterable[Metric]:
+def _of_containers(server: ArbiterServer, grants: Mapping[str, Grant]) -> Iterable[Metric]:
     connections = GaugeMetricFamily("tangram_container_connections", "processes connected", labels=_LABELS)
     throttles = CounterMetricFamily(
         "tangram_container_throttles",
@@ -117,8 +117,8 @@ def _of_containers(server: Server, grants: Mapping[str, Grant]) -> Iterable[Metr
     return connections, throttles, unenforced
 
 
-def _of_gpus(server: Server) -> Iterable[Metric]:
-    """Of each GPU that has a grant. What NVML lists for no process: only where it is known."""
+def _of_gpus(server: ArbiterServer) -> Iterable[Metric]:
+    """Metrics of each GPU that has a grant. Unlisted memory only if it is known."""
     ungranted_bytes = GaugeMetricFamily(
         "tangram_gpu_memory_ungranted_bytes",
         "GPU memory of processes that belong to no grant on this GPU",
@@ -131,30 +131,30 @@ def _of_gpus(server: Server) -> Iterable[Metric]:
     )
     unlisted_bytes = GaugeMetricFamily(
         "tangram_gpu_memory_unlisted_bytes",
-        "GPU memory in use that NVML lists for no process, where that is more than the slack; else 0. No sample: it is unknown",
+        "GPU memory in use that NVML lists for no process, where that is more than a tolerance; else 0. No sample: it is unknown",
         labels=["gpu_uuid"],
     )
-    found = server.attributing.ungranted
+    found = server.attributor.ungranted
     uuids = {gpu.uuid for one in server.containers.values() if one.grant is not None for gpu in one.grant.gpus}
     for uuid in sorted(uuids | {one.uuid for one in found}):
         ungranted_bytes.add_metric([uuid], sum(one.held_bytes or 0 for one in found if one.uuid == uuid))
         processes.add_metric([uuid], sum(one.uuid == uuid for one in found))
-    unlisted = {one.uuid: one.bytes for one in server.unlisting.found}
-    for uuid in sorted(server.unlisting.known | unlisted.keys()):
+    unlisted = {one.uuid: one.bytes for one in server.unlisted_memory.found}
+    for uuid in sorted(server.unlisted_memory.known | unlisted.keys()):
         unlisted_bytes.add_metric([uuid], unlisted.get(uuid, 0))
     return ungranted_bytes, processes, unlisted_bytes
 
 
-def stuck(server: Server, at_s: float) -> str:
-    """Which thread has not come round for long, the loop or a GPU's; empty = all do."""
+def stuck(server: ArbiterServer, at_s: float) -> str:
+    """The silent thread, the loop or a GPU's; empty = none."""
     idle_s = at_s - server.came_round_at_s
     if idle_s >= STUCK_AFTER_S:
         return f"the loop has not come round for {idle_s:.0f} s"
-    gpu, idle_s = server.scheduler.gpu_threads.stuck(at_s) if server.scheduler is not None else ("", 0.0)
+    gpu, idle_s = server.scheduler.suspend_threads.stuck(at_s) if server.scheduler is not None else ("", 0.0)
     return f"the thread of GPU {gpu} has not come round for {idle_s:.0f} s" if idle_s >= STUCK_AFTER_S else ""
 
 
-def pages(server: Server, restarts: int = 0, refusals: Refusals | None = None) -> Pages:
+def pages(server: ArbiterServer, restarts: int = 0, refusals: Refusals | None = None) -> Pages:
     """/metrics, /healthz and /readyz of this arbiter."""
     registry = CollectorRegistry()
     registry.register(ArbiterCollector(server, restarts, refusals))

@@ -1,4 +1,4 @@
-"""Where the arbiter has NVML from: the device plugin's child, or one of its own where there is no plugin."""
+"""The arbiter's access to NVML: through the device plugin's child, or its own child if there is no plugin."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final
 
 import structlog
 
-from nvml.client import Client
-from nvml.local import Local
+from nvml.client import NvmlClient
+from nvml.local import LocalAnswers
 from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
-from nvml.replacing import End
-from nvml.supervisor import Limits, Supervisor
+from nvml.replacing import EndReason
+from nvml.supervisor import NvmlSupervisor, TimeLimits
 from vgpu.api.enforcement import STALE_S
 
 READ_S: Final = STALE_S
-"""For one answer: a later one is of no use."""
+"""Time-out of one answer: a later one would be out of date."""
 _log = structlog.get_logger()
 
 
 @contextmanager
-def nvml_source(socket: Path | None, driver_root: Path, limits: Limits) -> Iterator[Callable[[], Nvml]]:
-    """Makes an `Nvml` for each thread. `socket`: of the device plugin; None = a child of our own."""
+def nvml_source(socket: Path | None, driver_root: Path, limits: TimeLimits) -> Iterator[Callable[[], Nvml]]:
+    """Makes an `Nvml` for each thread. `socket`: the device plugin's; None = the arbiter's own child."""
     if socket is not None:
-        yield lambda: Client(socket, READ_S).nvml
+        yield lambda: NvmlClient(socket, READ_S).nvml
         return
-    supervisor = Supervisor(driver_root, limits, report=_report)
+    supervisor = NvmlSupervisor(driver_root, limits, report=_report)
     supervisor.start()
     try:
-        local = Local()
+        local = LocalAnswers()
         yield lambda: Nvml(_Own(supervisor, local))
     finally:
         supervisor.close()
@@ -40,15 +40,15 @@ def nvml_source(socket: Path | None, driver_root: Path, limits: Limits) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """What a plugin's server answers, in this process."""
+    """Answers in this process as the plugin's server does."""
 
-    supervisor: Supervisor
-    local: Local
+    supervisor: NvmlSupervisor
+    local: LocalAnswers
 
     def call_all(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
         return self.local.answer_all(requests, lambda for_child: self.supervisor.call_all(for_child, READ_S))
 
 
-def _report(end: End | None, text: str) -> None:
+def _report(end: EndReason | None, text: str) -> None:
     if end is not None:
         _log.warning("an NVML process was ended", reason=end, why=text)

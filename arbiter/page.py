@@ -1,9 +1,9 @@
-"""The page that every process of a container may read: what of each GPU's limit no process has leased.
+"""The page that every process of a container may read: the part of each GPU's limit that no process has leased.
 
-It saves a round trip for each question how much memory is free. The arbiter alone can write it: the memory is sealed against
-any later writer, so a descriptor that a container opens again for writing is refused by the kernel. A kernel without that seal
-(before 5.1, gVisor) leaves the file's mode to keep containers out; a container that is root there can lie to its own processes
-about what is free, and to nobody else: what may be taken is decided in the ledger.
+It saves a round trip for each query of the free memory. Only the arbiter can write it: the memory is sealed against
+any later writer, so the kernel rejects a container that opens the descriptor again for writing. On a kernel without that seal
+(before 5.1, gVisor) only the file's mode protects the page. A container that is root there can show wrong figures to its own processes
+only: the ledger decides what may be leased.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 from typing import Final
 
 from vgpu.protocol.wire import (
+    GPU_TIME_AT,
     PAGE_BYTES,
-    TURN_AT,
     UNDERSTANDS_DRAINED,
     UNDERSTANDS_GROW,
     UNDERSTANDS_REPORT,
@@ -30,10 +30,10 @@ _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
 
-class Page:
-    """One u64 for each GPU, the container's state, and what the arbiter understands, in an anonymous file.
+class ContainerPage:
+    """One u64 for each GPU, the container's state, and the arbiter's features, in an anonymous file.
 
-    `wait_ms`: how long a process waits for an arbiter that restarts; 0 = as its library does by itself.
+    `wait_ms`: how long a process waits for an arbiter that restarts; 0 = the library's default.
     """
 
     def __init__(self, wait_ms: int = 0) -> None:
@@ -50,26 +50,26 @@ class Page:
             os.close(writable)
 
     def show(self, gpu: int, unleased_bytes: int) -> None:
-        """Publish one GPU's number. Eight aligned bytes are stored at once."""
+        """Publish one GPU's number. Eight aligned bytes are stored atomically."""
         self._numbers[gpu] = unleased_bytes
 
     def beat(self, at_ms: int) -> None:
-        """The arbiter lives, said in milliseconds of CLOCK_MONOTONIC."""
-        self._numbers[TURN_AT // 8] = at_ms
+        """Publish the arbiter's heartbeat, in milliseconds of CLOCK_MONOTONIC."""
+        self._numbers[GPU_TIME_AT // 8] = at_ms
 
     def show_state(self, *, off: bool, gate: bool = False, alive_ms: int = 0) -> None:
-        """Is the container suspended, and is its new work to wait? Who waits can tell from the first when we lived."""
+        """Publish whether the container is suspended, and whether its new work waits. With `alive_ms` a waiting process has a heartbeat from the start."""
         if off or gate:
             self.beat(alive_ms)
-        self._numbers[TURN_AT // 8 + 1] = int(off) | int(gate) << 32
+        self._numbers[GPU_TIME_AT // 8 + 1] = int(off) | int(gate) << 32
 
     @property
     def waits(self) -> bool:
-        """Is the container suspended, or its new work to wait? Then it looks whether the arbiter lives."""
-        return self._numbers[TURN_AT // 8 + 1] != 0
+        """Whether the container is suspended, or its new work waits. Then its processes check the heartbeat."""
+        return self._numbers[GPU_TIME_AT // 8 + 1] != 0
 
     def close(self) -> None:
-        """Give the page up. Who has mapped it keeps it."""
+        """Close the page. It remains for a process that has mapped it."""
         self._numbers.release()
         self._map.close()
         os.close(self.fd)

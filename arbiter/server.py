@@ -1,7 +1,7 @@
 """The arbiter's loop: one thread, every socket of every grant directory.
 
-It moves bytes and time and decides nothing: `Container` does, on its ledger, and `Attention` chooses whose sockets are read next. What one connection or one
-directory does wrong ends there.
+It passes bytes and time on and decides nothing: `ServedContainer` decides by its ledger, and `Attention` chooses the container to read next. An error on
+one connection or directory affects no other.
 """
 
 from __future__ import annotations
@@ -24,83 +24,83 @@ import structlog
 
 from arbiter.attention import ROUND_S, Attention
 from arbiter.connection import Connection
-from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.grant_file import same_place
-from arbiter.grant_watch import Watch
-from arbiter.memory.attribution import Attributing
-from arbiter.memory.container import Container, Limits
-from arbiter.memory.contexts import Measuring
+from arbiter.grant_watch import GrantWatch
+from arbiter.memory.attribution import Attributor
+from arbiter.memory.container import ContainerOptions, ServedContainer
+from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.tracer import Suspect
-from arbiter.memory.unlisted import Unlisting
+from arbiter.memory.unlisted import UnlistedMemory
 from vgpu.protocol.status import KillStatus
 
 ACCEPTS_A_PIECE: Final = 2
-"""So that many processes that start at once do not keep those that run waiting: one takes up to half a millisecond (measured)."""
+"""Limits the delay of running processes when many start at once: one takes up to half a millisecond (measured)."""
 LATE_S: Final = 0.05
-"""What ends at a time ends so much later at most, where a container sent something that is not read yet."""
+"""Largest delay of a time-out, if a container has unread messages."""
 RESCAN_S: Final = 1.0
-"""The folder is looked at this often even when inotify says nothing. Guessed: an event is hardly ever lost."""
+"""The folder is read this often even without an inotify event. Guessed: an event is hardly ever lost."""
 SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-"""Errors that pass: too many files are open, or there is too little memory. What needed one is done at the next rescan."""
+"""Temporary errors: too many files are open, or there is too little memory. The failed action is retried at the next rescan."""
 _log = structlog.get_logger()
 
 
-class Server:
-    """Serves every directory under `grants_dir`, at sockets there or, where given, in a directory of the same name in `sockets_dir`.
-    `lock` is held while anything changes, so a reader may take it to look."""
+class ArbiterServer:
+    """Serves every directory under `grants_dir`, at sockets there or, if given, in a directory of the same name in `sockets_dir`.
+    All changes are made under `lock`, so a reader acquires it to read."""
 
     def __init__(
         self,
         grants_dir: Path,
-        limits: Limits | None = None,
+        limits: ContainerOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
-        measuring: Measuring | None = None,
+        node_memory: NodeMemory | None = None,
         scheduler: NodeScheduler | None = None,
         sockets_dir: Path | None = None,
-        attributing: Attributing | None = None,
-        unlisting: Unlisting | None = None,
+        attributor: Attributor | None = None,
+        unlisted_memory: UnlistedMemory | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self.containers: dict[str, Container] = {}
+        self.containers: dict[str, ServedContainer] = {}
         self.lock = threading.Lock()
         self.came_round_at_s = clock()
-        """When the loop last came round; /healthz looks at it."""
+        """When the loop last completed a round; /healthz reads it."""
         self.bad_packets_before = self.kills_before = 0
         self.refused_before: Counter[str] = Counter()
-        """Of directories that are gone, so that the counters never fall."""
-        self.measuring = measuring if measuring is not None else Measuring()
-        self.attributing = attributing if attributing is not None else Attributing()
-        self.unlisting = unlisting if unlisting is not None else Unlisting()
+        """Totals of removed directories, so that the counters never decrease."""
+        self.node_memory = node_memory if node_memory is not None else NodeMemory()
+        self.attributor = attributor if attributor is not None else Attributor()
+        self.unlisted_memory = unlisted_memory if unlisted_memory is not None else UnlistedMemory()
         self.scheduler = scheduler
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
-        self._limits = limits if limits is not None else Limits()
+        self._limits = limits if limits is not None else ContainerOptions()
         self._stopping = False
         self._poller = selectors.EpollSelector()
         self._stop_out, self._stop_in = socket.socketpair()
         self._stop_out.setblocking(False)
-        self._watch = Watch(grants_dir)
+        self._watch = GrantWatch(grants_dir)
         self._poller.register(self._stop_out, selectors.EVENT_READ, self._stopped)
         self._poller.register(self._watch.fd, selectors.EVENT_READ, self._folder_changed)
-        if self.measuring.meter is not None:
-            self._poller.register(self.measuring.meter.fd, selectors.EVENT_READ, self._measured)
-        if self.measuring.tracer is not None:
-            self._poller.register(self.measuring.tracer.fd, selectors.EVENT_READ, self._traced)
-        self._attention: dict[Container, Attention] = {}
-        self._resting: dict[Container, float] = {}
-        """Containers that had their part of the loop, and until when they wait."""
-        self._deadlines: dict[Container, float] = {}
-        """Of those containers that wait for something. Kept in step by `_settle`, so that a round costs the same with one
+        if self.node_memory.meter is not None:
+            self._poller.register(self.node_memory.meter.fd, selectors.EVENT_READ, self._measured)
+        if self.node_memory.tracer is not None:
+            self._poller.register(self.node_memory.tracer.fd, selectors.EVENT_READ, self._traced)
+        self._attention: dict[ServedContainer, Attention] = {}
+        self._resting: dict[ServedContainer, float] = {}
+        """Throttled containers, and until when they wait."""
+        self._deadlines: dict[ServedContainer, float] = {}
+        """The next deadline of each container that waits for something. Updated by `_settle`, so that a round costs the same with one
         container and with hundreds."""
         self._broken: set[str] = set()
-        self._paused: set[Container] = set()
-        """No connection is accepted there before the next rescan: files are short, and what waits would keep the loop busy."""
+        self._paused: set[ServedContainer] = set()
+        """Containers from which no connection is accepted before the next rescan: free files are few, and waiting connections would keep the loop busy."""
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
 
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
-            begun_s = self._clock()  # what was said before this is read in this round
+            begun_s = self._clock()  # this round reads all messages sent before this
             ready = self._poller.select(self._pause_s())
             with self.lock:
                 self._attend(ready, begun_s)
@@ -109,17 +109,18 @@ class Server:
         self._close()
 
     def _attend(self, ready: list[tuple[selectors.SelectorKey, int]], begun_s: float) -> None:
-        """Do what is ours first, then a piece for each container, until the round has lasted: those that had least of late come first."""
+        """Do the arbiter's own actions first, then one piece per container until the round's time is over: the containers with the least recent service
+        come first."""
         containers = []
         for key, _ in ready:
-            if isinstance(key.data, Container):
+            if isinstance(key.data, ServedContainer):
                 containers.append(key.data)
             else:
                 key.data()
         served = [container for container in containers if container in self._attention]
         for container in sorted(served, key=lambda one: self._attention[one].had):
             attention = self._attention.get(container)
-            if attention is None:  # its directory went meanwhile
+            if attention is None:  # its directory was removed meanwhile
                 continue
             attention.piece()
             if (until_s := attention.rest_s(self._clock())) is not None:
@@ -127,62 +128,62 @@ class Server:
             if self._clock() - begun_s > ROUND_S:
                 return
 
-    def _rest(self, container: Container, until_s: float) -> None:
+    def _rest(self, container: ServedContainer, until_s: float) -> None:
         if container in self._attention:
             self._attention[container].resting = True
             self._poller.unregister(self._attention[container].fd)
             self._resting[container] = until_s
 
     def throttles(self) -> dict[str, int]:
-        """How often each container had to wait, having had its part of the loop; without those that never had."""
+        """How often each container was throttled; only containers that ever were."""
         return {one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles}
 
     def refused(self) -> Counter[str]:
-        """Connections that were refused or hung up on, by reason."""
+        """Number of connections that the arbiter rejected or closed, by reason."""
         return sum((container.refused for container in list(self.containers.values())), self.refused_before)
 
     def killed(self) -> tuple[KillStatus, ...]:
-        """Processes that were killed lately for their containers' limits."""
-        return self.measuring.kills.lately(self._clock())
+        """Processes that were recently killed for their containers' limits."""
+        return self.node_memory.kills.lately(self._clock())
 
     def stop(self) -> None:
-        """End `run`. May be called by a signal handler or another thread, again and when it has ended."""
+        """End `run`. A signal handler or another thread may call it, repeatedly and after the end."""
         self._stopping = True
-        with suppress(OSError):  # a closed socket has no number that could be another's
+        with suppress(OSError):  # a closed socket has no descriptor that may have been reused
             self._stop_in.send(b"x", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _stopped(self) -> None:
         self._stop_out.recv(64)
 
     def _measured(self) -> None:
-        meter = self.measuring.meter
+        meter = self.node_memory.meter
         if meter is None:
             return
         for taken in meter.taken():
-            reading = self.attributing.take(taken, self.containers)
+            reading = self.attributor.take(taken, self.containers)
             for container in self.containers.values():
                 if container.take(reading):
                     self._settle(container)
-            self.unlisting.take(reading, self.containers)
+            self.unlisted_memory.take(reading, self.containers)
             self._trace()
 
     def _trace(self) -> None:
-        """Have those looked at that hold GPU memory and are not connected."""
-        if self.measuring.tracer is not None:
+        """Pass the unconnected processes with GPU memory to the tracer."""
+        if self.node_memory.tracer is not None:
             contexts = [container.contexts for container in self.containers.values()]
             suspects = {Suspect(pid, of.starts.get(pid, 0)) for of in contexts for pid in of.suspects()}
-            self.measuring.tracer.suspect(suspects)
+            self.node_memory.tracer.suspect(suspects)
 
     def _traced(self) -> None:
-        """They were: one that goes around the library may be gone at the next reading."""
-        if self.measuring.tracer is not None and self.measuring.tracer.heard():
+        """The tracer has results: evaluate them now, because a bypassing process may be gone at the next reading."""
+        if self.node_memory.tracer is not None and self.node_memory.tracer.any_looks():
             for container in self.containers.values():
                 container.traced()
 
     def _want_gpus(self) -> None:
-        if self.measuring.meter is not None:
+        if self.node_memory.meter is not None:
             grants = [container.grant for container in self.containers.values() if container.grant is not None]
-            self.measuring.meter.want(gpu.uuid for grant in grants for gpu in grant.gpus)
+            self.node_memory.meter.want(gpu.uuid for grant in grants for gpu in grant.gpus)
 
     def _pause_s(self) -> float:
         deadlines = (at_s + LATE_S * (one in self._resting) for one, at_s in self._deadlines.items())
@@ -212,7 +213,7 @@ class Server:
                 self._load(self.containers[name])
         self._want_gpus()
 
-    def _load(self, container: Container) -> None:
+    def _load(self, container: ServedContainer) -> None:
         before = container.grant
         container.load()
         if (
@@ -228,7 +229,7 @@ class Server:
         self._settle(container)
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
-        """Bring the containers in step with the folder."""
+        """Update the containers from the folder."""
         self._accept_again()
         try:
             with os.scandir(self._folder) as entries:
@@ -253,9 +254,9 @@ class Server:
         folder = self._folder / name
         self._watch.follow(folder)
         try:
-            container = Container(folder, self._limits, self._clock, opens_at_s, self.measuring, self._sockets)
+            container = ServedContainer(folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets)
         except OSError as error:
-            if name not in self._broken:  # tried again at each rescan, said once
+            if name not in self._broken:  # retried at each rescan, logged once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
             self._broken.add(name)
             return
@@ -266,17 +267,17 @@ class Server:
         self._settle(container)
         self._listen(container)
 
-    def _listen(self, container: Container) -> None:
+    def _listen(self, container: ServedContainer) -> None:
         self._attention[container].add(container.listener.fileno(), lambda: self._accept(container))
 
-    def _listen_anew(self, container: Container) -> None:
-        """On another socket in place of one that was removed: a new process of the container could not connect."""
+    def _listen_anew(self, container: ServedContainer) -> None:
+        """Listen on a new socket after the old one was removed: a new process of the container could not connect."""
         self._accept(container)
         try:
             listener = container.bind()
         except OSError as error:
             _log.error("no process can connect", grant=container.folder.name, reason=str(error))
-            return  # tried again at the next rescan
+            return  # retried at the next rescan
         self._paused.discard(container)
         self._attention[container].remove(container.listener.fileno())
         container.listener.close()
@@ -288,7 +289,7 @@ class Server:
         while self._paused:
             self._listen(self._paused.pop())
 
-    def _next_of(self, container: Container) -> Connection | None:
+    def _next_of(self, container: ServedContainer) -> Connection | None:
         try:
             return container.accept()
         except OSError as error:
@@ -317,34 +318,34 @@ class Server:
         self.kills_before += container.kills
         _log.info("grant directory is gone", grant=name)
 
-    def _accept(self, container: Container) -> None:
-        """Who waits, and what each has said already: HELLO comes with the connection."""
+    def _accept(self, container: ServedContainer) -> None:
+        """Accept waiting connections, and read what each has sent already: HELLO comes with the connection."""
         for _ in range(ACCEPTS_A_PIECE):
             connection = self._next_of(container)
             if connection is None:
                 break
             self._folder_changed()  # a grant that was there before the process is read before it is welcomed
             if connection.number not in container.connections:
-                break  # the directory went meanwhile
+                break  # the directory was removed meanwhile
             serve = partial(self._serve, container, connection)
             self._attention[container].add(connection.sock.fileno(), serve)
             self._read(container, connection)
         self._settle(container)
 
-    def _serve(self, container: Container, connection: Connection) -> None:
+    def _serve(self, container: ServedContainer, connection: Connection) -> None:
         if not connection.greeted:
             self._folder_changed()
         self._read(container, connection)
         self._settle(container)
 
-    def _read(self, container: Container, connection: Connection) -> None:
+    def _read(self, container: ServedContainer, connection: Connection) -> None:
         was_full = connection.full
         container.serve(connection)
         if connection.full is not was_full and connection.number in container.connections:
-            self._attention[container].await_room(connection.sock.fileno(), room=connection.full)
+            self._attention[container].await_reader(connection.sock.fileno(), full=connection.full)
 
-    def _settle(self, container: Container) -> None:
-        """After anything happened to a container: forget connections that ended, and know when it has to be looked at again."""
+    def _settle(self, container: ServedContainer) -> None:
+        """After any event of a container: remove ended connections, and record its next deadline."""
         self._forget(container)
         deadline_s = container.deadline_s() if container in self._attention else None
         if deadline_s is None:
@@ -352,7 +353,7 @@ class Server:
         else:
             self._deadlines[container] = deadline_s
 
-    def _forget(self, container: Container) -> None:
+    def _forget(self, container: ServedContainer) -> None:
         attention = self._attention.get(container)
         for connection in container.connections.gone():
             if attention is not None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
-from vgpu.memory.bypass import DEFAULT, QUIET_S, Policy
+from vgpu.api.names import OverLimitAction
+from vgpu.memory.bypass import DEFAULT_ACTION, QUIET_S
 
 
 class ArbiterSettings(ProgramSettings):
@@ -55,8 +56,8 @@ class ArbiterSettings(ProgramSettings):
         le=1_048_576,
         description="MiB by which NVML's count of a container may pass its limit before that is reported",
     )
-    bypass: Policy = Field(
-        DEFAULT,
+    bypass: OverLimitAction = Field(
+        DEFAULT_ACTION,
         description="what happens to a process that goes around the library, when its container passes limit, context room and slack in three readings",
     )
     bypass_quiet_s: float = Field(
@@ -111,7 +112,7 @@ class ArbiterSettings(ProgramSettings):
     )
     grants_in_environment: bool = Field(
         False,
-        description="the guard counts a process of the arbiter's own user also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where containers choose their environment",
+        description="memory of a process of the arbiter's own user counts against a limit also by the TANGRAM_GRANT that it was started with, as tangramctl run starts programs; not for nodes, where containers choose their environment",
     )
     frame_ms: int = Field(50, ge=5, le=1000, description="one round of time slices between containers that share a GPU")
     idle_grace_us: int = Field(

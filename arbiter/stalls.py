@@ -1,8 +1,8 @@
-"""When the arbiter itself did not run: stopped, frozen, in a paused machine, or without a processor.
+"""Detects when the arbiter itself did not run: stopped, frozen, in a paused machine, or without a processor.
 
-A thread of a GPU sees that it comes later than it was due. During a call to the driver it is due at no time, for a call may take long by
-itself. So one thread more does nothing but wake up; what it slept through, the whole process slept through. It rests while
-nobody calls the driver.
+A GPU's thread notices if it wakes later than it was due. During a call to the driver it has no due time, because a call may take long by
+itself. So one further thread only wakes up periodically: if it is late, the whole process did not run. It rests while
+no thread calls the driver.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 import structlog
 
 STALL_S: Final = 0.25
-"""Later by so much is a stall. Guessed: five frames; a thread of a busy machine comes some milliseconds late."""
+"""A delay of this length is a stall. Guessed: five frames; a thread of a busy machine wakes some milliseconds late."""
 PERIOD_S: Final = 0.1
 """Between two wake-ups of the pulse. Guessed: less than half a stall."""
 AWAKE_S: Final = 1.0
-"""It goes on for so long after a call to the driver began. Guessed: on a busy GPU the next one follows within a frame."""
+"""The pulse continues for this long after the beginning of a call to the driver. Guessed: on a busy GPU the next one follows within a frame."""
 _log = structlog.get_logger()
 
 
@@ -35,7 +35,7 @@ class Pulse:
         self._rests = False
         self._called, self._resting = threading.Event(), threading.Lock()
         self._last = (-inf, -inf)
-        """When the process ran last before the last stall, and when that had ended."""
+        """The beginning and the end of the last stall."""
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def start(self) -> None:
@@ -56,14 +56,14 @@ class Pulse:
             self._thread.join()
 
     def stalled_since(self, began_s: float, at_s: float) -> float | None:
-        """From when to `at_s` the process did not run; None = it ran, as far as is known. Asked right after what began at `began_s`."""
+        """The beginning of a stall that lasted until `at_s`; None = no known stall. Call it right after the action that began at `began_s`."""
         due_s, (since_s, until_s) = self._due_s, self._last
-        if at_s - due_s >= STALL_S:  # this thread is back first
+        if at_s - due_s >= STALL_S:  # this thread runs again before the pulse's
             return max(began_s, due_s - PERIOD_S)
         return max(began_s, since_s) if until_s > began_s else None
 
     def expect(self, began_s: float) -> None:
-        """A call to the driver begins: from now on it is due, whether its thread has come round or not."""
+        """A call to the driver begins: from now on the pulse has a due time, whether its thread has woken or not."""
         self._needed_until_s = began_s + AWAKE_S
         if self._rests:
             with self._resting:
@@ -80,7 +80,7 @@ class Pulse:
                 self._closing.wait(PERIOD_S)
 
     def _may_rest(self) -> bool:
-        """First it says that it rests, then it looks whether anybody calls: who calls meanwhile sees the one or is seen."""
+        """First publish the rest, then check for an expected call: so a call that begins meanwhile either reads the former or is found by the latter."""
         with self._resting:
             self._called.clear()
             self._rests = True
@@ -98,14 +98,14 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One that has ended."""
+    """A stall that has ended."""
 
     since_s: float
     until_s: float
 
 
 class Stalls:
-    """The last one of each GPU's thread, and how many there were."""
+    """The last stall of each GPU's thread, and the number of stalls."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -113,7 +113,7 @@ class Stalls:
         self._last: dict[str, Stall] = {}
 
     def note(self, gpu: str, since_s: float, until_s: float) -> None:
-        """The thread of a GPU was not there."""
+        """Record a stall of a GPU's thread."""
         self.count += 1
         self.seconds += until_s - since_s
         self._last[gpu] = Stall(since_s, until_s)

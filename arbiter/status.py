@@ -1,7 +1,7 @@
-"""The status socket: a reader that connects is written one document (`vgpu.protocol.status`) and hung up on.
+"""The status socket: the arbiter sends one document (`vgpu.protocol.status`) to each reader that connects, and closes the connection.
 
-A thread of its own, so that a reader that does not read delays no lease: the loop's lock is held while numbers are copied,
-and names of commands are looked up and bytes sent without it. Nor does such a reader delay another: `Readers` sends to several at once.
+It has its own thread, so that a slow reader delays no lease: the loop's lock covers the copying of numbers only; command lines are
+looked up and bytes sent without it. A slow reader does not delay another: `Readers` sends to several at once.
 In a flood of readers 20 documents of each kind are made a second, and a reader waits for the next one: none is older than its connection.
 """
 
@@ -21,12 +21,12 @@ import structlog
 from msgspec import structs
 
 from arbiter import host
-from arbiter.budget import Budget
+from arbiter.budget import MessageBudget
 from arbiter.connection import Connection, bound_socket
 from arbiter.enforcement import enforcements
 from arbiter.memory.attribution import Ungranted
-from arbiter.memory.container import Container
-from arbiter.server import Server
+from arbiter.memory.container import ServedContainer
+from arbiter.server import ArbiterServer
 from vgpu.api.enforcement import TABLE, Enforcement
 from vgpu.memory.ledger import Ledger
 from vgpu.protocol.status import (
@@ -36,34 +36,34 @@ from vgpu.protocol.status import (
     GpuTimeStatus,
     ProcessGpu,
     ProcessStatus,
-    Status,
+    StatusDocument,
     UnenforcedStatus,
     UngrantedStatus,
     encode_status,
 )
 
 SEND_S: Final = 2.0
-"""A reader that takes longer for one document is hung up on. Guessed."""
+"""The connection of a reader that takes longer for one document is closed. Guessed."""
 READERS: Final = 8
-"""That have not read their document to the end. For one more, the one that began first is hung up on. Guessed: the device plugin is one."""
+"""Readers that have not finished their document. For a further one, the oldest connection is closed. Guessed: the device plugin is one reader."""
 DOCUMENTS_A_SECOND: Final = 20.0
 DOCUMENTS_AT_ONCE: Final = 100.0
 """Guessed: the device plugin reads it every 0.8 s."""
 AT_ONCE: Final = 64
-"""Readers that are accepted before others are sent more. Guessed."""
+"""Readers that are accepted before sending continues. Guessed."""
 LOOK_S: Final = 1.0
-"""While no client connects, the socket is looked for this often."""
+"""Period of the check that the socket exists, while no client connects."""
 COMMAND_S: Final = 10.0
-"""So long a connected process's command line is not read again: some programs change theirs. Guessed."""
+"""How long a connected process's command line is cached: some programs change theirs. Guessed."""
 AGAIN_S: Final = 1.0
-"""After an accept that failed, as it does when too many files are open. Guessed."""
+"""Pause after a failed accept, for example because too many files are open. Guessed."""
 _log = structlog.get_logger()
 
 
 class StatusSocket:
-    """Answers on `path` until `close`. Only the arbiter's own user may connect."""
+    """Serves `path` until `close`. Only the arbiter's own user may connect."""
 
-    def __init__(self, path: Path, server: Server) -> None:
+    def __init__(self, path: Path, server: ArbiterServer) -> None:
         self._path, self._server = path, server
         self._bind()
         self._closing = threading.Event()
@@ -71,7 +71,7 @@ class StatusSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and take the socket away unless another arbiter has put its own there."""
+        """End the thread, and remove the socket unless it belongs to another arbiter by now."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -89,7 +89,7 @@ class StatusSocket:
         self._inode = self._path.stat().st_ino
 
     def _put_back(self) -> None:
-        """The socket may have been removed: no reader would learn any more what is not enforced. Raises OSError."""
+        """Restore a removed socket: without it no reader would learn which limits are not enforced. Raises OSError."""
         if not self._path.exists():
             lost = self._listener
             self._bind()
@@ -97,7 +97,7 @@ class StatusSocket:
             _log.warning("the status socket was missing and is put back", path=str(self._path))
 
     def _serve(self) -> None:
-        documents, readers, waiting = Documents(self._server), Readers(), Waiting()
+        documents, readers, waiting = Documents(self._server), Readers(), PendingReaders()
         while not self._closing.is_set():
             try:
                 if readers.wait(None if waiting.full else self._listener, documents.wait_s(waiting.kinds, LOOK_S)):
@@ -118,7 +118,7 @@ class StatusSocket:
 
 
 def _accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, object]]:
-    """Who has connected meanwhile. Raises OSError if the first cannot be accepted."""
+    """The readers that have connected meanwhile. Raises OSError if the first cannot be accepted."""
     for number in range(AT_ONCE):
         try:
             yield listener.accept()
@@ -131,13 +131,13 @@ def _accepted(listener: socket.socket) -> Iterator[tuple[socket.socket, object]]
 
 
 def _hung_up(reader: socket.socket) -> bool:
-    """Nobody reads a document then."""
+    """Whether the reader has closed its end. Then it gets no document."""
     poll = select.poll()
     poll.register(reader, 0)
     return bool(poll.poll(0))
 
 
-class Waiting:
+class PendingReaders:
     """Readers that have connected and wait for a document."""
 
     def __init__(self) -> None:
@@ -145,16 +145,16 @@ class Waiting:
 
     @property
     def kinds(self) -> frozenset[bool]:
-        """Of the documents that they wait for: is it a brief one?"""
+        """The kinds of documents for which they wait: whether brief."""
         return frozenset(self._kinds.values())
 
     @property
     def full(self) -> bool:
-        """Others wait in the listener's queue."""
+        """Whether no further reader is accepted: others wait in the listener's queue."""
         return len(self._kinds) >= AT_ONCE
 
     def add(self, accepted: Iterable[tuple[socket.socket, object]]) -> None:
-        """These have connected. Raises what `accepted` raises."""
+        """Add connected readers. Raises the errors of `accepted`."""
         for reader, name in accepted:
             if _hung_up(reader):
                 reader.close()
@@ -162,48 +162,48 @@ class Waiting:
                 self._kinds[reader] = is_brief(name)
 
     def take(self, *, brief: bool) -> list[socket.socket]:
-        """Those of one kind, which wait no longer."""
+        """Remove and return the readers of one kind."""
         found = [reader for reader, kind in self._kinds.items() if kind == brief]
         for reader in found:
             del self._kinds[reader]
         return found
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         for reader in self._kinds:
             reader.close()
 
 
 class Documents:
-    """Encoded, of the moment when they are requested, and not too many."""
+    """Encodes documents of the moment of the request, at a bounded rate."""
 
-    def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, server: ArbiterServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._server, self._clock, self._commands = server, clock, Commands()
         self._budgets = {
-            brief: Budget(clock(), DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE, again=1.0) for brief in (False, True)
+            brief: MessageBudget(clock(), DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE, again=1.0) for brief in (False, True)
         }
 
     def get(self, *, brief: bool) -> bytes | None:
-        """None = it is too early for one more."""
+        """None = too early for another document."""
         if not self._budgets[brief].may(self._clock()):
             return None
         self._budgets[brief].spend(1)
         return encode_status(status_of(self._server, self._commands, brief=brief))
 
     def wait_s(self, kinds: Iterable[bool], most_s: float) -> float:
-        """So long until one of these kinds can be made."""
+        """The time until a document of one of these kinds can be made."""
         now_s = self._clock()
         return min([most_s, *(self._budgets[brief].again_s(now_s) - now_s for brief in kinds)])
 
 
 class Readers:
-    """Those that have not read their document to the end, the first first."""
+    """Readers that have not finished their document, in order of their start."""
 
     def __init__(self) -> None:
         self._sending: dict[socket.socket, tuple[memoryview, float]] = {}
 
     def wait(self, listener: socket.socket | None, wait_s: float) -> bool:
-        """Send what readers take, until a reader connects or for so long. Did one connect?"""
+        """Send to the readers for `wait_s`, or until a reader connects. Returns whether one did."""
         poll = select.poll()
         if listener is not None:
             poll.register(listener, select.POLLIN)
@@ -220,7 +220,7 @@ class Readers:
         return listener is not None and listener.fileno() in ready
 
     def add(self, reader: socket.socket, document: bytes) -> None:
-        """Send it the document."""
+        """Send the document to a reader."""
         if len(self._sending) >= READERS:
             self._drop(next(iter(self._sending)), f"is one of more than {READERS} that do not read")
         reader.setblocking(False)
@@ -228,7 +228,7 @@ class Readers:
         self._send(reader)
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         for reader in list(self._sending):
             self._drop(reader, "waits while the arbiter ends")
 
@@ -254,50 +254,50 @@ class Readers:
 
 
 class Commands:
-    """Command lines of connected processes. Each is a file of /proc, and a document is requested every 0.8 s."""
+    """Cache of connected processes' command lines. Each is a file of /proc, and a document is requested every 0.8 s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._read: dict[tuple[str, int, int], tuple[float, str]] = {}
-        """Container, pid and pid inside -> when it was read, and what. A pid is not used again within seconds."""
+        """Container, pid and pid inside -> time of reading and command line. A pid is not reused within seconds."""
 
     def of(self, key: str, process: ProcessStatus) -> str:
         """The command line; empty for a process that is gone."""
         if not process.pid_in_container:
-            return host.command_of(process.pid)  # it never connected: its end is not noticed
-        at_s, who = self._clock(), (key, process.pid, process.pid_in_container)
-        read_s, command = self._read.get(who, (-inf, ""))
+            return host.command_of(process.pid)  # not cached: the end of an unconnected process is not noticed
+        at_s, identity = self._clock(), (key, process.pid, process.pid_in_container)
+        read_s, command = self._read.get(identity, (-inf, ""))
         if not command or at_s - read_s >= COMMAND_S:
             command = host.command_of(process.pid)
-            self._read[who] = at_s, command
+            self._read[identity] = at_s, command
         return command
 
     def forget(self, containers: Iterable[ContainerStatus]) -> None:
-        """All processes but those of these."""
+        """Drop all processes but those of these containers."""
         there = {(one.key, process.pid, process.pid_in_container) for one in containers for process in one.processes}
-        self._read = {who: read for who, read in self._read.items() if who in there}
+        self._read = {identity: read for identity, read in self._read.items() if identity in there}
 
 
 def is_brief(name: object) -> bool:
-    """Is a brief document enough for the reader whose socket has this name?"""
+    """Whether a brief document is enough for the reader with this socket name."""
     return isinstance(name, bytes) and name.startswith(BRIEF.encode())
 
 
-def status_of(server: Server, commands: Commands | None = None, *, brief: bool = False) -> Status:
-    """All containers that have a grant, as they are now; `brief`: only those of which there is something to report."""
+def status_of(server: ArbiterServer, commands: Commands | None = None, *, brief: bool = False) -> StatusDocument:
+    """The present state of all containers that have a grant; `brief`: only those with something to report."""
     with server.lock:
         found = enforcements(server)
         keys = sorted(_to_report(server, found) if brief else server.containers)
         scheduler = server.scheduler.statuses() if server.scheduler is not None and keys else {}
         containers = [_container(key, server.containers[key], scheduler.get(key), found[key]) for key in keys]
         kills = server.killed()
-        ungranted = server.attributing.ungranted
-        unlisted = server.unlisting.statuses(server.containers)
+        ungranted = server.attributor.ungranted
+        unlisted = server.unlisted_memory.statuses(server.containers)
     commands = commands if commands is not None else Commands()
     known = [container for container in containers if container is not None]
     if not brief:
         commands.forget(known)
-    return Status(
+    return StatusDocument(
         tuple(_with_commands(container, commands) for container in known),
         kills=kills,
         ungranted=tuple(map(_ungranted, ungranted)),
@@ -309,17 +309,17 @@ def _ungranted(one: Ungranted) -> UngrantedStatus:
     return UngrantedStatus(one.uuid, one.pid, host.command_of(one.pid), one.held_bytes, one.pod)
 
 
-def _to_report(server: Server, found: Mapping[str, Enforcement]) -> set[str]:
+def _to_report(server: ArbiterServer, found: Mapping[str, Enforcement]) -> set[str]:
     to_report = server.scheduler.to_report() if server.scheduler is not None else set()
     return {
         key
         for key, container in server.containers.items()
-        if found[key].findings or container.lookout.excesses or container.bypassing.status() or key in to_report
+        if found[key].findings or container.over_limit.excesses or container.bypass.status() or key in to_report
     }
 
 
 def _container(
-    key: str, container: Container, turn: GpuTimeStatus | None, found: Enforcement
+    key: str, container: ServedContainer, gpu_time: GpuTimeStatus | None, found: Enforcement
 ) -> ContainerStatus | None:
     grant, ledger = container.grant, container.ledger
     if grant is None:
@@ -345,17 +345,17 @@ def _container(
         container=grant.container,
         service_class=grant.service_class,
         level=grant.level,
-        guard=grant.guard,
-        over=bool(container.lookout.excesses),
+        over_limit_action=grant.over_limit_action,
+        over=bool(container.over_limit.excesses),
         gpus=gpus,
         processes=(*connected, *_unconnected(container.contexts.unconnected_usage)),
-        turn=turn,
+        gpu_time=gpu_time,
         memory_state=found.memory,
         gpu_time_state=found.gpu_time,
         unenforced=tuple(
             UnenforcedStatus(one.reason, tuple(sorted(TABLE[one.reason].limits)), one.pids) for one in found.findings
         ),
-        bypasses=container.bypassing.status(),
+        bypasses=container.bypass.status(),
     )
 
 
@@ -369,7 +369,7 @@ def _connected(connection: Connection, ledger: Ledger, uuids: list[str]) -> Proc
 
 
 def _unconnected(held: Mapping[str, Mapping[int, int]]) -> Iterator[ProcessStatus]:
-    """Processes of the container that never connected: nothing explains what they hold."""
+    """Processes of the container that never connected: none of their memory is explained."""
     for pid in sorted({pid for by_pid in held.values() for pid in by_pid}):
         gpus = (ProcessGpu(uuid, 0, 0, by_pid[pid]) for uuid, by_pid in held.items() if pid in by_pid)
         yield ProcessStatus(pid, 0, "", tuple(gpus))

@@ -3,11 +3,11 @@
 The first program of the arbiter's container. The container runtime and the kubelet need seconds to start a container again, and wait
 longer each time. Processes wait for an absent arbiter, so a restart within a second fails none of them.
 
-It decides only when to start: at once after an arbiter that had served, later and later after one that had not. An arbiter that never
-served since this program began is the kubelet's to show: the program ends with its status. Whether the arbiter lives and is ready
-the arbiter's own /healthz says, also while it is absent: nobody answers then.
+It decides only when to start: at once after an arbiter that had served, with growing delays after one that had not. If no arbiter has
+served since this program began, the program ends with the arbiter's status, so that the kubelet shows it. The arbiter's own /healthz shows
+whether it is alive and ready: while it is absent, no program answers.
 
-To load the arbiter takes a second of a processor, so a spare one is loaded beside the one that serves, and waits to be needed.
+Loading the arbiter takes a second of a processor, so a spare one is loaded beside the one that serves, and waits.
 
 Standard library only, so that it is small and starts before anything can fail.
 """
@@ -35,17 +35,17 @@ PASSED_ON: Final = (*ENDING, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, sign
 RESTARTS: Final = "TANGRAM_ARBITER_RESTARTS"
 """Environment variable of the arbiter: how often it was started again."""
 SPARE: Final = "TANGRAM_ARBITER_SPARE_FD"
-"""Where a spare arbiter reads that it is needed."""
+"""Environment variable of a spare arbiter: the descriptor on which it reads that it is needed."""
 READY: Final = b"READY=1"
 LOADED: Final = b"STATUS=loaded"
 SPARE_EVERY_S: Final = 10.0
-"""Spares that end by themselves are replaced this often at most. Guessed."""
+"""Spares that end by themselves are replaced at most this often. Guessed."""
 FIRST_S: Final = 0.5
 MOST_S: Final = 15.0
-"""Before a start, after an arbiter that had not served; twice as long each time. Guessed."""
+"""Delay before a start after an arbiter that had not served; doubled each time. Guessed."""
 OFTEN: Final = 30
 OFTEN_S: Final = 60.0
-"""So many deaths in so long count as if it had not served. Guessed."""
+"""This many deaths in this time count as if it had not served. Guessed."""
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -56,11 +56,11 @@ class RestartDelay:
 
     def __init__(self) -> None:
         self.in_a_row = 0
-        """Deaths before it served."""
+        """Deaths in a row before it served."""
         self._died_s: deque[float] = deque(maxlen=OFTEN)
 
     def delay_s(self, at_s: float, *, served: bool) -> float:
-        """After a death at `at_s`."""
+        """The delay after a death at `at_s`."""
         often = len(self._died_s) == OFTEN and at_s - self._died_s[0] < OFTEN_S
         self._died_s.append(at_s)
         if served and not often:
@@ -70,14 +70,14 @@ class RestartDelay:
         return min(FIRST_S * 2.0 ** min(self.in_a_row - 1, 10), MOST_S)
 
 
-class Supervisor:
-    """Of one program, `command`."""
+class ArbiterSupervisor:
+    """The supervisor of one program, `command`."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
         self._child = self._spare = 0
         self._spare_word = -1
-        """The end of a pipe at which the spare waits."""
+        """The end of the pipe on which the spare waits."""
         self._spare_at_s = -inf
         self._reported = False
         """To end."""
@@ -94,21 +94,21 @@ class Supervisor:
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the arbiter leaves behind is reaped here
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # reaps the arbiter's orphaned children
 
     def run(self) -> int:
-        """Until a signal ends it, or until it makes no sense: the exit status."""
+        """Run until a signal ends it, or until no restart makes sense. Returns the exit status."""
         while True:
             self._start()
             status = self._wait_for_end()
             if self._reported:
                 return status
             if not self._ever_served:
-                _say("error", "the arbiter ended before it served", status=status)
+                _log("error", "the arbiter ended before it served", status=status)
                 return status or 1
             delay_s = self._restart_delay.delay_s(time.monotonic(), served=self._served)
             self._restarts += 1
-            _say(
+            _log(
                 "warning",
                 "the arbiter ended and is started again",
                 status=status,
@@ -116,7 +116,7 @@ class Supervisor:
                 delay_s=delay_s,
             )
             if delay_s:
-                _say("error", "the arbiter dies again and again", deaths=self._restart_delay.in_a_row, delay_s=delay_s)
+                _log("error", "the arbiter dies again and again", deaths=self._restart_delay.in_a_row, delay_s=delay_s)
             self._pause(delay_s)
             if self._reported:
                 return 0
@@ -128,26 +128,26 @@ class Supervisor:
                 os.kill(self._child, number)
 
     def _start(self) -> None:
-        self._hear()
+        self._read_notes()
         self._served = False  # of this one
         if self._spare and self._need_spare():
             return
         self._child = self._fork({})
 
     def _need_spare(self) -> bool:
-        """Whether it took note."""
+        """Notify the spare that it is needed. Returns whether that succeeded."""
         word, self._spare_word, self._spare_at_s = self._spare_word, -1, -inf
         self._child, self._spare = self._spare, 0
         try:
             os.write(word, str(self._restarts).encode())
         except OSError:
-            return False  # it has ended: reaped as any other
+            return False  # it has ended, and is reaped like any other child
         finally:
             os.close(word)
         return True
 
     def _keep_spare(self) -> None:
-        """One arbiter more, once the one that serves is there: it takes no processor from its start."""
+        """Load a spare arbiter once the present one serves, so that it does not slow that one's start."""
         now_s = time.monotonic()
         if (
             self._spare
@@ -167,7 +167,7 @@ class Supervisor:
         name = os.fsdecode(self._notes.getsockname())
         environment = {**os.environ, "NOTIFY_SOCKET": "@" + name[1:], RESTARTS: str(self._restarts), **more}
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # none is lost between the fork and the exec
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # no signal is lost between the fork and the exec
         pid = os.fork()
         if pid == 0:
             self._become(parent, environment)
@@ -187,7 +187,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
             os.execve(self._command[0], self._command, environment)  # noqa: S606 - the arbiter
         except BaseException as error:  # noqa: BLE001 - this is a copy of the supervisor: it must not go on
-            _say("error", "the arbiter cannot be started", command=self._command[0], reason=str(error))
+            _log("error", "the arbiter cannot be started", command=self._command[0], reason=str(error))
         finally:
             os._exit(127)
 
@@ -198,7 +198,7 @@ class Supervisor:
         return status
 
     def _reap(self) -> int | None:
-        """Whatever ended. The status of the arbiter, if it was that."""
+        """Reap all ended children. Returns the arbiter's status, if it was among them."""
         found = None
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -213,32 +213,32 @@ class Supervisor:
                     self._spare = 0
                     os.close(self._spare_word)
                     self._spare_word = -1
-        self._hear()  # it may have served and died in one moment
+        self._read_notes()  # it may have served and died in one moment
         return found
 
     def _pause(self, seconds: float, *, whole: bool = True) -> None:
-        """For so long, or until the end is requested; where it is not to be whole, until any signal or word of the arbiter's."""
+        """Wait for `seconds`, or until the end is requested; unless `whole`, also until any signal or message of the arbiter."""
         until_s = time.monotonic() + seconds
         while not (self._reported and whole) and (left_s := until_s - time.monotonic()) > 0:
             select.select([self._bell, self._notes], [], [], left_s)
             with contextlib.suppress(BlockingIOError):
                 self._bell.recv(4096)
-            self._hear()
+            self._read_notes()
             if not whole:
                 return
 
-    def _hear(self) -> None:
+    def _read_notes(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 words = self._notes.recv(4096)
                 if words == READY:
                     self._served = self._ever_served = True
                 elif words == LOADED:
-                    _say("info", "a spare arbiter is loaded")
+                    _log("info", "a spare arbiter is loaded")
 
 
 def needed() -> bool:
-    """For the arbiter, when it is loaded: wait until it is needed, where the supervisor keeps it as a spare. False = it never will be."""
+    """For the loaded arbiter: as a spare, wait until the supervisor needs it. False = the supervisor never will."""
     fd = os.environ.pop(SPARE, "")
     if fd:
         _notify(LOADED)
@@ -250,7 +250,7 @@ def needed() -> bool:
 
 
 def notify_ready() -> None:
-    """The arbiter serves: say so to whoever started it and waits for that (NOTIFY_SOCKET, as systemd has it)."""
+    """Notify the supervisor that the arbiter serves (NOTIFY_SOCKET, the protocol of systemd)."""
     _notify(READY)
 
 
@@ -261,17 +261,17 @@ def _notify(words: bytes) -> None:
             sock.sendto(words, "\0" + address[1:] if address.startswith("@") else address)
 
 
-def _say(level: str, event: str, **about: object) -> None:
-    """As the arbiter logs. A log that is gone is no reason to end."""
+def _log(level: str, event: str, **about: object) -> None:
+    """Log in the arbiter's format. A closed log does not end the program."""
     line = {**about, "event": event, "level": level, "timestamp": datetime.now(UTC).isoformat()}
     with contextlib.suppress(OSError):
         os.write(2, json.dumps(line).encode() + b"\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Takes the arbiter's arguments."""
+    """Run with the arbiter's arguments."""
     given = sys.argv[1:] if arguments is None else arguments
-    sys.exit(Supervisor([sys.executable, "-P", "-m", "arbiter", *given]).run())
+    sys.exit(ArbiterSupervisor([sys.executable, "-P", "-m", "arbiter", *given]).run())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who may read the metrics of this node: the API server reviews the tokens that clients of the plugin's and the arbiter's port send.
+"""Access to the metrics of this node: the API server reviews the tokens that clients of the plugin's and the arbiter's port send.
 
 The arbiter has no credentials: it sends tokens here, through a socket in the plugin's folder.
 """

@@ -1,7 +1,7 @@
 """Before a container starts: make sure whose devices these are, write its grant, and see that what it mounts is there.
 
 Here the kubelet's own records name the pod for the first time, so this is where guesses end. Which of the pod's containers starts they
-do not always say, so each one that has these devices gets its grant (`grants.directories`). Whatever is missing or wrong fails the
+do not always name, so each one that has these devices gets its grant (`grants.grant_directories`). Whatever is missing or wrong fails the
 start with a sentence: a container without its library, its grant or its arbiter does not run at all.
 """
 
@@ -20,9 +20,9 @@ import msgspec
 import structlog
 
 from deviceplugin.allocation import NodePod
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Folder, Grants
+from deviceplugin.grants.grant_directories import GrantDirectories, GrantDirectory
 from deviceplugin.grants.lookup import as_far_as_another, containers_of
 from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
@@ -31,7 +31,7 @@ from kube.objects import Pod
 from vgpu.api.contract import grant_for
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
-from vgpu.api.names import DEFAULT_GUARD, Guard, Names, stricter
+from vgpu.api.names import DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction, stricter
 
 WATCH_WAIT_S: Final = 2.0
 """For the watch to bring the pod before it is read by name."""
@@ -44,7 +44,7 @@ T = TypeVar("T")
 log = structlog.get_logger("deviceplugin.admission")
 
 
-class Records(Protocol):
+class KubeletRecords(Protocol):
     """The kubelet's own records."""
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
@@ -52,7 +52,7 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class StartingPod:
     """The pod of the container that is about to start."""
 
     pod: Pod
@@ -61,29 +61,29 @@ class Starting:
     """Its containers that the kubelet's records name with these devices; they leave out init containers."""
 
 
-class Unserved(Refused):
-    """The start was refused; `pod` is who it was for, when known."""
+class StartRefused(Refused):
+    """The start was refused; `pod` is the pod that starts, when known."""
 
     def __init__(self, text: str, pod: Pod | None = None) -> None:
         super().__init__(text)
         self.pod = pod
 
 
-class PodGone(Unserved):
+class PodGone(StartRefused):
     """The API server answers, and has no such pod that could start anything. It is final for this pod."""
 
 
-class ApiAway(Unserved):
-    """Nobody knows whether the pod is still there. The kubelet tries the start again by itself."""
+class ApiUnavailable(StartRefused):
+    """It is unknown whether the pod still exists. The kubelet retries the start by itself."""
 
     def __init__(self, namespace: str, name: str, error: ApiError) -> None:
         super().__init__(
-            f"pod {namespace}/{name} is not known here yet, and the API server does not tell whether it is there ({error}): this start is refused, and the kubelet tries it again"
+            f"pod {namespace}/{name} is not known here yet, and the API server does not answer whether it exists ({error}): this start is refused, and the kubelet tries it again"
         )
-        self.who = namespace, name
+        self.pod_name = namespace, name
 
 
-class Swapped(Unserved):
+class DevicesSwapped(StartRefused):
     """The container was given the devices of another pod of the same size: only a new pod can mend that."""
 
 
@@ -96,13 +96,13 @@ class PreStart:
         unit_mib: int,
         *,
         pods: NodePods,
-        records: Records,
-        ledger: Ledger,
-        grants: Grants,
+        records: KubeletRecords,
+        ledger: DeviceLedger,
+        grants: GrantDirectories,
         usage_records: UsageRecords,
         inventory: Callable[[], Inventory],
         fetch: Callable[[str, str], Awaitable[Pod | None]],
-        guard: Guard = DEFAULT_GUARD,
+        over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION,
         clear: bool = False,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
@@ -110,7 +110,7 @@ class PreStart:
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._records, self._ledger, self._grants = pods, records, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
-        self._guard, self._clear, self._usage_records = guard, clear, usage_records
+        self._over_limit_action, self._clear, self._usage_records = over_limit_action, clear, usage_records
         self._waiting = waiting
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> Sequence[str]:
@@ -121,13 +121,13 @@ class PreStart:
         if resource == self._names.gpu_core:
             return ()  # its container has gpu-mem too, and that call does the work
         try:
-            starting = await self._who(resource, ids)
-        except ApiAway as away:
-            keys = self._granted_before(ids, away.who) if resource == self._names.gpu_mem else []
+            starting = await self._starting_pod(resource, ids)
+        except ApiUnavailable as away:
+            keys = self._granted_before(ids, away.pod_name) if resource == self._names.gpu_mem else []
             if not keys:
                 raise
             log.warning("the API server is away: the container starts with the grant it has", error=str(away))
-            await self._grants.settling.ended(keys)
+            await self._grants.durability.ended(keys)
             await self._arbiter_listens(keys)
             return keys
         if resource != self._names.gpu_mem:
@@ -135,25 +135,25 @@ class PreStart:
             await self._write_in_turn(self._enter, starting.node_pod, resource, ids)
             return ()
         keys = await self._write_in_turn(self._grant, starting, ids)
-        await self._grants.settling.ended(keys)
+        await self._grants.durability.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
-        self._grants.settling.rest()
+        self._grants.durability.rest()
         return keys
 
     async def _write_in_turn(self, write: Callable[..., T], *args: Any) -> T:
         """One after another, in a thread: what is written may wait for the disk."""
-        return await self._grants.worker.do(write, *args, otherwise="the container is not started")
+        return await self._grants.disk_thread.do(write, *args, otherwise="the container is not started")
 
-    async def _who(self, resource: str, ids: Sequence[str]) -> Starting:
+    async def _starting_pod(self, resource: str, ids: Sequence[str]) -> StartingPod:
         pod_name, listed = await self._records.holders(resource, ids)
         if pod_name is None:
             pod_name = self._guessed(resource, ids)
         if pod_name is None:
-            raise Unserved(f"the kubelet's records name no container with these {len(ids)} devices of {resource}")
+            raise StartRefused(f"the kubelet's records name no container with these {len(ids)} devices of {resource}")
         pod, node_pod = await self._node_pod(*pod_name)
         if not any(request.resources(self._names).get(resource) == len(ids) for request in node_pod.requests):
-            raise Unserved(f"{node_pod} has no container that requests {len(ids)} {resource}", pod)
-        return Starting(pod, node_pod, listed)
+            raise StartRefused(f"{node_pod} has no container that requests {len(ids)} {resource}", pod)
+        return StartingPod(pod, node_pod, listed)
 
     def _guessed(self, resource: str, ids: Sequence[str]) -> tuple[str, str] | None:
         """Only an init container has these devices: only the ledger and the grants name the pod."""
@@ -183,7 +183,7 @@ class PreStart:
         try:
             pod = await self._fetch(namespace, name)
         except ApiError as error:
-            raise ApiAway(namespace, name, error) from None
+            raise ApiUnavailable(namespace, name, error) from None
         if found := self._readable(pod):
             return found
         if pod is None:
@@ -192,13 +192,13 @@ class PreStart:
             raise PodGone(f"pod {pod.key} is gone: it ended in phase {pod.status.phase}", pod)
         known = self._pods.read(pod)
         why = "it requests nothing of Tangram's" if known is None or isinstance(known, NodePod) else known.why
-        raise Unserved(f"pod {pod.key} cannot be granted anything: {why}", pod)
+        raise StartRefused(f"pod {pod.key} cannot be granted anything: {why}", pod)
 
     def _readable(self, pod: Pod | None) -> tuple[Pod, NodePod] | None:
         node_pod = self._pods.read(pod) if pod else None
         return (pod, node_pod) if pod and isinstance(node_pod, NodePod) else None
 
-    def _grant(self, starting: Starting, ids: Sequence[str]) -> list[str]:
+    def _grant(self, starting: StartingPod, ids: Sequence[str]) -> list[str]:
         """Write the grants of all containers of the pod that have these devices. Answers the keys of their directories."""
         node_pod = starting.node_pod
         folders = as_far_as_another(self._grants.newest(ids), node_pod.uid)
@@ -212,7 +212,9 @@ class PreStart:
                 self._write(node_pod, containers[folder.key], folder, ids)
         return list(containers)
 
-    def _containers(self, starting: Starting, folders: Sequence[Folder], ids: Sequence[str]) -> dict[str, str]:
+    def _containers(
+        self, starting: StartingPod, folders: Sequence[GrantDirectory], ids: Sequence[str]
+    ) -> dict[str, str]:
         node_pod = starting.node_pod
         uids = {node_pod.uid} | {folder.record.uid for folder in folders if folder.record is not None}
         these = self._grants.keys_of(ids)
@@ -222,9 +224,9 @@ class PreStart:
                 folders, node_pod, len(ids), starting.listed, records=records, initialized=initialized(starting.pod)
             )
         except Refused as error:
-            raise Unserved(str(error), starting.pod) from None
+            raise StartRefused(str(error), starting.pod) from None
 
-    def _write(self, node_pod: NodePod, container: str, folder: Folder, ids: Sequence[str]) -> None:
+    def _write(self, node_pod: NodePod, container: str, folder: GrantDirectory, ids: Sequence[str]) -> None:
         """What is missing, the allocation record, the grant, in this order: the record names the directory's pod before a container can use it."""
         missing = self._grants.restore(folder.key)
         if missing:
@@ -241,17 +243,17 @@ class PreStart:
             self._grants.update(record)
         grant = grant_for(
             node_pod.assignment, container, namespace=node_pod.namespace, pod=node_pod.name, uid=node_pod.uid,
-            guard=stricter(node_pod.guard, self._guard), clear=self._clear,
+            over_limit_action=stricter(node_pod.over_limit_action, self._over_limit_action), clear=self._clear,
         )  # fmt: skip
         self._grants.write(folder.key, grant)
 
     def _enter(self, node_pod: NodePod, resource: str, ids: Sequence[str]) -> None:
-        """What the pod uses, before a process of it can: should it be deleted by force, the node still knows."""
+        """What the pod uses, before a process of it can: should it be deleted by force, the node still has the record."""
         record = UsageRecord(node_pod.uid, node_pod.namespace, node_pod.name, node_pod.assignment.held())
         self._usage_records.enter(record, {resource: ids})
 
-    def _given(self, starting: Starting, resource: str, ids: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The container, as far as anybody knows, and the UUIDs of the GPUs whose devices Allocate answered these IDs with."""
+    def _given(self, starting: StartingPod, resource: str, ids: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The container, as far as it is known, and the UUIDs of the GPUs that Allocate answered these IDs with."""
         node_pod = starting.node_pod
         ours = [container for uid, container in self._ledger.holders(resource, ids) if uid == node_pod.uid]
         for container in ours:
@@ -261,20 +263,20 @@ class PreStart:
         named = [container for container in starting.listed if container in fitting]
         return (named or fitting)[0], tuple(ids)
 
-    def _verify_devices(self, starting: Starting, container: str, given: Sequence[str] | None) -> None:
+    def _verify_devices(self, starting: StartingPod, container: str, given: Sequence[str] | None) -> None:
         """With CDI the devices came from Allocate's guess: they must be the assigned ones (invariant I2)."""
         assigned = frozenset(starting.node_pod.assignment.uuids(container))
         if given is not None and self._inventory().access == "cdi" and frozenset(given) != assigned:
-            raise Swapped(
+            raise DevicesSwapped(
                 f"{starting.node_pod}: container {container} was given {', '.join(sorted(given))} and is assigned {', '.join(sorted(assigned))}: the kubelet mixed up two pods of the same size, so this one has to be replaced",
                 starting.pod,
             )
 
-    def _granted_before(self, ids: Sequence[str], who: tuple[str, str]) -> list[str]:
+    def _granted_before(self, ids: Sequence[str], pod_name: tuple[str, str]) -> list[str]:
         """Keys of the pod's directories of these IDs, where the newest has a grant of it."""
         keys: list[str] = []
         for folder in self._grants.newest(ids):
-            if folder.grant is not None and (folder.grant.namespace, folder.grant.pod) != who:
+            if folder.grant is not None and (folder.grant.namespace, folder.grant.pod) != pod_name:
                 break
             if folder.grant is not None:
                 keys.append(folder.key)
@@ -291,14 +293,14 @@ class PreStart:
                         await asyncio.sleep(ARBITER_POLL_S)
                 return
         silent = ", ".join(str(path) for path in paths if not listens(path))
-        raise Unserved(
+        raise StartRefused(
             f"the arbiter does not listen on {silent} after {ARBITER_WAIT_S:g} s: no memory could be leased, so the container is not started",
             pod,
         )
 
 
 def listens(path: Path) -> bool:
-    """Does anybody accept connections there?"""
+    """Does a process accept connections there?"""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)
         try:

@@ -1,8 +1,8 @@
 """Choose which pod a request of the kubelet is for, and which device IDs it gets.
 
 The kubelet names no pod. It admits one pod at a time: container by container in order (init first), and for each container
-resource by resource in *random* order. So whose turn it is follows from who waits, what they request, and what was given since.
-This module draws that conclusion and is pure: it knows no gRPC, no clock and no Kubernetes.
+resource by resource in *random* order. So the pod that a call is for follows from the pods that wait, their requests, and what was allocated since.
+This module draws that conclusion and is pure: it uses no gRPC, no clock and no Kubernetes.
 
 Two pods of the same size on different GPUs look the same at the first request. Then one is guessed; the pod in flight is
 kept until a request does not fit it; a request that shows the guess to be wrong moves what was given to the pod that explains all
@@ -21,7 +21,7 @@ from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.grant import Assignment
 from vgpu.api.inventory import Inventory, Orphan
-from vgpu.api.names import DEFAULT_GUARD, Guard, Names
+from vgpu.api.names import DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest
 
 MOST_SLOTS: Final = 8192
@@ -41,10 +41,10 @@ class NodePod:
     """In the order in which the kubelet serves containers."""
     assignment: Assignment
     waiting: bool = True
-    """The kubelet has not said yet that it took it (no status.startTime)."""
+    """The kubelet has not admitted it yet (no status.startTime)."""
     leaving: bool = False
     """It is being deleted."""
-    guard: Guard = DEFAULT_GUARD
+    over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION
     """What its user wants done when it uses more memory than it was granted."""
     ignored: tuple[str, ...] = ()
     """Why annotations of class and level do not count, in sentences; the assignment has what does."""
@@ -63,7 +63,7 @@ Done = Mapping[str, Given]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DeviceRequest:
     """The kubelet wants this many devices of a resource for one container."""
 
     resource: str
@@ -71,19 +71,19 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ServedRequest:
     """A request that was served."""
 
-    request: Request
+    request: DeviceRequest
     ids: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PodInFlight:
     """The pod that the kubelet is admitting, and all that it was given since its admission began."""
 
     uid: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ServedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Choice:
     moves: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """What the flight was given and is this container's by this choice, per (container, resource); the pod guessed before loses it."""
     anew: bool = False
-    """The kubelet begins this pod again: what the ledger says of it was another pod's, or was released."""
+    """The kubelet admits this pod again: its entry in the ledger was another pod's, or was released."""
     swapped: bool = False
     """The kubelet's devices lie on other GPUs: it took a pod of the same size for this one."""
 
@@ -132,7 +132,7 @@ def contradiction(requests: Iterable[GpuRequest], assignment: Assignment) -> str
 
 
 def candidates(
-    node_pods: Sequence[NodePod], done: Done, flight: Flight, request: Request, names: Names
+    node_pods: Sequence[NodePod], done: Done, flight: PodInFlight, request: DeviceRequest, names: Names
 ) -> Iterator[Choice]:
     """Containers that the request may be for, the likeliest first."""
     in_flight = next((t for t in node_pods if t.uid == flight.uid), None)
@@ -159,7 +159,7 @@ def candidates(
     yield from (replace(choice, anew=True) for choice in again)
 
 
-def _next(node_pod: NodePod, given: Given, request: Request, names: Names) -> Choice | None:
+def _next(node_pod: NodePod, given: Given, request: DeviceRequest, names: Names) -> Choice | None:
     """The request, if it is one that the kubelet would make next for this pod."""
     for place, wanted in enumerate(node_pod.requests):
         left = {r: n for r, n in wanted.resources(names).items() if (wanted.container, r) not in given}
@@ -170,7 +170,7 @@ def _next(node_pod: NodePod, given: Given, request: Request, names: Names) -> Ch
     return None
 
 
-def _instead(node_pod: NodePod, flight: Flight, request: Request, names: Names) -> Choice | None:
+def _instead(node_pod: NodePod, flight: PodInFlight, request: DeviceRequest, names: Names) -> Choice | None:
     """This pod, if everything since the flight began and the request too can have been for it."""
     moves: dict[tuple[str, str], frozenset[str]] = {}
     for call in flight.calls:
@@ -189,8 +189,8 @@ def prefer(choice: Choice, available: Iterable[str], must_include: Collection[st
     wanted.subtract(Counter(uuid_of(one) for one in picked))
     free = frozenset(available) - frozenset(picked) if picked else frozenset(available)
     for uuid in choice.gpus:
-        room = min(wanted[uuid], quantity - len(picked))
-        picked += islice(_free_on(uuid, free), max(0, room))
+        missing = min(wanted[uuid], quantity - len(picked))
+        picked += islice(_free_on(uuid, free), max(0, missing))
     return picked if len(picked) == quantity else None
 
 
@@ -217,8 +217,10 @@ def prefer_anywhere(
     return picked
 
 
-def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *, must_match: bool) -> Choice:
-    """Whose devices these are.
+def choose_container(
+    choices: Iterable[Choice], ids: Collection[str], request: DeviceRequest, *, must_match: bool
+) -> Choice:
+    """The pod of these devices.
 
     First a container whose GPUs they lie on in the counts assigned; then one whose pod was assigned these GPUs (an app container
     reuses any of an init container's devices). Where devices follow the environment and not these IDs (`must_match` is False) a
@@ -247,7 +249,7 @@ def settle(choices: Iterable[Choice], ids: Collection[str], request: Request, *,
     return replace(first, swapped=True)
 
 
-def check_room(
+def check_capacity(
     node_pods: Iterable[NodePod], gpus: Collection[str], inventory: Inventory, orphans: Collection[Orphan] = ()
 ) -> None:
     """Invariant I1 on these GPUs: what pods were assigned is at most what the GPU has. `orphans` are pods that the API lacks
@@ -274,7 +276,7 @@ def check_room(
 
 
 def _gone(orphans: Iterable[Orphan], uuid: str) -> str:
-    """Who of those that use a GPU has left the API, as the end of a sentence."""
+    """Which of the pods that use a GPU have left the API, as the end of a sentence."""
     names = sorted(orphan.key for orphan in orphans if any(piece.uuid == uuid for piece in orphan.held))
     them = f"pod{'s' if len(names) > 1 else ''} {', '.join(names)}"
     return f", counting {them}, deleted by force, whose processes still run" if names else ""

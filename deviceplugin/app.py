@@ -11,42 +11,34 @@ from typing import Final
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.admission import PreStart, Swapped, Unserved
-from deviceplugin.allocation import Request
-from deviceplugin.calls_in_progress import Calls
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.admission import DevicesSwapped, PreStart, StartRefused
+from deviceplugin.allocation import DeviceRequest
+from deviceplugin.calls_in_progress import CallsInProgress
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
-from deviceplugin.gpus.node_gpus import Machine
-from deviceplugin.gpus.nvml_service import Management
+from deviceplugin.gpus.node_gpus import NodeGpus
+from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.publish import Publisher
+from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
-from deviceplugin.grants.directories import Grants
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
-from deviceplugin.grants.files import make_folder
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import REASON as MISPLACED
-from deviceplugin.grants.mount_check import Mounted
+from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
-from deviceplugin.pod_resources import KubeletSilent, PodResources
+from deviceplugin.pod_resources import KubeletUnreachable, PodResources
+from deviceplugin.pods.limit_violations import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, LimitViolation
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
-from deviceplugin.pods.orphans import Orphans
-from deviceplugin.pods.over_limit import (
-    BYPASSED,
-    NOTICES,
-    UNENFORCED,
-    UNGRANTED,
-    UNLISTED,
-    Offence,
-    StatusWatch,
-    Trouble,
-)
-from deviceplugin.pods.processes import Processes
+from deviceplugin.pods.orphan_finder import OrphanFinder
+from deviceplugin.pods.pod_processes import PodProcesses
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
-from deviceplugin.pods.service_class import Followers
+from deviceplugin.pods.service_class import ServiceClassUpdater
+from deviceplugin.pods.status_watch import StatusWatch, Trouble
 from deviceplugin.pods.usage_records import UsageRecords
-from deviceplugin.registration import Kubelet
-from deviceplugin.service import Service
+from deviceplugin.registration import KubeletRegistration
+from deviceplugin.service import DevicePluginService
 from deviceplugin.settings import DevicePluginSettings
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
@@ -61,7 +53,7 @@ from observe.pages import Pages
 from observe.signals import on_stop_signal
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.readiness import Missing
-from vgpu.gputime.trial import Outcome, Verdict
+from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -86,7 +78,7 @@ async def run(settings: DevicePluginSettings) -> None:
         ended.cancel()
         if not work.done():
             log.info("stopping")
-            await asyncio.to_thread(plugin.management.close)  # first: a thread may wait for an answer of NVML
+            await asyncio.to_thread(plugin.nvml_service.close)  # first: a thread may wait for an answer of NVML
             work.cancel()
         with suppress(asyncio.CancelledError):
             await work
@@ -98,8 +90,8 @@ class DevicePlugin:
     def __init__(self, settings: DevicePluginSettings, client: Client) -> None:
         names, unit_mib = settings.names, settings.unit_mib
         self.settings, self._client, self._names = settings, client, names
-        self.calls = Calls()
-        processes = Processes(settings.proc_root, self.calls.give_way)
+        self.calls = CallsInProgress()
+        processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
         self.offer = Offer(names, unit_mib)
         self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
         self.metrics = Metrics(settings.node_name, self.offer.inventory, self.pods.node_pods)
@@ -109,31 +101,31 @@ class DevicePlugin:
         )  # fmt: skip
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
-        self.grants = Grants(settings.state_root, settings.library, lull=self.calls.lull)
+        self.grants = GrantDirectories(settings.state_root, settings.library, until_idle=self.calls.until_idle)
         self.usage_records = UsageRecords(settings.state_root, self.grants.boot)
-        self.grants.settling.afterwards.append(self.usage_records.begin_next)
-        self.orphans = Orphans(
-            self.usage_records, self.pods, processes, self._orphans_changed, lull=self.calls.lull
+        self.grants.durability.afterwards.append(self.usage_records.begin_next)
+        self.orphans = OrphanFinder(
+            self.usage_records, self.pods, processes, self._orphans_changed, until_idle=self.calls.until_idle
         )  # fmt: skip
-        self.ledger = Ledger(
+        self.ledger = DeviceLedger(
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self.calls.waiting,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
-            usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), guard=settings.guard_policy,
+            usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
             clear=settings.clear_memory, waiting=self.calls.waiting,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
-        self.followers = Followers(self.pods, self.grants, self, self.calls.lull)
-        self.container_ids = ContainerIds(self.pods, self.grants, self.calls.lull)
-        self.mounted = Mounted(self.pods, self.grants, processes, self.misplaced)
+        self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
+        self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
+        self.mount_check = MountCheck(self.pods, self.grants, processes, self.misplaced)
         self.publisher = Publisher(client, settings.node_name, self.offer)
-        self.kubelet = Kubelet(settings.device_plugins, self.offer, self._service)
-        self.management = Management(settings, self.metrics)
-        self.machine = Machine(
-            self.offer, self.metrics, self.management.supervisor, access=settings.access, unit_mib=unit_mib,
+        self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
+        self.nvml_service = NvmlService(settings, self.metrics)
+        self.gpus = NodeGpus(
+            self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
             try_out=Trier(
                 settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
@@ -141,7 +133,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
-            orphans=self.orphans, remover=self.remover, metrics=self.metrics, lull=self.calls.lull,
+            orphans=self.orphans, remover=self.remover, metrics=self.metrics, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
@@ -153,7 +145,7 @@ class DevicePlugin:
             pages, self.settings.metrics_host, self.settings.metrics_port, review=review, refused=self.metrics.listeners.of("metrics"),
         )  # fmt: skip
         make_folder(self.settings.plugin_folder)
-        self.management.start()
+        self.nvml_service.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for part in (
@@ -161,13 +153,13 @@ class DevicePlugin:
                     self.cache.run,
                     self.recorder.run,
                     self.publisher.run,
-                    self.management.run,
-                    self.machine.run,
+                    self.nvml_service.run,
+                    self.gpus.run,
                     self.upkeep.run,
                     self.status_watch.run,
-                    self.followers.run,
+                    self.class_updater.run,
                     self.container_ids.run,
-                    self.mounted.run,
+                    self.mount_check.run,
                     self._to_kubelet,
                     self._keep_grants,
                     self._keep_tidy,
@@ -175,7 +167,7 @@ class DevicePlugin:
                 ):
                     group.create_task(part())
         finally:
-            await asyncio.to_thread(self.management.close)
+            await asyncio.to_thread(self.nvml_service.close)
             await self.remover.close()
             await self.records.close()
 
@@ -183,38 +175,38 @@ class DevicePlugin:
         """Why this node cannot serve pods; empty when it can."""
         if self._installing:
             return self._installing
-        if self.machine.failing:
-            return Missing.NVML.because(self.machine.failing)
-        if self.management.failing:
-            return Missing.NVML_SOCKET.because(self.management.failing)
+        if self.gpus.failing:
+            return Missing.NVML.because(self.gpus.failing)
+        if self.nvml_service.failing:
+            return Missing.NVML_SOCKET.because(self.nvml_service.failing)
         if not self.offer.probed:
             return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
             return Missing.PODS.because()
         if self.publisher.failing:
             return Missing.INVENTORY.because(self.publisher.failing)
-        return "" if self.kubelet.known else Missing.KUBELET.because()
+        return "" if self.registration.known else Missing.KUBELET.because()
 
     def served(self, call: str, resource: str, seconds: float) -> None:
         """A call of the kubelet was answered."""
         self.metrics.served(call, resource, seconds)
 
-    def refused(self, call: str, request: Request, error: Exception) -> None:
-        """A call of the kubelet was refused: tell the pod's user, and have a swapped pod replaced."""
+    def refused(self, call: str, request: DeviceRequest, error: Exception) -> None:
+        """A call of the kubelet was refused: report it to the pod's user, and have a swapped pod replaced."""
         self.metrics.refused(call, request)
-        pod = error.pod if isinstance(error, Unserved) else None
+        pod = error.pod if isinstance(error, StartRefused) else None
         if pod is None and call == "Allocate" and (other_scheduler := self.pods.other_schedulers_pod(request)):
             pod = other_scheduler.pod
         if pod is None:
             return
-        reason = "DevicesSwapped" if isinstance(error, Swapped) else f"{call}Refused"
+        reason = "DevicesSwapped" if isinstance(error, DevicesSwapped) else f"{call}Refused"
         self.recorder.event(about(pod), reason, str(error), "Warning")
-        if isinstance(error, Swapped):
+        if isinstance(error, DevicesSwapped):
             self.metrics.swaps.inc()
             self.remover.remove(pod, "swapped")
 
-    def over_limit(self, pod: Pod, offence: Offence) -> None:
-        """A container uses more memory than it was granted: report that to the pod's user, and do what its policy says."""
+    def over_limit(self, pod: Pod, offence: LimitViolation) -> None:
+        """A container uses more memory than it was granted: report that to the pod's user, and apply its policy."""
         self.recorder.event(
             about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
         )
@@ -226,35 +218,35 @@ class DevicePlugin:
         self.metrics.over_limit.set(containers)
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
-        """Something is wrong with a container's GPU time: tell the pod's user."""
+        """Something is wrong with a container's GPU time: report it to the pod's user."""
         self.recorder.event(about(pod, container), reason, NOTICES[reason].format(container), "Warning")
 
     def unenforced(self, pod: Pod, container: str, note: str) -> None:
-        """A limit of a container is not enforced: tell the pod's user."""
+        """A limit of a container is not enforced: report it to the pod's user."""
         self.recorder.event(about(pod, container), UNENFORCED, note, "Warning")
 
     def ungranted(self, note: str) -> None:
-        """Memory of a shared GPU belongs to no grant: tell the operator, on the node."""
+        """Memory of a shared GPU belongs to no grant: report it to the operator, on the node."""
         self._report_on_node(UNGRANTED, note)
 
     def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
-        """Memory of a shared GPU is in use and NVML lists it for no process: tell the operator, on the node, or the user of the pod that may hold it."""
+        """Memory of a shared GPU is in use and NVML lists it for no process: report it to the operator, on the node, or to the user of the pod that may use it."""
         if pod is None:
             self._report_on_node(UNLISTED, note)
         else:
             self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
 
     def misplaced(self, pod: Pod, container: str, note: str) -> None:
-        """A container does not find its grant: tell the pod's user."""
+        """A container does not find its grant: report it to the pod's user."""
         self.recorder.event(about(pod, container), MISPLACED, note, "Warning")
 
     def class_ignored(self, pod: Pod, note: str) -> None:
-        """An annotation of a pod's class or level does not count: tell the pod's user."""
+        """An annotation of a pod's class or level does not count: report it to the pod's user."""
         self.recorder.event(about(pod), CLASS_IGNORED, note, "Warning")
 
-    def arbiter_silent(self, trouble: Trouble) -> None:
-        """The arbiter did not say who is over its limit."""
-        self.metrics.arbiter_silent.labels(trouble).inc()
+    def arbiter_unreachable(self, trouble: Trouble) -> None:
+        """The arbiter did not report which containers are over their limit."""
+        self.metrics.arbiter_unreachable.labels(trouble).inc()
 
     def _report_on_node(self, reason: str, note: str) -> None:
         name = self.settings.node_name
@@ -276,12 +268,12 @@ class DevicePlugin:
                 await self.cache.has_synced.wait()
         try:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
-        except KubeletSilent as error:
+        except KubeletUnreachable as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())
-            group.create_task(self.kubelet.run())
+            group.create_task(self.registration.run())
 
     async def _install(self) -> None:
         while True:
@@ -297,19 +289,19 @@ class DevicePlugin:
             log.info("library installed", path=str(path))
             return
 
-    def _service(self, resource: str) -> Service:
-        return Service(
+    def _service(self, resource: str) -> DevicePluginService:
+        return DevicePluginService(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
             state_root=self.settings.state_root, observer=self, answering=self.calls.answering,
         )  # fmt: skip
 
     async def _keep_tidy(self) -> None:
-        await collecting.keep_tidy(self.calls.lull)
+        await collecting.keep_tidy(self.calls.until_idle)
 
     async def _keep_grants(self) -> None:
         while True:
             await asyncio.sleep(GRANTS_S)
-            await self.calls.lull()
+            await self.calls.until_idle()
             try:
                 if back := await asyncio.to_thread(self.grants.put_back):
                     log.warning("what a container was granted was missing and is put back", paths=back)
@@ -321,7 +313,7 @@ class DevicePlugin:
         inventory = self.offer.inventory()
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
-        self.mounted.starting(await self.prestart(resource, ids))
+        self.mount_check.starting(await self.prestart(resource, ids))
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
@@ -331,9 +323,9 @@ class DevicePlugin:
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
 
 
-def _report_of_trial(verdict: Verdict, model: str, driver: str) -> None:
-    say = log.info if verdict.outcome is Outcome.WORKS else log.warning
-    say(
+def _report_of_trial(verdict: TrialVerdict, model: str, driver: str) -> None:
+    write = log.info if verdict.outcome is TrialOutcome.WORKS else log.warning
+    write(
         "tried whether the driver suspends", outcome=verdict.outcome, why=verdict.why, model=model, driver=driver,
         suspend_us=round(verdict.suspend_us), resume_us=round(verdict.resume_us),
     )  # fmt: skip

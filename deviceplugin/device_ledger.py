@@ -1,7 +1,7 @@
 """The node's one ledger of the device IDs that the kubelet gave to containers, for all resources together.
 
 Two plugin servers that do not share a ledger put a pod's memory and compute on different GPUs. This one serves all of them, keeps
-the pod in flight between requests, and waits a bounded time for the watch when nobody known can be meant. Its decisions are
+the pod in flight between requests, and waits a bounded time for the watch when no known pod fits the request. Its decisions are
 those of `allocation`, which is pure.
 """
 
@@ -17,25 +17,25 @@ from typing import Final, Protocol
 import structlog
 
 from deviceplugin.allocation import (
-    Call,
     Choice,
-    Flight,
+    DeviceRequest,
     NodePod,
-    Request,
+    PodInFlight,
+    ServedRequest,
     candidates,
-    check_room,
+    check_capacity,
+    choose_container,
     prefer,
     prefer_anywhere,
-    settle,
 )
-from deviceplugin.pods.orphans import Orphans
+from deviceplugin.pods.orphan_finder import OrphanFinder
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import Names
 
-PATIENCE_S: Final = 2.0
-"""How long a request waits for the watch to bring its pod. Specified in the contract: the kubelet admits nobody meanwhile."""
+POD_WAIT_S: Final = 2.0
+"""How long a request waits for the watch to bring its pod. The kubelet admits no other pod meanwhile."""
 
 FLIGHT_S: Final = 10.0
 """A pod is in flight for no longer than this after its last request. Guessed: the kubelet takes milliseconds."""
@@ -49,14 +49,14 @@ class Pods(Protocol):
     def node_pods(self) -> Sequence[NodePod]:
         """Every pod of this node with a readable assignment that is not finished."""
 
-    def other_scheduler(self, request: Request) -> str | None:
-        """Why the pod that the request may be for cannot be served, when the watch knows one."""
+    def other_scheduler(self, request: DeviceRequest) -> str | None:
+        """Why the pod that the request may be for cannot be served, when the watch has one."""
 
     async def changed(self) -> None:
         """Return after the next change of any pod."""
 
 
-class Ledger:
+class DeviceLedger:
     """Answers the kubelet's requests for all resources of a node."""
 
     def __init__(
@@ -65,11 +65,11 @@ class Ledger:
         inventory: Callable[[], Inventory],
         names: Names,
         *,
-        orphans: Orphans | None = None,
+        orphans: OrphanFinder | None = None,
         users: Callable[[str], Mapping[str, str]] | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         clock: Callable[[], float] = time.monotonic,
-        patience_s: float = PATIENCE_S,
+        pod_wait_s: float = POD_WAIT_S,
     ) -> None:
         self.done: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
         """Pod UID -> (container, resource) -> device IDs."""
@@ -79,15 +79,15 @@ class Ledger:
         """Allocations whose devices lie on another GPU than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
         self._orphans, self._users_of, self._waiting = orphans, users, waiting
-        self._clock, self._patience_s = clock, patience_s
-        self._flight, self._flight_at = Flight(), float("-inf")
-        self._tired_of: Request | None = None
+        self._clock, self._pod_wait_s = clock, pod_wait_s
+        self._flight, self._flight_at = PodInFlight(), float("-inf")
+        self._gave_up_on: DeviceRequest | None = None
 
     async def prefer(
         self, resource: str, available: Collection[str], must_include: Collection[str], quantity: int
     ) -> list[str]:
-        """Device IDs that the kubelet should choose. Empty when nobody known can be meant: Allocate will say why."""
-        request = Request(resource, quantity)
+        """Device IDs that the kubelet should choose. Empty when no known pod fits the request: Allocate reports why."""
+        request = DeviceRequest(resource, quantity)
         first, others = await self._wait_for_choices(request)
         if first is None:
             return []
@@ -104,11 +104,11 @@ class Ledger:
         return prefer_anywhere(free, must_include, near, quantity)
 
     async def _when_unused(
-        self, request: Request, available: frozenset[str], must_include: Collection[str]
+        self, request: DeviceRequest, available: frozenset[str], must_include: Collection[str]
     ) -> list[str] | None:
         """What fits once processes of pods that the API no longer has are seen to be gone; None when that is not in time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._pod_wait_s):
                 while True:
                     await self._changed()
                     free = self._without_used(request.resource, available, must_include)
@@ -119,16 +119,16 @@ class Ledger:
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
         """Enter the kubelet's choice into the ledger. Answers whose it is. Raises Refused."""
-        request, these = Request(resource, len(ids)), frozenset(ids)
-        tired = self._tired_of == request
-        self._tired_of = None
+        request, these = DeviceRequest(resource, len(ids)), frozenset(ids)
+        tired = self._gave_up_on == request
+        self._gave_up_on = None
         try:
             return self._allocate(request, these)
         except Refused:
-            if tired or self._patience_s <= 0:
+            if tired or self._pod_wait_s <= 0:
                 raise
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._pod_wait_s):
                 while True:
                     await self._changed()
                     with suppress(Refused):
@@ -142,13 +142,13 @@ class Ledger:
         had.update({one: had.get(one, frozenset()) | {uid} for one in has})
 
     def forget_the_gone(self) -> None:
-        """Drop what pods held that are no longer there."""
+        """Drop the devices of pods that are no longer there."""
         alive = {node_pod.uid for node_pod in self._pods.node_pods()}
         for uid in self.done.keys() - alive:
             del self.done[uid]
 
     def holders(self, resource: str, ids: Collection[str]) -> list[tuple[str, str]]:
-        """(pod UID, container) of everyone who was given exactly these devices."""
+        """(pod UID, container) of each container that was allocated exactly these devices."""
         wanted = frozenset(ids)
         return [
             (uid, container)
@@ -168,10 +168,10 @@ class Ledger:
             for one in waiting:
                 one.cancel()
 
-    def _check_room(self, choice: Choice) -> None:
+    def _check_capacity(self, choice: Choice) -> None:
         """Raises Refused."""
         orphans = () if self._orphans is None else [record.orphan for record in self._orphans.still_using()]
-        check_room(self._pods.node_pods(), choice.gpus, self._inventory(), orphans)
+        check_capacity(self._pods.node_pods(), choice.gpus, self._inventory(), orphans)
 
     def _users(self) -> dict[str, str]:
         """UID -> name of every pod whose processes may use devices now. The kubelet gives none of theirs away, unless it lost its
@@ -202,13 +202,13 @@ class Ledger:
                 f"the kubelet chose {len(ids)} devices of {resource} for {node_pod}, and processes of {users[user]} use some of them: they are free when those processes end"
             )
 
-    async def _wait_for_choices(self, request: Request) -> tuple[Choice | None, Iterator[Choice]]:
+    async def _wait_for_choices(self, request: DeviceRequest) -> tuple[Choice | None, Iterator[Choice]]:
         """The likeliest choice and the others; None when there is none in time."""
         choices = self._choices(request)
         if (first := next(choices, None)) is not None:
             return first, choices
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._pod_wait_s):
                 while True:
                     with self._waiting():
                         await self._pods.changed()
@@ -216,28 +216,28 @@ class Ledger:
                         return first, choices
         choices = self._choices(request)
         first = next(choices, None)
-        self._tired_of = None if first else request
+        self._gave_up_on = None if first else request
         return first, choices
 
-    def _choices(self, request: Request) -> Iterator[Choice]:
-        flight = self._flight if self._clock() - self._flight_at < FLIGHT_S else Flight()
+    def _choices(self, request: DeviceRequest) -> Iterator[Choice]:
+        flight = self._flight if self._clock() - self._flight_at < FLIGHT_S else PodInFlight()
         return candidates(self._pods.node_pods(), self.done, flight, request, self._names)
 
-    def _allocate(self, request: Request, ids: frozenset[str]) -> Choice:
+    def _allocate(self, request: DeviceRequest, ids: frozenset[str]) -> Choice:
         must_match = self._inventory().access == "cdi"
         try:
-            choice = settle(self._choices(request), ids, request, must_match=must_match)
+            choice = choose_container(self._choices(request), ids, request, must_match=must_match)
         except Refused as error:
             likeliest = next(self._choices(request), None)
             if likeliest is not None:
-                self._check_room(likeliest)  # then that is why the kubelet found no devices where they should be
+                self._check_capacity(likeliest)  # then that is why the kubelet found no devices where they should be
             raise Refused(self._pods.other_scheduler(request) or str(error)) from None
-        self._check_room(choice)
+        self._check_capacity(choice)
         self._check_unused(choice.node_pod, request.resource, ids)
         self._enter(choice, request, ids)
         return choice
 
-    def _enter(self, choice: Choice, request: Request, ids: frozenset[str]) -> None:
+    def _enter(self, choice: Choice, request: DeviceRequest, ids: frozenset[str]) -> None:
         uid = choice.node_pod.uid
         calls = self._flight.calls if uid == self._flight.uid or choice.moves else ()
         if choice.moves:
@@ -252,7 +252,7 @@ class Ledger:
         self.swaps += choice.swapped
         self._drop_stale(uid, request.resource, ids)
         self.done.setdefault(uid, {})[choice.container, request.resource] = ids
-        self._flight, self._flight_at = Flight(uid, (*calls, Call(request, ids))), self._clock()
+        self._flight, self._flight_at = PodInFlight(uid, (*calls, ServedRequest(request, ids))), self._clock()
 
     def _drop_stale(self, uid: str, resource: str, ids: frozenset[str]) -> None:
         """The kubelet gives no device twice: another pod that has one of these in the ledger no longer has it."""

@@ -1,4 +1,4 @@
-"""Invariant I3: per GPU, the kubelet's records and the assignments of the pods say the same. Pure.
+"""Invariant I3: per GPU, the kubelet's records agree with the assignments of the pods. Pure.
 
 A difference is no one's loss by itself (the environment or the CDI device decides what a container sees), but the kubelet may then
 refuse a pod that the extender placed rightly, so it is measured and reported.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from deviceplugin.allocation import NodePod, assigned
-from deviceplugin.pod_resources import Holding
+from deviceplugin.pod_resources import ContainerDevices
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import BadDocument
 from vgpu.api.names import Names
@@ -19,12 +19,12 @@ Drift = dict[tuple[str, str], int]
 """(resource, GPU UUID) -> device IDs that the kubelet counts there beyond what is assigned; negative when fewer."""
 
 
-def drift(holdings: Iterable[Holding], node_pods: Iterable[NodePod], names: Names) -> Drift:
+def drift(holdings: Iterable[ContainerDevices], node_pods: Iterable[NodePod], names: Names) -> Drift:
     """Where the records differ. Zeros are left out.
 
     Pods that we do not know are left out, and pods that the kubelet may not know yet or any longer. One that it has started and does
     not list counts: it lost its checkpoint. Init containers that run to completion are left out on both sides: the kubelet
-    does not list what they hold.
+    does not list their devices.
     """
     listed = list(holdings)
     known = {(t.namespace, t.name): t for t in node_pods}

@@ -1,4 +1,4 @@
-"""Numbers and health over HTTP: /metrics, /healthz (the process turns), /readyz (the kubelet and NVML know us)."""
+"""Numbers and health over HTTP: /metrics, /healthz (the process makes progress), /readyz (the plugin is registered, and NVML answers)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from deviceplugin.allocation import NodePod, Request
-from deviceplugin.gpus.capacity import MIB, Capacity
+from deviceplugin.allocation import DeviceRequest, NodePod
+from deviceplugin.gpus.capacity import MIB, CapacityCollector
 from observe.refusals import Refusals
 from vgpu.api.inventory import Inventory, Orphan
 
@@ -26,7 +26,7 @@ class Metrics:
         node_pods: Callable[[], Collection[NodePod]] = tuple,
     ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(Capacity(node, inventory, node_pods))
+        self.registry.register(CapacityCollector(node, inventory, node_pods))
         self.listeners = Refusals("deviceplugin")
         self.registry.register(self.listeners)
         counter = partial(Counter, registry=self.registry)
@@ -75,7 +75,7 @@ class Metrics:
         self.over_limit = gauge(
             "tangram_deviceplugin_over_limit_containers", "Containers that use more memory than they were granted, as the arbiter finds.",
         )  # fmt: skip
-        self.arbiter_silent = counter(
+        self.arbiter_unreachable = counter(
             "tangram_deviceplugin_arbiter_status_failures_total",
             "Times that the arbiter's status was not there (unreachable) or not understood (unreadable).", ("reason",),
         )  # fmt: skip
@@ -85,7 +85,7 @@ class Metrics:
         )  # fmt: skip
         self.processes_seen = gauge(
             "tangram_deviceplugin_processes_visible",
-            "1 when the node's processes can be seen, 0 when not: then the room of a pod that is deleted by force is free at once.",
+            "1 when the node's processes can be seen, 0 when not: then the capacity of a pod that is deleted by force is free at once.",
         )  # fmt: skip
         self.records_damaged = gauge(
             "tangram_deviceplugin_damaged_records", "Records of allocations and pods that cannot be read.",
@@ -99,7 +99,7 @@ class Metrics:
             series = self._calls[call, resource] = self.call.labels(call, resource)
         series.observe(seconds)
 
-    def refused(self, call: str, request: Request) -> None:
+    def refused(self, call: str, request: DeviceRequest) -> None:
         """A call was refused."""
         self.refusals.labels(call, request.resource).inc()
 

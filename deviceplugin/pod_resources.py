@@ -22,7 +22,7 @@ from vgpu_pb import podresources_pb2 as pb
 
 DEADLINE_S: Final = 5.0
 PAUSE_S: Final = 0.02
-"""The kubelet answers 10 questions at once and 100 in a second, whoever puts them, and refuses others (apis/podresources, Kubernetes 1.36)."""
+"""The kubelet answers 10 requests at once and 100 in a second, of all clients together, and refuses others (apis/podresources, Kubernetes 1.36)."""
 MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
 
@@ -32,12 +32,12 @@ POD_TAG: Final = 0x0A
 """Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
 
 
-class KubeletSilent(TangramError):
+class KubeletUnreachable(TangramError):
     """The kubelet does not answer on its pod resources socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ContainerDevices:
     """Devices of one resource that one container has."""
 
     namespace: str
@@ -61,13 +61,13 @@ class PodResources:
         self._next: asyncio.Task[bytes] | None = None
         """The question that waits for the one under way."""
 
-    async def holdings(self, domain: str) -> tuple[Holding, ...]:
+    async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
         """Every device under our domain that a container has. Raises KubeletSilent."""
         answer = pb.ListPodResourcesResponse.FromString(await self._list())
         return tuple(_holdings(answer.pod_resources, f"{domain}/"))
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
-        """Who has exactly these devices, as the function `holders` answers. Raises KubeletSilent."""
+        """The pod with exactly these devices, as the function `holders` answers. Raises KubeletSilent."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
     async def close(self) -> None:
@@ -98,8 +98,8 @@ class PodResources:
                 answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until_s:
-                    said = f"{error.code().name}: {error.details()}"
-                    raise KubeletSilent(f"pod resources at {self._socket}: {said}") from None
+                    status = f"{error.code().name}: {error.details()}"
+                    raise KubeletUnreachable(f"pod resources at {self._socket}: {status}") from None
                 await asyncio.sleep(PAUSE_S)
             else:
                 return answer
@@ -138,7 +138,7 @@ def _all_of(part: bytes, whole: bytes) -> Iterator[int]:
         at = whole.find(part, at + 1)
 
 
-def _holdings(pods: Iterable[pb.PodResources], prefix: str) -> Iterable[Holding]:
+def _holdings(pods: Iterable[pb.PodResources], prefix: str) -> Iterable[ContainerDevices]:
     for pod in pods:
         for container in pod.containers:
             found: dict[str, set[str]] = {}
@@ -146,16 +146,16 @@ def _holdings(pods: Iterable[pb.PodResources], prefix: str) -> Iterable[Holding]
                 if devices.resource_name.startswith(prefix):
                     found.setdefault(devices.resource_name, set()).update(devices.device_ids)
             for resource, ids in found.items():
-                yield Holding(pod.namespace, pod.name, container.name, resource, frozenset(ids))
+                yield ContainerDevices(pod.namespace, pod.name, container.name, resource, frozenset(ids))
 
 
 def holders(
-    holdings: Iterable[Holding], resource: str, ids: Collection[str]
+    holdings: Iterable[ContainerDevices], resource: str, ids: Collection[str]
 ) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
     """((namespace, pod), its containers that have exactly these devices).
 
     The containers are () when only some app container shares devices with what must be an init container; the pod is None when
-    nobody is known.
+    no pod is known.
     """
     wanted = frozenset(ids)
     same = [h for h in holdings if h.resource == resource]

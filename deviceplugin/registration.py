@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.service import ResourceServer, Service
+from deviceplugin.service import DevicePluginService, ResourceServer
 from vgpu.api.back_off import BackOff
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
@@ -27,16 +27,16 @@ LOOK_S: Final = 0.5
 REGISTER_DEADLINE_S: Final = 5.0
 BACKOFF_S: Final = (0.2, 5.0)
 """First and longest wait after a registration that failed, doubled each time."""
-STREAM_PATIENCE_S: Final = 5.0
+STREAM_WAIT_S: Final = 5.0
 """How long after a registration the kubelet has to call ListAndWatch. It does so at once."""
 
 log = structlog.get_logger("deviceplugin.registration")
 
 
-class Kubelet:
+class KubeletRegistration:
     """Serves and registers resources as the offer has them."""
 
-    def __init__(self, folder: Path, offer: Offer, service: Callable[[str], Service]) -> None:
+    def __init__(self, folder: Path, offer: Offer, service: Callable[[str], DevicePluginService]) -> None:
         self.servers: dict[str, ResourceServer] = {}
         self.registrations = 0
         self._folder, self._offer, self._service = folder, offer, service
@@ -59,19 +59,19 @@ class Kubelet:
                     self._registered_at.clear()
                 if now is not None:
                     try:
-                        await self._see_to_all()
+                        await self._serve_and_register()
                         back_off.succeeded()
                     except (grpc.aio.AioRpcError, OSError, RuntimeError) as error:
                         wait_s = back_off.failed()
                         log.warning("not registered with the kubelet", error=_text(error), retry_s=wait_s)
                         await asyncio.sleep(wait_s)
                         continue
-                await self._something_may_have_changed()
+                await self._wait_for_change()
         finally:
             for server in self.servers.values():
                 await server.stop()
 
-    async def _see_to_all(self) -> None:
+    async def _serve_and_register(self) -> None:
         loop = asyncio.get_running_loop()
         for resource in self._offer.resources():
             if resource not in self.servers:
@@ -86,7 +86,7 @@ class Kubelet:
         for resource in self._offer.resources():
             server = self.servers[resource]
             at = self._registered_at.get(resource)
-            forgotten = at is not None and server.service.streams == 0 and loop.time() - at > STREAM_PATIENCE_S
+            forgotten = at is not None and server.service.streams == 0 and loop.time() - at > STREAM_WAIT_S
             if at is None or forgotten:
                 await self._register(server)
                 self._registered_at[resource] = loop.time()
@@ -102,7 +102,7 @@ class Kubelet:
         self.registrations += 1
         log.info("registered", resource=resource, devices=len(self._offer.devices(resource)))
 
-    async def _something_may_have_changed(self) -> None:
+    async def _wait_for_change(self) -> None:
         version = self._offer.version
         try:
             async with asyncio.timeout(LOOK_S):

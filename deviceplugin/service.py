@@ -1,4 +1,4 @@
-"""The kubelet's calls for one resource: protobuf in, protobuf out. Every decision is asked of the parts it is made with."""
+"""The kubelet's calls for one resource: protobuf in, protobuf out. Its parts make every decision."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import grpc.aio
 import msgspec
 import structlog
 
-from deviceplugin.allocation import Choice, Request
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.allocation import Choice, DeviceRequest
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from vgpu.api.contract import CONTAINER_DIR, GRANT, GRANT_ENV, cdi_names, mounts
 from vgpu.api.errors import Refused, TangramError
 from vgpu.api.names import Names
@@ -39,17 +39,17 @@ def options(resource: str, names: Names) -> pb.DevicePluginOptions:
 log = structlog.get_logger("deviceplugin.service")
 
 
-class Observer(Protocol):
+class CallObserver(Protocol):
     """Reports what happened: metrics and Events."""
 
     def served(self, call: str, resource: str, seconds: float) -> None:
         """A call was answered."""
 
-    def refused(self, call: str, request: Request, error: Exception) -> None:
+    def refused(self, call: str, request: DeviceRequest, error: Exception) -> None:
         """A call was refused."""
 
 
-class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
+class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
     """One resource."""
 
     def __init__(
@@ -57,11 +57,11 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         resource: str,
         *,
         offer: Offer,
-        ledger: Ledger,
-        grants: Grants,
+        ledger: DeviceLedger,
+        grants: GrantDirectories,
         prestart: Callable[[str, Sequence[str]], Awaitable[object]],
         state_root: Path,
-        observer: Observer,
+        observer: CallObserver,
         answering: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -102,7 +102,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         answers = []
         with self._serving("GetPreferredAllocation"):
             for one in request.container_requests:
-                wanted = Request(self.resource, one.allocation_size)
+                wanted = DeviceRequest(self.resource, one.allocation_size)
                 try:
                     ids = await self._ledger.prefer(
                         self.resource, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size
@@ -117,7 +117,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
         answers = []
         with self._serving("Allocate"):
             for one in request.container_requests:
-                wanted = Request(self.resource, len(one.devices_ids))
+                wanted = DeviceRequest(self.resource, len(one.devices_ids))
                 try:
                     choice = await self._ledger.allocate(self.resource, one.devices_ids)
                     answers.append(await self._with_devices(choice, one.devices_ids))
@@ -137,7 +137,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
             try:
                 await self._prestart(self.resource, request.devices_ids)
             except (TangramError, OSError) as error:
-                wanted = Request(self.resource, len(request.devices_ids))
+                wanted = DeviceRequest(self.resource, len(request.devices_ids))
                 await self._refuse(context, "PreStartContainer", wanted, error)
         return pb.PreStartContainerResponse()
 
@@ -171,8 +171,8 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def _prepared(self, choice: Choice, ids: Sequence[str]) -> str:
         """The key of a new directory. Raises OSError, Refused when the disk does not answer: the kubelet itself would wait for ever."""
         missing = f"{choice.node_pod} gets no directory for its grant"
-        key = await self._grants.worker.do(self._prepare, choice, ids, otherwise=missing)
-        self._grants.settling.begin(key)
+        key = await self._grants.disk_thread.do(self._prepare, choice, ids, otherwise=missing)
+        self._grants.durability.begin(key)
         return key
 
     def _prepare(self, choice: Choice, ids: Sequence[str]) -> str:
@@ -198,7 +198,7 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
                     whose = {"uid": node_pod.uid, "namespace": node_pod.namespace, "pod": node_pod.name}
                     self._grants.update(msgspec.structs.replace(folder.record, container=container, **whose))
 
-    async def _refuse(self, context: Any, call: str, wanted: Request, error: Exception) -> NoReturn:
+    async def _refuse(self, context: Any, call: str, wanted: DeviceRequest, error: Exception) -> NoReturn:
         log.warning("refused", call=call, resource=self.resource, quantity=wanted.quantity, error=str(error))
         self._observer.refused(call, wanted, error)
         code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, Refused) else grpc.StatusCode.INTERNAL
@@ -207,15 +207,15 @@ class Service(deviceplugin_pb2_grpc.DevicePluginServicer):
 
 
 class ResourceServer:
-    """A `Service` on a socket of its own."""
+    """A `DevicePluginService` on a socket of its own."""
 
-    def __init__(self, service: Service, socket: Path) -> None:
+    def __init__(self, service: DevicePluginService, socket: Path) -> None:
         self.service, self.socket = service, socket
         self._server: grpc.aio.Server | None = None
 
     @property
     def lost(self) -> bool:
-        """Did somebody (a kubelet that starts) remove the socket?"""
+        """Did another process (a kubelet that starts) remove the socket?"""
         return self._server is None or not self.socket.exists()
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
-from vgpu.api.names import DEFAULT, DEFAULT_GUARD, Guard, Names
+from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 
 
@@ -19,7 +19,7 @@ class DevicePluginSettings(ProgramSettings):
 
     tangram-deviceplugin --node-name "$(hostname)" --kubeconfig ~/.kube/config --driver-root /usr/local/nvidia --access cdi
 
-    Then `kubectl describe node` shows tangram.sh/gpu-mem, and `curl localhost:9402/readyz` says what is missing, if anything.
+    Then `kubectl describe node` shows tangram.sh/gpu-mem, and `curl localhost:9402/readyz` reports what is missing, if anything.
 
     Every flag can be set as an environment variable, TANGRAM_DEVICEPLUGIN_ and its name in capitals: TANGRAM_DEVICEPLUGIN_NODE_NAME=node-1.
     """
@@ -53,8 +53,8 @@ class DevicePluginSettings(ProgramSettings):
         Path("/opt/tangram/lib/tangram-trial"),
         description="the program on which suspending is tried, once a boot for each driver and GPU model",
     )
-    guard_policy: Guard = Field(
-        DEFAULT_GUARD,
+    guard_policy: OverLimitAction = Field(
+        DEFAULT_OVER_LIMIT_ACTION,
         description="what happens to a container over its limit; a pod may request a stricter policy, not a weaker one",
     )
     latency_critical_namespaces: list[str] = Field(
@@ -74,7 +74,7 @@ class DevicePluginSettings(ProgramSettings):
     )
     metrics_access: Literal["open", "review"] = Field(
         "open",
-        description="who may read /metrics: everybody who reaches the port, or whose bearer token the API server accepts and who may get the nonResourceURL /metrics; then tokens for the arbiter's port are reviewed too",
+        description="which clients may read /metrics: all that reach the port, or those with a bearer token that the API server accepts for a get of the nonResourceURL /metrics; then tokens for the arbiter's port are reviewed too",
     )
     health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each GPU whether it is well")
     probe_s: float = Field(

@@ -1,4 +1,4 @@
-"""What is looked at now and then: folders nobody needs, drift between the records, what a restart must know again."""
+"""Periodic checks: folders that are no longer needed, drift between the records, what a restart must restore."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.calls_in_progress import at_once
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.calls_in_progress import without_waiting
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.drift import Drift, drift
 from deviceplugin.grants.allocation_record import Record, order_of
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.metrics import Metrics
-from deviceplugin.pod_resources import Holding, KubeletSilent, PodResources
+from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable, PodResources
 from deviceplugin.pods.node_pods import NodePods, initialized
-from deviceplugin.pods.orphans import Orphans
+from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from vgpu.api.grant import Assignment, Grant, Slice
@@ -25,7 +25,7 @@ from vgpu.api.names import Names
 
 EVERY_S: Final = 30.0
 GARBAGE_AGE_S: Final = 300.0
-"""A folder that nobody needs is left alone for this long: the kubelet's records and the watch may both be late. Guessed."""
+"""An unneeded folder is kept for this long: the kubelet's records and the watch may both be late. Guessed."""
 ENDED_AGE_S: Final = 15.0
 """The same, once its pod has ended or is gone: a container that is killed may take some seconds. Guessed."""
 
@@ -33,10 +33,10 @@ log = structlog.get_logger("deviceplugin.upkeep")
 
 
 def needed(
-    holdings: Iterable[Holding],
+    holdings: Iterable[ContainerDevices],
     pods: NodePods,
-    ledger: Ledger,
-    grants: Grants,
+    ledger: DeviceLedger,
+    grants: GrantDirectories,
     names: Names,
     living: Collection[str] = (),
 ) -> set[str]:
@@ -68,15 +68,15 @@ def needed(
     return {key for key, record in records.items() if keep(key, record)}
 
 
-def ended(pods: NodePods, grants: Grants) -> set[str]:
+def ended(pods: NodePods, grants: GrantDirectories) -> set[str]:
     """Keys of grant directories whose pod, as the record names it, has ended or is gone."""
     alive = {uid for uid, pod in pods.pods().items() if not pod.finished}
     owners = grants.owners()
     return {key for key, uid in owners.items() if uid not in alive}
 
 
-def enter_started(holdings: Iterable[Holding], pods: NodePods, usage_records: UsageRecords) -> None:
-    """Bring the pods' records in step with what the API and the kubelet's records say of pods that have started. Raises OSError."""
+def enter_started(holdings: Iterable[ContainerDevices], pods: NodePods, usage_records: UsageRecords) -> None:
+    """Bring the pods' records in step with the API and the kubelet's records, for pods that have started. Raises OSError."""
     listed: dict[tuple[str, str], dict[tuple[str, str], frozenset[str] | None]] = {}
     for one in holdings:
         of_pod, what = listed.setdefault((one.namespace, one.pod), {}), (one.container, one.resource)
@@ -94,8 +94,8 @@ def enter_started(holdings: Iterable[Holding], pods: NodePods, usage_records: Us
         )
 
 
-def remember_granted(grants: Grants, usage_records: UsageRecords, names: Names) -> None:
-    """Pods that have a grant and no usage record that can be read: what they use, as their grants say. Whole GPUs have no grant."""
+def remember_granted(grants: GrantDirectories, usage_records: UsageRecords, names: Names) -> None:
+    """Pods that have a grant and no usage record that can be read: what they use, by their grants. Whole GPUs have no grant."""
     found: dict[str, list[Grant]] = {}
     for key in grants.keys():  # noqa: SIM118 (a method, not a mapping)
         grant = grants.read(key)
@@ -116,12 +116,17 @@ def remember_granted(grants: Grants, usage_records: UsageRecords, names: Names) 
 
 
 async def restore(
-    records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords, names: Names
+    records: PodResources,
+    pods: NodePods,
+    ledger: DeviceLedger,
+    grants: GrantDirectories,
+    usage_records: UsageRecords,
+    names: Names,
 ) -> None:
-    """After a start: enter into the ledger what the kubelet and our own records say was given. Raises KubeletSilent."""
+    """After a start: enter into the ledger what was allocated, by the kubelet's and the plugin's own records. Raises KubeletSilent."""
     try:
         holdings = await records.holdings(names.domain)
-    except KubeletSilent:
+    except KubeletUnreachable:
         _restore_own(pods, ledger, grants, usage_records, names)
         raise
     for held in holdings:
@@ -135,7 +140,9 @@ async def restore(
         log.warning("what pods use is not all in our records yet", error=str(error))
 
 
-def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords, names: Names) -> None:
+def _restore_own(
+    pods: NodePods, ledger: DeviceLedger, grants: GrantDirectories, usage_records: UsageRecords, names: Names
+) -> None:
     for key in grants.keys():  # noqa: SIM118
         record = grants.record(key)
         if record is not None and pods.pod(record.uid) is not None:
@@ -144,28 +151,28 @@ def _restore_own(pods: NodePods, ledger: Ledger, grants: Grants, usage_records: 
 
 
 class Upkeep:
-    """Runs every `EVERY_S`. `lull` as `calls_in_progress.Calls.lull`."""
+    """Runs every `EVERY_S`. `until_idle` as `calls_in_progress.CallsInProgress.until_idle`."""
 
     def __init__(
-        self, names: Names, *, records: PodResources, pods: NodePods, ledger: Ledger, grants: Grants, usage_records: UsageRecords,
-        orphans: Orphans, remover: Remover, metrics: Metrics,
-        lull: Callable[[], Awaitable[None]] = at_once,
+        self, names: Names, *, records: PodResources, pods: NodePods, ledger: DeviceLedger, grants: GrantDirectories, usage_records: UsageRecords,
+        orphans: OrphanFinder, remover: Remover, metrics: Metrics,
+        until_idle: Callable[[], Awaitable[None]] = without_waiting,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._records, self._pods, self._ledger = names, records, pods, ledger
         self._grants, self._usage_records, self._orphans = grants, usage_records, orphans
         self._remover, self._metrics = remover, metrics
-        self._lull, self._now = lull, now
+        self._until_idle, self._now = until_idle, now
         self._drift: Drift = {}
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            await self._lull()
+            await self._until_idle()
             try:
                 await self.once()
-            except (KubeletSilent, OSError) as error:
+            except (KubeletUnreachable, OSError) as error:
                 log.warning("upkeep was left out this time", error=str(error))
 
     async def once(self) -> None:
@@ -187,7 +194,7 @@ class Upkeep:
         self._metrics.processes_seen.set(not self._orphans.blind)
         self._metrics.records_damaged.set(len(self._usage_records.damaged) + self._grants.damaged_count)
 
-    async def _collect(self, holdings: Collection[Holding]) -> None:
+    async def _collect(self, holdings: Collection[ContainerDevices]) -> None:
         """Remove what no container needs, has or had: never while a process of its pod lives. Raises OSError."""
         over = ended(self._pods, self._grants)
         owners = self._grants.owners()
@@ -203,6 +210,6 @@ class Upkeep:
             older_than_s=GARBAGE_AGE_S, ended=soon, ended_older_than_s=ENDED_AGE_S,
         )  # fmt: skip
         for key in gone:
-            self._grants.settling.forget(key)
+            self._grants.durability.forget(key)
         if gone:
             log.info("removed grant folders that no container has", keys=gone)

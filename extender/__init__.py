@@ -10,12 +10,12 @@ Calls of kube-scheduler
     filter              /filter, /prioritize, /spare: choose a node and reserve there
     bind                /bind: write the Binding, and the order of pods that the kubelet could mistake for one another
     preemption/         /preempt, and evictions for pods that kube-scheduler does not preempt for
-    nominate/           nominations ahead of a pod's turn
+    nominate/           nominations ahead of a pod's scheduling cycle
     gangs               reservations of pods that are scheduled together
 
 What is free
     state               allocations and reservations: the one place where free capacity changes, and where a reservation ends
-    watch_intake        what the API says of nodes and pods, applied to the state
+    watch_intake        what the API reports of nodes and pods, applied to the state
     accounting          one allocation a pod, and the fleet that they leave
     inventories         the GPUs that each node offers
     orphans             pods that the API has lost and whose processes still run
@@ -29,10 +29,10 @@ From Kubernetes objects to the values of `vgpu.scheduling`
     node_constraints    required constraints and taints       reasons     why a node cannot take a pod
 
 Beside the calls
-    retry_after_lapse, retry_after_restart    make kube-scheduler retry pods that wait
+    retry_after_lapse, retry_after_restart    make kube-scheduler retry pending pods
     fit_report          the Event for a pod that only the sum of a node's GPUs could take
     app                 assembles and runs all this; settings and metrics are what an operator sets and watches
 
 The decisions are pure functions elsewhere: `vgpu.scheduling.placement` (which GPUs), `vgpu.scheduling.victims` (which victims),
-`vgpu.scheduling.reservations` (how long a reservation lives, and who may take its capacity).
+`vgpu.scheduling.reservations` (how long a reservation lives, and to which pods it yields its capacity).
 """

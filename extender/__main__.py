@@ -18,7 +18,7 @@ LARGEST_KEPT: Final = 32 << 20
 """Bytes; the most that glibc allows."""
 
 MOST_FREE: Final = 64 << 20
-"""Bytes free at the heap's end before glibc returns them to the kernel. Pulled out of the air: above what a call uses at once."""
+"""Bytes free at the heap's end before glibc returns them to the kernel. Guessed: above what a call uses at once."""
 
 
 def keep_heap() -> bool:

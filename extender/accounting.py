@@ -24,7 +24,7 @@ from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.policies.registry import POLICIES
 
 Size: TypeAlias = tuple[str, int]
-"""A resource and its quantity, as one container requests it: all that the kubelet tells pods apart by."""
+"""A resource and its quantity, as one container requests it: the kubelet distinguishes pods by nothing else."""
 
 NOTHING: Final[frozenset[str]] = frozenset()
 
@@ -170,12 +170,12 @@ class Accounting:
         return False
 
     def only(self, request: PodRequest, names: Names) -> dict[str, Set[str]]:
-        """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (contract.md section 3).
+        """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting.
 
-        Only with access mode cdi: there the devices come from Allocate, which cannot tell the two pods apart. A pod that is to have the
-        roomiest GPU is not restricted to another: bind waits instead (`extender.bind.BindOrder`).
+        Only with access mode cdi: there the devices come from Allocate, which cannot distinguish the two pods. A pod that is to have the
+        emptiest GPU is not restricted to another: bind waits instead (`extender.bind.BindOrder`).
         """
-        if POLICIES[request.policy].order == "roomiest":
+        if POLICIES[request.policy].order == "emptiest":
             return {}
         narrowed: dict[str, Set[str]] = {}
         for part in request.containers:

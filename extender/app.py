@@ -23,17 +23,17 @@ from extender.compact import small_node, small_pod_of
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.nominate.nominator import Nominator
-from extender.preemption.coordinator import Preemption
+from extender.preemption.coordinator import PreemptionCoordinator
 from extender.retry_after_lapse import Retrier
 from extender.retry_after_restart import SchedulerRestarter
 from extender.server import scheduler_app
 from extender.settings import Settings
 from extender.snapshot import snapshot_of
-from extender.snapshot_writer import Snapshots
+from extender.snapshot_writer import SnapshotWriter
 from extender.state import UNFINISHED, State
 from extender.verbs import Verbs
 from extender.watch_intake import WatchIntake
-from kube.cache import Cache, Statistics
+from kube.cache import Cache, CacheStatistics
 from kube.client import Client, connect
 from kube.needs import WholePod
 from kube.objects import Node, Pod
@@ -46,19 +46,19 @@ from observe.ports import listen
 from observe.serving import Server
 from observe.signals import on_stop_signal
 from vgpu.api.readiness import Missing
-from vgpu.scheduling.reservations import Shown
+from vgpu.scheduling.reservations import WatchProgress
 
 HOUSEKEEPING_S: Final = 1.0
 """Between checks for reservations that have lapsed. Each check also counts one node anew."""
 
 SWITCH_S: Final = 0.0005
-"""Longest time for which another thread keeps the event loop waiting. Python's default of 5 ms is what a whole filter call may take."""
+"""Longest time for which another thread keeps the event loop waiting. Python's default of 5 ms is as long as a whole filter call may take."""
 
 log = structlog.get_logger("extender")
 
 
 class Extender:
-    """One running extender. Ports are those in use, also where the settings say 0."""
+    """One running extender. Ports are those in use, also where the settings are 0."""
 
     def __init__(self, settings: Settings, client: Client) -> None:
         self.stopping = asyncio.Event()
@@ -90,7 +90,7 @@ class Extender:
             scheduler=settings.scheduler_name,
             when=settings.nominate_ahead,
         )
-        self.preemption = Preemption(client, self.state, self._intake, self.pods, settings, self.nominator)
+        self.preemption = PreemptionCoordinator(client, self.state, self._intake, self.pods, settings, self.nominator)
         self.gangs = GangKeeper(client, self.state, clock=time.monotonic)
         self.metrics = Metrics(
             self.state,
@@ -104,7 +104,7 @@ class Extender:
             self.state, client, timeout_s=settings.bind_timeout_s, lifted=self.preemption.lifted,
             wait_s=settings.bind_timeout_s / 2,
         )  # fmt: skip
-        snapshots = Snapshots(partial(snapshot_of, self.state))
+        snapshots = SnapshotWriter(partial(snapshot_of, self.state))
         self._verbs = Verbs(self.state, binder, self.preemption, self.gangs, self.metrics, snapshots, self.not_synced)
         self._restarter = SchedulerRestarter(settings.scheduler_process)
         self._retrier = Retrier(client, self._waiting)
@@ -128,14 +128,14 @@ class Extender:
         self.preemption.pod_changed(old, new)
         self.gangs.pod_changed(old, new)
 
-    def _shown(self) -> Shown:
-        return Shown(self.pods.heard_s, self.pods.listed_s, self.pods.has)
+    def _shown(self) -> WatchProgress:
+        return WatchProgress(self.pods.heard_s, self.pods.listed_s, self.pods.has)
 
     def _waiting(self) -> list[Pod]:
         """Pods that fit nowhere and have no reservation of any kind."""
         return [pod for pod in self.preemption.waiting() if pod.uid not in self.state.reservations]
 
-    def caches(self) -> Mapping[str, Statistics]:
+    def caches(self) -> Mapping[str, CacheStatistics]:
         """What the caches have seen, by name."""
         return {
             "pods": self.pods.statistics(),

@@ -167,7 +167,7 @@ class Binder:
 class BindOrder:
     """Makes two pods of one size that are to have different GPUs of a node start one after the other.
 
-    With access mode cdi the devices come from Allocate, and the kubelet tells pods apart by their sizes alone. So while a pod is starting, no
+    With access mode cdi the devices come from Allocate, and the kubelet distinguishes pods by their sizes alone. So while a pod is starting, no
     pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by placing them on the same GPU; a pod
     that is to have the emptiest GPU waits here instead. `patience_s` is how long a bind call may wait; 0 = not at all.
     """
@@ -192,6 +192,6 @@ class BindOrder:
         return not self.blocked(uid)
 
     def _is_starting(self, uid: str) -> bool:
-        """Is it bound, or perhaps about to be? The kubelet knows nothing of other reservations."""
+        """Is it bound, or perhaps about to be? The kubelet sees no other reservations."""
         reservation = self._state.reservations.get(uid)
         return reservation.firm if reservation is not None else self._state.allocations.place_of(uid) is not None

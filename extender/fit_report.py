@@ -1,6 +1,6 @@
 """Report with an Event that a pod's request fits the GPUs of a node together, but no single GPU.
 
-`kubectl describe node` shows sums, and kube-scheduler's own Event counts reasons; neither tells a user that a smaller request would do.
+`kubectl describe node` shows sums, and kube-scheduler's own Event counts reasons; neither shows a user that a smaller request would fit.
 Filter only notes the pod: free capacity is read some seconds later, outside kube-scheduler's call, and for few pods at a time. So of many that
 wait some are reported now and others later, each once in `AGAIN_S`. A pod that is placed by then, or has a preemption reservation, is not reported.
 """
@@ -20,7 +20,7 @@ from vgpu.scheduling.explain import Scattered, gpus_of, need_of, scattered
 REASON: Final = "NoSingleGPU"
 
 SETTLE_S: Final = 3.0
-"""From filter's no to the report. An eviction, which makes a report useless, is begun within one second or two."""
+"""From filter's refusal to the report. An eviction, which makes a report useless, is begun within one second or two."""
 
 AGAIN_S: Final = 600.0
 """The same pod is reported again after this. As long as an Event is counted on (`kube.events.SERIES_S`)."""
@@ -32,8 +32,8 @@ AT_ONCE: Final = 2
 """Pods reported in one second: each takes 1 to 2 ms of the event loop at 10,000 nodes, and one write to the API."""
 
 
-class Reporter:
-    """`pod_of` finds a pod by `namespace/name`; `is_preemptor` says whether a pod with this UID has a preemption reservation."""
+class FitReporter:
+    """`pod_of` finds a pod by `namespace/name`; `is_preemptor`: does a pod with this UID have a preemption reservation?"""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Reporter:
         self._state, self._recorder, self._pod_of, self._is_preemptor = state, recorder, pod_of, is_preemptor
         self._clock = clock
         self._noted: dict[str, tuple[float, str, Sequence[str]]] = {}
-        """UID -> when, key, and the nodes on which no single GPU has room."""
+        """UID -> when, key, and the nodes on which no single GPU has enough free."""
         self._reported: dict[str, float] = {}
         """UID -> when. At most `AT_ONCE * AGAIN_S` of them."""
 
-    def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
-        """Filter has turned a pod away: on these nodes no single GPU has room."""
+    def found_no_single_gpu(self, pod: Pod, nodes: Sequence[str]) -> None:
+        """Filter refused a pod: on these nodes no single GPU has enough free."""
         if len(self._noted) < NOTED and pod.uid not in self._reported:
             self._noted[pod.uid] = self._clock(), pod.key, nodes
 
@@ -85,9 +85,9 @@ def note(request: PodRequest, found: Scattered) -> str:
     """The sentence for the user."""
     mib, percent = need_of(request) or (0, 0)
     gpus = gpus_of(request)
-    wants = f"{mib} MiB and {percent} % gpu-core of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"
+    requested = f"{mib} MiB and {percent} % gpu-core of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"
     return (
         f"Fits the sum of node {found.node}, no single GPU: {found.gpus} GPUs have {found.free_mib} MiB and "
         f"{found.free_percent} % gpu-core free together, the best of them {found.most_mib} MiB and "
-        f"{found.most_percent} %; the pod requests {wants}"
+        f"{found.most_percent} %; the pod requests {requested}"
     )

@@ -16,18 +16,18 @@ from typing import Final
 import structlog
 
 from extender.nominate.nominator import turned_down
-from extender.preemption.candidates import leaving
+from extender.preemption.victim_candidates import leaving
 from extender.protocol import FilterArgs, FilterResult
-from extender.reasons import GANG_MAKES_WAY, gang_paused
+from extender.reasons import GANG_YIELDS, gang_paused
 from extender.state import State
-from kube.cache import Cache, Statistics
+from kube.cache import Cache, CacheStatistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Pod
 from kube.paths import POD_GROUPS, POD_GROUPS_API
 from kube.pod_groups import PodGroup
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
-from vgpu.scheduling.gangs import Failed, Gangs, Room, Standing
+from vgpu.scheduling.gangs import GangFailure, Gangs, ReservationFacts, Standing
 
 CHECK_S: Final = 60.0
 """Between checks whether the API server serves PodGroups. Guessed: an operator who enables them restarts the API server."""
@@ -54,13 +54,13 @@ class GangKeeper:
         self._client, self._state, self._clock, self._sleep = client, state, clock, sleep
         self._groups = Cache(client, POD_GROUPS, PodGroup, on_change=self.group_changed, shrink=_small_group)
         self._served, self._logged_s = False, float("-inf")
-        self._room = Room(self._reserved, self._kept, self._expected)
+        self._facts = ReservationFacts(self._reserved, self._kept, self._expected)
         self._nominated: dict[str, str] = {}
         """UIDs of pods of groups that are not bound -> the node to which each is nominated."""
         self._node = ""
         """On which a gang's reservation ended last."""
 
-    def statistics(self) -> Mapping[str, Statistics]:
+    def statistics(self) -> Mapping[str, CacheStatistics]:
         """What its cache has seen, by name; nothing where PodGroups are not served."""
         return {"podgroups": self._groups.statistics()} if self._served else {}
 
@@ -92,7 +92,7 @@ class GangKeeper:
         if known is not None:
             self.gangs.set_min_count(known.key, new.min_count if new is not None else None)
             if old is not None and not old.scheduled and new is not None and new.scheduled:
-                self.gangs.fitted(known.key, self._room)
+                self.gangs.fitted(known.key, self._facts)
             self._wake()
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
@@ -102,7 +102,7 @@ class GangKeeper:
                 if pod is None or not group_of(pod):
                     continue
                 self._nominated.pop(pod.uid, None)
-                if (failed := self.gangs.gone(pod.uid, self._room)) is not None:
+                if (failed := self.gangs.gone(pod.uid, self._facts)) is not None:
                     self._end(failed)
                 else:
                     self._end_own(pod.uid)
@@ -116,8 +116,8 @@ class GangKeeper:
                 self.gangs.nominated(new.uid, group)
             elif expected and not new.spec.node_name:
                 self.gangs.withdrawn(new.uid, group, self._clock())
-            said = self._refusal(group)
-            if said and any(one.message == said for one in new.status.conditions):
+            refusal = self._refusal(group)
+            if refusal and any(one.message == refusal for one in new.status.conditions):
                 self.gangs.refusal_shown(new.uid, group)
                 self._wake()
 
@@ -135,7 +135,7 @@ class GangKeeper:
             return None
         self._end_own(pod.uid)
         return FilterResult(
-            unresolvable={self._refusal(group) or GANG_MAKES_WAY: list(dict.fromkeys(args.node_names or ()))}
+            unresolvable={self._refusal(group) or GANG_YIELDS: list(dict.fromkeys(args.node_names or ()))}
         )
 
     def _refusal(self, group: str) -> str:
@@ -144,10 +144,10 @@ class GangKeeper:
         return gang_paused(found.paused_s, LONGEST_QUIET_S, found.number) if found is not None else ""
 
     def next_pod(self, pod: Pod) -> None:
-        """Before filter: kube-scheduler has come to this pod."""
+        """Before filter: kube-scheduler tries this pod."""
         group, reservation = group_of(pod), self._state.reservations.get(pod.uid)
         again = reservation is not None and not reservation.firm
-        for failed in self.gangs.next_pod(pod.uid, group, self._room, again=again):
+        for failed in self.gangs.next_pod(pod.uid, group, self._facts, again=again):
             self._end(failed)
         if group:
             self.gangs.called(pod.uid, group, self._clock())
@@ -173,7 +173,7 @@ class GangKeeper:
 
     def expire(self) -> None:
         """Once a second."""
-        for failed in self.gangs.quiet(self._clock(), self._room):
+        for failed in self.gangs.quiet(self._clock(), self._facts):
             self._end(failed)
         self._wake()
 
@@ -197,7 +197,7 @@ class GangKeeper:
             self._state.cancel(uid)
             self._state.on_lapse(own.node)
 
-    def _end(self, failed: Failed) -> None:
+    def _end(self, failed: GangFailure) -> None:
         ended = [one for uid in failed.uids if (one := self._state.reservations.get(uid)) is not None and not one.firm]
         for one in ended:
             self._state.cancel(one.uid)

@@ -52,7 +52,7 @@ class Inventories:
         self._allocations.set_node(name, None)
 
     def offer(self, name: str) -> None:
-        """Let the fleet have the node's GPUs, or take them out of it while the node is blocked."""
+        """Add the node's GPUs to the fleet, or remove them while the node is blocked."""
         self._allocations.set_node(name, None if name in self._blocked else self._nodes.get(name))
 
     def block(self, name: str, uid: str) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extender.state import State
-from kube.cache import Statistics
+from kube.cache import CacheStatistics
 from observe.refusals import Refusals
 from vgpu.scheduling.reservations import STAGES
 
@@ -29,7 +29,7 @@ class Metrics:
     def __init__(
         self,
         state: State,
-        caches: Callable[[], Mapping[str, Statistics]],
+        caches: Callable[[], Mapping[str, CacheStatistics]],
         evicted: Callable[[], int] = lambda: 0,
         nominations: Mapping[str, int] | None = None,
         gang_failures: Callable[[], int] = lambda: 0,
@@ -65,7 +65,7 @@ class _Scraped(Collector):
     def __init__(
         self,
         state: State,
-        caches: Callable[[], Mapping[str, Statistics]],
+        caches: Callable[[], Mapping[str, CacheStatistics]],
         evicted: Callable[[], int],
         nominations: Mapping[str, int],
         gang_failures: Callable[[], int],
@@ -97,7 +97,7 @@ class _Scraped(Collector):
         )
         nominations = CounterMetricFamily(
             "tangram_extender_nominations",
-            "Pods nominated ahead of their turn: written, refused by the API server, taken (followed by kube-scheduler), left (not followed).",
+            "Pods nominated ahead of their scheduling cycle: written, refused by the API server, taken (followed by kube-scheduler), left (not followed).",
             labels=["outcome"],
         )
         for outcome, count in self._nominations.items():
@@ -151,7 +151,7 @@ class _Scraped(Collector):
 
     def _of_caches(self) -> Iterable[Metric]:
         caches = self._caches()
-        families: dict[str, tuple[str, Callable[[Statistics], float]]] = {
+        families: dict[str, tuple[str, Callable[[CacheStatistics], float]]] = {
             "age_seconds": ("Time since the API server last sent anything.", lambda seen: seen.age_s),
             "objects": ("Objects known.", lambda seen: seen.objects),
             "unknown_objects": ("Objects that cannot be decoded.", lambda seen: seen.unknown),

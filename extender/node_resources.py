@@ -13,7 +13,7 @@ from typing import Final
 from kube.objects import NodeStatus
 from kube.pod_requests import CPU, amounts_of
 from vgpu.api.quantity import LARGEST_CPU_MILLI
-from vgpu.scheduling.victims.allocated_pod import PODS
+from vgpu.scheduling.victims.eligibility import PODS
 
 NOTHING: Final[Mapping[str, int]] = {}
 

@@ -13,7 +13,7 @@ from extender.accounting import Accounting, Allocation
 from vgpu.api.inventory import Orphan
 
 
-class Orphans:
+class OrphanAllocations:
     """Iterates over the UIDs that are allocated because a node reports them."""
 
     def __init__(self, allocations: Accounting) -> None:

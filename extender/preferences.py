@@ -14,7 +14,7 @@ import msgspec
 
 from extender.spread_index import SpreadIndex
 from kube.objects import NodeTerm, Pod, PodSpec, Requirement, Selector, SpreadConstraint
-from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.nodes.constraints import LabelRequirement, Term
 from vgpu.scheduling.preferences import Preferences, Spread
 
 SOFT = "ScheduleAnyway"
@@ -24,7 +24,7 @@ MOST_KEYS: Final = 32
 """Labels of nodes that one pod may name; terms that name more are ignored. Guessed: a label that no pod has named yet takes 0.4 ms."""
 
 
-class Counted(Mapping[str, int]):
+class PodsByNode(Mapping[str, int]):
     """Node -> pods, counted when they are first read."""
 
     def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
@@ -71,7 +71,7 @@ def _few(terms: Iterable[Term], keys: set[str]) -> Iterator[Term]:
 
 def _spread(constraint: SpreadConstraint, pod: Pod, spread_index: SpreadIndex) -> Spread:
     selector = _selector(constraint, pod.metadata.labels or {})
-    counted = Counted(partial(spread_index.count, pod.metadata.namespace, selector, pod.uid)) if selector else {}
+    counted = PodsByNode(partial(spread_index.count, pod.metadata.namespace, selector, pod.uid)) if selector else {}
     honors = constraint.node_affinity_policy != "Ignore"
     return Spread(constraint.topology_key, counted, constraint.max_skew, honors)
 
@@ -88,7 +88,7 @@ def _selector(constraint: SpreadConstraint, labels: dict[str, str]) -> Selector 
 def required_of(spec: PodSpec) -> Iterator[tuple[Term, ...]]:
     """What a pod's node must have: of each group one term."""
     if spec.node_selector:
-        yield (Term(tuple(Condition(key, "In", (value,)) for key, value in spec.node_selector.items())),)
+        yield (Term(tuple(LabelRequirement(key, "In", (value,)) for key, value in spec.node_selector.items())),)
     affinity = spec.affinity.node_affinity if spec.affinity else None
     if affinity and affinity.required:
         yield tuple(_term(one) for one in affinity.required.node_selector_terms)
@@ -98,6 +98,6 @@ def _term(term: NodeTerm, weight: int = 0) -> Term:
     return Term((*_conditions(term.match_expressions), *_conditions(term.match_fields, by_name=True)), weight)
 
 
-def _conditions(requirements: Iterable[Requirement], *, by_name: bool = False) -> Iterator[Condition]:
+def _conditions(requirements: Iterable[Requirement], *, by_name: bool = False) -> Iterator[LabelRequirement]:
     for one in requirements:
-        yield Condition(one.key, one.operator, one.values, by_name)
+        yield LabelRequirement(one.key, one.operator, one.values, by_name)

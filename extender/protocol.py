@@ -66,7 +66,7 @@ _END: Final = b"]}"
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """ExtenderFilterResult, with the nodes by reason: few reasons hold for thousands of nodes."""
+    """ExtenderFilterResult, with the nodes by reason: few reasons apply to thousands of nodes."""
 
     node_names: Sequence[str] = field(default_factory=list)
     failed: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -96,10 +96,10 @@ def _by_node(reasons: Mapping[str, Sequence[str]]) -> msgspec.Raw:
     parts = []
     for reason, nodes in reasons.items():
         if nodes:
-            said = b":" + msgspec.json.encode(reason)
+            encoded = b":" + msgspec.json.encode(reason)
             listed = msgspec.json.encode(nodes)[1:-1]
             if listed.count(b",") == len(nodes) - 1:  # commas stand between names only
-                by_node = listed.replace(b'","', b'"' + said + b',"') + said
+                by_node = listed.replace(b'","', b'"' + encoded + b',"') + encoded
             else:
                 by_node = msgspec.json.encode(dict.fromkeys(nodes, reason))[1:-1]
             parts.append(by_node)
@@ -196,7 +196,7 @@ class PreemptionResult(msgspec.Struct, frozen=True):
     nodes: dict[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims", default_factory=dict)
 
 
-class _Affinity(msgspec.Struct):
+class _PodAffinity(msgspec.Struct):
     near: Any = msgspec.field(name="podAffinity", default=None)
     far: Any = msgspec.field(name="podAntiAffinity", default=None)
 
@@ -206,7 +206,7 @@ class _Container(msgspec.Struct):
 
 
 class _Spec(msgspec.Struct):
-    affinity: _Affinity | None = None
+    affinity: _PodAffinity | None = None
     containers: list[_Container] = []
     init_containers: list[_Container] = msgspec.field(name="initContainers", default_factory=list)
     spread: list[Any] = msgspec.field(name="topologySpreadConstraints", default_factory=list)
@@ -214,6 +214,6 @@ class _Spec(msgspec.Struct):
 
 
 class _Placed(msgspec.Struct):
-    """What of a pod says where it may be, beyond what it uses up."""
+    """What restricts a pod to some nodes, beyond the resources that it uses."""
 
     spec: _Spec = msgspec.field(default_factory=_Spec)

@@ -18,11 +18,13 @@ UNREADABLE_ASSIGNMENT: Final = "a pod on the node has a GPU assignment that cann
 BINDING: Final = "the pod is being bound to another node"
 BOUND: Final = "the pod is bound to another node"
 GANG_PAUSED: Final = "kube-scheduler paused within the pod's gang"
-GANG_MAKES_WAY: Final = "the pod's gang had room and was not scheduled: pods that wait for that room are tried first"
+GANG_YIELDS: Final = (
+    "the pod's gang had reservations and was not scheduled: pods that wait for that capacity are tried first"
+)
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
-    GANG_PAUSED, GANG_MAKES_WAY,
+    GANG_PAUSED, GANG_YIELDS,
 }  # fmt: skip
 """Time or a correction helps against these; kube-scheduler must not evict pods because of them."""
 
@@ -30,7 +32,7 @@ NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
 def gang_paused(paused_s: float, longest_s: float, refusal: int) -> str:
     """The reason of pods whose gang has lost reservations in a pause of `paused_s` seconds; with pauses of more than `longest_s` it is never bound.
 
-    `refusal` makes the text another one each time: kube-scheduler writes no condition that says what the last one said, and the condition shows
+    `refusal` makes the text another one each time: kube-scheduler does not write a condition with the same text again, and the condition shows
     that the cycle is over.
     """
     if paused_s > longest_s:

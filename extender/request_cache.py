@@ -29,8 +29,8 @@ class RequestCache:
 
     def of(self, pod: Pod) -> PodRequest:
         """Raises BadRequest."""
-        said = pod.metadata.annotations or {}
-        return self._read(pod.requesting({key: said[key] for key in said if key in self._heeded}))
+        all_of_pod = pod.metadata.annotations or {}
+        return self._read(pod.requesting({key: all_of_pod[key] for key in all_of_pod if key in self._heeded}))
 
     def _read_one(self, asking: bytes) -> PodRequest:
         request = pod_request(

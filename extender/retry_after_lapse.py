@@ -1,6 +1,6 @@
-"""Make kube-scheduler retry the pods that wait when a reservation lapses: capacity comes free, and no event in the API shows it.
+"""Make kube-scheduler retry pending pods when a reservation lapses: capacity comes free, and no event in the API shows it.
 
-kube-scheduler retries a pod that filter turned down at the next event of any kind. If none comes, it retries the pod with all its
+kube-scheduler retries a pod that filter rejected at the next event of any kind. If none comes, it retries the pod with all its
 unschedulable pods, after 5 to 5.5 minutes (podMaxInUnschedulablePodsDuration). If a pending pod loses its status.nominatedNodeName,
 kube-scheduler treats that like the end of a pod, and retries every pod of the same or a lower priority (updatePodInSchedulingQueue of
 kube-scheduler 1.36). So one waiting pod of the highest priority is nominated to the node where capacity came free, and the nomination is

@@ -1,12 +1,12 @@
-"""Restart kube-scheduler after an extender died beside it, so that it retries the pods that wait.
+"""Restart kube-scheduler after the extender beside it has died, so that it retries pending pods.
 
 kube-scheduler repeats filter and bind calls that failed. A preempt call that failed ends like one for a pod that no eviction helps: the pod is
-retried at an event that may help it by the plugin that turned it down, here the end of a pod or a node with more capacity. If no such event
+retried at an event that may help it by the plugin that rejected it, here the end of a pod or a node with more capacity. If no such event
 comes, kube-scheduler retries it with all its unschedulable pods, after 5 to 5.5 minutes (podMaxInUnschedulablePodsDuration). Pods that filter
-turned down do not need this: they are retried at any event, and `retry_after_lapse` makes one where capacity comes free without.
+rejected do not need this: they are retried at any event, and `retry_after_lapse` makes one where capacity comes free without.
 
 No write to the API is sure to wake such a pod, short of deleting another pod. But a kube-scheduler that starts tries every pod. So if pods
-were turned down, an extender that is younger than the kube-scheduler beside it ends that process once it can answer calls, and the kubelet
+were rejected, an extender that is younger than the kube-scheduler beside it ends that process once it can answer calls, and the kubelet
 starts another. For this alone the chart lets the two containers see each other's processes.
 """
 
@@ -34,7 +34,7 @@ log = structlog.get_logger("extender.retry_after_restart")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RunningProcess:
     """A process in this pid namespace."""
 
     pid: int
@@ -51,14 +51,14 @@ class SchedulerRestarter:
     async def restart(self, pods: int, *, missed: bool) -> None:
         """To be called once, as soon as preempt calls are answered. Raises nothing: without it pods wait longer.
 
-        `pods`: how many wait that fit nowhere, as kube-scheduler says. `missed`: was a preempt call answered before enough was known? Then
+        `pods`: how many wait that fit nowhere, as kube-scheduler reports. `missed`: was a preempt call answered before enough was known? Then
         neither kube-scheduler's age nor `pods` matters.
         """
         if not self._process or not (pods or missed):
             return
         try:
-            own = beside(self._proc / "self")
-            for one in list(named(self._process, self._proc)):
+            own = running_process(self._proc / "self")
+            for one in list(processes_named(self._process, self._proc)):
                 if not missed and (own is None or own.began <= one.began):
                     continue
                 log.warning(
@@ -70,14 +70,14 @@ class SchedulerRestarter:
                 "kube-scheduler cannot be restarted: pods that wait may be retried only after minutes", error=str(error)
             )
 
-    async def _end(self, one: Beside) -> None:
+    async def _end(self, one: RunningProcess) -> None:
         """Return when it has ended. Raises OSError."""
         try:
             fd = os.pidfd_open(one.pid)
         except ProcessLookupError:
             return
         try:
-            if beside(self._proc / str(one.pid)) != one:
+            if running_process(self._proc / str(one.pid)) != one:
                 return  # it has ended, and another process has its pid
             signal.pidfd_send_signal(fd, signal.SIGTERM)
             if not await ends(fd, self._end_s):
@@ -90,22 +90,22 @@ class SchedulerRestarter:
             os.close(fd)
 
 
-def named(name: str, proc: Path = PROC) -> Iterator[Beside]:
+def processes_named(name: str, proc: Path = PROC) -> Iterator[RunningProcess]:
     """Running processes of this name."""
     for folder in proc.iterdir():
         if folder.name.isdecimal() and _comm(folder) == name.encode()[:NAME_BYTES]:
-            found = beside(folder)
+            found = running_process(folder)
             if found is not None:
                 yield found
 
 
-def beside(folder: Path) -> Beside | None:
+def running_process(folder: Path) -> RunningProcess | None:
     """The process of a folder in /proc; None when it has ended."""
     try:
         stat = process_stat((folder / "stat").read_bytes())
     except OSError:
         return None
-    return None if stat is None or stat.ended else Beside(stat.pid, stat.started)
+    return None if stat is None or stat.ended else RunningProcess(stat.pid, stat.started)
 
 
 async def ends(pidfd: int, within_s: float) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from extender.snapshot_writer import BUSY, MOST_S, accepts_gzip
-from extender.verbs import Answer, Verbs
+from extender.verbs import VerbResponse, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import App, Message
 
@@ -29,7 +29,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 def scheduler_app(verbs: Verbs) -> App:
     """POST /filter, /prioritize, /spare, /preempt and /bind, and GET /snapshot."""
 
-    async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, Answer]:
+    async def answer(method: str, path: str, body: bytes) -> tuple[HTTPStatus, bytes, VerbResponse]:
         match method, path:
             case "POST", "/filter":
                 return HTTPStatus.OK, _JSON, await verbs.filter(body)
@@ -42,10 +42,10 @@ def scheduler_app(verbs: Verbs) -> App:
             case "POST", "/bind":
                 return HTTPStatus.OK, _JSON, await verbs.bind(body)
             case _, "/filter" | "/prioritize" | "/spare" | "/preempt" | "/bind" | "/snapshot":
-                return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, Answer(f"{path} does not answer {method}\n".encode())
+                return HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, VerbResponse(f"{path} does not answer {method}\n".encode())
             case _:
-                said = b"the paths are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"
-                return HTTPStatus.NOT_FOUND, _TEXT, Answer(said)
+                paths = b"the paths are /filter, /prioritize, /spare, /preempt, /bind and /snapshot\n"
+                return HTTPStatus.NOT_FOUND, _TEXT, VerbResponse(paths)
 
     async def app(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -57,11 +57,11 @@ def scheduler_app(verbs: Verbs) -> App:
             scope[UNREADABLE] = True  # not a scheduler's call
             await _send_snapshot(verbs, scope, receive, send)
             return
-        status, content_type, said = await answer(scope["method"], scope["path"], body)
-        scope[UNREADABLE] = said.unreadable
-        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(said.body))]
+        status, content_type, answered = await answer(scope["method"], scope["path"], body)
+        scope[UNREADABLE] = answered.unreadable
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(answered.body))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": said.body})
+        await send({"type": "http.response.body", "body": answered.body})
 
     return app
 
@@ -79,10 +79,10 @@ async def _send_snapshot(
             if gone.done():
                 return
             if not allowed:
-                outcome, said = "refused", f"{BUSY}\n".encode()
-                refused = [(b"content-type", _TEXT), (b"retry-after", b"5"), (b"content-length", b"%d" % len(said))]
+                outcome, text = "refused", f"{BUSY}\n".encode()
+                refused = [(b"content-type", _TEXT), (b"retry-after", b"5"), (b"content-length", b"%d" % len(text))]
                 await send({"type": "http.response.start", "status": HTTPStatus.TOO_MANY_REQUESTS, "headers": refused})
-                await send({"type": "http.response.body", "body": said})
+                await send({"type": "http.response.body", "body": text})
                 return
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
             async with aclosing(verbs.snapshots.pieces(compressed=compressed)) as pieces:

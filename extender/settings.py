@@ -22,7 +22,7 @@ KUEUE_CONTROLLERS: Final = ",".join(
         "sparkapplications.sparkoperator.k8s.io",
     )
 )  # fmt: skip
-"""Those that Kueue 0.19 knows, and what stands between them and pods."""
+"""Those that Kueue 0.19 supports, and the resources between them and pods."""
 
 
 class Settings(ProgramSettings):
@@ -61,7 +61,7 @@ class Settings(ProgramSettings):
         3.0,
         ge=0.1,
         le=55,
-        description="Seconds that a search for victims may take. Then the best answer so far is given, or no pod is evicted. Less than the scheduler's httpTimeout.",
+        description="Seconds that a search for victims may take. Then the answer is the best so far, or no pod is evicted. Less than the scheduler's httpTimeout.",
     )
     preemption_reservation_s: float = Field(
         STAGES["kept"].life_s,
@@ -109,7 +109,7 @@ class Settings(ProgramSettings):
     )
     nominate_ahead: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether waiting pods are nominated ahead of their turn. auto: if kube-scheduler is faster with it, by the time between its calls.",
+        description="Whether waiting pods are nominated ahead of their scheduling cycle. auto: if kube-scheduler is faster with it, by the time between its calls.",
     )
     kubeconfig: str = Field("", description="Kubeconfig file. Empty: in-cluster, or $KUBECONFIG.")
 

@@ -19,10 +19,10 @@ from vgpu.scheduling.demand.request_distribution import Typical
 from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet, Ints
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints
 from vgpu.scheduling.nodes.selectors import Bools
-from vgpu.scheduling.snapshot import Free, NodeRecord, PodRecord, Records, Starting, nth_constraints
+from vgpu.scheduling.snapshot import Free, NodeRecord, PodRecord, SnapshotRecords, StartingSize, nth_constraints
 
 
-def snapshot_of(state: State) -> Records:
+def snapshot_of(state: State) -> SnapshotRecords:
     """This moment, however late its records are read."""
     nodes, excluded = state.inventories.snapshot()
     fleet, allocations = state.fleet, list(state.allocations)
@@ -50,7 +50,7 @@ def snapshot_of(state: State) -> Records:
             met = tuple(np.flatnonzero(meets[:, at]).tolist())
             yield NodeRecord(name, inventory, excluded.get(name, ""), free, _reported(cpu, at), met)
 
-    return Records(
+    return SnapshotRecords(
         state.names.domain,
         state.unit_mib,
         node_records(),
@@ -61,7 +61,7 @@ def snapshot_of(state: State) -> Records:
 
 
 def _constraints(fleet: Fleet) -> tuple[Mapping[NodeConstraints, NodeConstraints], Bools]:
-    """Constraints of pods that some node does not meet, by number in place of what they say; and (constraints, columns) which node meets each."""
+    """Constraints of pods that some node does not meet, by number in place of their content; and (constraints, columns) which node meets each."""
     scarcity.regroup(fleet)
     columns = np.fromiter(fleet.column.values(), np.intp, len(fleet.column))
     requested = list(dict.fromkeys(replace(one, profiles=(), shared=False) for one in fleet.pools.constraints))
@@ -82,5 +82,7 @@ def _stage(uid: str, orphaned: Collection[str]) -> str:
 
 
 def _record(uid: str, allocation: Allocation, stage: str) -> PodRecord:
-    starting = tuple(Starting(resource, quantity, uuids) for (resource, quantity), uuids in allocation.sizes.items())
+    starting = tuple(
+        StartingSize(resource, quantity, uuids) for (resource, quantity), uuids in allocation.sizes.items()
+    )
     return PodRecord(uid, allocation.key, allocation.node, stage, allocation.assignment, starting)

@@ -1,6 +1,6 @@
 """Write snapshots for GET /snapshot between kube-scheduler's calls: 10,000 nodes with 8 GPUs are 24 to 71 MiB and take a second of CPU time.
 
-A piece takes a third of a millisecond of the event loop, which then has others' work for three times as long. Only the piece that is being sent is in memory.
+A piece takes a third of a millisecond of the event loop, which then does other work for three times as long. Only the piece that is being sent is in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from vgpu.scheduling.snapshot import Records, snapshot_pieces
+from vgpu.scheduling.snapshot import SnapshotRecords, snapshot_pieces
 
 PIECE_S: Final = 0.0003
 """Of one piece. A call to the filter waits for it at most once."""
@@ -35,10 +35,10 @@ GZIP: Final = 16 + zlib.MAX_WBITS
 BUSY: Final = "another client reads a snapshot: retry in some seconds"
 
 
-class Snapshots:
+class SnapshotWriter:
     """One at a time."""
 
-    def __init__(self, take: Callable[[], Records]) -> None:
+    def __init__(self, take: Callable[[], SnapshotRecords]) -> None:
         self._take, self._lock, self._waiting = take, asyncio.Lock(), 0
         self._next_s = 0.0
         """When another one may begin; monotonic."""

@@ -86,7 +86,7 @@ class _Namespace:
 
 
 class SpreadIndex:
-    """By pod UID. `allocations` say where each has its place."""
+    """By pod UID. `allocations` give each pod's node."""
 
     def __init__(self, allocations: Accounting) -> None:
         self._allocations = allocations

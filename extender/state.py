@@ -1,6 +1,6 @@
 """What is free on each GPU, and for which pods the rest is allocated or reserved.
 
-Every change of free capacity passes through here. `watch_intake` applies what the API says, filter and bind reserve, and `snapshot` copies
+Every change of free capacity passes through here. `watch_intake` applies what the API reports, filter and bind reserve, and `snapshot` copies
 one moment. Where a reservation ends:
 
     bound or gone     `WatchIntake.pod_changed`, when the watch shows it
@@ -20,7 +20,7 @@ import structlog
 from extender.accounting import Accounting, Allocation, sizes_of
 from extender.inventories import Inventories
 from extender.node_resources import NodeResources
-from extender.orphans import Orphans
+from extender.orphans import OrphanAllocations
 from extender.request_cache import RequestCache
 from extender.spread_index import SpreadIndex
 from kube.objects import Pod
@@ -30,9 +30,9 @@ from vgpu.api.grant import Assignment
 from vgpu.api.names import Names
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet
-from vgpu.scheduling.placement import NO_INVENTORY, NoRoom, Placement, place
+from vgpu.scheduling.placement import NO_INVENTORY, NoFit, Placement, place
 from vgpu.scheduling.preferences import Preferences
-from vgpu.scheduling.reservations import STAGES, Event, Kind, Reservations, Shown, Stage
+from vgpu.scheduling.reservations import STAGES, Event, Kind, Reservations, Stage, WatchProgress
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that may use a GPU. A pod that finishes leaves the watch as if it were deleted."""
@@ -41,7 +41,7 @@ log = structlog.get_logger("extender.state")
 
 
 class State:
-    """`clock` is monotonic, in seconds; `shown` says what the watch of pods has shown; the lives are those of reservations, in seconds."""
+    """`clock` is monotonic, in seconds; `shown`: what the watch of pods has shown; the lives are those of reservations, in seconds."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class State:
         unit_mib: int = 1024,
         reservation_life_s: float = STAGES["reserved"].life_s,
         preemption_life_s: float = STAGES["kept"].life_s,
-        shown: Callable[[], Shown] = Shown,
+        shown: Callable[[], WatchProgress] = WatchProgress,
     ) -> None:
         self.names, self.unit_mib = names, unit_mib
         self.allocations = Accounting()
         self.inventories = Inventories(self.allocations, unit_mib)
-        self.orphans = Orphans(self.allocations)
+        self.orphans = OrphanAllocations(self.allocations)
         self.resources = NodeResources()
         self.spread_index = SpreadIndex(self.allocations)
         in_gang_s = max(STAGES["in gang"].life_s, reservation_life_s)
@@ -116,7 +116,9 @@ class State:
     def bound_unassigned(self, pod: Pod) -> None:
         """The pod is bound without an assignment: another scheduler bound it, or it requests no GPU."""
         if self._request_or_nothing(pod) and pod.uid not in self.unassigned:
-            log.warning("a pod was bound past Tangram", pod=pod.key, node=pod.spec.node_name)
+            log.warning(
+                "a pod with a GPU request was bound without an assignment", pod=pod.key, node=pod.spec.node_name
+            )
             self.unassigned.add(pod.uid)
         if self.reservations.drop(pod.uid):
             self.allocations.release(pod.uid)
@@ -127,7 +129,7 @@ class State:
         return Allocation(pod.spec.node_name, assignment, sizes, pod.key)
 
     def report_cpu(self, nodes: Iterable[str]) -> None:
-        """Let the fleet know the free CPU of these nodes."""
+        """Report the free CPU of these nodes to the fleet."""
         for node in nodes:
             if node in self.fleet:
                 free = self.resources.free_cpu_milli(node)
@@ -148,10 +150,10 @@ class State:
 
     def place(
         self, request: PodRequest, candidates: Iterable[str], preferences: Preferences | None = None
-    ) -> Placement | NoRoom:
+    ) -> Placement | NoFit:
         """The best of the candidates, or why each cannot take the pod."""
         answer = place(self.fleet, request, candidates, self.allocations.only(request, self.names), preferences)
-        if isinstance(answer, NoRoom):
+        if isinstance(answer, NoFit):
             for node in answer.nodes.pop(NO_INVENTORY, ()):
                 answer.nodes.setdefault(self.inventories.reason(node), []).append(node)
         return answer
@@ -184,7 +186,7 @@ class State:
         self.report_cpu(self.resources.release(uid))
 
     def lift(self, uids: Iterable[str]) -> Mapping[str, tuple[Allocation, Mapping[str, int]]]:
-        """Release many set-aside allocations for a moment: `put_back` takes the answer."""
+        """Release many set-aside allocations for a moment: pass the result to `put_back`."""
         lifted = {
             uid: (allocation, self.resources.of(uid))
             for uid in uids
@@ -204,7 +206,7 @@ class State:
         )
 
     def assume(self, pod: Pod) -> None:
-        """The API server says that this pod is bound. Reserve until the watch shows it, too.
+        """The API server has bound this pod. Reserve until the watch shows it, too.
 
         It is not recorded as seen bound: if the watch has already shown the pod's deletion, no event would ever end the allocation.
         """

@@ -1,6 +1,6 @@
 """kube-scheduler's calls: bytes in, bytes out.
 
-Every error is reported in the answer's Error: kube-scheduler takes any HTTP status but 200 as "extender down" and hides the body.
+Every error is reported in the answer's Error: kube-scheduler treats any HTTP status but 200 as "extender down" and hides the body.
 To add a verb: a method here, a struct in `protocol`, a route in `server`.
 """
 
@@ -17,7 +17,7 @@ from extender.bind import Binder
 from extender.filter import prioritize_nodes, spare_nodes
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
-from extender.preemption.coordinator import Preemption
+from extender.preemption.coordinator import PreemptionCoordinator
 from extender.protocol import (
     BindingArgs,
     BindingResult,
@@ -28,7 +28,7 @@ from extender.protocol import (
     PreemptionArgs,
     PreemptionResult,
 )
-from extender.snapshot_writer import Snapshots
+from extender.snapshot_writer import SnapshotWriter
 from extender.state import State
 from vgpu.api.errors import TangramError
 
@@ -36,7 +36,7 @@ log = structlog.get_logger("extender")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VerbResponse:
     """Of one call."""
 
     body: bytes
@@ -45,16 +45,16 @@ class Answer:
 
 
 class Verbs:
-    """`not_ready` says what is missing before pods may be placed, or None."""
+    """`not_ready`: what is missing before pods may be placed, or None."""
 
     def __init__(
         self,
         state: State,
         binder: Binder,
-        preemption: Preemption,
+        preemption: PreemptionCoordinator,
         gangs: GangKeeper,
         metrics: Metrics,
-        snapshots: Snapshots,
+        snapshots: SnapshotWriter,
         not_ready: Callable[[], str | None],
     ) -> None:
         self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
@@ -64,7 +64,7 @@ class Verbs:
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
 
-    async def filter(self, body: bytes) -> Answer:
+    async def filter(self, body: bytes) -> VerbResponse:
         """ExtenderArgs -> ExtenderFilterResult."""
         started, unreadable = time.perf_counter(), False
         try:
@@ -83,7 +83,7 @@ class Verbs:
         answer = result.to_json()
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
-        return Answer(answer, unreadable)
+        return VerbResponse(answer, unreadable)
 
     async def _placed(self, args: FilterArgs) -> FilterResult:
         self._gangs.next_pod(args.pod)
@@ -92,7 +92,7 @@ class Verbs:
             result = self._preemption.filter(args)
         return result
 
-    def prioritize(self, body: bytes) -> Answer:
+    def prioritize(self, body: bytes) -> VerbResponse:
         """ExtenderArgs -> HostPriorityList, for a pod that requests a share and whose node kube-scheduler chooses."""
 
         def rated(args: FilterArgs) -> dict[str, int]:
@@ -101,12 +101,12 @@ class Verbs:
 
         return self._rate("prioritize", body, rated)
 
-    def spare(self, body: bytes) -> Answer:
+    def spare(self, body: bytes) -> VerbResponse:
         """ExtenderArgs -> HostPriorityList, for a pod without a share."""
         return self._rate("spare", body, lambda args: spare_nodes(self._state, args))
 
-    def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> Answer:
-        """HostPriorityList has no Error: after an error no node is rated, and the log says why."""
+    def _rate(self, verb: str, body: bytes, how: Callable[[FilterArgs], dict[str, int]]) -> VerbResponse:
+        """HostPriorityList has no Error: after an error no node is rated, and the log shows the reason."""
         started, outcome, rated, unreadable = time.perf_counter(), "error", dict[str, int](), False
         try:
             missing = self._not_ready()
@@ -124,9 +124,11 @@ class Verbs:
         except Exception:
             log.exception(f"{verb} failed")
         self._metrics.count(verb, outcome, time.perf_counter() - started)
-        return Answer(self._encoder.encode([HostPriority(node, score) for node, score in rated.items()]), unreadable)
+        return VerbResponse(
+            self._encoder.encode([HostPriority(node, score) for node, score in rated.items()]), unreadable
+        )
 
-    async def bind(self, body: bytes) -> Answer:
+    async def bind(self, body: bytes) -> VerbResponse:
         """ExtenderBindingArgs -> ExtenderBindingResult."""
         started, outcome, error, unreadable = time.perf_counter(), "error", "", False
         try:
@@ -146,10 +148,10 @@ class Verbs:
             log.exception("bind failed")
             error = f"bind failed: {type(wrong).__name__}: {wrong}"
         self._metrics.count("bind", outcome, time.perf_counter() - started)
-        return Answer(self._encoder.encode(BindingResult(error)), unreadable)
+        return VerbResponse(self._encoder.encode(BindingResult(error)), unreadable)
 
-    async def preempt(self, body: bytes) -> Answer:
-        """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: after an error no pod is evicted, and the log says why."""
+    async def preempt(self, body: bytes) -> VerbResponse:
+        """ExtenderPreemptionArgs -> ExtenderPreemptionResult, which has no Error: after an error no pod is evicted, and the log shows the reason."""
         started, result, outcome, unreadable = time.perf_counter(), PreemptionResult(), "error", False
         until_s = self._preemption.verb.deadline()
         try:
@@ -171,7 +173,7 @@ class Verbs:
         except Exception:
             log.exception("preempt failed")
         self._metrics.count("preempt", outcome, time.perf_counter() - started)
-        return Answer(self._encoder.encode(result), unreadable)
+        return VerbResponse(self._encoder.encode(result), unreadable)
 
     def count_snapshot(self, outcome: str, seconds: float) -> None:
         """Count a call of GET /snapshot; the outcome is taken, refused or unread."""

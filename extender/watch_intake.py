@@ -27,7 +27,7 @@ log = structlog.get_logger("extender.watch_intake")
 
 
 class WatchIntake:
-    """The one writer of what the API says."""
+    """The one writer of what the API reports."""
 
     def __init__(self, state: State) -> None:
         self._state = state

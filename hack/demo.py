@@ -68,12 +68,12 @@ class Demo:
         """What is run, as a person would type it."""
         self.console.print(f"$ {command}", style="cyan", highlight=False, markup=False, soft_wrap=True)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """What a command printed."""
         self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
 
     def on_node(self, kubectl: Kubectl, command: str, pods: tuple[str, ...]) -> None:
-        """What tangramctl says of these pods in the arbiter's container: a table, of which the end of the lines may be left out."""
+        """tangramctl's output on these pods in the arbiter's container: a table, of which the end of the lines may be left out."""
         pick = shlex.quote("|".join(["RUN", *pods]))
         for line in kubectl.shell(
             f"kubectl {shlex.join(IN_ARBITER)} tangramctl {command} | grep -E {pick}"
@@ -81,12 +81,12 @@ class Demo:
             self.console.print(line.rstrip(), highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
 
     def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = (), but: str = "") -> None:
-        """Run kubectl and print what it says; `only` keeps the lines that match one of these, `but` leaves out those with it."""
+        """Run kubectl and print its output; `only` keeps the lines that match one of these, `but` leaves out those with it."""
         if not only and not but:
-            self.say(kubectl(*arguments))
+            self.print(kubectl(*arguments))
             return
         pick = f"grep -E {shlex.quote('|'.join(only))}" if only else f"grep -v {shlex.quote(but)}"
-        self.say(kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | {pick}"))
+        self.print(kubectl.shell(f"{shlex.join(['kubectl', *arguments])} | {pick}"))
 
     def in_demo(self, kubectl: Kubectl, *arguments: str) -> None:
         """`show` in the demo's namespace."""
@@ -117,7 +117,7 @@ class Demo:
             )
             install_fake_driver(kubectl, GPUS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
-        # those that an upgrade has just replaced say nothing of what is installed
+        # those that an upgrade has just replaced show nothing about what is installed
         self.show(kubectl, "-n", NAMESPACE, "get", "pods", but="Terminating")
         units = "" if real else f"={UNITS}"
         offered = f"--for=jsonpath={{.status.allocatable.tangram\\.sh/gpu-mem}}{units}"
@@ -132,20 +132,20 @@ class Demo:
         """Three pods on one GPU, and what each sees of it."""
         self.step("Three pods request pieces of one GPU", "A plain pod spec: two lines under limits, nothing else.")
         fresh_namespace(kubectl)
-        self.say(kubectl.shell(f"cat {PODS}"))
+        self.print(kubectl.shell(f"cat {PODS}"))
         self.in_demo(kubectl, "apply", "-f", PODS)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
         self.in_demo(kubectl, "get", "pods", "-o", POD_COLUMNS)
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi show it",
-            "chat requested 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), room for code that it may load later (0.2) and what "
+            "chat requested 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), a reserve for code that it may load later (0.2) and what "
             "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
         )
         self.in_demo(kubectl, "logs", "chat")
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
         self.console.print(
-            "Asked from a second process, which has a context and room of its own (0.7 GiB) while it looks:",
+            "Read from a second process, which has a context and a reserve of its own (0.7 GiB) meanwhile:",
             style="dim",
         )
         for pod in ("embed", "notebook"):
@@ -171,7 +171,7 @@ class Demo:
         """What fits the node's total and no GPU."""
         self.step(
             "A pod that fits on no single GPU",
-            "110 GiB: the node has 120 free, 100 on one GPU and 20 on the other. It waits, says why, and starts when there is room.",
+            "110 GiB: the node has 120 free, 100 on one GPU and 20 on the other. It waits, an Event gives the reason, and it starts when one GPU has enough free memory.",
         )
         self.in_demo(kubectl, "apply", "-f", TRAIN)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/train", "--timeout=120s")
@@ -199,7 +199,7 @@ class Demo:
         for pod in WORKERS:
             self.in_demo(kubectl, "logs", pod, "--tail=1")
         self.console.print(
-            "GOT is for how much of the last second each had work and might run, on the way to the GPU and back too. Whoever is in the way of live is suspended in the middle of its kernel.",
+            "GOT is the part of the last second in which a container had work queued and was allowed to run. When live needs the GPU, the arbiter suspends the others in the middle of their kernels.",
             style="dim",
             highlight=False,
         )

@@ -1,7 +1,7 @@
 """What of the NVIDIA kernel driver's interface Tangram reads and writes, extracted from each tag of NVIDIA's open kernel modules.
 
     python -m hack.driver_abi MIRROR            writes vgpu/gputime/driver_abi.py and shim/src/gputime/driver_abi.h
-    python -m hack.driver_abi MIRROR --check    exit status 1 where they differ from what the tags say
+    python -m hack.driver_abi MIRROR --check    exit status 1 where they differ from the tags
 
 MIRROR is a git directory of github.com/NVIDIA/open-gpu-kernel-modules with its tags. Tags of the branches 535 and later are read. Offsets are
 computed as a compiler for x86-64 lays the structs out.
@@ -55,7 +55,7 @@ _SIZES: Final = {
 Facts = dict[str, object]
 
 
-class Unreadable(Exception):
+class UnreadableHeader(Exception):
     """A header that does not look like any before it."""
 
 
@@ -63,7 +63,7 @@ def number(text: str, name: str) -> int:
     """Value of `#define NAME VALUE`, where VALUE is a number, in brackets or not."""
     found = re.search(rf"^#define\s+{name}\s+\(?(0x[0-9A-Fa-f]+|\d+)(?:U|L)*\)?", text, re.MULTILINE)
     if found is None:
-        raise Unreadable(f"no number {name}")
+        raise UnreadableHeader(f"no number {name}")
     return int(found[1], 0)
 
 
@@ -71,14 +71,14 @@ def layout(text: str, name: str) -> tuple[int, dict[str, int]]:
     """Size of a struct and the offset of each field."""
     found = re.search(rf"typedef struct\s*\w*\s*\{{([^{{}}]*)\}}\s*{name};", text)
     if found is None:
-        raise Unreadable(f"no struct {name}")
+        raise UnreadableHeader(f"no struct {name}")
     at, widest, offsets = 0, 1, {}
     body = re.sub(r"/\*.*?\*/|//[^\n]*", "", found[1], flags=re.DOTALL)
     for line in filter(None, (part.strip() for part in body.split(";"))):
         declared = re.sub(r"NV_DECLARE_ALIGNED\((.*),\s*8\)", r"\1", line).replace("NV_ALIGN_BYTES(8)", "").strip()
         field = re.fullmatch(r"(\w+)\s+(\w+)\s*(?:\[(\w+)\])?", declared)
         if field is None or field[1] not in _SIZES:
-            raise Unreadable(f"struct {name}: field {line!r}")
+            raise UnreadableHeader(f"struct {name}: field {line!r}")
         size = _SIZES[field[1]]
         count = 1 if field[3] is None else int(field[3]) if field[3].isdecimal() else number(text, field[3])
         at = -(-at // size) * size
@@ -92,13 +92,13 @@ def method_flags(text: str, method: int) -> int:
     row = rf"/\*flags=\*/\s*(0x[0-9a-f]+)u,\s*/\*accessRight=\*/\s*0x[0-9a-f]+u,\s*/\*methodId=\*/\s*{method:#x}u"
     found = re.search(row, text)
     if found is None:
-        raise Unreadable(f"no method {method:#x}")
+        raise UnreadableHeader(f"no method {method:#x}")
     return int(found[1], 16)
 
 
 def facts(read: Callable[[str], str], classes: Iterable[str]) -> Facts:
-    """Of one tag: `read` answers the text of a file, `classes` are the names of the class headers."""
-    said: Facts = {
+    """Of one tag: `read` returns the text of a file, `classes` are the names of the class headers."""
+    facts: Facts = {
         "magic": re.search(r"NV_IOCTL_MAGIC\s+'(.)'", read(_NUMBERS))[1],  # type: ignore[index]
         "escape_free": number(read(_ESCAPES), "NV_ESC_RM_FREE"),
         "escape_control": number(read(_ESCAPES), "NV_ESC_RM_CONTROL"),
@@ -113,13 +113,13 @@ def facts(read: Callable[[str], str], classes: Iterable[str]) -> Facts:
         "engine_compute_last": number(read(_ENGINES), "NV2080_ENGINE_TYPE_GR7"),
         "engine_copy_first": number(read(_ENGINES), "NV2080_ENGINE_TYPE_COPY0"),
     }
-    flags = method_flags(read(_METHODS), int(str(said["disable_channels"])))
-    said["disable_channels_non_privileged"] = bool(flags & number(read(_FLAGS), "RMCTRL_FLAGS_NON_PRIVILEGED"))
+    flags = method_flags(read(_METHODS), int(str(facts["disable_channels"])))
+    facts["disable_channels_non_privileged"] = bool(flags & number(read(_FLAGS), "RMCTRL_FLAGS_NON_PRIVILEGED"))
     for ours, (path, theirs) in STRUCTS.items():
         size, offsets = layout(read(path), theirs)
-        said[ours] = (size, tuple(offsets.values()))
-    said["channel_classes_low"] = sorted({int(one, 16) & 0xFF for one in channels(classes)})
-    return said
+        facts[ours] = (size, tuple(offsets.values()))
+    facts["channel_classes_low"] = sorted({int(one, 16) & 0xFF for one in channels(classes)})
+    return facts
 
 
 def channels(names: Iterable[str]) -> list[str]:
@@ -130,7 +130,7 @@ def channels(names: Iterable[str]) -> list[str]:
 def _added(text: str, name: str) -> int:
     found = re.search(rf"#define\s+{name}\s+\(NV_IOCTL_BASE \+ (\d+)\)", text)
     if found is None:
-        raise Unreadable(f"no number {name}")
+        raise UnreadableHeader(f"no number {name}")
     return int(found[1])
 
 
@@ -151,8 +151,8 @@ def of_tag(mirror: Path, tag: str) -> Facts:
 
     try:
         return facts(read, _git(mirror, "ls-tree", "--name-only", tag, _CLASSES).split())
-    except (Unreadable, TypeError) as error:
-        raise Unreadable(f"{tag}: {error}") from None
+    except (UnreadableHeader, TypeError) as error:
+        raise UnreadableHeader(f"{tag}: {error}") from None
 
 
 def python_text(of: Mapping[str, Facts]) -> str:
@@ -228,7 +228,9 @@ def _agreed(of: Mapping[str, Facts]) -> Facts:
     for tag, other in of.items():
         differ = [name for name in one if one[name] != other[name]]
         if differ:
-            raise Unreadable(f"{first} and {tag} differ in {', '.join(differ)}: {[(one[n], other[n]) for n in differ]}")
+            raise UnreadableHeader(
+                f"{first} and {tag} differ in {', '.join(differ)}: {[(one[n], other[n]) for n in differ]}"
+            )
     return one
 
 
@@ -258,7 +260,7 @@ def main() -> None:
     try:
         of = {tag: of_tag(options.mirror, tag) for tag in tags(options.mirror)}
         texts = {PYTHON: python_text(of), HEADER: header_text(of)}
-    except Unreadable as error:
+    except UnreadableHeader as error:
         sys.exit(f"hack/driver_abi.py: {error}")
     for path, text in texts.items():
         if not options.check:
@@ -267,7 +269,7 @@ def main() -> None:
             sys.stdout.writelines(
                 difflib.unified_diff(path.read_text().splitlines(True), text.splitlines(True), str(path), "tags")
             )
-            sys.exit(f"hack/driver_abi.py: {path} is not what the tags say: run it without --check")
+            sys.exit(f"hack/driver_abi.py: {path} differs from the tags: run it without --check")
 
 
 if __name__ == "__main__":

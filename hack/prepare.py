@@ -1,7 +1,7 @@
 """Build the cluster's programs and Tangram's images at the same time: `python -m hack.prepare [--provider local]`.
 
 Compilers keep the processors busy and image builds mostly wait for downloads, so both together take little longer than the programs
-alone. What is built already costs nothing. The programs are built quietly: who waits for one of them says so, and at the end this does.
+alone. What is built already costs nothing. The programs are built quietly: a step that waits for one of them prints that, and this does at the end.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ NO_FAKE_DRIVER: Final[Mapping[str, Any]] = {
 
 
 def install_fake_driver(kubectl: Kubectl, gpus: str) -> None:
-    """The fake driver on every node, with the GPUs that the description names. Restarts it when they changed, and who knows them."""
+    """The fake driver on every node, with the GPUs that the description names. Restarts it when they changed, and the programs that read them."""
     kubectl("apply", "-f", FAKE_DRIVER)
     described = f"--from-literal=gpus.conf={shlex.quote(gpus)}"
     changed = kubectl.shell(

@@ -1,4 +1,4 @@
-"""Wait for what no event can be awaited for: look again until it is there, or say what was seen last."""
+"""Wait for what no event can be awaited for: check again until it is there, or report what was seen last."""
 
 from __future__ import annotations
 

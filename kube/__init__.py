@@ -1,4 +1,4 @@
-"""Speaking to the Kubernetes API: raw bytes in and out, decoded by msgspec into slim structs.
+"""Calls to the Kubernetes API: raw bytes in and out, decoded by msgspec into slim structs.
 
 The only package that imports `kubernetes`, and it does so for kubeconfig files alone: the extra `kubeconfig`, which images leave out. A
 program in a cluster needs a token and a CA from two files, and importing the client costs 1.2 s and 23 MiB (measured). Its models are

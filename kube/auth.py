@@ -1,7 +1,7 @@
-"""Where the API server is and how to prove who we are.
+"""Address of the API server, and the credentials for it.
 
 In a pod: the service account's folder, read by hand (two files; see the package's docstring for what importing the client costs).
-Elsewhere: a kubeconfig file, read by the official client's loader, which knows exec plugins, OIDC and merging.
+Elsewhere: a kubeconfig file, read by the official client's loader, which supports exec plugins, OIDC and merging.
 
 Both are read again and again, since tokens, certificates and the cluster's CA rotate. The same file contents give the same TLS context.
 """
@@ -25,20 +25,20 @@ _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Credentials:
     """One reading of the credentials. They rotate: `Load` is called again for fresh ones."""
 
     server: str
     """`https://host:port`, without a slash at the end."""
     tls: ssl.SSLContext | None
     token: str = ""
-    """The whole Authorization header, or nothing when the client certificate says who we are."""
+    """The whole Authorization header, or nothing when a client certificate authenticates."""
     tls_name: str | None = None
     """Name to expect in the server's certificate, when it is not the host's."""
     proxy: str | None = None
 
 
-Load = Callable[[], Awaitable[Access]]
+Load = Callable[[], Awaitable[Credentials]]
 """Raises NoClusterError or OSError where the credentials cannot be read."""
 
 
@@ -74,33 +74,33 @@ def loader(kubeconfig: str | None) -> Load:
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
     if kubeconfig is None and in_pod:
 
-        async def load_in_pod() -> Access:
+        async def load_in_pod() -> Credentials:
             return _in_pod(contexts)
 
         return load_in_pod
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     if not any(Path(part).exists() for part in path.split(os.pathsep)):
         raise NoClusterError(
-            f"no cluster to speak to: this is no pod with a service account, and kubeconfig {path} does not exist"
+            f"no cluster to connect to: this is no pod with a service account, and kubeconfig {path} does not exist"
         )
 
-    async def load() -> Access:
+    async def load() -> Credentials:
         return await _from_kubeconfig(path, contexts)
 
     return load
 
 
-def _in_pod(contexts: TlsContexts) -> Access:
+def _in_pod(contexts: TlsContexts) -> Credentials:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     token = (SERVICE_ACCOUNT / "token").read_bytes().strip()
     if not _TOKEN.fullmatch(token):
         raise NoClusterError(f"{SERVICE_ACCOUNT / 'token'} is no bearer token: {len(token)} bytes")
     tls = contexts.of(TlsFiles(str(SERVICE_ACCOUNT / "ca.crt")))
-    return Access(f"https://{host}:{port}", tls, f"Bearer {token.decode()}")
+    return Credentials(f"https://{host}:{port}", tls, f"Bearer {token.decode()}")
 
 
-async def _from_kubeconfig(path: str, contexts: TlsContexts) -> Access:
+async def _from_kubeconfig(path: str, contexts: TlsContexts) -> Credentials:
     try:
         from kubernetes.aio.client import Configuration
         from kubernetes.aio.config import ConfigException, load_kube_config
@@ -121,14 +121,16 @@ async def _from_kubeconfig(path: str, contexts: TlsContexts) -> Access:
             TlsFiles(settings.ssl_ca_cert, settings.cert_file, settings.key_file, verify=settings.verify_ssl)
         )
     token = await settings.get_api_key_with_prefix("BearerToken") or settings.get_basic_auth_token()
-    token = "" if token == "Basic Og==" else token  # noqa: S105 - what the client says for no user and no password
-    return Access(settings.host.rstrip("/"), tls, token or "", settings.tls_server_name or None, settings.proxy or None)
+    token = "" if token == "Basic Og==" else token  # noqa: S105 - what the client returns for no user and no password
+    return Credentials(
+        settings.host.rstrip("/"), tls, token or "", settings.tls_server_name or None, settings.proxy or None
+    )
 
 
 def _tls(files: TlsFiles) -> ssl.SSLContext:
     """Trust this CA alone.
 
-    Python 3.13 began to insist on certificate extensions that Kubernetes' installers do not all write and Go does not request.
+    Python 3.13 began to insist on certificate extensions that Kubernetes' installers do not all write and Go does not require.
     """
     tls = ssl.create_default_context(cafile=files.ca)
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT

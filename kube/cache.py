@@ -8,11 +8,11 @@
             pods.get("default/a")
 
 `on_change(old, new)` is called in the order of the events, in the event loop that runs the cache; `None` stands for "is not there". An
-object that was deleted and made again under its name while nobody watched is reported as both. A callback that raises is logged and
+object that was deleted and made again under its name while the watch was down is reported as both. A callback that raises is logged and
 counted, and the cache goes on; it is called again for that object, at the object's next event or after a wait that doubles, until it returns.
 
-Decides when to list again: the server says that our version is gone, or a line of the watch cannot be read. An object that does not
-decode is kept as it was last known, and its key stands in `unknown` until it decodes or goes. Knows nothing of what objects mean.
+When to list again: the server reports that our version is gone, or a line of the watch cannot be read. An object that does not
+decode is kept as it was last known, and its key stands in `unknown` until it decodes or goes. The content of objects does not matter here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import msgspec
 import structlog
 
 from kube.client import JSON, METADATA, METADATA_LIST, Client
-from kube.documents import EVENTS, THERE, Anonymous, Page
+from kube.documents import EVENTS, THERE, Anonymous, ListPage
 from kube.errors import ApiError
 from kube.objects import key_of
-from kube.owed import DEPARTURES, Keyed, Owed, steps, steps_owed
+from kube.pending_calls import DEPARTURES, Keyed, PendingCalls, pending_steps, steps
 from vgpu.api.back_off import BackOff
 
 PAGE: Final = 500
@@ -55,7 +55,7 @@ class _RelistError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class CacheStatistics:
     """What a cache has seen since it began. Counts never go down, except `objects`, `unknown` and `unreported`."""
 
     objects: int
@@ -73,7 +73,7 @@ class Statistics:
     """Objects of whose last change the callback raised: it is called again."""
     failures: int
     age_s: float
-    """Since anything was last heard from the API server; infinite before the first answer."""
+    """Since anything was last received from the API server; infinite before the first answer."""
 
 
 class Cache(Generic[T]):
@@ -109,12 +109,12 @@ class Cache(Generic[T]):
         self._items: dict[str, T] = {}
         self._version = ""
         self.heard_s = float("-inf")
-        """When the API server was last heard, by `clock`."""
+        """When anything was last received from the API server, by `clock`."""
         self.listed_s = float("-inf")
         """When the last complete list began: what was in the API by then has been reported, or is in `unknown`."""
         self._back_off = BackOff(*BACKOFF_S, jitter)
         self._changed = asyncio.Event()
-        self._owed: dict[str, Owed[T]] = {}
+        self._pending: dict[str, PendingCalls[T]] = {}
         self._owes = asyncio.Event()
         self._relists: dict[str, int] = {}
         self._lists = self._watches = self._events = self._bookmarks = 0
@@ -147,7 +147,7 @@ class Cache(Generic[T]):
         return next_change.is_set()
 
     async def wait_for(self, found: Callable[[], Found | None], *, timeout_s: float) -> Found | None:
-        """What `found` answers as soon as it is not None, asked now and after each change; None when time is up."""
+        """What `found` returns as soon as it is not None, called now and after each change; None when time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while (item := found()) is None:
@@ -155,20 +155,20 @@ class Cache(Generic[T]):
                 return item
         return found()
 
-    def statistics(self) -> Statistics:
-        """Counters for metrics and for people who debug."""
-        return Statistics(
+    def statistics(self) -> CacheStatistics:
+        """Counters for metrics and for debugging."""
+        return CacheStatistics(
             objects=len(self._items), unknown=len(self.unknown), synced=self.has_synced.is_set(),
             lists=self._lists, watches=self._watches, events=self._events, bookmarks=self._bookmarks,
             relists=dict(self._relists), undecodable=self._undecodable, callback_errors=self._callback_errors,
-            unreported=len(self._owed), failures=self._failures, age_s=self._clock() - self.heard_s,
+            unreported=len(self._pending), failures=self._failures, age_s=self._clock() - self.heard_s,
         )  # fmt: skip
 
     async def run(self) -> None:
         """Keep the copy in step until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_on())
-            group.create_task(self._report_owed())
+            group.create_task(self._report_pending())
 
     async def _follow_on(self) -> None:
         while True:
@@ -214,11 +214,11 @@ class Cache(Generic[T]):
         self.has_synced.set()
         self._report_waiters()
 
-    async def _read_page(self, params: Mapping[str, str]) -> Page:
+    async def _read_page(self, params: Mapping[str, str]) -> ListPage:
         body = await self._client.get(self.path, params, accept=self._accept_list)
         self._heard()
         try:
-            return msgspec.json.decode(body, type=Page)
+            return msgspec.json.decode(body, type=ListPage)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ApiError(0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path) from error
 
@@ -270,13 +270,13 @@ class Cache(Generic[T]):
         self._report_waiters()
 
     def _decoded(self, raw: msgspec.Raw) -> T | None:
-        """The object, None where it cannot be decoded: `_take` then says why."""
+        """The object, None where it cannot be decoded: `_take` then finds the reason."""
         with suppress(msgspec.MsgspecError, UnicodeDecodeError):
             return self._decoder.decode(raw)
         return None
 
     def _take(self, raw: msgspec.Raw) -> str:
-        """Keep an object as it is now and tell of the change. Answers its key."""
+        """Keep an object as it is now and report the change. Returns its key."""
         try:
             new = self._decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -313,12 +313,12 @@ class Cache(Generic[T]):
             self._report(key, old, None)
 
     def _report(self, key: str, old: T | None, new: T | None) -> None:
-        """Tell of a change, and first of what is owed of this object. Where the callback raises, this is owed from now on."""
-        owed = self._owed.pop(key, None)
-        tries = owed.tries if owed is not None else 0
-        for before, now in steps(old, new) if owed is None else steps_owed(owed, new):
+        """Report a change, and first what is pending of this object. Where the callback raises, this is pending from now on."""
+        pending = self._pending.pop(key, None)
+        tries = pending.tries if pending is not None else 0
+        for before, now in steps(old, new) if pending is None else pending_steps(pending, new):
             if not self._called(before, now):
-                self._owed[key] = Owed(before, now, tries + 1)
+                self._pending[key] = PendingCalls(before, now, tries + 1)
                 self._owes.set()
                 return
 
@@ -334,21 +334,25 @@ class Cache(Generic[T]):
             return False
         return True
 
-    async def _report_owed(self) -> None:
+    async def _report_pending(self) -> None:
         """Call the callback again for the objects on which it raised."""
         back_off = BackOff(*BACKOFF_S, self._jitter)
         while True:
-            if not self._owed:
+            if not self._pending:
                 self._owes.clear()
                 await self._owes.wait()
                 back_off.succeeded()
             await self._sleep(back_off.failed())
-            for key in list(self._owed):
+            for key in list(self._pending):
                 self._report(key, None, self._items.get(key))
-                owed = self._owed.get(key)
-                if owed is not None and owed.tries >= DEPARTURES and key not in self._items:
-                    del self._owed[key]
-                    log.error("on_change never took that an object is gone", path=self.path, object=key)
+                pending = self._pending.get(key)
+                if pending is not None and pending.tries >= DEPARTURES and key not in self._items:
+                    del self._pending[key]
+                    log.error(
+                        "on_change kept raising for a deleted object and is not called again",
+                        path=self.path,
+                        object=key,
+                    )
             self._report_waiters()
 
     def _report_waiters(self) -> None:

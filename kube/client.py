@@ -23,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import msgspec
 
-from kube.auth import Access, Load, loader
+from kube.auth import Credentials, Load, loader
 from kube.errors import ApiError, NoClusterError, api_error
 
 JSON: Final = "application/json"
@@ -31,7 +31,7 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-"""What `accept` says to be answered the metadata of an object, or of each of a list, and nothing else of it."""
+"""The `accept` header that requests only the metadata of an object, or of each object of a list."""
 
 CREDENTIALS_AGE_LIMIT_S: Final = 60.0
 """Token, certificates and CA are read again after this. The kubelet rotates projected tokens at 80 % of their life, an hour by default,
@@ -41,7 +41,7 @@ CALL_TIMEOUT_S: Final = 30.0
 """For a whole call that is no stream. A page of 500 pods is some 5 MB; guessed to be ample."""
 
 SILENCE_LIMIT_S: Final = 150.0
-"""A stream that is silent for longer is taken as dead. The API server sends a bookmark about every minute."""
+"""A stream that is silent for longer counts as dead. The API server sends a bookmark about every minute."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -53,16 +53,18 @@ _NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError, NoClusterError)
 class Client:
     """Made by `connect`."""
 
-    def __init__(self, load: Load, access: Access, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
-        self._load, self._access, self._session, self._clock = load, access, session, clock
+    def __init__(
+        self, load: Load, credentials: Credentials, session: aiohttp.ClientSession, clock: Callable[[], float]
+    ) -> None:
+        self._load, self._credentials, self._session, self._clock = load, credentials, session, clock
         self._read_at = clock()
         """When the credentials were read; minus infinity when the next call is to read them again."""
-        self._environments_proxy = _environments_proxy(access.server)
+        self._environments_proxy = _environments_proxy(credentials.server)
 
     @property
     def server(self) -> str:
         """Where the API server is."""
-        return self._access.server
+        return self._credentials.server
 
     async def get(
         self, path: str, params: Params | None = None, *, timeout_s: float = CALL_TIMEOUT_S, accept: str = JSON
@@ -151,15 +153,15 @@ class Client:
     async def _options(self, accept: str) -> dict[str, Any]:
         if self._clock() - self._read_at > CREDENTIALS_AGE_LIMIT_S:
             self._read_at = self._clock()
-            self._access = await self._load()
+            self._credentials = await self._load()
         headers = {"Accept": accept}
-        if self._access.token:
-            headers["Authorization"] = self._access.token
+        if self._credentials.token:
+            headers["Authorization"] = self._credentials.token
         options: dict[str, Any] = {"headers": headers}
-        if self._access.tls is not None:
-            options["ssl"] = self._access.tls
-            options["server_hostname"] = self._access.tls_name
-        if proxy := self._access.proxy or self._environments_proxy:
+        if self._credentials.tls is not None:
+            options["ssl"] = self._credentials.tls
+            options["server_hostname"] = self._credentials.tls_name
+        if proxy := self._credentials.proxy or self._environments_proxy:
             options["proxy"] = proxy
         return options
 
@@ -176,13 +178,13 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """A client of the cluster this process runs in, or that `kubeconfig` (or $KUBECONFIG) names. Raises NoClusterError."""
     load = load or loader(kubeconfig)
-    access = await load()
+    credentials = await load()
     async with aiohttp.ClientSession(auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        yield Client(load, access, session, clock)
+        yield Client(load, credentials, session, clock)
 
 
 def _environments_proxy(server: str) -> str | None:
-    """What $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY say of this server. Read once: aiohttp reads them in a thread at every call."""
+    """What $HTTPS_PROXY, $HTTP_PROXY and $NO_PROXY set for this server. Read once: aiohttp reads them in a thread at every call."""
     where = urlsplit(server)
     return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
 

@@ -14,21 +14,21 @@ class _ListMeta(Slim, frozen=True):
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class Page(msgspec.Struct, gc=False):
+class ListPage(msgspec.Struct, gc=False):
     """Of a list."""
 
     metadata: _ListMeta
     items: list[msgspec.Raw] | None = None
 
 
-class Event(msgspec.Struct, gc=False):
+class WatchEvent(msgspec.Struct, gc=False):
     """A line of a watch."""
 
     type: str
     object: msgspec.Raw
 
 
-EVENTS: Final = msgspec.json.Decoder(Event)
+EVENTS: Final = msgspec.json.Decoder(WatchEvent)
 
 THERE: Final = frozenset({"ADDED", "MODIFIED"})
 """Types of nearly all events."""
@@ -43,7 +43,7 @@ class _Name(Slim, frozen=True):
 
 
 class Anonymous(msgspec.Struct, gc=False):
-    """Any object: enough to say which one it is, also where the rest of its metadata cannot be decoded."""
+    """Any object: enough to identify it, also where the rest of its metadata cannot be decoded."""
 
     metadata: _Name = _Name()
     code: int = 0

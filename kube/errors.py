@@ -1,8 +1,8 @@
-"""What goes wrong when speaking to the Kubernetes API.
+"""What goes wrong in calls to the Kubernetes API.
 
 TangramError
 ├── ApiError          the API refused, or could not be reached (status 0)
-└── NoClusterError    there is no cluster to speak to: neither a service account nor a kubeconfig file
+└── NoClusterError    there is no cluster to connect to: neither a service account nor a kubeconfig file
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vgpu.api.errors import TangramError
 
 
 class NoClusterError(TangramError):
-    """Neither a service account nor a kubeconfig file says where the cluster is."""
+    """Neither a service account nor a kubeconfig file names the cluster."""
 
 
 class ApiError(TangramError):
@@ -54,11 +54,11 @@ class ApiError(TangramError):
 
     @property
     def transient(self) -> bool:
-        """No answer, too many requests, or the server's own trouble: the same call may succeed later."""
+        """No answer, too many requests, or an error of the server: the same call may succeed later."""
         return self.status in (0, HTTPStatus.TOO_MANY_REQUESTS) or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     """`kind: Status`, as the API answers when it refuses."""
 
     code: int = 0
@@ -67,15 +67,15 @@ class Status(msgspec.Struct, frozen=True):
 
 
 TEXT_LIMIT = 500
-"""Characters of an answer that is no Status, such as a proxy's page, that an error repeats. Pulled out of the air."""
+"""Characters of an answer that is no Status, such as a proxy's page, that an error repeats. Guessed."""
 
 
 def api_error(status: int, body: bytes, *, verb: str, path: str, retry_after: str = "") -> ApiError:
     """The error that an answer with this HTTP status and body stands for."""
     try:
-        said = msgspec.json.decode(body, type=Status)
+        answer = msgspec.json.decode(body, type=ApiStatus)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        said = Status(message=body[:TEXT_LIMIT].decode(errors="replace"))
-    reason = said.reason or (HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown")
+        answer = ApiStatus(message=body[:TEXT_LIMIT].decode(errors="replace"))
+    reason = answer.reason or (HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else "Unknown")
     wait_s = float(retry_after) if retry_after.isdigit() else 0.0
-    return ApiError(status, reason, said.message, verb=verb, path=path, retry_after_s=wait_s)
+    return ApiError(status, reason, answer.message, verb=verb, path=path, retry_after_s=wait_s)

@@ -1,10 +1,10 @@
-"""Tell users what happened to their objects: Events in the group events.k8s.io/v1.
+"""Report to users what happened to their objects: Events in the group events.k8s.io/v1.
 
-Recording never waits and never fails: an Event is put in a queue that `run` empties. The same thing said again within
-`SERIES_S` becomes a count on the first Event, and an object about which we say too much is no longer written to for a while.
+Recording never waits and never fails: an Event is put in a queue that `run` empties. The same Event recorded again within
+`SERIES_S` becomes a count on the first Event, and an object with too many Events gets no more for a while.
 What happens to an object again and again, with a note that differs each time, is a series: it is counted on the first Event, which keeps its
 note (the API does not let it change), and the count is written when it has doubled, so that it costs ten writes in ten minutes.
-What was dropped is counted. Decides nothing about when to say something.
+What was dropped is counted. Does not decide when to report something.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BURST: Final = 25
 REFILL_S: Final = 300.0
 """Afterwards one Event in this time. As in client-go."""
 QUEUE: Final = 1000
-"""Events waiting to be written. Pulled out of the air."""
+"""Events waiting to be written. Guessed."""
 OBJECTS: Final = 4096
 """Objects and series remembered; the oldest are forgotten. As in client-go."""
 NOTE_LIMIT: Final = 1024
@@ -64,7 +64,7 @@ def about(thing: Pod | Node, container: str = "") -> ObjectReference:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class EventStatistics:
     """Events since the recorder began."""
 
     written: int
@@ -75,7 +75,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Notice:
     """One thing to write."""
 
     regarding: ObjectReference
@@ -121,7 +121,7 @@ class Recorder:
     ) -> None:
         self._client, self._component, self._instance = client, component, instance
         self._clock, self._now = clock, now
-        self._queue: asyncio.Queue[_Said] = asyncio.Queue(QUEUE)
+        self._queue: asyncio.Queue[_Notice] = asyncio.Queue(QUEUE)
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
         self._allowances: OrderedDict[ObjectReference, _Allowance] = OrderedDict()
         self._written = self._counted = self._dropped = 0
@@ -137,27 +137,27 @@ class Recorder:
         action: str = "",
         series: str = "",
     ) -> None:
-        """Say that `reason` (CamelCase, constant) happened to `regarding`; `note` is the sentence for a person. What has the same `series`, if
+        """Record that `reason` (CamelCase, constant) happened to `regarding`; `note` is the sentence for the user. What has the same `series`, if
         any, is counted on the first Event whatever its note."""
         try:
-            self._queue.put_nowait(_Said(regarding, reason, note[:NOTE_LIMIT], type, action or reason, series))
+            self._queue.put_nowait(_Notice(regarding, reason, note[:NOTE_LIMIT], type, action or reason, series))
         except asyncio.QueueFull:
             self._dropped += 1
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EventStatistics:
         """Counters for metrics."""
-        return Statistics(self._written, self._counted, self._dropped)
+        return EventStatistics(self._written, self._counted, self._dropped)
 
     async def run(self) -> None:
         """Write what is queued until cancelled."""
         while True:
-            said = await self._queue.get()
+            notice = await self._queue.get()
             try:
-                await self._write(said)
+                await self._write(notice)
             except ApiError as error:
                 self._dropped += 1
                 log.warning(
-                    "an Event was not written", reason=said.reason, object=said.regarding.name, error=str(error)
+                    "an Event was not written", reason=notice.reason, object=notice.regarding.name, error=str(error)
                 )
             finally:
                 self._queue.task_done()
@@ -166,19 +166,19 @@ class Recorder:
         """Return when all that was queued is written or dropped. For tests and orderly ends."""
         await self._queue.join()
 
-    async def _write(self, said: _Said) -> None:
-        series = self._series.get(said.key)
+    async def _write(self, notice: _Notice) -> None:
+        series = self._series.get(notice.key)
         if series is not None and self._clock() - series.began_at >= SERIES_S:
             series = None
         if series is not None:
             series.count += 1
-            if said.series and series.count & (series.count - 1):
+            if notice.series and series.count & (series.count - 1):
                 self._counted += 1
                 return
-        if not self._allowed(said.regarding):
+        if not self._allowed(notice.regarding):
             self._dropped += 1
             return
-        namespace = said.regarding.namespace or "default"
+        namespace = notice.regarding.namespace or "default"
         if series is not None:
             change = {"series": {"count": series.count, "lastObservedTime": self._micro_time()}}
             try:
@@ -189,22 +189,22 @@ class Recorder:
             else:
                 self._counted += 1
                 return
-        await self._create(said, namespace)
+        await self._create(notice, namespace)
 
-    async def _create(self, said: _Said, namespace: str) -> None:
+    async def _create(self, notice: _Notice, namespace: str) -> None:
         self._number += 1
-        name = f"{said.regarding.name[:200]}.{time.time_ns():x}{self._number:x}"
+        name = f"{notice.regarding.name[:200]}.{time.time_ns():x}{self._number:x}"
         body: dict[str, Any] = {
             "apiVersion": "events.k8s.io/v1", "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "eventTime": self._micro_time(), "action": said.action, "reason": said.reason, "note": said.note, "type": said.kind,
+            "eventTime": self._micro_time(), "action": notice.action, "reason": notice.reason, "note": notice.note, "type": notice.kind,
             "reportingController": self._component, "reportingInstance": self._instance[:128],
-            "regarding": said.regarding,
+            "regarding": notice.regarding,
         }  # fmt: skip
         await self._client.send("POST", paths.events(namespace), body)
         self._written += 1
-        self._series[said.key] = _Series(name, self._clock())
-        self._series.move_to_end(said.key)
+        self._series[notice.key] = _Series(name, self._clock())
+        self._series.move_to_end(notice.key)
         while len(self._series) > OBJECTS:
             self._series.popitem(last=False)
 

@@ -1,7 +1,7 @@
 """What a pod must find on a node beside resources: node selector, required node affinity and taints, as kube-scheduler judges them.
 
 Judges exactly or not at all. A pod that has anything else which may keep it off a node (other pods near or far, spreading, PersistentVolumeClaims,
-host ports, devices, gates, another resource) has no `Needs`: only the scheduler can tell where it may go.
+host ports, devices, gates, another resource) has no `Needs`: only the scheduler can decide where it may go.
 Sources: pkg/scheduler/framework/plugins/{nodeaffinity,tainttoleration,nodeunschedulable} of Kubernetes 1.36.
 """
 
@@ -16,13 +16,13 @@ from kube.pod_requests import pending_pod_requests
 from vgpu.scheduling.nodes.constraints import REPELS, Taint
 
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
-"""Those that `Requirement` judges. Gt and Lt, which nobody uses, are left to the scheduler."""
+"""Those that `Requirement` judges. Gt and Lt, which are rarely used, are left to the scheduler."""
 
 CORDONED: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """An unschedulable node takes pods that tolerate this."""
 
 PLAIN: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
-"""Resources of others that every node has. Whether there is enough of them is the scheduler's to say."""
+"""Resources of others that every node has. The scheduler checks whether there is enough of them."""
 
 
 class _Affinity(Affinity, frozen=True):
@@ -37,7 +37,7 @@ class WholeContainer(Container, frozen=True):
 
 
 class WholeSpec(PodSpec, frozen=True):
-    """A pod's spec, with all that says where it may go."""
+    """A pod's spec, with every field that restricts its nodes."""
 
     containers: tuple[WholeContainer, ...] = ()
     init_containers: tuple[WholeContainer, ...] = ()

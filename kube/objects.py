@@ -111,7 +111,7 @@ class NodeSelector(Slim, frozen=True):
 
 
 class NodeAffinity(Slim, frozen=True):
-    """Which nodes a pod must have, and which it would like."""
+    """Which nodes a pod requires, and which it prefers."""
 
     required: NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
     preferred: tuple[PreferredTerm, ...] = msgspec.field(
@@ -160,7 +160,7 @@ class Requirement(Slim, frozen=True):
 
 
 class Needs(Slim, frozen=True):
-    """What a pod must find on a node beside resources, where labels and taints say all of it."""
+    """What a pod must find on a node beside resources, where labels and taints decide all of it."""
 
     labels: tuple[tuple[str, str], ...] = ()
     """All of these."""
@@ -184,7 +184,7 @@ class PodSpec(Slim, frozen=True):
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     preemption_policy: str = ""
-    """`Never`: it waits in front of others and evicts nobody."""
+    """`Never`: it waits ahead of pods of lower priority and evicts none."""
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[SpreadConstraint, ...] = ()
@@ -218,7 +218,7 @@ class ContainerStatus(Slim, frozen=True):
     container_id: str = msgspec.field(name="containerID", default="")
     """`<runtime>://<ID>` of the last one that was made; empty before that."""
     allocated_resources: Amounts | None = None
-    """What the node has promised it, also where a resize has not reached it yet."""
+    """What the node has allocated to it, also where a resize has not reached it yet."""
     resources: Resources | None = None
     """What it really has."""
 
@@ -316,13 +316,13 @@ class Node(Slim, frozen=True):
         return self.metadata.name
 
 
-class BudgetSpec(Slim, frozen=True):
+class PodDisruptionBudgetSpec(Slim, frozen=True):
     """Which pods a PodDisruptionBudget counts. Without a selector, none."""
 
     selector: Selector | None = None
 
 
-class BudgetStatus(Slim, frozen=True):
+class PodDisruptionBudgetStatus(Slim, frozen=True):
     """How many may be evicted now."""
 
     disruptions_allowed: int = 0
@@ -330,12 +330,12 @@ class BudgetStatus(Slim, frozen=True):
     """Pods whose eviction is under way and counted already."""
 
 
-class Budget(Slim, frozen=True):
+class PodDisruptionBudget(Slim, frozen=True):
     """A PodDisruptionBudget."""
 
     metadata: Metadata = Metadata()
-    spec: BudgetSpec = BudgetSpec()
-    status: BudgetStatus = BudgetStatus()
+    spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
+    status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
 
     @property
     def key(self) -> str:

@@ -24,17 +24,17 @@ async def annotate(client: Client, path: str, annotations: Mapping[str, str | No
 
 
 async def nominate(client: Client, pod: Metadata, node: str | None, *, unchanged: bool = False) -> None:
-    """Nominate this pod, by its UID, to a node; None withdraws. `unchanged`: only if nobody has written it since. Raises ApiError."""
+    """Nominate this pod, by its UID, to a node; None withdraws. `unchanged`: only if it was not written since. Raises ApiError."""
     known = {"uid": pod.uid} | ({"resourceVersion": pod.resource_version} if unchanged else {})
     change = {"metadata": known, "status": {"nominatedNodeName": node}}
     await merge(client, paths.pod(pod.namespace, pod.name, "status"), change)
 
 
 async def apply_operations(client: Client, path: str, operations: Sequence[Mapping[str, Any]]) -> bytes:
-    """Apply a JSON patch (RFC 6902). A `test` that does not hold is an ApiError with status 422."""
+    """Apply a JSON patch (RFC 6902). A `test` that fails is an ApiError with status 422."""
     return await client.send("PATCH", path, list(operations), content_type=JSON_PATCH)
 
 
 def pointer(*parts: str | int) -> str:
-    """A JSON pointer to `parts`, escaped as RFC 6901 says: `pointer("metadata", "annotations", "tangram.sh/class")`."""
+    """A JSON pointer to `parts`, escaped as in RFC 6901: `pointer("metadata", "annotations", "tangram.sh/class")`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)

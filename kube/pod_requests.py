@@ -1,7 +1,7 @@
 """What a pod requests, counted as kube-scheduler counts it. Nothing else in Tangram adds up requests.
 
     applicant  a pod that is to be placed: its spec
-    holder     a pod on a node: its spec, and what its status says of containers and pods that were resized in place
+    holder     a pod on a node: its spec, and what its status reports of containers and pods that were resized in place
 
 Containers add up. Init containers run one after another before them, so the largest of them counts where it is more than that sum; native
 sidecars (restartPolicy Always) stay beside whatever starts after them. Requests of the pod as a whole stand in place of those of its
@@ -54,10 +54,10 @@ def bound_pod_requests(pod: Pod) -> dict[str, int]:
     if spec.requests is not None:
         return spec.requests
     infeasible = _resize_is_infeasible(status)
-    said = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses)}
+    reported = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses)}
 
     def counted(one: Container) -> _Nanos:
-        wanted, known = _nanos(one.resources.requests), said.get(one.name)
+        wanted, known = _nanos(one.resources.requests), reported.get(one.name)
         if known is None or known.resources is None:
             return wanted
         return _effective(wanted, known.resources, known.allocated_resources, infeasible=infeasible)
@@ -76,7 +76,7 @@ def requests_of(pod: Pod) -> dict[str, int]:
 
 
 def reports_resources(status: PodStatus) -> bool:
-    """Does it say what the pod or a container really has? Else a holder has what its spec requests."""
+    """Does it report what the pod or a container really has? Else a holder has what its spec requests."""
     if status.resources is not None:
         return True
     return any(one.resources is not None for one in (*status.container_statuses, *status.init_container_statuses))
@@ -88,7 +88,7 @@ def _one_for_all(items: tuple[tuple[str, int], ...]) -> dict[str, int]:
 
 
 def shared(requests: Mapping[str, int]) -> dict[str, int]:
-    """The same, one object for all pods that request the same: for who keeps thousands."""
+    """The same, one object for all pods that request the same: for a caller that keeps thousands."""
     return _one_for_all(tuple(sorted(requests.items())))
 
 
@@ -123,7 +123,7 @@ def _for_whole_pods(resource: str) -> bool:
 
 
 def _effective(wanted: _Nanos, actual: Resources, allocated: Amounts | None, *, infeasible: bool) -> dict[str, int]:
-    """The most of what is wanted, what the node has promised and what the container really has."""
+    """The most of what is requested, what the node has allocated and what the container really has."""
     most = dict[str, int]()
     for one in (_nanos(actual.requests), _nanos(allocated), {} if infeasible else wanted):
         _raise_to(most, one)

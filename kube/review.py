@@ -1,6 +1,6 @@
-"""Whose token it is, and whether its owner may get a path: as `kube-rbac-proxy` has it reviewed, by a TokenReview and a SubjectAccessReview.
+"""The owner of a token, and whether it may get a path: as `kube-rbac-proxy` has it reviewed, by a TokenReview and a SubjectAccessReview.
 
-Needs the verb `create` for both (the ClusterRole `system:auth-delegator` has it). Says nothing of how long an answer counts.
+Needs the verb `create` for both (the ClusterRole `system:auth-delegator` has it). Does not define how long an answer counts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ CALL_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`status`: 200, 401, 403, or 503 where the API server does not say. `why` is for whoever sent the token."""
+class AccessDecision:
+    """`status`: 200, 401, 403, or 503 where the API server does not answer. `why` is for the client that sent the token."""
 
     status: HTTPStatus
     why: str
 
 
 class User(msgspec.Struct, frozen=True):
-    """Whose token it is; sent on as it came."""
+    """The owner of the token; sent on as it came."""
 
     username: str = ""
     uid: str = ""
@@ -62,17 +62,17 @@ class AccessReview(msgspec.Struct, frozen=True):
     status: AccessStatus = AccessStatus()
 
 
-async def may_get(client: Client, token: str, path: str) -> Verdict:
+async def may_get(client: Client, token: str, path: str) -> AccessDecision:
     """May the owner of this token get the path? Never raises for what the API server answers, or that it does not."""
     try:
         return await _reviewed(client, token, path)
     except ApiError as error:
-        return Verdict(HTTPStatus.SERVICE_UNAVAILABLE, f"the API server reviews no token: {error.reason}")
+        return AccessDecision(HTTPStatus.SERVICE_UNAVAILABLE, f"the API server reviews no token: {error.reason}")
     except msgspec.MsgspecError as error:
-        return Verdict(HTTPStatus.SERVICE_UNAVAILABLE, f"the API server's review cannot be read: {error}")
+        return AccessDecision(HTTPStatus.SERVICE_UNAVAILABLE, f"the API server's review cannot be read: {error}")
 
 
-async def _reviewed(client: Client, token: str, path: str) -> Verdict:
+async def _reviewed(client: Client, token: str, path: str) -> AccessDecision:
     """Raises ApiError, MsgspecError."""
     requested: dict[str, Any] = {
         "apiVersion": "authentication.k8s.io/v1",
@@ -82,7 +82,7 @@ async def _reviewed(client: Client, token: str, path: str) -> Verdict:
     answer = await client.send("POST", paths.TOKEN_REVIEWS, requested, timeout_s=CALL_S)
     token_status = msgspec.json.decode(answer, type=TokenReview).status
     if not token_status.authenticated or not token_status.user.username:
-        return Verdict(HTTPStatus.UNAUTHORIZED, "the API server does not know this token")
+        return AccessDecision(HTTPStatus.UNAUTHORIZED, "the API server does not know this token")
     user = token_status.user
     requested = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -95,7 +95,7 @@ async def _reviewed(client: Client, token: str, path: str) -> Verdict:
     answer = await client.send("POST", paths.ACCESS_REVIEWS, requested, timeout_s=CALL_S)
     access = msgspec.json.decode(answer, type=AccessReview).status
     if access.allowed and not access.denied:
-        return Verdict(HTTPStatus.OK, "ok")
-    return Verdict(
+        return AccessDecision(HTTPStatus.OK, "ok")
+    return AccessDecision(
         HTTPStatus.FORBIDDEN, f"{user.username} may not get {path}: it needs a ClusterRole with this nonResourceURL"
     )

@@ -1,1 +1,1 @@
-"""The only importer of pynvml: what GPUs there are, whether they are well, who uses them."""
+"""The only importer of pynvml: which GPUs there are, their health, and the processes that use them."""

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nvml.messages import TOGETHER, AnyReply, AnyRequest, Failed
+from nvml.messages import TOGETHER, AnyReply, AnyRequest, ErrorReply
 
 
 @dataclass(slots=True)
-class Call:
+class PendingCall:
     """One request."""
 
     request: AnyRequest
@@ -20,22 +20,22 @@ class Call:
     given_up: bool = False
 
     def answer(self, reply: AnyReply) -> None:
-        """Whoever waits for it goes on."""
+        """Set the reply; the waiting caller continues."""
         self.reply = reply
         self.done.set()
 
 
-def next_calls(calls: deque[Call]) -> list[Call]:
-    """Take the first ones that somebody waits for, as many as are carried together."""
-    found: list[Call] = []
+def next_calls(calls: deque[PendingCall]) -> list[PendingCall]:
+    """Remove the first ones that a caller waits for, as many as fit one packet."""
+    found: list[PendingCall] = []
     while calls and len(found) < TOGETHER:
         call = calls.popleft()
         found += [] if call.given_up else [call]
     return found
 
 
-def fail(calls: Iterable[Call], why: str) -> None:
+def fail(calls: Iterable[PendingCall], why: str) -> None:
     """No child answers those of these that have no reply."""
     for call in calls:
         if call.reply is None:
-            call.answer(Failed(why, kind="away"))
+            call.answer(ErrorReply(why, kind="away"))

@@ -1,8 +1,8 @@
 """The child: one thread that calls NVML, for the one program that started it. It may hang, be killed and be replaced at any time.
 
 It reads packets of requests from the socket that is its standard input, and answers each packet before it reads the next. The first packet
-comes with an eventfd, in which the child counts its answers: so the supervisor knows which call hangs. It decides nothing, keeps nothing
-but the events it listens to, and ends when its supervisor hangs up or dies.
+comes with an eventfd, in which the child counts its answers: so the supervisor sees which call hangs. It decides nothing, keeps nothing
+but the events it subscribed to, and ends when its supervisor closes the connection or dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nvml import probe, usage
+from nvml import gpu_facts, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.events import Events
@@ -29,27 +29,27 @@ from nvml.messages import (
     MOST_PROCESSES,
     REQUEST_BYTES,
     TOGETHER,
-    Answers,
     AnyReply,
     AnyRequest,
-    Computed,
-    Computes,
-    Count,
-    Descriptors,
-    Failed,
+    CountRequest,
+    DescriptorsRequest,
+    ErrorReply,
     Found,
-    GpuAt,
-    Health,
-    Held,
-    Maps,
-    OneGpu,
-    Open,
-    Opened,
-    Processes,
+    GpuAtRequest,
+    GpuReply,
+    HealthReply,
+    HealthRequest,
+    MapsRequest,
+    OpenReply,
+    OpenRequest,
+    ProcessesReply,
+    ProcessesRequest,
     ReplyPacket,
     RequestPacket,
-    Xids,
-    XidsSeen,
+    UtilisationReply,
+    UtilisationRequest,
+    XidsReply,
+    XidsRequest,
     decode_requests,
     encode,
 )
@@ -58,7 +58,7 @@ from nvml.naming import naming
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG, linux/prctl.h."""
 SLOW_S: Final = 0.05
-"""Who waits behind a packet that takes longer has its turn before the rest of it. Guessed: eight GPUs that are well take a few milliseconds."""
+"""A caller behind a packet that takes longer is served before the rest of it. Guessed: eight healthy GPUs take a few milliseconds."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def serve(sock: socket.socket) -> None:
-    """Until the other end hangs up. Raises msgspec.MsgspecError for what a supervisor never sends."""
+    """Until the supervisor closes the connection. Raises msgspec.MsgspecError for what a supervisor never sends."""
     with Session() as session:
         packet, descriptors, _, _ = socket.recv_fds(sock, TOGETHER * REQUEST_BYTES, 1)
         while packet:
@@ -92,7 +92,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def answers(session: Session, requests: Iterable[RequestPacket], answered: int) -> bytes:
-    """As one packet: to all of these, or to the first of them where they take long or much room. `answered`: an eventfd."""
+    """As one packet: to all of these, or to the first of them where they take long or are large. `answered`: an eventfd."""
     replies: list[msgspec.Raw] = []
     until_s, size = time.monotonic() + SLOW_S, 0
     for received in requests:
@@ -124,52 +124,52 @@ class Session:
         try:
             return self._answer(request)
         except NvmlError as error:
-            return Failed.of(error)
-        except Exception as error:  # noqa: BLE001 - of the binding, for a value that nobody thought of
-            return Failed(f"{request.key}: {type(error).__name__}: {error}")
+            return ErrorReply.of(error)
+        except Exception as error:  # noqa: BLE001 - of the binding, for an unforeseen value
+            return ErrorReply(f"{request.key}: {type(error).__name__}: {error}")
 
     def _answer(self, request: AnyRequest) -> AnyReply:
         match request:
-            case Open(driver_root):
+            case OpenRequest(driver_root):
                 return self._opened(Path(driver_root))
-            case Count():
-                return probe.count()
-            case GpuAt(index):
-                return OneGpu(probe.gpu_at(index))
-            case Answers(uuid):
-                return Health(probe.answers(uuid))
-            case Processes(uuid):
+            case CountRequest():
+                return gpu_facts.count()
+            case GpuAtRequest(index):
+                return GpuReply(gpu_facts.gpu_at(index))
+            case HealthRequest(uuid):
+                return HealthReply(gpu_facts.answers(uuid))
+            case ProcessesRequest(uuid):
                 return _held(uuid)
-            case Computes(uuid, since_us, until_us):
-                return Computed(usage.busy(uuid, since_us, until_us))
-            case Xids(uuids):
+            case UtilisationRequest(uuid, since_us, until_us):
+                return UtilisationReply(usage.busy(uuid, since_us, until_us))
+            case XidsRequest(uuids):
                 return self._xids(uuids)
-            case Maps() | Descriptors():
-                return Failed("the NVML process looks at no processes: the program that serves does")
+            case MapsRequest() | DescriptorsRequest():
+                return ErrorReply("the NVML process looks at no processes: the program that serves does")
 
-    def _opened(self, driver_root: Path) -> Opened:
+    def _opened(self, driver_root: Path) -> OpenReply:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""
         found = self._open.enter_context(opened(driver_root))
-        for index in range(probe.count().count):
+        for index in range(gpu_facts.count().count):
             with suppress(nv.NVMLError):  # a call about a lost one fails later, with the reason
                 nv.nvmlDeviceGetHandleByIndex(index)
-        return Opened(found, mapped(LIBRARY.partition(".so")[0]))
+        return OpenReply(found, mapped(LIBRARY.partition(".so")[0]))
 
-    def _xids(self, uuids: tuple[str, ...]) -> XidsSeen:
+    def _xids(self, uuids: tuple[str, ...]) -> XidsReply:
         if self._events is None or self._listens != uuids:
             if self._events is not None:
                 self._events.close()
             self._events, self._listens = Events(uuids), uuids
-        return XidsSeen(self._events.seen(), self._events.deaf)
+        return XidsReply(self._events.seen(), self._events.unwatched)
 
 
-def _held(uuid: str) -> Held:
+def _held(uuid: str) -> ProcessesReply:
     """The memory is read before and after the list: a process that allocates or ends meanwhile is in the list or out of the smaller number."""
     before = usage.used_bytes(uuid)
     processes = usage.processes(uuid)
     after = usage.used_bytes(uuid)
     whole = len(processes) <= MOST_PROCESSES and before is not None and after is not None
-    return Held(processes[:MOST_PROCESSES], min(before or 0, after or 0) if whole else None)
+    return ProcessesReply(processes[:MOST_PROCESSES], min(before or 0, after or 0) if whole else None)
 
 
 def mapped(library: str) -> str:

@@ -16,7 +16,7 @@ FULL_S: Final = 0.01
 """Between two tries to connect while the socket's queue is full. Guessed."""
 
 
-class Client:
+class NvmlClient:
     """Not for several threads: each has its own. `wait_s`: for one answer."""
 
     def __init__(self, path: Path, wait_s: float) -> None:
@@ -61,7 +61,7 @@ class Client:
     def _reply(self, sock: socket.socket, number: int) -> AnyReply:
         packet = sock.recv(REPLY_BYTES + 1)
         if not packet:
-            raise ConnectionResetError("hung up")
+            raise ConnectionResetError("connection closed")
         if len(packet) > REPLY_BYTES:
             raise ValueError(f"more than {REPLY_BYTES} bytes")
         answered = decode_reply(packet)

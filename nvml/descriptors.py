@@ -1,11 +1,11 @@
-"""Does a process have a GPU's device file open? By /proc/<pid>/fd, which only who may trace the process can read.
+"""Does a process have a GPU's device file open? By /proc/<pid>/fd, which only a process that may trace it can read.
 
-Whoever uses a GPU has its device file open, with memory there or without: a program that reads by NVML a temperature has it open, and so has a child of a CUDA
-program. So an open file is no proof of memory. It is looked for by the device's number: a container may call the file what it likes. None = nobody knows,
+A process that uses a GPU has its device file open, with memory there or without: a program that reads by NVML a temperature has it open, and so has a child of a CUDA
+program. So an open file is no proof of memory. It is looked for by the device's number: a container may call the file what it likes. None = unknown,
 as for maps (`nvml.mapped`).
 
 A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are looked at, though they are the same
-in nearly every program. To read the number of a file can wait for whoever serves its file system. `nvml.mapped.Looks` bounds that wait.
+in nearly every program. To read the number of a file can wait for the process that serves its file system. `nvml.mapped.MapsCheck` bounds that wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAJOR: Final = 195
 NO_GPU: Final = 254
 """Minor numbers from there on are the modeset and the control device. Source: the same."""
 MOST: Final = 16_384
-"""Threads and their descriptors of one process: some 0.1 s. Guessed: of one that has more and no GPU among these, nobody knows."""
+"""Threads and their descriptors of one process: some 0.1 s. Guessed: a process with more, and no GPU among these, is unknown."""
 
 
 def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool | None:

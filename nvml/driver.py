@@ -19,30 +19,32 @@ MODULE: Final = Path("/sys/module/nvidia")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class DriverIdentity:
     """Of a driver. Parts that cannot be read are empty."""
 
     library: tuple[int, ...]
     """Device, inode, size and time of change of the file."""
     version: str
-    """As the kernel's part says."""
+    """As the kernel module reports."""
     module: int
     """A number that the kernel gives a module each time it is loaded."""
 
 
-def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Path = MODULE) -> Identity:
+def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Path = MODULE) -> DriverIdentity:
     """Of the driver under this root. `mapped`: the library in use, where none is under the root; empty = not known yet."""
     folder = library_folder(driver_root)
     library = folder / LIBRARY if folder is not None else Path(mapped) if mapped else None
-    return Identity(_file(library) if library is not None else (), _text(version), _inode(module))
+    return DriverIdentity(_file(library) if library is not None else (), _text(version), _inode(module))
 
 
 class DriverWatch:
     """Whether the driver that a child opened is still the one that is there; looked at once in `every_s`."""
 
-    def __init__(self, driver_root: Path, every_s: float, look: Callable[[Path, str], Identity] = identity) -> None:
+    def __init__(
+        self, driver_root: Path, every_s: float, look: Callable[[Path, str], DriverIdentity] = identity
+    ) -> None:
         self._driver_root, self._every_s, self._look = driver_root, every_s, look
-        self.opened = self._there = Identity((), "", 0)
+        self.opened = self._there = DriverIdentity((), "", 0)
         """The one that the last child opened."""
         self._path = ""
         self._looked_at_s = -inf
@@ -63,7 +65,7 @@ class DriverWatch:
             self._look_now()
         return self._there != self.opened
 
-    def _look_now(self) -> Identity:
+    def _look_now(self) -> DriverIdentity:
         self._looked_at_s = time.monotonic()
         self._there = self._look(self._driver_root, self._path)
         return self._there

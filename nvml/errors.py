@@ -3,10 +3,10 @@
 TangramError
 └── NvmlError        the driver is not there, refused, or is too old; names the GPU and NVML's own words
     ├── NvmlHung     a call did not return in time, or would meet a GPU of which one did not
-    └── NvmlAway     no child answers now: it was ended, or none may be started; says why
+    └── NvmlAway     no child answers now: it was ended, or none may be started; gives the reason
         └── NvmlOpening   the first child has not opened NVML yet
 
-Knows nothing of NVML itself, so that every program may import it.
+Independent of NVML itself, so that every program may import it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Events:
     """XID events of some GPUs."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
-        self.deaf: dict[str, str] = {}
+        self.unwatched: dict[str, str] = {}
         """UUID -> why its events cannot be had; queries are all there is for these."""
         with naming("the event set"):
             self._set: Any = nv.nvmlEventSetCreate()
@@ -28,7 +28,7 @@ class Events:
                     handle = nv.nvmlDeviceGetHandleByUUID(uuid)
                     nv.nvmlDeviceRegisterEvents(handle, nv.nvmlEventTypeXidCriticalError, self._set)
             except NvmlError as error:
-                self.deaf[uuid] = str(error)
+                self.unwatched[uuid] = str(error)
 
     def wait(self, timeout_ms: int) -> Xid | None:
         """The next XID, or None when none came in time. Raises NvmlError."""

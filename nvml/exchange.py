@@ -22,7 +22,7 @@ class Hangs(Exception):
 
 
 class NoAnswer(Exception):
-    """What the child sent is no answer; the text says why."""
+    """What the child sent is no answer; the text gives the reason."""
 
 
 def exchange(

@@ -1,7 +1,7 @@
 """Find NVIDIA's management library under a driver root and load it, so that pynvml finds it loaded already.
 
 pynvml loads `libnvidia-ml.so.1`; glibc takes a library that has that SONAME and is loaded already, wherever it came
-from. Decides where to look; knows nothing of GPUs.
+from. Decides where to look; independent of GPUs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def library_folder(driver_root: Path) -> Path | None:
 
 
 def load(driver_root: Path) -> Found:
-    """Load the management library from `driver_root`, else from wherever the loader knows one.
+    """Load the management library from `driver_root`, else from where the loader finds one.
 
-    Raises NvmlError that says where it looked.
+    Raises NvmlError, which names the places searched.
     """
     folder = library_folder(driver_root)
     path = str(folder / LIBRARY) if folder else LIBRARY

@@ -1,4 +1,4 @@
-"""What needs the rights of this program and no NVML: it is answered here, and no child is asked."""
+"""What needs the rights of this program and no NVML: it is answered here, without a child."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nvml.descriptors import gpu_open
-from nvml.mapped import Looks
-from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Descriptors, Failed, Mapped, Maps, Opens
+from nvml.mapped import MapsCheck
+from nvml.messages import (
+    MOST_MAPS,
+    AnyReply,
+    AnyRequest,
+    DescriptorsReply,
+    DescriptorsRequest,
+    ErrorReply,
+    MapsReply,
+    MapsRequest,
+)
 
-LOCAL: Final = (Maps, Descriptors)
+LOCAL: Final = (MapsRequest, DescriptorsRequest)
 
 
-class Local:
+class LocalAnswers:
     """Looks at processes of the node. Those whose maps hang cost no look at descriptors, and the other way round."""
 
-    def __init__(self, maps: Looks | None = None, descriptors: Looks | None = None) -> None:
-        self._maps, self._descriptors = maps or Looks(), descriptors or Looks(gpu_open)
+    def __init__(self, maps: MapsCheck | None = None, descriptors: MapsCheck | None = None) -> None:
+        self._maps, self._descriptors = maps or MapsCheck(), descriptors or MapsCheck(gpu_open)
 
     def answer_all(
         self, requests: Sequence[AnyRequest], carry: Callable[[Sequence[AnyRequest]], Sequence[AnyReply]]
@@ -26,10 +35,10 @@ class Local:
         replies = iter(carry(for_child) if for_child else ())
         return [self.answer(request) if isinstance(request, LOCAL) else next(replies) for request in requests]
 
-    def answer(self, request: Maps | Descriptors) -> Mapped | Opens | Failed:
+    def answer(self, request: MapsRequest | DescriptorsRequest) -> MapsReply | DescriptorsReply | ErrorReply:
         """As it goes over the socket."""
         if len(request.processes) > MOST_MAPS:
-            return Failed(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are looked at")
-        if isinstance(request, Maps):
-            return Mapped(self._maps.of(request.processes))
-        return Opens(self._descriptors.of(request.processes))
+            return ErrorReply(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are looked at")
+        if isinstance(request, MapsRequest):
+            return MapsReply(self._maps.of(request.processes))
+        return DescriptorsReply(self._descriptors.of(request.processes))

@@ -1,9 +1,9 @@
-"""Does a process have the library in its memory? By /proc/<pid>/maps, which only who may trace the process can read.
+"""Does a process have the library in its memory? By /proc/<pid>/maps, which only a process that may trace it can read.
 
 The plugin's container has that right where it is privileged; the arbiter's has not. So the plugin answers the arbiter, through the socket at which it
-answers for NVML. None = nobody knows: no right, a process that is gone or ending, or one whose maps cannot be read in time.
+answers for NVML. None = unknown: no right, a process that is gone or ending, or one whose maps cannot be read in time.
 
-Reading waits for a lock of the process that is looked at, and a process may hold its own for long. So each look has a thread and a time limit; a
+Reading waits for a lock of the process that is looked at, and a process may keep its own for long. So each look has a thread and a time limit; a
 thread that waits longer is left to itself and ends with the plugin or with its wait (the kernel's wait can be killed). There are few.
 """
 
@@ -23,7 +23,7 @@ from vgpu.api.process_stat import process_stat
 WAIT_S: Final = 1.0
 """For all processes of one request. The arbiter waits 3 s for its answer. Guessed: a read takes milliseconds."""
 STUCK: Final = 8
-"""Threads that wait beyond that, at most. Guessed: more processes than that are not looked at, and nobody knows of them."""
+"""Threads that wait beyond that, at most. Guessed: more processes than that are not looked at, and are unknown."""
 LONGEST: Final = 32 * 2**20
 """Bytes that are read of one process. A program of thousands of libraries has some 2 MiB, and libraries lie at the end; the kernel's limit of 65,530
 mappings is some 6 MiB of plain ones. A process that shows no library in so many bytes shows none."""
@@ -76,7 +76,7 @@ def started_at(pid: int, proc: Path = Path("/proc")) -> int:
     return stat.started if stat is not None else 0
 
 
-class Looks:
+class MapsCheck:
     """Looks at processes. `look` and `started` are for tests."""
 
     def __init__(

@@ -3,6 +3,8 @@
 The supervisor sends a list of `RequestPacket` to its child and gets a list of `ReplyPacket` with the same numbers, in this order: of the
 first of them, where the child is slow. The server takes one `ServedPacket` a packet from other programs of the node, and sends one
 `ReplyPacket` for each. A message that does not decode ends the connection that it came on.
+
+The tags are what programs of other versions send: they stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ default, 208 KiB."""
 MOST_MAPS: Final = 16
 """Processes whose maps, or descriptors, one request names. More are requested one after the other."""
 MOST_PROCESSES: Final = 3000
-"""Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU has room for so many."""
+"""Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so so many fit on no GPU."""
 
 Found = Literal["driver root", "loader"]
 """Where the management library was found."""
@@ -39,7 +41,7 @@ WHOLE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """Memory of one process on one GPU or MIG instance. `used_bytes` is None where the driver does not tell."""
+    """Memory of one process on one GPU or MIG instance. `used_bytes` is None where the driver does not report it."""
 
     pid: int
     uuid: str
@@ -53,11 +55,11 @@ class Busy:
     """One look at a GPU."""
 
     percent: Mapping[int, int]
-    """Host pid -> percent of the time since the last look in which the process computed. Who did not is left out."""
+    """Host pid -> percent of the time since the last look in which the process computed. Others are left out."""
     seen_us: int
     """Of the driver's latest sample, by its own clock: for the next look. 0 = there never was one."""
     by_process: bool = True
-    """Does the driver count by process there? If not, nobody in `percent` says nothing."""
+    """Does the driver count by process there? If not, an empty `percent` has no meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,17 @@ class Xid:
     xid: int
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
+class NvmlRequest(msgspec.Struct, frozen=True, tag=True):
     """A request. `key`: what it is about, for a call that does not return; requests about a GPU have its UUID. `wants`: in words."""
 
     wants: ClassVar[str] = "something"
 
     @property
     def key(self) -> str:
-        return type(self).__name__.lower()
+        return str(self.__struct_config__.tag).lower()
 
 
-class Open(Request, frozen=True, tag=True):
+class OpenRequest(NvmlRequest, frozen=True, tag="Open"):
     """Load the library, initialise NVML and attach every GPU. The first request."""
 
     wants: ClassVar[str] = "its start"
@@ -86,13 +88,13 @@ class Open(Request, frozen=True, tag=True):
     driver_root: str
 
 
-class Count(Request, frozen=True, tag=True):
+class CountRequest(NvmlRequest, frozen=True, tag="Count"):
     """How many GPUs there are."""
 
     wants: ClassVar[str] = "the number of GPUs"
 
 
-class GpuAt(Request, frozen=True, tag=True):
+class GpuAtRequest(NvmlRequest, frozen=True, tag="GpuAt"):
     """All about the GPU with this index. `uuid`: which one was there before, empty = none."""
 
     wants: ClassVar[str] = "its description"
@@ -105,7 +107,7 @@ class GpuAt(Request, frozen=True, tag=True):
         return self.uuid or f"GPU {self.index}"
 
 
-class OfGpu(Request, frozen=True):
+class PerGpuRequest(NvmlRequest, frozen=True):
     """About one GPU."""
 
     uuid: str
@@ -115,20 +117,20 @@ class OfGpu(Request, frozen=True):
         return self.uuid
 
 
-class Answers(OfGpu, frozen=True, tag=True):
+class HealthRequest(PerGpuRequest, frozen=True, tag="Answers"):
     """Is it well?"""
 
     wants: ClassVar[str] = "its health"
 
 
-class Processes(OfGpu, frozen=True, tag=True):
+class ProcessesRequest(PerGpuRequest, frozen=True, tag="Processes"):
     """Which processes use memory there, and how much is in use."""
 
     wants: ClassVar[str] = "its processes"
 
 
-class Computes(OfGpu, frozen=True, tag=True):
-    """Who computed there, between two times of the driver's clock."""
+class UtilisationRequest(PerGpuRequest, frozen=True, tag="Computes"):
+    """The processes that computed there, between two times of the driver's clock."""
 
     wants: ClassVar[str] = "its utilisation"
 
@@ -136,7 +138,7 @@ class Computes(OfGpu, frozen=True, tag=True):
     until_us: int
 
 
-class Xids(Request, frozen=True, tag=True):
+class XidsRequest(NvmlRequest, frozen=True, tag="Xids"):
     """XID events of these GPUs since the last such request."""
 
     wants: ClassVar[str] = "XID events"
@@ -144,7 +146,7 @@ class Xids(Request, frozen=True, tag=True):
     uuids: tuple[str, ...]
 
 
-class Maps(Request, frozen=True, tag=True):
+class MapsRequest(NvmlRequest, frozen=True, tag="Maps"):
     """Which of these processes have the library in their memory. `processes`: host pid and start, in clock ticks since boot. No child answers it:
     `nvml.mapped` does, in the program that serves."""
 
@@ -153,64 +155,64 @@ class Maps(Request, frozen=True, tag=True):
     processes: tuple[tuple[int, int], ...]
 
 
-class Descriptors(Request, frozen=True, tag=True):
-    """Which of these processes have a GPU's device file open. `processes`: as of `Maps`. `nvml.descriptors` answers it, no child."""
+class DescriptorsRequest(NvmlRequest, frozen=True, tag="Descriptors"):
+    """Which of these processes have a GPU's device file open. `processes`: as of `MapsRequest`. `nvml.descriptors` answers it, no child."""
 
     wants: ClassVar[str] = "the descriptors of processes"
 
     processes: tuple[tuple[int, int], ...]
 
 
-class Reply(msgspec.Struct, frozen=True, tag=True):
+class NvmlReply(msgspec.Struct, frozen=True, tag=True):
     """An answer."""
 
 
-class Opened(Reply, frozen=True, tag=True):
+class OpenReply(NvmlReply, frozen=True, tag="Opened"):
     """NVML is open. `path`: of the library in use."""
 
     found: Found
     path: str
 
 
-class Counted(Reply, frozen=True, tag=True):
+class CountReply(NvmlReply, frozen=True, tag="Counted"):
     count: int
     driver: str
 
 
-class OneGpu(Reply, frozen=True, tag=True):
+class GpuReply(NvmlReply, frozen=True, tag="OneGpu"):
     gpu: Gpu
 
 
-class Health(Reply, frozen=True, tag=True):
+class HealthReply(NvmlReply, frozen=True, tag="Health"):
     trouble: str | None
     """Why the GPU is not well, for a person."""
 
 
-class Held(Reply, frozen=True, tag=True):
+class ProcessesReply(NvmlReply, frozen=True, tag="Held"):
     processes: tuple[ProcessUsage, ...]
     used_bytes: int | None = None
-    """Of the GPU or MIG instance, as the driver counts it, without what it reserves for itself. None = the driver does not tell, or the list is not
+    """Of the GPU or MIG instance, as the driver counts it, without what it reserves for itself. None = the driver does not report it, or the list is not
     whole."""
 
 
-class Computed(Reply, frozen=True, tag=True):
+class UtilisationReply(NvmlReply, frozen=True, tag="Computed"):
     busy: Busy
 
 
-class XidsSeen(Reply, frozen=True, tag=True):
+class XidsReply(NvmlReply, frozen=True, tag="XidsSeen"):
     xids: tuple[Xid, ...]
-    deaf: dict[str, str]
+    unwatched: dict[str, str]
     """UUID -> why its events cannot be had."""
 
 
-class Mapped(Reply, frozen=True, tag=True):
-    """One for each process that was named; None = nobody knows."""
+class MapsReply(NvmlReply, frozen=True, tag="Mapped"):
+    """One for each process that was named; None = unknown."""
 
     mapped: tuple[bool | None, ...]
 
 
-class Opens(Reply, frozen=True, tag=True):
-    """One for each process that was named; None = nobody knows."""
+class DescriptorsReply(NvmlReply, frozen=True, tag="Opens"):
+    """One for each process that was named; None = unknown."""
 
     opens: tuple[bool | None, ...]
 
@@ -218,7 +220,7 @@ class Opens(Reply, frozen=True, tag=True):
 Kind = Literal["opening", "away", "hung", "refused"]
 
 
-class Failed(Reply, frozen=True, tag=True):
+class ErrorReply(NvmlReply, frozen=True, tag="Failed"):
     """Instead of the answer."""
 
     KINDS: ClassVar[dict[Kind, type[NvmlError]]] = {
@@ -233,7 +235,7 @@ class Failed(Reply, frozen=True, tag=True):
     kind: Kind = "refused"
 
     @classmethod
-    def of(cls, error: NvmlError) -> Failed:
+    def of(cls, error: NvmlError) -> ErrorReply:
         kind = next(kind for kind, of in cls.KINDS.items() if isinstance(error, of))
         return cls(str(error), error.code, kind)
 
@@ -242,9 +244,30 @@ class Failed(Reply, frozen=True, tag=True):
         return self.KINDS[self.kind](self.text, self.code)
 
 
-AnyRequest = Open | Count | GpuAt | Answers | Processes | Computes | Xids | Maps | Descriptors
-AnyReply = Opened | Counted | OneGpu | Health | Held | Computed | XidsSeen | Mapped | Opens | Failed
-Served = Count | Processes | Computes | Maps | Descriptors
+AnyRequest = (
+    OpenRequest
+    | CountRequest
+    | GpuAtRequest
+    | HealthRequest
+    | ProcessesRequest
+    | UtilisationRequest
+    | XidsRequest
+    | MapsRequest
+    | DescriptorsRequest
+)
+AnyReply = (
+    OpenReply
+    | CountReply
+    | GpuReply
+    | HealthReply
+    | ProcessesReply
+    | UtilisationReply
+    | XidsReply
+    | MapsReply
+    | DescriptorsReply
+    | ErrorReply
+)
+ServedRequest = CountRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
 """What other programs may request. Each XID event is reported once, to the supervisor's program."""
 
 
@@ -255,7 +278,7 @@ class RequestPacket(msgspec.Struct, frozen=True, array_like=True):
 
 class ServedPacket(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    request: Served
+    request: ServedRequest
 
 
 class ReplyPacket(msgspec.Struct, frozen=True, array_like=True):

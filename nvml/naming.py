@@ -12,7 +12,7 @@ from vgpu.api.driver import too_old
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Errors of NVML inside become NvmlError and say what they were about. A missing function names the oldest supported driver."""
+    """Errors of NVML inside become NvmlError and name their object. A missing function names the oldest supported driver."""
     try:
         yield
     except (
@@ -22,11 +22,11 @@ def naming(what: str) -> Iterator[None]:
         raise NvmlError(f"{what}: {too_old(_driver_version())}", int(nv.NVML_ERROR_FUNCTION_NOT_FOUND)) from None
     except nv.NVMLError as error:
         code = int(getattr(error, "value", 0))
-        raise NvmlError(f"{what}: NVML says {error} ({code})", code) from None
+        raise NvmlError(f"{what}: NVML reports {error} ({code})", code) from None
 
 
 def _driver_version() -> str:
-    """Empty where NVML does not tell, as before it is initialised."""
+    """Empty where NVML does not report it, as before it is initialised."""
     try:
         return str(nv.nvmlSystemGetDriverVersion())
     except nv.NVMLError:

@@ -1,4 +1,4 @@
-"""One child as a process: start it, exchange packets with it within a time, end it. Knows no NVML and no reason to do any of it."""
+"""One child as a process: start it, exchange packets with it within a time, end it. Independent of NVML; its callers decide when."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ END_S: Final = 2.0
 
 
 class Ended(Exception):
-    """The child is no more, or hung up; the text says how it ended."""
+    """The child ended or closed its socket; the text describes how."""
 
 
 class Wake:
-    """Interrupts who waits, from any thread."""
+    """Interrupts a waiting thread, from any thread."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -88,7 +88,7 @@ class Child:
             raise Ended(self._how(str(error))) from None
 
     def answered(self) -> int:
-        """How many requests it has answered since this was asked last, or since the last `send`; their answers may be on their way still."""
+        """How many requests it has answered since the last call of this, or since the last `send`; their answers may be on their way still."""
         try:
             return os.eventfd_read(self._answered) if self._answered is not None else 0
         except BlockingIOError:
@@ -110,7 +110,7 @@ class Child:
         except OSError as error:
             raise Ended(self._how(str(error))) from None
         if not packet:
-            raise Ended(self._how("it hung up"))
+            raise Ended(self._how("it closed its socket"))
         return packet
 
     def kill(self, wait_s: float = END_S) -> bool:

@@ -7,27 +7,27 @@ from typing import Protocol, TypeVar
 
 from nvml.errors import NvmlAway, NvmlError
 from nvml.messages import (
-    Answers,
     AnyReply,
     AnyRequest,
     Busy,
-    Computed,
-    Computes,
-    Count,
-    Counted,
-    Descriptors,
-    Failed,
-    GpuAt,
-    Health,
-    Held,
-    Mapped,
-    Maps,
-    OneGpu,
-    Opens,
-    Processes,
+    CountReply,
+    CountRequest,
+    DescriptorsReply,
+    DescriptorsRequest,
+    ErrorReply,
+    GpuAtRequest,
+    GpuReply,
+    HealthReply,
+    HealthRequest,
+    MapsReply,
+    MapsRequest,
+    ProcessesReply,
+    ProcessesRequest,
     ProcessUsage,
-    Xids,
-    XidsSeen,
+    UtilisationReply,
+    UtilisationRequest,
+    XidsReply,
+    XidsRequest,
 )
 from vgpu.api.inventory import Gpu
 
@@ -38,7 +38,7 @@ class Carrier(Protocol):
     """Carries requests to a child."""
 
     def call_all(self, requests: Sequence[AnyRequest]) -> Sequence[AnyReply]:
-        """A reply for each, `Failed` instead of an answer. Never waits for long. Raises NvmlAway."""
+        """A reply for each, `ErrorReply` instead of an answer. Never waits for long. Raises NvmlAway."""
 
 
 class Nvml:
@@ -47,52 +47,54 @@ class Nvml:
     def __init__(self, carrier: Carrier) -> None:
         self._carrier = carrier
 
-    def count(self) -> Counted:
+    def count(self) -> CountReply:
         """How many GPUs there are, and the driver's version."""
-        return self._call(Count(), Counted)
+        return self._call(CountRequest(), CountReply)
 
     def gpu_at(self, index: int, uuid: str = "") -> Gpu:
         """The GPU with this index; its links by the PCI bus of the peer. `uuid`: of the GPU that was there before."""
-        return self._call(GpuAt(index, uuid), OneGpu).gpu
+        return self._call(GpuAtRequest(index, uuid), GpuReply).gpu
 
     def answers(self, uuid: str) -> str | None:
         """None when the GPU answers and needs no reset; else the reason, for a person."""
-        return self._call(Answers(uuid), Health).trouble
+        return self._call(HealthRequest(uuid), HealthReply).trouble
 
     def processes(self, uuid: str) -> tuple[ProcessUsage, ...]:
         """Every process with a context on the GPU, by host pid."""
-        return self._call(Processes(uuid), Held).processes
+        return self._call(ProcessesRequest(uuid), ProcessesReply).processes
 
-    def held_of(self, uuids: Iterable[str]) -> dict[str, Held | NvmlError]:
+    def held_of(self, uuids: Iterable[str]) -> dict[str, ProcessesReply | NvmlError]:
         """The same of several GPUs, and the memory in use, each as if it was queried alone. Raises NvmlAway only."""
-        return self._call_all({uuid: Processes(uuid) for uuid in uuids}, Held)
+        return self._call_all({uuid: ProcessesRequest(uuid) for uuid in uuids}, ProcessesReply)
 
     def busy(self, uuid: str, since_us: int, until_us: int) -> Busy:
-        """Who computed on a GPU after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
-        return self._call(Computes(uuid, since_us, until_us), Computed).busy
+        """The processes that computed on a GPU after `since_us`, 0 = in all that the driver remembers. Samples of after `until_us` are left out."""
+        return self._call(UtilisationRequest(uuid, since_us, until_us), UtilisationReply).busy
 
     def mapped(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
-        """Which of these have the library in their memory, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
-        found = self._call(Maps(processes), Mapped).mapped
+        """Which of these have the library in their memory, by host pid and start; None where unknown. At most `MOST_MAPS`."""
+        found = self._call(MapsRequest(processes), MapsReply).mapped
         if len(found) != len(processes):
             raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
         return found
 
     def gpu_open(self, processes: tuple[tuple[int, int], ...]) -> tuple[bool | None, ...]:
-        """Which of these have a GPU's device file open, by host pid and start; None where nobody knows. At most `MOST_MAPS`."""
-        found = self._call(Descriptors(processes), Opens).opens
+        """Which of these have a GPU's device file open, by host pid and start; None where unknown. At most `MOST_MAPS`."""
+        found = self._call(DescriptorsRequest(processes), DescriptorsReply).opens
         if len(found) != len(processes):
             raise NvmlAway(f"the answer about {len(processes)} processes is about {len(found)}")
         return found
 
     def busy_of(self, since_us: Mapping[str, int], until_us: int) -> dict[str, Busy | NvmlError]:
         """The same of several GPUs, each since its own time. Raises NvmlAway only."""
-        found = self._call_all({uuid: Computes(uuid, since, until_us) for uuid, since in since_us.items()}, Computed)
+        found = self._call_all(
+            {uuid: UtilisationRequest(uuid, since, until_us) for uuid, since in since_us.items()}, UtilisationReply
+        )
         return {uuid: one if isinstance(one, NvmlError) else one.busy for uuid, one in found.items()}
 
-    def xids(self, uuids: tuple[str, ...]) -> XidsSeen:
+    def xids(self, uuids: tuple[str, ...]) -> XidsReply:
         """XID events since the last call."""
-        return self._call(Xids(uuids), XidsSeen)
+        return self._call(XidsRequest(uuids), XidsReply)
 
     def _call(self, request: AnyRequest, kind: type[R]) -> R:
         (reply,) = self._carrier.call_all((request,))
@@ -111,7 +113,7 @@ class Nvml:
 
 
 def _understood(request: AnyRequest, reply: AnyReply, kind: type[R]) -> R | NvmlError:
-    if isinstance(reply, Failed):
+    if isinstance(reply, ErrorReply):
         return reply.error
     if not isinstance(reply, kind):
         return NvmlAway(f"the answer to {type(request).__name__} is {type(reply).__name__}: must be {kind.__name__}")

@@ -21,7 +21,7 @@ QUARANTINE_S: Final = (30.0, 120.0)
 """After a call that hung, no call is made about its GPU for the first; doubled each time, up to the second. Guessed: each try costs all callers a child."""
 
 
-class End(StrEnum):
+class EndReason(StrEnum):
     """Why a child was ended, as metrics call it."""
 
     DIED = "died"
@@ -37,10 +37,12 @@ class End(StrEnum):
     """No GPU answered."""
 
 
-FAILURES: Final = frozenset({End.DIED, End.HUNG, End.MALFORMED, End.REFUSED, End.REOPENED})
+FAILURES: Final = frozenset(
+    {EndReason.DIED, EndReason.HUNG, EndReason.MALFORMED, EndReason.REFUSED, EndReason.REOPENED}
+)
 
 
-class Pauses:
+class RestartDelay:
     """How long to wait before the next child."""
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Pauses:
         """In a row."""
         self._back_off = BackOff(*PAUSES_S)
 
-    def after(self, end: End, answered_s: float) -> float:
+    def after(self, end: EndReason, answered_s: float) -> float:
         """A child that has answered for so long was ended."""
         if answered_s >= STEADY_S or end not in FAILURES:
             self.failures = 0

@@ -19,22 +19,22 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from nvml.calls import Call, fail, next_calls
-from nvml.driver import DriverWatch, Identity, identity
+from nvml.calls import PendingCall, fail, next_calls
+from nvml.driver import DriverIdentity, DriverWatch, identity
 from nvml.errors import NvmlAway, NvmlOpening
 from nvml.exchange import Hangs, NoAnswer, exchange
 from nvml.messages import (
     AnyReply,
     AnyRequest,
-    Failed,
-    GpuAt,
-    OfGpu,
-    Open,
-    Opened,
+    ErrorReply,
+    GpuAtRequest,
+    OpenReply,
+    OpenRequest,
+    PerGpuRequest,
 )
 from nvml.process import COMMAND, END_S, Child, Ended, Wake
 from nvml.queries import Nvml
-from nvml.replacing import End, Pauses, Quarantine, too_many
+from nvml.replacing import EndReason, Quarantine, RestartDelay, too_many
 
 START_S: Final = 120.0
 """Specified: without persistence mode eight GPUs take tens of seconds."""
@@ -49,7 +49,7 @@ SLACK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """Seconds, from the settings."""
 
     start_s: float = START_S
@@ -60,7 +60,7 @@ class Limits:
 class _Stop(Exception):
     """The child has to go, for this reason."""
 
-    def __init__(self, end: End, why: str) -> None:
+    def __init__(self, end: EndReason, why: str) -> None:
         super().__init__(why)
         self.end, self.why = end, why
 
@@ -68,30 +68,30 @@ class _Stop(Exception):
 @dataclass(frozen=True, slots=True)
 class _Abandoned:
     child: Child
-    driver: Identity
+    driver: DriverIdentity
 
 
-class Supervisor:
+class NvmlSupervisor:
     """See the module. `report` is called for each child that opened NVML (None) or was ended, in the supervisor's thread."""
 
     def __init__(
-        self, driver_root: Path, limits: Limits | None = None, *, released: Path | None = None,
-        report: Callable[[End | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
-        driver: Callable[[Path, str], Identity] = identity,
+        self, driver_root: Path, limits: TimeLimits | None = None, *, released: Path | None = None,
+        report: Callable[[EndReason | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
+        driver: Callable[[Path, str], DriverIdentity] = identity,
     ) -> None:  # fmt: skip
         self.failing = "NVML is being opened"
-        """Why nobody is answered; empty while a child answers."""
-        self.ends: Counter[End] = Counter()
+        """Why no call is answered; empty while a child answers."""
+        self.ends: Counter[EndReason] = Counter()
         """Children that were ended, since the start."""
         self.hangs = 0
         """Calls about a GPU that did not return, since one did."""
-        self._driver_root, self._limits, self._released = driver_root, limits or Limits(), released
+        self._driver_root, self._limits, self._released = driver_root, limits or TimeLimits(), released
         self._report, self._command = report, command
         self._changed = threading.Condition()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[PendingCall] = deque()
         self._closing = False
         self._reopen = ""
-        self._opened: Opened | None = None
+        self._opened: OpenReply | None = None
         self._starting, self._tried = True, False
         self._wake = Wake()
         self._child: Child | None = None
@@ -100,7 +100,7 @@ class Supervisor:
         self._number = 0
         self._start_at_s = 0.0
         self._abandoned: list[_Abandoned] = []
-        self._pauses, self._quarantine = Pauses(), Quarantine()
+        self._pauses, self._quarantine = RestartDelay(), Quarantine()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the child and answer everybody. Returns soon, also when the child hangs. Again: no-op."""
+        """End the child and answer every caller. Returns soon, also when the child hangs. Again: no-op."""
         with self._changed:
             if self._closing:
                 return
@@ -131,7 +131,7 @@ class Supervisor:
 
     @property
     def closed(self) -> bool:
-        """`close` was called: nobody is answered any more."""
+        """`close` was called: no call is answered any more."""
         return self._closing
 
     @property
@@ -140,7 +140,7 @@ class Supervisor:
         child = self._child
         return None if child is None else child.pid
 
-    def await_open(self, wait_s: float) -> Opened:
+    def await_open(self, wait_s: float) -> OpenReply:
         """Where the library was found. Raises NvmlAway when NVML cannot be opened now, or after `wait_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._opened is not None or not self._starting or self._closing, wait_s)
@@ -155,16 +155,16 @@ class Supervisor:
         self._wake.ring()
 
     def call_all(self, requests: Sequence[AnyRequest], wait_s: float | None = None) -> list[AnyReply]:
-        """The child's answers; `Failed` for a GPU that is left alone, or where none came within `wait_s`. Raises NvmlAway, at once where
+        """The child's answers; `ErrorReply` for a GPU that is left alone, or where none came within `wait_s`. Raises NvmlAway, at once where
         no child answers."""
-        calls = [Call(request) for request in requests]
+        calls = [PendingCall(request) for request in requests]
         with self._changed:
             if self.failing:
                 raise (NvmlAway if self._tried else NvmlOpening)(self.failing)
             now_s = time.monotonic()
             for call in calls:
                 if why := self._quarantine.why(call.request.key, now_s):
-                    call.answer(Failed(why, kind="hung"))
+                    call.answer(ErrorReply(why, kind="hung"))
             waiting = [call for call in calls if call.reply is None]
             if len(self._calls) + len(waiting) > MOST_WAITING:
                 raise NvmlAway(f"{len(self._calls)} requests wait for NVML: at most {MOST_WAITING} may")
@@ -173,9 +173,9 @@ class Supervisor:
             self._wake.ring()
         limit_s = self._limits.call_s + self._limits.end_s + SLACK_S if wait_s is None else wait_s
         until_s = now_s + limit_s
-        for call in reversed(waiting):  # the last one first: who waits wakes up once
+        for call in reversed(waiting):  # the last one first: the waiting thread wakes up once
             call.given_up = not call.done.wait(max(0.0, until_s - time.monotonic()))
-        late = Failed(f"NVML did not answer within {limit_s:g} s", kind="away")
+        late = ErrorReply(f"NVML did not answer within {limit_s:g} s", kind="away")
         return [call.reply if call.reply is not None else late for call in calls]
 
     def _run(self) -> None:
@@ -184,8 +184,8 @@ class Supervisor:
                 self._turn()
             except _Stop as stop:
                 self._end(stop.end, stop.why)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would leave everybody waiting
-                self._end(End.DIED, f"the supervisor of NVML failed: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, a thread that ended would leave every caller waiting
+                self._end(EndReason.DIED, f"the supervisor of NVML failed: {type(error).__name__}: {error}")
                 self._wake.wait(TICK_S)
         self._drop("NVML is closed")
 
@@ -194,10 +194,10 @@ class Supervisor:
         why = self._forbidden()
         if self._child is not None:
             if why or self._reopen:
-                raise _Stop(End.RELEASED if why else End.REOPENED, why or self._reopen)
+                raise _Stop(EndReason.RELEASED if why else EndReason.REOPENED, why or self._reopen)
             if self._driver.changed():
                 self._quarantine.forget()
-                raise _Stop(End.DRIVER, "the driver was replaced")
+                raise _Stop(EndReason.DRIVER, "the driver was replaced")
             self._serve(self._child)
         elif why:
             self._rest(why)
@@ -226,18 +226,18 @@ class Supervisor:
         try:
             child = self._child = Child(self._command)
         except OSError as error:
-            raise _Stop(End.DIED, f"the NVML process cannot be started: {error}") from None
+            raise _Stop(EndReason.DIED, f"the NVML process cannot be started: {error}") from None
         limit_s = self._limits.start_s
         try:
-            (reply,) = self._exchange(child, [Open(str(self._driver_root))], limit_s, may_stop=True)
+            (reply,) = self._exchange(child, [OpenRequest(str(self._driver_root))], limit_s, may_stop=True)
         except Hangs:
-            raise _Stop(End.HUNG, f"the start of NVML did not return within {limit_s:g} s") from None
-        if isinstance(reply, Failed):
-            raise _Stop(End.REFUSED, reply.text)
-        if not isinstance(reply, Opened):
-            raise _Stop(End.MALFORMED, f"the NVML process answered its start by {type(reply).__name__}")
+            raise _Stop(EndReason.HUNG, f"the start of NVML did not return within {limit_s:g} s") from None
+        if isinstance(reply, ErrorReply):
+            raise _Stop(EndReason.REFUSED, reply.text)
+        if not isinstance(reply, OpenReply):
+            raise _Stop(EndReason.MALFORMED, f"the NVML process answered its start by {type(reply).__name__}")
         if not self._driver.has_opened(reply.path):
-            raise _Stop(End.DRIVER, "the driver was replaced while NVML was opened")
+            raise _Stop(EndReason.DRIVER, "the driver was replaced while NVML was opened")
         self._answers_since_s = time.monotonic()
         with self._changed:
             self._opened, self.failing = reply, "" if not self._closing else self.failing
@@ -250,20 +250,20 @@ class Supervisor:
         if not self._calls:
             packet = self._receive(child, time.monotonic() + TICK_S)
             if packet is not None:
-                raise _Stop(End.MALFORMED, f"the NVML process sent {len(packet)} bytes without a request")
+                raise _Stop(EndReason.MALFORMED, f"the NVML process sent {len(packet)} bytes without a request")
             return
         if calls := next_calls(self._calls):
             self._carry_out(child, calls)
 
-    def _carry_out(self, child: Child, calls: Sequence[Call]) -> None:
-        """A slow child answers the first ones; the others wait once more, behind whoever came meanwhile."""
+    def _carry_out(self, child: Child, calls: Sequence[PendingCall]) -> None:
+        """A slow child answers the first ones; the others wait once more, behind requests that came meanwhile."""
         try:
             replies = self._exchange(child, [call.request for call in calls], self._limits.call_s)
         except Hangs as hangs:
             self._answered(calls[: hangs.answered])
             why = self._hung(calls[hangs.answered])
             fail(calls, why)
-            raise _Stop(End.HUNG, why) from None
+            raise _Stop(EndReason.HUNG, why) from None
         except _Stop as stop:
             fail(calls, stop.why)
             raise
@@ -273,23 +273,23 @@ class Supervisor:
         with self._changed:
             self._calls += calls[len(replies) :]
 
-    def _answered(self, calls: Sequence[Call]) -> None:
+    def _answered(self, calls: Sequence[PendingCall]) -> None:
         """The child has come back from these calls."""
         for call in calls:
-            if isinstance(call.request, (OfGpu, GpuAt)):
+            if isinstance(call.request, (PerGpuRequest, GpuAtRequest)):
                 self.hangs = 0
                 self._quarantine.answered(call.request.key)
 
-    def _hung(self, call: Call) -> str:
+    def _hung(self, call: PendingCall) -> str:
         """It has not come back from this one. Returns why."""
-        request, of_gpu = call.request, isinstance(call.request, (OfGpu, GpuAt))
+        request, of_gpu = call.request, isinstance(call.request, (PerGpuRequest, GpuAtRequest))
         name = f"{request.key}: " if of_gpu else ""
         why = f"{name}a call of NVML for {request.wants} did not return within {self._limits.call_s:g} s"
         if of_gpu:
             self.hangs += 1
             with self._changed:
                 why = self._quarantine.hung(request.key, why, time.monotonic())
-        call.answer(Failed(why, kind="hung"))
+        call.answer(ErrorReply(why, kind="hung"))
         return why
 
     def _exchange(
@@ -300,26 +300,26 @@ class Supervisor:
 
         def look() -> None:
             if self._closing:
-                raise _Stop(End.RELEASED, "NVML is closed")
+                raise _Stop(EndReason.RELEASED, "NVML is closed")
             if may_stop and (why := self._forbidden()):
-                raise _Stop(End.RELEASED, why)
+                raise _Stop(EndReason.RELEASED, why)
 
         first = self._number + 1
         self._number += len(requests)
         try:
             return exchange(child, first, requests, limit_s, self._wake, TICK_S, look)
         except Ended as ended:
-            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
+            raise _Stop(EndReason.DIED, f"the NVML process ended: {ended}") from None
         except NoAnswer as error:
-            raise _Stop(End.MALFORMED, f"the NVML process sent no answer: {error}") from None
+            raise _Stop(EndReason.MALFORMED, f"the NVML process sent no answer: {error}") from None
 
     def _receive(self, child: Child, until_s: float) -> bytes | None:
         try:
             return child.receive(until_s, self._wake)
         except Ended as ended:
-            raise _Stop(End.DIED, f"the NVML process ended: {ended}") from None
+            raise _Stop(EndReason.DIED, f"the NVML process ended: {ended}") from None
 
-    def _end(self, end: End, why: str) -> None:
+    def _end(self, end: EndReason, why: str) -> None:
         """Of the child, if there is one; and what follows for the next."""
         answered_s = max(0.0, time.monotonic() - self._answers_since_s)
         why = self._drop(why)
@@ -329,7 +329,7 @@ class Supervisor:
         if not self._closing:
             self._announce(end, why)
 
-    def _announce(self, end: End | None, why: str) -> None:
+    def _announce(self, end: EndReason | None, why: str) -> None:
         with suppress(Exception):  # a log that cannot be written must not end the thread
             self._report(end, why)
 
@@ -354,12 +354,12 @@ class Supervisor:
 
 
 @contextmanager
-def supervised(driver_root: Path, limits: Limits | None = None) -> Iterator[Nvml]:
+def supervised(driver_root: Path, limits: TimeLimits | None = None) -> Iterator[Nvml]:
     """NVML for a while, in a child of this one program. Raises NvmlError."""
-    supervisor = Supervisor(driver_root, limits)
+    supervisor = NvmlSupervisor(driver_root, limits)
     supervisor.start()
     try:
-        supervisor.await_open((limits or Limits()).start_s + SLACK_S)
+        supervisor.await_open((limits or TimeLimits()).start_s + SLACK_S)
         yield supervisor.nvml
     finally:
         supervisor.close()

@@ -1,7 +1,7 @@
 """Before the first share of a GPU model is offered in this boot: does its driver suspend? The arbiter reads what is found here.
 
-The device plugin makes the trials, and without a cluster tangramctl. A trial runs in processes of its own (`python -m arbiter.gputime.trial`), as a
-call of a driver that nobody knows may never return: after `LIMIT_S` they are killed, and that is a verdict, too. A trial that could not run is
+The device plugin makes the trials, and without a cluster tangramctl. A trial runs in processes of its own (`python -m arbiter.gputime.suspend_trial`), as a
+call of an unknown driver may never return: after `LIMIT_S` they are killed, and that is a verdict, too. A trial that could not run is
 made again by the next `Trier`; every other verdict stands until the next boot, driver or model.
 """
 
@@ -20,19 +20,19 @@ from typing import Final
 from nvml.library import library_folder
 from vgpu.api.errors import BadDocument
 from vgpu.api.inventory import Gpu, Inventory
-from vgpu.gputime.trial import (
+from vgpu.gputime.trial_verdict import (
     FILE,
-    Outcome,
+    ModelVerdict,
+    TrialOutcome,
     Trials,
-    Tried,
-    Verdict,
+    TrialVerdict,
     trials_from_text,
     trials_to_text,
     verdict_from_text,
 )
 
 LIMIT_S: Final = 45.0
-"""Of one trial, which takes a second, or some seconds where nobody keeps the GPU initialised. Guessed."""
+"""Of one trial, which takes a second, or some seconds where no process keeps the GPU initialised. Guessed."""
 END_S: Final = 5.0
 """How long killed processes are waited for. A process that the kernel does not let go is left behind."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -42,12 +42,12 @@ MODULE_VERSION: Final = Path("/sys/module/nvidia/version")
 class Trier:
     """Has each GPU model tried that has no verdict yet, and keeps the verdicts in the state folder.
 
-    `report` hears of each verdict, with the model and the driver. `env` is added to the trial's environment. `again`: what could not run is
+    `report` is called with each verdict, the model and the driver. `env` is added to the trial's environment. `again`: what could not run is
     made again, once by each `Trier`.
     """
 
     def __init__(
-        self, state_root: Path, program: Path, driver_root: Path, *, report: Callable[[Verdict, str, str], None],
+        self, state_root: Path, program: Path, driver_root: Path, *, report: Callable[[TrialVerdict, str, str], None],
         env: Mapping[str, str] = MappingProxyType({}), limit_s: float = LIMIT_S,
         again: bool = True,
     ) -> None:  # fmt: skip
@@ -69,17 +69,17 @@ class Trier:
             if verdict is None:
                 verdict = await self._run(gpus[0].uuid)
                 self._report(verdict, model, trials.driver)
-                if verdict.outcome is Outcome.CANNOT_RUN:
+                if verdict.outcome is TrialOutcome.CANNOT_RUN:
                     self._given_up.add(model)
-            tried = Tried(model, tuple(gpu.uuid for gpu in gpus), verdict)
+            tried = ModelVerdict(model, tuple(gpu.uuid for gpu in gpus), verdict)
             others = tuple(one for one in trials.tried if one.model != model)
             trials = Trials(boot_id=trials.boot_id, driver=trials.driver, tried=(*others, tried))
         self._write(trials_to_text(trials).encode())
 
-    def _verdict(self, trials: Trials, model: str) -> Verdict | None:
+    def _verdict(self, trials: Trials, model: str) -> TrialVerdict | None:
         """That stands."""
         before = trials.of_model(model)
-        could_not = before is not None and before.outcome is Outcome.CANNOT_RUN
+        could_not = before is not None and before.outcome is TrialOutcome.CANNOT_RUN
         return None if could_not and self._again and model not in self._given_up else before
 
     def _write(self, text: bytes) -> None:
@@ -91,8 +91,8 @@ class Trier:
         fresh.chmod(0o644)
         fresh.replace(self._path)
 
-    async def _run(self, uuid: str) -> Verdict:
-        command = [sys.executable, "-P", "-m", "arbiter.gputime.trial", "--program", str(self._program)]
+    async def _run(self, uuid: str) -> TrialVerdict:
+        command = [sys.executable, "-P", "-m", "arbiter.gputime.suspend_trial", "--program", str(self._program)]
         if folder := library_folder(self._driver_root):
             command += ["--libraries", str(folder)]
         env = {**os.environ, **self._env, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
@@ -102,17 +102,19 @@ class Trier:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return Verdict(Outcome.CANNOT_RUN, f"the trial cannot be started: {error}")
+            return TrialVerdict(TrialOutcome.CANNOT_RUN, f"the trial cannot be started: {error}")
         try:
-            said, _ = await asyncio.wait_for(process.communicate(), self._limit_s)
+            output, _ = await asyncio.wait_for(process.communicate(), self._limit_s)
         except TimeoutError:
-            return Verdict(Outcome.HUNG, f"the trial was not over within {self._limit_s:g} s")
+            return TrialVerdict(TrialOutcome.HUNG, f"the trial was not over within {self._limit_s:g} s")
         finally:
             await _end(process)
         try:
-            return verdict_from_text(said)
+            return verdict_from_text(output)
         except BadDocument:
-            return Verdict(Outcome.CANNOT_RUN, f"the trial ended with status {process.returncode} and no verdict")
+            return TrialVerdict(
+                TrialOutcome.CANNOT_RUN, f"the trial ended with status {process.returncode} and no verdict"
+            )
 
     def _read(self, inventory: Inventory) -> Trials:
         boot_id, driver = _text_of(BOOT_ID), _text_of(MODULE_VERSION) or inventory.driver
@@ -132,7 +134,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _by_model(inventory: Inventory) -> Iterator[tuple[str, list[Gpu]]]:
-    """Healthy GPUs that are shared. MIG instances are given whole, so nobody is suspended there."""
+    """Healthy GPUs that are shared. MIG instances are allocated whole, so no container is suspended there."""
     models: dict[str, list[Gpu]] = {}
     for gpu in inventory.gpus:
         if gpu.shareable:

@@ -31,10 +31,10 @@ def processes(uuid: str) -> tuple[ProcessUsage, ...]:
 
 
 def used_bytes(uuid: str) -> int | None:
-    """Memory of the GPU or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not tell.
+    """Memory of the GPU or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not report it.
 
     Version 2 of the call, which drivers have from R510 on, counts both apart; version 1 counts them as one on some drivers and not on others, so it is
-    not asked. Where the GPU's memory is a NUMA node of the machine (Grace Hopper), the kernel's own use of it is in the number: that is no answer
+    not called. Where the GPU's memory is a NUMA node of the machine (Grace Hopper), the kernel's own use of it is in the number: that is no answer
     either.
     """
     with naming(f"used memory of GPU {uuid}"):
@@ -63,9 +63,9 @@ def _listed(listing: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
 
 
 def busy(uuid: str, since_us: int, until_us: int) -> Busy:
-    """Who computed on a GPU after `since_us`, 0 = in all that the driver remembers. Raises NvmlError.
+    """The processes that computed on a GPU after `since_us`, 0 = in all that the driver remembers. Raises NvmlError.
 
-    Samples of after `until_us` are of a clock that was set back, and left out. Nobody, where the driver does not count by process,
+    Samples of after `until_us` are of a clock that was set back, and left out. Empty where the driver does not count by process,
     as for a GPU in MIG mode.
     """
     with naming(f"utilisation of GPU {uuid}"):

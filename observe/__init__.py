@@ -1,4 +1,4 @@
-"""What all programs of Tangram have in common as programs: how they are set, what they tell of themselves, and how they end.
+"""What all programs of Tangram have in common as programs: how they are configured, what they report of themselves, and how they end.
 
     program   from settings to the exit status
     options   settings from flags and environment variables, with one sentence for each that is wrong
@@ -10,5 +10,5 @@
     unix_socket   a connection to a server that may be behind with accepting
     signals   SIGTERM and SIGINT in an event loop
 
-It decides nothing about GPUs or pods and knows neither Kubernetes nor NVML.
+It decides nothing about GPUs or pods and uses neither Kubernetes nor NVML.
 """

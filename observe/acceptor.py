@@ -16,12 +16,12 @@ from typing import Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from observe.bounds import Bounds, Connection, Connections
+from observe.bounds import Bounds, ClientConnection, ClientConnections
 from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue
 from observe.pace import Pace
-from observe.protocol import AsReady, BoundedProtocol, Listener, Reading
-from observe.refusals import Refused, not_counted
+from observe.protocol import BoundedProtocol, Listener, ReadAsReady, ReadOrder
+from observe.refusals import RefusalCounter, not_counted
 
 CLOSING: Final = 256
 """Connections that were not begun and wait to be closed. Beyond that they are closed at once."""
@@ -37,13 +37,18 @@ class Acceptor:
     """Of one listening socket. Has the two methods of asyncio's Server that uvicorn calls."""
 
     def __init__(
-        self, sock: socket.socket, bounds: Bounds, config: Config, state: ServerState, refused: Refused = not_counted
+        self,
+        sock: socket.socket,
+        bounds: Bounds,
+        config: Config,
+        state: ServerState,
+        refused: RefusalCounter = not_counted,
     ) -> None:
-        self.connections = Connections(bounds, refused)
+        self.connections = ClientConnections(bounds, refused)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
         new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
-        self._reading: Reading = self._loop.clients if isinstance(self._loop, FairLoop) else AsReady()
+        self._reading: ReadOrder = self._loop.clients if isinstance(self._loop, FairLoop) else ReadAsReady()
         self._closing = FairQueue()
         pace = Pace(bounds.long_bytes_per_s, bounds.body_bytes)
         self._listener = Listener(self.connections, FairQueue(), new, self._closing, FairQueue(), pace, self._reading)
@@ -52,7 +57,7 @@ class Acceptor:
         with suppress(OSError):  # a socket of another family has no such option
             # for each client: else an answer's body waits 40 ms for the client's ACK of its head
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if config.ssl:  # a TLS client speaks first: the kernel tells of it once it has
+        if config.ssl:  # a TLS client sends first: the kernel reports it once it has
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(bounds.request_s))
             if bounds.read_bytes:
                 sslproto.SSLProtocol.max_size = bounds.read_bytes
@@ -93,22 +98,22 @@ class Acceptor:
                     NO_DESCRIPTORS_S, self._loop.add_reader, self._sock, self._accept
                 )
                 return
-            one = Connection(address[0] if isinstance(address, tuple) else "", time.monotonic())
+            one = ClientConnection(address[0] if isinstance(address, tuple) else "", time.monotonic())
             evicted = self.connections.add(one)
             if evicted is not None:
                 self._end(evicted)
             one.close = partial(_close_descriptor, one, fd)
             one.withdraw = self._listener.new.submit(one.address, partial(self._begin, fd, one))
 
-    def _end(self, one: Connection) -> None:
+    def _end(self, one: ClientConnection) -> None:
         """Close it, soon. One that was begun has memory, and there are few of them: at once."""
-        one.withdraw()  # what nobody waits for would take its address's turn, and in a flood everybody's
+        one.withdraw()  # a request without a client would delay others of its address, and in a flood of all addresses
         if one.fd < 0 and len(self._closing) < CLOSING:
             self._closing.submit(one.address, partial(_close, one))
         else:
             one.close()
 
-    def _begin(self, fd: int, one: Connection) -> None:
+    def _begin(self, fd: int, one: ClientConnection) -> None:
         client = socket.socket(fileno=fd)
         client.setblocking(False)
         task = self._loop.create_task(self._shake_hands(client, one))
@@ -116,14 +121,14 @@ class Acceptor:
         one.close, one.withdraw = partial(self._break_off, client, one), _nothing
         task.add_done_callback(partial(self._ended, client, one))
 
-    def _ended(self, client: socket.socket, one: Connection, task: asyncio.Task[None]) -> None:
+    def _ended(self, client: socket.socket, one: ClientConnection, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
         if task.cancelled():  # before its first step: none of its lines has run
             self.connections.remove(one)
             one.close = _nothing
             client.close()
 
-    async def _shake_hands(self, client: socket.socket, one: Connection) -> None:
+    async def _shake_hands(self, client: socket.socket, one: ClientConnection) -> None:
         tls = self._config.ssl
         one.fd = client.fileno()
         self._reading.add_client(one.fd, one.address)
@@ -149,7 +154,7 @@ class Acceptor:
         elif self.connections.bounds.read_bytes and hasattr(transport, "max_size"):
             transport.max_size = self.connections.bounds.read_bytes
 
-    def _break_off(self, client: socket.socket, one: Connection) -> None:
+    def _break_off(self, client: socket.socket, one: ClientConnection) -> None:
         """End a handshake. Its socket is closed by asyncio alone, which may be about to register it: closed here, its number would be another client's by
         then, and asyncio would take the events of that one, which waited in vain."""
         self._reading.remove_client(one.fd)  # so that the end of the stream is read in the next round
@@ -163,12 +168,12 @@ class Acceptor:
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
 
 
-def _close(one: Connection) -> None:
+def _close(one: ClientConnection) -> None:
     """Wherever it is by then."""
     one.close()
 
 
-def _close_descriptor(one: Connection, fd: int) -> None:
+def _close_descriptor(one: ClientConnection, fd: int) -> None:
     """Once."""
     one.close = _nothing
     os.close(fd)

@@ -1,9 +1,9 @@
-"""Who may read a program's metrics: a client whose bearer token was reviewed, as the API server reviews tokens.
+"""Access to a program's metrics: for a client whose bearer token was reviewed, as the API server reviews tokens.
 
-This module decides which tokens are reviewed and for how long an answer counts. It knows no API server: `review` calls one, by way of the program. Tokens are kept as
+This module decides which tokens are reviewed and for how long an answer counts. It uses no API server: `review` calls one, by way of the program. Tokens are kept as
 their SHA-256 only.
 
-    accepted   counts for 2 minutes; then the token is reviewed again, beside all limits. While nobody can review it, it counts for 10 minutes more
+    accepted   counts for 2 minutes; then the token is reviewed again, beside all limits. While it cannot be reviewed, it counts for 10 minutes more
     refused    counts for 30 seconds
     unknown    at most 5 new tokens a second are reviewed, after a burst of 20; more wait, and the address that had least reviewed of late comes first
 """
@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from observe.page import Page, text
-from observe.refusals import Refused, not_counted
+from observe.refusals import RefusalCounter, not_counted
 
 ACCEPTED_S: Final = 120.0
 STALE_S: Final = 600.0
@@ -38,7 +38,7 @@ HAD_S: Final = 60.0
 """What an address had counts half after so long."""
 
 Review = Callable[[str], Awaitable[Page]]
-"""200, 401, 403, or 503 where nobody can say; with a sentence."""
+"""200, 401, 403, or 503 where that is unknown; with a sentence."""
 
 _REASONS: Final = {401: "unauthorized", 403: "forbidden", 503: "not-reviewed"}
 
@@ -47,7 +47,7 @@ class Access:
     """Of one listener."""
 
     def __init__(
-        self, review: Review, refused: Refused = not_counted, clock: Callable[[], float] = time.monotonic
+        self, review: Review, refused: RefusalCounter = not_counted, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._review, self._count, self._clock = review, refused, clock
         self._accepted: OrderedDict[bytes, float] = OrderedDict()
@@ -88,7 +88,7 @@ class Access:
         try:
             if key in self._accepted:
                 page = await self._review(token)
-            elif await self._queue.turn(address):
+            elif await self._queue.admit(address):
                 try:
                     page = await self._review(token)
                 finally:
@@ -112,7 +112,7 @@ class Access:
 
 
 class NewTokens:
-    """In which order, and how fast, tokens that nobody knows yet are reviewed."""
+    """In which order, and how fast, unknown tokens are reviewed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -122,8 +122,8 @@ class NewTokens:
         """How much an address had, and when that was counted."""
         self._pumping: asyncio.Task[None] | None = None
 
-    async def turn(self, address: str) -> bool:
-        """Waits for it. False: too many wait already. Who got it calls `done` in the end."""
+    async def admit(self, address: str) -> bool:
+        """Waits until a review may begin. False: too many wait already. After True the caller calls `done` at the end."""
         of_address = self._waiting.get(address, ())
         if len(of_address) >= OF_ADDRESS or sum(map(len, self._waiting.values())) >= WAITING:
             return False

@@ -3,7 +3,7 @@
     request   the token and a line feed
     answer    u16 status, little-endian, and a sentence; then the connection ends
 
-Bounds: processes of the same user only, 8 reviews at a time, 64 connections that have sent no token yet (for one more, the oldest of them is hung up on) and 64
+Bounds: processes of the same user only, 8 reviews at a time, 64 connections that have sent no token yet (one more closes the oldest of them) and 64
 that wait for their review, 8 KiB, 2 s for the token, 6 s for the answer. A client that is not served gets no answer.
 """
 
@@ -29,7 +29,7 @@ TOKEN_S: Final = 2.0
 ANSWER_S: Final = 6.0
 """For all of a review, as the client counts. The API server has 2 s for each of two calls (`kube.review`). Guessed."""
 LOOK_S: Final = 1.0
-"""The socket is looked for this often: somebody may have removed it."""
+"""The socket is looked for this often: another process may have removed it."""
 _STATUS: Final = struct.Struct("<H")
 _SENTENCE_BYTES: Final = 1024
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -38,20 +38,20 @@ _CREDENTIALS: Final = struct.Struct("3i")
 async def serve_reviews(path: Path, review: Review, report: Callable[[str], None] = lambda _: None) -> None:
     """Until cancelled. Reports what is wrong with the socket, and tries again."""
     reviewer = _Reviewer(review)
-    said = ""
+    reported = ""
     while True:
         try:
             server = await asyncio.start_unix_server(reviewer.serve, sock=_listening(path), limit=TOKEN_BYTES + 2)
         except OSError as error:
-            if str(error) != said:
+            if str(error) != reported:
                 report(f"the socket {path} cannot be opened: {error}")
-            said = str(error)
+            reported = str(error)
             await asyncio.sleep(LOOK_S)
             continue
         async with server:
-            while path.exists():  # noqa: ASYNC110, ASYNC240 - the file system tells nobody, and answers in microseconds
+            while path.exists():  # noqa: ASYNC110, ASYNC240 - the file system sends no notice, and answers in microseconds
                 await asyncio.sleep(LOOK_S)
-            said = ""
+            reported = ""
             report(f"the socket {path} was missing and is put back")
 
 
@@ -97,7 +97,7 @@ class _Reviewer:
 
 
 def reviewed_by(path: Path) -> Review:
-    """Has tokens reviewed by whoever serves this socket; 503 when it does not answer."""
+    """Has tokens reviewed by the program that serves this socket; 503 when it does not answer."""
 
     async def review(token: str) -> Page:
         try:
@@ -109,11 +109,11 @@ def reviewed_by(path: Path) -> Review:
                 finally:
                     writer.close()
         except TimeoutError:
-            return text(503, f"nobody reviews tokens on this node now: no answer within {ANSWER_S:g} s")
+            return text(503, f"tokens cannot be reviewed on this node now: no answer within {ANSWER_S:g} s")
         except OSError as error:
-            return text(503, f"nobody reviews tokens on this node now: {error}")
+            return text(503, f"tokens cannot be reviewed on this node now: {error}")
         if len(answer) < _STATUS.size:
-            return text(503, "nobody reviews tokens on this node now: no answer")
+            return text(503, "tokens cannot be reviewed on this node now: no answer")
         (status,) = _STATUS.unpack_from(answer)
         return text(status, answer[_STATUS.size :].decode(errors="replace").strip())
 

@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import Final
 
-from observe.refusals import Refused, not_counted
+from observe.refusals import RefusalCounter, not_counted
 
 KIB: Final = 2**10
 MIB: Final = 2**20
@@ -48,7 +48,7 @@ class Bounds:
     """Requests that are being received or answered, of all connections together."""
 
     read_bytes: int = 32 * KIB
-    """From one connection before others have their turn; asyncio's own 256 KiB are also what TLS has in memory for each. 0 = as the event loop does."""
+    """From one connection before others are read; asyncio's own 256 KiB are also what TLS has in memory for each. 0 = as the event loop does."""
     long_bytes: int = 128 * KIB
     """What a request has beyond that is read at `long_bytes_per_s`, all connections together."""
     long_bytes_per_s: float = 16 * MIB
@@ -56,7 +56,7 @@ class Bounds:
     """A piece of a request that is smaller and not its last. After `small_pieces` of one request its connection is read at most twice a second."""
     small_pieces: int = 4
     accepted_at_once: int = 32
-    """Connections that are accepted before other work of the event loop has its turn. The kernel hands them out in the order of their arrival, so a client waits
+    """Connections that are accepted before other work of the event loop continues. The kernel hands them out in the order of their arrival, so a client waits
     for those of a flood that came before: to accept one takes 0.05 ms, and to close one for it 0.1 ms, which is done later."""
     handshakes_per_s: float = inf
     """New connections that are begun, all addresses together; the one that had least of late comes first."""
@@ -67,13 +67,13 @@ class Bounds:
 
     @property
     def unproven_bytes(self) -> int:
-        """Of `held_bytes`, what connections together may hold that were not answered well, on a listener that trusts others: beside them there is room for one
-        request of any size, whatever answers to strangers are being made."""
+        """Of `held_bytes`, the most for all connections that were not answered well, on a listener that trusts others: beside them fits one
+        request of any size, whatever answers to unknown clients are being made."""
         return max(self.body_bytes, self.held_bytes - self.body_bytes)
 
     @property
     def answer_bytes(self) -> int:
-        """So much one answer counts at most: a larger one would never find room."""
+        """One answer counts this much at most: a larger one would never fit."""
         return self.held_bytes // 2
 
 
@@ -114,7 +114,7 @@ class Phase(Enum):
     """Where a connection is."""
 
     REQUEST = "a request is awaited, or arrives"
-    TURN = "its request waits for its turn"
+    TURN = "its request waits in the queue"
     WORK = "the program makes the answer"
     ANSWER = "the client reads the answer"
     IDLE = "it was served and may send another request"
@@ -130,7 +130,7 @@ class Rank(IntEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class ClientConnection:
     """One client's connection."""
 
     address: str
@@ -160,7 +160,7 @@ class Connection:
         return Rank.IDLE if self.phase is Phase.IDLE else Rank.BUSY
 
 
-Ordered = dict[Connection, None]
+Ordered = dict[ClientConnection, None]
 """Oldest phase first."""
 
 
@@ -177,7 +177,7 @@ class OfAddress:
     each: int = ORDINARY
     """What each of them weighs against those of other addresses."""
     filed: Place | None = None
-    """Where `Connections` has it."""
+    """Where `ClientConnections` has it."""
 
     @property
     def weight(self) -> int:
@@ -188,17 +188,17 @@ class OfAddress:
         unserved, idle, _busy = self.by_rank
         return self.weight, -(Rank.UNSERVED if unserved else Rank.IDLE if idle else Rank.BUSY)
 
-    def oldest(self) -> Connection:
+    def oldest(self) -> ClientConnection:
         """Of the first rank that it has."""
         return next(one for ordered in self.by_rank for one in ordered)
 
 
 @dataclass(slots=True)
-class Connections:
+class ClientConnections:
     """The open connections of one listener, oldest phase first."""
 
     bounds: Bounds
-    refused: Refused = not_counted
+    refused: RefusalCounter = not_counted
     _open: Ordered = field(default_factory=dict)
     _unserved: Ordered = field(default_factory=dict)
     _addresses: dict[str, OfAddress] = field(default_factory=dict)
@@ -214,13 +214,13 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[ClientConnection]:
         return iter(self._open)
 
-    def __contains__(self, one: Connection) -> bool:
+    def __contains__(self, one: ClientConnection) -> bool:
         return one in self._open
 
-    def add(self, one: Connection) -> Connection | None:
+    def add(self, one: ClientConnection) -> ClientConnection | None:
         """A client connected. Returns the connection to close for it, if there are too many."""
         found = None
         same = self._addresses.get(one.address)
@@ -239,7 +239,7 @@ class Connections:
         self._insert(one)
         return found
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: ClientConnection) -> None:
         """It was closed; no error if that is known."""
         if one not in self._open:
             return
@@ -253,8 +253,8 @@ class Connections:
         self.held_bytes -= one.held_bytes
         one.held_bytes = 0
 
-    def enter(self, one: Connection, phase: Phase, at_s: float) -> None:
-        """It is in another phase from now on, which begins now even if it is the same. IDLE: it was served, and what it held is free."""
+    def enter(self, one: ClientConnection, phase: Phase, at_s: float) -> None:
+        """It is in another phase from now on, which begins now even if it is the same. IDLE: it was served, and its memory is free."""
         if one not in self._open:
             return
         self._take(one)
@@ -265,7 +265,7 @@ class Connections:
         one.phase, one.since_s = phase, at_s
         self._insert(one)
 
-    def answered_well(self, one: Connection, at_s: float) -> None:
+    def answered_well(self, one: ClientConnection, at_s: float) -> None:
         """A request on it was answered 200."""
         one.well = self.bounds.trusted
         self._answered_well_s.pop(one.address, None)
@@ -274,34 +274,33 @@ class Connections:
         if len(self._answered_well_s) > self.bounds.connections:
             self._forget(next(iter(self._answered_well_s)))
 
-    def hold(self, one: Connection, more_bytes: int) -> list[Connection]:
-        """So much more of a request or an answer is in memory for it. Returns the connections that have to drop what they hold, if all together hold too
-        much."""
+    def hold(self, one: ClientConnection, more_bytes: int) -> list[ClientConnection]:
+        """So much more of a request or an answer is in memory for it. Returns the connections that have to free it, if all together use too much."""
         if one not in self._open:
             return []
         one.held_bytes += more_bytes
         self.held_bytes += more_bytes
-        dropping: list[Connection] = []
+        dropping: list[ClientConnection] = []
         while self._is_too_much(one) and one not in dropping:
             dropping.append(self._choose_holder(one) or one)
             self.refused("memory")
             self.release(dropping[-1], dropping[-1].held_bytes)
         return dropping
 
-    def _is_too_much(self, one: Connection) -> bool:
+    def _is_too_much(self, one: ClientConnection) -> bool:
         if self.held_bytes > self.bounds.held_bytes:
             return True
         if one.well or not self.bounds.trusted or self.held_bytes <= self.bounds.unproven_bytes:
             return False
         return sum(each.held_bytes for each in self._open if not each.well) > self.bounds.unproven_bytes
 
-    def release(self, one: Connection, bytes_: int) -> None:
+    def release(self, one: ClientConnection, bytes_: int) -> None:
         """So much less is in memory for it. No error for what was dropped before."""
         bytes_ = min(bytes_, one.held_bytes)
         one.held_bytes -= bytes_
         self.held_bytes -= bytes_
 
-    def expired(self, at_s: float) -> list[Connection]:
+    def expired(self, at_s: float) -> list[ClientConnection]:
         """Those that stayed in their phase for longer than its limit. They are removed."""
         limit_s = {
             Phase.REQUEST: self.bounds.request_s,
@@ -317,7 +316,7 @@ class Connections:
             self._forget(address)
         return late
 
-    def _insert(self, one: Connection) -> None:
+    def _insert(self, one: ClientConnection) -> None:
         self._order += 1
         one.order = self._order
         self._open[one] = None
@@ -327,7 +326,7 @@ class Connections:
         if rank is Rank.UNSERVED:
             self._unserved[one] = None
 
-    def _take(self, one: Connection) -> None:
+    def _take(self, one: ClientConnection) -> None:
         del self._open[one]
         del self._addresses[one.address].by_rank[one.rank][one]
         self._unserved.pop(one, None)
@@ -358,14 +357,14 @@ class Connections:
             of_address.each = each
             self._file(of_address)
 
-    def _choose(self, at_s: float) -> Connection:
+    def _choose(self, at_s: float) -> ClientConnection:
         """The connection to close for another: the oldest without a whole request, if it is older than a second and its address has its part of all connections; one
         of an address that has less has all the time that a request has. Where there is none, the client with the most connections loses its oldest without a
         whole request, else idle, else with a request under way. Of several with as many the one loses that has nothing better, and then the one that has
         been so the longest. A flood makes this choice for each of its connections, so it goes through those of one second at most."""
         return self._choose_late(self._unserved, at_s) or self._choose_of_most()
 
-    def _choose_late(self, unserved: Iterable[Connection], at_s: float) -> Connection | None:
+    def _choose_late(self, unserved: Iterable[ClientConnection], at_s: float) -> ClientConnection | None:
         part = self._weight / len(self._addresses)
         for one in unserved:
             age_s = at_s - one.since_s
@@ -375,11 +374,11 @@ class Connections:
                 return one
         return None
 
-    def _choose_of_most(self) -> Connection:
+    def _choose_of_most(self) -> ClientConnection:
         return next(iter(self._alike[max(self._alike)])).oldest()
 
-    def _choose_holder(self, asking: Connection) -> Connection | None:
-        """As `_choose`, among those that hold memory and whose answer is not being made. Those whose last request was answered well come last."""
+    def _choose_holder(self, asking: ClientConnection) -> ClientConnection | None:
+        """As `_choose`, among those that use memory and whose answer is not being made. Those whose last request was answered well come last."""
         holders = [
             one for one in self._open if one.held_bytes > 0 and one.phase is not Phase.WORK and one is not asking
         ]
@@ -395,5 +394,5 @@ class Connections:
         return min((one for one in holders if self._addresses[one.address].weight == most), key=_rank_and_age)
 
 
-def _rank_and_age(one: Connection) -> tuple[Rank, int]:
+def _rank_and_age(one: ClientConnection) -> tuple[Rank, int]:
     return one.rank, one.order

@@ -1,4 +1,4 @@
-"""When Python looks for garbage in cycles, so that it is never in the way of somebody who waits for an answer.
+"""When Python looks for garbage in cycles, so that it never delays an answer.
 
 The objects of a program live long and have no cycles, yet each full look walks all of it: 30 ms in a device plugin, 0.1 s and more in an
 extender with 10,000 nodes (measured). So looks by allocation are made rare and young, and a full one is taken on a clock: each minute
@@ -26,7 +26,7 @@ WHOLE_EACH: Final = 60
 
 
 async def keep_tidy(lull: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Until cancelled. For the whole life of a program that answers others. `lull` returns when nobody waits for an answer, or has for long."""
+    """Until cancelled. For the whole life of a program that answers others. `lull` returns when no client waits for an answer, or one has waited for long."""
     gc.set_threshold(YOUNG, NEVER, NEVER)
     for look in count(1):
         await asyncio.sleep(EACH_S)

@@ -1,7 +1,7 @@
 """An event loop that reads from clients fairly: in each round a few of those that are ready, of the addresses that had least of late first.
 
 asyncio by itself attends to every ready socket in each round. 640 connections of a flood then make a round of some hundred milliseconds, which a
-client with one connection waits for at each step of its TLS handshake. What is not attended to waits in the kernel, which tells of it again.
+client with one connection waits for at each step of its TLS handshake. What is not attended to waits in the kernel, which reports it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from observe.fairness import Attained
+from observe.fairness import AttainedService
 
 CLIENTS_A_ROUND: Final = 4
 """Sockets of clients. A step of a handshake or a request takes 0.3 to 2 ms (measured). Others, such as the program's own connections, are attended to always."""
@@ -23,14 +23,14 @@ Ready = tuple[selectors.SelectorKey, int]
 
 
 class FairSelector(selectors.EpollSelector):
-    """Knows the address of each client's socket."""
+    """With the address of each client's socket."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._address_of: dict[int, str] = {}
         self._pieces: dict[int, int] = {}
         """How often each client's socket was attended to, since a request on it was answered well."""
-        self._attained, self._clock = Attained(clock()), clock
+        self._attained, self._clock = AttainedService(clock()), clock
 
     def add_client(self, fd: int, address: str) -> None:
         """From now on the socket counts as this address's."""

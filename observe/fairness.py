@@ -22,7 +22,7 @@ FORGET: Final = 2.0**-6
 """Less than that is nothing."""
 
 
-class Attained:
+class AttainedService:
     """What each address had of late."""
 
     def __init__(self, at_s: float) -> None:
@@ -52,7 +52,7 @@ class Attained:
             }  # a client that waits and had little counts as one that had nothing
 
 
-class InTurn(ABC):
+class PacedWork(ABC):
     """Begins what waits, one piece in each round of the event loop, whenever there may be one more."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class InTurn(ABC):
 
     @abstractmethod
     def _take(self) -> Callable[[], object]:
-        """Take out the piece whose turn it is; what is called begins it."""
+        """Remove the next piece of work; calling the result begins it."""
 
     def _arrange(self) -> None:
         if self._any_waits() and not self._due:
@@ -89,7 +89,7 @@ class InTurn(ABC):
         begin()
 
 
-class FairQueue(InTurn):
+class FairQueue(PacedWork):
     """Begins one piece of work in each round of the event loop, and `per_s` of them after `at_once`. Keeps no more pieces than clients have
     connections."""
 
@@ -99,10 +99,10 @@ class FairQueue(InTurn):
         self._left, self._filled_s = at_once, self._loop.time()
         self._waiting: dict[str, dict[int, Callable[[], object]]] = {}
         self._number = self._count = 0
-        self._attained = Attained(self._loop.time())
+        self._attained = AttainedService(self._loop.time())
 
     def submit(self, address: str, begin: Callable[[], object]) -> Callable[[], None]:
-        """Call `begin` when it is this address's turn, never at once. Returns what to call if nobody wants it any more; it then costs nothing."""
+        """Call `begin` when this address is next, never at once. Returns what to call if it is no longer needed; it then costs nothing."""
         self._number += 1
         self._count += 1
         self._waiting.setdefault(address, {})[self._number] = begin
@@ -127,7 +127,7 @@ class FairQueue(InTurn):
             self._left = min(self._at_once, self._left + 1)
 
     def begin_all(self) -> None:
-        """What waits, whoever's turn it is."""
+        """All that waits, in any order."""
         waiting, self._waiting, self._count = self._waiting, {}, 0
         for pieces in waiting.values():
             for begin in pieces.values():

@@ -1,6 +1,6 @@
 """Lines of JSON on standard error: what happened, when, how severe, and of which pod, node or GPU.
 
-Standard error, because standard output is for what a program was asked to print. Other libraries' warnings come the same way.
+Standard error, because standard output is for the output that a program's user requested. Other libraries' warnings come the same way.
 """
 
 from __future__ import annotations

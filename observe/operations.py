@@ -22,7 +22,7 @@ from observe.access import Review
 from observe.page import PATHS, REQUEST, REVIEW, packed, text
 from observe.pages import Pages
 from observe.ports import listen
-from observe.refusals import REASONS, Refused, not_counted
+from observe.refusals import REASONS, RefusalCounter, not_counted
 
 COMMAND: Final = (sys.executable, "-P", "-m", "observe.operations_server")
 
@@ -30,7 +30,7 @@ LEFT_S: Final = 2.0
 """So long a server may need to end after its program was killed. Guessed: it takes milliseconds."""
 
 REVIEW_S: Final = 5.0
-"""For a token. Prometheus gives a scrape 10 s by default."""
+"""For a token. Prometheus limits a scrape to 10 s by default."""
 
 AGAIN_S: Final = 1.0
 """Between the end of a server and the start of the next. Guessed."""
@@ -43,7 +43,7 @@ class Operations:
     Raises OSError."""
 
     def __init__(
-        self, pages: Pages, host: str, port: int, *, review: Review | None = None, refused: Refused = not_counted
+        self, pages: Pages, host: str, port: int, *, review: Review | None = None, refused: RefusalCounter = not_counted
     ) -> None:
         self._pages, self._review, self._refused = pages, review, refused
         self._reviewing: set[asyncio.Task[None]] = set()

@@ -41,7 +41,7 @@ ANSWER_S: Final = 0.9
 """Within the second that the kubelet's probes wait by default."""
 
 REVIEW_S: Final = 6.0
-"""For a token; the program gives up before."""
+"""For a token; the program times out before."""
 
 
 class Source:
@@ -146,7 +146,7 @@ async def serve(listener: socket.socket, program: socket.socket, *, review: bool
     server = Server(operations_app(source.page, access), OPERATIONS, source.refused)
     serving = asyncio.create_task(server.serve([listener]))
     await asyncio.wait([serving, asyncio.create_task(source.read())], return_when=asyncio.FIRST_COMPLETED)
-    os._exit(0 if not serving.done() else 1)  # nobody waits for what is under way: the program is gone
+    os._exit(0 if not serving.done() else 1)  # no client waits for what is under way: the program is gone
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Settings of a program, from its flags and from environment variables, and what is said when one is wrong.
+"""Settings of a program, from its flags and from environment variables, and the message when one is wrong.
 
 The settings are a pydantic model of the program; its docstring is the head of `--help`.
 """
@@ -36,12 +36,12 @@ def read(model: type[S], arguments: Sequence[str] | None = None) -> S:
     try:
         return CliApp.run(model, cli_args=None if arguments is None else list(arguments))
     except ValidationError as error:
-        said = list(_sentences(error))
+        sentences = list(_sentences(error))
     except SettingsError as error:
-        said = [f"{error}: {error.__cause__}"]
+        sentences = [f"{error}: {error.__cause__}"]
     except TangramError as error:
-        said = [str(error)]
-    for sentence in said:
+        sentences = [str(error)]
+    for sentence in sentences:
         print(f"{model.model_config['cli_prog_name']}: {sentence}", file=sys.stderr)
     raise SystemExit(2)
 

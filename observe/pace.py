@@ -1,7 +1,7 @@
 """Long requests of all clients together are read at so many bytes a second, shared among addresses, and among the requests of one address.
 
-Turns go by two rules in alternation, first among addresses, then among the requests of the chosen one: the first turn to whoever had the fewest bytes (least attained
-service), the next one to whoever waits longest (round robin). By the first rule a short request is not behind many long ones, by the second nobody starves: alone,
+Quanta go by two rules in alternation, first among addresses, then among the requests of the chosen one: the first to the one with the fewest bytes (least attained
+service), the next one to the one that waits longest (round robin). By the first rule a short request is not behind many long ones, by the second none starves: alone,
 the first one would let requests that are always new keep a long one waiting for ever.
 """
 
@@ -14,16 +14,16 @@ from math import inf
 from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
-from observe.fairness import InTurn
+from observe.fairness import PacedWork
 
 QUANTUM_BYTES: Final = 64 * 2**10
-"""Of one turn. 16 MiB a second are 256 turns."""
+"""Of one quantum. 16 MiB a second are 256 quanta."""
 
 AT_ONCE: Final = 4
 """Turns that are begun without a wait after the pace was not used up, as timers are late by a millisecond."""
 
 MOST_DEBT_BYTES: Final = 2**20
-"""What was read beyond the pace delays all clients by this at most (63 ms at 16 MiB a second). More counts against those who sent it alone."""
+"""What was read beyond the pace delays all clients by this at most (63 ms at 16 MiB a second). More counts against the senders alone."""
 
 REMEMBERED: Final = 1024
 """Clients that do not wait and are known: those that had most. Twice as many are, until others are forgotten."""
@@ -31,8 +31,8 @@ REMEMBERED: Final = 1024
 K = TypeVar("K", bound=Hashable)
 
 
-class Shares(Generic[K]):
-    """Who is next of those that wait. A client that was away, or is new, counts as one that had `credit_bytes` less than the one that was read last."""
+class FairShares(Generic[K]):
+    """The next of those that wait. A client that was away, or is new, counts as one that had `credit_bytes` less than the one that was read last."""
 
     def __init__(self, credit_bytes: float) -> None:
         self._credit_bytes = credit_bytes
@@ -70,7 +70,7 @@ class Shares(Generic[K]):
         self._had_bytes[client] = self._had_bytes.get(client, self._floor) + more_bytes
 
     def pass_by(self, more_bytes: float) -> None:
-        """So many could have been read, and nobody waited."""
+        """So many could have been read, and no request waited."""
         self._at_bytes += more_bytes
 
     def forget(self, client: K) -> None:
@@ -88,24 +88,24 @@ class _Address:
 
     requests: int = 0
     waiting: dict[LongRequest, Callable[[], object]] = field(default_factory=dict)
-    """What begins the turn of each request that waits; who waits longest comes first."""
-    shares: Shares[LongRequest] = field(default_factory=lambda: Shares(inf))
+    """What begins the quantum of each waiting request; the one that waits longest comes first."""
+    shares: FairShares[LongRequest] = field(default_factory=lambda: FairShares(inf))
 
 
-class Pace(InTurn):
-    """Of one listener. A turn is `QUANTUM_BYTES`, and is paid for when it begins: who then sends nothing delays others by that much once."""
+class Pace(PacedWork):
+    """Of one listener. A quantum is `QUANTUM_BYTES`, and is charged when it begins: a client that then sends nothing delays others by that much once."""
 
     def __init__(self, bytes_per_s: float, credit_bytes: float) -> None:
         super().__init__()
         self._bytes_per_s = bytes_per_s
         self._most_bytes = self._left_bytes = float(AT_ONCE * QUANTUM_BYTES)
         self._filled_s = self._loop.time()
-        self._shares = Shares[str](credit_bytes)
+        self._shares = FairShares[str](credit_bytes)
         self._addresses: dict[str, _Address] = {}
         self._waiting: dict[str, _Address] = {}
 
     def __len__(self) -> int:
-        """Requests that wait for a turn."""
+        """Requests that wait for a quantum."""
         return sum(len(one.waiting) for one in self._waiting.values())
 
     def enter(self, address: str) -> LongRequest:
@@ -124,7 +124,7 @@ class Pace(InTurn):
             del self._addresses[request.address]
 
     def submit(self, request: LongRequest, begin: Callable[[], object]) -> None:
-        """Call `begin` when its turn begins, never at once."""
+        """Call `begin` when its quantum begins, never at once."""
         self._fill()
         one = self._addresses[request.address]
         if not one.waiting:
@@ -182,7 +182,7 @@ class LongRequest:
         self._may_send_bytes = 0
 
     def sent(self, more_bytes: int) -> bool:
-        """It sent so much. Must it wait for its turn before it sends more? What an event loop reads beyond a turn, as it reads in larger pieces, is charged at once."""
+        """It sent so much. Must it wait for a quantum before it sends more? What an event loop reads beyond a quantum, as it reads in larger pieces, is charged at once."""
         self._may_send_bytes -= more_bytes
         if self._may_send_bytes < 0:
             self._pace.charge(self, -self._may_send_bytes)
@@ -190,13 +190,13 @@ class LongRequest:
         return self._may_send_bytes == 0
 
     def wait(self, begin: Callable[[], object]) -> Callable[[], None]:
-        """Call `begin` when it is this request's turn. Answers what to call if that is of no use any more."""
+        """Call `begin` when this request is next. Returns what to call if that is no longer needed."""
 
-        def turn() -> None:
+        def quantum() -> None:
             self._may_send_bytes += QUANTUM_BYTES
             begin()
 
-        self._pace.submit(self, turn)
+        self._pace.submit(self, quantum)
         return self.withdraw
 
     def withdraw(self) -> None:

@@ -16,7 +16,7 @@ from observe.refusals import REASONS
 
 PATHS: Final = ("/metrics", "/healthz", "/readyz")
 REVIEW: Final = len(PATHS)
-"""Index of a request to review whether the token may read /metrics: 200, 401, 403, or 503 where nobody can say."""
+"""Index of a request to review whether the token may read /metrics: 200, 401, 403, or 503 where that is unknown."""
 TEXT: Final = "text/plain; charset=utf-8"
 
 REQUEST: Final = Struct(f"<IBH{len(REASONS)}I")

@@ -1,8 +1,8 @@
 """The pages that operators and the kubelet look at: `get` answers, and `operations` serves it.
 
 /metrics   the registry, for Prometheus
-/healthz   200 while the process turns: the kubelet restarts it otherwise
-/readyz    200 while it can do its work, else 503 and a sentence that says what is missing
+/healthz   200 while the process makes progress: the kubelet restarts it otherwise
+/readyz    200 while it can do its work, else 503 and a sentence that names what is missing
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def nothing_missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pages of one program. `not_alive` and `not_ready` say what is wrong; empty or None: nothing."""
+    """The pages of one program. `not_alive` and `not_ready` return what is wrong; empty or None: nothing."""
 
     registry: CollectorRegistry
     not_ready: Callable[[], str | None] = nothing_missing

@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from observe.bounds import Connection, Connections, Phase
+from observe.bounds import ClientConnection, ClientConnections, Phase
 from observe.fairness import FairQueue
 from observe.pace import LongRequest, Pace
 from observe.resting import RestingFlow, closed
@@ -35,7 +35,7 @@ REASONS: Final = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body",
     HTTPStatus.TOO_MANY_REQUESTS: "pipelined",
 }
-"""As refusals are counted. `Connections` counts those for memory, which are answered 503."""
+"""As refusals are counted. `ClientConnections` counts those for memory, which are answered 503."""
 
 STATUS: Final = "tangram.status"
 """Of the answer, in the scope of its request: `serving` sets it."""
@@ -47,7 +47,7 @@ PIECE_BYTES: Final = 64 * 2**10
 """A body is kept in pieces of at least this until it is complete, and copied once: one that grows is copied again and again."""
 
 ROUND_BYTES: Final = 64 * 2**10
-"""After so much of a request in one piece other connections have their turn, unless the last request was answered well: it costs a call with the names of 10,000
+"""After so much of a request in one piece other connections are read, unless the last request was answered well: it costs a call with the names of 10,000
 nodes 0.4 ms (measured). uvloop by itself reads 8 MiB from one connection that sends fast."""
 
 SMALL_S: Final = 0.5
@@ -63,7 +63,7 @@ CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
 
 
-class Reading(Protocol):
+class ReadOrder(Protocol):
     """In which order clients' sockets are read."""
 
     def add_client(self, fd: int, address: str, /) -> None: ...
@@ -73,7 +73,7 @@ class Reading(Protocol):
     def refund(self, fd: int, /) -> None: ...
 
 
-class AsReady:
+class ReadAsReady:
     """All that have something to read in each round, as other event loops do."""
 
     def add_client(self, _fd: int, _address: str, /) -> None:
@@ -90,7 +90,7 @@ class AsReady:
 class Listener:
     """What the connections of one listener share."""
 
-    connections: Connections
+    connections: ClientConnections
     queue: FairQueue
     """Of requests."""
     new: FairQueue
@@ -100,7 +100,7 @@ class Listener:
     resuming: FairQueue
     """Of connections that are read again after a rest."""
     pace: Pace
-    reading: Reading
+    reading: ReadOrder
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -108,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     flow: RestingFlow
 
-    def __init__(self, config: Config, state: ServerState, one: Connection, listener: Listener) -> None:
+    def __init__(self, config: Config, state: ServerState, one: ClientConnection, listener: Listener) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
@@ -125,7 +125,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """That request, once it is."""
         self._incomplete: tuple[RequestResponseCycle, Any] | None = None
         self._answering: RequestResponseCycle | None = None
-        """The request that waits for its turn, or whose answer is being made."""
+        """The request that waits in the queue, or whose answer is being made."""
         self._withdraw: Callable[[], None] = closed
         """Takes it out of the queue in which it waits."""
         one.shed = self.shed
@@ -133,7 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.flow = RestingFlow(transport, self.loop, self._listener.resuming, self._one.address)
-        # so that pause_writing tells of any byte that the client has not read
+        # so that pause_writing reports any byte that the client has not read
         transport.set_write_buffer_limits(high=1, low=0)
         if self._bounds.read_bytes and hasattr(transport, "set_read_buffer_limits"):
             # TLS by itself takes 256 KiB from a connection that is not read
@@ -248,7 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._wire_bytes = self._small_pieces = 0
         self.cycle.body = b"".join(self._body)  # type: ignore[assignment]
         if self._long is not None:
-            self.flow.wait_no_more()
+            self.flow.stop_waiting()
         self._drop_body()
         if self._one.phase is Phase.REQUEST:
             self._enter(self._working(Phase.TURN))
@@ -284,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return Phase.ANSWER if self.flow.write_paused else phase
 
     def _judge(self, scope: Mapping[str, Any]) -> None:
-        """Who makes requests that are answered well comes before those who do not, however many it makes. Who makes others waits longer each time."""
+        """Clients whose requests are answered well come before others, however many requests they send. The others wait longer each time."""
         status = scope.get(STATUS, 0)
         self._one.well = False
         if status == HTTPStatus.OK and not scope.get(UNREADABLE):
@@ -331,18 +331,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _drop_answers(self) -> None:
-        """What the program still answers is sent to nobody, and what waits for its turn loses it. uvicorn by itself forgets both while another request
+        """What the program still answers is not sent, and what waits in the queue leaves it. uvicorn by itself forgets both while another request
         waits behind them."""
         self._withdraw()
         for cycle in (self._answering, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True
-                cycle.message_event.set()  # a program that waits for the client's end hears of it
+                cycle.message_event.set()  # a program that waits for the client's end continues
 
     def _drop_requests(self) -> None:
         """What was received for them is in memory no longer, but for the body that a program has."""
         self._drop_body()
-        if self._withdraw is not closed:  # it waits for its turn
+        if self._withdraw is not closed:  # it waits in the queue
             self._withdraw, self._answering, self._answering_bytes = closed, None, 0
         for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
@@ -383,13 +383,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         if status in REASONS:
             self._connections.refused(REASONS[status])
-        said = f"{status.value} {sentence or status.phrase}\n".encode()
+        body = f"{status.value} {sentence or status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()
         self._drop_requests()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (status.value, status.phrase.encode(), len(said), said)
+            % (status.value, status.phrase.encode(), len(body), body)
         )
         self.flow.pause_reading()
         self.loop.call_later(CLOSING_S, self._listener.closing.submit, self._one.address, self.abort)

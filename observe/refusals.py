@@ -13,17 +13,17 @@ REASONS: Final = (
     "connections", "memory", "late", "unread", "handshake", "malformed", "header", "body", "pipelined",
     "no-token", "unauthorized", "forbidden", "not-reviewed", "review-rate",
 )  # fmt: skip
-"""Of HTTP listeners. docs/operations/server-limits.md says what each means."""
+"""Of HTTP listeners. docs/operations/server-limits.md explains each."""
 
 
-class Refused(Protocol):
+class RefusalCounter(Protocol):
     """Counts so many more refusals for a reason of `REASONS`."""
 
     def __call__(self, reason: str, more: int = 1, /) -> None: ...
 
 
 def not_counted(_reason: str, _more: int = 1, /) -> None:
-    """For a listener whose refusals nobody counts."""
+    """For a listener whose refusals are not counted."""
 
 
 class Refusals(Collector):
@@ -33,7 +33,7 @@ class Refusals(Collector):
         self.counts: Counter[tuple[str, str]] = Counter()
         self._name = f"tangram_{program}_refused"
 
-    def of(self, listener: str) -> Refused:
+    def of(self, listener: str) -> RefusalCounter:
         """What a listener calls."""
 
         def refused(reason: str, more: int = 1, /) -> None:

@@ -1,4 +1,4 @@
-"""Reading from a connection pauses: for a time, or until a queue has its turn."""
+"""Reading from a connection pauses: for a time, or until a queue admits it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def closed() -> None:
 
 
 class RestingFlow(FlowControl):
-    """Reads nothing for a while, too. After that it waits for its turn in `queue`: a flood's rests end together, and to read from all of them took 30 ms."""
+    """Reads nothing for a while, too. After that it waits in `queue`: a flood's rests end together, and to read from all of them took 30 ms."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, queue: FairQueue, address: str
@@ -36,7 +36,7 @@ class RestingFlow(FlowControl):
         if self._begin_rest():
             self._withdraw = submit(self._rested)
 
-    def wait_no_more(self) -> None:
+    def stop_waiting(self) -> None:
         """For what was submitted: read again."""
         if self._resting and self._timer is None:
             self._withdraw()

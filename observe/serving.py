@@ -13,7 +13,7 @@ import uvicorn
 from observe.acceptor import Acceptor
 from observe.bounds import Bounds
 from observe.protocol import STATUS
-from observe.refusals import Refused, not_counted
+from observe.refusals import RefusalCounter, not_counted
 
 OPTIONS: Final[dict[str, Any]] = {
     "log_config": None, "log_level": "error", "access_log": False, "lifespan": "off", "server_header": False, "date_header": False,
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
     """Signals are the program's own; `up` is set once the port is open. How long a connection may be idle is in `bounds`, not uvicorn's. What is
     refused is counted by `refused`."""
 
-    def __init__(self, app: App, bounds: Bounds, refused: Refused = not_counted, **options: Any) -> None:
+    def __init__(self, app: App, bounds: Bounds, refused: RefusalCounter = not_counted, **options: Any) -> None:
         super().__init__(uvicorn.Config(with_status(app), **(OPTIONS | options)))
         self.up = asyncio.Event()
         self._bounds, self._refused = bounds, refused

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 FULL_S: Final = 0.02
-"""Between two tries while the socket's queue is full: the kernel tells nobody when it is not. Guessed."""
+"""Between two tries while the socket's queue is full: the kernel sends no notice when it is not. Guessed."""
 
 
 async def connect(sock: socket.socket, path: Path) -> None:

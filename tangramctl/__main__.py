@@ -14,7 +14,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from tangramctl import parameters
-from tangramctl.errors import Broken, Trouble
+from tangramctl.errors import Broken, CommandError
 from tangramctl.proc import called_by_kubectl
 
 ABOUT = """Give a command a share of a GPU, on any Linux machine, and see which process has what.
@@ -33,12 +33,12 @@ RUN = """Run a command with a share of one GPU: it sees a GPU of the size reques
   tangramctl run --gpu-mem 8Gi -- python train.py
   tangramctl run --gpu-mem 8Gi --gpu-core 30 --class best-effort -- python train.py
   tangramctl run --gpu-mem 20Gi --gpu 1 -- ./server     on GPU 1, and no other
-  tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when there is room
+  tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when a GPU has enough free memory
   tangramctl run --gpu-mem 8Gi -- bash                  a shell; all that starts in it shares the 8 GiB
   tangramctl run --fake gpus.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
 
-The GPU with the least free memory that has room is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
-Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 no room, 126 and 127 as in a shell.
+Of the GPUs with enough free memory, the one with the least is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
+Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 too little free memory, 126 and 127 as in a shell.
 """
 
 PS = """Show the runs of this user, and as root on a cluster's node its containers, with what they use.
@@ -74,14 +74,14 @@ The data come from the extender (kubectl -n tangram-system port-forward deploy/t
 The pod itself is read by kubectl. Exit code 3: it fits no node; 2: bad option or file, no such pod, no answer of the API; 127: no kubectl.
 """
 
-TOP = """Show who gets how much of the GPUs' time: a table of the last second, again each second until stopped.
+TOP = """Show the GPU time of each run: a table of the last second, again each second until stopped.
 
 \b
   tangramctl top
   tangramctl top --once --json | jq '.rows[] | select(.got_percent > 50)'
 
 GOT is the part of the second in which it had work and might run, WAITED in which it had work and waited for others,
-CAPPED in which it waited for its own cap, SUSPENDS how often it was stopped. Those who share a GPU openly divide the time.
+CAPPED in which it waited for its own cap, SUSPENDS how often it was suspended. Runs that share a GPU openly divide the time.
 """
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -108,7 +108,7 @@ State = Annotated[
         "--state",
         envvar="TANGRAMCTL_STATE",
         metavar="DIR",
-        help="State folder: one book of runs and one arbiter each. Default /run/tangramctl for root, else $XDG_RUNTIME_DIR/tangramctl.",
+        help="State folder: one record of runs and one arbiter each. Default /run/tangramctl for root, else $XDG_RUNTIME_DIR/tangramctl.",
     ),
 ]
 
@@ -294,7 +294,7 @@ def _given(context: typer.Context, *names: str) -> list[str]:
 
 @contextmanager
 def _answering(written: str = "standard output") -> Iterator[None]:
-    """Trouble inside is a sentence and an exit code. An interrupt, or a reader that hung up, ends this process as it ends any other.
+    """An error inside becomes a sentence and an exit code. An interrupt, or a reader that closed the pipe, ends this process as it ends any other.
 
     `written` is what is full when the error of a write names no file.
     """
@@ -303,7 +303,7 @@ def _answering(written: str = "standard output") -> Iterator[None]:
             yield
         finally:
             _flush()
-    except Trouble as trouble:
+    except CommandError as trouble:
         _fail(trouble)
     except KeyboardInterrupt:
         _die_of(signal.SIGINT)
@@ -316,7 +316,7 @@ def _answering(written: str = "standard output") -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Here, where it can be said that it failed, and not at the very end."""
+    """Here, where a failure can be reported, and not at the very end."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -326,7 +326,7 @@ def _flush() -> None:
         raise Broken(f"standard output: {error.strerror}") from None
 
 
-def _fail(trouble: Trouble) -> NoReturn:
+def _fail(trouble: CommandError) -> NoReturn:
     print(f"tangramctl: {trouble}", file=sys.stderr)
     sys.exit(trouble.code)
 

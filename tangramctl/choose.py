@@ -1,7 +1,7 @@
 """Which GPU a run is given: the cluster's own placement, over a fleet of one node. Pure.
 
-What is free of a GPU is its memory less what runs were granted, whether they use it or not, less what processes of nobody's run
-hold now.
+What is free of a GPU is its memory less what runs were granted, whether they use it or not, less what processes of no run
+use now.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tangramctl.errors import BadOption, NoRoom
+from tangramctl.errors import BadOption, NoCapacity
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import PodRequest
@@ -21,7 +21,7 @@ HERE: Final = "this machine"
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RunAllocation:
     """What a run was granted."""
 
     piece: Slice
@@ -32,11 +32,11 @@ class Holding:
 def choose(
     request: PodRequest,
     inventory: Inventory,
-    holdings: Iterable[Holding],
+    holdings: Iterable[RunAllocation],
     foreign_mib: Mapping[str, int],
     hint: str = "",
 ) -> Slice:
-    """The slice to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoRoom when one
+    """The slice to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoCapacity when one
     would be."""
     held = list(holdings)
     rows = {gpu.uuid: gpu.index for gpu in inventory.gpus}
@@ -56,7 +56,7 @@ def choose(
     lines = [f"no GPU has {wanted.mib} MiB{cap} free:"]
     for gpu in allowed:
         lines += _gpu_lines(gpu, free[gpu.uuid], foreign_mib.get(gpu.uuid, 0), held)
-    raise NoRoom("\n".join(lines))
+    raise NoCapacity("\n".join(lines))
 
 
 def _free(fleet: Fleet, row: int) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def _free(fleet: Fleet, row: int) -> tuple[int, int]:
 def _too_large(mib: int, allowed: list[Gpu], hint: str) -> str:
     shared = [gpu for gpu in allowed if gpu.shareable]
     if not shared:
-        return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (ill, or in MIG mode)"
+        return f"--gpu-mem is {mib} MiB: none of the {len(allowed)} GPUs may be shared (unhealthy, or in MIG mode)"
     largest = max(shared, key=lambda gpu: gpu.mib)
     return (
         f"--gpu-mem is {mib} MiB: it must be 1 to {largest.mib} MiB, "
@@ -75,15 +75,15 @@ def _too_large(mib: int, allowed: list[Gpu], hint: str) -> str:
     )
 
 
-def _gpu_lines(gpu: Gpu, free: tuple[int, int], foreign_mib: int, held: list[Holding]) -> list[str]:
+def _gpu_lines(gpu: Gpu, free: tuple[int, int], foreign_mib: int, held: list[RunAllocation]) -> list[str]:
     name = f"  GPU {gpu.index} ({gpu.model}, {gpu.uuid})"
     if not gpu.shareable:
-        return [f"{name}: may not be shared ({'MIG mode' if gpu.mig else 'ill'})"]
+        return [f"{name}: may not be shared ({'MIG mode' if gpu.mig else 'unhealthy'})"]
     lines = [f"{name}: {free[0]} of {gpu.mib} MiB and {free[1]} % free"]
     for holding in sorted(held, key=lambda holding: -holding.piece.mib):
         if holding.piece.uuid == gpu.uuid:
             core = f", {holding.piece.core_percent} %" if holding.piece.core_percent else ""
             lines.append(f"    {holding.piece.mib} MiB{core} granted to {holding.by}")
     if foreign_mib:
-        lines.append(f"    {foreign_mib} MiB held by processes outside tangramctl")
+        lines.append(f"    {foreign_mib} MiB used by processes outside tangramctl")
     return lines

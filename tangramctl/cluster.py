@@ -1,6 +1,6 @@
 """A cluster seen from outside: the extender's snapshot, or one made from what kubectl reads.
 
-The extender knows more (reservations of pods that are not bound yet), so it comes first. Everything else goes through the caller's own
+The extender has more (reservations of pods that are not bound yet), so it comes first. Everything else goes through the caller's own
 kubectl, with the caller's rights: tangramctl has no client of its own.
 """
 
@@ -23,7 +23,7 @@ from vgpu.api.names import Names
 from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot
 
 EXTENDER_TIMEOUT_S: Final = 20.0
-"""Until the next byte of an answer. A client waits 10 s for its turn to read a snapshot (`extender.snapshot_writer.WAIT_S`) before it is refused, with a reason."""
+"""Until the next byte of an answer. A client waits 10 s until it may read a snapshot (`extender.snapshot_writer.WAIT_S`) before it is refused, with a reason."""
 KUBECTL_TIMEOUT_S: Final = 120.0
 """10,000 pods take some seconds. Guessed."""
 _LOGGED: Final = re.compile(r"[IWEF][0-9]{4} ")
@@ -60,9 +60,7 @@ def kubectl(*words: str) -> Any:
             check=False,
         )
     except FileNotFoundError:
-        raise NotFound(
-            "kubectl is not in PATH: it is what reads the pod; or give --pod FILE and --snapshot FILE"
-        ) from None
+        raise NotFound("kubectl is not in PATH: it reads the pod; or pass --pod FILE and --snapshot FILE") from None
     except subprocess.TimeoutExpired:
         raise BadOption(f"kubectl {' '.join(words)} has not answered for {KUBECTL_TIMEOUT_S:g} s") from None
     if done.returncode:
@@ -71,9 +69,9 @@ def kubectl(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def complaint(said: str, code: int) -> str:
+def complaint(output: str, code: int) -> str:
     """The sentence that kubectl ends with, without the log lines of its library before it."""
-    lines = said.strip().splitlines()
+    lines = output.strip().splitlines()
     sentences = [line for line in lines if not _LOGGED.match(line)]
     return (sentences or lines or [f"exit code {code}"])[-1][:500]
 

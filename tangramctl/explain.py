@@ -17,7 +17,7 @@ from vgpu.api.contract import GPUS_ENV
 from vgpu.api.errors import BadRequest, TangramError
 from vgpu.api.names import Names
 from vgpu.api.request import PodRequest, pod_request, requests_ours
-from vgpu.scheduling.explain import Nearest, Row, gpus_of, need_of, rows_of, summary
+from vgpu.scheduling.explain import Nearest, NodeExplanation, explain_nodes, gpus_of, need_of, summary
 from vgpu.scheduling.placement import TOO_LARGE
 from vgpu.scheduling.policies.registry import POLICIES
 from vgpu.scheduling.snapshot import PodRecord, Snapshot, snapshot_from_json
@@ -35,8 +35,8 @@ STANDING = {
     "in doubt": "it is being bound to",
     "bound": "it is bound to",
     "seen bound": "it is bound to",
-    "kept": "others are evicted to make room for it on",
-    "planned": "room is held until its turn comes on",
+    "kept": "others are preempted for it on",
+    "planned": "capacity is reserved until it is scheduled on",
     "orphaned": "it was deleted by force, and its processes still run on",
 }
 """Stages of a snapshot in words."""
@@ -65,7 +65,7 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
         _say_ended(name, phase, json=json)
         return True
     request = _request(name, found, known)
-    rows = rows_of(known, request)
+    rows = explain_nodes(known, request)
     admitted = met_webhook(found, Names(known.domain))
     orphans = [one for one in known.pods if one.stage == ORPHANED]
     if json:
@@ -118,12 +118,12 @@ def _request(name: str, found: dict[str, Any], known: Snapshot) -> PodRequest:
     except BadRequest as error:
         raise BadOption(f"pod {name}: {error}") from None
     if not request:
-        raise BadOption(f"pod {name} requests no resource of {known.domain}: Tangram has no say in where it goes")
+        raise BadOption(f"pod {name} requests no resource of {known.domain}: Tangram does not place it")
     return request
 
 
 def met_webhook(found: dict[str, Any], names: Names) -> bool:
-    """It gives each container that requests a GPU a variable. The scheduler's name says less: a cluster may run Tangram's under any."""
+    """It sets a variable in each container that requests a GPU. The scheduler's name is less certain: a cluster may run Tangram's under any."""
     spec = found.get("spec") or {}
     asking = [
         one
@@ -139,7 +139,7 @@ def _never_admitted(found: dict[str, Any]) -> str:
     return f"it never met Tangram's webhook, so its quantities are as written and its scheduler is {scheduler}: delete it and create it anew, in a namespace that Tangram does not leave out"
 
 
-def _document(name: str, rows: list[Row], *, admitted: bool) -> dict[str, Any]:
+def _document(name: str, rows: list[NodeExplanation], *, admitted: bool) -> dict[str, Any]:
     return {
         "pod": name,
         "placed": False,
@@ -187,7 +187,7 @@ def _say_ended(name: str, phase: str, *, json: bool) -> None:
         print(f"pod {name} has ended ({phase}): it has no GPU and waits for none")
 
 
-def _say(name: str, request: PodRequest, rows: list[Row], wrong: str) -> None:
+def _say(name: str, request: PodRequest, rows: list[NodeExplanation], wrong: str) -> None:
     """`wrong` is what keeps it pending whatever the nodes have; may be empty."""
     fit = [row.node for row in rows if not row.reason]
     why = "" if wrong else ": the scheduler has other reasons"
@@ -207,7 +207,7 @@ def _say(name: str, request: PodRequest, rows: list[Row], wrong: str) -> None:
         print(f"and {len(rows) - SHOWN} more nodes: --json shows all")
 
 
-def figures(reason: str, request: PodRequest, rows: list[Row]) -> str:
+def figures(reason: str, request: PodRequest, rows: list[NodeExplanation]) -> str:
     """What is requested of a GPU and what the largest has, where none is large enough; else nothing."""
     need, largest_mib = need_of(request), max((row.largest_mib for row in rows if row.reason == reason), default=0)
     if reason != TOO_LARGE or need is None or not largest_mib:
@@ -247,7 +247,7 @@ def _conditions(request: PodRequest) -> list[str]:
     return [f"only GPUs {how} {' or '.join(sorted(names))}".replace("  ", " ") for how, names in reported if names]
 
 
-def _best(row: Row) -> str:
+def _best(row: NodeExplanation) -> str:
     """The nearest GPU, or what the node has where the pod may have none of it."""
     if row.nearest is not None:
         return f"{row.nearest.index} {row.nearest.model}"
@@ -263,7 +263,7 @@ def free_text(gpu: Nearest) -> str:
     )
 
 
-def _lacks(row: Row) -> str:
+def _lacks(row: NodeExplanation) -> str:
     best = row.nearest
     if best is None:
         return "-"

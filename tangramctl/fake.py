@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Final
 
 from tangramctl.errors import BadOption
-from tangramctl.machine import Machine, make
+from tangramctl.machine import StateRoot, make
 
 LARGEST_BYTES: Final = 64 * 1024
 
 
-def faked(machine: Machine, file: Path, programs: Path) -> Machine:
+def faked(machine: StateRoot, file: Path, programs: Path) -> StateRoot:
     """The state root of this description, made when it is not there. Raises BadOption, Broken.
 
-    It is found by the file's path and text: who edits the file gets new GPUs, and runs on the old ones keep theirs.
+    It is found by the file's path and text: an edited file means new GPUs, and runs on the old ones keep theirs.
     """
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise OSError(errno.EINVAL, "no regular file")  # to open a pipe is to wait for who writes
+            raise OSError(errno.EINVAL, "no regular file")  # to open a pipe waits for a writer
         with file.open("rb") as opened:
             text = opened.read(LARGEST_BYTES + 1)
     except OSError as error:
@@ -31,7 +31,7 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     if len(text) > LARGEST_BYTES:
         raise BadOption(f"--fake is {file}, with more than {LARGEST_BYTES} bytes: it must be a description of GPUs")
     digest = hashlib.sha256(bytes(file.resolve()) + b"\0" + text).hexdigest()[:12]
-    found = Machine(machine.root / "fake" / digest, programs)
+    found = StateRoot(machine.root / "fake" / digest, programs)
     with machine.locked():
         make(machine.root / "fake")
         make(found.root)
@@ -42,15 +42,15 @@ def faked(machine: Machine, file: Path, programs: Path) -> Machine:
     return found
 
 
-def all_of(machine: Machine | None) -> list[tuple[Machine, str | None]]:
+def all_of(machine: StateRoot | None) -> list[tuple[StateRoot, str | None]]:
     """This machine and every fake one that was made below it, with its description's path; nothing where there is none."""
     if machine is None:
         return []
-    found: list[tuple[Machine, str | None]] = [(machine, None)]
+    found: list[tuple[StateRoot, str | None]] = [(machine, None)]
     for root in sorted((machine.root / "fake").glob("[0-9a-f]*")):
         described, lib = root / "description", root / "driver/lib"
         if described.exists() and lib.is_symlink():
-            found.append((Machine(root, lib.readlink()), described.read_bytes().decode(errors="replace").strip()))
+            found.append((StateRoot(root, lib.readlink()), described.read_bytes().decode(errors="replace").strip()))
     return found
 
 

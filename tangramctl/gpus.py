@@ -1,4 +1,4 @@
-"""What NVML says of this machine's GPUs, and of memory on them that no run accounts for."""
+"""This machine's GPUs by NVML, and memory on them that no run accounts for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from nvml.errors import NvmlError
-from nvml.gather import probe
+from nvml.inventory import probe
 from nvml.messages import ProcessUsage
 from nvml.queries import Nvml
 from nvml.supervisor import supervised
 from tangramctl.errors import NoGpu
-from tangramctl.machine import Machine
+from tangramctl.machine import StateRoot
 from tangramctl.proc import grant_of, start_ticks
 from vgpu.api.inventory import Inventory
 
@@ -25,14 +25,14 @@ EXAMPLE: Final = Path(__file__).resolve().parents[1] / "examples/04-no-cluster/g
 """A description for `--fake`, where this is a source tree."""
 
 
-def driver_root(machine: Machine) -> Path:
+def driver_root(machine: StateRoot) -> Path:
     """Below it lie the driver's libraries."""
     return REAL_DRIVER if machine.programs is None else machine.root / "driver"
 
 
 @contextmanager
-def driver(machine: Machine) -> Iterator[tuple[Inventory, Nvml]]:
-    """NVML is open inside, in a process of its own. Raises NoGpu, in one sentence that says what to do."""
+def driver(machine: StateRoot) -> Iterator[tuple[Inventory, Nvml]]:
+    """NVML is open inside, in a process of its own. Raises NoGpu, with one sentence on what to do."""
     if machine.programs is not None:
         os.environ["TANGRAM_FAKE_DRIVER"] = str(machine.driver_socket)
     try:
@@ -49,12 +49,12 @@ def driver(machine: Machine) -> Iterator[tuple[Inventory, Nvml]]:
 
 
 def usages(inventory: Inventory, nvml: Nvml) -> list[ProcessUsage]:
-    """Who uses the GPUs that may be shared. Raises NvmlError."""
+    """The processes on the GPUs that may be shared. Raises NvmlError."""
     return [usage for gpu in inventory.gpus if gpu.shareable for usage in nvml.processes(gpu.uuid)]
 
 
 def foreign_mib(usages: Iterable[ProcessUsage], grants: Collection[str]) -> dict[str, int]:
-    """MiB on each GPU held by processes that were started with none of these grants.
+    """MiB on each GPU used by processes that were started with none of these grants.
 
     A process that cannot be seen from here (another pid namespace) is passed over: it may be one of ours. So is one that has ended
     since the driver was queried: its run may be gone from the records.

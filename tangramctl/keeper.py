@@ -2,10 +2,10 @@
 
     python -m tangramctl.keeper ROOT LOCK_FD IDLE_S [FAKE_DRIVER_FOLDER]
 
-It is born with the keeper's lock in hand (a descriptor that `service.ensure` took and passed on), so there is one of it however
-many runs start at once; the lock is free the moment it is dead. Its children die with it, and hold a lock of their own until they have: the
-next keeper waits for that, so nobody takes an arbiter that is ending for one that stays. It takes away what dead runs left, starts the arbiter again when
-it died, and serves no requests: its pid stands in keeper.json.
+It starts with the keeper's lock (a descriptor that `service.ensure` opened and passed on), so there is one of it however
+many runs start at once; the lock is free the moment it ends. Its children end with it, and keep a lock of their own until then: the
+next keeper waits for that, so no run mistakes an arbiter that is ending for one that stays. It removes what ended runs left, starts the arbiter again when
+it ended, and serves no requests: its pid stands in keeper.json.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tangramctl.errors import Trouble
-from tangramctl.machine import Machine, let_nobody_else_write, try_lock
+from tangramctl.errors import CommandError
+from tangramctl.machine import StateRoot, restrict_umask, try_lock
 from tangramctl.proc import carried, start_ticks
 from tangramctl.records import runs
 from tangramctl.service import answers
@@ -45,16 +45,16 @@ class GaveUp(Exception):
     """A child does not run; the text is for the person whose run waits."""
 
 
-class Keeper:
+class ArbiterKeeper:
     """The arbiter of one state root, and on a fake machine its driver."""
 
-    def __init__(self, machine: Machine, lock_fd: int, children_fd: int | None, idle_s: float) -> None:
+    def __init__(self, machine: StateRoot, lock_fd: int, children_fd: int | None, idle_s: float) -> None:
         self._machine, self._idle_s = machine, idle_s
         self._passed = [] if children_fd is None else [children_fd]
         self._lock_inode = os.fstat(lock_fd).st_ino
         self._driver: subprocess.Popen[bytes] | None = None
         self._arbiter: subprocess.Popen[bytes] | None = None
-        self._vain_starts = 0
+        self._failed_starts = 0
         """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
         self._reported = True
@@ -65,12 +65,12 @@ class Keeper:
         self._start_driver()
         self._start_arbiter()
         while True:
-            came = signal.sigtimedwait(_SIGNALS, LOOK_S)
-            if came is not None and came.si_signo in (signal.SIGTERM, signal.SIGINT):
+            received = signal.sigtimedwait(_SIGNALS, LOOK_S)
+            if received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 return
             if not self._still_ours():
                 return  # the session is over and took its folder along
-            self._mend()
+            self._restart_dead()
             if not self._reported:
                 self._report()
             with self._machine.locked():
@@ -109,24 +109,24 @@ class Keeper:
         try:
             busy = bool(runs(self._machine))
             wanted = try_lock(self._machine.wanted_lock)
-        except OSError as error:  # one folder's trouble is not everybody's
+        except OSError as error:  # an error in one folder does not stop the others
             self._say(f"the runs of {self._machine.root} cannot be listed: {error}")
             busy = True
         if busy or wanted is None:
             self._busy_until_s = time.monotonic()
         elif time.monotonic() - self._busy_until_s >= self._idle_s:
-            return True  # with the lock in hand: who would start a run waits until this process has ended
+            return True  # with the lock held: a new run waits until this process has ended
         if wanted is not None:
             os.close(wanted)
         return False
 
-    def _mend(self) -> None:
+    def _restart_dead(self) -> None:
         if self._driver is not None and self._driver.poll() is not None:
             raise GaveUp(f"the fake driver ended with {self._driver.returncode}")
-        if self._vain_starts and answers(self._machine.status_socket):
-            self._vain_starts = 0
+        if self._failed_starts and answers(self._machine.status_socket):
+            self._failed_starts = 0
         if self._arbiter is not None and self._arbiter.poll() is not None:
-            if self._vain_starts >= VAIN_STARTS:
+            if self._failed_starts >= VAIN_STARTS:
                 raise GaveUp(
                     f"the arbiter ended with {self._arbiter.returncode} as soon as it was started: {self._last_words()}"
                 )
@@ -134,10 +134,10 @@ class Keeper:
 
     def _last_words(self) -> str:
         lines = self._machine.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it logged nothing"
 
     def _start_arbiter(self) -> None:
-        """Processes that an earlier arbiter served get time to say what they hold before anything new is lent."""
+        """Processes that an earlier arbiter served get time to report their memory before anything new is leased."""
         machine = self._machine
         grants = {str(folder / "grant") for folder in machine.grants.iterdir()}
         grace = [] if carried(grants) else ["--grace-ms", "0"]
@@ -153,7 +153,7 @@ class Keeper:
         self._arbiter = subprocess.Popen(
             command, env=env, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, pass_fds=self._passed
         )
-        self._vain_starts += 1
+        self._failed_starts += 1
         self._report()
 
     def _start_driver(self) -> None:
@@ -164,20 +164,20 @@ class Keeper:
             str(machine.programs / "nvidia-fake-driverd"), "--config", str(machine.driver_config),
             "--socket", str(machine.driver_socket),
         ]  # fmt: skip
-        said = machine.root / "driver.log"
-        with said.open("w") as log:
+        output = machine.root / "driver.log"
+        with output.open("w") as log:
             self._driver = subprocess.Popen(
                 command, preexec_fn=_die_with_parent, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
                 pass_fds=self._passed,
             )  # fmt: skip
         while not answers(machine.driver_socket):
             if self._driver.poll() is not None:
-                why = said.read_text(errors="replace").strip().removeprefix("nvidia-fake-driverd: ")
+                why = output.read_text(errors="replace").strip().removeprefix("nvidia-fake-driverd: ")
                 raise GaveUp(f"the fake driver does not start: {why}")
             signal.sigtimedwait({signal.SIGCHLD}, DRIVER_LOOK_S)
 
     def _report(self) -> None:
-        """Who runs. Where it cannot be written, as on a full disk, the arbiter is of use all the same: later, then."""
+        """The processes that run. Where it cannot be written, as on a full disk, the arbiter works all the same: it is written later."""
         if self._arbiter is None:
             return
         pid = os.getpid()
@@ -210,7 +210,7 @@ def _die_with_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def _childless(machine: Machine) -> int | None:
+def _childless(machine: StateRoot) -> int | None:
     """The children's lock, once those of an earlier keeper have ended; None where one does not end, as in a call of a driver that hangs."""
     until_s = time.monotonic() + STOP_S
     while (lock := try_lock(machine.children_lock)) is None and time.monotonic() < until_s:
@@ -222,17 +222,17 @@ def main() -> NoReturn:
     """See the module."""
     root, lock_fd, idle_s, *programs = sys.argv[1:]
     os.set_inheritable(int(lock_fd), False)
-    let_nobody_else_write()
-    machine = Machine(Path(root), Path(programs[0]) if programs else None)
+    restrict_umask()
+    machine = StateRoot(Path(root), Path(programs[0]) if programs else None)
     children_fd = _childless(machine)
     if os.fork() != 0:
         os._exit(0)  # the run that started it becomes a command, which expects no child it did not make
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    keeper = Keeper(machine, int(lock_fd), children_fd, float(idle_s))
+    keeper = ArbiterKeeper(machine, int(lock_fd), children_fd, float(idle_s))
     code = 0
     try:
         keeper.keep()
-    except (GaveUp, Trouble, OSError) as error:
+    except (GaveUp, CommandError, OSError) as error:
         with contextlib.suppress(OSError):  # the folder itself may be what is gone
             machine.trouble.write_text(f"{error}\n")
         code = 1

@@ -16,7 +16,7 @@ HERE: Final = Path(__file__).resolve().parent
 TREE: Final = HERE.parent if (HERE.parent / "shim/Makefile").is_file() else None
 """The source tree that this code lies in; None in an installed wheel. What was built in it comes first: a packaged copy may be older."""
 INSTALLED: Final = Path("/opt/tangram/lib")
-"""In the image, and where the docs say to copy it."""
+"""In the image, and where the docs have it copied."""
 FAKE_INSTALLED: Final = Path("/opt/fake-driver/files")
 _SEPARATORS: Final = " :$"
 """What the loader reads as the end of a name in LD_PRELOAD, or replaces."""

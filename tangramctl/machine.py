@@ -1,11 +1,11 @@
 """One state root: the runs of one machine, or of one user on it, and of one driver.
 
-    ROOT/lock              held while the book is read and changed
+    ROOT/lock              locked while the records are read and changed
     ROOT/keeper.lock       held by the keeper for as long as it lives
     ROOT/children.lock     held by the keeper, its arbiter and its driver, for as long as one of them lives
     ROOT/wanted.lock       held by each run that is being started: the keeper stays meanwhile
     ROOT/keeper.json       its pid and the arbiter's
-    ROOT/arbiter.log       what both had to say
+    ROOT/arbiter.log       what both logged
     ROOT/status.sock       the arbiter's status socket
     ROOT/grants/KEY/       one run: grant, run.json, arbiter.sock
     ROOT/fake/DIGEST/      a state root like this one for each description given to --fake, with driver.sock
@@ -29,7 +29,7 @@ from tangramctl.errors import Broken
 SOCKET_PATH_LIMIT: Final = 107
 """Characters of a unix socket's path. Specified by Linux (sun_path)."""
 DRIVER_LISTS: Final = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD"})
-"""What `driver_env` says of these comes before what they are already."""
+"""The values in `driver_env` are put before the existing ones."""
 FAKE_KERNEL: Final = "libfake-kernel.so"
 """The kernel's side of the fake driver: channels that can be stopped."""
 GRANTS_MODE: Final = 0o711
@@ -38,7 +38,7 @@ _LONGEST_BELOW: Final = len("/fake/0123456789ab/grants/0123456789abcdef/.arbiter
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class StateRoot:
     """The paths of one state root."""
 
     root: Path
@@ -102,13 +102,13 @@ class Machine:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else reads or changes the book inside."""
+        """No other process reads or changes the record inside."""
         with held(self.root / "lock", fcntl.LOCK_EX):
             yield
 
 
-def let_nobody_else_write() -> int:
-    """To what this process makes from now on, whatever the umask. Answers the umask as it was."""
+def restrict_umask() -> int:
+    """Only this user may write what the process creates from now on, whatever the umask. Returns the umask before."""
     before = os.umask(0o022)
     os.umask(before | 0o022)
     return before
@@ -124,7 +124,7 @@ def default_root() -> Path:
     return Path(f"/tmp/tangramctl-{os.geteuid()}")  # noqa: S108  made with mode 0700 and checked for its owner
 
 
-def prepared(root: Path) -> Machine:
+def prepared(root: Path) -> StateRoot:
     """The state root, made when it is not there. Raises Broken when another user has put something in its place."""
     root = root.absolute()
     if len(str(root)) + _LONGEST_BELOW > SOCKET_PATH_LIMIT:
@@ -133,22 +133,22 @@ def prepared(root: Path) -> Machine:
             f"state folder {root} has {len(str(root))} characters: it must have 1 to {most}, as sockets lie below it"
         )
     make(root)
-    return Machine(root)
+    return StateRoot(root)
 
 
-def found(root: Path) -> Machine | None:
-    """The state root, where it is there already: who only looks leaves nothing behind, and needs no right to write."""
+def found(root: Path) -> StateRoot | None:
+    """The state root, where it is there already: a command that only reads leaves nothing behind, and needs no right to write."""
     root = root.absolute()
     if not (root / "grants").is_dir():
         return None
     _check(root)
-    return Machine(root)
+    return StateRoot(root)
 
 
 def make(root: Path) -> None:
-    """The folders of a state root. What root gives out, a command that drops its rights must reach; a user's is his own.
+    """The folders of a state root. A command of root that drops its rights must reach root's folders; a user's are private.
 
-    Nobody else may list the grants: a run is served whoever knows its name, which is 64 random bits.
+    No other user may list the grants: the arbiter serves any process that knows the name of a run, which is 64 random bits.
     """
     mode = 0o755 if os.geteuid() == 0 else 0o700
     try:
@@ -167,7 +167,7 @@ def _check(root: Path) -> None:
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o022:
         raise Broken(
             f"state folder {root} belongs to user {there.st_uid} with mode {stat.S_IMODE(there.st_mode):o}: "
-            f"it must be a folder of user {os.geteuid()} that nobody else may write"
+            f"it must be a folder of user {os.geteuid()} that no other user may write"
         )
 
 
@@ -183,7 +183,7 @@ def held(path: Path, how: int) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor with the file's lock, or None while somebody else does."""
+    """A descriptor with the file's lock, or None while another process has it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The options of `tangramctl run` and `simulate`, as types of their parameters: what each is called, takes, and says in the help."""
+"""The options of `tangramctl run` and `simulate`, as types of their parameters: the name, value and help text of each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Gpu = Annotated[
         help="Index or UUID, or several by comma: one of these. Default: of $CUDA_VISIBLE_DEVICES, else any.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until a GPU has room.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until a GPU has enough free memory.")]
 Clear = Annotated[
     bool,
     typer.Option("--clear", help="Zero memory before the command gets it, so that it cannot read what others left."),

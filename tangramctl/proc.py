@@ -1,4 +1,4 @@
-"""What the kernel says of processes: is one still the one it was, and which carry a grant."""
+"""Processes by /proc: is one still the one it was, and which carry a grant."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which runs there are. A run is a directory under `grants`, and it is there for as long as one of its processes.
 
 A run's process is its command or any other that was started with its grant (children of a command that has ended). So nothing has
-to be reported when a run ends, kill -9 included: whoever looks next, the keeper twice a second, takes the directory away.
+to be reported when a run ends, kill -9 included: the next program that lists the runs (the keeper, twice a second) removes the directory.
 
-Everything here wants `Machine.locked`.
+Everything here wants `StateRoot.locked`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from tangramctl.machine import Machine
+from tangramctl.machine import StateRoot
 from tangramctl.proc import boot_id, carried, start_ticks
 from vgpu.api.codec import grant_from_text, grant_to_text
 from vgpu.api.errors import BadDocument
@@ -33,7 +33,7 @@ NAMESPACE: Final = "tangramctl"
 
 
 class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
-    """One run, as its directory's run.json says."""
+    """One run, by its directory's run.json."""
 
     key: str
     """Name of its directory."""
@@ -65,13 +65,13 @@ class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
         return Slice(self.uuid, self.index, self.mib, self.core_percent)
 
 
-class Unread(Run, frozen=True):
-    """A run whose run.json is lost or cannot be read: it has what its grant says, until its process and all that carry its grant have ended."""
+class UnreadableRun(Run, frozen=True):
+    """A run whose run.json is lost or cannot be read: its shares are those of its grant, until its process and all that carry its grant have ended."""
 
     why: str = ""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class RunTerms(msgspec.Struct, frozen=True):
     """What a run was given beside its slice."""
 
     service_class: str
@@ -80,7 +80,7 @@ class Terms(msgspec.Struct, frozen=True):
     model: str
 
 
-def runs(machine: Machine) -> list[Run]:
+def runs(machine: StateRoot) -> list[Run]:
     """The runs that live, oldest first. Directories of those that do not are taken away; what is no directory is not ours."""
     found = []
     for folder in machine.grants.iterdir():
@@ -88,7 +88,7 @@ def runs(machine: Machine) -> list[Run]:
             continue
         run = None if folder.name.startswith(".") else _read(machine, folder.name)
         if run is None:  # torn in the making, which happens under this lock, or in being taken away
-            _take_away(folder)
+            _remove(folder)
         else:
             found.append(run)
     here = boot_id()
@@ -96,20 +96,20 @@ def runs(machine: Machine) -> list[Run]:
     still = carried({str(machine.grant(run.key)) for run in found if run.key in ended and run.boot == here})
     for run in found:
         if run.key in ended and str(machine.grant(run.key)) not in still:
-            _take_away(machine.grants / run.key)
+            _remove(machine.grants / run.key)
             ended.discard(run.key)
             found = [other for other in found if other.key != run.key]
     return sorted(found, key=lambda run: (run.started_unix, run.key))
 
 
-def _take_away(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     """The grant first: what a kill in the middle leaves differs from a run whose run.json is lost."""
     with suppress(OSError):
         (folder / "grant").unlink()
     shutil.rmtree(folder)
 
 
-def _read(machine: Machine, key: str) -> Run | None:
+def _read(machine: StateRoot, key: str) -> Run | None:
     """None where there is neither run.json nor a grant."""
     path = machine.grants / key / "run.json"
     try:
@@ -129,8 +129,8 @@ def _read(machine: Machine, key: str) -> Run | None:
     return run
 
 
-def _unread(machine: Machine, key: str, why: str) -> Unread:
-    """What its grant says of it; where that cannot be read either, it counts as holding nothing."""
+def _unread(machine: StateRoot, key: str, why: str) -> UnreadableRun:
+    """The run by its grant; if that cannot be read either, it counts as using nothing."""
     path = machine.grant(key)
     try:
         grant = grant_from_text(path.read_text())
@@ -140,14 +140,14 @@ def _unread(machine: Machine, key: str, why: str) -> Unread:
     (gpu, *_) = grant.gpus
     pid = int(grant.pod.removeprefix("run-")) if re.fullmatch("run-[0-9]{1,9}", grant.pod) else 0
     about = path.parent.stat()
-    return Unread(
+    return UnreadableRun(
         key=key, pid=pid, start_ticks=start_ticks(pid) or 0, boot=boot_id(), user=_user(about.st_uid), command=("?",),
         started_unix=int(about.st_mtime), uuid=gpu.uuid, index=-1, model="", mib=gpu.mib, core_percent=gpu.core_percent,
         service_class=grant.service_class, level=grant.level, why=f"{why}; when nothing runs in it any more, remove that folder",
     )  # fmt: skip
 
 
-def write(machine: Machine, command: tuple[str, ...], piece: Slice, terms: Terms) -> Run:
+def write(machine: StateRoot, command: tuple[str, ...], piece: Slice, terms: RunTerms) -> Run:
     """Grant a slice to this process and what it becomes. The directory appears whole."""
     key = secrets.token_hex(8)
     pid = os.getpid()

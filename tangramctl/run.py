@@ -21,11 +21,11 @@ from nvml.errors import NvmlError
 from nvml.queries import Nvml
 from tangramctl import gpus, records, service
 from tangramctl import request as asking
-from tangramctl.choose import Holding, choose
-from tangramctl.errors import BadOption, Broken, CannotRun, NoGpu, NoRoom, NotFound
+from tangramctl.choose import RunAllocation, choose
+from tangramctl.errors import BadOption, Broken, CommandNotExecutable, NoCapacity, NoGpu, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
-from tangramctl.machine import DRIVER_LISTS, Machine, held, let_nobody_else_write, prepared
+from tangramctl.machine import DRIVER_LISTS, StateRoot, held, prepared, restrict_umask
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
 from vgpu.api.contract import GRANT_DIRS
@@ -58,8 +58,8 @@ class Options:
 
 
 def run(options: Options) -> NoReturn:
-    """Becomes the command. Raises Trouble when it cannot; what was granted by then ends with this process."""
-    umask = let_nobody_else_write()
+    """Becomes the command. Raises CommandError when it cannot; what was granted by then ends with this process."""
+    umask = restrict_umask()
     _refuse_inside()
     mib = asking.memory_mib(options.gpu_mem)
     asking.request(mib, options.gpu_core, options.service_class, options.level, frozenset())
@@ -70,7 +70,7 @@ def run(options: Options) -> NoReturn:
     machine = _machine(options, programs)
     with held(
         machine.wanted_lock, fcntl.LOCK_SH
-    ):  # until it is in the book and served, no keeper may take it for nobody
+    ):  # until the run is recorded and served, no keeper may end for lack of runs
         _await_driver(machine, options)
         granted = _granted(machine, mib, options, preload)
         service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
@@ -93,16 +93,16 @@ def _program(name: str, path: str | None) -> str:
     if found is not None:
         return found
     if os.sep in name and Path(name).exists():
-        raise CannotRun(f"{name} cannot be executed: it is a folder, or lacks the right x")
+        raise CommandNotExecutable(f"{name} cannot be executed: it is a folder, or lacks the right x")
     raise NotFound(f"{name or repr(name)}: no such command" + ("" if os.sep in name else " on PATH"))
 
 
-def _machine(options: Options, programs: Path | None) -> Machine:
+def _machine(options: Options, programs: Path | None) -> StateRoot:
     machine = prepared(options.state)
     return machine if options.fake is None or programs is None else faked(machine, options.fake, programs)
 
 
-def _await_driver(machine: Machine, options: Options) -> None:
+def _await_driver(machine: StateRoot, options: Options) -> None:
     if machine.programs is None:
         return
     try:
@@ -117,19 +117,19 @@ def _await_driver(machine: Machine, options: Options) -> None:
         ) from None
 
 
-def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> records.Run:
-    """Enters the run into the book, waiting for room where that is wished."""
+def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> records.Run:
+    """Records the run; with --wait, waits for free memory first."""
     with gpus.driver(machine) as (inventory, nvml):
         try_out(machine, inventory, preload)
         request = asking.request(
             mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory)
         )
-        full: NoRoom | None = None
+        full: NoCapacity | None = None
         try:
             return _grant(machine, inventory, nvml, request, options)
-        except NoRoom as error:
+        except NoCapacity as error:
             if not options.wait:
-                raise NoRoom(f"{error}\nwait for room with --wait, or request less") from None
+                raise NoCapacity(f"{error}\nwait for free memory with --wait, or request less") from None
             full = error
         with _progress() as show:
             pause = threading.Event()
@@ -138,7 +138,7 @@ def _granted(machine: Machine, mib: int, options: Options, preload: Path) -> rec
                 pause.wait(WAIT_LOOK_S)
                 try:
                     return _grant(machine, inventory, nvml, request, options)
-                except NoRoom as error:
+                except NoCapacity as error:
                     full = error
 
 
@@ -154,17 +154,17 @@ def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
     return asking.gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
-def _grant(machine: Machine, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
+def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
     try:
         usages = gpus.usages(inventory, nvml)  # outside the lock: a driver may hang
     except NvmlError as error:
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():
         there = records.runs(machine)
-        held = [Holding(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in there]
+        held = [RunAllocation(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in there]
         foreign = gpus.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
         piece = choose(request, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
-        terms = records.Terms(request.service_class, request.level, options.clear, _model(inventory, piece))
+        terms = records.RunTerms(request.service_class, request.level, options.clear, _model(inventory, piece))
         return records.write(machine, options.command, piece, terms)
 
 
@@ -174,13 +174,13 @@ def _model(inventory: Inventory, piece: Slice) -> str:
 
 
 def _progress() -> Any:
-    """A line that changes where a person watches, one line where nobody does."""
+    """On a terminal a line that changes; elsewhere one line."""
     if not sys.stderr.isatty():
-        said: list[str] = []
+        printed: list[str] = []
 
         def once(text: str) -> None:
-            if not said:
-                said.append(text)
+            if not printed:
+                printed.append(text)
                 print(f"tangramctl: waiting: {text}", file=sys.stderr, flush=True)
 
         return nullcontext(once)
@@ -189,7 +189,7 @@ def _progress() -> Any:
     return spinner()
 
 
-def _environment(machine: Machine, granted: records.Run, preload: Path) -> dict[str, str]:
+def _environment(machine: StateRoot, granted: records.Run, preload: Path) -> dict[str, str]:
     """The command's: the caller's own, with the library, the grant and the GPU."""
     env = _own_environment()
     for name, value in machine.driver_env().items():
@@ -213,7 +213,7 @@ def _before(first: str, rest: str | None) -> str:
     return f"{first}:{rest}" if rest else first
 
 
-def _granted_text(run: records.Run, machine: Machine) -> str:
+def _granted_text(run: records.Run, machine: StateRoot) -> str:
     core = f", {run.core_percent} % of its time" if run.core_percent else ""
     return (
         f"tangramctl: {run.mib} MiB{core} of GPU {run.index} ({run.model}, {run.uuid}); "
@@ -230,4 +230,4 @@ def _become(program: str, command: tuple[str, ...], env: Mapping[str, str], umas
     try:
         os.execve(program, command, env)
     except OSError as error:
-        raise CannotRun(f"{program} cannot be executed: {error.strerror}") from None
+        raise CommandNotExecutable(f"{program} cannot be executed: {error.strerror}") from None

@@ -12,18 +12,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tangramctl.top import Row as TimeRow
-from tangramctl.top import Table as TimeTable
-from tangramctl.view import Entry, GpuView, View, unenforced_limit, why_unenforced
+from tangramctl.top import TopRow, TopTable
+from tangramctl.view import GpuView, RunView, StateRootView, unenforced_limit, why_unenforced
 from vgpu.api.enforcement import Limit
 from vgpu.protocol.status import UnenforcedStatus
 
 GIB: Final = 2**30
 MIB: Final = 2**20
-UNREPORTED: Final = "computes while it says it is idle"
+UNREPORTED: Final = "computes while it reports that it is idle"
 STOPPED: Final = "something other than the arbiter seems to stop its work again and again"
 PLAIN_WIDTH: Final = 100_000
-"""Columns where output is no terminal: more than a line has. Whoever reads the lines cuts them."""
+"""Columns where output is no terminal: more than a line has. The reader of the lines truncates them."""
 GAP: Final = 2
 COMMAND_LEAST: Final = 12
 """Columns that COMMAND has at least; it alone is cut. Guessed: an interpreter and the beginning of a script's name."""
@@ -69,13 +68,13 @@ def put(what: RenderableType, to: Console) -> None:
     to.out("\n".join(line.rstrip() for line in printed.get().splitlines()), highlight=False)
 
 
-def show(view: View, to: Console) -> None:
+def show(view: StateRootView, to: Console) -> None:
     """One table."""
     put(drawn(view, to.width), to)
 
 
 @contextmanager
-def watching(to: Console) -> Iterator[Callable[[View], None]]:
+def watching(to: Console) -> Iterator[Callable[[StateRootView], None]]:
     """Shows each view in place of the one before; one after the other where output is no terminal."""
     with live(to) as shown:
         yield lambda view: shown(drawn(view, to.width))
@@ -91,7 +90,7 @@ def live(to: Console) -> Iterator[Callable[[RenderableType], None]]:
         yield lambda what: shown.update(what, refresh=True)
 
 
-def drawn(view: View, width: int) -> RenderableType:
+def drawn(view: StateRootView, width: int) -> RenderableType:
     """The table in so many columns, and below it what could not be read."""
     notes = [Text(note, style="yellow") for note in view.notes]
     notes += [Text(why, style="red") for entry in view.entries for why in why_unenforced(entry.name, entry.unenforced)]
@@ -102,7 +101,7 @@ def drawn(view: View, width: int) -> RenderableType:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], expendable: Sequence[str], width: int) -> Table:
-    """As much of the rows as the width has room for. COMMAND is cut, the others are there whole or not at all."""
+    """As much of the rows as fits the width. COMMAND is cut, the others are there whole or not at all."""
     widths = {name: max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(names)}
     least = widths | {"COMMAND": min(widths["COMMAND"], COMMAND_LEAST)}
     shown = list(names)
@@ -120,7 +119,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], expendable: Seq
     return table
 
 
-def _row(entry: Entry, gpu: GpuView) -> list[Text]:
+def _row(entry: RunView, gpu: GpuView) -> list[Text]:
     over = "bold red" if entry.over else ""
     service_class = entry.service_class if entry.level == 2 else f"{entry.service_class}/{entry.level}"
     name = f"{gpu.index}" if gpu.index is not None else gpu.uuid[:12]
@@ -130,7 +129,7 @@ def _row(entry: Entry, gpu: GpuView) -> list[Text]:
         Text(f"{name} fake" if entry.fake else name),
         Text(service_class),
         marked(f"{gpu.core_percent}%" if gpu.core_percent else "-", Limit.GPU_TIME, entry.unenforced),
-        Text("-" if entry.turn is None else clock(entry.turn.on_s)),
+        Text("-" if entry.gpu_time is None else clock(entry.gpu_time.on_s)),
         marked(amount(gpu.limit_bytes), Limit.MEMORY, entry.unenforced),
         Text(amount(gpu.leased_bytes)),
         Text(amount(gpu.used_bytes), style=over),
@@ -147,7 +146,7 @@ def marked(text: str, limit: Limit, found: Iterable[UnenforcedStatus]) -> Text:
 
 
 def amount(size: int | None) -> str:
-    """Bytes for a person: `8.0Gi`, `512Mi`, `0`; `?` where nobody knows."""
+    """Bytes for a person: `8.0Gi`, `512Mi`, `0`; `?` where unknown."""
     if size is None:
         return "?"
     if size >= 10 * GIB or (size >= GIB and size % GIB == 0):
@@ -164,21 +163,21 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02}m"
 
 
-def drawn_top(table: TimeTable, width: int) -> RenderableType:
-    """What everybody got of the last second, in so many columns."""
+def drawn_top(table: TopTable, width: int) -> RenderableType:
+    """The part of the last second of each run, in `width` columns."""
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
     notes += [Text(f"{row.name}: {UNREPORTED}", style="yellow") for row in table.rows if row.unreported]
     notes += [Text(f"{row.name}: {STOPPED}", style="yellow") for row in table.rows if row.stopped]
     notes += [Text(why, style="red") for row in table.rows for why in why_unenforced(row.name, row.unenforced)]
     if not table.rows:
-        return Group(Text("nobody computes"), *notes)
+        return Group(Text("no run computes"), *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
     names, rows = TOP_COLUMNS[first:], [_top_row(row)[first:] for row in table.rows]
     return Group(_table(names, rows, [name for name in TOP_EXPENDABLE if name in names], width), *notes)
 
 
-def _top_row(row: TimeRow) -> list[Text]:
+def _top_row(row: TopRow) -> list[Text]:
     return [
         Text("-" if row.pid is None else str(row.pid)),
         Text(row.name),
@@ -193,5 +192,5 @@ def _top_row(row: TimeRow) -> list[Text]:
 
 
 def percent(part: float | None) -> str:
-    """`12.3%`; `?` where nobody knows."""
+    """`12.3%`; `?` where unknown."""
     return "?" if part is None else f"{part:.1f}%"

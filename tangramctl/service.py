@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine, try_lock
+from tangramctl.machine import StateRoot, try_lock
 from tangramctl.proc import start_ticks
 
 WAIT_S: Final = 30.0
@@ -41,7 +41,7 @@ class Keepers:
     idle_s: float
 
 
-def ensure(machine: Machine, idle_s: float) -> bool:
+def ensure(machine: StateRoot, idle_s: float) -> bool:
     """Start a keeper unless there is one. True when this call started it; what an earlier one left has ended by then."""
     lock = try_lock(machine.keeper_lock)
     if lock is None:
@@ -73,11 +73,11 @@ def ensure(machine: Machine, idle_s: float) -> bool:
     return True
 
 
-def await_socket(machine: Machine, path: Path, idle_s: float) -> None:
-    """Return when somebody accepts connections there, starting a keeper when none is there to. Raises Broken."""
+def await_socket(machine: StateRoot, path: Path, idle_s: float) -> None:
+    """Return when a process accepts connections there; start a keeper when none runs. Raises Broken."""
     pause = threading.Event()
     until_s = time.monotonic() + WAIT_S
-    started = int(ensure(machine, idle_s))  # also where somebody answers: without its keeper that one is about to end
+    started = int(ensure(machine, idle_s))  # also where an arbiter answers: without its keeper it is about to end
     while not answers(path):
         if started >= STARTS and (lock := try_lock(machine.keeper_lock)) is not None:
             os.close(lock)
@@ -90,7 +90,7 @@ def await_socket(machine: Machine, path: Path, idle_s: float) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Does somebody accept connections on this socket?"""
+    """Does a process accept connections on this socket?"""
     for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
         with socket.socket(socket.AF_UNIX, kind) as sock:
             try:
@@ -101,7 +101,7 @@ def answers(path: Path) -> bool:
     return False
 
 
-def running(machine: Machine) -> Keepers | None:
+def running(machine: StateRoot) -> Keepers | None:
     """The keeper that runs now, or None."""
     try:
         reported = json.loads(machine.keeper_file.read_text())
@@ -112,8 +112,8 @@ def running(machine: Machine) -> Keepers | None:
     return None
 
 
-def arbiter_pid(machine: Machine) -> int | None:
-    """Of the arbiter that listens now; None where none does. What keeper.json says may be of a former one: the disk may be full."""
+def arbiter_pid(machine: StateRoot) -> int | None:
+    """Of the arbiter that listens now; None where none does. keeper.json may name a former one: the disk may be full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(ANSWER_S)
         try:
@@ -124,7 +124,7 @@ def arbiter_pid(machine: Machine) -> int | None:
     return int(pid)
 
 
-def stop(machine: Machine) -> Keepers | None:
+def stop(machine: StateRoot) -> Keepers | None:
     """End the keeper and what it keeps; which it was, or None when there was none. Raises Broken when it does not end."""
     found = running(machine)
     if found is None:
@@ -156,7 +156,7 @@ def _environment() -> dict[str, str]:
     return passed | {"PYTHONPATH": os.pathsep.join(filter(None, searched))}
 
 
-def _why(machine: Machine) -> str:
+def _why(machine: StateRoot) -> str:
     try:
         text = machine.trouble.read_text(errors="replace").strip()
     except FileNotFoundError:

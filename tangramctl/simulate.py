@@ -22,10 +22,10 @@ from tangramctl.request import memory_mib
 from vgpu.api.errors import TangramError
 from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.api.request import MOST_GPUS, GpuRequest, PodRequest
-from vgpu.scheduling.explain import rows_of
+from vgpu.scheduling.explain import explain_nodes
 from vgpu.scheduling.placement import Placement, explain, place
 from vgpu.scheduling.policies.registry import POLICIES
-from vgpu.scheduling.simulate import Run, replay, too_large
+from vgpu.scheduling.simulate import SimulationRun, replay, too_large
 from vgpu.scheduling.snapshot import Snapshot, fleet_of, snapshot_from_json
 from vgpu.scheduling.workload import read_nodes, read_pods
 
@@ -52,7 +52,7 @@ def simulate(
         raise BadOption(str(error)) from None
     _warn(too_large(hosts, requested), len(requested))
     start = time.monotonic()
-    runs: list[Run] = []
+    runs: list[SimulationRun] = []
     with _bar() as bar:
         task = bar.add_task(policy, total=float(len(wanted)))
         if jobs == 1 or len(wanted) == 1:
@@ -89,7 +89,7 @@ def _advance(bar: Progress, task: TaskID, done: int, part: float) -> None:
     bar.update(task, completed=done + part)
 
 
-def summary(policy: str, runs: Sequence[Run], arrive: float, seconds: float) -> dict[str, Any]:
+def summary(policy: str, runs: Sequence[SimulationRun], arrive: float, seconds: float) -> dict[str, Any]:
     """The means over the seeds, in percent of the capacity; null where so much did not arrive."""
     last = round(100 * arrive)
     curve = []
@@ -164,7 +164,7 @@ def _say(answer: dict[str, Any], known: Snapshot, request: PodRequest) -> None:
         print(f"fits: node {answer['node']}, {', '.join(answer['gpus'])}{also}")
     else:
         print("does not fit")
-    rows = {row.node: row for row in rows_of(known, request)}
+    rows = {row.node: row for row in explain_nodes(known, request)}
     for node, reason in sorted(answer["why_not"].items()):
         print(f"  {node}: {reason}{figures(reason, request, [rows[node]])}")
 
@@ -179,7 +179,7 @@ def _show(found: dict[str, Any]) -> None:
     for percent, allocated, fragmented in found["curve"]:
         if percent in SHOWN or percent == last:
             print(f"{percent:7d}  {allocated:9.2f}  {fragmented:10.2f}")
-    print("allocated: held by the pods placed; fragmented: idle, and of no use to the next pod as pods were so far")
+    print("allocated: used by the pods placed; fragmented: idle, and of no use to the next pod as pods were so far")
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`tangramctl top`: who gets how much of the GPUs' time now. Two looks, and what happened between them.
+"""`tangramctl top`: the GPU time of each run now. Two readings, and the difference between them.
 
 Pure but for `top` itself, which looks and prints.
 """
@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 
 from tangramctl import view
-from tangramctl.view import Entry, View
+from tangramctl.view import RunView, StateRootView
 from vgpu.protocol.status import UnenforcedStatus
 
 PERIOD_S: Final = 1.0
 """The interval over which a share is computed. A second has twenty time slices."""
 
 
-class Row(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
+class TopRow(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """One run or container in the time between two looks. Percent of that time; None where it was not there before."""
 
     key: str
@@ -47,70 +47,70 @@ class Row(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     trouble: str
     command: str
     unreported: bool = False
-    """It computes while it says it is idle."""
+    """It computes while it reports that it is idle."""
     stopped: bool = False
     """Something other than the arbiter seems to stop its work again and again."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class TopTable(msgspec.Struct, frozen=True):
     """The document of `top --json`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TopRow, ...]
     seconds: float
     notes: tuple[str, ...] = ()
     version: int = 1
 
 
-def between(before: View, now: View, seconds: float) -> Table:
+def between(before: StateRootView, now: StateRootView, seconds: float) -> TopTable:
     """What each container that reports GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
     then = {entry.key: entry for entry in before.entries}
-    rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.turn is not None]
-    rows += [_unknown(entry) for entry in now.entries if entry.turn is None and entry.unenforced]
-    return Table(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
+    rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.gpu_time is not None]
+    rows += [_unknown(entry) for entry in now.entries if entry.gpu_time is None and entry.unenforced]
+    return TopTable(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
 
 
-def _row(before: Entry | None, now: Entry, seconds: float) -> Row:
-    turn = now.turn
-    assert turn is not None  # noqa: S101
-    was = before.turn if before is not None else None
-    known = was is not None and was.on_s <= turn.on_s and was.suspends <= turn.suspends and seconds > 0
+def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
+    gpu_time = now.gpu_time
+    assert gpu_time is not None  # noqa: S101
+    was = before.gpu_time if before is not None else None
+    known = was is not None and was.on_s <= gpu_time.on_s and was.suspends <= gpu_time.suspends and seconds > 0
     got, waited, capped = (
         min(100.0, max(0.0, (new - old) / seconds * 100)) if known else None
         for new, old in (
-            (turn.on_s, was.on_s if was else 0.0),
-            (turn.off_s, was.off_s if was else 0.0),
-            (turn.capped_s, was.capped_s if was else 0.0),
+            (gpu_time.on_s, was.on_s if was else 0.0),
+            (gpu_time.off_s, was.off_s if was else 0.0),
+            (gpu_time.capped_s, was.capped_s if was else 0.0),
         )
     )
-    arrivals = turn.arrivals - was.arrivals if known and was is not None else 0
-    waited_s = turn.off_s + turn.clearing_s - (was.off_s + was.clearing_s if was else 0.0)
-    return Row(
+    arrivals = gpu_time.arrivals - was.arrivals if known and was is not None else 0
+    waited_s = gpu_time.off_s + gpu_time.clearing_s - (was.off_s + was.clearing_s if was else 0.0)
+    return TopRow(
         key=now.key,
         name=now.name,
         pid=now.pid,
         service_class=now.service_class,
         level=now.level,
-        state=_state(turn.working, turn.on, capped=(capped or 0.0) > (waited or 0.0)),
-        requested_percent=turn.requested_percent,
+        state=_state(gpu_time.working, gpu_time.on, capped=(capped or 0.0) > (waited or 0.0)),
+        requested_percent=gpu_time.requested_percent,
         got_percent=got,
         waited_percent=waited,
         capped_percent=capped,
         wait_ms=1000 * waited_s / arrivals if arrivals > 0 else None,
-        suspends=turn.suspends - was.suspends if known and was is not None else None,
-        mode=turn.mode,
-        trouble=turn.trouble,
+        suspends=gpu_time.suspends - was.suspends if known and was is not None else None,
+        mode=gpu_time.mode,
+        trouble=gpu_time.trouble,
         command=now.command,
-        unreported=turn.unreported,
-        stopped=turn.stopped,
+        unreported=gpu_time.unreported,
+        stopped=gpu_time.stopped,
         unenforced=now.unenforced,
     )
 
 
-def _unknown(entry: Entry) -> Row:
-    """One whose GPU time nobody knows, for a reason that is shown."""
-    return Row(
+def _unknown(entry: RunView) -> TopRow:
+    """One whose GPU time is unknown, for a reason that is shown."""
+    return TopRow(
         key=entry.key,
         name=entry.name,
         pid=entry.pid,
@@ -141,7 +141,7 @@ def top(state: Path | None, *, json: bool, once: bool) -> None:
     pause = threading.Event()
     before, before_s = view.seen_at(state), time.monotonic()
 
-    def next_table() -> Table:
+    def next_table() -> TopTable:
         nonlocal before, before_s
         pause.wait(PERIOD_S)
         now, now_s = view.seen_at(state), time.monotonic()
@@ -165,6 +165,6 @@ def top(state: Path | None, *, json: bool, once: bool) -> None:
             show(screen.drawn_top(next_table(), console.width))
 
 
-def _print_json(table: Table) -> None:
+def _print_json(table: TopTable) -> None:
     sys.stdout.write(msgspec.json.encode(table).decode() + "\n")
     sys.stdout.flush()

@@ -9,15 +9,15 @@ from typing import Final
 
 from nvml.trials import Trier
 from tangramctl import gpus, records
-from tangramctl.machine import Machine, held
+from tangramctl.machine import StateRoot, held
 from vgpu.api.inventory import Inventory
-from vgpu.gputime.trial import Outcome, Verdict
+from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 
 PROGRAM: Final = "tangram-trial"
 """Lies beside the library."""
 
 
-def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
+def try_out(machine: StateRoot, inventory: Inventory, library: Path) -> None:
     """Returns at once where a verdict of this boot stands, else within a minute. The arbiter goes by the verdict.
 
     A trial that could not run is made again by the first run of those that share a machine at a time.
@@ -36,11 +36,11 @@ def try_out(machine: Machine, inventory: Inventory, library: Path) -> None:
         try:
             asyncio.run(trier.try_out(inventory))
         except OSError as error:
-            print(f"tangramctl: what the trial of the driver said cannot be kept: {error}", file=sys.stderr)
+            print(f"tangramctl: the result of the driver's trial cannot be kept: {error}", file=sys.stderr)
 
 
-def _report(verdict: Verdict, model: str, driver: str) -> None:
-    if verdict.outcome is not Outcome.WORKS:
+def _report(verdict: TrialVerdict, model: str, driver: str) -> None:
+    if verdict.outcome is not TrialOutcome.WORKS:
         print(
             f"tangramctl: driver {driver or 'of unknown version'} was tried on {model}: {verdict.outcome}"
             f" ({verdict.why}); `tangramctl ps` shows what is not enforced",

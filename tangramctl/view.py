@@ -1,4 +1,4 @@
-"""What `tangramctl ps` says: runs from the book, with what the arbiters say of their memory; pods of a cluster's node beside them.
+"""What `tangramctl ps` shows: recorded runs, with their memory by the arbiters' status; pods of a cluster's node beside them.
 
 An arbiter that does not answer costs its numbers (null, `?`) and a note, never the list.
 """
@@ -15,15 +15,15 @@ import msgspec
 
 from tangramctl import fake, service
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine, default_root, found
+from tangramctl.machine import StateRoot, default_root, found
 from tangramctl.proc import called_by_kubectl
-from tangramctl.records import Run, Unread, runs
+from tangramctl.records import Run, UnreadableRun, runs
 from vgpu.api.enforcement import Limit, row_of
 from vgpu.api.errors import BadDocument
 from vgpu.protocol.status import (
     ContainerStatus,
     GpuTimeStatus,
-    Status,
+    StatusDocument,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -39,7 +39,7 @@ DOCUMENT_LIMIT: Final = 16 * 2**20
 
 
 class GpuView(msgspec.Struct, frozen=True):
-    """One GPU of a run or container. Bytes; None where no arbiter says."""
+    """One GPU of a run or container. Bytes; None where no arbiter reports it."""
 
     uuid: str
     index: int | None
@@ -61,7 +61,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     context_bytes: int
 
 
-class Entry(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
+class RunView(msgspec.Struct, frozen=True, rename={"service_class": "class", "gpu_time": "turn"}):
     """A run, or a container of a pod."""
 
     kind: str
@@ -79,22 +79,22 @@ class Entry(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """The description that its GPUs come from; None on real ones."""
     gpus: tuple[GpuView, ...]
     processes: tuple[ProcessView, ...] | None
-    turn: GpuTimeStatus | None = None
-    """What it got of the GPU's time; None while none of its processes computes, or no arbiter says."""
+    gpu_time: GpuTimeStatus | None = None
+    """What it got of the GPU's time; None while none of its processes computes, or no arbiter reports it."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
 
 
-class View(msgspec.Struct, frozen=True):
+class StateRootView(msgspec.Struct, frozen=True):
     """The document of `ps --json`."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RunView, ...]
     notes: tuple[str, ...] = ()
     version: int = VERSION
 
 
-def seen_at(state: Path | None) -> View:
-    """`look` at a state folder; None = this user's own. Where it shows nothing, the notes say where else to look. Raises Broken."""
+def seen_at(state: Path | None) -> StateRootView:
+    """`look` at a state folder; None = this user's own. Where it shows nothing, the notes name the other places. Raises Broken."""
     root = state or default_root()
     machine = found(root)
     view = look(machine, CLUSTER_SOCKET)
@@ -106,12 +106,12 @@ def seen_at(state: Path | None) -> View:
     return msgspec.structs.replace(view, notes=(*view.notes, *notes))
 
 
-def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View:
+def look(machine: StateRoot | None, cluster_socket: Path = CLUSTER_SOCKET) -> StateRootView:
     """Everything that has a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
 
     `machine` is None where nothing ever ran.
     """
-    entries: list[Entry] = []
+    entries: list[RunView] = []
     notes: list[str] = []
     for place, described in fake.all_of(machine):
         there, note = _of_machine(place, described)
@@ -125,21 +125,21 @@ def look(machine: Machine | None, cluster_socket: Path = CLUSTER_SOCKET) -> View
             notes += map(unlisted_note, reported.unlisted)
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not list pods: {error}")
-    return View(tuple(entries), (*notes, *map(_not_held, filter(_reports_nothing, entries))))
+    return StateRootView(tuple(entries), (*notes, *map(_not_held, filter(_reports_nothing, entries))))
 
 
-def _reports_nothing(entry: Entry) -> bool:
-    """It requested a part of a GPU's time and has a context, and nobody heard of channels of its processes."""
+def _reports_nothing(entry: RunView) -> bool:
+    """It requested a part of a GPU's time and has a context, and no arbiter knows of channels of its processes."""
     return (
-        entry.turn is None
+        entry.gpu_time is None
         and not entry.unenforced
         and any(gpu.core_percent and gpu.context_bytes for gpu in entry.gpus)
     )
 
 
-def _not_held(entry: Entry) -> str:
+def _not_held(entry: RunView) -> str:
     percent = max(gpu.core_percent for gpu in entry.gpus)
-    return f"{entry.name} requested {percent} % of a GPU's time and is not held to it: none of its processes has reported its channels yet (docs/operations/gpu-time.md)"
+    return f"{entry.name} requested {percent} % of a GPU's time and is not limited to it: none of its processes has reported its channels yet (docs/operations/gpu-time.md)"
 
 
 def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
@@ -153,7 +153,7 @@ def why_unenforced(name: str, found: Iterable[UnenforcedStatus]) -> list[str]:
 
 
 def ungranted_note(found: UngrantedStatus) -> str:
-    """What is said of a process whose memory no limit counts."""
+    """The note on a process whose memory no limit counts."""
     held = "memory" if found.held_bytes is None else f"{found.held_bytes // 2**20} MiB"
     where = f" of pod {found.pod}" if found.pod else ""
     name = found.command or "of unknown name"
@@ -161,9 +161,9 @@ def ungranted_note(found: UngrantedStatus) -> str:
 
 
 def unlisted_note(found: UnlistedStatus) -> str:
-    """What is said of memory for which no process is named."""
+    """The note on memory for which no process is named."""
     processes = ", ".join(map(str, found.pids))
-    may = f"; {found.pod}/{found.container} may hold them (processes {processes})" if found.pod else ""
+    may = f"; {found.pod}/{found.container} may use them (processes {processes})" if found.pod else ""
     return f"! {found.held_bytes // 2**20} MiB of {found.gpu} are in use and NVML lists them for no process: no limit counts them{may}"
 
 
@@ -172,12 +172,12 @@ def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:
     return any(limit in one.limits for one in found)
 
 
-def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], list[str]]:
+def _of_machine(machine: StateRoot, described: str | None) -> tuple[list[RunView], list[str]]:
     with machine.locked():
         there = runs(machine)
     if not there:
         return [], []
-    notes = [run.why for run in there if isinstance(run, Unread)]
+    notes = [run.why for run in there if isinstance(run, UnreadableRun)]
     reported: dict[str, ContainerStatus] = {}
     try:
         service.await_socket(machine, machine.status_socket, service.IDLE_S)
@@ -190,7 +190,7 @@ def _of_machine(machine: Machine, described: str | None) -> tuple[list[Entry], l
     return [_run(run, reported.get(run.key), described) for run in there], notes
 
 
-def requested(path: Path) -> Status:
+def requested(path: Path) -> StatusDocument:
     """The status document of the arbiter behind a socket. Raises OSError, BadDocument."""
     received = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -203,21 +203,21 @@ def requested(path: Path) -> Status:
     return decode_status(bytes(received))
 
 
-def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Entry:
+def _run(run: Run, status: ContainerStatus | None, described: str | None) -> RunView:
     gpus = {gpu.uuid: gpu for gpu in status.gpus} if status is not None else {}
-    said = gpus.get(run.uuid)
+    reported = gpus.get(run.uuid)
     gpu = GpuView(
         uuid=run.uuid,
-        index=None if isinstance(run, Unread) else run.index,
-        model=None if isinstance(run, Unread) else run.model,
+        index=None if isinstance(run, UnreadableRun) else run.index,
+        model=None if isinstance(run, UnreadableRun) else run.model,
         limit_bytes=run.mib * 2**20,
         core_percent=run.core_percent,
-        leased_bytes=said.leased_bytes if said else None,
-        used_bytes=said.used_bytes if said else None,
-        context_bytes=said.context_bytes if said else None,
-        shared_bytes=said.shared_bytes if said else None,
+        leased_bytes=reported.leased_bytes if reported else None,
+        used_bytes=reported.used_bytes if reported else None,
+        context_bytes=reported.context_bytes if reported else None,
+        shared_bytes=reported.shared_bytes if reported else None,
     )
-    return Entry(
+    return RunView(
         kind="run",
         key=run.key,
         name=run.user,
@@ -230,12 +230,12 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Ent
         fake=described,
         gpus=(gpu,),
         processes=_processes(status) if status else None,
-        turn=status.turn if status else None,
+        gpu_time=status.gpu_time if status else None,
         unenforced=status.unenforced if status else (),
     )
 
 
-def _container(status: ContainerStatus) -> Entry:
+def _container(status: ContainerStatus) -> RunView:
     gpus = tuple(
         GpuView(
             uuid=gpu.uuid,
@@ -250,7 +250,7 @@ def _container(status: ContainerStatus) -> Entry:
         )
         for gpu in status.gpus
     )
-    return Entry(
+    return RunView(
         kind="container",
         key=status.key,
         name=f"{status.pod}/{status.container}",
@@ -263,7 +263,7 @@ def _container(status: ContainerStatus) -> Entry:
         fake=None,
         gpus=gpus,
         processes=_processes(status),
-        turn=status.turn,
+        gpu_time=status.gpu_time,
         unenforced=status.unenforced,
     )
 
@@ -280,6 +280,6 @@ def _processes(status: ContainerStatus) -> tuple[ProcessView, ...]:
     )
 
 
-def encode(view: View) -> bytes:
+def encode(view: StateRootView) -> bytes:
     """As `ps --json` prints it."""
     return msgspec.json.format(msgspec.json.encode(view), indent=2)

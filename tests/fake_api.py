@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kube.auth import Access
+from kube.auth import Credentials
 from kube.client import Client, connect
 from kube.paths import BUDGETS, KUEUE, workloads
 
@@ -84,8 +84,8 @@ class FakeApi:
     def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of this server."""
 
-        async def load() -> Access:
-            return Access(f"http://127.0.0.1:{self.port}", None)
+        async def load() -> Credentials:
+            return Credentials(f"http://127.0.0.1:{self.port}", None)
 
         return connect(load=load)
 

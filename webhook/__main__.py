@@ -1,13 +1,13 @@
 """The program `tangram-webhook`.
 
-On asyncio's own event loop: uvloop has 512 KiB of buffers for each connection with TLS, and reads 256 KiB from one before others have their turn.
+On asyncio's own event loop: uvloop has 512 KiB of buffers for each connection with TLS, and reads 256 KiB from one before it serves the next.
 """
 
 from __future__ import annotations
 
 from observe.fair_loop import run_fairly
 from observe.program import run_program
-from webhook.running import run
+from webhook.app import run
 from webhook.settings import Settings
 
 

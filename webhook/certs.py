@@ -1,6 +1,6 @@
 """Certificates of our own, for clusters without cert-manager: what they are, and when they change.
 
-Pure: `renewed` takes what is kept and the time, and answers what should be kept. It knows neither Secrets nor files.
+Pure: `renewed` gets what is kept and the time, and returns what should be kept. It depends on neither Secrets nor files.
 
     ca.crt    every CA certificate that the API server should trust, newest first
     ca.key    key of the newest one
@@ -9,7 +9,7 @@ Pure: `renewed` takes what is kept and the time, and answers what should be kept
 
 Rotation never breaks a call. A new CA is announced (in ca.crt, and so in caBundle) for a day before it signs anything, and
 stays announced until it expires; a serving certificate is renewed after two thirds of its life, so that replicas have the
-last third to notice. All replicas read one Secret; who writes first wins, the others take what he wrote.
+last third to notice. All replicas read one Secret; the first write wins, and the other replicas use it.
 """
 
 from __future__ import annotations

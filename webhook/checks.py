@@ -1,8 +1,8 @@
-"""What a pod that requests GPUs must not bring along.
+"""What a pod that requests GPUs must not contain.
 
 Every check raises BadRequest with a sentence, or passes. The request itself (quantities, classes, policies) is judged by
-`vgpu.api.request`; here it is about the rest of the pod: whatever would let it past the scheduler, out of the library or to
-GPUs that it was not given. What is allowed is not changed here.
+`vgpu.api.request`; here it is about the rest of the pod: whatever would let it bypass the scheduler, unload the library or reach
+GPUs that it was not assigned. What is allowed is not changed here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vgpu.api.inventory import kind_of_uuid
 from vgpu.api.mount_paths import refusal
 from vgpu.api.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.api.request import PodRequest
+from webhook.admission_rules import EVERYWHERE, STOCK_SCHEDULER, AdmissionRules
 from webhook.objects import AdmissionContainer, AdmissionPod
-from webhook.rules import EVERYWHERE, STOCK_SCHEDULER, Rules
 
 NO_GPU_VALUES: Final = ("void", "none", "")
 """NVIDIA_VISIBLE_DEVICES values by which NVIDIA's container runtime gives no GPU. Specified by NVIDIA."""
@@ -27,14 +27,14 @@ NO_GPU_VALUES: Final = ("void", "none", "")
 MOST_URGENT: Final = CLASSES[0]
 NVIDIA_DOMAIN: Final = "nvidia.com/"
 ALIKE: Final = 0.8
-"""Of two names, at least this part is the same where one is taken for a typing error of the other. Guessed: one or two letters."""
+"""Of two names, at least this part is the same where one counts as a typing error of the other. Guessed: one or two letters."""
 A_UUID: Final = "GPU-8e1c3f1a-0000-0000-0000-000000000001"
-"""How one looks."""
+"""An example of one."""
 MOST_SLICES: Final = 7
 """Compute slices of a GPU in MIG mode: every one so far has 4 or 7. Specified by NVIDIA."""
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
-"""Annotation in which the API server says what a LimitRange set. Specified by Kubernetes (plugin/pkg/admission/limitranger)."""
-MOST_SAID: Final = 300
+"""Annotation in which the API server records what a LimitRange set. Specified by Kubernetes (plugin/pkg/admission/limitranger)."""
+SHOWN_CHARACTERS: Final = 300
 """Characters of it that are repeated."""
 
 
@@ -67,8 +67,8 @@ def misplaced_requests(pod: AdmissionPod, names: Names) -> None:
         raise BadRequest("spec.resources requests GPUs for the pod as a whole: write it under a container's resources")
 
 
-def past_the_scheduler(pod: AdmissionPod, rules: Rules) -> None:
-    """A node would refuse a pod that nobody placed, so it is better denied now."""
+def past_the_scheduler(pod: AdmissionPod, rules: AdmissionRules) -> None:
+    """A node would refuse a pod that Tangram did not place, so it is better denied now."""
     if pod.spec.node_name:
         raise BadRequest(
             f"spec.nodeName is {pod.spec.node_name}: a pod that requests GPUs is placed by the scheduler; to choose the node use a nodeSelector"
@@ -97,24 +97,24 @@ def names_of_gpus(request: PodRequest, names: Names) -> None:
 
 
 def without_effect(pod: AdmissionPod, request: PodRequest, names: Names) -> list[str]:
-    """What the pod says and nobody reads, a sentence each."""
+    """What the pod sets and nothing reads, a sentence each."""
     if names.gpu_count in (pod.metadata.annotations or {}) and all(part.kind != "share" for part in request.containers):
         return [
-            f"annotation {names.gpu_count} has no effect: it is for {names.gpu_mem}; how many whole GPUs or instances, the limit says"
+            f"annotation {names.gpu_count} has no effect: it applies to {names.gpu_mem}; the limit sets the number of whole GPUs or instances"
         ]
     return []
 
 
 def by_limit_range(document: Mapping[str, Any], names: Names) -> str:
-    """A clause for a pod that was given our resources by a LimitRange, which the API server writes into an annotation; else empty."""
-    said = ((document.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
-    if not isinstance(said, str) or names.domain not in said:
+    """A clause for a pod that got our resources from a LimitRange, which the API server writes into an annotation; else empty."""
+    written = ((document.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
+    if not isinstance(written, str) or names.domain not in written:
         return ""
-    return f" (a LimitRange of the namespace gave the pod some of that: {said[:MOST_SAID]})"
+    return f" (a LimitRange of the namespace gave the pod some of that: {written[:SHOWN_CHARACTERS]})"
 
 
 def foreign_gpus(container: AdmissionContainer) -> None:
-    """NVIDIA's plugin and ours would each tell the container its GPUs, and one of them would win."""
+    """NVIDIA's plugin and ours would each set the container's GPUs, and one would overwrite the other."""
     for resource in sorted(container.resource_names()):
         if resource.startswith(NVIDIA_DOMAIN):
             raise BadRequest(
@@ -123,7 +123,7 @@ def foreign_gpus(container: AdmissionContainer) -> None:
 
 
 def visible_gpus(container: AdmissionContainer, field_path: str) -> None:
-    """Variables of a container that requests GPUs: only Tangram says which GPUs it sees."""
+    """Variables of a container that requests GPUs: only Tangram decides which GPUs it sees."""
     for env in container.env:
         if env.name in (NVIDIA_ENV, GPUS_ENV) and env.field_path != field_path:
             raise BadRequest(
@@ -191,11 +191,11 @@ def _mounted(pod: AdmissionPod, volume: str) -> str:
     return f"volume {volume} of container {', '.join(by)}" if by else f"volume {volume}"
 
 
-def service_class(pod: AdmissionPod, rules: Rules, namespace: str) -> str:
+def service_class(pod: AdmissionPod, rules: AdmissionRules, namespace: str) -> str:
     """The class that a pod has: by its annotation, else by its priority class. Not every namespace may have the first one.
 
-    A latency-critical container goes before its neighbours on a GPU, whatever it does there, so who may be one is the
-    operator's decision. A PriorityClass is no proof of it: everybody may name one.
+    A latency-critical container preempts its neighbours on a GPU, whatever work it has, so the operator decides which namespaces
+    may use the class. A PriorityClass is no proof of that: every user may name one.
     """
     named, priority_class = (
         (pod.metadata.annotations or {}).get(rules.names.service_class),
@@ -212,7 +212,7 @@ def service_class(pod: AdmissionPod, rules: Rules, namespace: str) -> str:
     )
 
 
-def whole_pod(pod: AdmissionPod, request: PodRequest, rules: Rules) -> None:
+def whole_pod(pod: AdmissionPod, request: PodRequest, rules: AdmissionRules) -> None:
     """Every check on a pod that requests GPUs."""
     unknown_annotations(pod, rules.names)
     past_the_scheduler(pod, rules)

@@ -1,6 +1,6 @@
 """Decide what a pod's spec must carry before it is stored: a patch with warnings, or a denial.
 
-Pure: reads a decoded pod and the cluster's rules, answers with a `Verdict` or raises BadRequest. It knows no cluster: whether a
+Pure: reads a decoded pod and the cluster's rules, answers with `Admitted` or raises BadRequest. It knows no cluster: whether a
 well-formed request fits is placement's business. Applying the patch and deciding again changes nothing (the API server may call
 twice), and a pod that requests nothing of ours is left alone.
 
@@ -9,7 +9,8 @@ What a pod that requests GPUs gets
     its containers      NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
-    the pod             scheduler, service class (that of its priority class, where the operator preferences); runtime class, priority class and placement policy where the operator preferences
+    the pod             scheduler, service class (that of its priority class, if the operator set one); runtime class, priority class and
+                       placement policy if the operator set them
 
 A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
 after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
@@ -31,8 +32,8 @@ from vgpu.api.names import DEFAULT_POLICY
 from vgpu.api.quantity import counted, rounds_up
 from vgpu.api.request import GpuRequest, PodRequest, pod_request
 from webhook import checks
+from webhook.admission_rules import STOCK_SCHEDULER, AdmissionRules
 from webhook.objects import AdmissionContainer, AdmissionPod, pod_of
-from webhook.rules import STOCK_SCHEDULER, Rules
 
 DEFAULT_NAMESPACE: Final = "default"
 """Of a pod that names none. Specified by Kubernetes."""
@@ -70,17 +71,17 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A pod that may come in."""
+class Admitted:
+    """A pod that is admitted."""
 
     ops: tuple[Op, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Verdict:
-    """What to change in a pod that is being created. `namespace` is where; empty = as the pod says.
+def mutate(document: Mapping[str, Any], rules: AdmissionRules, namespace: str = "") -> Admitted:
+    """What to change in a pod that is being created. `namespace` is where; empty = as in the pod.
 
-    Raises BadRequest with a sentence when it must not come in.
+    Raises BadRequest with a sentence when it is denied.
     """
     try:
         pod = pod_of(document)
@@ -90,7 +91,7 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
     checks.misplaced_requests(pod, rules.names)
     request = _request(document, rules)
     if not request:
-        return Verdict()
+        return Admitted()
     checks.whole_pod(pod, request, rules)
     namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
     patch = Patch()
@@ -105,10 +106,10 @@ def mutate(document: Mapping[str, Any], rules: Rules, namespace: str = "") -> Ve
             warnings += _normalise(patch, path, container, wanted, rules)
             _inject(patch, path, container, wanted, rules)
     _pod_wide(patch, pod, service_class, rules)
-    return Verdict(tuple(patch.ops), tuple(warnings))
+    return Admitted(tuple(patch.ops), tuple(warnings))
 
 
-def _request(document: Mapping[str, Any], rules: Rules) -> PodRequest:
+def _request(document: Mapping[str, Any], rules: AdmissionRules) -> PodRequest:
     try:
         return pod_request(
             document, names=rules.names, unit_mib=rules.unit_mib, policies=rules.policies,
@@ -118,7 +119,9 @@ def _request(document: Mapping[str, Any], rules: Rules) -> PodRequest:
         raise BadRequest(f"{error}{checks.by_limit_range(document, rules.names)}") from None
 
 
-def _normalise(patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: Rules) -> list[str]:
+def _normalise(
+    patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: AdmissionRules
+) -> list[str]:
     """Quantities as the kubelet counts them."""
     resources = container.resources
     limits, requests = resources.limits or {}, resources.requests
@@ -137,7 +140,7 @@ def _differing(wanted: dict[str, str], found: Mapping[str, str | int | float]) -
     return {name: number for name, number in wanted.items() if str(found.get(name)) != number}
 
 
-def _inject(patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: Rules) -> None:
+def _inject(patch: Patch, path: str, container: AdmissionContainer, request: GpuRequest, rules: AdmissionRules) -> None:
     """Variables of a container that requests GPUs. Ours come first, so that the user's own may refer to them."""
     field_path = f"metadata.annotations['{rules.names.gpus_of(container.name)}']"
     checks.visible_gpus(container, field_path)
@@ -176,7 +179,7 @@ def _prepend(patch: Patch, path: str, container: AdmissionContainer, added: list
         patch.set(f"{path}/env/0", entry)
 
 
-def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: Rules) -> None:
+def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: AdmissionRules) -> None:
     spec, annotations = pod.spec, pod.metadata.annotations
     wanted = {rules.names.service_class: service_class}
     if rules.default_policy != DEFAULT_POLICY:
@@ -196,16 +199,16 @@ def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: Rules)
             patch.remove("/spec/preemptionPolicy")
 
 
-def _confine(pod: AdmissionPod, request: PodRequest, rules: Rules, namespace: str) -> list[str]:
-    """One warning for each way out of a share; BadRequest where the operator does not let such pods in.
+def _confine(pod: AdmissionPod, request: PodRequest, rules: AdmissionRules, namespace: str) -> list[str]:
+    """One warning for each way out of a share; BadRequest where the operator does not admit such pods.
 
-    All containers of a pod with a share are looked at: what one of them may do, it may do for the others.
+    All containers of a pod with a share are checked: what one of them may do, it may do for the others.
     """
     if all(request.kind != "share" for request in request.containers):
         return []
     ways = checks.ways_out(pod, rules.node_folders)
     if ways and rules.privileged == "deny" and namespace not in rules.privileged_namespaces:
         raise BadRequest(
-            f"{ways[0]}: a pod with a GPU share must be held to it, so do without, request whole GPUs ({rules.names.gpu}), or have the operator name namespace {namespace} in the chart value webhook.privilegedNamespaces"
+            f"{ways[0]}: a pod with a GPU share must stay within its limits, so do without, request whole GPUs ({rules.names.gpu}), or have the operator name namespace {namespace} in the chart value webhook.privilegedNamespaces"
         )
     return [f"{way}: it can leave the limits of its GPU share" for way in ways]

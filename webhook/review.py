@@ -16,8 +16,8 @@ import msgspec
 import structlog
 
 from vgpu.api.errors import TangramError
-from webhook.mutate import Verdict, mutate
-from webhook.rules import Rules
+from webhook.admission_rules import AdmissionRules
+from webhook.mutate import Admitted, mutate
 
 API_VERSION: Final = "admission.k8s.io/v1"
 INVALID: Final = 422
@@ -44,7 +44,7 @@ class GroupResource(_Wire):
     resource: str = ""
 
 
-class Request(_Wire):
+class AdmissionRequest(_Wire):
     """What the API server sends."""
 
     uid: str
@@ -61,10 +61,10 @@ class ReviewIn(_Wire):
 
     api_version: str
     kind: str
-    request: Request
+    request: AdmissionRequest
 
 
-class Status(_Wire):
+class DenialStatus(_Wire):
     """Why not."""
 
     code: int
@@ -72,14 +72,14 @@ class Status(_Wire):
     message: str
 
 
-class Response(_Wire):
+class AdmissionResponse(_Wire):
     """What we answer."""
 
     uid: str
     allowed: bool
     patch_type: str | None = None
     patch: str | None = None
-    status: Status | None = None
+    status: DenialStatus | None = None
     warnings: list[str] = []
 
 
@@ -88,11 +88,11 @@ class ReviewOut(_Wire, omit_defaults=False):
 
     api_version: str
     kind: str
-    response: Response
+    response: AdmissionResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReviewAnswer:
     """The body to send, and what kind of answer it is."""
 
     body: bytes
@@ -103,14 +103,14 @@ _decoder = msgspec.json.Decoder(ReviewIn)
 _encoder = msgspec.json.Encoder()
 
 
-def review(body: bytes, rules: Rules) -> Answer:
+def review(body: bytes, rules: AdmissionRules) -> ReviewAnswer:
     """Answer an AdmissionReview.
 
     Raises BadReview when the body is none. Never raises for what is in the pod.
     """
     request = _request(body)
     if request.operation != "CREATE" or request.sub_resource or request.resource != GroupResource(resource="pods"):
-        return _allow(request, Verdict())
+        return _allow(request, Admitted())
     subject = _subject(request)
     try:
         return _allow(request, mutate(request.object, rules, request.namespace))
@@ -124,7 +124,7 @@ def review(body: bytes, rules: Rules) -> Answer:
         )
 
 
-def _request(body: bytes) -> Request:
+def _request(body: bytes) -> AdmissionRequest:
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -136,7 +136,7 @@ def _request(body: bytes) -> Request:
     return found.request
 
 
-def _subject(request: Request) -> str:
+def _subject(request: AdmissionRequest) -> str:
     """A name for the pod in sentences; pods of a controller have none yet, only its prefix."""
     pod = request.object if isinstance(request.object, dict) else {}
     found = pod.get("metadata")
@@ -146,20 +146,22 @@ def _subject(request: Request) -> str:
     return f"{request.namespace}/{name}" if request.namespace else str(name)
 
 
-def _allow(request: Request, verdict: Verdict) -> Answer:
-    response = Response(uid=request.uid, allowed=True, warnings=list(verdict.warnings))
-    if verdict.ops:
+def _allow(request: AdmissionRequest, admitted: Admitted) -> ReviewAnswer:
+    response = AdmissionResponse(uid=request.uid, allowed=True, warnings=list(admitted.warnings))
+    if admitted.ops:
         response.patch_type = "JSONPatch"
-        response.patch = base64.b64encode(_encoder.encode(verdict.ops)).decode()
-    return _answer(response, "mutated" if verdict.ops else "unchanged")
+        response.patch = base64.b64encode(_encoder.encode(admitted.ops)).decode()
+    return _answer(response, "mutated" if admitted.ops else "unchanged")
 
 
-def _deny(request: Request, code: int, message: str) -> Answer:
-    status = Status(code=code, reason=REASONS[code], message=message)
-    return _answer(Response(uid=request.uid, allowed=False, status=status), "denied" if code == INVALID else "error")
+def _deny(request: AdmissionRequest, code: int, message: str) -> ReviewAnswer:
+    status = DenialStatus(code=code, reason=REASONS[code], message=message)
+    return _answer(
+        AdmissionResponse(uid=request.uid, allowed=False, status=status), "denied" if code == INVALID else "error"
+    )
 
 
-def _answer(response: Response, result: Result) -> Answer:
-    return Answer(
+def _answer(response: AdmissionResponse, result: Result) -> ReviewAnswer:
+    return ReviewAnswer(
         _encoder.encode(ReviewOut(api_version=API_VERSION, kind="AdmissionReview", response=response)), result
     )

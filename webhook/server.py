@@ -1,7 +1,7 @@
 """The HTTP application for the API server: admission.
 
 Knows HTTP only: bodies go to `review` as they are. Admission has a port of its own, so that probes and scrapes need no TLS
-and a network policy can tell them apart.
+and a network policy can distinguish them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
+from webhook.admission_rules import AdmissionRules
 from webhook.metrics import Metrics
 from webhook.review import BadReview, review
-from webhook.rules import Rules
 
 
-def admission_app(rules: Rules, metrics: Metrics) -> FastAPI:
+def admission_app(rules: AdmissionRules, metrics: Metrics) -> FastAPI:
     """POST /mutate."""
     app = FastAPI(title="Tangram webhook", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -25,7 +25,7 @@ def admission_app(rules: Rules, metrics: Metrics) -> FastAPI:
         try:
             body = await request.body()
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has gone
         started = time.perf_counter()
         try:
             answer = review(body, rules)

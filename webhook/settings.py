@@ -1,4 +1,4 @@
-"""What an operator sets, by environment variables or flags. Turns into the `Rules` and `Places` that the rest reads."""
+"""What an operator sets, by environment variables or flags. Turns into the `AdmissionRules` and `CertificateLocations` that the rest reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from observe.options import ProgramSettings, config
 from vgpu.api.confinement import NODE_FOLDERS
 from vgpu.api.names import CLASSES, DEFAULT_POLICY, POLICY_NAMES, Names
 from vgpu.api.quantity import MEMORY_UNITS_MIB, MIB, whole_number
-from webhook.keeper import Places
-from webhook.rules import EVERYWHERE, LARGEST_GPU_MIB, Rules
+from webhook.admission_rules import EVERYWHERE, LARGEST_GPU_MIB, AdmissionRules
+from webhook.certificate_keeper import CertificateLocations
 
 
 class Settings(ProgramSettings):
@@ -35,13 +35,13 @@ class Settings(ProgramSettings):
     )
     default_policy: str = Field(DEFAULT_POLICY, description="Policy of pods that name none. One of policies.")
     largest_gpu: str = Field(
-        f"{LARGEST_GPU_MIB}Mi", description="A share that wants more memory than this on one GPU is denied at once."
+        f"{LARGEST_GPU_MIB}Mi", description="A share that requests more memory than this on one GPU is denied at once."
     )
     privileged: Literal["deny", "warn"] = Field(
         "deny",
         description="A pod with a share that is privileged, has hostPID, SYS_ADMIN and the like, or a folder of the node's own.",
     )
-    privileged_namespaces: list[str] = Field([], description="Namespaces where such pods are let in with a warning.")
+    privileged_namespaces: list[str] = Field([], description="Namespaces where such pods are admitted with a warning.")
     state_root: str = Field("/var/lib/tangram", description="Tangram's folder on nodes: no hostPath of such a pod.")
     kubelet_dir: str = Field(
         "/var/lib/kubelet", description="The kubelet's folder on nodes: no hostPath of such a pod."
@@ -76,7 +76,7 @@ class Settings(ProgramSettings):
         20.0,
         gt=0,
         le=86_400,
-        description="Seconds between looks at the certificates: a Secret or caBundle that somebody removed is back after at most so long.",
+        description="Seconds between checks of the certificates: a Secret or caBundle that was deleted is restored within this time.",
     )
     namespace: str = Field("tangram", description="Namespace of the Secret and the Service.")
     secret_name: str = Field("tangram-webhook-certs", description="Secret of CA and certificate (cert mode self).")
@@ -124,9 +124,9 @@ class Settings(ProgramSettings):
             raise ValueError(f"{', '.join(unknown)}: service classes are {', '.join(CLASSES)}")
         return mapping
 
-    def rules(self) -> Rules:
+    def rules(self) -> AdmissionRules:
         """How pods are admitted."""
-        return Rules(
+        return AdmissionRules(
             names=Names(self.domain),
             unit_mib=MEMORY_UNITS_MIB[self.memory_unit],
             scheduler_name=self.scheduler_name,
@@ -148,8 +148,8 @@ class Settings(ProgramSettings):
             priority_classes=self.priority_classes,
         )
 
-    def places(self) -> Places:
+    def locations(self) -> CertificateLocations:
         """Where the certificates are."""
         service = f"tangram-webhook.{self.namespace}.svc"
         names = tuple(self.dns_names) or (service, f"{service}.cluster.local")
-        return Places(self.namespace, self.secret_name, self.configuration_name, names)
+        return CertificateLocations(self.namespace, self.secret_name, self.configuration_name, names)

@@ -16,8 +16,8 @@ from webhook.certs import not_after
 from webhook.metrics import Metrics
 
 
-class Serving:
-    """What the server shows to those who connect."""
+class ServingContext:
+    """The TLS context and its certificate, as the server presents them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,10 +1,9 @@
-"""The channels of one process on one GPU, and the call that stops and starts them.
+"""The channels of one process on one GPU, and the calls that suspend and resume them.
 
-The descriptor is the process's own, passed to us, and the client named is the one that every channel of a list belongs to: the
-kernel driver refuses a client that was not made through that descriptor. So a process can offer only what it owns, whatever
-numbers it sends.
+The process passes its own descriptor and the client to which every channel of the list belongs. The kernel driver rejects a client
+that was not made through that descriptor. So a process can only report its own channels, whatever numbers it sends.
 
-The kernel driver counts: as many enables are owed as disables were made. A channel group has at most one outstanding.
+The kernel driver counts disables, and needs as many enables. A channel group has at most one disable outstanding.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from vgpu.protocol.wire import Channels
 NVIDIA_MAJOR: Final = 195
 """Of /dev/nvidiactl and /dev/nvidia<n>. Specified: Linux's list of devices."""
 MODESET_MINOR: Final = 254
-"""The one device of that major that has other requests."""
+"""The one device of that major with other requests."""
 NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
 
 class Do(Enum):
-    """What is asked of the driver."""
+    """The request to the driver."""
 
     RESUME = "resume"
     SUSPEND = "suspend"
@@ -39,18 +38,18 @@ class Do(Enum):
 
 
 class Runs(Enum):
-    """What is known of a channel group's channels."""
+    """The known state of a channel group's channels."""
 
     ON = "on"
     OFF = "off"
     UNSURE = "unsure"
-    """Some may be off: an enable is owed before anything else. To enable what is enabled changes nothing."""
+    """Some may be disabled: an enable must come before anything else. An enable of enabled channels has no effect."""
 
 
 class ChannelGroup:
-    """Takes `fd` over. Raises BadDocument for a descriptor or a list that cannot be used; then the descriptor is closed.
+    """Owns `fd`. Raises BadDocument for an unusable descriptor or list; then it has closed the descriptor.
 
-    With `copies` it can also be suspended with its copy channels, where one list takes both; a resume then resumes both.
+    With `copies` it can also be suspended with its copy channels, if both fit one list; a resume then resumes both.
     """
 
     def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
@@ -58,12 +57,12 @@ class ChannelGroup:
         self.runs = Runs.ON if channels.fresh else Runs.UNSURE
         """Unsure: an arbiter before this one may have stopped it."""
         self.partial = channels.unlisted
-        """There are more channels than a list takes: it is never suspended, as the rest would run on."""
+        """There are more channels than fit one list: it is never suspended, because the rest would continue to run."""
         self.owes = False
-        """Replaced by a partial list: to be started once more before it is closed."""
+        """Replaced by a partial list: to be resumed once more before it is closed."""
         self._fd = fd
         self._lock = threading.Lock()
-        """So that the descriptor's number is not somebody else's by the time it is used."""
+        """Protects the descriptor from being closed, and its number reused, during a call."""
         try:
             _check(fd)
             if not channels.compute:
@@ -80,9 +79,7 @@ class ChannelGroup:
         except (OSError, BadDocument) as error:
             os.close(fd)
             if isinstance(error, OSError):
-                raise BadDocument(
-                    f"packet CHANNELS comes with a descriptor that cannot be looked at: {error}"
-                ) from None
+                raise BadDocument(f"packet CHANNELS comes with a descriptor that cannot be examined: {error}") from None
             raise
         self._arguments = {
             do: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
@@ -90,7 +87,8 @@ class ChannelGroup:
         }
 
     def suspend(self, *, copies: bool = False) -> int:
-        """Stop in mid-kernel, and with `copies` in mid-copy, unless it is stopped; not for a partial list. The driver's status; not `rm.OK`: it runs, or `resume` makes it run."""
+        """Suspend in mid-kernel, and with `copies` in mid-copy, unless it is suspended; not for a partial list. Returns the driver's status; if that is
+        not `rm.OK`, the channels run, or `resume` makes them run."""
         if self.runs is Runs.OFF:
             return rm.OK
         status = self._issue(self._arguments[Do.SUSPEND_ALL if copies else Do.SUSPEND])
@@ -100,21 +98,21 @@ class ChannelGroup:
         return status
 
     def resume(self) -> int:
-        """Go on. Harmless when nothing was stopped. An answer that is not `rm.OK` leaves an enable owed, which a fresh list pays."""
+        """Resume. Harmless if nothing was suspended. After a status other than `rm.OK` an enable is still needed, which comes with a new list."""
         status = self._issue(self._arguments[Do.RESUME])
         self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
         return status
 
     def suspends_nobody(self) -> bool:
-        """Does the driver answer that it suspended a channel that does not exist? Then it takes the call for another one."""
-        nobody = ctypes.create_string_buffer(
+        """Whether the driver reports that it suspended a channel that does not exist. Then it interprets the call as another one."""
+        parameters = ctypes.create_string_buffer(
             rm.disable_parameters(self.channels.client, (rm.NO_CHANNEL,), disable=True), rm.PARAMETERS_BYTES
         )
-        argument = rm.control(self.channels.client, self.channels.subdevice, ctypes.addressof(nobody))
+        argument = rm.control(self.channels.client, self.channels.subdevice, ctypes.addressof(parameters))
         return self._issue(argument) == rm.OK
 
     def close(self) -> None:
-        """Give the descriptor up: as long as we hold it, the process's memory outlives it. Nothing is called after that."""
+        """Close the descriptor: while it is open, the process's memory outlives the process. No call is made after that."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -132,7 +130,7 @@ class ChannelGroup:
 
 
 def _check(fd: int) -> None:
-    """An ioctl on a descriptor that a container made up could hang: only the driver's own devices, and plain memory, are taken."""
+    """Accept only the driver's own devices and plain memory: an ioctl on another descriptor of a container could hang."""
     status = os.fstat(fd)
     if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR:
         if os.minor(status.st_rdev) != MODESET_MINOR:

@@ -1,8 +1,8 @@
-"""One container as the policy of GPU time sees it: its processes, their channels, and what they say about their work.
+"""One container in the GPU-time scheduler: its processes, their channels, and their reports of work.
 
-Decides what counts as the container's work, whether all of it runs or is suspended, and what is to be switched. Beside it stand what its word is
-worth (`arbiter.gputime.usage_report`), what that shows of suspends (`arbiter.gputime.suspend_evidence`), what runs meanwhile (`arbiter.gputime.stray_channels`), and why it is not suspended
-(`arbiter.gputime.obstacles`).
+Decides what counts as the container's work, whether all of it runs or is suspended, and what to switch. Related modules: the value of its usage
+reports (`arbiter.gputime.usage_report`), the evidence on its suspends (`arbiter.gputime.suspend_evidence`), channels that run while it is suspended
+(`arbiter.gputime.stray_channels`), and the reasons not to suspend it (`arbiter.gputime.obstacles`).
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from arbiter.budget import Budget
+from arbiter.budget import MessageBudget
 from arbiter.gputime.channels import ChannelGroup, Runs
 from arbiter.gputime.obstacles import Obstacles
-from arbiter.gputime.process import ALL_CHANNEL_GROUPS_LIMIT, CHANNEL_GROUPS_LIMIT, Process, is_full
-from arbiter.gputime.stray_channels import Loose
-from arbiter.gputime.suspend_evidence import Evidence
+from arbiter.gputime.process import ALL_CHANNEL_GROUPS_LIMIT, CHANNEL_GROUPS_LIMIT, GpuTimeProcess, is_full
+from arbiter.gputime.stray_channels import StrayChannels
+from arbiter.gputime.suspend_evidence import SuspendEvidence
 from arbiter.gputime.timer import now_s
 from arbiter.gputime.usage_report import UsageReports
-from arbiter.page import Page
+from arbiter.page import ContainerPage
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.api.names import CLASSES
 from vgpu.gputime import resource_manager as rm
-from vgpu.gputime.events import Begin, Container, End, Event, Hint, Idle, Late, Work
-from vgpu.gputime.usage import Usage
+from vgpu.gputime.events import BeginSection, EndSection, Event, Hint, Idle, Late, SchedulingParameters, Work
+from vgpu.gputime.usage import GpuTimeUsage
 from vgpu.gputime.watchdog import ContainerWatchdog
 from vgpu.protocol import wire
 from vgpu.protocol.status import GpuTimeStatus
 
 BEST_EFFORT: Final = CLASSES[-1]
 FREE_WEIGHT: Final = 100.0
-"""Weight of a container that requested no percentage: that of a whole GPU."""
+"""Weight of a container without a requested percentage: that of a whole GPU."""
 
 
 class GpuTimeContainer:
-    """A container that has channels on at least one GPU. `name` is its grant directory's."""
+    """A container with channels on at least one GPU. `name`: its grant directory's."""
 
     def __init__(
         self,
         name: str,
         grant: Grant,
-        page: Page | None,
+        page: ContainerPage | None,
         at_s: float,
         *,
         copies: bool = False,
@@ -53,57 +53,59 @@ class GpuTimeContainer:
         self.name = name
         self._clock = clock
         self._caps_unreported = caps_unreported
-        """Does anything follow from a verdict on its word?"""
+        """Whether a verdict on its usage reports has an effect."""
         self._copies = copies
-        """Are its copy channels stopped with the others while it is best-effort?"""
+        """Whether its copy channels are suspended with the others while it is best-effort."""
         self.grant = grant
         self.page = page
-        """None when the grant is gone: its processes are being hung up on."""
-        self.budget = Budget(at_s)
-        self.processes: dict[int, Process] = {}
-        self.left: list[ChannelGroup] = []
-        """Given up: to be closed outside the lock."""
-        self.joined: Container | None = None
-        """As the policy knows it; None = not, for want of channels."""
+        """None after the grant is gone: its connections are being closed."""
+        self.budget = MessageBudget(at_s)
+        self.processes: dict[int, GpuTimeProcess] = {}
+        self.replaced: list[ChannelGroup] = []
+        """Replaced groups: to be closed outside the lock."""
+        self.joined: SchedulingParameters | None = None
+        """Its parameters in the policy; None = it has no channels, so the policy does not have it."""
         self.wanted = True
-        """Should it be on?"""
+        """Whether the policy decided that it runs."""
         self.shown_on: bool | None = None
         """As the policy knows it."""
         self.shown_working: bool | None = None
         """The same."""
-        self.unheard = False
-        """It has used its budget up and is not listened to: meanwhile it counts as working."""
+        self.throttled = False
+        """It has used its budget and is not read: meanwhile it counts as working."""
         self.watchdog_resumes = 0
         self.watchdog = ContainerWatchdog(at_s)
         self.obstacles = Obstacles(self.processes)
-        self.evidence = Evidence(self.processes)
+        self.evidence = SuspendEvidence(self.processes)
         self.reports = UsageReports(at_s)
-        self.loose = Loose()
+        self.stray = StrayChannels()
 
     @property
     def gpus(self) -> frozenset[str]:
-        """Where it has channels, as the policy knows it."""
+        """The GPUs on which it has channels, as in the policy."""
         return self.joined.gpus if self.joined is not None else frozenset()
 
     def depends_on(self) -> frozenset[str]:
         """GPUs whose threads read its messages or switch it."""
         return self.gpus | {self.grant.gpus[0].uuid}
 
-    def terms(self) -> Container | None:
-        """What the policy is to know; None when there is nothing to switch."""
-        seated = {gpu for process in self.processes.values() for gpu, _ in process.channel_groups}
-        gpus = {self.grant.gpus[gpu].uuid for gpu in seated | self.obstacles.mute}
+    def parameters(self) -> SchedulingParameters | None:
+        """Its parameters for the policy; None if there is nothing to switch."""
+        with_channels = {gpu for process in self.processes.values() for gpu, _ in process.channel_groups}
+        gpus = {self.grant.gpus[gpu].uuid for gpu in with_channels | self.obstacles.gpus_without_channels}
         if not gpus:
             return None
         percent = max(gpu.core_percent for gpu in self.grant.gpus if gpu.uuid in gpus)
         yields = any(process.yields for process in self.processes.values())
-        silent = self.distrusted and not self.reports_work()  # its unreported work has no priority
+        silent = self.distrusted and not self.has_reported_work()  # its unreported work has no priority
         service_class = BEST_EFFORT if yields or silent else self.grant.service_class
         pace = self.reports.pace if silent else 1.0
-        return Container(frozenset(gpus), service_class, self.grant.level, percent, percent or FREE_WEIGHT, pace)
+        return SchedulingParameters(
+            frozenset(gpus), service_class, self.grant.level, percent, percent or FREE_WEIGHT, pace
+        )
 
-    def says(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
-        """What a process announces for the whole container. Whether that works now is `news`."""
+    def take_activity(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
+        """Handle a process's report for the whole container. `work_events` decides whether the container works now."""
         self._add_up(at_s)
         process = self.processes[number]
         match activity.what:
@@ -111,11 +113,11 @@ class GpuTimeContainer:
                 process.working, process.drained = activity.what == wire.What.WORK, False
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 process.began_s = at_s if process.working else inf
-                self.reports.said(self.processes.values())
+                self.reports.note_report(self.processes.values())
                 return self._moved(process, activity, at_s)
             case wire.What.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
-                self.reports.said(self.processes.values())
+                self.reports.note_report(self.processes.values())
                 return []
             case wire.What.DRAINED:
                 process.drained = process.working
@@ -126,76 +128,76 @@ class GpuTimeContainer:
             case wire.What.HINT:
                 return [Hint(at_s, self.name, min(activity.value, 10_000_000) / 1e6)] if self.urgent else []
             case wire.What.BEGIN_SECTION:
-                return [Begin(at_s, self.name)] if self.urgent else []
+                return [BeginSection(at_s, self.name)] if self.urgent else []
             case _:
-                return [End(at_s, self.name)] if self.urgent else []
+                return [EndSection(at_s, self.name)] if self.urgent else []
 
-    def leaves(self, number: int, at_s: float) -> list[ChannelGroup]:
-        """A process is not heard any more: its channel groups, which the caller closes."""
+    def remove_process(self, number: int, at_s: float) -> list[ChannelGroup]:
+        """A process disconnected. Returns its channel groups, which the caller closes."""
         self._add_up(at_s)
-        self.evidence.behind.discard(number)
+        self.evidence.unread_connections.discard(number)
         return list(self.processes.pop(number).channel_groups.values())
 
-    def hears(self, at_s: float, *, unheard: bool) -> None:
-        """It is not listened to for a while, or is again."""
+    def set_throttled(self, at_s: float, *, throttled: bool) -> None:
+        """It is not read for a while, or is again."""
         self._add_up(at_s)
-        self.unheard = unheard
-        self.evidence.behind.update(self.processes)
+        self.throttled = throttled
+        self.evidence.unread_connections.update(self.processes)
 
-    def stands(self, at_s: float, *, on: bool) -> None:
-        """It is on or off from now on, on all of its GPUs."""
+    def record_switch(self, at_s: float, *, on: bool) -> None:
+        """It was resumed or suspended on all of its GPUs."""
         self._add_up(at_s)
         if on:
             self.evidence.on(at_s, suspended=self.shown_on is False and not self.gates)
         else:
             self.evidence.off(at_s)
         self.shown_on = on
-        self.watchdog.stands(at_s, on=on)
+        self.watchdog.record_switch(at_s, on=on)
 
-    def news(self, at_s: float) -> list[Event]:
-        """Whether it has work, when that is not what the policy knows."""
+    def work_events(self, at_s: float) -> list[Event]:
+        """The event that updates whether it has work, if the policy's state differs."""
         if self.working() is self.shown_working:
             return []
         self.shown_working = self.working()
         return [Work(at_s, self.name) if self.shown_working else Idle(at_s, self.name)]
 
     def weigh(self, at_s: float, seen_s: float) -> bool:
-        """Since the last look the driver saw its processes compute for so long. Whether the verdict on its word changed."""
+        """The driver counted `seen_s` for its processes since the last reading. Returns whether the verdict on its reports changed."""
         self._add_up(at_s)
         return self.reports.weigh(at_s, seen_s)
 
     def ends_work(self, at_s: float, seen_s: float | None) -> bool:
-        """The same, or None = it might have seen nothing of them. Whether its work ended with that."""
+        """The same, or None = the driver may not have counted them. Returns whether its work ended with that."""
         self._add_up(at_s)
-        return self.reports.ends(seen_s) and self.says_work()
+        return self.reports.ends(seen_s) and self.reports_work()
 
-    def contradicts(self, number: int, said: wire.Activity, at_s: float, *, silent: bool) -> bool:
-        """Does this report show that suspends have no effect? `silent`: the page may not have shown that the arbiter lives. One that resumed itself is suspended
-        again in any case."""
-        if said.what is not wire.What.RESUMED:
-            excused = self.gates or self.loose.any
-            return self.evidence.said(number, said.what, at_s, off=self.shown_on is False, excused=excused)
-        verdict = self.evidence.resumed(number, at_s, about_to=bool(said.value & wire.ABOUT_TO), silent=silent)
+    def contradicts(self, number: int, activity: wire.Activity, at_s: float, *, silent: bool) -> bool:
+        """Whether this report shows that suspends have no effect. `silent`: the page may not have shown the heartbeat. A container that resumed itself is
+        suspended again in any case."""
+        if activity.what is not wire.What.RESUMED:
+            excused = self.gates or self.stray.any
+            return self.evidence.take_activity(number, activity.what, at_s, off=self.shown_on is False, excused=excused)
+        verdict = self.evidence.resumed(number, at_s, about_to=bool(activity.value & wire.ABOUT_TO), silent=silent)
         self._unsure(at_s)
         return verdict
 
     def doubt(self, at_s: float) -> None:
-        """It may have resumed what was suspended, as the page did not show that the arbiter lives; then on all of its GPUs."""
+        """It may have resumed itself, on all of its GPUs, because the page did not show the heartbeat."""
         self.evidence.silent(at_s)
         self._unsure(at_s)
 
-    def caught(self, at_s: float, *, stopped: bool) -> list[Event]:
-        """All of it is suspended again, if `stopped`, or resumed: what ran meanwhile is paid for."""
-        if self.loose.any and stopped:
+    def settle_stray(self, at_s: float, *, stopped: bool) -> list[Event]:
+        """All of it is suspended again, if `stopped`, or resumed: it pays for the channels that ran meanwhile."""
+        if self.stray.any and stopped:
             self.evidence.off_again(at_s)
-        return self._late(at_s, self.loose.caught(at_s))
+        return self._late(at_s, self.stray.caught(at_s))
 
     def tries(self, at_s: float) -> bool:
-        """Whether it is tried from now on if it can be suspended, after it could not for a while."""
+        """Returns whether a new attempt to suspend it begins, after a time in which it could not be suspended."""
         return self.obstacles.tries(at_s) | self.evidence.effect.tries(at_s)
 
-    def sits(self, number: int, channels: wire.Channels, fd: int | None, at_s: float) -> None:
-        """A process has these channels from now on; the descriptor is ours. Raises BadDocument, and then closes it."""
+    def set_channels(self, number: int, channels: wire.Channels, fd: int | None, at_s: float) -> None:
+        """Replace the channels of a process. Takes ownership of the descriptor. Raises BadDocument, and then closes it."""
         channel_groups, key = self.processes[number].channel_groups, (channels.gpu, channels.client)
         try:
             if channels.gpu >= len(self.grant.gpus):
@@ -217,66 +219,66 @@ class GpuTimeContainer:
                 os.close(fd)
         old = channel_groups.pop(key, None)
         if old is not None:
-            self.left.append(old)
+            self.replaced.append(old)
             old.owes = new is not None and new.partial and old.runs is not Runs.ON
         if new is not None:
             if self.shown_on is False:
-                self.loose.comes(at_s, works=self.processes[number].working)
+                self.stray.comes(at_s, works=self.processes[number].working)
             new.partial |= self.processes[number].pid in self.obstacles.exempt
             if old is not None:
-                new.runs = Runs.UNSURE  # whatever it says of itself: we may have stopped what the old list names
+                new.runs = Runs.UNSURE  # whatever it reports: the arbiter may have suspended what the old list names
             channel_groups[key] = new
 
     def sweep(self) -> list[ChannelGroup]:
-        """Lists that were replaced, to be closed by the caller without the lock. What of them is still there is in the new list,
-        which is started first; `owes` where that list is partial."""
-        left, self.left = self.left, []
+        """Replaced lists, which the caller closes without the lock. Their remaining channels are in the new list, which is resumed first;
+        `owes` if that list is partial."""
+        left, self.replaced = self.replaced, []
         return left
 
     @property
     def urgent(self) -> bool:
-        """May it announce its work?"""
+        """Whether it may announce its work."""
         return self.grant.service_class == CLASSES[0]
 
-    def reports_work(self) -> bool:
-        """Has any of its processes work, as they say and nothing contradicts? What is not listened to may say so."""
-        return self.unheard or (not self.reports.ended_work.ended and self.says_work())
+    def has_reported_work(self) -> bool:
+        """Whether any of its processes reports work and no evidence contradicts it. A throttled container may have reported work."""
+        return self.throttled or (not self.reports.ended_work.ended and self.reports_work())
 
-    def says_work(self) -> bool:
-        """Has any of its processes work, by its own word? Work that the driver does not see stands still, perhaps."""
+    def reports_work(self) -> bool:
+        """Whether any of its processes reports work. Work that the driver does not count may be suspended."""
         return any(process.working for process in self.processes.values())
 
     def working(self) -> bool:
-        """Does it count as having work? Always, when its word does not count."""
-        return self.reports_work() or (self.distrusted and bool(self.processes))
+        """Whether it counts as having work. Always true if its reports do not count."""
+        return self.has_reported_work() or (self.distrusted and bool(self.processes))
 
     @property
     def distrusted(self) -> bool:
-        """Does its word not count, because the driver has seen it compute without one?"""
+        """Whether its reports do not count, because the driver counted GPU time without a report."""
         return self._caps_unreported and self.reports.unreported_work.proven
 
     @property
     def gates(self) -> bool:
-        """Are its launches delayed while it is to be off?"""
+        """Whether its launches are delayed while it is not allowed to run."""
         return self.obstacles.any or self.evidence.effect.gates
 
     @property
     def empty(self) -> bool:
-        """Has none of its processes a channel, nor work or a context that says that there are some?"""
+        """Whether no process has a channel, nor work or a context that implies channels."""
         known = any(process.channel_groups or process.working for process in list(self.processes.values()))
-        return not known and not self.obstacles.mute
+        return not known and not self.obstacles.gpus_without_channels
 
     @property
     def drained(self) -> bool:
-        """Does all that it has to do wait at its gate, as its processes say and nothing contradicts? Then it is as if suspended."""
+        """Whether all its work waits at its gate, by its processes' reports and without contradicting evidence. Then it counts as suspended."""
         working = [process for process in self.processes.values() if process.working]
-        return bool(working) and all(process.drained for process in working) and not (self.unheard or self.distrusted)
+        return bool(working) and all(process.drained for process in working) and not (self.throttled or self.distrusted)
 
-    def status(self, usage: Usage, credit_s: float, at_s: float) -> GpuTimeStatus:
-        """For people and metrics."""
+    def status(self, usage: GpuTimeUsage, credit_s: float, at_s: float) -> GpuTimeStatus:
+        """For the status document and metrics."""
         return GpuTimeStatus(
             on=self.shown_on is not False,
-            working=self.reports_work(),
+            working=self.has_reported_work(),
             processes=sum(1 for process in self.processes.values() if process.channel_groups),
             requested_percent=max(gpu.core_percent for gpu in self.grant.gpus),
             on_s=usage.on_s,
@@ -298,12 +300,14 @@ class GpuTimeContainer:
 
     @property
     def to_run(self) -> bool:
-        """Are all its channels to be enabled? Also of one that is to be suspended, where a list does not take them all or its driver does
-        not suspend."""
-        return self.wanted or self.obstacles.partial or self.obstacles.denied or bool(self.obstacles.mute)
+        """Whether all its channels are to be enabled. Also true of a container that is to be suspended if they do not all fit one list, or if its driver
+        does not suspend."""
+        return (
+            self.wanted or self.obstacles.partial or self.obstacles.denied or bool(self.obstacles.gpus_without_channels)
+        )
 
     def channel_groups(self, gpu: str) -> list[ChannelGroup]:
-        """Of all its processes, on this GPU."""
+        """The channel groups of all its processes on this GPU."""
         return [
             channel_group
             for process in list(self.processes.values())
@@ -312,15 +316,15 @@ class GpuTimeContainer:
         ]
 
     def is_on(self, gpu: str) -> bool:
-        """Does everything run there?"""
+        """Whether all of it runs on this GPU."""
         return all(channel_group.runs is Runs.ON for channel_group in self.channel_groups(gpu))
 
     def is_off(self, gpu: str) -> bool:
-        """Is everything stopped there?"""
+        """Whether all of it is suspended on this GPU."""
         return all(channel_group.runs is Runs.OFF for channel_group in self.channel_groups(gpu))
 
     def to_do(self, gpu: str) -> bool | None:
-        """What to switch there: on, off, or nothing. An enable that is owed comes first, also for one that is to be suspended."""
+        """The switch to make on this GPU: resume, suspend or None. An outstanding enable comes first, also if the container is to be suspended."""
         runs = {channel_group.runs for channel_group in self.channel_groups(gpu)}
         if Runs.UNSURE in runs and not self.obstacles.trouble and not self.obstacles.denied:
             return True
@@ -329,11 +333,11 @@ class GpuTimeContainer:
         return False if Runs.ON in runs and not self.obstacles.trouble else None
 
     def switch(self, gpu: str, on: bool) -> int:
-        """Start or stop all its processes on a GPU: the driver's status. A stop that fails is taken back whole.
+        """Resume or suspend all its processes on a GPU. Returns the driver's status. A failed suspend is undone completely.
 
-        Blocks for about half a millisecond a process. Called without any lock, so the channel groups are those of a moment ago: one that
-        was closed meanwhile answers with an error, and its process is gone. To stop touches what runs for certain. To start touches what does not run for certain; who
-        is to be off has only what is unsure started, and is stopped next.
+        Blocks for about half a millisecond per process. Called without any lock, so a channel group may have been closed meanwhile: it returns an
+        error, and its process is gone. A suspend touches only the groups that certainly run. A resume touches only those that do not certainly run; of a
+        container that is to be suspended it resumes only the unsure ones, which are suspended next.
         """
         channel_groups, status = self.channel_groups(gpu), rm.OK
         if not on:
@@ -342,11 +346,11 @@ class GpuTimeContainer:
             if channel_group.runs is Runs.UNSURE or (channel_group.runs is Runs.OFF and self.to_run):
                 status = channel_group.resume() or status
                 if self.shown_on is False:
-                    self.loose.resumes(self._clock, works=self.says_work())
+                    self.stray.resumes(self._clock, works=self.reports_work())
         return status
 
     def stop(self, channel_groups: Sequence[ChannelGroup]) -> int:
-        """Stop what runs for certain of these: the driver's status. One that fails is taken back whole; a partial list is left alone.
+        """Suspend the groups that certainly run. Returns the driver's status. A failed suspend is undone completely; partial lists are skipped.
 
         Called without any lock, as `switch`.
         """
@@ -361,11 +365,11 @@ class GpuTimeContainer:
                     channel_group.resume()
         return status
 
-    def _moved(self, process: Process, activity: wire.Activity, at_s: float) -> list[Event]:
-        """Work began or ended: what of it was reported late, or is on channels that run though the container is suspended, is paid for."""
+    def _moved(self, process: GpuTimeProcess, activity: wire.Activity, at_s: float) -> list[Event]:
+        """Work began or ended: the container pays for work that was reported late, or that ran on channels while it was suspended."""
         if not process.working:
-            return self._late(at_s, self.loose.ends(self.processes.values(), at_s))
-        self.loose.begins(process, at_s)
+            return self._late(at_s, self.stray.ends(self.processes.values(), at_s))
+        self.stray.begins(process, at_s)
         late_s = (activity.value >> wire.LATE_SHIFT) / 1e6
         return [Late(at_s, self.name, late_s)] if late_s else []
 
@@ -375,7 +379,7 @@ class GpuTimeContainer:
     def _unsure(self, at_s: float) -> None:
         self.evidence.unsure()
         self.reports.resumed()
-        self.watchdog.heard(at_s)
+        self.watchdog.note_report(at_s)
         for process in self.processes.values():
             for channel_group in process.channel_groups.values():
                 if channel_group.runs is Runs.OFF:
@@ -384,4 +388,4 @@ class GpuTimeContainer:
     def _add_up(self, at_s: float) -> None:
         if at_s > self.reports.added_until_s:
             may_run = self.shown_on is not False or self.gates
-            self.reports.add_up(at_s, may_run=may_run, works=self.reports_work() and not self.drained)
+            self.reports.add_up(at_s, may_run=may_run, works=self.has_reported_work() and not self.drained)

@@ -1,6 +1,6 @@
-"""Which containers have a connection for GPU time, by name and by the GPU threads that they depend on.
+"""The containers with a connection for GPU time, by name and by the GPU threads on which they depend.
 
-What other parts of the arbiter know of a container's processes may come before its first connection here, and is kept for it.
+Facts from other parts of the arbiter may arrive before a container's first connection here, and are stored for it.
 """
 
 from __future__ import annotations
@@ -25,52 +25,60 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
 
     def add(self, container: GpuTimeContainer) -> None:
-        """Its first connection came."""
+        """The container's first connection came."""
         self[container.name] = container
         container.obstacles.exempt = self._exempt.get(container.name, {})
         container.obstacles.contexts_s = dict(self._contexts.get(container.name, {}))
         self.moved()
 
     def remove(self, name: str) -> GpuTimeContainer | None:
-        """Its grant is gone, with all that was known of its processes."""
+        """Its grant is gone: discard all facts about its processes."""
         self._exempt.pop(name, None)
         self._contexts.pop(name, None)
         self.moved()
         return self.pop(name, None)
 
     def moved(self) -> None:
-        """One of them depends on other threads than before."""
+        """The threads on which a container depends have changed."""
         self._depending.clear()
 
     def depending(self, gpu: str) -> Sequence[GpuTimeContainer]:
-        """Those that the thread of a GPU reads or switches; called several times in each round."""
+        """The containers that the thread of a GPU reads or switches; called several times in each round."""
         found = self._depending.get(gpu)
         if found is None:
             found = self._depending[gpu] = [one for one in self.values() if gpu in one.depends_on()]
         return found
 
-    def spare(self, name: str, pids: Mapping[int, str]) -> GpuTimeContainer | None:
-        """These of its processes are never suspended, for these reasons. Returns it, where it has come already."""
+    def set_exempt(self, name: str, pids: Mapping[int, str]) -> GpuTimeContainer | None:
+        """Set the processes that are never suspended, with the reasons. Returns the container if it has connected already."""
         _keep(self._exempt, name, pids)
         container = self.get(name)
         if container is not None:
-            container.obstacles.spare(pids)
+            container.obstacles.set_exempt(pids)
         return container
 
     def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
-        """Since when each of its processes has had a context on each GPU of its grant."""
+        """Set since when each of its processes has had a context on each GPU of its grant."""
         _keep(self._contexts, name, begun_s)
         if name in self:
             self[name].obstacles.contexts_s = dict(begun_s)
 
     def to_report(self, at_s: float) -> set[str]:
-        """Names of those that compute without a word, or are stopped by another."""
+        """Names of the containers with unreported work, or that another process stops."""
         return {name for name, one in self.items() if one.reports.unreported_work.proven or one.watchdog.stopped(at_s)}
 
-    def channel_groups(self) -> list[tuple[GpuTimeContainer, ChannelGroup]]:
-        """The channels of all their processes."""
+    def watched(self) -> dict[str, tuple[frozenset[str], frozenset[int]]]:
+        """GPUs and host pids of each that the GPU-time scheduler knows."""
+        return {
+            name: (container.joined.gpus, frozenset(process.pid for process in container.processes.values()))
+            for name, container in self.items()
+            if container.joined is not None
+        }
+
+    def channel_groups(self) -> list[tuple[bool, ChannelGroup]]:
+        """The channel groups of all processes, each with whether its driver is never called to suspend it."""
         return [
-            (container, channel_group)
+            (container.obstacles.denied, channel_group)
             for container in self.values()
             for process in container.processes.values()
             for channel_group in process.channel_groups.values()
@@ -78,7 +86,7 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
 
 
 def _keep(kept: dict[str, Known], name: str, known: Known) -> None:
-    """Nothing is kept of a container without such processes: its grant directory may be gone."""
+    """Store nothing for a container without such processes: its grant directory may be gone."""
     if known:
         kept[name] = known
     else:

@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 def report_of_doubt(container: GpuTimeContainer) -> None:
-    """The verdict on its usage reports has changed."""
+    """The verdict on a container's usage reports has changed."""
     if not container.reports.unreported_work.proven:
         _log.info("the usage reports of a container count again", grant=container.name)
     elif container.distrusted:
@@ -30,7 +30,7 @@ def report_of_doubt(container: GpuTimeContainer) -> None:
 
 
 def report_of_trouble(container: GpuTimeContainer, why: str, at_s: float) -> None:
-    """It cannot be suspended."""
+    """A container cannot be suspended."""
     if at_s - container.obstacles.complained_at_s >= COMPLAIN_S:
         container.obstacles.complained_at_s = at_s
         _log.error(
@@ -39,7 +39,7 @@ def report_of_trouble(container: GpuTimeContainer, why: str, at_s: float) -> Non
 
 
 def report_of_no_trial(container: GpuTimeContainer) -> None:
-    """Once, of one that is suspended though no trial says that this works."""
+    """Once for a container that is suspended though no trial has shown that suspends work."""
     if not container.obstacles.reported_no_trial:
         _log.warning(
             "suspending was not tried on this GPU", grant=container.name, reason=container.obstacles.suspending.why
@@ -48,7 +48,7 @@ def report_of_no_trial(container: GpuTimeContainer) -> None:
 
 
 def report_of_partial(container: GpuTimeContainer) -> None:
-    """Once, of one with more channels than a list takes."""
+    """Once for a container with more channels than fit one list."""
     if container.obstacles.unlisted and not container.obstacles.reported_partial:
         _log.error(
             "a container cannot be suspended: its launches are delayed instead", grant=container.name, reason=PARTIAL
@@ -57,15 +57,15 @@ def report_of_partial(container: GpuTimeContainer) -> None:
 
 
 def report_of_no_effect(container: GpuTimeContainer) -> None:
-    """Its work ends while it is suspended."""
+    """A container's work ends while it is suspended."""
     _log.error("suspends have no effect: launches are delayed too", grant=container.name)
 
 
 def report_of_try(container: GpuTimeContainer) -> None:
-    """Suspends are tried again on one for which they did not work."""
+    """Suspends are tried again on a container for which they did not work."""
     _log.info("tries again to suspend", grant=container.name)
 
 
 def report_of_stall(gpu: str, seconds: float) -> None:
-    """The arbiter did not run, or its thread of a GPU did not."""
-    _log.warning("the arbiter was stalled: nobody enforced GPU time", gpu=gpu, seconds=round(seconds, 3))
+    """The arbiter, or its thread of a GPU, did not run."""
+    _log.warning("the arbiter was stalled: GPU time was not enforced", gpu=gpu, seconds=round(seconds, 3))

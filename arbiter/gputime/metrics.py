@@ -7,8 +7,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from arbiter.gputime.counts import Counts
-from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.gputime.counters import GpuTimeCounters
+from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.gputime.timer import now_s
 from arbiter.stalls import Stalls
 from vgpu.api.grant import Grant
@@ -76,21 +76,21 @@ _GAUGES: Final[Mapping[str, tuple[str, Read]]] = {
         lambda status: status.credit_s if 0 < status.requested_percent < 100 else 0.0,
     ),
 }
-_OF_ALL: Final[Mapping[str, tuple[str, Callable[[Counts, Stalls], float]]]] = {
-    "switches": ("suspends and resumes of containers on this node", lambda counts, _: counts.switches),
-    "suspend_failures": ("suspends that the driver refused", lambda counts, _: counts.failures),
+_OF_ALL: Final[Mapping[str, tuple[str, Callable[[GpuTimeCounters, Stalls], float]]]] = {
+    "switches": ("suspends and resumes of containers on this node", lambda counters, _: counters.switches),
+    "suspend_failures": ("suspends that the driver refused", lambda counters, _: counters.failures),
     "delayed_reads": (
         "times that a container had sent more messages than its budget allows, and was read later",
-        lambda counts, _: counts.held_back,
+        lambda counters, _: counters.delayed_reads,
     ),
-    "gpu_time_bad_packets": ("packets that ended a connection for GPU time", lambda counts, _: counts.bad_packets),
+    "gpu_time_bad_packets": ("packets that ended a connection for GPU time", lambda counters, _: counters.bad_packets),
     "unreported_work_found": (
         "times that a container was found to compute while it reported no work",
-        lambda counts, _: counts.unreported_work,
+        lambda counters, _: counters.unreported_work,
     ),
     "unreported_ends": (
         "times that a container's reported work was taken for ended without a report, as the driver saw none of it for a second",
-        lambda counts, _: counts.unreported_ends,
+        lambda counters, _: counters.unreported_ends,
     ),
     "stalls": (
         "times that the arbiter, or its thread of a GPU, did not run for a quarter of a second or more",
@@ -109,17 +109,17 @@ def families(scheduler: NodeScheduler | None, grants: Mapping[str, Grant]) -> It
     yield from _of_containers(
         [((g.namespace, g.pod, g.container), statuses[key]) for key, g in grants.items() if key in statuses]
     )
-    counts = scheduler.counts if scheduler is not None else Counts()
+    counters = scheduler.counters if scheduler is not None else GpuTimeCounters()
     stalls = scheduler.stalls if scheduler is not None else Stalls()
     for name, (text, count) in _OF_ALL.items():
         family = CounterMetricFamily(f"tangram_arbiter_{name}", text)
-        family.add_metric([], count(counts, stalls))
+        family.add_metric([], count(counters, stalls))
         yield family
     checks = GaugeMetricFamily(
         "tangram_arbiter_usage_check_up",
         "1 while the work that containers report is compared with NVML's count; 0 = unreported work is not found",
     )
-    checks.add_metric([], int(scheduler is not None and scheduler.checks(now_s())))
+    checks.add_metric([], int(scheduler is not None and scheduler.verdicts.checks(now_s())))
     yield checks
 
 

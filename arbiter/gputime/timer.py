@@ -1,4 +1,4 @@
-"""Waiting, exact to some microseconds: the time-outs of epoll and of Python's poll count milliseconds."""
+"""Waits with a precision of some microseconds: the time-outs of epoll and of Python's poll count milliseconds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Timer:
 
     @property
     def at_s(self) -> float:
-        """When it rings; inf = never."""
+        """When it expires; inf = never."""
         return self._set_s
 
     def set(self, at_s: float) -> None:
-        """Ring at a time of time.monotonic; inf = never. A time that has passed rings at once."""
+        """Expire at a time of time.monotonic; inf = never. A past time expires at once."""
         if at_s == self._set_s:
             return
         self._set_s = at_s
@@ -47,7 +47,7 @@ class Timer:
         _libc.timerfd_settime(self.fd, _ABSOLUTE, ctypes.byref(self._spec), None)
 
     def rang(self) -> None:
-        """Take note, so that it is silent until it is set again."""
+        """Reset it after it expired, until it is set again."""
         self._set_s = inf
         try:
             os.read(self.fd, 8)
@@ -55,7 +55,7 @@ class Timer:
             return
 
     def close(self) -> None:
-        """Give it up."""
+        """Close its descriptor."""
         os.close(self.fd)
 
 
@@ -72,10 +72,10 @@ class Nap:
         self._arguments = (ctypes.byref(self._watched), 1, ctypes.byref(self._time), None)
 
     def ends_early(self) -> bool:
-        """Sleep. Is there something to read? A signal that comes meanwhile is nothing."""
+        """Sleep. Returns whether there is something to read. A signal meanwhile has no effect."""
         return bool(_libc.ppoll(*self._arguments) > 0)
 
 
 def now_s() -> float:
-    """The clock of it all."""
+    """The clock of all times here."""
     return time.monotonic()

@@ -1,14 +1,13 @@
-"""The driver's count of GPU time by process, compared with the usage reports of containers.
+"""Compares the driver's count of GPU time by process with the usage reports of containers.
 
-NVML tells for each process how much of the time since the last look it kept a GPU's multiprocessors busy. This thread reads that
-once a second and adds it up by container: its connected processes, and those in whose namespace its grant is mounted (for runs:
-that were started with it). `vgpu.gputime.activity_check` and `NodeScheduler` decide what follows from it. Without NVML, or where it does not count by
-process (MIG), all reports count; a GPU that does not answer keeps no other GPU's containers from being checked.
+NVML counts for each process how much of the time since the last reading it kept a GPU's multiprocessors busy. This thread reads that
+once a second and adds it up by container: its connected processes, and those whose mount namespace has its grant (for runs:
+those started with it). `vgpu.gputime.activity_check` and `NodeScheduler` decide what follows. Without NVML, or if it does not count by
+process (MIG), all reports count; a GPU that does not answer does not prevent the check of other GPUs' containers.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.gputime.timer import now_s
+from arbiter.reader_thread import ReaderThread
 from nvml.errors import NvmlError
 from nvml.messages import WHOLE, Busy
 from nvml.queries import Nvml
@@ -26,49 +26,44 @@ from nvml.queries import Nvml
 PERIOD_S: Final = 1.0
 """Guessed: NVML's samples are up to a second long."""
 REMEMBERED_US: Final = 2_000_000
-"""A look goes no further back, so that idleness before it does not thin out what is seen. Guessed: two periods."""
+"""Longest time that a reading covers, so that earlier idleness does not dilute the measured activity. Guessed: two periods."""
 AHEAD_US: Final = 1_000_000
-"""A sample from later than this was taken before the clock was set back. Guessed."""
-CLOSE_S: Final = 1.0
-"""So long an end waits for an answer of NVML. Guessed: it takes milliseconds."""
+"""A sample with a time further in the future than this was taken before the clock was set back. Guessed."""
 _log = structlog.get_logger()
 
 
 class UsageCheck:
-    """See the module. `nvml` is for this thread alone. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
+    """See the module. Only this thread uses `nvml`. `grants`: the grants folder; `named_in`: the same, for an arbiter of runs."""
 
     def __init__(self, scheduler: NodeScheduler, nvml: Nvml, grants: Path, named_in: Path | None = None) -> None:
         self._scheduler, self._nvml, self._grants, self._named_in = scheduler, nvml, grants, named_in
-        self._closing = threading.Event()
+        self._reader = ReaderThread("usage check", self._run)
         self._seen_us: dict[str, int] = {}
         self._owners: dict[tuple[int, int], str | None] = {}
         """Process, by pid and start -> its container."""
         self._trouble: dict[str, str] = {}
-        """GPU, or empty for all -> why it was not read last, which the log has."""
-        self._thread = threading.Thread(target=self._run, name="usage check", daemon=True)
+        """GPU, or empty for all -> the logged reason of the last failed reading."""
 
     def start(self) -> None:
-        """Begin reading."""
-        self._thread.start()
+        """Begin reading. Raises RuntimeError if no thread can start."""
+        self._reader.start()
 
     def close(self) -> None:
-        """End the thread, unless it waits for NVML: then it ends with the program."""
-        self._closing.set()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S)
+        """End the thread. If it waits for NVML, it ends with the program."""
+        self._reader.close()
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(PERIOD_S):
+            while not self._reader.pause(PERIOD_S):
                 try:
                     self._look()
                 except NvmlError as error:
                     self._complain("", str(error))
-        except Exception:  # noqa: BLE001 - a check that ends is not worth an arbiter
+        except Exception:  # noqa: BLE001 - the arbiter must not end because the check failed
             _log.exception("usage reports are not compared with the GPU time that NVML counts any more")
 
     def _look(self) -> None:
-        """Raises NvmlError when no GPU answers."""
+        """Raises NvmlError if no GPU answers."""
         watched = self._scheduler.watched()
         gpus: dict[str, tuple[Busy, float]] = {}
         failed = None
@@ -89,7 +84,7 @@ class UsageCheck:
         )
 
     def _look_at(self, uuids: Iterable[str]) -> dict[str, tuple[Busy, float] | NvmlError]:
-        """Who computed there since the last look, and how long that was in seconds: up to the driver's latest sample. Raises NvmlAway."""
+        """By GPU, the processes that computed since the last reading, and the covered seconds: up to the driver's latest sample. Raises NvmlAway."""
         at_us = time.time_ns() // 1000
         since_us = {uuid: look_since_us(self._seen_us.get(uuid, 0), at_us) for uuid in uuids}
         found: dict[str, tuple[Busy, float] | NvmlError] = {}
@@ -102,36 +97,39 @@ class UsageCheck:
         return found
 
     def _complain(self, gpu: str, why: str) -> None:
-        """Once for each reason, until it is over."""
+        """Log each reason once, until it ends."""
         if self._trouble.get(gpu) != why:
             _log.warning("usage reports are not compared with the GPU time that NVML counts", gpu=gpu, reason=why)
         self._trouble[gpu] = why
 
     def _owners_of(self, pids: Iterable[int], connected: Set[int]) -> dict[int, str]:
-        """Container of each process that has one's grant mounted, or, where it is not connected, that its cgroup names. What is known of a
-        process that lives is not looked up again."""
+        """The container of each process, by the grant mounted in its namespace or, for an unconnected process, by its cgroup. A process that is
+        alive is looked up once only."""
         known = {(pid, host.started_at(pid)): pid for pid in pids}
         self._owners = {
-            who: self._owners[who] if self._owners.get(who) else host.key_shown(pid, self._grants, self._named_in)
-            for who, pid in known.items()
+            identity: self._owners[identity]
+            if self._owners.get(identity)
+            else host.key_shown(pid, self._grants, self._named_in)
+            for identity, pid in known.items()
         }
         owners = {
-            pid: self._owners[who] or (None if pid in connected else host.key_of(pid, self._grants, self._named_in))
-            for who, pid in known.items()
+            pid: self._owners[identity]
+            or (None if pid in connected else host.key_of(pid, self._grants, self._named_in))
+            for identity, pid in known.items()
         }
         return {pid: owner for pid, owner in owners.items() if owner}
 
 
 def look_since_us(seen_us: int, at_us: int) -> int:
-    """From when a look at `at_us` counts, when the last one saw samples up to `seen_us`. Later than now means that the clock was
-    set back since: what was seen is forgotten."""
+    """The start of the time that a reading at `at_us` covers, if the last one had samples up to `seen_us`. If that is in the future, the clock was
+    set back since, and the earlier samples are ignored."""
     return max(seen_us if seen_us <= at_us + AHEAD_US else 0, at_us - REMEMBERED_US)
 
 
 def seen_whole(
     watched: Mapping[str, tuple[frozenset[str], frozenset[int]]], gpus: Mapping[str, tuple[Busy, float]]
 ) -> frozenset[str]:
-    """The containers of which the driver would have shown it if they had computed: all of their GPUs count by process."""
+    """The containers whose GPU time the driver counts completely: all of their GPUs count by process."""
     return frozenset(
         name
         for name, (uuids, _) in watched.items()
@@ -144,10 +142,10 @@ def add_up(
     gpus: Mapping[str, tuple[Busy, float]],
     owners: Mapping[int, str],
 ) -> dict[str, float]:
-    """For how many seconds each container computed: on the GPU of its GPUs where it did most.
+    """Seconds of GPU time by container: on the one of its GPUs with the most.
 
-    `watched`: GPUs and connected processes of each. `gpus`: those that answered, with the seconds that the look covers; a container
-    with none of them is left out. A process whose mount says that it is another container's is that one's.
+    `watched`: GPUs and connected processes by container. `gpus`: the GPUs that answered, with the seconds that the reading covers; a container
+    with none of them is omitted. A process that has another container's mount counts for that container.
     """
     seconds = {}
     for name, (uuids, connected) in watched.items():

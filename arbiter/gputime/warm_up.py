@@ -1,9 +1,9 @@
-"""Keeps warm what a request waits for.
+"""Keeps the code that reads a request in the processor's cache.
 
-A thread that has slept finds the code and the values with which it reads a message gone from the processor's cache, and takes
-longer for it: at the p50 1.7 times as long in one run on the H200's machine, and no longer in another (part wakes of
-bench/gpu_time/gpu-time.csv and wakes-before.csv). So while it naps it sends itself a message now and then, and reads it as it
-reads a request's.
+After a sleep, the code and the values with which a thread reads a message are no longer in the processor's cache, and reading
+takes longer: at the p50 1.7 times as long in one run on the H200's machine, and no longer in another (part wakes of
+bench/gpu_time/gpu-time.csv and wakes-before.csv). So while the thread naps it sends itself a message from time to time, and reads it
+like a request's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from arbiter.budget import Budget
-from arbiter.connection import Connection, Gone
+from arbiter.budget import MessageBudget
+from arbiter.connection import Connection, PeerGone
 from arbiter.gputime.timer import now_s
 from vgpu.protocol import wire
 
@@ -23,12 +23,12 @@ _PACKET: Final = wire.encode(0, wire.Activity(wire.What.WORK))
 
 
 class WarmUp:
-    """Of one thread. Nothing that it reads goes anywhere."""
+    """The warm-up of one thread. Its messages have no effect."""
 
     def __init__(self) -> None:
         self._us, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._connection = Connection(sock, number=0, pid=0, hello_until_s=0.0)
-        self._budget = Budget(now_s())
+        self._budget = MessageBudget(now_s())
         self._again_s = 0.0
 
     def play(self, at_s: float) -> None:
@@ -36,13 +36,15 @@ class WarmUp:
         if at_s < self._again_s:
             return
         self._again_s = at_s + EVERY_S
-        with suppress(OSError, Gone):  # a kernel short of memory: it costs a slow request, and may not cost the arbiter
+        with suppress(
+            OSError, PeerGone
+        ):  # the kernel is short of memory: that may slow one request, but must not end the arbiter
             self._us.send(_PACKET)
             self._budget.may(at_s)
             self._connection.receive_with_fd()
             self._budget.spend(1.0)
 
     def close(self) -> None:
-        """Give it up."""
+        """Close its descriptors."""
         self._us.close()
         self._connection.sock.close()

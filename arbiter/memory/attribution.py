@@ -1,7 +1,7 @@
-"""Whose the processes are that NVML lists: each counts against a grant, against the grants of its pod as one, or against none.
+"""Assigns the processes that NVML lists: each counts against a grant, against the grants of its pod as one, or against none.
 
-`vgpu.memory.attribution` decides by cgroup and mount. A process that is connected belongs to the container at whose socket it is, where its cgroup
-leaves several. A process that belongs to no grant and stays is listed, with its memory.
+`vgpu.memory.attribution` decides by cgroup and mount. If the cgroup of a connected process leaves several grants, it belongs to the container of its
+socket. A process that belongs to no grant and stays is listed, with its memory.
 
 Units: seconds, bytes.
 """
@@ -12,45 +12,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from arbiter.memory.container import Container
-from arbiter.memory.meter import Reading, Seen
+from arbiter.memory.container import ServedContainer
+from arbiter.memory.meter import MemoryReading, SeenProcess
 from vgpu.memory.attribution import Owner, Owners, divided
 
 STAYS_S: Final = 0.9
-"""A process that is just ending has no grant any more: two readings a second apart do not both show it. Guessed."""
+"""A process that is ending has no grant any more: two readings a second apart do not both show it. Guessed."""
 MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Ungranted:
-    """A process with memory of a GPU that has grants, which belongs to none."""
+    """A process that has memory of a GPU with grants and belongs to none of them."""
 
     uuid: str
     pid: int
     pod: str
-    """UID by its cgroup; empty = it is in no pod."""
+    """UID of its pod by its cgroup; empty = it is in no pod."""
     held_bytes: int | None
-    """None = the driver does not tell."""
+    """None = the driver does not report it."""
 
 
-class Attributing:
-    """Of one node. `visible`: are the node's processes seen? If not, nobody is listed."""
+class Attributor:
+    """The attributor of one node. `visible`: whether the arbiter can see the node's processes. If not, no process is listed."""
 
     def __init__(self, *, visible: bool = True) -> None:
         self.visible = visible
         self.ungranted: tuple[Ungranted, ...] = ()
-        """By the last reading of each GPU."""
+        """Processes without a grant, by the last reading of each GPU."""
         self._since_s: dict[tuple[str, int, int], float] = {}
-        """GPU, pid and start -> when the process was seen first to belong to none."""
+        """GPU, pid and start -> when the process was first found without a grant."""
         self._of: dict[int, tuple[str, ...]] = {}
-        """Of each process of the last reading, the grants that it may belong to."""
+        """For each process of the last reading, the grants to which it may belong."""
 
-    def take(self, reading: Reading, containers: Mapping[str, Container]) -> Reading:
+    def take(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> MemoryReading:
         """The reading with the grant of each process."""
         grants = {key: one.grant for key, one in containers.items() if one.grant is not None}
         owners = Owners(Owner(key, grant.uid, containers[key].container_id) for key, grant in grants.items())
         connected = _connected(containers)
-        seen: dict[int, Seen] = {}
+        seen: dict[int, SeenProcess] = {}
         of: dict[int, tuple[str, ...]] = {}
         for pid, found in reading.seen.items():
             keys = owners.of(found.place, found.key)
@@ -72,26 +72,26 @@ class Attributing:
         return known
 
     def _list(
-        self, reading: Reading, of: Mapping[int, tuple[str, ...]], limits: Mapping[str, Mapping[str, int]]
+        self, reading: MemoryReading, of: Mapping[int, tuple[str, ...]], limits: Mapping[str, Mapping[str, int]]
     ) -> None:
-        """What the last reading said of a GPU that did not answer stays."""
+        """Update the list. For a GPU that did not answer, the last reading counts."""
         none = [
             (uuid, pid, reading.seen[pid])
             for uuid, pids in reading.gpus.items()
             for pid, held in pids.items()
             if held != 0 and pid in of and not any(uuid in limits.get(key, ()) for key in of[pid])
         ]
-        since_s = {who: at_s for who, at_s in self._since_s.items() if who[0] not in reading.gpus}
+        since_s = {identity: at_s for identity, at_s in self._since_s.items() if identity[0] not in reading.gpus}
         kept = [one for one in self.ungranted if one.uuid not in reading.gpus]
         for uuid, pid, seen in none:
-            who = uuid, pid, seen.started
-            since_s[who] = self._since_s.get(who, reading.at_s)
-            if reading.at_s - since_s[who] >= STAYS_S:
+            identity = uuid, pid, seen.started
+            since_s[identity] = self._since_s.get(identity, reading.at_s)
+            if reading.at_s - since_s[identity] >= STAYS_S:
                 kept.append(Ungranted(uuid, pid, seen.place.pod, reading.gpus[uuid][pid]))
         self._since_s, self.ungranted = since_s, tuple(kept)
 
 
-def _connected(containers: Mapping[str, Container]) -> dict[int, str]:
+def _connected(containers: Mapping[str, ServedContainer]) -> dict[int, str]:
     """Host pid -> key."""
     return {
         connection.pid: key
@@ -102,19 +102,21 @@ def _connected(containers: Mapping[str, Container]) -> dict[int, str]:
 
 
 def _parts(
-    reading: Reading, of: Mapping[int, tuple[str, ...]], limits: Mapping[str, Mapping[str, int]]
+    reading: MemoryReading, of: Mapping[int, tuple[str, ...]], limits: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, dict[int, int]]]:
-    """Of processes that belong to one of several grants. The room of a grant is what its own processes leave of its limit."""
+    """Parts of the processes that belong to one of several grants. A grant's free memory is its limit less that of its own processes."""
     parts: dict[str, dict[str, dict[int, int]]] = {}
     for uuid, pids in reading.gpus.items():
         shared = [pid for pid in sorted(pids) if len(of.get(pid, ())) > 1]
-        room = {key: gpus[uuid] for key, gpus in limits.items() if uuid in gpus} if shared else {}
+        free_bytes = {key: gpus[uuid] for key, gpus in limits.items() if uuid in gpus} if shared else {}
         for pid in pids if shared else ():
-            if len(keys := of.get(pid, ())) == 1 and keys[0] in room:
-                room[keys[0]] -= pids[pid] or 0
+            if len(keys := of.get(pid, ())) == 1 and keys[0] in free_bytes:
+                free_bytes[keys[0]] -= pids[pid] or 0
         for pid in shared:
-            for key, part_bytes in divided(pids[pid] or 0, {key: room[key] for key in of[pid] if key in room}).items():
-                room[key] -= part_bytes
+            for key, part_bytes in divided(
+                pids[pid] or 0, {key: free_bytes[key] for key in of[pid] if key in free_bytes}
+            ).items():
+                free_bytes[key] -= part_bytes
                 if part_bytes:
                     parts.setdefault(key, {}).setdefault(uuid, {})[pid] = part_bytes
     return parts

@@ -1,9 +1,9 @@
-"""One grant directory: its socket, its grant, and which processes it lets in.
+"""One grant directory: its socket, its grant, and which processes it accepts.
 
 A directory belongs to a set of device IDs, so it may serve one pod after another. A grant that names another pod or container
-ends the connections of the one before; the same grant with other limits changes the ledger in place. A grant that cannot be
-read leaves what is leased as it is and refuses new processes with the reason. What a process says once it is welcomed is
-the concern of `arbiter.memory.leases`.
+ends the connections of the one before; the same grant with other limits changes the ledger in place. If a grant cannot be
+read, existing leases stay and the arbiter rejects new processes with the reason. `arbiter.memory.container_memory` handles the
+messages of a process after WELCOME.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from arbiter.connection import (
     bound_socket,
     socket_folder,
 )
-from arbiter.files import is_spare
 from arbiter.grant_file import read_container_id, read_grant, same_place, uuid_bytes
 from arbiter.memory import over_limit as overlimit
-from arbiter.memory.bypass import Bypassing
+from arbiter.memory.bypass import BypassEnforcement
 from arbiter.memory.connections import Connections, log_report
-from arbiter.memory.contexts import Contexts, Measuring
+from arbiter.memory.container_memory import MIB, ContainerMemory
+from arbiter.memory.contexts import Contexts, NodeMemory
 from arbiter.memory.exempt_processes import ExemptProcesses
-from arbiter.memory.leases import MIB, Memory
-from arbiter.memory.meter import Reading, UnchangedReadings
-from arbiter.page import Page
+from arbiter.memory.meter import MemoryReading, UnchangedReadings
+from arbiter.open_files import is_spare
+from arbiter.page import ContainerPage
 from vgpu.api.cgroup import Place
 from vgpu.api.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.api.enforcement import Reason, reported
@@ -44,21 +44,21 @@ from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.api.names import CLASSES
 from vgpu.memory.ledger import Ledger
-from vgpu.memory.over_limit import Lookout
+from vgpu.memory.over_limit import OverLimitDetector
 from vgpu.protocol import wire
 from vgpu.protocol.status import KillStatus
 
 PACKETS_A_ROUND: Final = 16
-"""Packets read from one process before the others have theirs. Guessed."""
+"""Packets read from one process before the next process is served. Guessed."""
 PIECE_S: Final = 0.001
-"""No further packet is read from a process that has been served for so long."""
+"""After this time no further packet is read from the process in this round."""
 HELLO_S: Final = 10.0
-"""From the connection to HELLO, which the library says at once. Guessed."""
+"""Time-out from the connection to HELLO, which the library sends at once. Guessed."""
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ContainerOptions:
     """How a container's ledger behaves; from the settings."""
 
     recall_wait_s: float = 0.05
@@ -66,47 +66,47 @@ class Limits:
     grace_s: float = 1.0
     connections: int = 1024
     mount_needed: bool = False
-    """Are only processes served that have the grant directory mounted?"""
+    """Whether only processes with the grant directory mounted are served."""
     context_room_bytes: int = 0
     wait_ms: int = 0
-    """How long a process waits, once per absence, for an arbiter that restarts; 0 = as its library does by itself."""
+    """How long a process waits, once per absence, for an arbiter that restarts; 0 = the library's default."""
 
 
-class Container:
-    """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state theirs. `sockets`: the folder
-    of all containers' sockets; None = each lies in its grant directory. Raises OSError."""
+class ServedContainer:
+    """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state their leases. `sockets`: the folder
+    of all containers' sockets; None = each socket is in its grant directory. Raises OSError."""
 
     def __init__(
         self,
         folder: Path,
-        limits: Limits,
+        limits: ContainerOptions,
         clock: Callable[[], float],
         opens_at_s: float,
-        measuring: Measuring,
+        node_memory: NodeMemory,
         sockets: Path | None = None,
     ) -> None:
         self.folder = folder
         self.grant: Grant | None = None
-        """The last one that could be read."""
+        """The last readable grant."""
         self.inode = folder.stat().st_ino
-        self.lookout = Lookout()
+        self.over_limit = OverLimitDetector()
         self.exempt = ExemptProcesses()
-        self.bypassing = Bypassing(measuring.rules)
+        self.bypass = BypassEnforcement(node_memory.rules)
         self.container_id = ""
         """The runtime's ID; empty while it is unknown."""
         self.kills = 0
         self._uuids: list[bytes] = []
         self._trouble = ""
-        """Why the grant file as it is now cannot be used."""
-        self._limits, self._clock, self._measuring, self._sockets = limits, clock, measuring, sockets
-        self._page = Page(limits.wait_ms)
+        """Why the present grant file cannot be used."""
+        self._limits, self._clock, self._node_memory, self._sockets = limits, clock, node_memory, sockets
+        self._page = ContainerPage(limits.wait_ms)
         self._unchanged = UnchangedReadings()
         self.connections = Connections(folder.name, clock, self._ended)
-        self.memory = Memory(
+        self.memory = ContainerMemory(
             folder.name,
             self.connections,
             self._page,
-            measuring,
+            node_memory,
             clock,
             opens_at_s=opens_at_s,
             recall_wait_s=limits.recall_wait_s,
@@ -122,13 +122,13 @@ class Container:
 
     @property
     def unreachable(self) -> bool:
-        """Was the socket removed? Where it lies beside the grant, a directory without one is being removed, the grant first."""
+        """Whether the socket was removed. If it is beside the grant, a directory without a grant is being removed, the grant first."""
         if self._sockets is not None:
             return not (self._sockets / self.folder.name / SOCKET).exists()
         return not (self.folder / SOCKET).exists() and (self.folder / GRANT).exists()
 
     def load(self) -> None:
-        """Read the grant again. Never raises for what the file contains."""
+        """Read the grant again. Never raises for the file's content."""
         path = self.folder / GRANT
         self.container_id = read_container_id(self.folder / CONTAINER_ID)
         try:
@@ -155,8 +155,8 @@ class Container:
             for connection in self.connections.welcomed():
                 self.connections.drop(connection)
             self.memory.begin(grant.gpus)
-            self.lookout = Lookout(self._measuring.slack_bytes)
-            self.bypassing = Bypassing(self._measuring.rules)
+            self.over_limit = OverLimitDetector(self._node_memory.slack_bytes)
+            self.bypass = BypassEnforcement(self._node_memory.rules)
         self._uuids = uuids
         _log.info("grant read", pod=f"{grant.namespace}/{grant.pod}", container=grant.container, grant=self.folder.name)
         self._answer_waiting()
@@ -167,7 +167,7 @@ class Container:
             self._answer_hello(connection)
 
     def accept(self) -> Connection | None:
-        """The next process that connects; None when there is none, or it is one too many. Raises OSError when it is short of files."""
+        """The next connecting process; None if there is none, or if it exceeds the limit. Raises OSError if no file descriptor is free."""
         try:
             sock, _ = self.listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -193,12 +193,12 @@ class Container:
         return connection
 
     def serve(self, connection: Connection) -> None:
-        """Read what a process sent and do it: of one that does not read its answers nothing."""
+        """Read and handle a process's messages; none if the process does not read its answers."""
         until_s = self._clock() + PIECE_S
 
         def read() -> None:
             for at in range(PACKETS_A_ROUND):
-                if connection.number not in self.connections:  # dropped, or handed over with what it sends next
+                if connection.number not in self.connections:  # dropped, or handed over with its next messages
                     return
                 connection.full = not connection.has_room()
                 if connection.full or (at and self._clock() >= until_s):
@@ -213,7 +213,7 @@ class Container:
         self.memory.show()
 
     def expire(self, now_s: float) -> None:
-        """Time passed: answer requests that have waited long enough. What was sent before `now_s` has been read, PACKETS_A_ROUND of each."""
+        """Answer requests that have waited long enough. Messages sent before `now_s` have been read, PACKETS_A_ROUND of each process."""
         self._unchanged.moved()
         self.memory.expire(now_s)
         for connection in self.connections.waiting():
@@ -225,76 +225,76 @@ class Container:
         self.memory.show()
 
     def deadline_s(self) -> float | None:
-        """When `expire` has something to do, or None."""
+        """When `expire` is to be called next, or None."""
         waiting = [connection.hello_until_s for connection in self.connections.waiting()]
         waiting += self.connections.silent_until_s()
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
-    def take(self, reading: Reading) -> bool:
-        """NVML was read: charge contexts, answer requests that wait for it, see which processes are over the limit. Whether there was anything to do."""
+    def take(self, reading: MemoryReading) -> bool:
+        """Evaluate a reading of NVML: charge contexts, answer requests that wait for it, and check the limit. Returns whether there was anything to do."""
         if self.grant is None:
             return False
         uuids = self.memory.uuids
-        if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.lookout.excesses:
+        if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.over_limit.excesses:
             return False
         held = self.memory.measure(reading)
         self.exempt.take(uuids, reading)
-        kills = overlimit.look(self.lookout, self.grant, reading, held)
+        kills = overlimit.look(self.over_limit, self.grant, reading, held)
         place = Place(self.grant.uid, self.container_id)
-        kills += self.bypassing.take(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
+        kills += self.bypass.take(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
         self._remember(kills)
         self.memory.show()
         return True
 
     def traced(self) -> None:
-        """Processes that are not connected were looked at."""
-        self._remember(self.bypassing.again(self._clock()))
+        """Unconnected processes were examined."""
+        self._remember(self.bypass.again(self._clock()))
 
     def _remember(self, kills: list[KillStatus]) -> None:
-        self.kills += sum(self._measuring.kills.add(kill, self._clock()) for kill in kills)
+        self.kills += sum(self._node_memory.kills.add(kill, self._clock()) for kill in kills)
 
     def newly_exempt(self) -> dict[int, str] | None:
-        """Processes that are never suspended, by host pid, and why, when they are others than when this was called last."""
+        """Processes that are never suspended, by host pid, and why; None if they are the same as at the last call."""
         return self.exempt.changed(self.connections.values())
 
     @property
     def ledger(self) -> Ledger:
-        """Of the grant that it has now."""
+        """The ledger of the present grant."""
         return self.memory.ledger
 
     @property
     def contexts(self) -> Contexts:
-        """Of the grant that it has now."""
+        """The contexts of the present grant."""
         return self.memory.contexts
 
     @property
     def bad_packets(self) -> int:
-        """Since it was first seen."""
+        """Bad packets since the directory was first found."""
         return self.connections.bad_packets
 
     @property
     def refused(self) -> Counter[str]:
-        """Connections that were refused or hung up on, by reason."""
+        """Number of connections that the arbiter rejected or closed, by reason."""
         return self.connections.refused
 
     @property
     def now_s(self) -> float:
-        """By the clock of its ledger."""
+        """The time on the ledger's clock."""
         return self._clock()
 
     @property
     def readable(self) -> bool:
-        """Can the grant file as it is now be used?"""
+        """Whether the present grant file can be used."""
         return not self._trouble
 
     @property
-    def page(self) -> Page:
-        """What its processes may read."""
+    def page(self) -> ContainerPage:
+        """The page that its processes may read."""
         return self._page
 
     def close(self) -> None:
-        """Hang up on every process. `listener` is closed before: a process connects again at once, and one without descriptors has few sockets to spend."""
+        """Close every connection. The caller closes `listener` before: a process connects again at once, and each attempt costs it one of its few sockets."""
         self.connections.close()
         self._page.close()
 
@@ -309,7 +309,7 @@ class Container:
             self.memory.handle(connection, seq, message)
 
     def _report(self, connection: Connection, number: int, *, active: bool) -> None:
-        """Its reasons end with the connection, which says them anew after each WELCOME."""
+        """A process's reasons end with its connection; the library reports them again after each WELCOME."""
         if active == (number in connection.reported):
             return
         connection.reported ^= {number}
@@ -318,10 +318,10 @@ class Container:
             self.exempt.moved = True
             self.memory.lease_exactly(connection, exact=active)
 
-    def _hello(self, connection: Connection, said: wire.Hello) -> None:
-        connection.pid_in_container = said.pid
-        connection.for_gpu_time = bool(said.flags & wire.FOR_TURNS)
-        connection.for_context = bool(said.flags & wire.FOR_CONTEXT)
+    def _hello(self, connection: Connection, hello: wire.Hello) -> None:
+        connection.pid_in_container = hello.pid
+        connection.for_gpu_time = bool(hello.flags & wire.FOR_GPU_TIME)
+        connection.for_context = bool(hello.flags & wire.FOR_CONTEXT)
         self.connections.greet(connection)
         self._answer_hello(connection)
 
@@ -343,9 +343,9 @@ class Container:
             connection.send(0, wire.Welcome(gpus), self._page.fd)
             self.connections.hand_over(connection)
             return
-        if self._measuring.tracer is not None:
-            self._measuring.tracer.connected(connection.pid)
-        self.bypassing.met(connection.pid)
+        if self._node_memory.tracer is not None:
+            self._node_memory.tracer.connected(connection.pid)
+        self.bypass.met(connection.pid)
         promised_mib = self.memory.join(connection)
         connection.send(0, wire.Welcome(gpus, promised_mib), self._page.fd)
 

@@ -1,4 +1,4 @@
-"""The contexts of one container's processes: who waits for a measure, and what a reading of NVML means for the ledger."""
+"""The contexts of one container's processes: which processes wait for a measurement, and what the ledger charges by a reading of NVML."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from typing import Final
 
 from arbiter import host
 from arbiter.connection import Connection
-from arbiter.memory.bypass import Rules
-from arbiter.memory.meter import Meter, Reading
+from arbiter.memory.bypass import BypassRules
+from arbiter.memory.meter import MemoryReading, Meter
 from arbiter.memory.over_limit import Kills
 from arbiter.memory.tracer import Tracer
 from vgpu.memory.ledger import Ledger
-from vgpu.memory.over_limit import Held
+from vgpu.memory.over_limit import MeasuredProcess
 from vgpu.memory.records import Event
 from vgpu.protocol import wire
 
 ENDS_WITHIN_S: Final = 0.8
-"""A process that is not connected counts once readings have shown it for so long. Guessed: less than the second between two readings of which none
-was hurried. A killed process hangs up at once, and the driver counts it for some time after that."""
+"""A process that is not connected counts once readings have shown it for this long. Guessed: less than the second between two regular
+readings. The connection of a killed process closes at once, and the driver counts its memory for some time after that."""
 
 
 LEFT_MOST: Final = 1024
-"""Processes that hung up before the first reading, and are remembered until it. Guessed: it comes within a second."""
+"""Processes that disconnected before the first reading, and are stored until it. Guessed: it comes within a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A process that said DONE or GONE and is owed a MEASURED."""
+class MeasureRequest:
+    """A process that sent DONE or GONE and waits for a MEASURED."""
 
     process: int
     gpu: int
     seq: int
     since_s: float
     exact: bool
-    """It allocates nothing until it is answered."""
+    """It allocates nothing until the answer."""
     made: bool
-    """DONE: what is found is what a context takes."""
+    """DONE: the measured memory is the size of a context."""
 
 
 @dataclass(slots=True)
-class Measuring:
-    """What all containers of a node share."""
+class NodeMemory:
+    """Facts and rules that all containers of a node share."""
 
     meter: Meter | None = None
     costs: dict[str, int] = field(default_factory=dict)
-    """UUID -> the least that a context made there took: nobody can make it dearer for the others."""
+    """UUID -> the smallest context made there: no container can raise the estimate for the others."""
     slack_bytes: int = 0
-    """How far a container may be beyond its limit before the guard minds."""
+    """How far a container may exceed its limit before that is reported."""
     kills: Kills = field(default_factory=Kills)
     tracer: Tracer | None = None
-    rules: Rules = field(default_factory=Rules)
-    """About processes that go around the library."""
+    rules: BypassRules = field(default_factory=BypassRules)
+    """The rules for processes that bypass the library."""
 
     def learn(self, uuid: str, context_bytes: int) -> None:
         """A context was made and measured."""
@@ -62,12 +62,12 @@ class Measuring:
 
     @property
     def works(self) -> bool:
-        """Is NVML read?"""
+        """Whether NVML is read."""
         return self.meter is not None and not self.meter.trouble
 
     @property
     def awaitable(self) -> bool:
-        """Does a reading come, or the word that there is none? True also while NVML is still being opened."""
+        """Whether a reading, or a notice that there is none, will come. True also while NVML is still being opened."""
         return self.meter is not None and (self.works or not self.meter.tried)
 
 
@@ -78,29 +78,29 @@ class Contexts:
         self.unconnected_usage: dict[str, dict[int, int]] = {}
         """UUID -> pid -> bytes of processes of this container that are not connected, in the last reading."""
         self._shown_from_s: dict[int, float] = {}
-        """When the first reading of an unbroken row that shows each of them began; -inf for those of the arbiter's first one."""
+        """The beginning of the first reading in the unbroken row that shows each of them; -inf for those in the arbiter's first reading."""
         self._read_s = -inf
         """When the last reading began."""
         self.starts: dict[int, int] = {}
-        """Of each of them, as far as the host knows."""
+        """The host's facts about each of them."""
         self._first = True
         self._left: deque[int] = deque(maxlen=LEFT_MOST)
-        """Pids that hung up before the arbiter's first reading."""
-        self._waiting: dict[tuple[int, int], Waiting] = {}
-        """By process and GPU: a repeated request has the answer to the last."""
+        """Pids that disconnected before the arbiter's first reading."""
+        self._waiting: dict[tuple[int, int], MeasureRequest] = {}
+        """By process and GPU: a repeated request replaces the last one."""
 
-    def wait(self, waiting: Waiting) -> None:
-        """Answer this one from a reading that begins after it asked."""
+    def wait(self, waiting: MeasureRequest) -> None:
+        """Answer this request from a reading that begins after it."""
         self._waiting[waiting.process, waiting.gpu] = waiting
 
     def forget(self, process: int, pid: int) -> None:
-        """It hung up."""
+        """The process disconnected."""
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.process != process}
         if self._first:
             self._left.append(pid)
 
-    def answered(self, reading: Reading) -> list[Waiting]:
-        """Who can be answered now."""
+    def answered(self, reading: MemoryReading) -> list[MeasureRequest]:
+        """The requests that can be answered now."""
         due = {key: waiting for key, waiting in self._waiting.items() if waiting.since_s <= reading.at_s}
         for key in due:
             del self._waiting[key]
@@ -108,13 +108,13 @@ class Contexts:
 
     @property
     def restless(self) -> bool:
-        """Is there a process that waits for a reading, or one that is not connected?"""
+        """Whether a process waits for a reading, or is not connected."""
         return bool(self._waiting or self._shown_from_s or any(self.unconnected_usage.values()))
 
     def measure(
-        self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading, now_s: float
+        self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: MemoryReading, now_s: float
     ) -> list[Event]:
-        """Bring the memory of each connected process into the ledger. A pid that connected twice counts once: the older has it all."""
+        """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it."""
         exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()
@@ -130,11 +130,11 @@ class Contexts:
         return events
 
     def held(
-        self, key: str, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: Reading
-    ) -> dict[str, list[Held]]:
-        """What NVML counts for this container's processes, for the guard: the connected ones and those that have its mount."""
+        self, key: str, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: MemoryReading
+    ) -> dict[str, list[MeasuredProcess]]:
+        """NVML's count for the processes of this container, to compare with its limit: the connected ones and those with its mount."""
         by_pid = {connection.pid: connection.number for connection in reversed(list(connections))}
-        found: dict[str, list[Held]] = {}
+        found: dict[str, list[MeasuredProcess]] = {}
         for gpu, uuid in enumerate(uuids):
             if uuid not in reading.gpus:
                 continue
@@ -150,17 +150,17 @@ class Contexts:
                     explained = part.leased_bytes + part.context_bytes
                 else:
                     self.unconnected_usage[uuid][pid] = measured
-                found[uuid].append(Held(pid, measured, explained))
+                found[uuid].append(MeasuredProcess(pid, measured, explained))
             for pid, part_bytes in reading.parts.get(key, {}).get(uuid, {}).items():
                 self.unconnected_usage[uuid][pid] = part_bytes
-                found[uuid].append(Held(pid, part_bytes, 0))
+                found[uuid].append(MeasuredProcess(pid, part_bytes, 0))
         self._count(reading)
         return found
 
-    def _count(self, reading: Reading) -> None:
-        """A reading may know of a process that is just ending, whose connection is closed by then; so may the next, if somebody hurries it. At an
-        arbiter's start one is enough for who was not met: nothing is lent yet, and it is here for longer. An MPS server runs the work of others; it is known by its
-        name alone, which any process of a pod can take."""
+    def _count(self, reading: MemoryReading) -> None:
+        """Count the unconnected processes of a reading. It may include a process that is ending, whose connection is closed already; so may the next
+        reading, if a container requests an early one. At the arbiter's start one reading is enough for a process that did not connect: nothing is leased
+        yet, and the process is older. An MPS server runs the work of others; only its name identifies it, which any process of a pod can use."""
         ending = set(self._left)
         since_s = -inf if self._first else reading.at_s
         if reading.gpus:
@@ -182,21 +182,21 @@ class Contexts:
         }
 
     def unconnected(self) -> tuple[int, ...]:
-        """Host pids of processes of this container that hold GPU memory and are not connected."""
+        """Host pids of processes of this container that have GPU memory and are not connected."""
         return tuple(
             sorted(pid for pid, since_s in self._shown_from_s.items() if self._read_s - since_s >= ENDS_WITHIN_S)
         )
 
     def suspects(self) -> frozenset[int]:
-        """Those of the last reading alone, among them perhaps one that was ending."""
+        """Unconnected processes of the last reading alone, which may include one that was ending."""
         return frozenset(self._shown_from_s)
 
     def unconnected_bytes(self, uuid: str) -> int:
-        """What they hold of a GPU."""
+        """Their memory on a GPU."""
         return sum(self.unconnected_usage.get(uuid, {}).get(pid, 0) for pid in self.unconnected())
 
     def met(self, pid: int) -> bool:
-        """It is connected from now on. Whether it was not before, as far as readings go."""
+        """The process has connected. Returns whether readings had shown it as unconnected."""
         for held in self.unconnected_usage.values():
             held.pop(pid, None)
         return self._shown_from_s.pop(pid, None) is not None
@@ -204,7 +204,7 @@ class Contexts:
     def listed(
         self, ledger: Ledger, gpu: int, uuid: str, connections: Iterable[Connection]
     ) -> list[wire.ListedProcess]:
-        """Who of this container is on a GPU, for nvidia-smi in it; those that hold nothing are left out."""
+        """The processes of this container with memory on a GPU, for nvidia-smi in the container."""
         listed = []
         for other in connections:
             part = ledger.part_of(other.number, gpu)

@@ -1,15 +1,14 @@
-"""Whose processes have a GPU open on which memory is in use that NVML lists for no process: so one container may be named that may hold it.
+"""Finds the container whose processes have a GPU open on which NVML lists some used memory for no process, so that the report can name it.
 
-The device plugin reads descriptors, as it reads maps (`nvml.descriptors`); the arbiter says of which processes: those of the GPU's containers, by cgroup, that
-NVML lists nowhere and that are not connected. An open GPU is no proof of memory: a container is named where no other has such a process, in two looks, and
-nothing follows but the report.
+The device plugin reads descriptors, as it reads maps (`nvml.descriptors`); the arbiter chooses the processes: those of the GPU's containers, by cgroup, that
+NVML lists nowhere and that are not connected. An open GPU is no proof of memory: a container is named only if no other has such a process, in two
+searches, and the only effect is the report.
 
-A thread of its own, since a look takes seconds at worst. It sleeps unless there is such memory.
+It has its own thread, because a search takes seconds at worst. The thread sleeps unless there is such memory.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import structlog
 
 from arbiter import host
 from arbiter.host import MOST_PIDS
+from arbiter.reader_thread import ReaderThread
 from nvml.errors import NvmlError
 from nvml.messages import MOST_MAPS
 from nvml.queries import Nvml
@@ -28,26 +28,25 @@ from vgpu.memory.attribution import Owners
 from vgpu.memory.unlisted import suspected
 
 EVERY_S: Final = 1.0
-"""Between two looks, at least. Guessed: a reading comes each second."""
+"""Shortest time between two searches. Guessed: a reading comes each second."""
 PART: Final = 10
-"""After a look at least so many times as long as it took passes before the next begins: a process of one thread costs
+"""The pause after a search is at least this many times its duration: a process of one thread costs
 0.06 ms, one of 100 threads and 100 descriptors 70 ms on a busy machine (measured)."""
 LOOK_S: Final = 5.0
-"""For one look. What takes longer is not known. Guessed: one of 1,000 processes takes 0.1 s."""
+"""Time limit of one search. After it, the result is unknown. Guessed: a search of 1,000 processes takes 0.1 s."""
 MOST_LOOKED_AT: Final = 256
-"""Processes of a GPU's containers that are looked at. Guessed: of a GPU with more it is unknown."""
-CLOSE_S: Final = 1.0
+"""Largest number of processes of a GPU's containers that are examined; with more, the result is unknown. Guessed."""
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """GPUs with such memory, and what is known of the node. `keys`: UUID -> the grants there."""
+class OpenerSearch:
+    """GPUs with such memory, and facts about the node. `keys`: UUID -> the grants there."""
 
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
     owners: Owners = field(default_factory=lambda: Owners(()))
     known: frozenset[int] = frozenset()
-    """Pids that NVML lists somewhere, or that are connected."""
+    """Pids that NVML lists on some GPU, or that are connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Opener:
     pids: tuple[int, ...]
 
 
-class Openers:
-    """See the module. `nvml` is for this thread alone."""
+class DeviceOpeners:
+    """See the module. Only this thread uses `nvml`."""
 
     def __init__(
         self,
@@ -70,30 +69,25 @@ class Openers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.found: Mapping[str, Opener] = {}
-        """By GPU. Replaced as a whole, so that others may read it at any time."""
+        """By GPU. Replaced as a whole, so that other threads may read it at any time."""
         self._nvml, self._place, self._started, self._proc, self._clock = nvml, place, started, proc, clock
-        self._changed = threading.Condition()
-        self._wanted = Wanted()
+        self._reader = ReaderThread("openers", self._run)
+        self._changed = self._reader.changed
+        self._wanted = OpenerSearch()
         self._last: dict[str, str] = {}
-        """GPU -> the key that the last look found."""
-        self._closing = False
+        """GPU -> the key that the last search found."""
         self._trouble = ""
-        self._thread = threading.Thread(target=self._run, name="openers", daemon=True)
 
     def start(self) -> None:
-        """Begin. Raises RuntimeError when there is no thread to be had."""
-        self._thread.start()
+        """Begin. Raises RuntimeError if no thread can start."""
+        self._reader.start()
 
     def close(self) -> None:
-        """End the thread, unless it waits for an answer: then it ends with the program."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S)
+        """End the thread. If it waits for an answer, it ends with the program."""
+        self._reader.close()
 
-    def want(self, wanted: Wanted) -> None:
-        """From now on it is about these; about no GPU = there is nothing to look for."""
+    def want(self, wanted: OpenerSearch) -> None:
+        """Set the GPUs of the next searches; none = no search."""
         with self._changed:
             self._wanted = wanted
             self._last = {uuid: key for uuid, key in self._last.items() if uuid in wanted.keys}
@@ -101,7 +95,7 @@ class Openers:
             self._changed.notify()
 
     def look(self) -> None:
-        """At all that is wanted, once. Raises NvmlError."""
+        """Search once on all wanted GPUs. Raises NvmlError."""
         with self._changed:
             wanted = self._wanted
         of = self._candidates(wanted)
@@ -124,8 +118,8 @@ class Openers:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._wanted.keys)
-                if self._closing:
+                self._reader.wait(lambda: self._wanted.keys)
+                if self._reader.closing:
                     return
             began_s = self._clock()
             try:
@@ -133,8 +127,7 @@ class Openers:
                 self._trouble = ""
             except Exception as error:  # noqa: BLE001 - without it no container is named; the memory is reported all the same
                 self._fails(error)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing, max(EVERY_S, PART * (self._clock() - began_s)))
+            self._reader.pause(max(EVERY_S, PART * (self._clock() - began_s)))
 
     def _fails(self, error: Exception) -> None:
         self.found, self._last = {}, {}
@@ -142,9 +135,9 @@ class Openers:
             _log.warning("no container is named for memory that NVML lists for no process", reason=str(error))
         self._trouble = str(error)
 
-    def _candidates(self, wanted: Wanted) -> dict[int, tuple[str, ...]]:
-        """Pid -> the grants that it may belong to, of processes in the containers of these GPUs of which nothing is known. Raises NvmlError where
-        there are too many."""
+    def _candidates(self, wanted: OpenerSearch) -> dict[int, tuple[str, ...]]:
+        """Pid -> the grants to which it may belong, for processes in the containers of these GPUs that are neither listed nor connected. Raises NvmlError
+        if there are too many."""
         there = frozenset[str]().union(*wanted.keys.values())
         found: dict[int, tuple[str, ...]] = {}
         pids = host.pids(MOST_PIDS + 1, self._proc)
@@ -163,16 +156,16 @@ class Openers:
         return found
 
     def _opens(self, pids: tuple[int, ...]) -> dict[int, bool | None]:
-        """Has each a GPU open? One that has ended meanwhile has none."""
+        """Whether each process has a GPU open. A process that has ended meanwhile has none."""
         until_s = self._clock() + LOOK_S
-        who = [(pid, self._started(pid)) for pid in pids]
+        processes = [(pid, self._started(pid)) for pid in pids]
         found: dict[int, bool | None] = dict.fromkeys(pids)
-        for at in range(0, len(who), MOST_MAPS):
+        for at in range(0, len(processes), MOST_MAPS):
             if self._clock() >= until_s:
                 break
-            batch = tuple(who[at : at + MOST_MAPS])
+            batch = tuple(processes[at : at + MOST_MAPS])
             found |= {pid: has for (pid, _), has in zip(batch, self._nvml.gpu_open(batch), strict=True)}
-        for pid, started in who:
+        for pid, started in processes:
             if found[pid] is None and (started == 0 or self._started(pid) != started):
                 found[pid] = False
         return found

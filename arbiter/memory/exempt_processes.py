@@ -1,8 +1,8 @@
 """Which processes of a container the arbiter never suspends, and why.
 
 A process without the library's thread could not be resumed if the arbiter died. The work of a client of MPS runs on the server's channels,
-whatever channels the client has: NVML lists those processes apart, and a server also shows by its name. What NVML said of a GPU stands
-until it answers for that GPU again.
+whatever channels the client has: NVML lists those processes separately, and a server also has a known name. NVML's list for a GPU is valid
+until NVML answers for that GPU again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from arbiter.connection import Connection
-from arbiter.memory.meter import Reading
+from arbiter.memory.meter import MemoryReading
 from vgpu.api.enforcement import Reason, reported
 
 THREADLESS: Final = (
@@ -26,25 +26,25 @@ class _OnGpu(NamedTuple):
 
 
 class ExemptProcesses:
-    """Of one container."""
+    """The exempt processes of one container."""
 
     def __init__(self) -> None:
         self.moved = False
-        """Call `changed` again."""
+        """Whether `changed` is to be called again."""
         self._gpus: dict[str, _OnGpu] = {}
         self._pids: dict[int, str] = {}
 
     @property
     def mps(self) -> bool:
-        """Does an MPS server run on one of its GPUs?"""
+        """Whether an MPS server runs on one of its GPUs."""
         return any(gpu.server or gpu.clients for gpu in self._gpus.values())
 
     def is_mps_client(self, pid: int) -> bool:
-        """By its host pid."""
+        """Whether the process with this host pid is a client of an MPS server."""
         return any(pid in gpu.clients for gpu in self._gpus.values())
 
-    def take(self, uuids: Iterable[str], reading: Reading) -> None:
-        """NVML was read. `uuids`: the GPUs of the grant."""
+    def take(self, uuids: Iterable[str], reading: MemoryReading) -> None:
+        """Evaluate a reading of NVML. `uuids`: the GPUs of the grant."""
         gpus = {}
         for uuid in uuids:
             if uuid in reading.gpus:
@@ -57,7 +57,7 @@ class ExemptProcesses:
         self.moved = True
 
     def changed(self, connections: Iterable[Connection]) -> dict[int, str] | None:
-        """Host pids and why, when they are others than when this was called last."""
+        """Host pids and why; None if they are the same as at the last call."""
         if not self.moved:
             return None
         self.moved = False

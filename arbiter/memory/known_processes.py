@@ -1,7 +1,7 @@
-"""Which processes have been connected since they started, remembered across restarts of the arbiter. In a file beside its status socket.
+"""Which processes have connected since they started, stored across restarts of the arbiter. In a file beside its status socket.
 
-The memory says since when it is complete: of a process that started before, nobody knows. A file that is missing, of another boot or damaged makes
-one that is complete from now on. Where the file cannot be written it is removed, so that a later arbiter does not take it for complete.
+The file states since when it is complete: for a process that started before, the answer is unknown. If the file is missing, damaged or of another boot,
+a new file is complete from now on. If the file cannot be written, it is removed, so that a later arbiter does not treat it as complete.
 
 Units: clock ticks since boot, as /proc/<pid>/stat counts a process's start.
 """
@@ -22,9 +22,9 @@ from arbiter import host
 
 FILE: Final = "connected.json"
 LONGEST: Final = 16 * 2**20
-"""Bytes of the file. A process has some 20 of them."""
+"""Largest size of the file in bytes. A process needs some 20 of them."""
 PRUNED_FROM: Final = 256
-"""Processes. With more of them, those that are gone are dropped whenever the memory has doubled. Guessed."""
+"""Number of processes. Above it, the ones that have ended are dropped whenever the number has doubled. Guessed."""
 _log = structlog.get_logger()
 
 
@@ -40,8 +40,8 @@ def ticks_now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
-class Acquaintance:
-    """See the module. For one thread. `path` None = it is forgotten with this arbiter."""
+class KnownProcesses:
+    """See the module. For one thread. `path` None = nothing is stored across restarts."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Acquaintance:
         self._save()
 
     def add(self, pids: Iterable[int]) -> None:
-        """These are connected."""
+        """These processes are connected."""
         fresh = {(pid, started) for pid in pids if (started := self._started_at(pid))} - self._known
         if fresh:
             self._known |= fresh
@@ -69,7 +69,7 @@ class Acquaintance:
             self._save()
 
     def of(self, pid: int, started: int) -> bool | None:
-        """Was it connected since its start? None = nobody knows."""
+        """Whether it has connected since its start. None = unknown."""
         if (pid, started) in self._known:
             return True
         return False if started > self.since else None
@@ -87,7 +87,9 @@ class Acquaintance:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            _log.warning("who was connected before is not known", file=str(self._path), reason=str(error)[:200])
+            _log.warning(
+                "which processes were connected before is not known", file=str(self._path), reason=str(error)[:200]
+            )
             return None
         return accounts if accounts.boot == self._boot and accounts.version == 1 and self._boot else None
 
@@ -100,7 +102,9 @@ class Acquaintance:
             beside.replace(self._path)
         except OSError as error:
             if str(error) != self._failed:
-                _log.error("who is connected is forgotten at a restart", file=str(self._path), reason=str(error))
+                _log.error(
+                    "which processes are connected is forgotten at a restart", file=str(self._path), reason=str(error)
+                )
             self._failed = str(error)
             for path in (beside, self._path):
                 with suppress(OSError):

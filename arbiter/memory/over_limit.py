@@ -1,7 +1,7 @@
-"""What the arbiter does when a container is over its limit: it says so, and kills where the policy is to kill.
+"""The arbiter's action on a container over its limit: it reports that, and kills if the over-limit action is `kill`.
 
-Whether it is over `vgpu.memory.over_limit` decides. Events and evictions are the device plugin's, which reads the status. A kill ends what it is
-for within milliseconds, and the container may be gone as soon: so kills are remembered apart from containers.
+`vgpu.memory.over_limit` decides whether it is over its limit. The device plugin reads the status, and makes Events and evictions. A kill ends the
+excess within milliseconds, and the container may end as soon: so kills are stored separately from containers.
 """
 
 from __future__ import annotations
@@ -12,54 +12,56 @@ from typing import Final
 import structlog
 
 from arbiter import host
-from arbiter.memory.meter import Reading
+from arbiter.memory.meter import MemoryReading
 from vgpu.api.grant import Grant
-from vgpu.memory.over_limit import Excess, Held, Lookout
+from vgpu.memory.over_limit import Excess, MeasuredProcess, OverLimitDetector
 from vgpu.protocol.status import KillStatus
 
 MIB: Final = 2**20
 REMEMBERED_S: Final = 60.0
-"""The device plugin looks every 0.8 s; it may be restarting. Guessed."""
+"""The device plugin reads the status every 0.8 s; it may be restarting. Guessed."""
 REMEMBERED: Final = 256
-"""No more than that. Guessed."""
+"""Largest number of stored kills. Guessed."""
 _log = structlog.get_logger()
 
 
 class Kills:
-    """The last ones of a node."""
+    """The last kills of a node."""
 
     def __init__(self) -> None:
         self._kills: deque[tuple[float, KillStatus]] = deque(maxlen=REMEMBERED)
 
     def add(self, kill: KillStatus, at_s: float) -> bool:
-        """It has just been done. Was it not known? Two reasons may end one process."""
+        """Store a new kill. Returns whether it was unknown: there may be two reasons to kill one process."""
         known = any(one.id == kill.id for _, one in self._kills)
         if not known:
             self._kills.append((at_s, kill))
         return not known
 
     def lately(self, at_s: float) -> tuple[KillStatus, ...]:
-        """Of the last minute, oldest first."""
+        """Kills of the last minute, oldest first."""
         return tuple(kill for killed_at_s, kill in self._kills if at_s - killed_at_s < REMEMBERED_S)
 
 
-def look(lookout: Lookout, grant: Grant, reading: Reading, held: dict[str, list[Held]]) -> list[KillStatus]:
-    """Take a reading in and act on it. Which processes were killed."""
-    newly = lookout.look({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
-    about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.guard}
+def look(
+    detector: OverLimitDetector, grant: Grant, reading: MemoryReading, held: dict[str, list[MeasuredProcess]]
+) -> list[KillStatus]:
+    """Evaluate a reading and act on it. Returns the killed processes."""
+    newly = detector.look({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
+    about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.over_limit_action}
     for excess in newly:
         _log.error("a container uses more GPU memory than it was granted", **about, **_reported(excess))
-    if grant.guard != "kill":
+    if grant.over_limit_action != "kill":
         return []
     kills = []
-    for excess in lookout.excesses:
+    for excess in detector.excesses:
         seen = reading.seen.get(excess.offender)
         if excess.uuid not in held or seen is None:
             continue
-        reported = _reported(excess)  # while it lives
+        reported = _reported(excess)  # before the process ends
         if host.kill(excess.offender, seen.started):
             kills.append(_kill(grant, excess, seen.started, str(reported["command"])))
-            _log.error("killed the process that went around its limit", **about, **reported)
+            _log.error("killed the process that exceeded its limit", **about, **reported)
     return kills
 
 

@@ -1,13 +1,12 @@
-"""What processes that hold GPU memory and are not connected show: whether they ever were, the library in their memory, a grant's mount.
+"""Examines processes that have GPU memory and are not connected: whether they ever connected, whether the library is mapped, whether a grant is mounted.
 
-A thread of its own, since the plugin answers about their maps within seconds at worst. It sleeps until a process connects or such a process is there. The
-loop hands over which are connected and which are not after each reading, and reads the answers whenever it decides.
+It has its own thread, because the plugin's answer about maps takes seconds at worst. The thread sleeps until a process connects or such a process exists.
+The loop passes the connected and the unconnected processes after each reading, and reads the answers whenever it decides.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -16,19 +15,19 @@ from typing import Final
 
 import structlog
 
-from arbiter.memory.known_processes import Acquaintance
+from arbiter.memory.known_processes import KnownProcesses
+from arbiter.reader_thread import ReaderThread
 from nvml.errors import NvmlError
 from nvml.messages import MOST_MAPS
 from nvml.queries import Nvml
 from vgpu.memory.bypass import Traces
 
 AGAIN_S: Final = 0.9
-"""So long an answer about a process stands. Guessed: a reading comes each second."""
+"""How long an answer about a process is valid. Guessed: a reading comes each second."""
 SAVED_S: Final = 0.1
-"""Between two times that the memory is written. Guessed: some hundred processes may start at once."""
+"""Time between two writes of the file of known processes. Guessed: some hundred processes may start at once."""
 MOST: Final = 64
-"""Processes that are looked at after one reading. Guessed: others are looked at after the next."""
-CLOSE_S: Final = 1.0
+"""Processes that are examined after one reading. Guessed: others are examined after the next."""
 _log = structlog.get_logger()
 
 
@@ -44,63 +43,58 @@ class Suspect:
 class _Look:
     of: Suspect
     at_s: float
-    """When it was over."""
+    """When the examination ended."""
     traces: Traces
 
 
 class Tracer:
-    """See the module. `mounted` answers whether a process sees a grant's mount, None where that says nothing. `nvml` is for this thread alone."""
+    """See the module. `mounted` returns whether a process has a grant's mount, None if that is no evidence. Only this thread uses `nvml`."""
 
     def __init__(
         self,
         nvml: Nvml,
-        known: Acquaintance,
+        known: KnownProcesses,
         mounted: Callable[[int], bool | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nvml, self._known, self._mounted, self._clock = nvml, known, mounted, clock
-        self._changed = threading.Condition()
+        self._reader = ReaderThread("tracer", self._run)
+        self._changed = self._reader.changed
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when processes were looked at since `heard` was called."""
+        """Readable when processes were examined since the last call of `any_looks`."""
         self._connected: set[int] = set()
-        """Pids, of which there are only so many, also where no thread takes them."""
+        """Connected pids; their number is bounded even if no thread processes them."""
         self._suspects: tuple[Suspect, ...] = ()
         self._looks: dict[int, _Look] = {}
-        """By pid. Changed by the thread alone, and replaced as a whole, so that the loop may read it at any time."""
-        self._closing = self._busy = False
+        """By pid. Only the thread changes it, as a whole, so that the loop may read it at any time."""
         self._trouble = ""
-        self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        """Begin. Raises RuntimeError if no thread can start."""
+        self._reader.start()
 
     def close(self) -> None:
-        """End the thread, unless it waits for an answer: then it ends with the program."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():  # else it would write to whatever has this number by then
+        """End the thread. If it waits for an answer, it ends with the program."""
+        ended = self._reader.close()
+        if ended:  # otherwise it might write to a descriptor that has been reused
             os.close(self.fd)
 
     def connected(self, pid: int) -> None:
-        """This process was welcomed."""
+        """This process has connected."""
         if pid:
             with self._changed:
                 self._connected.add(pid)
                 self._changed.notify()
 
     def suspect(self, suspects: Collection[Suspect]) -> None:
-        """These are not connected, as far as the last reading shows. All of them, each time."""
+        """Set the unconnected processes of the last reading. All of them, each time."""
         if suspects or self._suspects:
             with self._changed:
                 self._suspects = tuple(suspects)
                 self._changed.notify()
 
-    def heard(self) -> bool:
-        """Were any looked at since this was called last?"""
+    def any_looks(self) -> bool:
+        """Whether any process was examined since the last call."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -108,7 +102,7 @@ class Tracer:
         return True
 
     def traces(self, pid: int, started: int) -> Traces | None:
-        """Of a process that is not connected; None = nobody looked yet, since it connected last."""
+        """The facts about an unconnected process; None = not examined since its last connection."""
         with self._changed:
             look = self._looks.get(pid) if pid not in self._connected else None
         return look.traces if look is not None and look.of.started == started else None
@@ -116,8 +110,8 @@ class Tracer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._connected or self._due())
-                if self._closing:
+                self._reader.wait(lambda: self._connected or self._due())
+                if self._reader.closing:
                     return
                 connected, self._connected = self._connected, set()
                 self._looks = {pid: look for pid, look in self._looks.items() if pid not in connected}
@@ -126,12 +120,12 @@ class Tracer:
                 self._known.add(connected)
                 self._look(due)
             except Exception:  # noqa: BLE001 - without it bypassing processes count as unconnected, which are reported
-                _log.exception("processes that are not connected could not be looked at")
+                _log.exception("processes that are not connected could not be examined")
                 self._suspects = ()  # until the next reading
             time.sleep(SAVED_S)
 
     def _due(self) -> tuple[Suspect, ...]:
-        """Those not looked at lately, who waited longest first. Forgets those that are not suspects any more."""
+        """The processes not examined recently, the longest waiting first. Drops those that are not suspects any more."""
         now_s = self._clock()
         suspects = set(self._suspects)
         if not all(look.of in suspects for look in self._looks.values()):
@@ -162,13 +156,13 @@ class Tracer:
         return Traces(connected, has, self._mounted(one.pid), replaced_s, began_s)
 
     def _mapped(self, batch: Iterable[Suspect]) -> tuple[bool | None, ...]:
-        who = tuple((one.pid, one.started) for one in batch)
+        processes = tuple((one.pid, one.started) for one in batch)
         try:
-            found = self._nvml.mapped(who)
+            found = self._nvml.mapped(processes)
         except NvmlError as error:
             if str(error) != self._trouble:
                 _log.warning("maps of processes that are not connected are not read", reason=str(error))
             self._trouble = str(error)
-            return (None,) * len(who)
+            return (None,) * len(processes)
         self._trouble = ""
         return found

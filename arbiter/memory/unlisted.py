@@ -1,4 +1,4 @@
-"""Memory of the node's shared GPUs that NVML lists for no process: `vgpu.memory.unlisted` judges, this module brings the figures together and says so.
+"""Memory of the node's shared GPUs that NVML lists for no process: `vgpu.memory.unlisted` decides, this module collects the figures and reports it.
 
 Units: bytes, seconds.
 """
@@ -11,45 +11,45 @@ from typing import Final
 
 import structlog
 
-from arbiter.memory.container import Container
-from arbiter.memory.device_openers import Opener, Openers, Wanted
-from arbiter.memory.meter import Reading
+from arbiter.memory.container import ServedContainer
+from arbiter.memory.device_openers import DeviceOpeners, Opener, OpenerSearch
+from arbiter.memory.meter import MemoryReading
 from vgpu.memory.attribution import Owner, Owners
 from vgpu.memory.records import Part
-from vgpu.memory.unlisted import Holder, Lookout, Unlisted, difference, slack_bytes
+from vgpu.memory.unlisted import Holder, Unlisted, UnlistedDetector, difference, slack_bytes
 from vgpu.protocol.status import UnlistedStatus
 
 APART_S: Final = 0.5
-"""Readings closer together are passed over: each looks at all connections of a GPU. Guessed: half of their period."""
+"""Readings closer together are skipped, because each evaluates all connections of a GPU. Guessed: half of their period."""
 REPORT_S: Final = 60.0
 """A GPU is logged this often at most, however often it comes and goes. Guessed."""
 MIB: Final = 2**20
 _log = structlog.get_logger()
 
 
-class Unlisting:
-    """Of one node. `openers` finds the container that may hold it; None = nobody does, where the node's processes are not seen."""
+class UnlistedMemory:
+    """The unlisted memory of one node. `openers` finds the container that may have it; None = no search, because the node's processes are not visible."""
 
-    def __init__(self, openers: Openers | None = None) -> None:
+    def __init__(self, openers: DeviceOpeners | None = None) -> None:
         self.openers = openers
         self.known: frozenset[str] = frozenset()
-        """GPUs of the last readings of which it is known."""
-        self._lookout = Lookout()
+        """GPUs of the last readings with a known result."""
+        self._detector = UnlistedDetector()
         self._read_s = -inf
         self._logged_s: dict[str, float] = {}
 
     @property
     def found(self) -> tuple[Unlisted, ...]:
-        """By GPU."""
-        return tuple(one for _, one in sorted(self._lookout.found.items()))
+        """The unlisted memory, by GPU."""
+        return tuple(one for _, one in sorted(self._detector.found.items()))
 
-    def statuses(self, containers: Mapping[str, Container]) -> tuple[UnlistedStatus, ...]:
-        """As the status document has it."""
+    def statuses(self, containers: Mapping[str, ServedContainer]) -> tuple[UnlistedStatus, ...]:
+        """The entries of the status document."""
         openers = self.openers.found if self.openers is not None else {}
         return tuple(_status(one, openers.get(one.uuid), containers) for one in self.found)
 
-    def take(self, reading: Reading, containers: Mapping[str, Container]) -> None:
-        """A reading. A GPU that did not answer stays as it was, one that no grant names any more is forgotten."""
+    def take(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> None:
+        """Evaluate a reading. A GPU that did not answer keeps its result; a GPU that no grant names any more is dropped."""
         if reading.at_s - self._read_s < APART_S:
             return
         self._read_s = reading.at_s
@@ -57,12 +57,14 @@ class Unlisting:
         read = wanted & reading.gpus.keys()
         reported = {uuid for uuid in read if _left(uuid, reading) is not None}
         self.known = ((self.known & wanted) - read) | reported
-        before = frozenset(self._lookout.found)
-        self._lookout.look(reading.at_s, {uuid: _judged(uuid, reading, containers) for uuid in read})
-        self._lookout.forget(but=wanted)
+        before = frozenset(self._detector.found)
+        self._detector.look(reading.at_s, {uuid: _judged(uuid, reading, containers) for uuid in read})
+        self._detector.forget(but=wanted)
         self._report(before, reading.at_s)
         if self.openers is not None:
-            self.openers.want(_wanted(self._lookout.found, reading, containers) if self._lookout.found else Wanted())
+            self.openers.want(
+                _wanted(self._detector.found, reading, containers) if self._detector.found else OpenerSearch()
+            )
 
     def _report(self, before: frozenset[str], at_s: float) -> None:
         for one in self.found:
@@ -72,11 +74,11 @@ class Unlisting:
                     "GPU memory is in use and NVML lists it for no process",
                     gpu=one.uuid, mib=one.bytes // MIB, used_mib=one.used_bytes // MIB,
                 )  # fmt: skip
-        for uuid in before - self._lookout.found.keys():
+        for uuid in before - self._detector.found.keys():
             _log.info("no GPU memory is unlisted any more", gpu=uuid)
 
 
-def _status(one: Unlisted, opener: Opener | None, containers: Mapping[str, Container]) -> UnlistedStatus:
+def _status(one: Unlisted, opener: Opener | None, containers: Mapping[str, ServedContainer]) -> UnlistedStatus:
     grant = containers[opener.key].grant if opener is not None and opener.key in containers else None
     if opener is None or grant is None:
         return UnlistedStatus(one.uuid, one.bytes, one.used_bytes)
@@ -85,7 +87,7 @@ def _status(one: Unlisted, opener: Opener | None, containers: Mapping[str, Conta
     )
 
 
-def _wanted(found: Collection[str], reading: Reading, containers: Mapping[str, Container]) -> Wanted:
+def _wanted(found: Collection[str], reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> OpenerSearch:
     granted = {key: one.grant for key, one in containers.items() if one.grant is not None}
     keys = {
         uuid: frozenset(key for key, grant in granted.items() if uuid in {gpu.uuid for gpu in grant.gpus})
@@ -93,16 +95,16 @@ def _wanted(found: Collection[str], reading: Reading, containers: Mapping[str, C
     }
     owners = Owners(Owner(key, grant.uid, containers[key].container_id) for key, grant in granted.items())
     connected = {connection.pid for one in containers.values() for connection in one.connections.values()}
-    return Wanted(keys, owners, frozenset(connected | reading.seen.keys()))
+    return OpenerSearch(keys, owners, frozenset(connected | reading.seen.keys()))
 
 
-def _left(uuid: str, reading: Reading) -> int | None:
-    """What is used beside all that NVML lists."""
+def _left(uuid: str, reading: MemoryReading) -> int | None:
+    """Used memory beyond all that NVML lists."""
     return difference(reading.used.get(uuid), map(Holder, reading.gpus[uuid].values()))
 
 
-def _judged(uuid: str, reading: Reading, containers: Mapping[str, Container]) -> Unlisted | None:
-    """What is beyond the slack; None also where that is unknown. What is charged is looked up only where it matters."""
+def _judged(uuid: str, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> Unlisted | None:
+    """Unlisted memory beyond the slack; None also if that is unknown. The charge is looked up only if it matters."""
     listed, used_bytes, left_bytes = reading.gpus[uuid], reading.used.get(uuid), _left(uuid, reading)
     if used_bytes is None or left_bytes is None or left_bytes <= slack_bytes(len(listed)):
         return None
@@ -127,8 +129,8 @@ def _charge_bytes(part: Part) -> int:
     return part.leased_bytes + max(part.context_bytes, part.made_bytes)
 
 
-def _charged(uuid: str, containers: Mapping[str, Container]) -> tuple[dict[int, list[Part]], int]:
-    """Host pid -> what each of its connections has; beside it, the bytes that are charged to no process that is known."""
+def _charged(uuid: str, containers: Mapping[str, ServedContainer]) -> tuple[dict[int, list[Part]], int]:
+    """Host pid -> the parts of its connections; and the bytes that are charged to no known process."""
     charged: dict[int, list[Part]] = {}
     of_nobody_bytes = 0
     for container in containers.values():

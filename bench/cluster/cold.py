@@ -33,7 +33,7 @@ CACHES: Final = (
     "UV_CACHE_DIR",
     "PIP_CACHE_DIR",
 )
-"""Variables that would lead to somebody's warm cache."""
+"""Variables that would lead to another user's warm cache."""
 
 Row = tuple[str, str, float, float, float | str]
 

@@ -133,7 +133,7 @@ async def measure(
             made.api.remove(one.plain())
             disk.append(await asyncio.to_thread(fsync_s, made.state / f"fsync-{number}"))
         cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
-        empty = [(await kubelet.does("options", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
+        empty = [(await kubelet.does("arguments", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
         return offered["devices"][DEFAULT.gpu_mem], taken, empty, disk, memory_mib(made.process.pid), cpu_ms
 
 
@@ -161,10 +161,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("admission.csv"))
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        ids, taken, empty, disk, rss_mib, cpu_ms = asyncio.run(measure(options.rounds, folder, build_kubelet()))
+        ids, taken, empty, disk, rss_mib, cpu_ms = asyncio.run(measure(arguments.rounds, folder, build_kubelet()))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows, cuts_of = [], {}
@@ -182,7 +182,7 @@ def main() -> None:
     machine_s = zip(cuts_of["as many empty calls"], cuts_of["one fsync"], strict=True)
     times = (f"{s / (calls + fsync):.2f}" for s, (calls, fsync) in zip(cuts_of["sum"], machine_s, strict=True))
     rows.append(
-        ["sum / (empty calls + fsync), a ratio", ids, options.rounds, *times, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"]
+        ["sum / (empty calls + fsync), a ratio", ids, arguments.rounds, *times, f"{rss_mib:.0f}", f"{cpu_ms:.1f}"]
     )
     head = [
         "step",
@@ -196,11 +196,11 @@ def main() -> None:
         "machine",
     ]
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.machine()}"
-    with options.csv.open("w", newline="") as file:
+    with arguments.csv.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(head)
         writer.writerows([*row, machine] for row in rows)
-    print(options.csv.read_text(), end="")
+    print(arguments.csv.read_text(), end="")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A `tangram-extender` process of its own lists nodes with 8 GPUs each from a small API server in this process, and is called, one call
 after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
-`events` has the watch report pod changes meanwhile. The load at the start says how much of the machine others had; the extender's own
+`events` has the watch report pod changes meanwhile. The load at the start shows what other processes used of the machine; the extender's own
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
 `bare` is what the same requests take to a process with the extender's server that answers nothing: all but its own work, on this machine.
 
@@ -52,9 +52,9 @@ TARGETS_MS = {1_000: (1.0, 3.0), 5_000: (2.0, 6.0), 10_000: (4.0, 10.0)}
 
 AS_IN_A_POD = """
 import sys, kube.client
-from kube.auth import Access
+from kube.auth import Credentials
 server = sys.argv.pop(1)
-async def load(): return Access(server, None)
+async def load(): return Credentials(server, None)
 kube.client.loader = lambda kubeconfig: load
 from extender.__main__ import main
 main()
@@ -67,9 +67,9 @@ from extender.server import scheduler_app
 from observe.bounds import VERBS
 from observe.ports import listen
 from observe.serving import Server
-from extender.verbs import Answer
+from extender.verbs import VerbResponse
 class Nothing:
-    async def filter(self, body): return Answer(b'{"Error":""}')
+    async def filter(self, body): return VerbResponse(b'{"Error":""}')
 uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", int(sys.argv[1]))]))
 """
 
@@ -205,11 +205,11 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--pods", type=int, default=2_000)
     parser.add_argument("--policies", nargs="*", default=["binpack", "fragmentation"])
-    requested = parser.parse_args()
+    arguments = parser.parse_args()
     rows = read_rows()
-    for nodes, policy in product(requested.nodes, requested.policies):
+    for nodes, policy in product(arguments.nodes, arguments.policies):
         for order, requests, events_s in (*RUNS, *(POOLED if policy == "fragmentation" else ())):
-            row = asyncio.run(measure(nodes, requested.calls, events_s, requested.pods, order, requests, policy))
+            row = asyncio.run(measure(nodes, arguments.calls, events_s, arguments.pods, order, requests, policy))
             print(
                 f"{nodes} nodes x 8, {policy}, {order}, {requests}, {events_s} events/s: p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms "
                 f"(target when idle {' / '.join(f'{ms:g}' for ms in TARGETS_MS.get(nodes, ()))}; "

@@ -46,16 +46,16 @@ from extender.server import scheduler_app
 from observe.bounds import VERBS
 from observe.ports import listen
 from observe.serving import Server
-from extender.verbs import Answer
+from extender.verbs import VerbResponse
 class Nothing:
-    async def filter(self, body): return Answer(b'{"NodeNames":["a"],"Error":""}')
-    async def bind(self, body): return Answer(b'{"Error":""}')
+    async def filter(self, body): return VerbResponse(b'{"NodeNames":["a"],"Error":""}')
+    async def bind(self, body): return VerbResponse(b'{"Error":""}')
 uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", int(sys.argv[1]))]))
 """
 
 
 def as_stored(plain: Thing) -> Thing:
-    """The pod as the API server has it: defaults, a token's volume, who wrote which field."""
+    """The pod as the API server has it: defaults, a token's volume, the managers of each field."""
     meta, spec = plain["metadata"], plain["spec"]
     mount = {
         "name": "kube-api-access-x7x2b",
@@ -181,13 +181,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--label", default="", help="commit that is measured; without it nothing is written")
-    requested = parser.parse_args()
-    for nodes, _, mode in product(requested.nodes, range(requested.repeats), requested.modes):
+    arguments = parser.parse_args()
+    for nodes, _, mode in product(arguments.nodes, range(arguments.repeats), arguments.modes):
         row: dict[str, object] = {
-            "label": requested.label, "date": time.strftime("%Y-%m-%d"), **asyncio.run(measure(nodes, requested.pods, mode)),
+            "label": arguments.label, "date": time.strftime("%Y-%m-%d"), **asyncio.run(measure(nodes, arguments.pods, mode)),
         }  # fmt: skip
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-        if requested.label:
+        if arguments.label:
             append(HERE / "pods.csv", row)
     return 0
 

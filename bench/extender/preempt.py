@@ -33,8 +33,8 @@ import numpy as np
 from bench.calls import Kept, posted
 from bench.extender.filter import NAME, ready, start_extender
 from bench.process import memory_mib
-from extender.preemption.disruption_budgets import Budgets
-from kube.objects import Budget
+from extender.preemption.disruption_budgets import DisruptionBudgets
+from kube.objects import PodDisruptionBudget
 from tests.builders import NodeBuilder, PodBuilder, node, pod, share
 from tests.fake_api import FakeApi
 
@@ -52,7 +52,7 @@ IDLE_CALLS = 400
 EACH_S = 0.01
 """From one pod to the next that is filtered and bound."""
 MEETS_S = 0.05
-"""For the extender's watch to hear of a preemptor, which the call would wait for."""
+"""For the extender's watch to receive a preemptor, which the call would wait for."""
 CLASSES = ("standard", "standard", "standard", "best-effort", "latency-critical")
 REQUESTS: dict[str, Callable[[PodBuilder], PodBuilder]] = {
     "share": lambda built: built.asking(mib=2 * POD_MIB, core=20, cpu="4", memory="8Gi"),
@@ -64,7 +64,7 @@ RUNS = (("share", 0), ("two GPUs", 0), ("whole", 0), ("share", 2_000))
 SWITCH_S = 0.0005
 """Threads of this process stand for programs of their own."""
 SETTLES_S = 2.0
-"""For the extender's watch to hear of the budgets."""
+"""For the extender's watch to receive the budgets."""
 
 
 def full(one: NodeBuilder, number: int, random_: random.Random) -> Iterator[dict[str, Any]]:
@@ -95,8 +95,8 @@ def called(kept: Kept, path: str, body: bytes) -> tuple[float, Any]:
     """Milliseconds, and the answer."""
     request = posted(path, body)
     started = time.perf_counter()
-    _, said = kept.send(request)
-    return (time.perf_counter() - started) * 1000, json.loads(said)
+    _, body = kept.send(request)
+    return (time.perf_counter() - started) * 1000, json.loads(body)
 
 
 class Cluster:
@@ -240,9 +240,9 @@ def row(
 
 def of_one_node(count: int) -> float:
     """Milliseconds for the budgets of one node's pods, the 99th of 100."""
-    known, took = Budgets(), []
+    known, took = DisruptionBudgets(), []
     for plain in budgets(count):
-        known.changed(None, msgspec.convert(plain, Budget))
+        known.changed(None, msgspec.convert(plain, PodDisruptionBudget))
     random_ = random.Random(7)
     pods = [pod(f"p{at}", f"team-{random_.randrange(NAMESPACES)}").labelled(app=f"app-{random_.randrange(APPS)}").build() for at in range(64)]  # fmt: skip
     for _ in range(100):
@@ -268,12 +268,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=[100, 1_000])
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--no-csv", dest="keep", action="store_false", help="only print")
-    requested = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[dict[str, object]] = [
-        row for nodes in requested.nodes for row in asyncio.run(measure(nodes, requested.calls))
+        row for nodes in arguments.nodes for row in asyncio.run(measure(nodes, arguments.calls))
     ]
-    if requested.keep:
-        others = [one for one in written() if int(one["nodes"]) not in requested.nodes]
+    if arguments.keep:
+        others = [one for one in written() if int(one["nodes"]) not in arguments.nodes]
         with FILE.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()

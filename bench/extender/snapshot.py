@@ -38,7 +38,7 @@ READERS = {"one": 1, "gzip": 1, "eight": 8, "unread": 8}
 
 
 def read_one(port: int, how: str) -> None:
-    """Snapshots, until it is ended. Says the size of each."""
+    """Snapshots, until it is ended. Prints the size of each."""
     while True:
         with suppress(OSError):
             if how == "unread":
@@ -125,9 +125,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--read", choices=READERS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.read:
-        read_all(options.port, options.read)
+    arguments = parser.parse_args()
+    if arguments.read:
+        read_all(arguments.port, arguments.read)
     about = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": commit_of_tree(),
@@ -135,8 +135,8 @@ def main() -> None:
     }
     rows = [
         row | about | {"load": round(os.getloadavg()[0], 1)}
-        for nodes in options.nodes
-        for row in asyncio.run(measure(nodes, options.seconds))
+        for nodes in arguments.nodes
+        for row in asyncio.run(measure(nodes, arguments.seconds))
     ]
     for row in rows:
         append(HERE / "snapshot.csv", row)

@@ -1,10 +1,10 @@
-"""What a flood of each listener does to those who need the program: latency, refusals and memory beside a control.
+"""The effect of a flood of each listener on the program's clients: latency, refusals and memory beside a control.
 
     sudo uv run python -m bench.floods [--seconds 60] [--only webhook] [--listener 8443] [--attack body] [--every]
 
 50 clients (bench/floods/flooder, in Go) in a cgroup of half a processor attack one listener while an honest client goes on: an API server
 that opens a connection for every second admission, a scheduler that calls the filter and binds, a process in a container that allocates GPU memory, or
-a kubelet that probes. The control burns the same processor time and connects to nobody. Written to floods.csv, a row for each attack: p50 and p99 in ms
+a kubelet that probes. The control burns the same processor time and makes no connection. Written to floods.csv, a row for each attack: p50 and p99 in ms
 of the honest client and of its second call, where it has one (bind; the start of a process), its calls that failed, and the processor time and resident memory of all the program's
 processes. The last columns compare that with the goals: p99 of admission, filter and bind at most twice the control's, of a container's allocations and starts at most
 50 ms more; probes and scrapes of the flooded port itself at most 500 ms, half of what the kubelet waits; no call failed; at most 64 MiB more than under the control. A program that ended ends the run. Needs root for the cgroup.
@@ -13,7 +13,7 @@ Each listener has a control of its own, just before its attacks: what earlier on
 has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 65 runs of 60 s take about 70 min (111 with
 --every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener, attack and commit.
 `load` is that of the last minute, before the run: the last flood's own, and what else the machine did.
-`commit` is that of the tree, or TANGRAM_COMMIT; "+" says that the tree had changes beside it.
+`commit` is that of the tree, or TANGRAM_COMMIT; "+" means that the tree had changes beside it.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _key(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def commit_of_tree() -> str:
     """TANGRAM_COMMIT where it is set, as where there is no git."""
-    if said := os.environ.get("TANGRAM_COMMIT"):
-        return said
+    if commit := os.environ.get("TANGRAM_COMMIT"):
+        return commit
     git = ("git", "-C", HERE)
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
     changed = subprocess.run(
@@ -135,22 +135,22 @@ def main() -> None:
         "--every", action="store_true", help="also attacks that differ little from another of the same server"
     )
     parser.add_argument("--csv", type=Path, default=HERE / "floods.csv")
-    options = parser.parse_args()
-    program, cgroup, table = build_flooder(), cgroup_of_half_a_processor(), Table(options.csv)
+    arguments = parser.parse_args()
+    program, cgroup, table = build_flooder(), cgroup_of_half_a_processor(), Table(arguments.csv)
     about = {
-        "seconds": options.seconds, "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit_of_tree(),
+        "seconds": arguments.seconds, "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit_of_tree(),
     }  # fmt: skip
     for name, start in PROGRAMS.items():
-        if options.only not in (None, name):
+        if arguments.only not in (None, name):
             continue
         with start() as listeners:
-            for listener in [one for one in listeners if (options.listener or "") in one.name]:
-                attacks, control = chosen(listener, options.attack, every=options.every), dict[str, Any]()
+            for listener in [one for one in listeners if (arguments.listener or "") in one.name]:
+                attacks, control = chosen(listener, arguments.attack, every=arguments.every), dict[str, Any]()
                 for attack in (Attack(CONTROL, CONTROL), *attacks) if attacks else ():
                     load = {"load": round(os.getloadavg()[0], 1)}
-                    said = described(listener, attack, flood(program, cgroup, listener, attack, options.seconds))
-                    control = control or said
-                    row = compared(listener, said, control)
+                    result = described(listener, attack, flood(program, cgroup, listener, attack, arguments.seconds))
+                    control = control or result
+                    row = compared(listener, result, control)
                     table.put(row | about | load)
                     print(row, flush=True)
 

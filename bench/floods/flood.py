@@ -45,7 +45,7 @@ class Second:
 
 
 def twice(control_ms: float) -> float:
-    """Goal for those who decide for the cluster: admission, filter and bind."""
+    """Goal for the programs that decide for the cluster: admission, filter and bind."""
     return 2 * control_ms
 
 
@@ -61,7 +61,7 @@ def half_a_second(_control_ms: float) -> float:
 
 @dataclass(frozen=True)
 class Listener:
-    """Something to attack, and who needs it. `pid` is the program's; its children count as its memory."""
+    """Something to attack, and its honest client. `pid` is the program's; its children count as its memory."""
 
     name: str
     pid: int
@@ -69,7 +69,7 @@ class Listener:
     """Of the flooder: where to."""
     attacks: tuple[Attack, ...]
     call: Callable[[], float | None]
-    """One call of the honest client. Answers how long it took in ms, where it knows better than who calls. Raises OSError, AssertionError or ValueError when it failed."""
+    """One call of the honest client. Returns how long it took in ms, where it knows better than its caller. Raises OSError, AssertionError or ValueError when it failed."""
     second: Second | None = None
     goal_ms: Callable[[float], float] = twice
     """From the control's p99 to the most that p99 may be."""
@@ -84,13 +84,13 @@ class Honest:
     ms: list[float] = field(default_factory=list)
     second_ms: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    """What failed calls said."""
+    """Errors of failed calls."""
     mib: float = 0.0
     """Most resident memory of the program and its children."""
     cpu_percent: float = 0.0
     """Of a processor, that they took. Grows little with the machine's load."""
     did: str = ""
-    """What the flooder says of itself."""
+    """The flooder's own report."""
 
     def make(self, call: Callable[[], float | None], into: list[float]) -> None:
         started = time.perf_counter()

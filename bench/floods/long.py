@@ -140,15 +140,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--flood", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.flood:
-        bounds = ADMISSION if options.listener == "8443" else VERBS
-        asyncio.run(flood(options.flood, context(options.listener), options.addresses.split(","), bounds.body_bytes))
+    arguments = parser.parse_args()
+    if arguments.flood:
+        bounds = ADMISSION if arguments.listener == "8443" else VERBS
+        asyncio.run(
+            flood(arguments.flood, context(arguments.listener), arguments.addresses.split(","), bounds.body_bytes)
+        )
     about = {
         "machine": f"{os.cpu_count()} cores {platform.machine()}", "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit_of_tree(),
     }  # fmt: skip
     for listener, sizes in SIZES.items():
-        if options.listener not in (None, listener):
+        if arguments.listener not in (None, listener):
             continue
         tls, make = context(listener), review if listener == "8443" else filtering
         with (webhook if listener == "8443" else extender)() as listeners:
@@ -159,7 +161,7 @@ def main() -> None:
                     continue
                 requests = [make(size) for size in sizes]
                 alone = [call(port, tls, own, one) for one in requests]
-                with flooded(port, listener, addresses, options.seconds):
+                with flooded(port, listener, addresses, arguments.seconds):
                     took = [[call(port, tls, own, one) for _ in range(CALLS)] for one in requests]
                 for size, seen, before in zip(sizes, took, alone, strict=True):
                     row = {

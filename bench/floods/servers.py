@@ -1,4 +1,4 @@
-"""The HTTP listeners and who needs them: an API server that calls the webhook, kube-scheduler that calls the extender, the kubelet that probes the device plugin."""
+"""The HTTP listeners and their clients: an API server that calls the webhook, kube-scheduler that calls the extender, the kubelet that probes the device plugin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VERBS: Final = ("silent", "headers", "large", "requests", "unread")
 METRICS: Final = ("connect", "silent", "headers", "body", "served", "requests", "unread")
 """Of the server in a process of its own that all programs have. The extender's and the webhook's are attacked so, as they have the tightest goals."""
 METRICS_OF_NODE: Final = ("connect", "silent", "headers", "requests")
-"""The same server. What differs is who waits, and for `SCRAPES` the token."""
+"""The same server. The client differs, and for `SCRAPES` the token."""
 SCRAPES: Final = ("connect", "silent", "requests", "unread", "tokens")
 
 
@@ -187,9 +187,9 @@ class Binding:
         asyncio.run_coroutine_threadsafe(changed(), self._loop).result(10)
 
     def _post(self, path: str, body: object) -> dict[str, Any]:
-        head, said = self._kept.send(posted(path, json.dumps(body, separators=(",", ":")).encode()))
+        head, answer = self._kept.send(posted(path, json.dumps(body, separators=(",", ":")).encode()))
         assert head.startswith(b"HTTP/1.1 200")
-        result: dict[str, Any] = json.loads(said)
+        result: dict[str, Any] = json.loads(answer)
         return result
 
 

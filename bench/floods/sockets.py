@@ -39,20 +39,20 @@ def _hex(message: wire.Message, seq: int = 1) -> str:
 
 
 HELLO: Final = ("-first", _hex(wire.Hello(1, 0, "flood")))
-FOR_TURNS: Final = ("-first", _hex(wire.Hello(1, wire.FOR_TURNS, "flood")))
+FOR_GPU_TIME: Final = ("-first", _hex(wire.Hello(1, wire.FOR_GPU_TIME, "flood")))
 MIB: Final = 2**20
 ATTACKS: Final = (
     Attack("crowd", "crowd", HELLO),
     Attack("connect", "connect"),
     Attack("greet", "greet", HELLO),
-    Attack("greet-turns", "greet", FOR_TURNS),
+    Attack("greet-turns", "greet", FOR_GPU_TIME),
     Attack("silent", "silent"),
     Attack("garbage", "greet", ("-first", "00" * 64)),
     Attack("usage", "packets", (*HELLO, "-packet", _hex(wire.Usage(0, 0, 0)))),
     Attack("lease", "packets", (*HELLO, "-packet", _hex(wire.Lease(0, MIB, MIB)))),
     Attack("context", "packets", (*HELLO, "-packet", _hex(wire.Context(0, wire.Step.DONE, 0)))),
     Attack("list", "packets", (*HELLO, "-packet", _hex(wire.Processes(0)))),
-    Attack("work", "packets", (*FOR_TURNS, "-packet", _hex(wire.Activity(wire.What.WORK, 0)))),
+    Attack("work", "packets", (*FOR_GPU_TIME, "-packet", _hex(wire.Activity(wire.What.WORK, 0)))),
     Attack("questions", "questions", (*HELLO, "-packet", _hex(wire.Processes(0)))),
 )
 

@@ -18,7 +18,7 @@ from vgpu.protocol.status import GpuTimeStatus
 
 REQUESTED = (10, 30, 50, 70)
 WHOLE = 100
-"""A limit that is none: nobody is suspended."""
+"""A limit that is none: no container is suspended."""
 PAIR = (30, 60)
 REPEATS = 5
 LEAST_S = 1.0
@@ -44,7 +44,7 @@ class Load:
 class Mark:
     """How far a container was, just after it was suspended."""
 
-    turn: GpuTimeStatus
+    gpu_time: GpuTimeStatus
     counts: list[dict[str, float]]
     """load.c's answer, of each of its processes."""
 
@@ -139,9 +139,11 @@ def _write(
         _solo[load.name] = throughput
         results.add("caps", case, "throughput", "1/s", repeat, throughput, note)
         return
-    on_s = after.turn.on_s - before.turn.on_s
-    worked_s = on_s + sum(getattr(after.turn, name) - getattr(before.turn, name) for name in ("off_s", "capped_s"))
-    suspends = after.turn.suspends - before.turn.suspends
+    on_s = after.gpu_time.on_s - before.gpu_time.on_s
+    worked_s = on_s + sum(
+        getattr(after.gpu_time, name) - getattr(before.gpu_time, name) for name in ("off_s", "capped_s")
+    )
+    suspends = after.gpu_time.suspends - before.gpu_time.suspends
     results.add(
         "caps", case, "GPU time", "%", repeat, 100 * on_s / worked_s, f"{suspends} suspends in {worked_s:.2f} s"
     )
@@ -158,10 +160,10 @@ def _request_all(programs: list[Lines], *words: object) -> list[dict[str, float]
 def _marks(node: Node, programs: Programs) -> dict[str, Mark]:
     """Each container just after its next suspend; as it is where none comes."""
     seen: dict[str, Mark] = {}
-    before, end = node.turns(), time.monotonic() + 1.0
+    before, end = node.gpu_times(), time.monotonic() + 1.0
     limited = any(0 < before[key].requested_percent < WHOLE for key in programs)
     while len(seen) < len(programs):
-        now = node.turns()
+        now = node.gpu_times()
         for key in programs:
             if key not in seen and (now[key].suspends != before[key].suspends or not limited or time.monotonic() > end):
                 seen[key] = Mark(now[key], _request_all(programs[key], "count"))

@@ -1,6 +1,6 @@
 """Why an announced request takes longer beside large matrix products, though the GPU is free when it comes: the GPU's clock, seen at the end of
 each request. Beside products of random numbers and of zeros (the same kernels and the same bytes moved, for less power), and beside products that
-have less of the time. Announced 1.5 ms ahead where nothing else is said."""
+have less of the time. Announced 1.5 ms ahead where not noted otherwise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAYS: Final = (
 
 
 def run(node: Node, results: Results, seconds: float) -> None:
-    """All ways in turns, REPEATS times."""
+    """All ways alternately, REPEATS times."""
     if not computes(node, results, "clocks"):
         return
     end = time.monotonic() + seconds

@@ -68,7 +68,7 @@ class Pair:
         lc, be = self.programs[way.held]
         took: list[float] = []
         before = after = {"done": 0.0}
-        suspends = self.node.turns()["be"].suspends if way.held else 0
+        suspends = self.node.gpu_times()["be"].suspends if way.held else 0
         if way.neighbour:
             request(be, "copy", NEIGHBOUR_MIB)
             time.sleep(UNDER_WAY_S)
@@ -84,12 +84,14 @@ class Pair:
         return took, rate(before, after) * NEIGHBOUR_MIB * 2**20 / 1e9, self._note(suspends) if way.held else ""
 
     def _note(self, suspends: int) -> str:
-        turn = self.node.turns()["be"]
-        return f"{turn.suspends - suspends} suspends" + (f", trouble: {turn.trouble}" if turn.trouble else "")
+        gpu_time = self.node.gpu_times()["be"]
+        return f"{gpu_time.suspends - suspends} suspends" + (
+            f", trouble: {gpu_time.trouble}" if gpu_time.trouble else ""
+        )
 
 
 def run(node: Node, results: Results, seconds: float) -> None:
-    """All ways in turns, REPEATS times."""
+    """All ways alternately, REPEATS times."""
     end = time.monotonic() + seconds
     pair = Pair(node)
     requests = Requests(results, "copies", "us")

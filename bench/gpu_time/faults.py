@@ -1,4 +1,4 @@
-"""Kill, stop and restart the arbiter, a latency-critical and a best-effort process at every step: everybody who lives goes on, and
+"""Kill, stop and restart the arbiter, a latency-critical and a best-effort process at every step: every living process goes on, and
 every sum that a suspended kernel made is right.
 
 The same matrix as tests/integration/gputime/test_fault_matrix.py, with real kernels. Each combination comes once, in an order that a
@@ -24,7 +24,7 @@ SEED: Final = 1
 KERNEL_US: Final = 20_000
 CHECK_S, AFTERWARDS_S = 0.4, 0.05
 LIMIT_S: Final = 10
-"""In which everybody has to have gone on. A suspend lasts a second at most; the rest is room for a process's own start."""
+"""In which every process has to have gone on. A suspend lasts a second at most; the rest is for a process's own start."""
 CLASSES: Final = {"be": "best-effort", "lc": "latency-critical"}
 REQUESTS: Final = {
     "in peace": None,
@@ -50,7 +50,7 @@ class Stage:
     wrong: int = 0
 
     def settle(self) -> None:
-        """Everybody is here and awake."""
+        """All processes run and answer."""
         if not self.node.arbiter_lives():
             self.node.start_arbiter()
         for name in CLASSES:
@@ -65,7 +65,7 @@ class Stage:
         self.wrong += found["wrong"]
 
     def round(self, number: signal.Signals, victim: str, step: str) -> float:
-        """One fault. When everybody is there again: seconds until both had results."""
+        """One fault. When all processes run again: seconds until both had results."""
         self.containers["be"].send("check", CHECK_S, KERNEL_US, self.per_us)
         requested = self._begin(step)
         time.sleep(self.chance.random() * 0.003)
@@ -90,7 +90,7 @@ class Stage:
             return False
         lc.send("lc", *request[:-1], self.per_us, request[-1])
         if step == "while it is stopped":
-            self.node.wait(lambda: not self.node.turns()["be"].on, "the suspend of the best-effort one", LIMIT_S)
+            self.node.wait(lambda: not self.node.gpu_times()["be"].on, "the suspend of the best-effort one", LIMIT_S)
         if step == "as work ends":
             lc.receive(LIMIT_S)
             time.sleep(self.chance.random() * 0.004)

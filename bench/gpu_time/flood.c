@@ -1,4 +1,4 @@
-/* flood.c - a container's program that requests memory of the arbiter all the time, or says how long it waits for it.
+/* flood.c - a container's program that requests memory of the arbiter all the time, or prints how long it waits for it.
  *
  * One line in, one line of JSON out, as load.c.
  *   flood THREADS MIB    {"ok": 1}           threads that allocate and free MIB each, as fast as they can, from now on. What is refused is tried again

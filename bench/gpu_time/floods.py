@@ -1,7 +1,7 @@
 """Requests for GPU time while others flood the arbiter with requests for memory: what a connection of its own for GPU time saves them.
 
 Two processes of one container take the same memory from each other with eight threads each. Beside them a latency-critical container finds the
-GPU busy with a best-effort one, as in latency.py, and a fourth container's allocations say how long a request for memory waits. A request for GPU
+GPU busy with a best-effort one, as in latency.py, and a fourth container's allocations show how long a request for memory waits. A request for GPU
 time that shared the connection, and so the arbiter's thread, of those would wait as long.
 """
 

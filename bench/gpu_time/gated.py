@@ -1,7 +1,7 @@
 """Launch gating where the driver does not suspend: the part of the GPU's time that a core limit leaves a container.
 
 The arbiter is given a verdict that denies suspends on this driver. The part is the steps that ended with the limit, of those without it in the
-same repeat: a step is one kernel, and nobody else is on the GPU.
+same repeat: a step is one kernel, and no other program is on the GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from bench.gpu_time.latency import free_lc_rate
 from bench.gpu_time.node import Node, rate, request
 from bench.gpu_time.results import Results
-from vgpu.gputime.trial import Outcome, Tried, Verdict
+from vgpu.gputime.trial_verdict import ModelVerdict, TrialOutcome, TrialVerdict
 
 KERNELS_US: Final = (100, 1000, 5000, 20_000, 100_000)
 LIMITS: Final = (20, 30, 50, 80)
@@ -25,7 +25,9 @@ ONE: Final = "one"
 def run(node: Node, results: Results, seconds: float) -> None:
     """Rows of the part `gated`: percent had, and points beside what was asked. The verdict is taken back afterwards, for the other parts."""
     end = time.monotonic() + seconds
-    node.machine.has_tried(Tried("this", (node.machine.uuid,), Verdict(Outcome.HUNG, "so said for a measurement")))
+    node.machine.has_tried(
+        ModelVerdict("this", (node.machine.uuid,), TrialVerdict(TrialOutcome.HUNG, "set for a measurement"))
+    )
     try:
         _measure(node, results, end)
     finally:
@@ -57,7 +59,7 @@ def _measure(node: Node, results: Results, end: float) -> None:
                     continue
                 had = 100 * steps / free
                 case = f"{us / 1000:g} ms kernels, {limit} %"
-                turn = node.turns()[ONE]
-                results.add("gated", case, "had", "%", repeat, had, turn.mode)
+                gpu_time = node.gpu_times()[ONE]
+                results.add("gated", case, "had", "%", repeat, had, gpu_time.mode)
                 results.add("gated", case, "beside what was asked", "points", repeat, had - limit)
     results.sum_up("gated")

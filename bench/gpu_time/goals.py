@@ -1,4 +1,4 @@
-"""What was to be reached, beside what gpu-time.csv says: the first table of README.md. table.py writes it.
+"""The goals, beside the figures of gpu-time.csv: the first table of README.md. table.py writes it.
 
 Every goal has its row. One whose figures were not measured, or are no numbers, is not met.
 """
@@ -21,7 +21,7 @@ LATENCY = (
     (ANNOUNCED_1_MS, ANNOUNCED_1_MS, (1.35, 1.4)),
     (ANNOUNCED, ANNOUNCED, (1.03, 1.25)),
 )
-"""What is said, the case, and its goals: of alone, p50 and p99, beside kernels of 60 ms. The arbiter does not spin."""
+"""The label, the case, and its goals: of alone, p50 and p99, beside kernels of 60 ms. The arbiter does not spin."""
 MODELS = {FOUND: (1.35, 1.5), ANNOUNCED: (1.1, 1.25)}
 """Way -> of alone, p50 and p99, in each pair."""
 WORSE = ("time slicing", "MPS")
@@ -55,8 +55,8 @@ class Line(NamedTuple):
 def lines(of_part: dict[str, Figures]) -> Iterator[Line]:
     """A row for each goal. `of_part`: part -> its figures."""
     lc, models, caps, wakes = (of_part.get(part, {}) for part in ("lc", "models", "caps", "wakes"))
-    for said, case, most in LATENCY:
-        yield _line(f"5 launches beside kernels of 60 ms, {said}, times alone", most, _times(lc, case, "alone"))
+    for label, case, most in LATENCY:
+        yield _line(f"5 launches beside kernels of 60 ms, {label}, times alone", most, _times(lc, case, "alone"))
     pairs = list(dict.fromkeys(case.partition(": ")[0] for case in models)) or ["decode"]
     for pair in pairs:
         for way, most in MODELS.items():

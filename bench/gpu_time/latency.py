@@ -98,7 +98,7 @@ class Pair:
         return took, rate(before, after), (self._suspends() - suspends) if way.held else 0
 
     def _suspends(self) -> int:
-        return self.node.turns()["be"].suspends
+        return self.node.gpu_times()["be"].suspends
 
 
 def free_lc_rate(lc: Lines) -> int:
@@ -107,7 +107,7 @@ def free_lc_rate(lc: Lines) -> int:
 
 
 def run(node: Node, results: Results, seconds: float) -> None:
-    """All ways in turns, REPEATS times; the ways that need the other arbiter stand together."""
+    """All ways alternately, REPEATS times; the ways that need the other arbiter stand together."""
     end = time.monotonic() + seconds
     pair = Pair(node)
     requests = Requests(results, "lc", "us")

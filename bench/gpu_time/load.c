@@ -1,4 +1,4 @@
-/* load.c - a container's program: keeps the GPU busy for stated times and says how long its requests took.
+/* load.c - a container's program: keeps the GPU busy for stated times and prints how long its requests took.
  *
  * One line in, one line of JSON out; run.py drives it. Words may stand in JSON brackets.
  *   calibrate                                        {"per_us": steps of the kernel in a microsecond}
@@ -27,33 +27,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "load_driver.h"
+
 enum { PAGE = 4096, THREADS = 256, BLOCKS_PER_SM = 8, QUEUED = 4, SPIN_US = 60, A = 1664525, C = 1013904223 };
-
-static const char ptx[] =
-    "//fake spin us=param0\n"
-    ".version 6.4\n.target sm_50\n.address_size 64\n"
-    ".visible .entry spin(.param .u32 p_us, .param .u32 p_per_us, .param .u64 p_out)\n{\n"
-    " .reg .pred %p<2>;\n .reg .b32 %r<14>;\n .reg .b64 %d<6>;\n .shared .align 4 .b32 sums[256];\n"
-    " ld.param.u32 %r1, [p_us];\n ld.param.u32 %r2, [p_per_us];\n mul.lo.u32 %r1, %r1, %r2;\n ld.param.u64 %d1, [p_out];\n"
-    " mov.u32 %r3, %tid.x;\n mov.u32 %r4, %ctaid.x;\n mov.u32 %r5, %ntid.x;\n mad.lo.u32 %r6, %r4, %r5, %r3;\n"
-    " mov.u32 %r7, %r6;\n mov.u32 %r8, sums;\n shl.b32 %r9, %r3, 2;\n add.u32 %r8, %r8, %r9;\n"
-    " mov.u32 %r10, 0;\n st.volatile.shared.u32 [%r8], %r10;\n"
-    "again:\n setp.eq.u32 %p1, %r1, 0;\n @%p1 bra done;\n"
-    " mad.lo.u32 %r7, %r7, 1664525, 1013904223;\n"
-    " ld.volatile.shared.u32 %r10, [%r8];\n add.u32 %r10, %r10, %r7;\n st.volatile.shared.u32 [%r8], %r10;\n"
-    " sub.u32 %r1, %r1, 1;\n bra again;\n"
-    "done:\n cvta.to.global.u64 %d2, %d1;\n mul.wide.u32 %d3, %r6, 8;\n add.u64 %d4, %d2, %d3;\n"
-    " ld.volatile.shared.u32 %r10, [%r8];\n st.global.u32 [%d4], %r7;\n st.global.u32 [%d4+4], %r10;\n ret;\n}\n";
-
-static int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*load)(void **, const void *), (*flags)(int, unsigned);
-static int (*get_function)(void **, void *, const char *), (*attribute)(int *, int, int);
-static int (*allocate)(uint64_t *, size_t), (*fetch)(void *, uint64_t, size_t);
-static int (*host_allocate)(void **, size_t, unsigned), (*stream_create)(void **, unsigned);
-static int (*copy_in)(uint64_t, const void *, size_t, void *), (*copy_out)(void *, uint64_t, size_t, void *);
-static int (*event_create)(void **, unsigned), (*event_record)(void *, void *), (*event_wait)(void *), (*stream_wait)(void *);
-static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-static int (*launch_together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
-static int (*hint)(uint64_t), (*begin)(void), (*end)(void);
 
 static void *function, *context;
 static unsigned blocks, together; /* of a kernel; of a cooperative one, all of whose blocks must fit at once */
@@ -177,29 +153,29 @@ static struct {
     size_t bytes;
     uint64_t in, out; /* on the GPU */
     void *from, *to;  /* pinned */
-} room;
+} buffers;
 
-static void make_room(size_t bytes)
+static void grow_buffers(size_t bytes)
 {
-    if (bytes <= room.bytes)
+    if (bytes <= buffers.bytes)
         return;
-    need(allocate(&room.in, bytes), "cuMemAlloc");
-    need(allocate(&room.out, bytes), "cuMemAlloc");
-    need(host_allocate(&room.from, bytes, 0), "cuMemHostAlloc");
-    need(host_allocate(&room.to, bytes, 0), "cuMemHostAlloc");
-    memset(room.from, 1, bytes);
-    room.bytes = bytes;
+    need(allocate(&buffers.in, bytes), "cuMemAlloc");
+    need(allocate(&buffers.out, bytes), "cuMemAlloc");
+    need(host_allocate(&buffers.from, bytes, 0), "cuMemHostAlloc");
+    need(host_allocate(&buffers.to, bytes, 0), "cuMemHostAlloc");
+    memset(buffers.from, 1, bytes);
+    buffers.bytes = bytes;
 }
 
 static void one_request(const double *given, bool moves)
 {
     size_t bytes = moves ? (size_t)given[2] * 1024 : 0;
     if (moves)
-        need(copy_in(room.in, room.from, bytes, NULL), "cuMemcpyHtoDAsync");
+        need(copy_in(buffers.in, buffers.from, bytes, NULL), "cuMemcpyHtoDAsync");
     for (int one = 0; one < (moves ? 1 : (int)given[2]); one++)
         run((uint32_t)given[3], (uint32_t)given[4]);
     if (moves)
-        need(copy_out(room.to, room.out, bytes, NULL), "cuMemcpyDtoHAsync");
+        need(copy_out(buffers.to, buffers.out, bytes, NULL), "cuMemcpyDtoHAsync");
     need(stream_wait(NULL), "cuStreamSynchronize");
 }
 
@@ -213,7 +189,7 @@ static void requests(const double *given, bool moves)
 {
     int count = (int)given[0];
     if (moves)
-        make_room((size_t)given[2] * 1024);
+        grow_buffers((size_t)given[2] * 1024);
     double period = given[1], ahead = given[5], at = now_us() + 20000;
     double *took = calloc((size_t)count + 1, sizeof *took), *begins = calloc((size_t)count + 1, sizeof *begins);
     for (int i = 0; i < count; i++, at += period) {
@@ -275,8 +251,8 @@ static void *keep_copying(void *unused)
         need(stream_create(&streams[i], 1), "cuStreamCreate");
     while (atomic_load(&busy)) { /* both directions at once, two of each queued */
         for (int i = 0; i < 2; i++) {
-            need(copy_in(room.in, room.from, room.bytes, streams[0]), "cuMemcpyHtoDAsync");
-            need(copy_out(room.to, room.out, room.bytes, streams[1]), "cuMemcpyDtoHAsync");
+            need(copy_in(buffers.in, buffers.from, buffers.bytes, streams[0]), "cuMemcpyHtoDAsync");
+            need(copy_out(buffers.to, buffers.out, buffers.bytes, streams[1]), "cuMemcpyDtoHAsync");
         }
         for (int i = 0; i < 2; i++)
             need(stream_wait(streams[i]), "cuStreamSynchronize");
@@ -338,7 +314,7 @@ static void check(double seconds, uint32_t us, uint32_t per_us)
     free(seen);
 }
 
-/* The first word of each page says of which round and which page it is. */
+/* The first word of each page identifies the round and the page. */
 static bool is_of(uint64_t *words, size_t bytes, uint64_t round, bool make)
 {
     bool right = true;
@@ -355,18 +331,18 @@ static void carry(double seconds, size_t bytes)
 {
     unsigned long rounds = 0, wrong = 0;
     void *streams[2];
-    make_room(bytes);
+    grow_buffers(bytes);
     for (int i = 0; i < 2; i++)
         need(stream_create(&streams[i], 1), "cuStreamCreate");
     for (double until = now_us() + seconds * 1e6; now_us() < until || rounds < 2; rounds++) {
-        uint64_t there = rounds % 2 ? room.out : room.in, before = rounds % 2 ? room.in : room.out;
-        is_of(room.from, bytes, rounds, true);
-        need(copy_in(there, room.from, bytes, streams[0]), "cuMemcpyHtoDAsync");
+        uint64_t there = rounds % 2 ? buffers.out : buffers.in, before = rounds % 2 ? buffers.in : buffers.out;
+        is_of(buffers.from, bytes, rounds, true);
+        need(copy_in(there, buffers.from, bytes, streams[0]), "cuMemcpyHtoDAsync");
         if (rounds > 0)
-            need(copy_out(room.to, before, bytes, streams[1]), "cuMemcpyDtoHAsync");
+            need(copy_out(buffers.to, before, bytes, streams[1]), "cuMemcpyDtoHAsync");
         for (int i = 0; i < 2; i++)
             need(stream_wait(streams[i]), "cuStreamSynchronize");
-        wrong += rounds > 0 && !is_of(room.to, bytes, rounds - 1, false);
+        wrong += rounds > 0 && !is_of(buffers.to, bytes, rounds - 1, false);
     }
     printf("{\"rounds\": %lu, \"wrong\": %lu}\n", rounds, wrong);
 }
@@ -383,7 +359,7 @@ static void obey(const char *word, const double *given)
         work.us = (uint32_t)given[0], work.per_us = (uint32_t)given[1], work.together = given[2] != 0;
         begin_work(keep_busy);
     } else if (strcmp(word, "copy") == 0) {
-        make_room((size_t)given[0] << 20);
+        grow_buffers((size_t)given[0] << 20);
         begin_work(keep_copying);
     } else if (strcmp(word, "count") == 0)
         report();

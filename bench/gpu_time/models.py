@@ -58,7 +58,7 @@ GpuTimeContainers = tuple[Lines, Lines]
 
 
 def run(node: Node, results: Results, seconds: float) -> None:
-    """All ways in turns, REPEATS times. What is alone is the server without a neighbour, and the neighbour without it."""
+    """All ways alternately, REPEATS times. What is alone is the server without a neighbour, and the neighbour without it."""
     if not computes(node, results, "models"):
         return
     end = time.monotonic() + seconds
@@ -116,7 +116,7 @@ def _round(
 
 
 def computes(node: Node, results: Results, part: str) -> bool:
-    """Is there a GPU that computes? If not, a row says why the part was not run."""
+    """Is there a GPU that computes? If not, a row has the reason why the part was not run."""
     if node.machine.fake is False:
         return True
     results.not_run(part, "PyTorch", "the fake driver computes nothing")

@@ -14,7 +14,7 @@ PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/opt/bin")
 
 
 class NoMps(RuntimeError):
-    """MPS does not run here; the text says why."""
+    """MPS does not run here; the text gives the reason."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def server(folder: Path) -> Iterator[dict[str, str]]:
         raise NoMps(f"{CONTROL} -d ended with {done.returncode}: {done.stderr or done.stdout}")
     try:
         yield given
-    finally:  # waits for who is still a client for so many seconds, and then ends it
+    finally:  # waits for remaining clients for so many seconds, and then ends it
         subprocess.run(
             [control],
             env=os.environ | given,

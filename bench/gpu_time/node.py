@@ -1,6 +1,6 @@
-"""A GPU whose time is shared: an arbiter, containers with a class and a core limit, and what the arbiter says of them.
+"""A GPU whose time is shared: an arbiter, containers with a class and a core limit, and the arbiter's status of them.
 
-Memory and processes are tests/gpu/kit's; this adds classes, core limits and turns.
+Memory and processes are tests/gpu/kit's; this adds classes, core limits and GPU time.
 """
 
 from __future__ import annotations
@@ -126,9 +126,11 @@ class Node:
         (folder / ".new").chmod(0o444)
         (folder / ".new").rename(folder / "grant")
         self.wait((folder / "arbiter.sock").exists, f"the socket of container {key}")
-        turn = self.turns().get(key)
-        if turn is not None:
-            self.wait(lambda: self.turns()[key].requested_percent == core, f"the core limit {core} of container {key}")
+        gpu_time = self.gpu_times().get(key)
+        if gpu_time is not None:
+            self.wait(
+                lambda: self.gpu_times()[key].requested_percent == core, f"the core limit {core} of container {key}"
+            )
 
     def grant_pair(self) -> None:
         """A latency-critical container `lc` and a best-effort one `be`."""
@@ -160,16 +162,16 @@ class Node:
     def wait_for_turns(self, *keys: str) -> None:
         """Until the arbiter knows the channels of these containers."""
         for key in keys:
-            self.wait(lambda key=key: key in self.turns(), f"the channels of container {key}")  # type: ignore[misc]
+            self.wait(lambda key=key: key in self.gpu_times(), f"the channels of container {key}")  # type: ignore[misc]
 
-    def turns(self) -> dict[str, GpuTimeStatus]:
+    def gpu_times(self) -> dict[str, GpuTimeStatus]:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(self.machine.status_socket))
             document = b"".join(iter(lambda: sock.recv(65536), b""))
-        return {one.key: one.turn for one in decode_status(document).containers if one.turn is not None}
+        return {one.key: one.gpu_time for one in decode_status(document).containers if one.gpu_time is not None}
 
     def smi(self, *fields: str) -> list[str] | None:
-        """What nvidia-smi says of the GPU; None where it says nothing."""
+        """nvidia-smi's values for the GPU; None where it has none."""
         if self.machine.fake:
             return None
         words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]

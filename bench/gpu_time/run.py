@@ -1,4 +1,4 @@
-"""Whose the GPU's time is: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
+"""GPU time: latency beside a busy neighbour, core limits, right results after suspends, what a switch takes.
 
     python3 bench/gpu_time/run.py --out FOLDER [--budget 300] [--only lc,floods,caps,gated,work,sums,switches,wakes,models,clocks,copies,faults] [--fake]
 
@@ -9,11 +9,11 @@
     models    a transformer that decodes at batch 1 beside training and beside matrix products: time slicing, MPS, and held by us
     clocks    why announced requests take longer beside large matrix products: the GPU's clock, by its power
     copies    requests that copy in and out, beside a best-effort container that does nothing but copy; with its copy channels stopped too
-    faults    arbiter and containers killed, stopped and started anew at every step, 50 times: who lives goes on, with right results
-    switches  how long suspends and resumes take, and what NVML says meanwhile
+    faults    arbiter and containers killed, stopped and started anew at every step, 50 times: what lives goes on, with right results
+    switches  how long suspends and resumes take, and NVML's figures meanwhile
     wakes     how late a thread of the arbiter is that sleeps, naps or spins; with 50 containers, how late the suspend for a request is
 
-Repeats of all ways take turns in one run; rows of FOLDER/gpu-time.csv are written as they come, and gpu-time.svg at the end. A
+Repeats of all ways alternate in one run; rows of FOLDER/gpu-time.csv are written as they come, and gpu-time.svg at the end. A
 part that fails is a row `not run`, and the exit status is 1. Needs gcc; TANGRAM_LIBRARY names a libtangram.so built elsewhere,
 TANGRAM_COMMIT the commit where there is no git, TANGRAM_TEST_PYTHON a Python with PyTorch.
 """
@@ -58,18 +58,18 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=300, help="seconds for everything")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
-    given = parser.parse_args()
-    requested = given.only.split(",")
+    arguments = parser.parse_args()
+    requested = arguments.only.split(",")
     if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     began, failed, spent = time.monotonic(), False, 0.0
     whole = sum(PARTS[name][0] for name in requested)
-    with node(given.fake) as here:
-        results = Results(given.out / "gpu-time.csv", here.machine.describe())
+    with node(arguments.fake) as here:
+        results = Results(arguments.out / "gpu-time.csv", here.machine.describe())
         for name in (name for name in PARTS if name in requested):
             share, run = PARTS[name]
-            left_s = given.budget - (time.monotonic() - began)
+            left_s = arguments.budget - (time.monotonic() - began)
             seconds = left_s * share / (whole - spent)
             spent += share
             try:
@@ -81,14 +81,14 @@ def main() -> int:
             here.stop_arbiter()
         log = here.machine.folder / "arbiter.log"
         if log.exists():  # no arbiter was needed for a part that cannot run here
-            accused = log.read_text(errors="replace").count("computes while it says it is idle")
+            accused = log.read_text(errors="replace").count("computes while it reports that it is idle")
             results.add(
                 "all", "containers, all of them honest", "taken for liars", "times", "all", accused, "0 is right"
             )
-            shutil.copy(log, given.out / "arbiter.log")
+            shutil.copy(log, arguments.out / "arbiter.log")
     if not {"lc", "caps"}.intersection(requested):
         return int(failed)
-    plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "gpu-time.csv")], check=False)
+    plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(arguments.out / "gpu-time.csv")], check=False)
     return 1 if failed or plot.returncode else 0
 
 

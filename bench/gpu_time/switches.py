@@ -1,4 +1,4 @@
-"""What a suspend does to results, how long it takes, and what NVML says of a GPU whose work stands still."""
+"""What a suspend does to results, how long it takes, and NVML's figures for a GPU whose work is suspended."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _disturbed(
     node: Node, lc: Lines, be: Lines, per_us: int, seconds: float, *words: object
 ) -> tuple[dict[str, float], str]:
     """What a best-effort program answers to these words, beside requests; and how often it was suspended meanwhile."""
-    before = node.turns()["be"].suspends
+    before = node.gpu_times()["be"].suspends
     be.send(*words)
     request(lc, "lc", int(seconds * 1e6 / PERIOD_US), PERIOD_US, LAUNCHES, KERNEL_US, per_us, 0)
-    return be.receive(), f"{node.turns()['be'].suspends - before} suspends"
+    return be.receive(), f"{node.gpu_times()['be'].suspends - before} suspends"
 
 
 def run(node: Node, results: Results, seconds: float) -> None:

@@ -59,8 +59,8 @@ def _goals(rows: list[Row]) -> list[str]:
         "| what was to be reached; over all repeats together, p50 / p99 where there are two figures | goal | seen |",
         "|---|---|---|",
     ]
-    said = ((one, one.seen if one.met else f"**{one.seen}**, not met") for one in goals.lines(values))
-    return head + [f"| {one.what} | {one.goal} | {seen} |" for one, seen in said]
+    rows = ((one, one.seen if one.met else f"**{one.seen}**, not met") for one in goals.lines(values))
+    return head + [f"| {one.what} | {one.goal} | {seen} |" for one, seen in rows]
 
 
 def _latency(rows: list[Row]) -> list[str]:
@@ -109,7 +109,7 @@ def _clocks(rows: list[Row]) -> list[str]:
     if not found:
         return []
     lines = [
-        "| decode of 8 tokens as a graph; beside others announced 1.5 ms ahead where nothing else is said | p50 ms | p99 ms | of alone, p50 / p99 | clock in the requests, MHz | neighbour's steps a second |",
+        "| decode of 8 tokens as a graph; beside others announced 1.5 ms ahead where not noted otherwise | p50 ms | p99 ms | of alone, p50 / p99 | clock in the requests, MHz | neighbour's steps a second |",
         "|---|---|---|---|---|---|",
     ]
     alone = found.get("alone, held", {})
@@ -216,10 +216,10 @@ def _sums(rows: list[Row]) -> list[str]:
         ),
     )  # fmt: skip
     return [
-        says.format(
+        text.format(
             f"{float(found[checked]['value']):.0f}", found[checked]["note"], f"{float(found[bad]['value']):.0f}"
         )
-        for says, checked, bad in checks
+        for text, checked, bad in checks
         if checked in found
     ]
 

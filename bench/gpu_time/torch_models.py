@@ -1,7 +1,7 @@
 """A container's PyTorch program with the shape of a model: serves requests, or trains, or multiplies. Obeys models.py.
 
 ["serve", SECONDS, RATE, SEED, TOKENS, GRAPH, AHEAD_US]  requests of a Poisson process, each TOKENS decode steps at batch 1: milliseconds each
-["serve", ..., true]  the same, each with a kernel at its end, not counted, that tells the GPU's clock: MHz each, too
+["serve", ..., true]  the same, each with a kernel at its end, not counted, that measures the GPU's clock: MHz each, too
 ["serve", ..., true, true]  the same, each in a section that begins AHEAD_US before it
 ["start", "train", "gemm", "zeros" or "idler"], ["count"], ["stop"]  work without end
 

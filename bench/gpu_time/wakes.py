@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from arbiter.gputime.gpu_thread import NAP_US
+from arbiter.gputime.suspend_thread import NAP_US
 from arbiter.gputime.timer import Nap
 from bench.gpu_time.latency import ASLEEP, KERNEL_US, LAUNCHES, LONG_US, PERIOD_US, free_lc_rate
 from bench.gpu_time.node import Node, quantile, request

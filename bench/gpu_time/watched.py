@@ -16,16 +16,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from arbiter.__main__ import main
 from arbiter.gputime.channels import ChannelGroup
-from arbiter.gputime.gpu_thread import GpuThread
+from arbiter.gputime.suspend_thread import SuspendThread
 from arbiter.gputime.warm_up import WarmUp
 
 Seen = tuple[str, float, float, float]
 _thread = threading.local()
 
 
-def waking(plain: Callable[[GpuThread], list[tuple[int, int]]]) -> Callable[[GpuThread], list[tuple[int, int]]]:
-    def call(gpu_thread: GpuThread) -> list[tuple[int, int]]:
-        ready = plain(gpu_thread)
+def waking(plain: Callable[[SuspendThread], list[tuple[int, int]]]) -> Callable[[SuspendThread], list[tuple[int, int]]]:
+    def call(suspend_thread: SuspendThread) -> list[tuple[int, int]]:
+        ready = plain(suspend_thread)
         _thread.woke = time.monotonic_ns()
         return ready
 
@@ -51,7 +51,7 @@ def watch(file: Path, twice: bool, rehearsed: bool) -> None:
     def resume_twice(channel_group: ChannelGroup) -> int:
         return resume(channel_group) or again(channel_group)
 
-    GpuThread._wait = waking(GpuThread._wait)  # type: ignore[method-assign]
+    SuspendThread._wait = waking(SuspendThread._wait)  # type: ignore[method-assign]
     ChannelGroup.suspend = suspend  # type: ignore[method-assign, assignment]
     ChannelGroup.resume = resume_twice if twice else resume  # type: ignore[method-assign, assignment]
     if not rehearsed:

@@ -1,7 +1,7 @@
 """Could work be promised instead of time? An experiment, not the product: a container's core limit is moved so that the steps it does are the part
 that was asked of what it does alone.
 
-Where a GPU's power cap acts, 30 % of its time does more than 30 % of the work: the clock is higher for who rests. Here a loop outside the arbiter
+Where a GPU's power cap acts, 30 % of its time does more than 30 % of the work: the clock is higher after idle time. Here a loop outside the arbiter
 counts the steps that ended, compares them with a calibration (the same program without a limit, in the same repeat), and writes the limit
 anew twice a second. `GAIN` was chosen with matrix products of one kind; the other loads are what it was not tuned on.
 """
@@ -53,19 +53,19 @@ def _held(node: Node, results: Results, load: Load, program: Lines, repeat: int,
     solo = rate(before, request(program, "count"))
     limit, owed = float(REQUESTED), 0.0
     last = began = request(program, "count")
-    began_on_s = node.turns()[ONE].on_s
+    began_on_s = node.gpu_times()[ONE].on_s
     for number in range(SETTLING_ROUNDS + max(2, round(seconds / ROUND_S))):
         whole = min(99, max(1, round(limit + owed)))
         owed += limit - whole  # limits are whole percents: what one round has too much the next has too little
         node.grant(ONE, core=whole)
         if number == SETTLING_ROUNDS:
-            began, began_on_s = request(program, "count"), node.turns()[ONE].on_s
+            began, began_on_s = request(program, "count"), node.gpu_times()[ONE].on_s
         time.sleep(ROUND_S)
         now = request(program, "count")
         limit += GAIN * (REQUESTED - 100 * rate(last, now) / solo)
         last = now
     passed_s = last["at_s"] - began["at_s"]
-    on_s = node.turns()[ONE].on_s - began_on_s
+    on_s = node.gpu_times()[ONE].on_s - began_on_s
     clock = node.smi("clocks.sm")
     request(program, "stop")
     note = f"limit {limit:.1f} % in the end" + (f", {clock[0]} MHz" if clock else "")

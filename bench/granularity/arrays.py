@@ -111,7 +111,7 @@ class Requirements(c.Structure):
 
 
 def requirements(gpu: Gpu, how: Array3D, levels: int = 0) -> str:
-    """What the driver says that an array of this kind would need, which it says only of one whose memory comes later."""
+    """What an array of this kind would need by the driver, which reports it only for one whose memory comes later."""
     later = Array3D(how.width, how.height, how.depth, how.format, how.channels, how.flags | 0x80)
     array, got = make_array(later, levels), Requirements()
     if array is None:

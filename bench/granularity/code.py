@@ -112,7 +112,7 @@ def code(rows: Rows) -> None:
 
 
 def code_of_many(rows: Rows) -> None:
-    """500 modules of one small kernel each, all different, loaded, got and launched in turn."""
+    """500 modules of one small kernel each, all different, loaded, got and launched one after another."""
     mode = os.environ.get("CUDA_MODULE_LOADING", "default")
     gpu = Gpu()
     launch(function(load(EMPTY)))

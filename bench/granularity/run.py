@@ -2,7 +2,7 @@
 
     python3 bench/granularity/run.py OUT [--only sizes,traces,...] [--seconds 100]
 
-Needs one GPU that nobody else uses, and libcuda.so.1; parts that compile need nvcc. It uses neither the library nor the arbiter: what
+Needs one GPU that no other program uses, and libcuda.so.1; parts that compile need nvcc. It uses neither the library nor the arbiter: what
 is measured is the driver alone. Loss is the difference of cuMemGetInfo's free figure; where `nvml_lost` is given, of NVML's figure of
 this process. OUT/granularity.csv has a row a measurement, OUT/traces.csv every step of random sequences with the addresses that the
 driver gave out, from which its packing can be read. Each part runs in a process of its own.
@@ -51,7 +51,7 @@ BY_LOADING = ("modules", "many_kernels", "code", "code_of_many")
 
 def machine(rows: Rows) -> None:
     """Where and when: the GPU, its driver, the date, the commit (TANGRAM_COMMIT where there is no git)."""
-    said = subprocess.run(
+    output = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
         check=False,
         capture_output=True,
@@ -59,7 +59,7 @@ def machine(rows: Rows) -> None:
     )
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
     commit = os.environ.get("TANGRAM_COMMIT") or git.stdout.strip() or "unknown"
-    rows.add("machine", said.stdout.strip(), "", "", "", "", "", f"{time.strftime('%Y-%m-%d')} at {commit}")
+    rows.add("machine", output.stdout.strip(), "", "", "", "", "", f"{time.strftime('%Y-%m-%d')} at {commit}")
 
 
 def main() -> int:
@@ -69,36 +69,38 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--seconds", type=float, default=120, help="a part is ended after so long")
     parser.add_argument("--part", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    rows = Rows(given.out / "granularity.csv", HEADER)
-    if given.part:
-        PARTS[given.part](rows)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = Rows(arguments.out / "granularity.csv", HEADER)
+    if arguments.part:
+        PARTS[arguments.part](rows)
         return 0
     machine(rows)
     failed = 0
     runs = [
-        (name, mode) for name in given.only.split(",") for mode in (("LAZY", "EAGER") if name in BY_LOADING else ("",))
+        (name, mode)
+        for name in arguments.only.split(",")
+        for mode in (("LAZY", "EAGER") if name in BY_LOADING else ("",))
     ]
     for name, mode in runs:
         env = {**os.environ, **({"CUDA_MODULE_LOADING": mode} if mode else {})}
         began = time.monotonic()
         try:
             done = subprocess.run(
-                [sys.executable, __file__, str(given.out), "--part", name],
+                [sys.executable, __file__, str(arguments.out), "--part", name],
                 env=env,
                 check=False,
-                timeout=given.seconds,
+                timeout=arguments.seconds,
                 capture_output=True,
                 text=True,
             )
-            said = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:]
+            error = "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1:]
         except subprocess.TimeoutExpired:
-            said = "ended by force"
-        if said:
+            error = "ended by force"
+        if error:
             failed += 1
-            rows.add(name, "the part", "", "", "", "", "", said)
-        print(f"{name} {mode}: {time.monotonic() - began:.1f} s {said}", flush=True)
+            rows.add(name, "the part", "", "", "", "", "", error)
+        print(f"{name} {mode}: {time.monotonic() - began:.1f} s {error}", flush=True)
     return 1 if failed else 0
 
 

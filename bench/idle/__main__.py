@@ -3,7 +3,7 @@
     uv run python -m bench.idle [--seconds 30] [--repeat 3] [--containers 50] [--csv bench/idle/idle.csv]
 
 The real programs on the fake driver (8 x H200), a kubelet and an API server, as tests/integration/deviceplugin has them. Each container is
-admitted and started by that kubelet, and has one process with the library and a context. Rows: nobody works; and one container on each GPU
+admitted and started by that kubelet, and has one process with the library and a context. Rows: no container works; and one container on each GPU
 works (kernels of 20 ms, one at a time) under a limit of 10 percent of compute, as all others have.
 
 Not counted: the arbiter's supervisor and its spare, which sleep. There are no mounts here, so a process is known by its environment
@@ -117,7 +117,7 @@ async def shares_of(pids: Sequence[int], seconds: float) -> list[float]:
     return [100 * (cpu_s(pid) - had) / passed_s for pid, had in zip(pids, before, strict=True)]
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, int, list[float]]]:
+async def measure(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, int, list[float]]]:
     """(what, connected processes, percent of a core of each part), for each repetition."""
     driver = start_fake_driver("gpu h200\n" * GPUS, folder)
     rows: list[tuple[str, int, list[float]]] = []
@@ -132,19 +132,19 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[tuple[str, 
             while not (made.state / "arbiter/status.sock").exists():  # noqa: ASYNC110 (another process makes it)
                 await asyncio.sleep(0.1)
         programs: list[Program] = []
-        for number in range(options.containers):
+        for number in range(arguments.containers):
             programs.append(await container(made, driver, number))
             stack.callback(programs[-1].end)
         await asyncio.sleep(SETTLE_S)
-        for _ in range(options.repeat):
-            rows.append(("idle", await connected(made), await shares_of(watched, options.seconds)))  # noqa: PERF401 (it awaits)
-        for _ in range(options.repeat):
-            until_s = time.monotonic() + options.seconds + 2
+        for _ in range(arguments.repeat):
+            rows.append(("idle", await connected(made), await shares_of(watched, arguments.seconds)))  # noqa: PERF401 (it awaits)
+        for _ in range(arguments.repeat):
+            until_s = time.monotonic() + arguments.seconds + 2
             work = f"all((launch({KERNEL_US}), wait(), time.monotonic() < {until_s})[-1] for _ in range(10**9))"
             for program in programs[:GPUS]:
                 program.start(work)
             await asyncio.sleep(1)
-            rows.append(("8 GPUs work", await connected(made), await shares_of(watched, options.seconds)))
+            rows.append(("8 GPUs work", await connected(made), await shares_of(watched, arguments.seconds)))
             for program in programs[:GPUS]:
                 await asyncio.to_thread(program.finish)
     return rows
@@ -157,22 +157,22 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--containers", type=int, default=50)
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_name("idle.csv"))
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="idle-"))
     try:
-        rows = asyncio.run(measure(options, folder))
+        rows = asyncio.run(measure(arguments, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.machine()}"
-    with options.csv.open("w", newline="") as file:
+    with arguments.csv.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["what", "connected", "seconds", *(f"{part}_percent" for part in PARTS), "sum_percent", "machine"]
         )
         for what, count, percents in rows:
             reported = [f"{percent:.2f}" for percent in (*percents, sum(percents))]
-            writer.writerow([what, count, f"{options.seconds:g}", *reported, machine])
-    print(options.csv.read_text(), end="")
+            writer.writerow([what, count, f"{arguments.seconds:g}", *reported, machine])
+    print(arguments.csv.read_text(), end="")
 
 
 if __name__ == "__main__":

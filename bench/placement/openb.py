@@ -22,8 +22,8 @@ import numpy as np
 
 from vgpu.scheduling.arrays import GpuArrays
 from vgpu.scheduling.policies import registry as policy
-from vgpu.scheduling.policies.outcome import Outcome, Scores
-from vgpu.scheduling.simulate import Cluster, Host, Job, Numbers, least_gpu, replay
+from vgpu.scheduling.policies.outcome import PlacementOutcome, Scores
+from vgpu.scheduling.simulate import Host, Job, Numbers, SimulatedCluster, least_gpu, replay
 from vgpu.scheduling.workload import read_nodes, read_pods
 
 FIRST_SEED = 42
@@ -33,26 +33,26 @@ MOST_CPU_MILLI, MOST_GPU = 128_000, 8
 """Of a node of the trace: what BestFit weighs by."""
 
 
-def best_fit(outcome: Outcome) -> Scores:
+def best_fit(outcome: PlacementOutcome) -> Scores:
     """What is left of the node, CPU and GPU weighing the same."""
     _, after = outcome.gpus
     return (after.cpu_milli / MOST_CPU_MILLI + outcome.node_free_mib / 1000 / MOST_GPU,)
 
 
-def fgd(outcome: Outcome) -> Scores:
+def fgd(outcome: PlacementOutcome) -> Scores:
     """The drop of fragmentation as the paper scores it."""
     before, after = outcome.gpus
     drop = outcome.distribution.unusable(before) - outcome.distribution.unusable(after, outcome.kind)
     return (-(100 / (1 + np.exp(-drop))).astype(int),)
 
 
-def best_fit_bare(cluster: Cluster, _: Job, fit: Numbers) -> int:
+def best_fit_bare(cluster: SimulatedCluster, _: Job, fit: Numbers) -> int:
     """BestFit of a pod without a GPU."""
     left = cluster.cpu_milli[fit] / MOST_CPU_MILLI + cluster.gpu_mib[fit] / 1000 / MOST_GPU
     return int(fit[np.argmin(left)])
 
 
-def fgd_bare(cluster: Cluster, job: Job, fit: Numbers) -> int:
+def fgd_bare(cluster: SimulatedCluster, job: Job, fit: Numbers) -> int:
     """FGD of a pod without a GPU."""
     fleet, columns = cluster.fleet, np.array([cluster.fleet.column[name] for name in cluster.names[fit]])
     before = GpuArrays(
@@ -66,7 +66,7 @@ def fgd_bare(cluster: Cluster, job: Job, fit: Numbers) -> int:
 
 BARE = {"BestFit": best_fit_bare, "FGD": fgd_bare}
 THEIRS = {"BestFit": best_fit, "FGD": fgd}
-POLICIES = {**policy.POLICIES, **{name: policy.Policy(score) for name, score in THEIRS.items()}}
+POLICIES = {**policy.POLICIES, **{name: policy.PlacementPolicy(score) for name, score in THEIRS.items()}}
 
 
 def one(hosts: list[Host], jobs: list[Job], seed: int) -> tuple[float, float]:
@@ -95,15 +95,15 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(["BestFit", "FGD", "binpack", "fragmentation", "spread"]))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args()
-    theirs, seeds = published(args.folder), range(FIRST_SEED, FIRST_SEED + args.seeds)
-    nodes = (args.folder / "openb_node_list_gpu_node.csv").read_text()
+    arguments = parser.parse_args()
+    theirs, seeds = published(arguments.folder), range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    nodes = (arguments.folder / "openb_node_list_gpu_node.csv").read_text()
     rows = read_rows()
-    with ProcessPoolExecutor(args.jobs) as pool:
-        for name in args.lists.split(","):
-            text = (args.folder / f"openb_pod_list_{name}.csv").read_text()
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for name in arguments.lists.split(","):
+            text = (arguments.folder / f"openb_pod_list_{name}.csv").read_text()
             best = max(mean for (trace, _), mean in theirs.items() if trace == name)
-            for chosen in args.policies.split(","):
+            for chosen in arguments.policies.split(","):
                 hosts, jobs = read_nodes(nodes, "nodes"), read_pods(text, name, chosen)
                 found = list(pool.map(one, *zip(*((hosts, jobs, seed) for seed in seeds), strict=True)))
                 allocated = [part for part, _ in found]

@@ -2,7 +2,7 @@
 
 Run: python -m bench.placement.policies. The cluster's pods were seen before, as the extender sees them, and nodes have labels, so that
 `fragmentation` judges by a mix and a pod's preferences have something to weigh. Between two pods `CHANGED` nodes change, as they do while others
-are placed. Pods are of one template, or in turn of `TEMPLATES`: more than any work is kept for. Processor time, since others may have the machine too.
+are placed. Pods are of one template, or cyclically of `TEMPLATES`: more than any work is kept for. Processor time, since other processes may use the machine too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.placement.place import REQUESTS, fleet
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.nodes.constraints import LabelRequirement, Term
 from vgpu.scheduling.placement import fitting, place, rate
 from vgpu.scheduling.policies.registry import POLICIES
 from vgpu.scheduling.preferences import Preferences, Spread
@@ -47,7 +47,7 @@ def preferences(nodes: int) -> Preferences:
     """A preferred label, and spreading over zones and nodes with 1,000 pods that count."""
     names = [f"node-{at:05d}" for at in range(min(nodes, 1000))]
     peers = dict.fromkeys(names, 1)
-    preferred = (Term((Condition(DISK, "In", ("ssd",)),), 10),)
+    preferred = (Term((LabelRequirement(DISK, "In", ("ssd",)),), 10),)
     return Preferences(preferred, (Spread(ZONE, peers), Spread("kubernetes.io/hostname", peers)))
 
 
@@ -70,9 +70,9 @@ def runs(built: Fleet, liked: Preferences) -> dict[tuple[str, str], Callable[[],
 
 def cpu_ms(work: Callable[[], object], built: Fleet) -> list[float]:
     took, nodes = [], cycle(list(built.column))
-    for turn in range(ROUNDS):
+    for number in range(ROUNDS):
         for name in islice(nodes, CHANGED):
-            built.set_cpu(name, 32_000 + 1000 * (turn % 32))
+            built.set_cpu(name, 32_000 + 1000 * (number % 32))
         start = time.process_time()
         work()
         took.append(1000 * (time.process_time() - start))

@@ -1,4 +1,4 @@
-"""Whether pods that can use few nodes still find room there, and write `pools.csv`: policy `fragmentation` with and without what it learns
+"""Whether pods that can use few nodes still fit there, and write `pools.csv`: policy `fragmentation` with and without what it learns
 of labels, taints and MIG profiles.
 
 Run: python -m bench.placement.pools [--seeds 10]. Four fleets of 100 nodes, each with one restriction. Pods arrive in random order until
@@ -21,7 +21,7 @@ import numpy as np
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
+from vgpu.scheduling.nodes.constraints import ANYWHERE, LabelRequirement, NodeConstraints, Taint, Term, Toleration
 from vgpu.scheduling.placement import Placement, place
 
 FIRST_SEED = 42
@@ -81,7 +81,7 @@ def share(random: np.random.Generator) -> GpuRequest:
 
 def labelled() -> Scene:
     """A tenth of the nodes has a label, and a tenth of the pods selects it."""
-    selected = NodeConstraints(((Term((Condition("network", "In", ("infiniband",)),)),),))
+    selected = NodeConstraints(((Term((LabelRequirement("network", "In", ("infiniband",)),)),),))
 
     def pod(random: np.random.Generator) -> Pod:
         restricted, request = random.random() < 0.09, share(random)

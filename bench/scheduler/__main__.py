@@ -30,7 +30,7 @@ MODES = ("alone", "extender", "ahead")
 
 
 def throughput(programs: dict[str, Path], folder: Path, nodes: Sequence[int], pods: int, repeats: int) -> None:
-    """Each mode by turns, so that what else the machine does meets all of them."""
+    """The modes alternate, so that what else the machine does meets all of them."""
     rows = []
     for count in nodes:
         for repeat in range(repeats):
@@ -51,14 +51,14 @@ def cold_start(programs: dict[str, Path], folder: Path, nodes: int, pods: int, r
         write(HERE / "cold.csv", rows)
 
 
-def trace(programs: dict[str, Path], folder: Path, requested: argparse.Namespace) -> None:
+def trace(programs: dict[str, Path], folder: Path, arguments: argparse.Namespace) -> None:
     """Every list with every policy, one seed: as it is, with pods without a GPU left to kube-scheduler, and without those pods."""
     rows = []
-    for name in requested.lists:
-        for policy, (gpu_only, weight) in product(requested.policies, ((False, None), (False, 0), (True, None))):
+    for name in arguments.lists:
+        for policy, (gpu_only, weight) in product(arguments.policies, ((False, None), (False, 0), (True, None))):
             where = folder / f"{name}-{policy}-{gpu_only}-{weight}"
             run = openb.measure(
-                programs, where, requested.openb, name, policy, requested.seed, gpu_only=gpu_only, spare_weight=weight
+                programs, where, arguments.openb, name, policy, arguments.seed, gpu_only=gpu_only, spare_weight=weight
             )
             print(
                 f"{name}, {policy}, {run.without_gpu} pods without a GPU: {run.allocation} % allocated, simulated {run.simulated} %, {run.took_s} s",
@@ -95,15 +95,15 @@ def main() -> int:
     parser.add_argument("--policies", nargs="*", default=["fragmentation"])
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--only", choices=["throughput", "cold", "openb"])
-    requested = parser.parse_args()
+    arguments = parser.parse_args()
     programs = build(cache_folder(), [KUBERNETES, ETCD, HELM], Steps())
     with tempfile.TemporaryDirectory() as name:
-        if requested.only in (None, "throughput"):
-            throughput(programs, Path(name), requested.nodes, requested.pods, requested.repeats)
-        if requested.only in (None, "cold"):
-            cold_start(programs, Path(name), requested.cold_nodes, requested.cold_pods, requested.repeats)
-        if requested.openb and requested.only in (None, "openb"):
-            trace(programs, Path(name), requested)
+        if arguments.only in (None, "throughput"):
+            throughput(programs, Path(name), arguments.nodes, arguments.pods, arguments.repeats)
+        if arguments.only in (None, "cold"):
+            cold_start(programs, Path(name), arguments.cold_nodes, arguments.cold_pods, arguments.repeats)
+        if arguments.openb and arguments.only in (None, "openb"):
+            trace(programs, Path(name), arguments)
     return 0
 
 

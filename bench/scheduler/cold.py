@@ -33,7 +33,7 @@ A_TRANSACTION: Final = 100
 """Keys; etcd takes 128."""
 MADE: Final = "2026-01-01T00:00:00Z"
 REQUESTED_EACH_S: Final = 0.02
-PATIENCE_S: Final = 300
+TIMEOUT_S: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def measure(programs: dict[str, Path], folder: Path, nodes: int, pods: int) -> C
             listed = server("GET", f"{path}?limit=1")
             found = len(listed["items"]) + listed["metadata"].get("remainingItemCount", 0)
             assert found == count, f"{path}: {found} objects, {count} were written"
-            server.http.get(f"{path}?resourceVersion=0&limit=1", timeout=PATIENCE_S)
+            server.http.get(f"{path}?resourceVersion=0&limit=1", timeout=TIMEOUT_S)
         return _start(server, nodes, pods)
 
 
@@ -74,7 +74,7 @@ def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
     try:
         with httpx.Client(trust_env=False) as http:
             while not _ready(http, metrics_port):
-                assert time.monotonic() - began < PATIENCE_S, f"not ready after {PATIENCE_S} s"
+                assert time.monotonic() - began < TIMEOUT_S, f"not ready after {TIMEOUT_S} s"
                 time.sleep(REQUESTED_EACH_S)
         took = time.monotonic() - began
         rss_mib, highest_mib = (int(memory_mib(process.pid, what)) for what in ("VmRSS", "VmHWM"))

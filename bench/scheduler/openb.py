@@ -2,7 +2,7 @@
 
 Nodes are objects with the trace's processors, memory and GPUs; a thousandth of a GPU is one unit of gpu-mem. The pods that a seed draws
 are all created before kube-scheduler starts, named in the order of their arrival, which is the order in which it takes them. It has
-them all tried when each is bound or said to fit nowhere; none ends.
+them all tried when each is bound or reported to fit nowhere; none ends.
 
 Pods that request no GPU make a difference: by itself kube-scheduler puts them where most processors and memory are, so that GPUs
 elsewhere run out of processors; the published protocol has them go where the fewest GPUs are left, and so has the extender, as far as the
@@ -24,9 +24,9 @@ from rich.progress import Progress
 from bench.scheduler.stage import PODS, staged
 from tests.apiserver import ApiServer, running
 from tests.builders import NodeBuilder, pod, uuid_of
-from tests.integration.extender.scheduling import Api, Thing, node_object, pod_object
+from tests.integration.extender.scheduling import ApiCalls, Thing, node_object, pod_object
 from vgpu.api.inventory import Gpu
-from vgpu.scheduling.simulate import Bare, Cluster, Numbers, arrivals, least_gpu, replay
+from vgpu.scheduling.simulate import Bare, Numbers, SimulatedCluster, arrivals, least_gpu, replay
 from vgpu.scheduling.workload import Host, Job, read_nodes, read_pods
 
 UNIT_MIB: Final = 1024
@@ -89,7 +89,7 @@ def least_allocated(hosts: Sequence[Host]) -> Bare:
     """The host with most left, processors and memory weighing the same: NodeResourcesFit's default (Kubernetes 1.36, least_allocated.go)."""
     has = {host.name: (host.cpu_milli, host.memory_mib) for host in hosts}
 
-    def choose(cluster: Cluster, job: Job, fit: Numbers) -> int:
+    def choose(cluster: SimulatedCluster, job: Job, fit: Numbers) -> int:
         cpu_milli, memory_mib = np.array([has[name] for name in cluster.names[fit]]).T
         left = (cluster.cpu_milli[fit] - job.cpu_milli) / cpu_milli
         left += (cluster.memory_mib[fit] - job.memory_mib) / memory_mib
@@ -114,7 +114,7 @@ async def _schedule(
         return await _all_tried(stack.api, len(come)), time.monotonic() - started
 
 
-async def _all_tried(api: Api, count: int) -> list[int]:
+async def _all_tried(api: ApiCalls, count: int) -> list[int]:
     with Progress() as progress:
         tried = progress.add_task("pods tried", total=count)
         while True:
@@ -128,7 +128,7 @@ async def _all_tried(api: Api, count: int) -> list[int]:
 
 
 def _is_refused(one: dict[str, Any]) -> bool:
-    """Was it said to fit nowhere?"""
+    """Was it reported to fit nowhere?"""
     conditions = one["status"].get("conditions", [])
     return "nodeName" not in one["spec"] and any(
         c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions

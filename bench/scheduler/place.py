@@ -4,7 +4,7 @@ etcd (without fsync), kube-apiserver, kube-scheduler as the chart configures it 
 of this machine; nodes with 8 GPUs are objects. All pods are there before kube-scheduler starts, so that nothing but scheduling is
 measured: the time is that between its first tenth and its last, by its own metrics, asked four times a second. `alone` is the same
 configuration without the extender: pods are placed by the node's totals and no GPU is chosen. `ahead` is with the extender, which
-nominates pods that wait ahead of their turn where it finds that faster (`vgpu.scheduling.nominate_pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
+nominates waiting pods early where it finds that faster (`vgpu.scheduling.nominate_pacing`). All may call the API server as often as they like, where kube-scheduler's default of 50
 calls a second would be all that is seen. Processor time is that of the two programs, a pod.
 """
 
@@ -23,7 +23,7 @@ from bench.process import cpu_s
 from bench.scheduler.stage import staged
 from tests.apiserver import ApiServer, running
 from tests.builders import node, pod
-from tests.integration.extender.scheduling import Api, Pair, Stack, node_object, pod_object
+from tests.integration.extender.scheduling import ApiCalls, SchedulerPair, Stack, node_object, pod_object
 
 GPUS: Final = 8
 SIZES_MIB: Final = (4_096, 8_192, 10_240, 16_384, 24_576, 40_960)
@@ -84,7 +84,7 @@ async def _measure(programs: dict[str, Path], server: ApiServer, folder: Path, m
     )  # fmt: skip
 
 
-async def _watch(stack: Stack, pair: Pair, pods: int) -> list[Point]:
+async def _watch(stack: Stack, pair: SchedulerPair, pods: int) -> list[Point]:
     """(seconds, pods scheduled) until all are."""
     points: list[Point] = []
     while not points or points[-1][1] < pods:
@@ -103,7 +103,7 @@ def rate(points: list[Point], pods: int) -> float:
     return (most - few) / (end - begin) if end > begin else float("inf")
 
 
-async def _writes(api: Api) -> Counter[str]:
+async def _writes(api: ApiCalls) -> Counter[str]:
     """`VERB resource/subresource` -> calls that the API server has had, but for leases."""
     async with api.session.get("/metrics") as answer:
         text = await answer.text()

@@ -158,16 +158,16 @@ static unsigned take_the_rest(CUdeviceptr *large, unsigned most)
     return count;
 }
 
-/* With no memory left but in pages that small allocations share: 100 of them have gaps of half of what is requested, and one has room. */
+/* With no memory left but in pages that small allocations share: 100 of them have gaps of half of what is requested, and one has space. */
 static void near_the_limit(void)
 {
     enum { PAGES = 100, GAP = BLOCK / 2, GAPS = PAGES * (LARGE / GAP), LARGE_LIMIT = 1000, ROUNDS = 2000 };
     static CUdeviceptr small[GAPS], large[LARGE_LIMIT];
-    CUdeviceptr room, at;
+    CUdeviceptr last, at;
     double batch[BATCHES];
     for (unsigned i = 0; i < GAPS; i++)
         need(allocate(&small[i], GAP), "cuMemAlloc");
-    need(allocate(&room, BLOCK), "cuMemAlloc");
+    need(allocate(&last, BLOCK), "cuMemAlloc");
     const unsigned count = take_the_rest(large, LARGE_LIMIT);
     for (unsigned i = 0; i < GAPS; i += 2)
         need(release(small[i]), "cuMemFree");
@@ -184,7 +184,7 @@ static void near_the_limit(void)
         need(release(small[i]), "cuMemFree");
     for (unsigned i = 0; i < count; i++)
         need(release(large[i]), "cuMemFree");
-    need(release(room), "cuMemFree");
+    need(release(last), "cuMemFree");
 }
 
 /* Out of the device's pool, which has grown by then: what CUDA runtimes of cudaMallocAsync do all the time. */

@@ -23,7 +23,7 @@ class Shape:
     heads: int = 16
     hidden: int = 5632
     most: int = 1024
-    """Positions that the cache has room for."""
+    """Positions that fit the cache."""
 
     @property
     def head(self) -> int:
@@ -45,11 +45,11 @@ class Layer(nn.Module):
         self.up, self.gate = (nn.Linear(shape.width, shape.hidden, bias=False) for _ in range(2))
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], cache: Tensor | None, at: int) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Tensor | None, at: int) -> Tensor:
         batch, length, _ = x.shape
         parts = self.qkv(self.before(x)).view(batch, length, 3, self.shape.heads, self.shape.head)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        q, k = _turned(q, turn), _turned(k, turn)
+        q, k = _rotated(q, rotation), _rotated(k, rotation)
         if cache is not None:
             cache[0, :, :, at : at + length] = k
             cache[1, :, :, at : at + length] = v
@@ -60,9 +60,9 @@ class Layer(nn.Module):
         return x + self.down(silu(self.gate(y)) * self.up(y))
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     one, two = x.chunk(2, -1)
-    cos, sin = turn
+    cos, sin = rotation
     return torch.cat((one * cos - two * sin, one * sin + two * cos), -1)
 
 
@@ -80,12 +80,12 @@ class Decoder(nn.Module):
         self.register_buffer("sin", angle.sin())
 
     def forward(self, tokens: Tensor, caches: list[Tensor] | None = None, at: int = 0) -> Tensor:
-        """Logits (batch, length, vocabulary). `at`: how many positions the caches hold already."""
+        """Logits (batch, length, vocabulary). `at`: how many positions the caches have already."""
         x = self.embedding(tokens)
         length = tokens.shape[1]
-        turn = self.cos[at : at + length].to(x.dtype), self.sin[at : at + length].to(x.dtype)
+        rotation = self.cos[at : at + length].to(x.dtype), self.sin[at : at + length].to(x.dtype)
         for number, layer in enumerate(self.layers):
-            x = layer(x, turn, caches[number] if caches else None, at)
+            x = layer(x, rotation, caches[number] if caches else None, at)
         return self.head(self.norm(x))
 
     def new_caches(self, batch: int) -> list[Tensor]:

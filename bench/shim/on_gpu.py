@@ -1,10 +1,10 @@
-"""What the library costs on a real driver: every figure with and without it, in turns, in one run.
+"""What the library costs on a real driver: every figure alternately with and without it, in one run.
 
     python3 bench/shim/on_gpu.py OUT_FOLDER [--budget 400] [--only start,first,loads,calls,many,training,serving] [--fake]
 
 Calls and starts come from C programs, a training step and serving from PyTorch (a row `not run` where it is absent). One round
-is one figure without and one with the library, and the next round turns their order about; the ratio is taken within rounds,
-so that a machine that slows down slows both. At least ROUNDS rounds, or the row says how many there were. `ratio_95` is where the
+is one figure without and one with the library, and the next round reverses their order; the ratio is taken within rounds,
+so that a machine that slows down slows both. At least ROUNDS rounds, or the row has their number. `ratio_95` is where the
 median of the ratios lies with 95 % certainty. Writes results-gpu.csv and results-gpu.svg. Needs gcc; TANGRAM_LIBRARY names a
 libtangram.so built elsewhere.
 """
@@ -75,7 +75,7 @@ class Table:
 
 def of_median(values: list[float]) -> tuple[float, float]:
     """Between which two of the values the median of what they were drawn from lies in 95 of 100 cases, whatever its shape: so few are
-    below a rank as a fair coin says. The whole range where there are too few to say."""
+    below a rank as a fair coin gives. The whole range where there are too few."""
     ordered, count = sorted(values), len(values)
     below = accumulate(comb(count, rank) / 2**count for rank in range(count // 2))
     at = max(0, sum(part <= 0.025 for part in below) - 1)
@@ -109,7 +109,7 @@ def figures(words: list[str], env: dict[str, str]) -> Figures:
 
 def torch_rounds(here: Machine, table: Table, key: str, name: str, until: float) -> None:
     """PAIRS of processes, one of each kind and both on the same cores, that all start at once; then a pair after the other has its
-    rounds, in turns."""
+    rounds, alternately."""
     python = os.environ.get("TANGRAM_TEST_PYTHON", sys.executable)
     device = os.environ.get("TANGRAM_BENCH_DEVICE", "cuda")
     words = [python, str(HERE / f"{name}.py"), device]
@@ -192,18 +192,18 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=400, help="seconds for everything")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
-    given = parser.parse_args()
-    requested = given.only.split(",")
+    arguments = parser.parse_args()
+    requested = arguments.only.split(",")
     if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    with machine(given.fake) as here:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with machine(arguments.fake) as here:
         about = here.describe()
         here.start_arbiter()
-        table = measure(here, given.budget, requested, lambda table: write(table, about, given.out))
+        table = measure(here, arguments.budget, requested, lambda table: write(table, about, arguments.out))
     for row in table.rows():
         print(*row[:5], row[-1], sep="  ")
-    plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(given.out / "results-gpu.csv")], check=False)
+    plot = subprocess.run([sys.executable, str(HERE / "plot.py"), str(arguments.out / "results-gpu.csv")], check=False)
     return 1 if table.absent or plot.returncode else 0
 
 

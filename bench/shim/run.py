@@ -1,4 +1,4 @@
-"""What the library costs: the same program with and without it, in turns, on the fake driver.
+"""What the library costs: the same program alternately with and without it, on the fake driver.
 
     uv run python bench/shim/run.py [--build DIR] [--rounds 7] [--before LIBRARY]
 
@@ -36,23 +36,25 @@ def main() -> None:
     import tempfile
 
     root = Path(__file__).parents[2]
-    options = argparse.ArgumentParser()
-    options.add_argument("--build", type=Path, default=root / "shim/build")
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--before", type=Path, help="libtangram.so of an earlier commit")
-    given = options.parse_args()
-    subprocess.run(["make", "-s", "-C", root / "shim", "lib", "fake", "programs", f"BUILD={given.build}"], check=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=Path, default=root / "shim/build")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--before", type=Path, help="libtangram.so of an earlier commit")
+    arguments = parser.parse_args()
+    subprocess.run(
+        ["make", "-s", "-C", root / "shim", "lib", "fake", "programs", f"BUILD={arguments.build}"], check=True
+    )
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         (Path(folder) / "grants").mkdir()
-        stage = Stage(given.build, Path(folder))
+        stage = Stage(arguments.build, Path(folder))
         stage.start_driver()
         stage.grant((GPUS[0], LIMIT_MIB))
         stage.start_arbiter("--grace-ms", "0")
         libraries = {"without": "", "with": stage.library}
-        if given.before:
-            libraries["before"] = str(given.before.resolve())
+        if arguments.before:
+            libraries["before"] = str(arguments.before.resolve())
         seen: dict[str, dict[str, list[float]]] = {which: defaultdict(list) for which in libraries}
-        for _ in range(given.rounds):
+        for _ in range(arguments.rounds):
             for which, library in libraries.items():
                 for words in (("calls",), ("start", "300")):
                     for name, ns in measure(stage, library, *words).items():

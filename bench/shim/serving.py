@@ -3,7 +3,7 @@
 A round answers a request at batch 1 and one at batch 8: a prompt (time to first token) and then tokens one by one (time per
 token, and the fastest of them: a core that another machine's work slows down for a while makes tokens up to twice as slow, and what the
 library adds is in each). Every request takes a new cache, as a server does. Python collects no garbage meanwhile, which would come to one round and
-not to the next. Runs with and without the library side by side; on_gpu.py says when.
+not to the next. Runs with and without the library side by side; on_gpu.py decides when.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a small decoder, a round at a time: each line of stdin is one round of STEPS steps, each line of stdout its milliseconds a step.
 
-The fastest step is shown, too; serving.py says why.
+The fastest step is shown, too; serving.py has the reason.
 """
 
 from __future__ import annotations

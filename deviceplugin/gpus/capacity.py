@@ -62,7 +62,7 @@ def memory_by_gpu(inventory: Inventory, slices: Iterable[Slice]) -> Iterator[tup
         yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
 
 
-class Capacity(Collector):
+class CapacityCollector(Collector):
     """The metrics of a node's GPUs and of its pods' whole GPUs and MIG instances, read at each scrape."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 One device for each GPU and each MIG instance, named by UUID; what every container with a GPU needs besides (control devices, the
 driver's user-side libraries under the names that programs load, nvidia-smi, the persistence daemon's socket) once for all.
-Paths in it are the host's. Knows nothing of pods.
+Paths in it are the host's. Independent of pods.
 
 Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from deviceplugin.grants.files import make_folder, resolve_inside, write_whole
+from deviceplugin.grants.atomic_file import make_folder, resolve_inside, write_atomically
 from nvml.library import LIBRARY_FOLDERS
 from vgpu.api.contract import CDI_KIND
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
@@ -32,7 +32,7 @@ LIBRARIES: Final = (
 """What compute and utility programs load, as NVIDIA's container toolkit lists it."""
 
 LOADER_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
-"""Folders that glibc searches without a cache: Debian's and everybody else's."""
+"""Folders that glibc searches without a cache: Debian's and all others'."""
 
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 CONTROL_NODES_NEEDED: Final = ("nvidiactl", "nvidia-uvm")
@@ -61,7 +61,7 @@ class DriverRoot:
         return str(self.host / "dev" / name) if (self.here / "dev" / "nvidiactl").exists() else f"/dev/{name}"
 
     def has_node(self, name: str) -> bool:
-        """Does the root's /dev hold it? True where the root has no /dev of its own: the host's cannot be seen from here."""
+        """Is it in the root's /dev? True where the root has no /dev of its own: the host's cannot be seen from here."""
         return not (self.here / "dev" / "nvidiactl").exists() or (self.here / "dev" / name).exists()
 
     def first(self, folders: Iterable[str], name: str) -> Path | None:
@@ -86,7 +86,7 @@ def write(folder: Path, inventory: Inventory, root: DriverRoot) -> bool:
     if path.exists() and path.read_bytes() == content:
         return False
     make_folder(folder)
-    write_whole(path, content, 0o644)
+    write_atomically(path, content, 0o644)
     return True
 
 
@@ -103,7 +103,7 @@ def mig_minors(root: Path) -> dict[tuple[int, int, int | None], int]:
 
 
 def capability_minor(gpu: int, gpu_instance: int, compute_instance: int | None) -> int:
-    """What the driver's list says, for when it cannot be read: 135 numbers a GPU from 3 on, 9 a GPU instance.
+    """The numbers of the driver's list, for when it cannot be read: 135 numbers a GPU from 3 on, 9 a GPU instance.
 
     Read off /proc/driver/nvidia-caps/mig-minors of drivers R450 to R580.
     """

@@ -1,7 +1,7 @@
-"""Follow the machine's GPUs: which there are, and whether they are well. What is seen goes into the `Offer`.
+"""Follow the node's GPUs: which there are, and whether they are healthy. What is seen goes into the `Offer`.
 
-A driver that does not answer is tried again and again, and the log says so: a node whose driver comes up late is served late, and a node
-without GPUs idles. NVML is a child process's affair (`nvml.supervisor`), which may hang or go at any time: every answer has its time, and
+A driver that does not answer is tried again and again, and the log records it: a node whose driver comes up late is served late, and a node
+without GPUs idles. NVML runs in a child process (`nvml.supervisor`), which may hang or end at any time: every answer has a time limit, and
 is waited for in threads.
 """
 
@@ -19,9 +19,9 @@ import structlog
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
-from nvml.gather import probe
-from nvml.health import Health
-from nvml.messages import Found, Opened, XidsSeen
+from nvml.health import HealthTracker
+from nvml.inventory import probe
+from nvml.messages import Found, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.inventory import AccessMode, Inventory
@@ -31,7 +31,7 @@ RETRY_S: Final = 1.0
 OPEN_WAIT_S: Final = 1.0
 """How long one attempt waits for NVML to be opened: also how long an orderly end may take."""
 EVENTS_S: Final = 0.5
-"""Between looks for XID events. Guessed."""
+"""Between queries for XID events. Guessed."""
 GRACE_S: Final = 5.0
 """NVML may be away for so long before its GPUs are unhealthy: a child that was killed is back within a second. Guessed."""
 HANGS: Final = 2
@@ -43,14 +43,14 @@ log = structlog.get_logger("deviceplugin.gpus.node_gpus")
 
 
 def access_mode(wanted: Literal["auto", "cdi", "nvidia"], found: Found, environment: Mapping[str, str]) -> AccessMode:
-    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or the environment says so) it serves others."""
+    """`auto`: where NVIDIA's runtime serves our own container (the driver came with it, or the environment names it) it serves others."""
     if wanted != "auto":
         return wanted
     return "nvidia" if found == "loader" or NVIDIA_ENV in environment else "cdi"
 
 
-class Driver(Protocol):
-    """What keeps NVML open: the supervisor."""
+class NvmlConnection(Protocol):
+    """NVML as a supervisor keeps it open (`nvml.supervisor.NvmlSupervisor`)."""
 
     hangs: int
     """Calls about a GPU that did not return, since one did."""
@@ -61,18 +61,18 @@ class Driver(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def await_open(self, wait_s: float) -> Opened:
+    def await_open(self, wait_s: float) -> OpenReply:
         """Raises NvmlAway."""
 
     def reopen(self, why: str) -> None:
-        """NVML as it is open is of no use."""
+        """Replace the process that has NVML open."""
 
 
-class Machine:
+class NodeGpus:
     """Keeps an offer in step with NVML."""
 
     def __init__(
-        self, offer: Offer, metrics: Metrics, driver: Driver, *, access: Literal["auto", "cdi", "nvidia"],
+        self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
         try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -81,7 +81,7 @@ class Machine:
         self._driver, self._nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
-        self._health = Health()
+        self._health = HealthTracker()
         self._away = ""
         self._away_since_s = 0.0
         self._hung: dict[str, str] = {}
@@ -106,49 +106,49 @@ class Machine:
                 await asyncio.sleep(RETRY_S)
 
     def _fails(self, error: Exception) -> None:
-        """Nobody can use these GPUs once NVML has been away for long, or a call did not return."""
+        """The GPUs are unhealthy once NVML has been unavailable for long, or a call did not return."""
         why, at_s = str(error), self._clock()
         if not self._away:
             self._away_since_s = at_s
         if why != self._away:
-            log.warning("no GPUs are offered yet, or their state is not known any longer", error=why)
+            log.warning("no GPUs are offered yet, or their state is no longer known", error=why)
         self._away = why
         hangs = isinstance(error, NvmlHung) or self._driver.hangs >= HANGS
         if (hangs or at_s - self._away_since_s >= GRACE_S) and self._offer.probed:
-            self._offer.set_ill({gpu.uuid: why for gpu in self._offer.inventory().gpus})
+            self._offer.set_unhealthy({gpu.uuid: why for gpu in self._offer.inventory().gpus})
             self._report()
 
-    async def _follow(self, access: AccessMode, opened: Opened) -> None:
+    async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.inventory() if self._offer.probed else None
             inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
             self._on_inventory(inventory)
-            await self._try_out(inventory)  # before anybody is given a share
+            await self._try_out(inventory)  # before any share is granted
             self._offer.set_inventory(inventory)
-            self._offer.set_ill(self._health.ill)
+            self._offer.set_unhealthy(self._health.unhealthy)
             self._report()
             if self._away or before is None:
                 log.info("NVML answers", library=opened.found, access=access, was=self._away)
             self._away = ""
             if not inventory.gpus:
-                log.info("this node has no GPUs: idling", look_again_s=self._probe_s)
+                log.info("this node has no GPUs", next_probe_s=self._probe_s)
                 await asyncio.sleep(self._probe_s)
                 continue
             await self._watch([gpu.uuid for gpu in inventory.gpus])
 
     async def _watch(self, uuids: list[str]) -> None:
-        """Listen and request `probe_s`. Raises NvmlError when NVML as such does not answer."""
+        """Watch XID events and query the health of the GPUs for `probe_s`. Raises NvmlError when NVML as such does not answer."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
-                    group.create_task(self._listen(tuple(uuids)))
-                    group.create_task(self._request(uuids, probing))
+                    group.create_task(self._watch_xids(tuple(uuids)))
+                    group.create_task(self._query_health(uuids, probing))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             if failed.split(NvmlError)[1] is not None:
-                raise  # a mistake of ours is not to be taken for a driver that is away
+                raise  # a bug of this program must not pass for a driver that is unavailable
             raise failed.exceptions[0] from None
 
-    async def _listen(self, uuids: tuple[str, ...]) -> None:
+    async def _watch_xids(self, uuids: tuple[str, ...]) -> None:
         reported: set[str] = set()
         while True:
             pending = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
@@ -161,19 +161,19 @@ class Machine:
             self._take(seen, reported)
             await asyncio.sleep(EVENTS_S)
 
-    def _take(self, seen: XidsSeen, reported: set[str]) -> None:
-        for uuid, why in seen.deaf.items():
+    def _take(self, seen: XidsReply, reported: set[str]) -> None:
+        for uuid, why in seen.unwatched.items():
             if uuid not in reported:
                 reported.add(uuid)
-                log.info("no XID events of a GPU: it is asked only", error=why)
+                log.info("a GPU reports no XID events: only its health queries count", error=why)
         for event in seen.xids:
             log.warning("XID", gpu_uuid=event.uuid, xid=event.xid)
             self._metrics.xids.labels(event.uuid, str(event.xid)).inc()
             if self._health.xid(event.uuid, event.xid):
                 self._reported()
 
-    async def _request(self, uuids: list[str], probing: asyncio.Timeout) -> None:
-        """Raises NvmlError when no GPU answers for long: a driver that was reloaded knows nothing of an old session.
+    async def _query_health(self, uuids: list[str], probing: asyncio.Timeout) -> None:
+        """Raises NvmlError when no GPU answers for long: a driver that was reloaded has no old session.
 
         `probing` ends when the next probe is due: at once for a GPU that answers again, and that the last probe left unhealthy.
         """
@@ -188,14 +188,14 @@ class Machine:
         raise NvmlAway(f"no GPU answers: {troubles[0]}")
 
     def _left_unhealthy(self, uuids: list[str], troubles: list[str | None]) -> bool:
-        """Is there a GPU that is well, and did not answer the last probe?"""
+        """Is there a GPU that is healthy, and did not answer the last probe?"""
         well = {
             uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None
-        } - self._health.ill.keys()
+        } - self._health.unhealthy.keys()
         return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
-        """Why the GPU is not well now, if it is not; its health is logged when it changed. Raises NvmlAway."""
+        """Why the GPU is unhealthy now, if it is; a change is logged. Raises NvmlAway."""
         try:
             trouble = await asyncio.to_thread(self._nvml.answers, uuid)
             self._hung.pop(uuid, None)
@@ -206,8 +206,8 @@ class Machine:
         return trouble
 
     def _reported(self) -> None:
-        log.warning("health changed", ill=dict(self._health.ill))
-        self._offer.set_ill(self._health.ill)
+        log.warning("health changed", unhealthy=dict(self._health.unhealthy))
+        self._offer.set_unhealthy(self._health.unhealthy)
         self._report()
 
     def _report(self) -> None:

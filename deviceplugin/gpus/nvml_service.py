@@ -10,12 +10,12 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.grants.files import make_folder
+from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.metrics import Metrics
 from deviceplugin.settings import DevicePluginSettings
-from nvml.replacing import End
-from nvml.server import Server
-from nvml.supervisor import Limits, Supervisor
+from nvml.replacing import EndReason
+from nvml.server import NvmlServer
+from nvml.supervisor import NvmlSupervisor, TimeLimits
 
 RETRY_S: Final = 5.0
 COUNT_S: Final = 1.0
@@ -24,27 +24,27 @@ COUNT_S: Final = 1.0
 log = structlog.get_logger("deviceplugin.nvml")
 
 
-class Management:
+class NvmlService:
     """The supervisor runs from `start` to `close`."""
 
     def __init__(self, settings: DevicePluginSettings, metrics: Metrics) -> None:
-        self.supervisor = Supervisor(
+        self.supervisor = NvmlSupervisor(
             settings.driver_root,
-            Limits(settings.nvml_start_s, settings.nvml_call_s),
+            TimeLimits(settings.nvml_start_s, settings.nvml_call_s),
             released=settings.nvml_released,
             report=_report,
         )
         self.failing = "NVML's socket is not open yet"
         """Why the arbiter cannot query NVML; empty when it can."""
         self._settings, self._metrics = settings, metrics
-        self._counted: dict[End, int] = {}
+        self._counted: dict[EndReason, int] = {}
 
     def start(self) -> None:
         """Raises RuntimeError when there is no thread to be had."""
         self.supervisor.start()
 
     def close(self) -> None:
-        """End the child, and answer everybody who waits. Again: no-op."""
+        """End the child, and answer every caller that waits. Again: no-op."""
         self.supervisor.close()
 
     async def run(self) -> None:
@@ -57,11 +57,11 @@ class Management:
         finally:
             await asyncio.to_thread(server.close)
 
-    async def _opened(self) -> Server:
+    async def _opened(self) -> NvmlServer:
         while True:
             try:
                 make_folder(self._settings.plugin_folder)
-                server = Server(
+                server = NvmlServer(
                     self._settings.nvml_socket,
                     self.supervisor,
                     report=lambda text: log.warning("NVML's socket", what=text),
@@ -81,7 +81,7 @@ class Management:
         self._metrics.nvml_abandoned.set(self.supervisor.abandoned)
 
 
-def _report(end: End | None, text: str) -> None:
+def _report(end: EndReason | None, text: str) -> None:
     if end is None:
         log.info("NVML is open", how=text)
     else:

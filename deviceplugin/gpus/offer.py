@@ -23,7 +23,7 @@ class Offer:
         self.probed = False
         """Has NVML answered once?"""
         self._reported = self._inventory = Inventory((), unit_mib)
-        self._ill: Mapping[str, str] = {}
+        self._unhealthy: Mapping[str, str] = {}
         self._orphans: tuple[Orphan, ...] = ()
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
@@ -43,17 +43,17 @@ class Offer:
     def set_inventory(self, inventory: Inventory) -> None:
         """NVML answered again."""
         self.probed = True
-        self._set(inventory, self._ill)
+        self._set(inventory, self._unhealthy)
 
-    def set_ill(self, ill: Mapping[str, str]) -> None:
+    def set_unhealthy(self, unhealthy: Mapping[str, str]) -> None:
         """GPUs that are not fit for use, with the reason; all others are as NVML reported last."""
-        self._set(self._reported, dict(ill))
+        self._set(self._reported, dict(unhealthy))
 
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
         """Pods that the API lacks and whose processes run on, by UID."""
         self._orphans = orphans
         if self.probed:
-            self._set(self._reported, self._ill)
+            self._set(self._reported, self._unhealthy)
 
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
@@ -61,10 +61,10 @@ class Offer:
             await self._changed.wait()
         return self.version
 
-    def _set(self, reported: Inventory, ill: Mapping[str, str]) -> None:
-        gpus = tuple(replace(gpu, healthy=gpu.healthy and gpu.uuid not in ill) for gpu in reported.gpus)
+    def _set(self, reported: Inventory, unhealthy: Mapping[str, str]) -> None:
+        gpus = tuple(replace(gpu, healthy=gpu.healthy and gpu.uuid not in unhealthy) for gpu in reported.gpus)
         inventory = replace(reported, gpus=gpus, orphans=self._orphans)
-        self._reported, self._ill = reported, ill
+        self._reported, self._unhealthy = reported, unhealthy
         if inventory == self._inventory and self.version:
             return
         self._inventory = inventory

@@ -49,9 +49,9 @@ class Publisher:
         """Until cancelled. Nothing is written before NVML has answered once: silence of the driver is no inventory."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
-            group.create_task(self._keep_right())
+            group.create_task(self._keep_published())
 
-    async def _keep_right(self) -> None:
+    async def _keep_published(self) -> None:
         await self._offer.changed_since(0)
         back_off = BackOff(*BACKOFF_S)
         while True:
@@ -61,13 +61,13 @@ class Publisher:
             except (ApiError, BadDocument, msgspec.MsgspecError) as error:
                 self.failing, retry_s = str(error), back_off.failed()
                 log.warning("the inventory is not published", error=self.failing, retry_s=retry_s)
-                await self._news(version, retry_s)
+                await self._wait_for_change(version, retry_s)
                 continue
             self.failing = ""
             back_off.succeeded()
-            await self._news(version, VERIFY_S)
+            await self._wait_for_change(version, VERIFY_S)
 
-    async def _news(self, version: int, at_most_s: float) -> None:
+    async def _wait_for_change(self, version: int, at_most_s: float) -> None:
         """Return when the offer changed, or the watch shows an annotation that is not ours; or after so long."""
         waiting = [asyncio.ensure_future(self._offer.changed_since(version)), asyncio.ensure_future(self._other_text())]
         try:

@@ -1,11 +1,11 @@
-"""The record of one allocation of gpu-mem: `allocation.json` in its grant directory. What it says, and which directory it names.
+"""The record of one allocation of gpu-mem: `allocation.json` in its grant directory. Its contents, and which directory it names.
 
 A directory is made for one call of Allocate and never for another: its name has a random part, which the record repeats. So a
-process that outlives its pod keeps its directory, whoever gets its device IDs next.
+process that outlives its pod keeps its directory, whichever pod gets its device IDs next.
 
     <hash of the IDs, 16>-<order, 8><random, 7>    hexadecimal; the order counts the directories of the same IDs
 
-The boot ID says which processes and sockets may still be there: none of an earlier boot. The allocation itself outlives a boot, as
+The boot ID determines which processes and sockets may still be there: none of an earlier boot. The allocation itself outlives a boot, as
 the kubelet's does: after it the kubelet may send PreStartContainer alone.
 """
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from deviceplugin.grants.files import AnyPath, content_of, write_whole
+from deviceplugin.grants.atomic_file import AnyPath, content_of, write_atomically
 from vgpu.api.errors import BadDocument, NewerVersion
 
 VERSION: Final = 2
@@ -47,11 +47,11 @@ _sealed = msgspec.json.Decoder(_Sealed)
 _versions = msgspec.json.Decoder(_Version)
 
 
-def write(path: AnyPath, body: object, *, durable: bool, beside: AnyPath | None = None) -> None:
-    """Replace the record. `durable` waits until it outlives a loss of power; `beside` as `files.write_whole` has it. Raises OSError."""
+def write(path: AnyPath, body: object, *, durable: bool, temporary: AnyPath | None = None) -> None:
+    """Replace the record. `durable` waits until it outlives a loss of power; `temporary` as `files.write_atomically` has it. Raises OSError."""
     text = msgspec.json.encode(body)
     sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
-    write_whole(path, msgspec.json.encode(sealed), 0o600, durable=durable, beside=beside)
+    write_atomically(path, msgspec.json.encode(sealed), 0o600, durable=durable, temporary=temporary)
 
 
 def read(path: Path, what: str, *, oldest: int = VERSION) -> Checked | None:
@@ -78,7 +78,7 @@ def read(path: Path, what: str, *, oldest: int = VERSION) -> Checked | None:
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """Names the time since the machine started; empty when the kernel does not tell."""
+    """Names the time since the machine started; empty when the kernel does not report it."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""Put each container's ID beside its grant, as soon as the pod's status has it: by it the arbiter tells the containers of a pod apart.
+"""Put each container's ID beside its grant, as soon as the pod's status has it: by it the arbiter distinguishes the containers of a pod.
 
-The kubelet does not say at PreStartContainer which container it makes, and the runtime's ID is made after that. Until the file is there the arbiter
+PreStartContainer does not name the container that the kubelet makes, and the runtime's ID is made after that. Until the file is there the arbiter
 counts the pod's grants as one. A container that starts again has another ID: the file follows.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from deviceplugin.calls_in_progress import at_once
+from deviceplugin.calls_in_progress import without_waiting
 from deviceplugin.grants.allocation_record import Record
 from kube.objects import Pod
 from vgpu.api.cgroup import is_container_id
@@ -30,8 +30,8 @@ class Pods(Protocol):
     async def changed(self) -> None: ...
 
 
-class Folders(Protocol):
-    """The grant directories, as `deviceplugin.grants.directories.Grants` has them."""
+class ContainerIdFiles(Protocol):
+    """The grant directories, as `deviceplugin.grants.grant_directories.GrantDirectories` has them."""
 
     def of_pods(self, uids: Collection[str]) -> Mapping[str, Record]: ...
 
@@ -41,10 +41,12 @@ class Folders(Protocol):
 
 
 class ContainerIds:
-    """Writes what is new after each change of any pod of the node. `lull` as `calls_in_progress.Calls.lull`."""
+    """Writes what is new after each change of any pod of the node. `until_idle` as `calls_in_progress.CallsInProgress.until_idle`."""
 
-    def __init__(self, pods: Pods, grants: Folders, lull: Callable[[], Awaitable[None]] = at_once) -> None:
-        self._pods, self._grants, self._lull = pods, grants, lull
+    def __init__(
+        self, pods: Pods, grants: ContainerIdFiles, until_idle: Callable[[], Awaitable[None]] = without_waiting
+    ) -> None:
+        self._pods, self._grants, self._until_idle = pods, grants, until_idle
         self._written: dict[str, str] = {}
         self._named: dict[str, tuple[Pod, dict[str, str]]] = {}
         """Pod UID -> the pod as it was seen, and its containers' IDs."""
@@ -59,7 +61,7 @@ class ContainerIds:
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._pods.changed()
-            await self._lull()
+            await self._until_idle()
 
     def once(self) -> None:
         """One look at every pod that has changed; files are written only for IDs that are new. Raises OSError."""

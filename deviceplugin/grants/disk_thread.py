@@ -1,4 +1,4 @@
-"""A thread for the state folder's disk, which may never answer: whoever waits for it does so for a bounded time, and no other thread hangs.
+"""A thread for the state folder's disk, which may never answer: a caller waits for it for a bounded time, and no other thread hangs.
 
 One queue and one thread, without the machinery of a pool: a call of the kubelet waits for both ways. What waits in the queue and is
 given up is never begun.
@@ -23,7 +23,7 @@ DISK_S: Final = 5.0
 T = TypeVar("T")
 
 
-class Worker:
+class DiskThread:
     """Does one thing after another in a thread of this name. The thread begins with the first, and a program ends without it."""
 
     def __init__(self, name: str) -> None:
@@ -33,7 +33,7 @@ class Worker:
         weakref.finalize(self, self._work.put, None)
 
     def begin(self, work: Callable[..., T], *arguments: object) -> Future[T]:
-        """Have it done; nobody needs to wait. Raises OSError when there can be no thread."""
+        """Queue the work; the caller need not wait. Raises OSError when there can be no thread."""
         if self._thread is None:
             self._start()
         done: Future[T] = Future()
@@ -71,19 +71,19 @@ async def answered(work: Awaitable[T], *, otherwise: str) -> T:
 
 
 def _do_all(work: SimpleQueue[Callable[[], None] | None]) -> None:
-    """Until None comes: nobody has the worker any more."""
+    """Until None comes: the worker has no user any more."""
     while (do := work.get()) is not None:
         do()
 
 
 def _promised(done: Future[T], work: Callable[..., T], arguments: tuple[object, ...]) -> Callable[[], None]:
-    """Does the work, unless it was given up, and tells whoever waits for it."""
+    """Does the work, unless it was given up, and passes the result to the caller that waits for it."""
 
     def do() -> None:
         if done.set_running_or_notify_cancel():
             try:
                 done.set_result(work(*arguments))
-            except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+            except BaseException as error:  # noqa: BLE001 (the caller that waits gets it)
                 done.set_exception(error)
 
     return do

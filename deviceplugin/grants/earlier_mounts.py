@@ -51,7 +51,7 @@ def _preloading(container: PreloadingContainer) -> PreloadingContainer:
     return msgspec.structs.replace(container, env=kept)
 
 
-def preloading_earlier(pod: Pod) -> frozenset[str]:
+def containers_with_earlier_preload(pod: Pod) -> frozenset[str]:
     """Names of its containers whose LD_PRELOAD has the earlier path."""
     if not isinstance(pod, PreloadingPod):
         return frozenset()

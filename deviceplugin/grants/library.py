@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.grants.files import (
-    Version,
+from deviceplugin.grants.atomic_file import (
+    FileVersion,
     content_of,
-    discard_leftover,
+    discard_temporary,
     make_folder,
     size_of,
     version_of,
-    write_whole,
+    write_atomically,
 )
 from vgpu.api.contract import LIBRARY, PRELOAD_TEXTS
 
@@ -30,7 +30,7 @@ class Library:
         self._root, self._source = state_root, source
         self.installed = state_root / "lib" / "none" / LIBRARY
         """By its content: a new one never touches an old one in use."""
-        self._right: dict[str, Version] = {}
+        self._right: dict[str, FileVersion] = {}
         """Name of a preload file -> its version that was right."""
 
     def install(self) -> Path:
@@ -40,10 +40,10 @@ class Library:
         for folder in (self._root, self.installed.parent.parent, self.installed.parent):
             make_folder(folder)
         if size_of(self.installed) != len(content):
-            write_whole(self.installed, content, 0o755)
+            write_atomically(self.installed, content, 0o755)
         self.restore_preload()
         for path in (self.installed, *(self._root / name for name in _PRELOADS)):
-            discard_leftover(path)
+            discard_temporary(path)
         return self.installed
 
     def restore_preload(self) -> list[str]:
@@ -55,7 +55,7 @@ class Library:
             if version is not None and version == self._right.get(name):
                 continue
             if content_of(path) != content:
-                write_whole(path, content, 0o644)
+                write_atomically(path, content, 0o644)
                 missing.append(name)
                 version = version_of(path)
             if version is not None:
@@ -63,7 +63,7 @@ class Library:
         return missing
 
     def link(self, folder: str) -> None:
-        """The installed library, in place of one of an earlier installation. One that somebody removed is installed again. Raises OSError."""
+        """The installed library, in place of one of an earlier installation. A removed one is installed again. Raises OSError."""
         target = f"{folder}/{LIBRARY}"
         with suppress(FileNotFoundError):
             there = os.stat(self.installed)
@@ -72,8 +72,8 @@ class Library:
         if size_of(self.installed) == 0:
             make_folder(self.installed.parent.parent)
             make_folder(self.installed.parent)
-            write_whole(self.installed, self._source.read_bytes(), 0o755)
-        beside = discard_leftover(target)
+            write_atomically(self.installed, self._source.read_bytes(), 0o755)
+        beside = discard_temporary(target)
         try:
             beside.hardlink_to(self.installed)
         except OSError:
@@ -82,7 +82,7 @@ class Library:
         beside.replace(target)
 
     def collect(self, *, now: float, older_than_s: float) -> None:
-        """Remove those of earlier installations: who has one has a link of his own."""
+        """Remove those of earlier installations: a grant that uses one has its own link."""
         for folder in self.installed.parent.parent.glob("*"):
             if folder != self.installed.parent and now - folder.stat().st_mtime > older_than_s:
                 shutil.rmtree(folder, ignore_errors=True)

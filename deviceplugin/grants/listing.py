@@ -1,6 +1,6 @@
 """The names of the grant directories, remembered between two changes of the folder that they lie in.
 
-A start needs them several times, and a node may have hundreds. The folder's time of change tells whether anybody made, renamed or removed
+A start needs them several times, and a node may have hundreds. The folder's time of change shows whether a process made, renamed or removed
 one since. That time is as coarse as the kernel's tick (some milliseconds): `scan` looks in any case, and upkeep calls it.
 """
 
@@ -58,7 +58,7 @@ class Listing:
 
     @contextmanager
     def passing_over(self) -> Iterator[None]:
-        """Meanwhile the caller makes names that begin with `LEFTOVER`, and is the only one who makes any: no reason to read again."""
+        """Meanwhile the caller makes names that begin with `LEFTOVER`, and no other code makes any: no reason to read again."""
         before_ns = self._time_ns()
         yield
         if before_ns == self._changed_ns:

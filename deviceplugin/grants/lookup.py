@@ -16,13 +16,13 @@ from itertools import takewhile
 
 from deviceplugin.allocation import NodePod
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Folder
+from deviceplugin.grants.grant_directories import GrantDirectory
 from vgpu.api.errors import Refused
 from vgpu.api.request import GpuRequest
 
 
 def containers_of(
-    folders: Sequence[Folder],
+    folders: Sequence[GrantDirectory],
     node_pod: NodePod,
     units: int,
     listed: Collection[str],
@@ -68,9 +68,9 @@ def containers_of(
     return found
 
 
-def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
+def _mine(folders: Sequence[GrantDirectory], uid: str) -> tuple[list[GrantDirectory], set[str]]:
     """As far back as none was granted to another pod, or guessed to be of yet another; and the UIDs of the pods that Allocate took it for."""
-    mine: list[Folder] = []
+    mine: list[GrantDirectory] = []
     guesses = {uid}
     for folder in _since_another_had_them(folders, uid):
         if folder.record is not None:
@@ -82,14 +82,14 @@ def _mine(folders: Sequence[Folder], uid: str) -> tuple[list[Folder], set[str]]:
     return mine, guesses
 
 
-def _since_another_had_them(folders: Sequence[Folder], uid: str) -> list[Folder]:
+def _since_another_had_them(folders: Sequence[GrantDirectory], uid: str) -> list[GrantDirectory]:
     """As far back as none was granted to another pod."""
     return list(takewhile(lambda folder: owner_of(folder) in ("", uid), folders))
 
 
-def as_far_as_another(folders: Iterable[Folder], uid: str) -> list[Folder]:
+def as_far_as_another(folders: Iterable[GrantDirectory], uid: str) -> list[GrantDirectory]:
     """The newest directories, to the first that was granted to another pod, this one included: no older one can be this pod's."""
-    found: list[Folder] = []
+    found: list[GrantDirectory] = []
     for folder in folders:
         found.append(folder)
         if owner_of(folder) not in ("", uid):
@@ -97,12 +97,12 @@ def as_far_as_another(folders: Iterable[Folder], uid: str) -> list[Folder]:
     return found
 
 
-def owner_of(folder: Folder) -> str:
+def owner_of(folder: GrantDirectory) -> str:
     """UID of the pod that this directory was granted to; empty when it never was."""
     return folder.grant.uid if folder.grant is not None else ""
 
 
-def _container(folder: Folder, node_pod: NodePod, sharing: Sequence[GpuRequest]) -> str | None:
+def _container(folder: GrantDirectory, node_pod: NodePod, sharing: Sequence[GpuRequest]) -> str | None:
     record = folder.record
     if record is not None and record.suffix and 0 <= record.place < len(node_pod.requests):
         request = node_pod.requests[record.place]
@@ -118,7 +118,11 @@ def _container(folder: Folder, node_pod: NodePod, sharing: Sequence[GpuRequest])
 
 
 def _why(
-    node_pod: NodePod, without: Sequence[str], units: int, folders: Sequence[Folder], mine: Sequence[Folder]
+    node_pod: NodePod,
+    without: Sequence[str],
+    units: int,
+    folders: Sequence[GrantDirectory],
+    mine: Sequence[GrantDirectory],
 ) -> str:
     what = f"{node_pod}: container {' and '.join(without)} with {units} devices has no grant directory"
     troubles = [folder.trouble for folder in folders if folder.trouble]

@@ -1,4 +1,4 @@
-"""See, after a container has started, that it has its grant where the library is looked for; tell the pod's user where it has not.
+"""Check, after a container has started, that its grant is where the library is searched for; if not, report it to the pod's user.
 
 The kubelet calls before the container is made, and not afterwards. So the mounts of the pod's processes are looked at for some seconds.
 An image may have a symbolic link where the grant belongs: the library is not loaded then, and no process of it has to use the GPU for us to see that.
@@ -22,7 +22,7 @@ LOOK_S: Final = 0.5
 LOOKS: Final = 3
 """In a row that find it misplaced: the runtime makes one mount after another. One less for a container that is gone by then: the arbiter may have
 killed it. Guessed."""
-PATIENCE_S: Final = 60.0
+TIMEOUT_S: Final = 60.0
 """For a container that was about to start. Guessed: its image is there already."""
 REASON: Final = "GrantMisplaced"
 
@@ -35,23 +35,23 @@ class Pods(Protocol):
     def pod(self, uid: str) -> Pod | None: ...
 
 
-class Records(Protocol):
-    """The records of allocations, as `deviceplugin.grants.directories.Grants` has them."""
+class GrantRecords(Protocol):
+    """The records of allocations, as `deviceplugin.grants.grant_directories.GrantDirectories` has them."""
 
     def records(self) -> Mapping[str, Record]: ...
 
 
 class Mounts(Protocol):
-    """The mounts of processes, as `deviceplugin.pods.processes.Processes` sees them."""
+    """The mounts of processes, as `deviceplugin.pods.pod_processes.PodProcesses` sees them."""
 
     def mounts(self, uids: Collection[str]) -> Iterator[tuple[str, str]]: ...
 
 
-class Mounted:
+class MountCheck:
     """Of a node. `report` gets the pod, the container and a sentence."""
 
     def __init__(
-        self, pods: Pods, grants: Records, processes: Mounts, report: Callable[[Pod, str, str], None],
+        self, pods: Pods, grants: GrantRecords, processes: Mounts, report: Callable[[Pod, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._pods, self._grants, self._processes, self._report, self._clock = pods, grants, processes, report, clock
@@ -64,7 +64,7 @@ class Mounted:
     def starting(self, keys: Iterable[str]) -> None:
         """Containers with these grant directories are about to start."""
         for key in keys:
-            self._until[key] = self._clock() + PATIENCE_S
+            self._until[key] = self._clock() + TIMEOUT_S
             self._looks.pop(key, None)
             self._starting.set()
 

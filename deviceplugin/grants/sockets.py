@@ -23,7 +23,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.grants.files import discard_leftover, make_folder
+from deviceplugin.grants.atomic_file import discard_temporary, make_folder
 from vgpu.api.contract import SOCKET, SOCKET_DIR
 
 LOOK_S: Final = 0.25
@@ -74,7 +74,7 @@ class Sockets:
             right = False
         new = make_folder(f"{folder}/{SOCKET_DIR}")
         if not right:  # or an arbiter of an earlier version put its own socket there
-            beside = discard_leftover(link)
+            beside = discard_temporary(link)
             beside.symlink_to(TARGET)
             beside.replace(link)
         return new or not right
@@ -125,7 +125,7 @@ class Sockets:
         with suppress(FileNotFoundError):
             if os.path.samestat(made, link.lstat()):
                 return
-        beside = discard_leftover(link)
+        beside = discard_temporary(link)
         os.link(source, beside, follow_symlinks=False)
         if not stat.S_ISSOCK(beside.lstat().st_mode):
             beside.unlink()

@@ -1,7 +1,7 @@
-"""Grant directories that are ready before anybody needs them: the library, the folders of the socket, the link to it, and empty files
+"""Grant directories that are ready before they are needed: the library, the folders of the socket, the link to it, and empty files
 in which the record and the grant are begun.
 
-Making these takes longer than all else that Allocate does, and it is the same for each container. A spare has no name that anybody else knows, no
+Making these takes longer than all else that Allocate does, and it is the same for each container. A spare has no name that another process knows, no
 record and no grant; it becomes a directory of one allocation and is never a spare again. Without one, Allocate makes all of it.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.grants.files import make_folder
+from deviceplugin.grants.atomic_file import make_folder
 
 KEPT: Final = 4
 """Guessed: a pod has few containers with a share, and one is made within a millisecond."""
@@ -37,7 +37,7 @@ class Spares:
             return {*self._making, *self._taken, *(path.name for path in self._ready)}
 
     def take(self) -> Path | None:
-        """One that is the caller's until it is `done` with it; None when there is none. Somebody may have removed a part of it, or all."""
+        """One that is the caller's until it is `done` with it; None when there is none. A part of it, or all, may have been removed."""
         with self._lock:
             if not self._ready:
                 return None

@@ -1,1 +1,1 @@
-"""The node's pods: what the API server and /proc say of them, and what they use."""
+"""The node's pods: their state in the API server and in /proc, and what they use."""

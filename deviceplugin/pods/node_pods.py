@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from deviceplugin.allocation import NodePod, Request, contradiction
-from deviceplugin.grants.earlier_mounts import preloading_earlier
-from deviceplugin.pods.service_class import EVERY, terms_of
+from deviceplugin.allocation import DeviceRequest, NodePod, contradiction
+from deviceplugin.grants.earlier_mounts import containers_with_earlier_preload
+from deviceplugin.pods.service_class import EVERY, service_class_of
 from kube import paths
 from kube.client import Client
 from kube.errors import ApiError
@@ -25,16 +25,16 @@ from vgpu.api.request import PodRequest, pod_request
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadablePod:
     """A pod that requests our resources and cannot be served."""
 
     pod: Pod
-    wants: tuple[Request, ...]
+    wants: tuple[DeviceRequest, ...]
     why: str
 
 
 def requests_of(pod: Pod, names: Names, unit_mib: int) -> PodRequest:
-    """What a pod requests. Its placement policy is the extender's business, class and level those of `terms`: any will do here.
+    """What a pod requests. Its placement policy is the extender's business, class and level those of `found`: any will do here.
 
     Raises BadRequest.
     """
@@ -47,7 +47,7 @@ def requests_of(pod: Pod, names: Names, unit_mib: int) -> PodRequest:
 
 def read(
     pod: Pod, order: tuple[int, str], names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)
-) -> NodePod | Unreadable | None:
+) -> NodePod | UnreadablePod | None:
     """The pod as a container, or why it is none; None when it requests nothing of ours or is finished.
 
     `urgent`: namespaces that may have latency-critical work.
@@ -57,36 +57,38 @@ def read(
     try:
         request = requests_of(pod, names, unit_mib)
     except BadRequest as error:
-        return Unreadable(pod, _raw_requests(pod, names), f"pod {pod.key}: {error}")
+        return UnreadablePod(pod, _raw_requests(pod, names), f"pod {pod.key}: {error}")
     requests = request.containers
     if not requests:
         return None
-    wants = tuple(Request(r, n) for request in requests for r, n in request.resources(names).items())
+    wants = tuple(DeviceRequest(r, n) for request in requests for r, n in request.resources(names).items())
     text = pod.metadata.annotation(names.assignment)
     if text is None:
         scheduler = pod.spec.scheduler_name or "no scheduler"
         why = f"pod {pod.key} requests GPUs and has no assignment: it was placed by {scheduler}, not by Tangram's scheduler"
-        return Unreadable(pod, wants, why)
+        return UnreadablePod(pod, wants, why)
     try:
         assignment = assignment_from_json(text)
     except BadDocument as error:
-        return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {error}")
+        return UnreadablePod(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {error}")
     wrong = contradiction(requests, assignment)
     if wrong:
-        return Unreadable(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {wrong}")
+        return UnreadablePod(pod, wants, f"pod {pod.key}: annotation {names.assignment}: {wrong}")
     meta = pod.metadata
     waiting, leaving = pod.status.start_time is None, meta.deletion_timestamp is not None
-    terms = terms_of(meta.annotations or {}, assignment, meta.namespace, names, urgent)
-    assignment = replace(assignment, service_class=terms.service_class, level=terms.level)
+    found = service_class_of(meta.annotations or {}, assignment, meta.namespace, names, urgent)
+    assignment = replace(assignment, service_class=found.service_class, level=found.level)
     return NodePod(
-        meta.uid, meta.namespace, meta.name, order, requests, assignment, waiting, leaving, request.guard, terms.ignored,
-        preloading_earlier(pod),
+        meta.uid, meta.namespace, meta.name, order, requests, assignment, waiting, leaving, request.over_limit_action, found.ignored,
+        containers_with_earlier_preload(pod),
     )  # fmt: skip
 
 
-def _raw_requests(pod: Pod, names: Names) -> tuple[Request, ...]:
+def _raw_requests(pod: Pod, names: Names) -> tuple[DeviceRequest, ...]:
     limits = [c.resources.limits or {} for c in (*pod.spec.init_containers, *pod.spec.containers)]
-    return tuple(Request(r, int(n)) for part in limits for r, n in part.items() if names.ours(r) and str(n).isdigit())
+    return tuple(
+        DeviceRequest(r, int(n)) for part in limits for r, n in part.items() if names.ours(r) and str(n).isdigit()
+    )
 
 
 class NodePods:
@@ -94,7 +96,7 @@ class NodePods:
 
     def __init__(self, names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)) -> None:
         self._names, self._unit_mib, self._urgent = names, unit_mib, urgent
-        self._known: dict[str, NodePod | Unreadable] = {}
+        self._known: dict[str, NodePod | UnreadablePod] = {}
         self._pods: dict[str, Pod] = {}
         self._orders: dict[str, tuple[int, str]] = {}
         self._node_pods: tuple[NodePod, ...] | None = None
@@ -127,7 +129,7 @@ class NodePods:
         else:
             self._known[new.uid] = known
 
-    def read(self, pod: Pod, order: tuple[int, str] = (0, "")) -> NodePod | Unreadable | None:
+    def read(self, pod: Pod, order: tuple[int, str] = (0, "")) -> NodePod | UnreadablePod | None:
         """As the module's `read`, for this node."""
         return read(pod, order, self._names, self._unit_mib, self._urgent)
 
@@ -137,16 +139,16 @@ class NodePods:
             self._node_pods = tuple(known for known in self._known.values() if isinstance(known, NodePod))
         return self._node_pods
 
-    def unreadable(self) -> Sequence[Unreadable]:
+    def unreadable(self) -> Sequence[UnreadablePod]:
         """Every unfinished pod of this node that requests our resources and cannot be served."""
-        return [known for known in self._known.values() if isinstance(known, Unreadable)]
+        return [known for known in self._known.values() if isinstance(known, UnreadablePod)]
 
-    def other_scheduler(self, request: Request) -> str | None:
+    def other_scheduler(self, request: DeviceRequest) -> str | None:
         """Why the pod that the request may be for cannot be served, when one is known."""
         found = self.other_schedulers_pod(request)
         return found.why if found else None
 
-    def other_schedulers_pod(self, request: Request) -> Unreadable | None:
+    def other_schedulers_pod(self, request: DeviceRequest) -> UnreadablePod | None:
         """The first waiting pod with such a request that cannot be served."""
         fits = (u for u in self.unreadable() if u.pod.status.start_time is None and request in u.wants)
         return min(fits, key=lambda u: self._orders[u.pod.uid], default=None)
@@ -189,7 +191,7 @@ def initialized(pod: Pod) -> bool:
 
 
 async def fetch_pod(client: Client, namespace: str, name: str) -> Pod | None:
-    """The pod, asked of the API server; None when it has none of that name. Raises ApiError when it does not tell."""
+    """The pod, from the API server; None when it has none of that name. Raises ApiError when it does not answer."""
     try:
         return msgspec.json.decode(await client.get(paths.pod(namespace, name)), type=Pod)
     except ApiError as error:

@@ -1,8 +1,8 @@
-"""Whose work comes first, as a pod's annotations say now: class and level of a pod that is placed may be edited while it runs.
+"""The service class in a pod's annotations now: class and level of a pod that is placed may be edited while it runs.
 
-The pod was placed and admitted with one class; its assignment, which nobody but Tangram writes, has it. The annotations
-may be changed by whoever may write the pod, and no admission webhook is called then. So what they say counts only where it makes sense
-and is allowed: latency-critical work in the namespaces that may have it. What does not count is reported once, and what the
+The pod was placed and admitted with one class; its assignment, which only Tangram writes, has it. The annotations
+may be changed by any user who may write the pod, and no admission webhook is called then. So they count only where they make sense
+and are allowed: latency-critical work in the namespaces that may have it. What does not count is reported once, and what the
 pod was placed with applies instead.
 """
 
@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import structlog
 
 from deviceplugin.allocation import NodePod
-from deviceplugin.calls_in_progress import at_once
-from deviceplugin.grants.directories import Grants
+from deviceplugin.calls_in_progress import without_waiting
+from deviceplugin.grants.grant_directories import GrantDirectories
 from kube.objects import Pod
 from vgpu.api.errors import BadRequest
 from vgpu.api.grant import Assignment
@@ -35,7 +35,7 @@ log = structlog.get_logger("deviceplugin.pods.service_class")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ServiceClass:
     """What applies, and a sentence for each annotation that does not count."""
 
     service_class: str
@@ -43,9 +43,9 @@ class Terms:
     ignored: tuple[str, ...] = ()
 
 
-def terms_of(
+def service_class_of(
     annotations: Mapping[str, str], assignment: Assignment, namespace: str, names: Names, urgent: Collection[str]
-) -> Terms:
+) -> ServiceClass:
     """The class and level of a placed pod. `urgent`: namespaces that may have latency-critical work, or `*`."""
     may = EVERY in urgent or namespace in urgent
     placed = DEFAULT_CLASS if assignment.service_class == URGENT and not may else assignment.service_class
@@ -69,7 +69,7 @@ def terms_of(
     except BadRequest as error:
         ignored.append(f"{error}; level {assignment.level} applies")
         level = assignment.level
-    return Terms(service_class, level, tuple(ignored))
+    return ServiceClass(service_class, level, tuple(ignored))
 
 
 class Pods(Protocol):
@@ -89,14 +89,18 @@ class Observer(Protocol):
         """An annotation does not count, and that was not reported yet."""
 
 
-class Followers:
-    """Writes the grants of running containers anew when the terms of their pod change. `lull` as `calls_in_progress.Calls.lull`."""
+class ServiceClassUpdater:
+    """Writes the grants of running containers anew when the terms of their pod change. `until_idle` as `calls_in_progress.CallsInProgress.until_idle`."""
 
     def __init__(
-        self, pods: Pods, grants: Grants, observer: Observer, lull: Callable[[], Awaitable[None]] = at_once
+        self,
+        pods: Pods,
+        grants: GrantDirectories,
+        observer: Observer,
+        until_idle: Callable[[], Awaitable[None]] = without_waiting,
     ) -> None:
-        self._pods, self._grants, self._observer, self._lull = pods, grants, observer, lull
-        self._followed: dict[str, tuple[str, int]] = {}
+        self._pods, self._grants, self._observer, self._until_idle = pods, grants, observer, until_idle
+        self._written: dict[str, tuple[str, int]] = {}
         self._reported: dict[str, tuple[str, ...]] = {}
 
     async def run(self) -> None:
@@ -109,20 +113,20 @@ class Followers:
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._pods.changed()
-            await self._lull()
+            await self._until_idle()
 
     def once(self) -> None:
         """One look at every pod; files are read only for those whose terms are new. Raises OSError."""
         now = {node_pod.uid: node_pod for node_pod in self._pods.node_pods()}
         self._report(now)
-        fresh = {uid for uid, node_pod in now.items() if self._followed.get(uid) != _terms(node_pod)}
+        fresh = {uid for uid, node_pod in now.items() if self._written.get(uid) != _class_and_level(node_pod)}
         for key, record in self._grants.of_pods(fresh).items() if fresh else ():
-            self._follow(key, now[record.uid])
-        self._followed = {uid: _terms(node_pod) for uid, node_pod in now.items()}
+            self._update(key, now[record.uid])
+        self._written = {uid: _class_and_level(node_pod) for uid, node_pod in now.items()}
 
-    def _follow(self, key: str, node_pod: NodePod) -> None:
+    def _update(self, key: str, node_pod: NodePod) -> None:
         grant = self._grants.read(key)
-        service_class, level = _terms(node_pod)
+        service_class, level = _class_and_level(node_pod)
         if grant is None or grant.uid != node_pod.uid or (grant.service_class, grant.level) == (service_class, level):
             return
         self._grants.write(key, replace(grant, service_class=service_class, level=level))
@@ -146,5 +150,5 @@ class Followers:
         self._reported = reported
 
 
-def _terms(node_pod: NodePod) -> tuple[str, int]:
+def _class_and_level(node_pod: NodePod) -> tuple[str, int]:
     return node_pod.assignment.service_class, node_pod.assignment.level

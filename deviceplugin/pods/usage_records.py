@@ -1,12 +1,12 @@
 """What each pod of the node uses, as a record on the node: `pods/<UID>.json` in the state folder, written before its first process starts.
 
-The API server forgets a pod that is deleted by force; its processes run on. This record is how the node still knows what they use: the
+The API server forgets a pod that is deleted by force; its processes run on. This record is the node's own record of what they use: the
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
-A record is begun in one file for all of them, which is made beforehand (`files.begin`) or was the record of a pod that is gone.
+A record is begun in one file for all of them, which is made beforehand (`files.create_temporary`) or was the record of a pod that is gone.
 
-Knows files. Which pods are gone is decided in `orphans`.
+Works on files alone. `orphan_finder` decides which pods are gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from deviceplugin.grants import checked_file as sealed
-from deviceplugin.grants.files import begin, discard_leftover, make_folder
+from deviceplugin.grants.atomic_file import create_temporary, discard_temporary, make_folder
 from vgpu.api.codec import check_slice
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Slice
@@ -69,7 +69,7 @@ class UsageRecords:
         """File name -> what is wrong with it. Such a file is kept; a start of its pod replaces it, unless a later plugin wrote it."""
         self._folder = state_root / FOLDER
         self._writing = Lock()
-        """Whoever has it writes what is begun."""
+        """Its owner writes what is begun."""
         self._records: dict[str, UsageRecord] = {}
         self._users: dict[str, dict[str, str]] = {}
         """Resource -> device ID -> UID of the pod that had it last."""
@@ -79,7 +79,7 @@ class UsageRecords:
         make_folder(self._folder)
         self.begin_next()
         for path in sorted(self._folder.glob("*.json")):
-            discard_leftover(path)  # of an earlier plugin
+            discard_temporary(path)  # of an earlier plugin
             try:
                 record = self._read(path)
             except (OSError, BadDocument) as error:
@@ -111,16 +111,16 @@ class UsageRecords:
         with self._writing:
             try:
                 self._write(path, record)
-            except FileNotFoundError:  # somebody removed the folder
+            except FileNotFoundError:  # the folder was removed
                 make_folder(self._folder)
                 self._write(path, record)
         self.remember(record)
         self.damaged.pop(path.name, None)
 
     def begin_next(self) -> None:
-        """Make the file in which the next record is begun, when nobody waits for it. Where that cannot be, the writer of the record says why."""
+        """Make the file in which the next record is begun, when no call waits for it. If that fails, the writer of the record reports why."""
         with self._writing, suppress(OSError):
-            begin(self._folder / BEGUN)
+            create_temporary(self._folder / BEGUN)
 
     def remember(self, record: UsageRecord) -> None:
         """Until the next start of this plugin: of a pod that is known from its grants alone, too."""
@@ -148,8 +148,8 @@ class UsageRecords:
         return self._users.get(resource, {})
 
     def _write(self, path: Path, record: UsageRecord) -> None:
-        """After a loss of power no process lives that it could tell of, so this does not wait for the disk."""
-        sealed.write(path, record, durable=False, beside=self._folder / BEGUN)
+        """After a loss of power no process lives that it could describe, so this does not wait for the disk."""
+        sealed.write(path, record, durable=False, temporary=self._folder / BEGUN)
 
     def _path(self, uid: str) -> Path:
         name = uid if _FILE_NAME.match(uid) else hashlib.sha256(uid.encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""Nominations ahead of a pod's turn: `nominator` chooses and writes them, `reservations` sets their capacity aside."""
+"""Nominations ahead of a pod's scheduling cycle: `nominator` chooses and writes them, `nomination_reservations` sets their capacity aside."""

@@ -1,6 +1,7 @@
-"""Nominate pods to nodes ahead of their turn, while many wait (`vgpu.scheduling.nominate`) and it pays (`vgpu.scheduling.nominate_pacing`).
+"""Nominate pods to nodes ahead of their scheduling cycle, while many wait (`vgpu.scheduling.nominate`) and it saves time
+(`vgpu.scheduling.nominate_pacing`).
 
-    waiting pods --Line--> due --placement over the fleet--> nomination reservation --one write--> status.nominatedNodeName
+    waiting pods --WaitingQueue--> due --placement over the fleet--> nomination reservation --one write--> status.nominatedNodeName
     kube-scheduler filters that one node --> a scheduling reservation; or it filters all nodes, as without a nomination
 
 No other part depends on it. A nomination that kube-scheduler does not follow (another pod's anti-affinity, memory, a new taint) costs it
@@ -18,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from extender.nominate.reservations import NominationReservations
+from extender.nominate.nomination_reservations import NominationReservations
 from extender.state import State
 from kube.cache import Cache
 from kube.client import Client
@@ -29,9 +30,9 @@ from kube.patch import nominate
 from vgpu.api.errors import BadRequest
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.nodes.name_index import Quoted
-from vgpu.scheduling.nominate import Line, Trust, Waiting, due
+from vgpu.scheduling.nominate import NominationSuccess, WaitingPod, WaitingQueue, due
 from vgpu.scheduling.nominate_pacing import Pacing
-from vgpu.scheduling.placement import NoRoom, Placement, place
+from vgpu.scheduling.placement import NoFit, Placement, place
 from vgpu.scheduling.policies.registry import POLICIES
 
 ACTIVE_S: Final = 10.0
@@ -44,7 +45,7 @@ WRITERS: Final = 4
 """Nominations being written at a time. More are not faster on two cores (measured)."""
 
 KINDS: Final = 64
-"""Kinds of needs whose nodes are kept, and requests that fit nowhere. Pulled out of the air."""
+"""Kinds of needs whose nodes are kept, and requests that fit nowhere. Guessed."""
 
 SCHEDULER_ERROR: Final = "SchedulerError"
 GATED: Final = "SchedulingGated"
@@ -78,7 +79,7 @@ class Nominator:
         """Nominations written, refused by the API server, followed by kube-scheduler (`taken`), not followed (`left`)."""
         self._client, self._state, self._pods, self._nodes = client, state, pods, nodes
         self._clock, self._scheduler, self._when = clock, scheduler, when
-        self._line, self._trust, self._pacing = Line[Needs](), Trust(), Pacing()
+        self._line, self._trust, self._pacing = WaitingQueue[Needs](), NominationSuccess(), Pacing()
         self._seen: dict[str, str] = {}
         """UID of every waiting pod that was nominated, or that must not be -> its node, or an empty string."""
         self._written: set[str] = set()
@@ -88,7 +89,7 @@ class Nominator:
         self._called_at_s = float("-inf")
         self._wake, self._rests = asyncio.Event(), asyncio.Event()
         self._rests.set()
-        self._writes: asyncio.Queue[Waiting[Needs]] = asyncio.Queue(WRITERS)
+        self._writes: asyncio.Queue[WaitingPod[Needs]] = asyncio.Queue(WRITERS)
 
     # --- what the watch shows ---
 
@@ -126,7 +127,7 @@ class Nominator:
         except BadRequest:  # filter reports it to the user
             return
         if request and not POLICIES[request.policy].lists and self._state.allocations.place_of(pod.uid) is None:
-            self._line.join(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, needs))
+            self._line.join(WaitingPod(pod.uid, pod.key, pod.spec.priority or 0, request, needs))
             self._wake.set()
 
     def _is_anothers(self, pod: Pod) -> bool:
@@ -155,7 +156,7 @@ class Nominator:
     # --- what kube-scheduler calls ---
 
     def called(self, pod: Pod) -> None:
-        """kube-scheduler has come to this pod: it is placed now, and its nomination reservation ends."""
+        """kube-scheduler tries this pod: it is placed now, and its nomination reservation ends."""
         self._called_at_s = self._clock()
         nominated = pod.uid in self._written
         if self._line.leave(pod.uid):
@@ -170,11 +171,11 @@ class Nominator:
         return self._clock() - self._called_at_s < ACTIVE_S
 
     def has_nominated(self, uid: str) -> bool:
-        """Did this extender nominate the pod ahead of its turn?"""
+        """Did this extender nominate the pod ahead of its scheduling cycle?"""
         return bool(self._seen.get(uid))
 
     def read_back(self, pod: Pod) -> None:
-        """Reserve for a pod that another extender has nominated, or one before this, if its node still has the capacity."""
+        """Reserve for a pod that another or an earlier extender has nominated, if its node still has the capacity."""
         node = pod.status.nominated_node_name
         try:
             request = self._state.request_of(pod)
@@ -190,7 +191,7 @@ class Nominator:
         found = self._place(request, [node])
         if found is not None:
             self._seen[pod.uid] = node
-            self._put(Waiting(pod.uid, pod.key, pod.spec.priority or 0, request, Needs()), found)
+            self._put(WaitingPod(pod.uid, pod.key, pod.spec.priority or 0, request, Needs()), found)
 
     def expire(self) -> None:
         """Once a second: end the reservations that have lapsed."""
@@ -219,7 +220,7 @@ class Nominator:
                 await self._plan(one)
                 await asyncio.sleep(0)  # kube-scheduler's calls run first
 
-    def _next(self) -> Waiting[Needs] | None:
+    def _next(self) -> WaitingPod[Needs] | None:
         now_s = self._clock()
         if not self.is_active() or self._trust.paused(now_s):
             return None
@@ -227,10 +228,10 @@ class Nominator:
             return None
         return due(self._line, len(self.reservations))
 
-    async def _plan(self, one: Waiting[Needs]) -> None:
+    async def _plan(self, one: WaitingPod[Needs]) -> None:
         nodes = await self._candidates(one.needs)
         if not self._line.leave(one.uid):
-            return  # kube-scheduler has come to it, or it is gone
+            return  # kube-scheduler has tried it, or it is gone
         self._seen[one.uid] = ""
         kind = one.request, one.needs
         if self._clock() - self._in_vain.get(kind, float("-inf")) < VAIN_S:
@@ -246,7 +247,7 @@ class Nominator:
         self._put(one, found)
         await self._writes.put(one)
 
-    def _put(self, one: Waiting[Needs], found: Placement) -> None:
+    def _put(self, one: WaitingPod[Needs], found: Placement) -> None:
         self.reservations.put(one.uid, one.key, one.priority, one.request, found)
 
     async def _candidates(self, needs: Needs) -> Sequence[str]:
@@ -275,7 +276,7 @@ class Nominator:
             columns = [fleet.column[name] for name in known]
             enough = (fleet.free_cpu_milli[columns] >= request.cpu_milli).tolist()
             found = place(fleet, request, tuple(compress(known, enough)), only)
-        return None if isinstance(found, NoRoom) else found
+        return None if isinstance(found, NoFit) else found
 
     async def _write(self) -> None:
         while True:
@@ -292,7 +293,7 @@ class Nominator:
         await self._rests.wait()
         await self._writes.join()
 
-    async def _nominate(self, one: Waiting[Needs]) -> None:
+    async def _nominate(self, one: WaitingPod[Needs]) -> None:
         pod, node = self._pods.get(one.key), self._seen.get(one.uid)
         if (
             pod is None
@@ -329,7 +330,7 @@ def fits_nowhere(pod: Pod) -> bool:
 
 
 def unplaced(condition: Condition) -> bool:
-    """Does this condition say so? A pod with scheduling gates has one too, though kube-scheduler has not tried it yet."""
+    """Does this condition report that? A pod with scheduling gates has one too, though kube-scheduler has not tried it yet."""
     return condition.type == "PodScheduled" and condition.status == "False" and condition.reason != GATED
 
 
@@ -347,7 +348,7 @@ def _suiting(needs: Needs, nodes: Iterable[Node]) -> list[str]:
 
 
 def _quoted(names: Sequence[str]) -> Sequence[str]:
-    """The same, as the fleet looks up thousands fastest."""
+    """The same, in the form in which the fleet looks up thousands fastest."""
     if not names:
         return ()
     text = b" " * 7 + msgspec.json.encode(names)

@@ -1,6 +1,6 @@
 """Coordinate preemption: what the watch shows and what kube-scheduler calls, passed to the parts in the order that keeps them consistent.
 
-    filter finds no room --> kube-scheduler calls /preempt (`verb`), evicts, nominates --watch--> reservation (`reservations`)
+    filter finds no node --> kube-scheduler calls /preempt (`verb`), evicts, nominates --watch--> reservation (`preemption_reservations`)
                          --> kube-scheduler does not call --> `evictor` reserves, nominates, evicts
 
 `pod_changed` stands between the watch and the state, so that a reservation takes freed capacity at the moment when it comes free. No
@@ -20,35 +20,35 @@ from typing import Final
 import structlog
 
 from extender.filter import filter_nodes
-from extender.fit_report import Reporter
+from extender.fit_report import FitReporter
 from extender.nominate.nominator import Nominator, fits_nowhere, turned_down
 from extender.preemption.background import BackgroundWork
-from extender.preemption.candidates import Candidates, leaving, priority_of
-from extender.preemption.disruption_budgets import Budgets, small_budget
+from extender.preemption.disruption_budgets import DisruptionBudgets, small_budget
 from extender.preemption.evictions import Evictions
 from extender.preemption.evictor import Evictor
 from extender.preemption.history import PreemptionHistory
 from extender.preemption.history_store import HistoryStore
-from extender.preemption.kueue_pods import Queues
-from extender.preemption.kueue_victims import Wholes
+from extender.preemption.kueue_pods import KueuePods
+from extender.preemption.kueue_victims import WorkloadCandidates
 from extender.preemption.planner import EvictionPlanner
-from extender.preemption.reservations import PreemptionReservations
+from extender.preemption.preemption_reservations import PreemptionReservations
 from extender.preemption.verb import VICTIMS_S, PreemptVerb
+from extender.preemption.victim_candidates import VictimCandidates, leaving, priority_of
 from extender.protocol import FilterArgs, FilterResult
 from extender.settings import Settings
 from extender.state import State
 from extender.watch_intake import WatchIntake
-from kube.cache import Cache, Statistics
+from kube.cache import Cache, CacheStatistics
 from kube.client import Client
 from kube.events import Recorder
-from kube.objects import Budget, Pod
+from kube.objects import Pod, PodDisruptionBudget
 from kube.paths import BUDGETS
 from vgpu.api.errors import BadRequest
-from vgpu.scheduling.placement import NO_ROOM
-from vgpu.scheduling.victims.allocated_pod import LOWEST
-from vgpu.scheduling.victims.bounds import Rules, Terms
-from vgpu.scheduling.victims.choice import least_eviction
+from vgpu.scheduling.placement import NO_SINGLE_GPU
+from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
+from vgpu.scheduling.victims.eligibility import LOWEST
 from vgpu.scheduling.victims.node_search import Eviction
+from vgpu.scheduling.victims.victim_search import least_eviction
 
 COMPONENT = "tangram-extender"
 BY_KUBE_SCHEDULER = "PreemptionByScheduler"
@@ -64,7 +64,7 @@ little beside a scheduling cycle."""
 log = structlog.get_logger("extender.preemption.coordinator")
 
 
-class Preemption:
+class PreemptionCoordinator:
     """`pods` is the cache whose changes are passed to `pod_changed`."""
 
     def __init__(
@@ -82,43 +82,49 @@ class Preemption:
         self.enabled = settings.preemption
         self._state, self._intake, self._pods, self._nominator = state, intake, pods, nominator
         self._read_s, self._has_read_back = read_s, False
-        self.disruptions = Budgets()
-        self.budgets = Cache(client, BUDGETS, Budget, on_change=self.disruptions.changed, shrink=small_budget)
+        self.disruptions = DisruptionBudgets()
+        self.budgets = Cache(
+            client, BUDGETS, PodDisruptionBudget, on_change=self.disruptions.changed, shrink=small_budget
+        )
         self.background, self.reservations = BackgroundWork(clock), PreemptionReservations(state)
         self._history = PreemptionHistory(
             time.time, times=settings.preempted_times, period_s=settings.preempted_period_s
         )
         self._history_store = HistoryStore(client, self._history, settings.preempted_config_map)
         resources = filter(None, settings.kueue_controllers.split(","))
-        self.queues = Queues(client, resources, clock) if settings.preemption and settings.kueue else None
-        self._candidates = Candidates(state, self._history, pods, self.disruptions, self.queues)
+        self.kueue_pods = KueuePods(client, resources, clock) if settings.preemption and settings.kueue else None
+        self._candidates = VictimCandidates(state, self._history, pods, self.disruptions, self.kueue_pods)
         self._recorder = Recorder(client, COMPONENT, socket.gethostname())
-        self._reporter = Reporter(
+        self._reporter = FitReporter(
             state, self._recorder, pod_of=pods.get, is_preemptor=self.reservations.__contains__, clock=clock
         )
         self.verb = PreemptVerb(
             state, pods, self._candidates, self.reservations, nominator, clock=clock,
             deadline_s=settings.preemption_deadline_s, remember_s=settings.preemption_reservation_s, background=self.background,
-            queues=self.queues, enabled=settings.preemption,
+            kueue_pods=self.kueue_pods, enabled=settings.preemption,
         )  # fmt: skip
-        workloads = Wholes(self._candidates, self.queues, pods, clock) if settings.kueue_evict == "whole" else None
+        workloads = (
+            WorkloadCandidates(self._candidates, self.kueue_pods, pods, clock)
+            if settings.kueue_evict == "whole"
+            else None
+        )
         planner = EvictionPlanner(
             state, pods, self._candidates, self.reservations, clock=clock, deadline_s=settings.preemption_deadline_s,
-            background=self.background, queues=self.queues, wholes=workloads,
+            background=self.background, kueue_pods=self.kueue_pods, workloads=workloads,
         )  # fmt: skip
-        self._evictions = Evictions(client, self._candidates, self._history, self._recorder, self.queues)
+        self._evictions = Evictions(client, self._candidates, self._history, self._recorder, self.kueue_pods)
         self._evictor = Evictor(
             client, state, pods, self._candidates, self.reservations, planner, self._evictions,
             answered_at_s=self.verb.answered_at_s, is_active=nominator.is_active, clock=clock,
         )  # fmt: skip
 
-    def statistics(self) -> dict[str, Statistics]:
+    def statistics(self) -> dict[str, CacheStatistics]:
         """What its caches have seen, by name."""
         if not self.enabled:
             return {}
         history = {"preempted": self._history_store.statistics()} if self._history_store.enabled else {}
-        queues = self.queues.statistics() if self.queues else {}
-        return {"budgets": self.budgets.statistics(), **history, **queues}
+        kueue_pods = self.kueue_pods.statistics() if self.kueue_pods else {}
+        return {"budgets": self.budgets.statistics(), **history, **kueue_pods}
 
     def evicted(self) -> int:
         """Pods that the extender itself has evicted."""
@@ -126,7 +132,7 @@ class Preemption:
 
     def unread_controllers(self) -> int:
         """Controllers of pods that are not read yet or cannot be; 0 without Kueue."""
-        return self.queues.unread if self.queues is not None else 0
+        return self.kueue_pods.unread if self.kueue_pods is not None else 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -135,8 +141,8 @@ class Preemption:
             if self.enabled:
                 for part in (self.budgets.run(), self._evict(), self._history_store.run()):
                     group.create_task(part)
-            if self.queues is not None:
-                group.create_task(self.queues.run())
+            if self.kueue_pods is not None:
+                group.create_task(self.kueue_pods.run())
 
     async def _evict(self) -> None:
         await self.budgets.has_synced.wait()
@@ -184,7 +190,7 @@ class Preemption:
             reservation is None or (reservation.node != node and not reservation.nominated)
         ):
             eviction = self.verb.answered_on(pod.uid, node)
-            if eviction is None and turned_down(pod):  # others were nominated ahead of their turn by another replica
+            if eviction is None and turned_down(pod):  # others were nominated early, by another replica
                 eviction = self._eviction_under_way(pod, node)
             if eviction is not None:
                 self.reservations.put(pod.uid, pod.key, node, eviction.assignment)
@@ -192,7 +198,7 @@ class Preemption:
     def _read_back(self) -> None:
         """Once, when all is known and before any decision: the reservations of an extender that ran before this one.
 
-        A nominated pod that kube-scheduler never turned down was nominated ahead of its turn. For the others pods were evicted: their
+        A nominated pod that kube-scheduler never rejected was nominated ahead of its scheduling cycle. For the other nominated pods, victims were evicted: their
         reservations come first, in whatever order pods are listed.
         """
         if self._has_read_back or not self._pods.has_synced.is_set():
@@ -222,7 +228,7 @@ class Preemption:
             return None
         if not request or self._state.allocations.place_of(pod.uid) is not None:
             return None
-        rules = Rules(LOWEST, terms={node: Terms(aside=terminating)})
+        rules = EvictionRules(LOWEST, terms={node: EvictionTerms(aside=terminating)})
         return least_eviction(request, [node], self._candidates.view, rules)
 
     # --- what kube-scheduler calls ---
@@ -240,22 +246,22 @@ class Preemption:
                     result = filter_nodes(self._state, args, may_list=False) if others else result
         if _nowhere(result) and args.node_names is not None:
             if self.enabled:
-                self._evictor.no_room(args.pod, args.node_names)
-            if nodes := result.failed.get(NO_ROOM):
-                self._reporter.no_room(args.pod, nodes)
+                self._evictor.found_no_node(args.pod, args.node_names)
+            if nodes := result.failed.get(NO_SINGLE_GPU):
+                self._reporter.found_no_single_gpu(args.pod, nodes)
         return result
 
     async def has_news(self, args: FilterArgs, result: FilterResult) -> bool:
-        """Before filter answers that no node fits: did the watch show something that kube-scheduler may know already?"""
+        """Before filter answers that no node fits: did the watch show something that kube-scheduler may have seen already?"""
         pod, names = args.pod, args.node_names
         if not _nowhere(result) or names is None:
             return False
         reservation = self.reservations.get(pod.uid)
         if reservation is not None and not reservation.nominated and reservation.node in names:
-            is_whole = await self._pods.wait_for(
-                lambda: self.reservations.is_whole(pod.uid) or None, timeout_s=VICTIMS_S
+            is_complete = await self._pods.wait_for(
+                lambda: self.reservations.is_complete(pod.uid) or None, timeout_s=VICTIMS_S
             )
-            return is_whole is not None
+            return is_complete is not None
         return await self._pods.changes_within(NEWS_S)
 
     @contextmanager
@@ -266,16 +272,16 @@ class Preemption:
             yield
 
     def waiting(self) -> list[Pod]:
-        """Pods that request a GPU and fit nowhere, as kube-scheduler says. Of others no container is kept (`small_pod_of`)."""
+        """Pods that request a GPU and fit nowhere, as kube-scheduler reports. Of others no container is kept (`small_pod_of`)."""
         waits = [pod for pod in self._pods.items() if not (pod.spec.node_name or leaving(pod)) and fits_nowhere(pod)]
         return [pod for pod in waits if pod.spec.containers or pod.spec.init_containers]
 
     def expire(self) -> None:
-        """Once a second: end the reservations that have lapsed, and let the others take what came free."""
+        """Once a second: end the reservations that have lapsed, and let the others reserve what came free."""
         self.verb.expire()
         self._evictor.expire()
         self._reporter.expire()
-        if self.queues is not None and (node := self.queues.expire()):
+        if self.kueue_pods is not None and (node := self.kueue_pods.expire()):
             self._evictor.try_again()
             self._state.on_lapse(node)
         for uid in self.reservations.lapsed():

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from kube.objects import Budget, Pod
-from vgpu.scheduling.victims.allocated_pod import beyond
+from kube.objects import Pod, PodDisruptionBudget
+from vgpu.scheduling.victims.eviction_cost import beyond
 
 _Label: TypeAlias = tuple[str, str]
 """Key and value; both empty for a budget that requires no value of any label."""
@@ -20,11 +20,11 @@ NO_LABEL: Final = ("", "")
 NONE: Final = frozenset[str]()
 
 
-class Budgets:
+class DisruptionBudgets:
     """The watch reports each to `changed`."""
 
     def __init__(self) -> None:
-        self._by_label: dict[str, dict[_Label, dict[str, Budget]]] = {}
+        self._by_label: dict[str, dict[_Label, dict[str, PodDisruptionBudget]]] = {}
         """By namespace."""
         self._headroom: dict[str, int] = {}
         self._versions: dict[str, int] = {}
@@ -34,7 +34,7 @@ class Budgets:
     def __len__(self) -> int:
         return len(self._headroom)
 
-    def changed(self, old: Budget | None, new: Budget | None) -> None:
+    def changed(self, old: PodDisruptionBudget | None, new: PodDisruptionBudget | None) -> None:
         """A budget came, changed or went."""
         for one in (old, new):
             if one is not None and (old is None or new is None or _counted(old) != _counted(new)):
@@ -49,7 +49,7 @@ class Budgets:
             by_label.setdefault(_label(new), {})[new.key] = new
             self._headroom[new.key] = new.status.disruptions_allowed
 
-    def _leave(self, old: Budget) -> None:
+    def _leave(self, old: PodDisruptionBudget) -> None:
         namespace, label = old.metadata.namespace, _label(old)
         by_label = self._by_label.get(namespace, {})
         by_label.get(label, {}).pop(old.key, None)
@@ -83,19 +83,19 @@ class Budgets:
         return dict(self._headroom)
 
 
-def small_budget(budget: Budget) -> Budget:
+def small_budget(budget: PodDisruptionBudget) -> PodDisruptionBudget:
     """What to keep of it in the cache."""
     meta = budget.metadata
     kept = type(meta)(meta.name, meta.namespace, meta.uid, meta.resource_version)
     return msgspec.structs.replace(budget, metadata=kept)
 
 
-def _counted(budget: Budget) -> object:
-    """The parts of a budget that say which pods it counts."""
+def _counted(budget: PodDisruptionBudget) -> object:
+    """The parts of a budget that determine which pods it counts."""
     return budget.spec.selector, budget.status.disrupted_pods
 
 
-def _label(budget: Budget) -> _Label:
+def _label(budget: PodDisruptionBudget) -> _Label:
     """One that every pod has which it counts."""
     selector = budget.spec.selector
     wanted = (selector.match_labels or {}) if selector is not None else {}

@@ -11,16 +11,16 @@ from typing import Final
 
 import structlog
 
-from extender.preemption.candidates import Candidates, priority_of
 from extender.preemption.history import PreemptionHistory
-from extender.preemption.kueue_pods import Queues
+from extender.preemption.kueue_pods import KueuePods
+from extender.preemption.victim_candidates import VictimCandidates, priority_of
 from kube import paths
 from kube.client import Client
 from kube.errors import ApiError
 from kube.events import ObjectReference, Recorder, about
 from kube.objects import Pod
 from kube.patch import merge
-from vgpu.scheduling.victims.workloads import Whole
+from vgpu.scheduling.victims.workloads import BoundWorkload
 
 AGAIN: Final = "To queue it again, set its spec.active to true"
 
@@ -28,18 +28,18 @@ log = structlog.get_logger("extender.preemption.evictions")
 
 
 class Evictions:
-    """`queues`: None without Kueue."""
+    """`kueue_pods`: None without Kueue."""
 
     def __init__(
         self,
         client: Client,
-        candidates: Candidates,
+        candidates: VictimCandidates,
         history: PreemptionHistory,
         recorder: Recorder,
-        queues: Queues | None,
+        kueue_pods: KueuePods | None,
     ) -> None:
         self._client, self._candidates, self._history, self._recorder = client, candidates, history, recorder
-        self._workloads = queues.workloads if queues is not None else None
+        self._workloads = kueue_pods.workloads if kueue_pods is not None else None
         self.evicted = 0
         """Pods evicted so far, those of Workloads included."""
 
@@ -69,33 +69,33 @@ class Evictions:
         )
         return True
 
-    async def deactivate(self, pod: Pod, node: str, whole: Whole) -> bool:
+    async def deactivate(self, pod: Pod, node: str, workload: BoundWorkload) -> bool:
         """Deactivate a Workload with all its pods. Is this done, or to be retried? Raises ApiError if the API server refuses for good."""
-        meta = self._workloads.find(whole.key) if self._workloads is not None else None
-        if self._workloads is None or meta is None or meta.uid != whole.uid:
+        meta = self._workloads.find(workload.key) if self._workloads is not None else None
+        if self._workloads is None or meta is None or meta.uid != workload.uid:
             return True  # another Workload has its name
-        change = {"metadata": {"uid": whole.uid}, "spec": {"active": False}}
+        change = {"metadata": {"uid": workload.uid}, "spec": {"active": False}}
         try:
             await merge(self._client, self._workloads.path(meta), change)
         except ApiError as error:
-            return _is_done_with(error, whole.key)
-        self.evicted += len(whole.pods)
-        for one in whole.pods:
+            return _is_done_with(error, workload.key)
+        self.evicted += len(workload.pods)
+        for one in workload.pods:
             if (victim := self._candidates.pod(one.uid)) is not None:
                 self._history.preempted(victim)
-        highest = max(one.priority for one in whole.pods)
-        log.info("deactivated a Workload for a pod", workload=whole.key, pods=len(whole.pods), preemptor=pod.key)
+        highest = max(one.priority for one in workload.pods)
+        log.info("deactivated a Workload for a pod", workload=workload.key, pods=len(workload.pods), preemptor=pod.key)
         self._report(
             pod,
             self._workloads.reference(meta),
             f"Deactivated for pod {pod.key} of priority {priority_of(pod)} (pods of this one have {highest} at most). {AGAIN}",
-            f"Deactivated Workload {whole.key}, whose pods have priority {highest} at most",
+            f"Deactivated Workload {workload.key}, whose pods have priority {highest} at most",
             node,
         )
         return True
 
     def _report(self, pod: Pod, victim: ObjectReference, to_victim: str, to_pod: str, node: str) -> None:
-        why = f"no single GPU of node {node} had room for it, though all together had"
+        why = f"no single GPU of node {node} had enough free for it, though all together had"
         self._recorder.event(victim, "Preempted", f"{to_victim}: {why}", "Warning", action="Evicting")
         self._recorder.event(about(pod), "Preempting", f"{to_pod}: {why}", action="Evicting")
 

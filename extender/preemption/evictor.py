@@ -2,7 +2,7 @@
 
 kube-scheduler preempts where totals are short. A node that passed its own filters has enough, so it never calls /preempt. If filter finds
 no node for such a pod, the evictor waits a moment for other help. Then it plans the least eviction (`planner`), reserves the GPUs
-(`reservations`), nominates the pod to the node, and evicts the victims through the eviction API, which enforces disruption budgets. Before
+(`preemption_reservations`), nominates the pod to the node, and evicts the victims through the eviction API, which enforces disruption budgets. Before
 each eviction it proves the plan again on what is known by then.
 
 A plan that can no longer be proved is given up and made anew; it is not remembered.
@@ -18,10 +18,10 @@ from typing import Final
 
 import structlog
 
-from extender.preemption.candidates import Candidates, leaving, priority_of
 from extender.preemption.evictions import Evictions
 from extender.preemption.planner import EvictionPlanner, PlannedEviction, UnplacedPod
-from extender.preemption.reservations import PreemptionReservations
+from extender.preemption.preemption_reservations import PreemptionReservations
+from extender.preemption.victim_candidates import VictimCandidates, leaving, priority_of
 from extender.state import State
 from kube.cache import Cache
 from kube.client import Client
@@ -31,11 +31,11 @@ from kube.patch import nominate
 from vgpu.api.errors import BadRequest
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.reservations import Reservation
-from vgpu.scheduling.victims.allocated_pod import LOWEST
-from vgpu.scheduling.victims.workloads import Whole
+from vgpu.scheduling.victims.eligibility import LOWEST
+from vgpu.scheduling.victims.workloads import BoundWorkload
 
 GRACE_S: Final = 1.0
-"""From filter's answer to the evictor's search: kube-scheduler's own preemption comes within milliseconds, and goes first. Guessed."""
+"""From filter's answer to the evictor's search: kube-scheduler's own preemption comes within milliseconds, and has precedence. Guessed."""
 
 RETRY_S: Final = 5.0
 """Between tries of an eviction that a budget or the API server refused. Guessed."""
@@ -52,15 +52,15 @@ log = structlog.get_logger("extender.preemption.evictor")
 
 
 class Evictor:
-    """`answered_at_s` says when /preempt last named victims for a UID; `is_active`, whether the kube-scheduler beside this extender is
-    the one that schedules."""
+    """`answered_at_s`: when /preempt last named victims for a UID. `is_active`: is the kube-scheduler beside this extender the one that
+    schedules?"""
 
     def __init__(
         self,
         client: Client,
         state: State,
         pods: Cache[Pod],
-        candidates: Candidates,
+        candidates: VictimCandidates,
         reservations: PreemptionReservations,
         planner: EvictionPlanner,
         evictions: Evictions,
@@ -84,14 +84,14 @@ class Evictor:
         self._withdrawn: list[Reservation] = []
         """Reservations that lapsed, whose pods are still nominated."""
         self._wake = asyncio.Event()
-        self._ending: dict[str, list[Whole]] = {}
+        self._ending: dict[str, list[BoundWorkload]] = {}
         """UID of a preemptor -> Workloads that were deactivated for it: until their pods are deleted, no other state shows that they will be."""
 
-    def no_room(self, pod: Pod, nodes: Sequence[str]) -> None:
+    def found_no_node(self, pod: Pod, nodes: Sequence[str]) -> None:
         """Filter has found no node for a pod."""
         vain = self._clock() - self._in_vain.get(pod.uid, LONG_AGO) < VAIN_S
-        room = pod.uid in self._unplaced or len(self._unplaced) < UNPLACED
-        if pod.spec.preemption_policy != "Never" and room and not vain:
+        may_remember = pod.uid in self._unplaced or len(self._unplaced) < UNPLACED
+        if pod.spec.preemption_policy != "Never" and may_remember and not vain:
             self._unplaced[pod.uid] = UnplacedPod(pod.key, pod.uid, self._state.fleet.known(nodes), self._clock())
             self._wake.set()
 
@@ -110,8 +110,8 @@ class Evictor:
         if not self._counted_on.pop(uid, frozenset()).isdisjoint(self._candidates.terminating(reservation.node)):
             self._planner.do_not_wait(uid)
         deactivated = self._ending.pop(uid, ())
-        if self._planner.wholes is not None:
-            self._planner.wholes.lapsed(deactivated)
+        if self._planner.workloads is not None:
+            self._planner.workloads.lapsed(deactivated)
         if reservation.nominated:
             self._withdrawn.append(reservation)
             self._wake.set()
@@ -181,10 +181,10 @@ class Evictor:
             return
         if found_plan is None:
             self._in_vain[one.uid] = self._clock()
-            if self._planner.queues is not None:
-                self._planner.queues.no_eviction_on(one.nodes)
+            if self._planner.kueue_pods is not None:
+                self._planner.kueue_pods.no_eviction_on(one.nodes)
             return
-        plan, wholes = found_plan
+        plan, workloads = found_plan
         self._reservations.put(one.uid, pod.key, plan.node, plan.assignment, nominated=bool(plan.victims))
         if not plan.victims:
             self._planner.do_not_wait(one.uid)
@@ -195,7 +195,7 @@ class Evictor:
         except ApiError:
             self._reservations.drop(one.uid)
             raise
-        self._plans[one.uid] = PlannedEviction(one, plan, pod.status.nominated_node_name, wholes)
+        self._plans[one.uid] = PlannedEviction(one, plan, pod.status.nominated_node_name, workloads)
         await self._carry_on(one.uid)
 
     def _is_ours_to_help(self, one: UnplacedPod, request: PodRequest) -> bool:
@@ -230,16 +230,16 @@ class Evictor:
             if not await self._evictions.evict(pod, begun.plan.node, victim):
                 return  # retried: the plan stays
             begun.evicted = True
-        for planned in begun.wholes if begun is not None else ():
+        for planned in begun.workloads if begun is not None else ():
             if begun is None or not (
-                planned.key in begun.deactivated or await self._end_whole(uid, begun, planned, staying)
+                planned.key in begun.deactivated or await self._end_workload(uid, begun, planned, staying)
             ):
                 return
         self._plans.pop(uid, None)
 
-    async def _end_whole(self, uid: str, begun: PlannedEviction, planned: Whole, staying: set[str]) -> bool:
+    async def _end_workload(self, uid: str, begun: PlannedEviction, planned: BoundWorkload, staying: set[str]) -> bool:
         """Deactivate a Workload of a plan. Does the plan go on? Else it is given up, or retried later."""
-        complete, whole = await self._planner.known_workload(planned.key)
+        complete, workload = await self._planner.known_workload(planned.key)
         found = self._still_waiting(uid)
         if found is None or self._plans.get(uid) is not begun:
             self._plans.pop(uid, None)
@@ -249,28 +249,28 @@ class Evictor:
         if not self._planner.needs(uid, request, begun.plan, here, staying):
             staying |= here
             return True
-        if not complete or (whole is None and self._in_doubt(here)):
+        if not complete or (workload is None and self._in_doubt(here)):
             return False  # retried while the reservation lives
         if (
-            whole is None
-            or not whole.may_go(priority_of(pod), self._candidates.headroom())
+            workload is None
+            or not workload.may_go(priority_of(pod), self._candidates.headroom())
             or self._fits_elsewhere(begun, request)
-            or not self._planner.still_helps(uid, request, begun.plan, staying | (here - whole.uids))
+            or not self._planner.still_helps(uid, request, begun.plan, staying | (here - workload.uids))
         ):
             await self._give_up(uid, pod, begun)
             return False
         try:
-            if not await self._evictions.deactivate(pod, begun.plan.node, whole):
+            if not await self._evictions.deactivate(pod, begun.plan.node, workload):
                 return False
         except ApiError:  # refused for good
-            if self._planner.wholes is not None:
-                self._planner.wholes.pass_over(whole)
+            if self._planner.workloads is not None:
+                self._planner.workloads.pass_over(workload)
             await self._give_up(uid, pod, begun)
             raise
         begun.evicted = True
         begun.deactivated.add(planned.key)
         if self._plans.get(uid) is begun:  # else the preemptor is gone by now
-            self._ending.setdefault(uid, []).append(whole)
+            self._ending.setdefault(uid, []).append(workload)
         return True
 
     def _in_doubt(self, uids: Set[str]) -> bool:

@@ -38,7 +38,7 @@ _READ: Final = msgspec.json.Decoder(Preempted)
 
 
 def identity(pod: Pod) -> str:
-    """What a pod has in common with the one that takes its place."""
+    """What a pod has in common with the one that replaces it."""
     owner = next((one for one in pod.metadata.owner_references if one.controller), None)
     return pod.key if owner is None or owner.kind == "StatefulSet" else owner.uid
 

@@ -15,7 +15,7 @@ import structlog
 
 from extender.preemption.history import PreemptionHistory
 from kube import paths
-from kube.cache import Cache, Statistics
+from kube.cache import Cache, CacheStatistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import ConfigMap
@@ -47,7 +47,7 @@ class HistoryStore:
         """Is anything stored?"""
         return bool(self._name)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> CacheStatistics:
         """What its cache has seen."""
         return self._cache.statistics()
 

@@ -1,7 +1,7 @@
 """Pods that a queue (Kueue) admitted as part of a Workload: none of them is evicted alone.
 
 A pod does if a Workload of its namespace names as its owner the pod, the pod's controller, or a controller above that one: the Job of
-a JobSet, the RayCluster of a RayJob. Labels do not count, for whoever makes a pod may set them. Where there is doubt the pod counts as
+a JobSet, the RayCluster of a RayJob. Labels do not count, because the creator of a pod may set them. If there is doubt, the pod counts as
 part of a whole: Kueue's Workloads are not known, or a controller cannot be read. In a namespace without Workloads there is no doubt.
 
 `alone` makes no call and never waits: controllers that are not known yet are read from then on (`controllers`). A search for victims may have
@@ -16,9 +16,9 @@ from itertools import count
 from typing import Final
 
 from extender.preemption.background import BackgroundWork
-from extender.preemption.kueue_workloads import Workloads
-from extender.preemption.owners import Controllers, Unread, controller_of
-from kube.cache import Statistics
+from extender.preemption.kueue_workloads import KueueWorkloads
+from extender.preemption.owners import Controllers, OwnerUnknown, controller_of
+from kube.cache import CacheStatistics
 from kube.client import Client
 from kube.objects import Pod
 
@@ -37,22 +37,22 @@ CONTROLLERS: Final = "/controllers"
 Version = tuple[int, bool]
 
 
-class Queues:
+class KueuePods:
     """`resources` are the kinds of controllers that may be read."""
 
     def __init__(self, client: Client, resources: Iterable[str], clock: Callable[[], float]) -> None:
-        self.workloads = Workloads(client, clock, self._changed)
+        self.workloads = KueueWorkloads(client, clock, self._changed)
         self.controllers = Controllers(client, resources, clock, self._changed)
         self.doubts = 0
-        """Answers that were careful because a controller was not read yet: another may follow without any change in the cluster."""
+        """Answers of "no" because a controller was not read yet: the answer may change without any change in the cluster."""
         self._clock, self._kept_back, self._kept_for = clock, "", frozenset[str]()
         self._changes, self._before, self._versions = count(1), 0, dict[str, int]()
 
     def alone(self, pod: Pod) -> bool:
         """May this pod be evicted by itself?"""
-        return self.whole_of(pod) == ""
+        return self.workload_of(pod) == ""
 
-    def whole_of(self, pod: Pod) -> str | None:
+    def workload_of(self, pod: Pod) -> str | None:
         """The Workload of this pod, as `namespace/name`; empty: it is part of none; None: that is in doubt, also where there are several."""
         namespace = pod.metadata.namespace
         if self.workloads.unsure(namespace):
@@ -69,8 +69,8 @@ class Queues:
             if one.uid in owners:
                 return _the_one(namespace, owners[one.uid])
             above = self.controllers.above(namespace, one)
-            if isinstance(above, Unread):
-                self.doubts += above is Unread.YET
+            if isinstance(above, OwnerUnknown):
+                self.doubts += above is OwnerUnknown.YET
                 return None
             one = above
         return None
@@ -93,7 +93,7 @@ class Queues:
             await self.controllers.settled(min(CHAINS_S, max(0.0, half_s - self._clock())))
 
     def no_eviction_on(self, nodes: Iterable[str]) -> None:
-        """No set of pods was found there to be evicted. If there is doubt, it may be why: `expire` tells when less is doubted."""
+        """No set of pods was found there to be evicted. A doubt may be the reason: `expire` returns such a node once fewer are in doubt."""
         if doubts := self._doubts():
             self._kept_back = next(iter(nodes), "")
             self._kept_for |= doubts
@@ -106,7 +106,7 @@ class Queues:
         """Another value whenever pods there may have another answer than before."""
         return self._versions.get(namespace, self._before), self.workloads.unsure(namespace)
 
-    def statistics(self) -> dict[str, Statistics]:
+    def statistics(self) -> dict[str, CacheStatistics]:
         """What its caches have seen, by name."""
         return {"workloads": self.workloads.statistics()}
 

@@ -12,16 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
-from extender.preemption.candidates import Candidates, leaving, priority_of
-from extender.preemption.kueue_pods import Queues
+from extender.preemption.kueue_pods import KueuePods
+from extender.preemption.victim_candidates import VictimCandidates, leaving, priority_of
 from kube.cache import Cache
 from kube.objects import Pod
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost
-from vgpu.scheduling.victims.bounds import Rules, Terms
-from vgpu.scheduling.victims.choice import least_eviction
+from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
+from vgpu.scheduling.victims.eligibility import AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost
 from vgpu.scheduling.victims.node_search import Eviction
-from vgpu.scheduling.victims.workloads import Bound, Whole, WholeEviction, least_cost, least_wholes
+from vgpu.scheduling.victims.victim_search import least_eviction
+from vgpu.scheduling.victims.workloads import (
+    Bound,
+    BoundWorkload,
+    WorkloadEviction,
+    least_cost,
+    least_workload_eviction,
+)
 
 AT_A_TIME: Final = 100
 """Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
@@ -29,20 +36,20 @@ AT_A_TIME: Final = 100
 VAIN_S: Final = 3600.0
 """For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then an operator may have started Kueue."""
 
-Known = Generator[None, None, dict[str, Whole]]
+Known = Generator[None, None, dict[str, BoundWorkload]]
 
 
-class Wholes:
-    """`pods` are all there are; without `queues` no pod is of a Workload."""
+class WorkloadCandidates:
+    """`pods` are all there are; without `kueue_pods` no pod is of a Workload."""
 
     def __init__(
         self,
-        candidates: Candidates,
-        queues: Queues | None,
+        candidates: VictimCandidates,
+        kueue_pods: KueuePods | None,
         pods: Cache[Pod],
         clock: Callable[[], float],
     ) -> None:
-        self._candidates, self._queues, self._pods, self._clock = candidates, queues, pods, clock
+        self._candidates, self._kueue_pods, self._pods, self._clock = candidates, kueue_pods, pods, clock
         self._vain: dict[str, float] = {}
         """UIDs of Workloads that were deactivated in vain -> when that was seen."""
 
@@ -56,23 +63,25 @@ class Wholes:
         return keys - {own}
 
     def _of(self, pod: Pod) -> str | None:
-        return self._queues.whole_of(pod) if self._queues is not None else ""
+        return self._kueue_pods.workload_of(pod) if self._kueue_pods is not None else ""
 
-    def lapsed(self, deactivated: Iterable[Whole]) -> None:
-        """They were deactivated for a pod that waits no longer for that. Those with a pod that is not about to end were so in vain."""
+    def lapsed(self, deactivated: Iterable[BoundWorkload]) -> None:
+        """They were deactivated for a pod that waits no longer for that. If one has a pod that is not about to end, its deactivation was in vain."""
         for one in deactivated:
             pods = map(self._candidates.pod, one.uids)
             if any(pod is not None and not leaving(pod) for pod in pods):
                 self.pass_over(one)
 
-    def pass_over(self, whole: Whole) -> None:
+    def pass_over(self, workload: BoundWorkload) -> None:
         """It cannot be evicted: do not choose it for some time. Another one of its name may be."""
         now_s = self._clock()
-        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {whole.uid: now_s}
+        self._vain = {other: at_s for other, at_s in self._vain.items() if now_s < at_s + VAIN_S} | {
+            workload.uid: now_s
+        }
 
     def _uid(self, key: str) -> str | None:
         """Of the Workload that has this name now; None where it is not known, or was deactivated in vain."""
-        one = self._queues.workloads.find(key) if self._queues is not None else None
+        one = self._kueue_pods.workloads.find(key) if self._kueue_pods is not None else None
         if one is None or self._clock() < self._vain.get(one.uid, float("-inf")) + VAIN_S:
             return None
         return one.uid
@@ -93,27 +102,27 @@ class Wholes:
             if at % AT_A_TIME == 0:
                 yield
         certain = {key: pods for key, pods in found.items() if _namespace(key) not in doubted}
-        return {key: Whole(key, tuple(pods), uids[key]) for key, pods in certain.items()}
+        return {key: BoundWorkload(key, tuple(pods), uids[key]) for key, pods in certain.items()}
 
 
-class WholeSearch:
-    """For the least set of Workloads, and of single pods beside them, that make room for a pod on one of the nodes.
+class WorkloadSearch:
+    """For the least set of Workloads, and of single pods beside them, whose eviction lets a pod fit on one of the nodes.
 
     `terms`: what a node still requires once pods there are gone.
     """
 
     def __init__(
         self,
-        wholes: Wholes,
-        candidates: Candidates,
+        workloads: WorkloadCandidates,
+        candidates: VictimCandidates,
         pod: Pod,
         request: PodRequest,
         nodes: Sequence[str],
-        terms: Callable[[str, frozenset[str]], Terms],
+        terms: Callable[[str, frozenset[str]], EvictionTerms],
         only: Mapping[str, Set[str]] | None,
     ) -> None:
-        self._wholes, self._candidates, self._pod, self._request, self._priority = (
-            wholes,
+        self._workloads, self._candidates, self._pod, self._request, self._priority = (
+            workloads,
             candidates,
             pod,
             request,
@@ -121,30 +130,32 @@ class WholeSearch:
         )
         self._nodes, self._terms, self._only = nodes, terms, only
         self._headroom = candidates.headroom()
-        self.best: WholeEviction | None = None
+        self.best: WorkloadEviction | None = None
         """So far."""
 
     def steps(self, below: Cost | None) -> Iterator[None]:
         """Search for what costs less than `below`, and yield every few milliseconds."""
         on: dict[str, set[str]] = {}
         for node in self._nodes:
-            if keys := self._wholes.on(node, self._pod):
+            if keys := self._workloads.on(node, self._pod):
                 on[node] = keys
             yield
-        known = yield from self._wholes.known(set[str]().union(*on.values()))
+        known = yield from self._workloads.known(set[str]().union(*on.values()))
         for bound, node in (yield from self._in_order(on, known)):
             some = [known[key] for key in on[node] if key in known]
             limit = self.best.cost if self.best is not None else below
             if limit is not None and bound > limit[:5]:
                 return
-            for found in least_wholes(node, some, self._suffices(node), self._priority, self._headroom, limit):
+            for found in least_workload_eviction(
+                node, some, self._suffices(node), self._priority, self._headroom, limit
+            ):
                 self.best = found or self.best
                 yield
 
     def _in_order(
-        self, on: Mapping[str, Set[str]], known: Mapping[str, Whole]
+        self, on: Mapping[str, Set[str]], known: Mapping[str, BoundWorkload]
     ) -> Generator[None, None, Sequence[tuple[Bound, str]]]:
-        """Nodes with Workloads that may go, and what these cost at least: those first that promise most."""
+        """Nodes with Workloads that may go, and what these cost at least: those with the lowest cost first."""
         found = list[tuple[Bound, str]]()
         for node, keys in on.items():
             some = [known[key] for key in keys if key in known]
@@ -153,9 +164,9 @@ class WholeSearch:
             yield
         return sorted(found)
 
-    def eviction(self, found: WholeEviction) -> Eviction:
-        """The same with the Workloads' pods among the victims, as far as they hold something on the node."""
-        gone = frozenset[str]().union(*(one.uids for one in found.wholes))
+    def eviction(self, found: WorkloadEviction) -> Eviction:
+        """The same with the Workloads' pods among the victims, as far as they have an allocation on the node."""
+        gone = frozenset[str]().union(*(one.uids for one in found.workloads))
         view = self._candidates.view(found.singles.node)
         here = {one.uid for one in view.pods if one.uid in gone} if view is not None else set()
         victims = tuple(sorted({*found.singles.victims, *here}))
@@ -167,7 +178,7 @@ class WholeSearch:
             if view is None:
                 return None
             here = frozenset(one.uid for one in view.pods if one.uid in gone)
-            rules = Rules(self._priority, self._headroom, violate=False, terms={node: self._terms(node, here)})
+            rules = EvictionRules(self._priority, self._headroom, violate=False, terms={node: self._terms(node, here)})
             found = least_eviction(self._request, [node], self._candidates.view, rules, self._only)
             return (found, [one for one in view.pods if one.uid in found.victims]) if found is not None else None
 

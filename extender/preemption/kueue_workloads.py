@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from kube.cache import Cache, Statistics
+from kube.cache import Cache, CacheStatistics
 from kube.client import Client
 from kube.errors import ApiError
 from kube.events import ObjectReference
@@ -26,7 +26,7 @@ VERSIONS: Final = ("v1beta2", "v1beta1")
 """In which the resource may be served, the preferred one first. Each has the same metadata."""
 
 SILENT_S: Final = 180.0
-"""A watch from which nothing was heard for so long may have missed a Workload. The API server sends a bookmark about every minute."""
+"""A watch that has received nothing for so long may have missed a Workload. The API server sends a bookmark about every minute."""
 
 CHECK_S: Final = 10.0
 """Between checks whether the watch is silent for half of that, and between tries to find out which version is served. Guessed."""
@@ -36,17 +36,17 @@ NO_OWNERS: Final[Mapping[str, Set[str]]] = MappingProxyType({})
 log = structlog.get_logger("extender.preemption.kueue_workloads")
 
 
-class _Version(msgspec.Struct, frozen=True):
+class _ServedVersion(msgspec.Struct, frozen=True):
     version: str = ""
 
 
 class _Group(msgspec.Struct, frozen=True):
     """APIGroup."""
 
-    versions: tuple[_Version, ...] = ()
+    versions: tuple[_ServedVersion, ...] = ()
 
 
-class Workloads:
+class KueueWorkloads:
     """`on_change` is called with each namespace in which a Workload came, changed its owners or went."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Workloads:
         """Was the list ever complete?"""
         return self._cache.has_synced.is_set()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> CacheStatistics:
         """What the cache has seen, since the version that is served now is watched."""
         return self._cache.statistics()
 
@@ -138,7 +138,7 @@ class Workloads:
             return True  # as far as is known
 
     async def _served(self) -> str:
-        """The version to watch, once the API server says one."""
+        """The version to watch, once the API server names one."""
         while True:
             try:
                 version = self._chosen(await self._client.get(KUEUE))

@@ -1,7 +1,7 @@
 """The owner of a controller: what is above a Job, a JobSet or a RayCluster, read when it is first needed and cached for a while.
 
 Of each controller only its metadata are read, one GET each, by a few readers at a time; kinds are not watched. What is waited for, known
-and refused is bounded. `above` never waits: what it does not know yet it answers with `Unread`, and has it read.
+and refused is bounded. `above` never waits: what it does not know yet it answers with `OwnerUnknown`, and has it read.
 
 Knows nothing of queues, and decides nothing.
 """
@@ -33,7 +33,7 @@ AGAIN_S: Final = 30.0
 """From a GET that failed, or found another object under the name, to the next one. Guessed."""
 
 AGE_S: Final = 600.0
-"""A controller is read again after this: it may have been given to another. Guessed."""
+"""A controller is read again after this: it may have another owner by then. Guessed."""
 
 MOST_KNOWN: Final = 65_536
 """Controllers that are remembered, some 30 MiB; then the ones read longest ago are forgotten. Guessed."""
@@ -42,7 +42,7 @@ MOST_WAITING: Final = 4_096
 """Controllers that wait to be read, or to be read again after a failure; others are not noted, and are when they are requested again. Guessed."""
 
 VERSION: Final = re.compile(r"v[0-9]{1,9}((alpha|beta)[0-9]{1,9})?")
-"""Versions of an API, as Kubernetes names them: a path is made of it, and who makes a pod writes it."""
+"""Versions of an API, as Kubernetes names them: a path is made of it, and the creator of a pod writes it."""
 
 LONGEST_NAME: Final = 253
 LONGEST_UID: Final = 64
@@ -51,7 +51,7 @@ LONGEST_UID: Final = 64
 log = structlog.get_logger("extender.preemption.owners")
 
 
-class Unread(Enum):
+class OwnerUnknown(Enum):
     """Why the owner of a controller is not known."""
 
     YET = "not yet"
@@ -60,12 +60,12 @@ class Unread(Enum):
     """It is of a kind that is not read at all."""
 
 
-Above = OwnerReference | Unread | None
+Above = OwnerReference | OwnerUnknown | None
 """The controller above one; None: there is none."""
 
 
 _Key = tuple[str, str]
-"""Namespace and UID. Who makes a pod writes the UID: with one of another namespace it says nothing about that namespace's pods."""
+"""Namespace and UID. The creator of a pod writes the UID: with one of another namespace it proves nothing about that namespace's pods."""
 
 
 class Controllers:
@@ -112,12 +112,12 @@ class Controllers:
         if known is not None:
             return known[1]
         if self._resource(one) is None:
-            return Unread.EVER
+            return OwnerUnknown.EVER
         if key not in self._failed and len(self._waiting) < MOST_WAITING:
             self._waiting.setdefault(key, one)
             self._idle.clear()
             self._wake.set()
-        return Unread.YET
+        return OwnerUnknown.YET
 
     async def settled(self, within_s: float) -> None:
         """Return when nothing waits to be read, or so much time has passed."""

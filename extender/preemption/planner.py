@@ -13,21 +13,22 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from extender.preemption.background import BackgroundWork
-from extender.preemption.candidates import Candidates, leaving, priority_of
-from extender.preemption.kueue_pods import Queues
-from extender.preemption.kueue_victims import Wholes, WholeSearch
-from extender.preemption.reservations import PreemptionReservations
+from extender.preemption.kueue_pods import KueuePods
+from extender.preemption.kueue_victims import WorkloadCandidates, WorkloadSearch
+from extender.preemption.preemption_reservations import PreemptionReservations
+from extender.preemption.victim_candidates import VictimCandidates, leaving, priority_of
 from extender.state import State
 from kube.cache import Cache
 from kube.objects import Pod
 from kube.pod_requests import requests_of
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.placement import Placement
-from vgpu.scheduling.victims.allocated_pod import LOWEST, Cost
-from vgpu.scheduling.victims.bounds import Rules, Terms
-from vgpu.scheduling.victims.choice import Search, least_eviction
+from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
+from vgpu.scheduling.victims.eligibility import LOWEST
+from vgpu.scheduling.victims.eviction_cost import Cost
 from vgpu.scheduling.victims.node_search import Eviction
-from vgpu.scheduling.victims.workloads import Whole
+from vgpu.scheduling.victims.victim_search import VictimSearch, least_eviction
+from vgpu.scheduling.victims.workloads import BoundWorkload
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class PlannedEviction:
     plan: Eviction
     before: str
     """The node to which the pod was nominated before the extender nominated it; the watch may still show that for a while."""
-    wholes: Sequence[Whole]
+    workloads: Sequence[BoundWorkload]
     """Workloads to deactivate. Their pods on the node are among the victims of the plan."""
     deactivated: set[str] = field(default_factory=set)
     """Keys of the Workloads that are deactivated already."""
@@ -60,7 +61,7 @@ class PlannedEviction:
     @property
     def singles(self) -> list[str]:
         """UIDs of the victims that are evicted one by one."""
-        together = frozenset[str]().union(*(one.uids for one in self.wholes))
+        together = frozenset[str]().union(*(one.uids for one in self.workloads))
         return [uid for uid in self.plan.victims if uid not in together]
 
 
@@ -73,44 +74,48 @@ class _PlanSearch:
     request: PodRequest
     found: Eviction | None = None
     """An eviction without victims."""
-    search: Search | None = None
-    wholes: WholeSearch | None = None
+    search: VictimSearch | None = None
+    workload_search: WorkloadSearch | None = None
 
     @property
     def single(self) -> Eviction | None:
         """The best plan in which each victim is evicted by itself."""
         return self.found or (self.search.best if self.search is not None else None)
 
-    def _whole_is_less(self, cost: Cost) -> bool:
+    def _workloads_cost_less(self, cost: Cost) -> bool:
         return self.single is None or cost < self.single.cost
 
     @property
-    def best(self) -> tuple[Eviction, Sequence[Whole]] | None:
+    def best(self) -> tuple[Eviction, Sequence[BoundWorkload]] | None:
         """The best plan, with the Workloads that it deactivates."""
-        if self.wholes is not None and self.wholes.best is not None and self._whole_is_less(self.wholes.best.cost):
-            return self.wholes.eviction(self.wholes.best), self.wholes.best.wholes
+        if (
+            self.workload_search is not None
+            and self.workload_search.best is not None
+            and self._workloads_cost_less(self.workload_search.best.cost)
+        ):
+            return self.workload_search.eviction(self.workload_search.best), self.workload_search.best.workloads
         return (self.single, ()) if self.single is not None else None
 
 
 class EvictionPlanner:
-    """`deadline_s` bounds one search; `wholes` is None unless Workloads may be deactivated."""
+    """`deadline_s` bounds one search; `workloads` is None unless Workloads may be deactivated."""
 
     def __init__(
         self,
         state: State,
         pods: Cache[Pod],
-        candidates: Candidates,
+        candidates: VictimCandidates,
         reservations: PreemptionReservations,
         *,
         clock: Callable[[], float],
         deadline_s: float,
         background: BackgroundWork,
-        queues: Queues | None,
-        wholes: Wholes | None,
+        kueue_pods: KueuePods | None,
+        workloads: WorkloadCandidates | None,
     ) -> None:
         self._state, self._pods, self._candidates, self._reservations = state, pods, candidates, reservations
         self._clock, self._deadline_s, self._background = clock, deadline_s, background
-        self.queues, self.wholes = queues, wholes
+        self.kueue_pods, self.workloads = kueue_pods, workloads
         self._waited: set[str] = set()
         """UIDs of pods whose reservation lapsed while other pods were expected to end by themselves."""
 
@@ -122,11 +127,13 @@ class EvictionPlanner:
         """The pod is bound or gone."""
         self._waited.discard(uid)
 
-    async def plan(self, one: UnplacedPod, pod: Pod, request: PodRequest) -> tuple[Eviction, Sequence[Whole]] | None:
+    async def plan(
+        self, one: UnplacedPod, pod: Pod, request: PodRequest
+    ) -> tuple[Eviction, Sequence[BoundWorkload]] | None:
         """The least eviction over all nodes, or over those that the deadline allowed; None if none helps."""
         searching, until_s = _PlanSearch(one, pod, request), self._clock() + self._deadline_s
-        if self.queues is not None:
-            await self.queues.read(self._candidates.touching(one.nodes), self._background, until_s)
+        if self.kueue_pods is not None:
+            await self.kueue_pods.read(self._candidates.touching(one.nodes), self._background, until_s)
         await self._background.run(self._steps(searching, until_s), until_s=until_s)
         return searching.best
 
@@ -134,7 +141,7 @@ class EvictionPlanner:
         one, request = searching.wanting, searching.request
         leave = dict[str, frozenset[str]]()  # node -> pods that count as gone, because they end by themselves
 
-        def terms(node: str, gone: frozenset[str] = frozenset()) -> Terms:
+        def terms(node: str, gone: frozenset[str] = frozenset()) -> EvictionTerms:
             return self._terms(one.uid, request, node, gone | leave.get(node, frozenset()))
 
         if one.uid not in self._waited:
@@ -145,27 +152,31 @@ class EvictionPlanner:
                         searching.found = found
                         return
                 yield
-        rules = Rules(priority_of(searching.pod), self._candidates.headroom(), violate=False, may_be_nobody=False)
+        rules = EvictionRules(
+            priority_of(searching.pod), self._candidates.headroom(), violate=False, may_be_nobody=False
+        )
         only, own = self._state.allocations.only(request, self._state.names), self._state.allocations.get(one.uid)
         apart = leave.keys() | ({own.node} if own is not None else set())
-        searching.search = Search(request, one.nodes, self._candidates.view, rules, only, terms=terms, apart=apart)
+        searching.search = VictimSearch(
+            request, one.nodes, self._candidates.view, rules, only, terms=terms, apart=apart
+        )
         singles = searching.search.steps()
-        if self.wholes is not None:
+        if self.workloads is not None:
             half_s = (self._clock() + until_s) / 2
             yield from takewhile(lambda _: self._clock() < half_s, singles)
-            searching.wholes = WholeSearch(
-                self.wholes, self._candidates, searching.pod, request, one.nodes, terms, only
+            searching.workload_search = WorkloadSearch(
+                self.workloads, self._candidates, searching.pod, request, one.nodes, terms, only
             )
-            yield from searching.wholes.steps(searching.single.cost if searching.single is not None else None)
+            yield from searching.workload_search.steps(searching.single.cost if searching.single is not None else None)
         yield from singles
 
-    async def known_workload(self, key: str) -> tuple[bool, Whole | None]:
+    async def known_workload(self, key: str) -> tuple[bool, BoundWorkload | None]:
         """Was there time to look at all its pods, and the Workload as it is now; None if it may not be evicted."""
-        known: dict[str, Whole] = {}
+        known: dict[str, BoundWorkload] = {}
 
         def renew() -> Iterator[None]:
-            if self.wholes is not None:
-                known.update((yield from self.wholes.known({key})))
+            if self.workloads is not None:
+                known.update((yield from self.workloads.known({key})))
 
         complete = await self._background.run(renew(), until_s=self._clock() + self._deadline_s)
         return complete, known.get(key)
@@ -200,12 +211,12 @@ class EvictionPlanner:
         allocated = self._state.allocations.on(node) if gone and reserved else {}
         return gone - {one for one in gone if not reserved.isdisjoint(piece.uuid for piece in allocated.get(one, ()))}
 
-    def _terms(self, uid: str, request: PodRequest, node: str, gone: frozenset[str]) -> Terms:
+    def _terms(self, uid: str, request: PodRequest, node: str, gone: frozenset[str]) -> EvictionTerms:
         """Once these pods have ended: the pod's own reservation does not block it, and victims must free what the node lacks beside GPUs."""
         lacking = self._lacking(uid, node, request)
         freed = self._candidates.requests(gone) if lacking else {}
         frees = {name: amount - freed.get(name, 0) for name, amount in lacking.items()}
-        return Terms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
+        return EvictionTerms(frees={name: amount for name, amount in frees.items() if amount > 0}, aside=gone | {uid})
 
     def _lacking(self, uid: str, node: str, request: PodRequest) -> dict[str, int]:
         """What the node lacks beside GPUs, also for preemptors that reserved before this pod."""
@@ -214,6 +225,6 @@ class EvictionPlanner:
 
     def _fitting_after(self, uid: str, request: PodRequest, node: str, gone: frozenset[str]) -> Eviction | None:
         """The eviction without victims, if the request fits once these pods have ended."""
-        rules = Rules(LOWEST, terms={node: self._terms(uid, request, node, gone)})
+        rules = EvictionRules(LOWEST, terms={node: self._terms(uid, request, node, gone)})
         only = self._state.allocations.only(request, self._state.names)
         return least_eviction(request, [node], self._candidates.view, rules, only)

@@ -1,8 +1,8 @@
-"""The preempt verb: when kube-scheduler's question is answered, and what is reserved with the answer.
+"""The preempt verb: when kube-scheduler's request is answered, and what is reserved with the answer.
 
-    wait_for_preemptor --> preempt --VictimChoice--> the least eviction --proved again--> reservation of kind preemption, answer
+    wait_for_preemptor --> preempt --PreemptCall--> the least eviction --proved again--> reservation of kind preemption, answer
 
-`extender.preemption.victims` chooses; this module says whether any pod may be evicted now, repeats the search while what it found has
+`extender.preemption.preempt_call` chooses; this module checks whether any pod may be evicted now, repeats the search while what it found has
 become dearer, and remembers the answers: kube-scheduler evicts and nominates after it has read them.
 """
 
@@ -16,10 +16,10 @@ import structlog
 
 from extender.nominate.nominator import Nominator
 from extender.preemption.background import BackgroundWork
-from extender.preemption.candidates import Candidates, priority_of
-from extender.preemption.kueue_pods import Queues
-from extender.preemption.reservations import PreemptionReservations
-from extender.preemption.victims import VictimChoice
+from extender.preemption.kueue_pods import KueuePods
+from extender.preemption.preempt_call import PreemptCall
+from extender.preemption.preemption_reservations import PreemptionReservations
+from extender.preemption.victim_candidates import VictimCandidates, priority_of
 from extender.protocol import PreemptionArgs, PreemptionResult
 from extender.state import State
 from kube.cache import Cache
@@ -49,7 +49,7 @@ class PreemptVerb:
         self,
         state: State,
         pods: Cache[Pod],
-        candidates: Candidates,
+        candidates: VictimCandidates,
         reservations: PreemptionReservations,
         nominator: Nominator,
         *,
@@ -57,12 +57,12 @@ class PreemptVerb:
         deadline_s: float,
         remember_s: float,
         background: BackgroundWork,
-        queues: Queues | None,
+        kueue_pods: KueuePods | None,
         enabled: bool,
     ) -> None:
         self._state, self._pods, self._candidates, self._reservations = state, pods, candidates, reservations
         self._nominator, self._clock, self._deadline_s, self._remember_s = nominator, clock, deadline_s, remember_s
-        self._background, self._queues, self._enabled = background, queues, enabled
+        self._background, self._kueue_pods, self._enabled = background, kueue_pods, enabled
         self.informed = asyncio.Event()
         """Are disruption budgets and the preemption history known? Before that no pod is evicted."""
         self.missed = False
@@ -109,25 +109,25 @@ class PreemptVerb:
 
     async def preempt(self, args: PreemptionArgs, until_s: float) -> PreemptionResult:
         """The answer, once `wait_for_preemptor` has returned. When time is up the best so far, or no node. Raises BadRequest."""
-        choice = VictimChoice(self._state, self._candidates, args)
+        choice = PreemptCall(self._state, self._candidates, args)
         if self._enabled and not self.informed.is_set():
             self.missed = True
             log.warning(
                 "no pod is evicted before disruption budgets and the preemption history are known", pod=choice.pod.key
             )
             return PreemptionResult()
-        if self._queues is not None:
-            await self._queues.read(choice.touching(), self._background, until_s)
+        if self._kueue_pods is not None:
+            await self._kueue_pods.read(choice.touching(), self._background, until_s)
         if not choice.request:
             return choice.as_proposed()
         found = await self._least_eviction(choice, until_s)
         if found is not None:
             return choice.answer(found)
-        if self._queues is not None:
-            self._queues.no_eviction_on(args.nodes)
+        if self._kueue_pods is not None:
+            self._kueue_pods.no_eviction_on(args.nodes)
         return PreemptionResult()
 
-    async def _least_eviction(self, choice: VictimChoice, until_s: float) -> Eviction | None:
+    async def _least_eviction(self, choice: PreemptCall, until_s: float) -> Eviction | None:
         """The least eviction, proved; None if no pod may be evicted."""
         for tries_left in reversed(range(SEARCHES)):
             if self._may_evict_none(choice.pod):
@@ -161,15 +161,15 @@ class PreemptVerb:
             found.setdefault(own.node, set()).add(pod.uid)
         return found
 
-    def _reserved(self, choice: VictimChoice, best: Eviction, *, at_any_cost: bool) -> Eviction | None:
-        """Prove the choice on what is known by now, and reserve for it. None if it costs more than the search said."""
+    def _reserved(self, choice: PreemptCall, best: Eviction, *, at_any_cost: bool) -> Eviction | None:
+        """Prove the choice on what is known by now, and reserve for it. None if it costs more than the search found."""
         pod, node = choice.pod, best.node
         unchanged = choice.is_unchanged(self._set_aside_for(pod))
         with self._reservations.lifted(pod.uid), self._nominator.reservations.aside(priority_of(pod), [node]):
             found = best if unchanged else choice.proved(node)
             if found is None or (found.cost > best.cost and not at_any_cost):
                 return None
-            # inside the block: nominations that no longer fit beside this reservation are then not taken up again
+            # inside the block: nominations that no longer fit beside this reservation are then not made again
             self._answered[pod.uid] = self._clock(), found
             self._reservations.put(pod.uid, pod.key, node, found.assignment)
         return found
@@ -184,5 +184,5 @@ class PreemptVerb:
         reservation = self._reservations.get(uid)
         if reservation is None:
             return False
-        returns = self._clock() < reservation.since_s + RETURN_S and self._reservations.is_whole(uid)
+        returns = self._clock() < reservation.since_s + RETURN_S and self._reservations.is_complete(uid)
         return reservation.nominated or returns or bool(self._candidates.terminating(reservation.node))

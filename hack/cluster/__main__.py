@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--provider", choices=providers.NAMES, help="default: kind where Docker answers, else local")
     up.add_argument("--replace", action="store_true", help="take a cluster of another provider down first")
     down = commands.add_parser("down", help="stop everything and leave nothing behind")
-    down.add_argument("--quiet", action="store_true", help="say nothing unless it fails")
+    down.add_argument("--quiet", action="store_true", help="print nothing unless it fails")
     commands.add_parser("status", help="what runs, with pids, logs and nodes")
     logs = commands.add_parser("logs", help="print the end of one log, or list the logs")
     logs.add_argument("name", nargs="?")
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_only.add_argument(
         "modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(names)} (default: what `up` needs)"
     )
-    compile_only.add_argument("--quiet", action="store_true", help="say nothing unless it fails")
+    compile_only.add_argument("--quiet", action="store_true", help="print nothing unless it fails")
     load = commands.add_parser("load", help="bring image archives into every node")
     load.add_argument("archives", nargs="*", type=Path, metavar="IMAGE.tar", help="default: the images built last")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
@@ -139,9 +139,9 @@ def main() -> int:
         return 1
     except subprocess.CalledProcessError as error:
         words = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
-        said = f": {words.strip()}" if words.strip() else ""
+        output = f": {words.strip()}" if words.strip() else ""
         print(
-            f"{arguments.command}: {shlex.join(map(str, error.cmd))} ended with {error.returncode}{said}",
+            f"{arguments.command}: {shlex.join(map(str, error.cmd))} ended with {error.returncode}{output}",
             file=sys.stderr,
         )
         return 1

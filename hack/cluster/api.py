@@ -55,13 +55,13 @@ class Api:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def wait(what: str, ready: Callable[[], bool], patience_s: float, still_possible: Callable[[], str | None]) -> None:
+def wait(what: str, ready: Callable[[], bool], timeout_s: float, still_possible: Callable[[], str | None]) -> None:
     """Return when `ready`. Gives up past the patience, or at once when `still_possible` returns a reason why not."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while not ready():
         reason = still_possible()
         if reason is not None:
             raise RuntimeError(f"{what}: {reason}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not ready after {patience_s:g} s")
+            raise TimeoutError(f"{what}: not ready after {timeout_s:g} s")
         time.sleep(0.1)

@@ -91,7 +91,7 @@ def _build_one(cache: Path, module: Module, folder: Path) -> None:
 
 
 def link_programs(programs: dict[str, Path], folder: Path) -> None:
-    """Make `folder` hold one link for each program, and nothing that was there before."""
+    """Make `folder` contain one link for each program, and nothing else."""
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.iterdir():
         if stale.name not in programs:

@@ -1,4 +1,4 @@
-"""The caller: root, or a person by way of sudo, who then owns what is built.
+"""The caller: root, or a person by way of sudo, to whom the built files then belong.
 
 What needs root runs as root; downloads and compilers do not, and a cache with root's files in a person's home would fail that person's
 next build.
@@ -25,7 +25,7 @@ def become_root(module: str) -> None:
 
 
 def person(environment: Mapping[str, str] = os.environ) -> int | None:
-    """User ID of the person who called through sudo; None when nobody did."""
+    """User ID of the person who called through sudo; None without sudo."""
     named = environment.get("SUDO_UID", "")
     return int(named) if os.geteuid() == 0 and named.isdigit() and named != "0" else None
 
@@ -48,7 +48,7 @@ def make_folder(path: Path) -> None:
 
 
 def own_by_person(path: Path) -> None:
-    """The file or folder belongs to the person from now on; nothing changes when nobody called through sudo."""
+    """The file or folder belongs to the person from now on; nothing changes without sudo."""
     uid = person()
     if uid is not None:
         os.chown(path, uid, pwd.getpwuid(uid).pw_gid)

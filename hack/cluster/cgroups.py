@@ -14,7 +14,7 @@ ROOT: Final = Path("/sys/fs/cgroup")
 GROUP: Final = "tangram-cluster"
 """Parent of every node's pods, at the top of the hierarchy."""
 
-REMOVE_PATIENCE_S: Final = 10.0
+REMOVE_TIMEOUT_S: Final = 10.0
 """A group can be removed once its last process is reaped. Guessed."""
 
 
@@ -55,7 +55,7 @@ def processes(path: str, root: Path = ROOT) -> set[int]:
 
 def remove(path: str, root: Path = ROOT) -> None:
     """Remove the group and all below it, in every hierarchy."""
-    deadline = time.monotonic() + REMOVE_PATIENCE_S
+    deadline = time.monotonic() + REMOVE_TIMEOUT_S
     for hierarchy in hierarchies(root):
         while (hierarchy / path).is_dir():
             groups = [entry for entry in (hierarchy / path).rglob("*") if entry.is_dir()]
@@ -63,6 +63,6 @@ def remove(path: str, root: Path = ROOT) -> None:
                 with contextlib.suppress(OSError):
                     group.rmdir()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{hierarchy / path}: still has processes after {REMOVE_PATIENCE_S:g} s")
+                raise TimeoutError(f"{hierarchy / path}: still has processes after {REMOVE_TIMEOUT_S:g} s")
             if (hierarchy / path).is_dir():
                 time.sleep(0.05)

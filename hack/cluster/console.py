@@ -1,7 +1,7 @@
 """Say what is being done, how long it took, and what to do next.
 
-On a terminal a spinner shows the step in progress; elsewhere its begin and its end are one plain line each. A step that takes long says
-so twice a minute. Where TANGRAM_STEPS_CSV names a file,
+On a terminal a spinner shows the step in progress; elsewhere its begin and its end are one plain line each. A long step prints
+that twice a minute. Where TANGRAM_STEPS_CSV names a file,
 each step adds a row to it: what, wall seconds, processor seconds of the programs that it ran and waited for.
 """
 
@@ -57,7 +57,7 @@ class Steps:
             with Path(named).open("a", newline="") as out:
                 csv.writer(out).writerow([what, round(wall_s, 1), round(processor_s, 1)])
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False)
 
 

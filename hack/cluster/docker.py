@@ -15,9 +15,9 @@ def docker_answers() -> bool:
 
 
 def docker(*arguments: str, stdin: IO[bytes] | None = None) -> str:
-    """What the command says. Raises RuntimeError with what it said when it fails."""
+    """The command's output. Raises RuntimeError with the output when it fails."""
     done = subprocess.run(["docker", *arguments], stdin=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-4000:]
-        raise RuntimeError(f"docker {' '.join(arguments[:8])} ...: ended with {done.returncode}\n{said}")
+        output = (done.stdout + done.stderr).strip()[-4000:]
+        raise RuntimeError(f"docker {' '.join(arguments[:8])} ...: ended with {done.returncode}\n{output}")
     return done.stdout.strip()

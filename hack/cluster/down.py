@@ -17,14 +17,14 @@ from hack.cluster.layout import Layout
 
 def take_down(layout: Layout, steps: Steps) -> None:
     if not layout.state.exists():
-        steps.say(f"nothing to take down in {layout.state}")
+        steps.print(f"nothing to take down in {layout.state}")
         return
     with steps.step("stop the nodes and their pods"):
         for each in layout.nodes():
             node.stop(each)
     with steps.step("stop the control plane"):
         for name in reversed(control_plane.NAMES):
-            processes.stop(layout, name, patience_s=0 if name in {"apiserver", "etcd"} else 2)
+            processes.stop(layout, name, timeout_s=0 if name in {"apiserver", "etcd"} else 2)
     with steps.step("remove addresses, rules, control groups and files"):
         network.remove_address(1)
         network.remove_rules()
@@ -36,7 +36,7 @@ def take_down(layout: Layout, steps: Steps) -> None:
 
 
 def _remove_mount_points(layout: Layout) -> None:
-    """The folders that nodes' folders were mounted over, deepest first; one that somebody has used since stays."""
+    """The folders that nodes' folders were mounted over, deepest first; one that was used since stays."""
     if not layout.made_folders.exists():
         return
     for line in reversed(layout.made_folders.read_text().splitlines()):

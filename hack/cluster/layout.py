@@ -156,5 +156,5 @@ def cache_folder() -> Path:
 
 
 def current_images() -> Path:
-    """Links to the archives of the images as their sources are now; whoever builds images keeps it so."""
+    """Links to the archives of the images as their sources are now; each build of images updates them."""
     return cache_folder() / "images" / "current"

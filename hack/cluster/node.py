@@ -25,9 +25,9 @@ def start_runtime(node: NodeLayout) -> None:
     """The namespace and containerd; returns when containerd's socket is there."""
     _prepare(node)
     processes.start(node.cluster, _namespace(node))
-    processes.wait_until_exists(node.mounted, patience_s=10)
+    processes.wait_until_exists(node.mounted, timeout_s=10)
     processes.start(node.cluster, _containerd(node))
-    processes.wait_until_exists(node.containerd_socket, patience_s=30)
+    processes.wait_until_exists(node.containerd_socket, timeout_s=30)
 
 
 def start_kubelet(node: NodeLayout) -> None:
@@ -131,11 +131,11 @@ def _kubelet(node: NodeLayout) -> Program:
 
 def stop(node: NodeLayout) -> None:
     """Stop the node and everything that it started, pods included."""
-    processes.stop(node.cluster, node.process("kubelet"), patience_s=2)
-    processes.end(cgroups.processes(f"{cgroups.GROUP}/{node.name}"), patience_s=0)
-    processes.stop(node.cluster, node.process("containerd"), patience_s=2)
-    processes.end(_in_namespace_of(node), patience_s=0)
-    processes.stop(node.cluster, node.process("namespace"), patience_s=0)
+    processes.stop(node.cluster, node.process("kubelet"), timeout_s=2)
+    processes.end(cgroups.processes(f"{cgroups.GROUP}/{node.name}"), timeout_s=0)
+    processes.stop(node.cluster, node.process("containerd"), timeout_s=2)
+    processes.end(_in_namespace_of(node), timeout_s=0)
+    processes.stop(node.cluster, node.process("namespace"), timeout_s=0)
     network.remove_address(node.index)
 
 

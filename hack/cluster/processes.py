@@ -1,7 +1,7 @@
 """Start programs that outlive this one, find them again, and stop them.
 
-A process is known by its pid and its start time, so a pid that the kernel has given to somebody else is never taken for
-ours and never killed. Each program has a log under its name; what it said before a restart stays in it.
+A process is known by its pid and its start time, so a pid that the kernel has reused is never mistaken for
+ours and never killed. Each program has a log under its name; its output from before a restart stays in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 from hack.cluster.layout import Layout
 from vgpu.api.process_stat import process_stat
 
-STOP_PATIENCE_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 10.0
 """Guessed: the API server drains for some seconds after SIGTERM."""
 
 
@@ -35,7 +35,7 @@ class Program:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When the kernel says that the process began; None where there is none, or only its remains."""
+    """The kernel's time of the process's start; None where there is none, or only its remains."""
     try:
         stat = process_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
@@ -73,7 +73,7 @@ def start(layout: Layout, program: Program) -> int:
             env={**os.environ, **(program.environment or {})},
             start_new_session=True,
         )
-    process.returncode = 0  # it outlives us: nobody waits for it, and Popen need not warn of that
+    process.returncode = 0  # it outlives us: no code waits for it, and Popen need not warn of that
     record = {"pid": process.pid, "started_ticks": start_time_ticks(process.pid)}
     _record(layout, program.name).write_text(json.dumps(record))
     return process.pid
@@ -83,26 +83,26 @@ def log_path(layout: Layout, name: str) -> Path:
     return layout.logs / f"{name}.log"
 
 
-def stop(layout: Layout, name: str, patience_s: float = STOP_PATIENCE_S) -> None:
+def stop(layout: Layout, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Terminate the program, kill it when it takes longer, and return when it is gone."""
     pid = pid_of(layout, name)
     if pid is not None:
-        end([pid], patience_s)
+        end([pid], timeout_s)
     _record(layout, name).unlink(missing_ok=True)
 
 
-def end(pids: Iterable[int], patience_s: float) -> None:
+def end(pids: Iterable[int], timeout_s: float) -> None:
     """SIGTERM, and SIGKILL past the patience (at once for 0), to all of them together."""
     handles: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             handles[os.pidfd_open(pid)] = pid
     try:
-        if patience_s > 0:
+        if timeout_s > 0:
             _signal(handles, signal.SIGTERM)
-            _await_end(handles, patience_s)
+            _await_end(handles, timeout_s)
         _signal(handles, signal.SIGKILL)
-        _await_end(handles, STOP_PATIENCE_S)
+        _await_end(handles, STOP_TIMEOUT_S)
     finally:
         for handle in handles:
             os.close(handle)
@@ -114,9 +114,9 @@ def _signal(handles: Iterable[int], number: signal.Signals) -> None:
             signal.pidfd_send_signal(handle, number)
 
 
-def _await_end(handles: dict[int, int], patience_s: float) -> None:
+def _await_end(handles: dict[int, int], timeout_s: float) -> None:
     """Wait for all; forget those that ended."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
@@ -127,10 +127,10 @@ def _await_end(handles: dict[int, int], patience_s: float) -> None:
             del handles[handle]
 
 
-def wait_until_exists(path: Path, patience_s: float) -> None:
+def wait_until_exists(path: Path, timeout_s: float) -> None:
     """Return when the path exists."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while not path.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path}: not there after {patience_s:g} s")
+            raise TimeoutError(f"{path}: not there after {timeout_s:g} s")
         time.sleep(0.02)

@@ -70,7 +70,7 @@ HELM: Final = Module("helm", ("helm.sh/helm/v3/cmd/helm",))
 KWOK: Final = Module("kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 KIND: Final = Module("kind", ("sigs.k8s.io/kind",))
 POD_REQUESTS: Final = Module("podrequests")
-"""No program of a cluster: what Kubernetes itself says that pods request, for a test to compare with."""
+"""No program of a cluster: the requests of pods as Kubernetes itself counts them, for a test to compare with."""
 
 CLUSTER: Final = (KUBERNETES, ETCD, CONTAINERD, PAUSE, TOOLKIT, HELM)
 """What `up` needs, the longest build first."""

@@ -67,7 +67,7 @@ def down(layout: Layout, steps: Steps) -> None:
             shutil.rmtree(layout.state)
         case "existing":
             shutil.rmtree(layout.state)
-            steps.say("the cluster itself was there before and stays")
+            steps.print("the cluster itself was there before and stays")
         case _:
             local_down.take_down(layout, steps)
 
@@ -111,7 +111,7 @@ def kind_settings(nodes: int, *, cgroups: str) -> dict[str, object]:
 
 
 def _kind(layout: Layout, *arguments: str) -> None:
-    """It says itself what it does, and what is wrong."""
+    """It prints itself what it does, and what is wrong."""
     if code := subprocess.run([str(layout.bin / "kind"), *arguments], check=False).returncode:
         raise RuntimeError(f"kind {' '.join(arguments[:2])}: ended with {code}")
 

@@ -147,7 +147,7 @@ SystemdCgroup = false
 
 
 def nvidia_runtime(runc: str) -> str:
-    """NVIDIA's container runtime in CDI mode: it reads NVIDIA_VISIBLE_DEVICES and injects what the CDI spec says."""
+    """NVIDIA's container runtime in CDI mode: it reads NVIDIA_VISIBLE_DEVICES and injects what the CDI spec lists."""
     return f"""[nvidia-container-runtime]
 debug = "/run/nvidia-container-toolkit/runtime.log"
 log-level = "info"

@@ -17,9 +17,9 @@ def shell_lines(layout: Layout) -> str:
 
 def say_ready(layout: Layout, steps: Steps) -> None:
     logs = f" Logs are in {layout.logs}." if layout.logs.is_dir() else ""
-    steps.say(f"The cluster is up ({steps.elapsed_s:.0f} s).{logs} To use it:")
-    steps.say("\n".join(f"    {line}" for line in shell_lines(layout).splitlines()))
-    steps.say("    kubectl get nodes")
+    steps.print(f"The cluster is up ({steps.elapsed_s:.0f} s).{logs} To use it:")
+    steps.print("\n".join(f"    {line}" for line in shell_lines(layout).splitlines()))
+    steps.print("    kubectl get nodes")
 
 
 def program_names(layout: Layout) -> list[str]:
@@ -31,11 +31,11 @@ def program_names(layout: Layout) -> list[str]:
 def show(layout: Layout, steps: Steps) -> int:
     """Print a table; 0 when everything runs, 3 when something does not or nothing is there."""
     if not layout.provider.exists():
-        steps.say(f"no cluster in {layout.state}")
+        steps.print(f"no cluster in {layout.state}")
         return 3
     provider = layout.provider.read_text().strip()
     if provider != "local":
-        steps.say(f"the cluster is {provider}'s; kubeconfig {layout.kubeconfig}")
+        steps.print(f"the cluster is {provider}'s; kubeconfig {layout.kubeconfig}")
         return 0
     table = Table("program", "pid", "log", box=None)
     pids = {name: processes.pid_of(layout, name) for name in program_names(layout)}

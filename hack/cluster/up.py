@@ -18,8 +18,8 @@ from hack.cluster.network import add_address
 from hack.cluster.processes import Program
 from hack.cluster.programs import CLUSTER, kubernetes_version
 
-API_PATIENCE_S = 120.0
-NODE_PATIENCE_S = 120.0
+API_TIMEOUT_S = 120.0
+NODE_TIMEOUT_S = 120.0
 """Guessed: on two busy cores the API server took 15 s."""
 
 
@@ -59,7 +59,7 @@ def _died(layout: Layout, *names: str) -> str | None:
 
 
 def _start_control_plane(layout: Layout, steps: Steps) -> Api:
-    add_address(1, layout.node(1).address)  # the API server says that it is there
+    add_address(1, layout.node(1).address)  # the API server announces that it is there
     pki.make_pki(layout)
     _own_by_caller(layout.kubeconfig)
     control_plane.write_settings(layout)
@@ -67,7 +67,7 @@ def _start_control_plane(layout: Layout, steps: Steps) -> Api:
     with steps.step(f"start etcd and the API server {kubernetes_version()}"):
         _start(layout, control_plane.etcd(layout))
         _start(layout, control_plane.apiserver(layout))
-        wait("API server", api.is_ready, API_PATIENCE_S, lambda: _died(layout, "etcd", "apiserver"))
+        wait("API server", api.is_ready, API_TIMEOUT_S, lambda: _died(layout, "etcd", "apiserver"))
     with steps.step("start the controllers, the scheduler and the service proxy"):
         for program in (control_plane.controller_manager, control_plane.scheduler, control_plane.proxy):
             _start(layout, program(layout))
@@ -102,7 +102,7 @@ def _start_node(target: NodeLayout, api: Api, steps: Steps) -> None:
     names = [target.process(program) for program in node.PROGRAMS]
     was_running = all(processes.pid_of(target.cluster, name) is not None for name in names)
     if was_running and api.node_is_ready(target.name):
-        steps.say(f"  ok {target.name} runs")
+        steps.print(f"  ok {target.name} runs")
         return
     with steps.step(f"start {target.name} and wait until it is Ready"):
         node.start_runtime(target)
@@ -111,13 +111,13 @@ def _start_node(target: NodeLayout, api: Api, steps: Steps) -> None:
         wait(
             f"node {target.name}",
             lambda: api.node_is_ready(target.name),
-            NODE_PATIENCE_S,
+            NODE_TIMEOUT_S,
             lambda: _died(target.cluster, *names),
         )
 
 
 def _own_by_caller(path: Path) -> None:
-    """Under sudo the kubeconfig belongs to the person who called it."""
+    """Under sudo the kubeconfig belongs to the caller."""
     if person() is not None:
         own_by_person(path)
         path.parent.chmod(0o755)

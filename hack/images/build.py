@@ -27,7 +27,7 @@ KEPT: Final = 3
 
 
 class Builder(Protocol):
-    """What turns a stage of the Dockerfile into an archive."""
+    """What builds an archive from a stage of the Dockerfile."""
 
     @property
     def base(self) -> str: ...

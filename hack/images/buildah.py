@@ -1,6 +1,6 @@
 """Build images without a container engine: mmdebstrap makes the base, buildah runs the Dockerfile in a chroot.
 
-buildah has a storage folder of its own in the cache, so nobody else's images are touched. Steps use the host's network and
+buildah has a storage folder of its own in the cache, so no other images are touched. Steps use the host's network and
 its certificates: where TLS is intercepted, PyPI is reached all the same and none of it ends up in an image. Downloads and
 zig's objects are kept by a volume, not by `RUN --mount=type=cache`: buildah 1.28 (Debian 12) in a chroot empties the stage's
 whole root folder when it cleans up after such a mount.
@@ -18,6 +18,7 @@ from typing import Final
 from hack.cluster.console import Steps
 from hack.cluster.node import snapshotter
 from hack.images.catalogue import DOCKERFILE, IGNORED, ROOT, Image
+from hack.images.commit import commit_argument
 
 SUITE: Final = "trixie"
 PACKAGES: Final = ("ca-certificates", "python3")
@@ -96,7 +97,7 @@ class Buildah:
         command = [*self._command, "build", "--isolation", "chroot", "--network", "host"]
         command += ["--layers", "--force-rm", "--pull-never"]
         command += ["--file", str(DOCKERFILE), "--ignorefile", str(IGNORED)]
-        command += [f"--build-arg=BASE={self.base}", *arguments]
+        command += [f"--build-arg=BASE={self.base}", commit_argument(), *arguments]
         self._run([*command, *volumes, "--target", image.target, "--tag", image.name, str(ROOT)])
         self._run([*self._command, "push", "--quiet", image.name, f"oci-archive:{archive}:{image.name}"])
         self._forget_old_steps()

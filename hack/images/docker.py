@@ -13,6 +13,7 @@ from typing import IO, Final
 from hack.cluster.console import Steps
 from hack.cluster.docker import docker
 from hack.images.catalogue import DOCKERFILE, ROOT, Image, context_files
+from hack.images.commit import commit_argument
 
 
 class Docker:
@@ -36,6 +37,7 @@ class Docker:
                 dockerfile,
                 "--target",
                 image.target,
+                commit_argument(),
                 "--tag",
                 image.name,
                 "-",

@@ -1,4 +1,4 @@
-"""`python -m hack.reference [--write]`: are the pages what the code says? Prints the difference and ends with 1 when not."""
+"""`python -m hack.reference [--write]`: do the pages agree with the code? Prints the difference and ends with 1 when not."""
 
 from __future__ import annotations
 

@@ -12,8 +12,11 @@ def tables() -> str:
     """The made part of the page."""
     fault = ("fault", "what is done"), FAULTS.items()
     step = ("step", "when"), STEPS.items()
-    head = ("who", "fault", "what", "steps", "what pods notice meanwhile", "all runs again within")
-    left_out = ("who", "fault", "why it is not tried"), ((who, fault, why) for (who, fault), why in NOT_TRIED.items())
+    head = ("part", "fault", "what", "steps", "what pods notice meanwhile", "all runs again within")
+    left_out = (
+        ("part", "fault", "why it is not tried"),
+        ((part, fault, why) for (part, fault), why in NOT_TRIED.items()),
+    )
     parts = ("## Faults", table(*fault)), ("## Steps", table(*step)), ("## Matrix", table(head, _rows())), ("## Not tried", table(*left_out))  # fmt: skip
     return "\n".join(f"{title}\n\n{made}" for title, made in parts)
 
@@ -22,4 +25,4 @@ def _rows() -> Iterator[tuple[str, ...]]:
     """A step in bold is one that CI tries."""
     for row in ROWS:
         steps = ", ".join(f"**{step}**" if step in row.ci else step for step in row.steps)
-        yield row.who, row.fault, row.what, steps, row.meanwhile, f"{row.within_s:g} s"
+        yield row.part, row.fault, row.what, steps, row.meanwhile, f"{row.within_s:g} s"

@@ -1,6 +1,6 @@
 """Every metric as a row: what the code registers, and what an operator may be warned by.
 
-Names follow Prometheus's conventions (https://prometheus.io/docs/practices/naming/): `breaches` says where one does not.
+Names follow Prometheus's conventions (https://prometheus.io/docs/practices/naming/): `breaches` lists those that do not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hack.reference.page import sentence, table
 from hack.reference.programs import PROGRAMS, Program
 from observe.pages import build_registry
 
-HEADER: Final = ("metric", "type", "labels", "unit", "what it says", "an alert")
+HEADER: Final = ("metric", "type", "labels", "unit", "meaning", "an alert")
 UNITS: Final = {"seconds": "s", "bytes": "bytes", "percent": "percent", "ratio": "0 to 1"}
 """Unit by the last word of a name. Without one it is a number of things."""
 _THINGS: Final = "gpu|node|pod|container"
-"""What a metric is about that more than one program could export: then its name says the thing, not the program."""
+"""What a metric is about that more than one program could export: then its name has the thing, not the program."""
 _NOT_BASE: Final = re.compile(r"_(ms|us|ns|milliseconds|microseconds|kib|mib|gib|kb|mb|gb|minutes|hours)(_|$)")
 _HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum", "_created", "_info")
 
@@ -72,7 +72,7 @@ def breaches(program: str, row: Row) -> Iterator[str]:
         if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", label) or label in ("le", "quantile", "job", "instance"):
             yield f"{row.name}: label {label} is not in snake case, or Prometheus's own"
     if len(row.text) < 10:
-        yield f"{row.name}: says {row.text!r}, which is no sentence"
+        yield f"{row.name}: text {row.text!r} is no sentence"
 
 
 def unknown_alerts() -> list[str]:

@@ -12,14 +12,14 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from arbiter.metrics import ArbiterCollector
-from arbiter.server import Server
+from arbiter.server import ArbiterServer
 from arbiter.settings import ArbiterSettings
 from deviceplugin.metrics import Metrics as DevicePluginMetrics
 from deviceplugin.settings import DevicePluginSettings
 from extender.metrics import Metrics as ExtenderMetrics
 from extender.settings import Settings as ExtenderSettings
 from extender.state import State
-from kube.cache import Statistics
+from kube.cache import CacheStatistics
 from observe.options import ProgramSettings
 from vgpu.api.names import DEFAULT
 from webhook.metrics import Metrics as WebhookMetrics
@@ -28,7 +28,7 @@ from webhook.settings import Settings as WebhookSettings
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program. `port` is the setting that says where its metrics are."""
+    """One program. `port` is the setting for the port of its metrics."""
 
     package: str
     runs: str
@@ -38,14 +38,14 @@ class Program:
 
 
 def _extender() -> CollectorRegistry:
-    seen = Statistics(0, 0, True, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
+    seen = CacheStatistics(0, 0, True, 0, 0, 0, 0, {}, 0, 0, 0, 0, 0.0)
     return ExtenderMetrics(State(time.monotonic, names=DEFAULT), lambda: {"pods": seen}).registry
 
 
 def _arbiter() -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
+        server = ArbiterServer(Path(folder))
         registry.register(ArbiterCollector(server))
         server.stop()
         server.run()

@@ -63,7 +63,7 @@ def _rows(program: Program) -> Iterator[tuple[str, ...]]:
 
 
 def undescribed() -> list[str]:
-    """Settings that say nothing of themselves."""
+    """Settings without a description."""
     return [
         f"{program.package}.{name}"
         for program in PROGRAMS

@@ -56,7 +56,7 @@ def test_the_script_of_an_attack_is_a_program(attack: Attack) -> None:
 
 
 def test_all_attackers_of_a_cluster_fit_on_its_gpus_at_once() -> None:
-    """Of 160 units, the neighbours have 16, and 60 are room for what they take beyond their limits."""
+    """Of 160 units, the neighbours have 16, and 60 are reserved for what attackers allocate beyond their limits."""
     made = stage.pods((attack, level) for attack, level in staged() if attack.script)
     pods = {(level, thing["metadata"]["name"]): thing for (_, level), (thing, _) in made.items()}
     requested = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vgpu.api.enforcement import REPORTED, TABLE, Reason, State
+from vgpu.api.enforcement import REPORTED, TABLE, LimitState, Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBERS = {reason: number for number, reason in REPORTED.items()}
@@ -31,7 +31,7 @@ def test_the_page_has_the_table_as_the_program_has_it() -> None:
         for reason in Reason
     ]
     states = re.findall(r"^\| `([a-z]+)` \|", page.partition("## Reasons")[0], re.MULTILINE)
-    assert states == [str(state) for state in State]
+    assert states == [str(state) for state in LimitState]
 
 
 def test_troubleshooting_has_an_entry_for_each_reason() -> None:

@@ -14,7 +14,7 @@ from vgpu.api.readiness import TABLE, Missing, page
 PROGRAMS = {
     "deviceplugin/app.py": {"not_ready", "_install"},
     "extender/app.py": {"not_ready", "not_synced"},
-    "webhook/running.py": {"not_ready"},
+    "webhook/app.py": {"not_ready"},
 }
 
 

@@ -82,7 +82,7 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **params: str
     ) -> httpx.Response:
-        """Raises CommandFailed also when nobody answers."""
+        """Raises CommandFailed also without an answer."""
         content = None if body is None else json.dumps(body)
         try:
             answer = self.client.request(

@@ -55,7 +55,7 @@ class Cluster:
         )
 
     def drop_namespaces(self, *names: str) -> None:
-        """Return when their pods are gone; the rest takes some seconds more, in which nobody has to wait.
+        """Return when their pods are gone; the rest takes some seconds more, without a wait.
 
         Kubernetes begins to empty a namespace five seconds after it was deleted: its pods are deleted here. No controller can make
         another one meanwhile."""
@@ -139,7 +139,7 @@ class Cluster:
             raise NotSoon(f"{error}\n{self.describe(namespace, *names)}") from None
 
     def refused(self, namespace: str, thing: dict[str, Any]) -> str:
-        """What admission says to an object that it must not let in."""
+        """Admission's answer to an object that it must deny."""
         try:
             self.create(namespace, thing)
         except CommandFailed as error:
@@ -217,7 +217,7 @@ class Cluster:
     def upgrade(self, values: Mapping[str, Any]) -> None:
         """`helm upgrade` with further values, and wait until only the new parts serve.
 
-        A webhook that was told to end goes on answering for a while, over connections that the API server keeps.
+        A webhook that ends goes on answering for a while, over connections that the API server keeps.
         """
         install_chart(self.kubectl, values)
         self.api.until("pod", NAMESPACE, _none_ends, "the old parts have ended")

@@ -19,7 +19,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.gpus import GPUS
 
 _numbers = itertools.count(1)
-PATIENCE_S = 400
+TIMEOUT_S = 400
 """For one test with its fixtures: an upgrade of the chart waits for every part to be replaced."""
 
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of this folder that name no time of their own have more than a unit test's."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(PATIENCE_S))
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

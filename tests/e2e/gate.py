@@ -1,4 +1,4 @@
-"""Stand between the API server and a write that binds a pod, and hold it for as long as a test wants.
+"""Stand between the API server and a write that binds a pod, and delay it for as long as a test wants.
 
 A validating webhook on this machine: the binding is checked last, then written. So while it is held the scheduler has decided and
 the extender waits for an answer; what happens to either now is what a test wants to see. Local cluster only.
@@ -20,11 +20,11 @@ from hack.cluster.pki import Identity, make_authority, make_certificate
 from hack.kubectl import Kubectl
 
 NAME = "e2e-gate"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class Gate:
-    """Holds the first binding of one pod; every other passes."""
+    """Delays the first binding of one pod; every other passes."""
 
     def __init__(self, pod: str) -> None:
         self._pod = pod
@@ -33,7 +33,7 @@ class Gate:
 
     def wait(self) -> None:
         """Until the binding is here: the extender waits for its answer."""
-        assert self._arrived.wait(PATIENCE_S), f"no binding of pod {self._pod} within {PATIENCE_S} s"
+        assert self._arrived.wait(TIMEOUT_S), f"no binding of pod {self._pod} within {TIMEOUT_S} s"
 
     def allow(self) -> None:
         """It is written now."""
@@ -50,7 +50,7 @@ class Gate:
         allowed = True
         if request["name"] == self._pod and not self._arrived.is_set():
             self._arrived.set()
-            self._open.wait(PATIENCE_S)
+            self._open.wait(TIMEOUT_S)
             allowed = self._let_in
         return {**review, "response": {"uid": request["uid"], "allowed": allowed}}
 
@@ -110,10 +110,10 @@ def _handler(held: Gate) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            with contextlib.suppress(OSError):  # who asked may be gone by now
+            with contextlib.suppress(OSError):  # the client may be gone by now
                 self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nothing to say."""
+            """No log."""
 
     return Handler

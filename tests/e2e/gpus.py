@@ -1,4 +1,4 @@
-"""The GPUs of the end-to-end node, as the fake driver is told and as the tests expect them."""
+"""The GPUs of the end-to-end node, as the fake driver is configured and as the tests expect them."""
 
 from __future__ import annotations
 

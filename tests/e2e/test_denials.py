@@ -1,4 +1,4 @@
-"""What is refused, at admission and after it, and what it says. Attacks are in attacks/."""
+"""What is refused, at admission and after it, and the answers. Attacks are in attacks/."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 
 
-def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str) -> None:
+def test_the_memory_of_a_killed_process_is_free(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("mortal", 8))
     steps = (
         "gpuview hold 6Gi > /tmp/held & pid=$!",
@@ -30,7 +30,7 @@ def test_a_killed_process_gives_its_memory_back(cluster: Cluster, namespace: str
     assert "took 6.0 GiB" in printed
 
 
-def test_restarting_plugin_and_arbiter_disturbs_nobody(cluster: Cluster, namespace: str) -> None:
+def test_restarting_plugin_and_arbiter_disturbs_no_pod(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("steady", 8, run=["gpuview", "hold", "5Gi"]))
     started = cluster.pod(namespace, "steady")["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
     cluster.restart_component("node", "daemonset/tangram-node")
@@ -67,12 +67,12 @@ def _orphans(cluster: Cluster) -> list[str]:
     return [orphan.uid for orphan in found.orphans] if found else []
 
 
-def test_a_pod_deleted_by_force_keeps_its_room_while_its_processes_run(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_deleted_by_force_keeps_its_capacity_while_its_processes_run(cluster: Cluster, namespace: str) -> None:
     cluster.run(
         namespace, *(share(name, UNITS - 10, run=["gpuview", "hold", "60Gi"]) for name in ("undead", "neighbour"))
     )
     uid = cluster.pod(namespace, "undead")["metadata"]["uid"]
-    with cluster.kubelet_paused():  # nobody ends the process
+    with cluster.kubelet_paused():  # the process is not ended
         cluster.api.delete("pod", "undead", namespace, by_force=True)
         began = time.monotonic()
         eventually(lambda: _orphans(cluster) == [uid], "the node names the orphan")
@@ -80,7 +80,7 @@ def test_a_pod_deleted_by_force_keeps_its_room_while_its_processes_run(cluster: 
         cluster.create(namespace, share("next", 20))
         eventually(
             lambda: any("no single GPU has enough free" in event for event in cluster.events(namespace, "next")),
-            "the next pod is told that there is no room",
+            "an Event reports to the next pod that no GPU is free enough",
         )
         assert cluster.find("pod", "next", namespace)["spec"].get("nodeName") is None  # type: ignore[index]
     eventually(lambda: not _orphans(cluster), "the kubelet has ended the processes", timeout_s=120)
@@ -105,9 +105,7 @@ def test_a_node_that_is_made_again_has_its_inventory_within_five_seconds(cluster
     assert took_s < 5
 
 
-def test_a_webhook_secret_and_a_ca_bundle_that_somebody_removes_are_back_within_a_minute(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_a_removed_webhook_secret_and_ca_bundle_are_back_within_a_minute(cluster: Cluster, namespace: str) -> None:
     secret, kind, name = "tangram-webhook-tls", "mutatingwebhookconfiguration", "tangram-webhook"
 
     def bundle() -> str:

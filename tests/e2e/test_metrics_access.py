@@ -1,4 +1,4 @@
-"""Who reads the metrics of a node's programs: Prometheus with its role, and no other pod."""
+"""Access to the metrics of a node's programs: Prometheus with its role, and no other pod."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_nvml_that_hangs_takes_the_gpus_out_of_use_until_it_answers(cluster: Clu
     try:
         eventually(lambda: offered(cluster) == 0, "the kubelet offers no GPU", timeout_s=120)
         assert re.search(r"a call of NVML for .* did not return within 10 s", readyz(cluster))
-        assert cluster.exec(namespace, "running", "gpuview", "grab", "4Gi"), "who runs gets memory all the same"
+        assert cluster.exec(namespace, "running", "gpuview", "grab", "4Gi"), "a running pod gets memory all the same"
     finally:
         fault(cluster, "none")
     eventually(lambda: readyz(cluster) == "ok", "the plugin recovers", timeout_s=120)

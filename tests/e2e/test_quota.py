@@ -42,7 +42,7 @@ def defaults(cluster: Cluster, namespace: str) -> str:
 
 
 def past_the_range(cluster: Cluster, namespace: str) -> str:
-    """What is said to a container past the range, which is never made; empty while the range is not in force."""
+    """The answer to a container past the range, which is never made; empty while the range is not in force."""
     try:
         cluster.kubectl(
             "-n", namespace, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(share("probe", "13Gi"))
@@ -62,8 +62,8 @@ def used(cluster: Cluster, namespace: str) -> dict[str, str]:
 def test_a_quota_counts_gib_and_percent_and_refuses_what_goes_past_it(cluster: Cluster, quota: str) -> None:
     cluster.run(quota, yaml.safe_load((EXAMPLE / "pod.yaml").read_text()))
     assert (used(cluster, quota)[MEM], used(cluster, quota)[CORE]) == ("8", "30")
-    said = cluster.refused(quota, share("past", "9Gi"))
-    assert f"exceeded quota: team, requested: {MEM}=9, used: {MEM}=8, limited: {MEM}=16" in said
+    answer = cluster.refused(quota, share("past", "9Gi"))
+    assert f"exceeded quota: team, requested: {MEM}=9, used: {MEM}=8, limited: {MEM}=16" in answer
     assert f"{CORE}=31" in cluster.refused(quota, share("busy", 1, 31))
     assert "requests.tangram.sh/gpu=1" in cluster.refused(quota, pod("whole", container(gpu=1)))
     cluster.run(quota, share("rest", "8Gi", 30))
@@ -88,8 +88,8 @@ def test_a_container_that_names_no_limit_gets_the_default_of_its_namespace(clust
 
 
 def test_a_container_past_the_range_of_its_namespace_is_refused(cluster: Cluster, defaults: str) -> None:
-    said = cluster.refused(defaults, share("past", "13Gi"))
-    assert "maximum tangram.sh/gpu-mem usage per Container is 12, but limit is 13" in said
-    said = cluster.refused(defaults, pod("whole", container(gpu=1)))
-    assert "either a share" in said
-    assert "a LimitRange of the namespace gave the pod some of that: LimitRanger plugin set: " in said
+    answer = cluster.refused(defaults, share("past", "13Gi"))
+    assert "maximum tangram.sh/gpu-mem usage per Container is 12, but limit is 13" in answer
+    answer = cluster.refused(defaults, pod("whole", container(gpu=1)))
+    assert "either a share" in answer
+    assert "a LimitRange of the namespace gave the pod some of that: LimitRanger plugin set: " in answer

@@ -26,7 +26,7 @@ def doubled(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def active_scheduler(cluster: Cluster) -> str | None:
-    """Name of the pod whose kube-scheduler holds the lease."""
+    """Name of the pod whose kube-scheduler has the lease."""
     lease = cluster.find("lease", "tangram-scheduler", NAMESPACE)
     holder = lease["spec"].get("holderIdentity", "") if lease else ""
     return holder.partition("_")[0] or None

@@ -70,7 +70,7 @@ def processes_start(cluster: Cluster, namespace: str, *, pause_s: float) -> Iter
         for thread in threads:
             thread.join()
     assert sorted(printed) == names
-    started.ends = [(code, took, said) for name in names for code, took, said in json.loads(printed[name])]
+    started.ends = [(code, took, output) for name in names for code, took, output in json.loads(printed[name])]
 
 
 def arbiters() -> list[int]:

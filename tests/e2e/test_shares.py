@@ -1,4 +1,4 @@
-"""Pods that share GPUs: placed, told their GPU, held to their memory."""
+"""Pods that share GPUs: placed, given the UUID of their GPU, limited to their memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREE_GIB = re.compile(r"GiB, of which ([0-9.]+)")
 
 
 def seen_gib(cluster: Cluster, namespace: str, name: str, inside: str | None = None) -> list[float]:
-    """Sizes of the GPUs as CUDA tells them in the container."""
+    """Sizes of the GPUs as CUDA reports them in the container."""
     return [float(size) for size in GIB.findall(cluster.exec(namespace, name, "gpuview", container=inside))]
 
 
@@ -31,19 +31,19 @@ def test_a_pod_past_its_grant_gets_out_of_memory_and_its_neighbour_goes_on(clust
     cluster.run(namespace, share("neighbour", "8Gi", run=["gpuview", "hold", "6Gi"]))
     eventually(
         lambda: "holds 6.0 GiB" in cluster.log(namespace, "neighbour"),
-        "the neighbour holds its memory",
+        "the neighbour has its memory",
     )
     cluster.create(namespace, share("greedy", "8Gi", run=["gpuview", "grab", "12Gi"]))
     log = cluster.ended(namespace, "greedy", "Failed")
     assert "after 7 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY" in log
     assert cluster.pod(namespace, "neighbour")["status"]["phase"] == "Running"
     (free,) = FREE_GIB.findall(cluster.exec(namespace, "neighbour", "gpuview"))
-    assert float(free) < 2.0, "it has what it holds, and two contexts"
+    assert float(free) < 2.0, "it has its memory and two contexts"
 
 
 def test_the_limit_is_the_containers_not_the_processes(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, share("two", "8Gi", run=["gpuview", "hold", "5Gi"]))
-    eventually(lambda: "holds" in cluster.log(namespace, "two"), "the first process holds its memory")
+    eventually(lambda: "holds" in cluster.log(namespace, "two"), "the first process has its memory")
     with pytest.raises(Exception, match="after 1 GiB the driver said CUDA_ERROR_OUT_OF_MEMORY"):
         cluster.exec(namespace, "two", "gpuview", "grab", "5Gi")
 
@@ -95,13 +95,13 @@ def test_a_container_whose_root_is_read_only_has_its_grant(cluster: Cluster, nam
     assert seen_gib(cluster, namespace, "frozen") == [8.0]
 
 
-def test_a_pod_that_fits_nowhere_stays_pending_and_says_why(cluster: Cluster, namespace: str) -> None:
+def test_a_pod_that_fits_nowhere_stays_pending_with_an_event(cluster: Cluster, namespace: str) -> None:
     cluster.create(namespace, share("huge", f"{UNITS + 1}Gi"))
-    said = eventually(
+    events = eventually(
         lambda: [e for e in cluster.events(namespace, "huge") if e.startswith("FailedScheduling")],
         "a FailedScheduling event",
     )
-    assert "no GPU of the node is large enough" in said[0]
+    assert "no GPU of the node is large enough" in events[0]
     assert cluster.pod(namespace, "huge")["status"]["phase"] == "Pending"
 
 
@@ -120,4 +120,4 @@ def test_a_hundred_pairs_of_same_size_pods_each_see_their_own_gpu(cluster: Clust
         cluster.create(namespace, *pods)
         for ended, log in cluster.all_ended(namespace, *names, timeout_s=180):
             assert [uuid for uuid in assigned_to(ended) if uuid not in log] == [], log
-        cluster.api.delete_all("pod", namespace)  # they have ended: nobody has to wait until they are gone
+        cluster.api.delete_all("pod", namespace)  # they have ended: no need to wait until they are gone

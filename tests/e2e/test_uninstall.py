@@ -50,6 +50,6 @@ def left_in_its_namespace(cluster: Cluster) -> list[str]:
 
 
 def second_process(cluster: Cluster, namespace: str) -> str | None:
-    """What a second process of the pod got of its 8 GiB, of which the first holds 5; None while nobody lends."""
+    """What a second process of the pod got of its 8 GiB, of which the first has 5; None while no arbiter leases."""
     out = cluster.exec(namespace, "steady", "sh", "-c", "gpuview grab 4Gi || true")
     return None if "after 0 GiB" in out else out

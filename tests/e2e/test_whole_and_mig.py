@@ -12,10 +12,10 @@ def test_a_whole_gpu_is_exclusive(cluster: Cluster, namespace: str) -> None:
     assert cluster.sees(namespace, "whole") == cluster.assigned(namespace, "whole")
     assert cluster.sees(namespace, "part") != cluster.sees(namespace, "whole")
     cluster.create(namespace, pod("second", container(gpu=1)))
-    said = eventually(
+    events = eventually(
         lambda: [e for e in cluster.events(namespace, "second") if "FailedScheduling" in e], "a FailedScheduling event"
     )
-    assert "too few GPUs are wholly free" in said[0]
+    assert "too few GPUs are wholly free" in events[0]
 
 
 def test_a_pod_on_a_mig_instance_sees_that_instance_and_nothing_else(cluster: Cluster, namespace: str) -> None:
@@ -32,9 +32,9 @@ def test_a_pod_on_a_mig_instance_sees_that_instance_and_nothing_else(cluster: Cl
 def test_no_more_mig_pods_than_instances(cluster: Cluster, namespace: str) -> None:
     cluster.run(namespace, pod("one", container(mig="3g.40gb")))
     cluster.create(namespace, pod("two", container(mig="3g.40gb")))
-    said = eventually(
+    events = eventually(
         lambda: [e for e in cluster.events(namespace, "two") if "FailedScheduling" in e], "a FailedScheduling event"
     )
-    assert "MIG" in said[0] or "mig" in said[0]
+    assert "MIG" in events[0] or "mig" in events[0]
     cluster.delete(namespace, "one")
     cluster.ready(namespace, "two", timeout_s=120)

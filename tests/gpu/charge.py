@@ -1,6 +1,6 @@
 """What a process is charged beside what the GPU loses, for sizes from 1 byte to 3 MiB + 1 and counts from 1 to 1,000.
 
-Each case is a container of its own. Charged is what cuMemGetInfo in the container says is gone; lost is what NVML outside counts for
+Each case is a container of its own. Charged is what is gone by cuMemGetInfo in the container; lost is what NVML outside counts for
 it. Both are differences within the process, so its context is in neither. After 10,000 random allocations and frees the two are
 compared once a second has passed, by which the arbiter has read NVML.
 """

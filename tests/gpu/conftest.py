@@ -43,7 +43,7 @@ def results(all_results: list[Results]) -> Results:
 
 @pytest.fixture
 def judge() -> Callable[[Results], None]:
-    """No row may be `no`; a case that could not be run here says so as a skip."""
+    """No row may be `no`; a case that could not be run here is a skip with the reason."""
 
     def judged(results: Results) -> None:
         assert not results.failed(), "\n".join(

@@ -36,7 +36,7 @@ class Case:
 
 
 class BrokeOff(RuntimeError):
-    """A program ended before its end, and this is what it said."""
+    """A program ended early; the text is its output."""
 
 
 def _torch(name: str, configuration: str) -> Case:
@@ -108,23 +108,23 @@ def _alone(machine: Machine, case: Case) -> str:
     return ""
 
 
-def _place(said: str) -> str:
-    """PyTorch names the line of its source; of others the last line that they said."""
-    named = re.search(r"Exception raised from \S+ at \S+", said)
-    return named[0] if named else said.strip().splitlines()[-1]
+def _place(output: str) -> str:
+    """PyTorch names the line of its source; of others the last line of output."""
+    named = re.search(r"Exception raised from \S+ at \S+", output)
+    return named[0] if named else output.strip().splitlines()[-1]
 
 
 def _follow(child: Lines, each: Callable[[dict[str, Any]], None]) -> None:
-    """All that the program says. Raises BrokeOff."""
-    said = False
+    """Each line of the program. Raises BrokeOff."""
+    printed = False
     while True:
         try:
             line = child.receive(CASE_S)
         except RuntimeError as error:
-            if not said or child.process.returncode != 0:
+            if not printed or child.process.returncode != 0:
                 raise BrokeOff(str(error)) from None
             return
-        said = True
+        printed = True
         each(line)
 
 

@@ -1,4 +1,4 @@
-"""A program that goes past the library: the arbiter notices, reports, and ends it where the grant says so.
+"""A program that goes past the library: the arbiter notices, reports, and kills it where the grant's policy is `kill`.
 
 The program stands in a root of its own with the grant directory at /.tangram, as a container has it; needs root. What the
 arbiter knows is read from its status socket.
@@ -54,7 +54,7 @@ class Inside:
             env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def said(self) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -65,7 +65,7 @@ class Inside:
 
 
 def whole_status(machine: Machine) -> dict[str, Any]:
-    """All that the arbiter says."""
+    """The whole status of the arbiter."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(5)
         sock.connect(str(machine.status_socket))
@@ -74,7 +74,7 @@ def whole_status(machine: Machine) -> dict[str, Any]:
 
 
 def status(machine: Machine, key: str) -> dict[str, Any]:
-    """What the arbiter says of one container."""
+    """One container in the arbiter's status."""
     found = [one for one in whole_status(machine)["containers"] if one["key"] == key]
     if len(found) != 1:
         raise LookupError(f"status document: {len(found)} containers with key {key}, expected 1")
@@ -99,14 +99,14 @@ def _reported(machine: Machine, results: Results, how: str) -> None:
         words.insert(0, built(machine, "launcher", static=True))
     bypass = Inside(machine, key, *words, library=how != "LD_PRELOAD unset")
     try:
-        said = bypass.said()
-        if not said and how == "static":
+        line = bypass.line()
+        if not line and how == "static":
             raise NotRun(f"a static program that loads the driver ended with {bypass.process.wait(5)}")
-        if said == "refused 304" and how == "static":
+        if line == "refused 304" and how == "static":
             raise NotRun("CUDA does not start in a static program here: 304, an error of the operating system")
-        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", said)
-        if said.startswith("held"):
-            took = machine.wait_for(lambda: status(machine, key)["over"], "the arbiter to say over", 20)
+        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", line)
+        if line.startswith("held"):
+            took = machine.wait_for(lambda: status(machine, key)["over"], "the status over", 20)
             results.at_most("seconds until the arbiter says over", SOON_S, round(took, 2))
             listed = [one for one in status(machine, key)["processes"] if one["pid"] == bypass.process.pid]
             measured = listed[0]["cards"][0]["measured_bytes"] // MIB if listed else 0
@@ -116,9 +116,9 @@ def _reported(machine: Machine, results: Results, how: str) -> None:
             results.check("lives on when it is only reported", True, bypass.process.poll() is None)
     finally:
         bypass.end()
-    if not said.startswith("held"):
+    if not line.startswith("held"):
         return
-    took = machine.wait_for(lambda: not status(machine, key)["over"], "the arbiter to say no more over", 20)
+    took = machine.wait_for(lambda: not status(machine, key)["over"], "the end of the status over", 20)
     results.at_most("seconds until it is over no more after the end", SOON_S, round(took, 2))
 
 
@@ -133,13 +133,13 @@ def _unlisted(machine: Machine, results: Results) -> None:
     results.check("unlisted before, MiB", [], [one["held_bytes"] // MIB for one in found()])
     program = Inside(machine, key, built(machine, "raw_ioctl", static=True), str(held_mib))
     try:
-        said = program.said()
-        if said == "refused: no device node":
+        line = program.line()
+        if line == "refused: no device node":
             raise NotRun("the kernel driver's own requests need a real driver")
-        results.check("the program past its grant", f"held {held_mib}", said)
-        if not said.startswith("held"):
+        results.check("the program past its grant", f"held {held_mib}", line)
+        if not line.startswith("held"):
             return
-        took = machine.wait_for(lambda: bool(found()), "the arbiter to say unlisted", 20)
+        took = machine.wait_for(lambda: bool(found()), "the status unlisted", 20)
         results.at_most("seconds until the arbiter says unlisted", SOON_S, round(took, 2))
         results.within("unlisted, MiB", held_mib - 256, held_mib + 64, found()[0]["held_bytes"] // MIB)
         results.fact("the container that is named", found()[0]["container"] or "none: the arbiter sees no pods here")
@@ -148,7 +148,7 @@ def _unlisted(machine: Machine, results: Results) -> None:
         results.check("lives on when it is only reported", True, program.process.poll() is None)
     finally:
         program.end()
-    took = machine.wait_for(lambda: not found(), "the arbiter to say no more unlisted", 20)
+    took = machine.wait_for(lambda: not found(), "the end of the status unlisted", 20)
     results.at_most("seconds until nothing is unlisted after the end", SOON_S, round(took, 2))
 
 
@@ -158,9 +158,9 @@ def _killed(machine: Machine, results: Results) -> None:
     sibling = Inside(machine, key, program, "256", library=True)
     bypass = None
     try:
-        results.check("a sibling with the library", "held 256", sibling.said())
+        results.check("a sibling with the library", "held 256", sibling.line())
         bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
-        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+        results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.line())
         began = time.monotonic()
         code = bypass.process.wait(20)
         results.at_most("seconds until it is killed", SOON_S, round(time.monotonic() - began, 2))
@@ -174,7 +174,7 @@ def _killed(machine: Machine, results: Results) -> None:
 
 
 def _bypass_killed(machine: Machine, results: Results) -> None:
-    """By the arbiter's own rule, where the grant says `report`. This arbiter waits for no minute after its start."""
+    """By the arbiter's own rule, where the grant's policy is `report`. This arbiter waits for no minute after its start."""
     machine.stop_arbiter()
     machine.start_arbiter(bypass="kill", bypass_quiet_s="0")
     bypass = None
@@ -183,15 +183,15 @@ def _bypass_killed(machine: Machine, results: Results) -> None:
         program = built(machine, "bypass", static=False)
         sibling = Inside(machine, key, program, "256", library=True)
         try:
-            results.check("a sibling with the library", "held 256", sibling.said())
+            results.check("a sibling with the library", "held 256", sibling.line())
             bypass = Inside(machine, key, program, str(LIMIT_MIB + 512))
-            results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.said())
+            results.check("the program past its grant", f"held {LIMIT_MIB + 512}", bypass.line())
             began = time.monotonic()
 
             def reported() -> bool:
                 return any(one["reason"] == "bypassing" for one in status(machine, key)["unenforced"])
 
-            took = machine.wait_for(reported, "the arbiter to say bypassing", 20)
+            took = machine.wait_for(reported, "the status bypassing", 20)
             results.at_most("seconds until it is reported", SOON_S, round(took, 2))
             code = bypass.process.wait(20)
             results.at_most("seconds until it is killed", KILLED_S, round(time.monotonic() - began, 2))
@@ -211,7 +211,7 @@ def _calm(machine: Machine, results: Results, watch: Watcher) -> None:
     key = machine.grant(LIMIT_MIB, "guard kill")
     inside = Inside(machine, key, built(machine, "bypass", static=False), str(LIMIT_MIB + 512), library=True)
     try:
-        results.check("refused at the limit", "refused 2", inside.said())
+        results.check("refused at the limit", "refused 2", inside.line())
         calm = stays(lambda: not status(machine, key)["over"] and inside.process.poll() is None, CALM_S)
         results.check(f"not called over, and alive, for {CALM_S:g} s at the brim", True, calm)
         used = watch.request("now")["processes"].get(str(inside.process.pid), 0) / MIB

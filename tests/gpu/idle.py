@@ -1,4 +1,4 @@
-"""Who has nothing to do keeps nobody from the GPU: a latency-critical container leaves work behind in ways that nobody waits for, and its
+"""An idle container does not block the GPU: a latency-critical container leaves work behind that no program waits for, and its
 best-effort neighbour has the GPU again within seconds.
 
 Each way is a case of its own, with two fresh containers. The neighbour's steps are counted alone, and from 4 to 6 seconds after the other
@@ -41,8 +41,8 @@ def _per_second(of: Container, seconds: float) -> float:
 
 
 def _works(machine: Machine, key: str) -> bool:
-    turn = status(machine, key)["turn"]
-    return bool(turn and turn["working"])
+    gpu_time = status(machine, key)["turn"]
+    return bool(gpu_time and gpu_time["working"])
 
 
 def run_case(machine: Machine, results: Results, name: str) -> None:

@@ -33,9 +33,9 @@ def _sizes(machine: Machine) -> tuple[int, int]:
 def _written(machine: Machine, writer: Container) -> int:
     """Fills the GPU; MiB."""
     most, _ = _sizes(machine)
-    room = writer.request("info")[0] // MIB - LEAVE_MIB
-    block = min(64 if machine.fake else 1024, max(room, 2))
-    writer.request("fill", "sync", [block * MIB], min(most, room) * MIB)
+    free_mib = writer.request("info")[0] // MIB - LEAVE_MIB
+    block = min(64 if machine.fake else 1024, max(free_mib, 2))
+    writer.request("fill", "sync", [block * MIB], min(most, free_mib) * MIB)
     return int(writer.request("write", "sync", WORD)) // MIB
 
 

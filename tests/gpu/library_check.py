@@ -1,4 +1,4 @@
-"""The library and the arbiter on a real GPU, without Kubernetes: PyTorch held to a grant, as root and as nobody.
+"""The library and the arbiter on a real GPU, without Kubernetes: PyTorch limited to a grant, as root and as user `nobody`.
 
     sudo env PYTHONPATH=. python3 tests/gpu/library_check.py --library libtangram.so --csv results.csv
 

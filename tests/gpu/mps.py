@@ -99,7 +99,7 @@ def _named(pid: int, client: int) -> str:
 
 
 def _nvml_lists(uuid: str, client: int) -> dict[str, str]:
-    """Who is in which of NVML's lists, seen from outside the container."""
+    """The processes in each of NVML's lists, seen from outside the container."""
     pynvml.nvmlInit()  # type: ignore[no-untyped-call]
     try:
         gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -110,8 +110,8 @@ def _nvml_lists(uuid: str, client: int) -> dict[str, str]:
             except pynvml.NVMLError as error:
                 found[name] = str(error)
                 continue
-            said = (f"{_named(one.pid, client)} {(one.usedGpuMemory or 0) >> 20} MiB" for one in listed)
-            found[name] = ", ".join(said) or "nobody"
+            listing = (f"{_named(one.pid, client)} {(one.usedGpuMemory or 0) >> 20} MiB" for one in listed)
+            found[name] = ", ".join(listing) or "nobody"
         return found
     finally:
         pynvml.nvmlShutdown()  # type: ignore[no-untyped-call]
@@ -144,8 +144,8 @@ def _client(machine: Machine, results: Results) -> None:
         results.fact("memory that NVML measured of it, MiB", seen["processes"][0]["cards"][0]["measured_bytes"] >> 20)
         results.fact("device files that the client has open", _device_files(client.pid))
         if not machine.fake:  # its NVML is in another folder than this process loads from
-            for name, said in _nvml_lists(machine.uuid, client.pid).items():
-                results.fact(f"NVML's {name}", said)
+            for name, listing in _nvml_lists(machine.uuid, client.pid).items():
+                results.fact(f"NVML's {name}", listing)
         part = _steps_per_s(client) / free
         results.check(f"part of its steps at {CORE_PERCENT} %, gated", f"<= {ENOUGH}", round(part, 3), part <= ENOUGH)
         machine.end_containers()

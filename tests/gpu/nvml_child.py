@@ -18,11 +18,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
 
-from nvml.client import Client
+from nvml.client import NvmlClient
 from nvml.errors import NvmlError
-from nvml.gather import probe
-from nvml.server import Server
-from nvml.supervisor import Supervisor
+from nvml.inventory import probe
+from nvml.server import NvmlServer
+from nvml.supervisor import NvmlSupervisor
 
 CALLS = 300
 
@@ -42,7 +42,7 @@ def spread(step: Callable[[], object]) -> dict[str, float]:
     }
 
 
-def until_answered(supervisor: Supervisor) -> None:
+def until_answered(supervisor: NvmlSupervisor) -> None:
     pause = threading.Event()
     while True:
         try:
@@ -55,7 +55,7 @@ def until_answered(supervisor: Supervisor) -> None:
 
 def main(driver_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="nvml-"))
-    supervisor = Supervisor(driver_root, report=lambda _, text: print(text, file=sys.stderr))
+    supervisor = NvmlSupervisor(driver_root, report=lambda _, text: print(text, file=sys.stderr))
     supervisor.start()
     found: dict[str, object] = {"open_ms": round(took_ms(lambda: supervisor.await_open(120)))}
     nvml = supervisor.nvml
@@ -63,8 +63,8 @@ def main(driver_root: Path) -> None:
     found["gpus"] = [gpu.model for gpu in gpus]
     found["probe_ms"] = round(took_ms(lambda: probe(nvml, unit_mib=1, access="cdi")), 1)
     uuid = gpus[0].uuid
-    server = Server(folder / "nvml.sock", supervisor)
-    through = Client(folder / "nvml.sock", 3).nvml
+    server = NvmlServer(folder / "nvml.sock", supervisor)
+    through = NvmlClient(folder / "nvml.sock", 3).nvml
     found["socket: processes"] = spread(lambda: (through.processes(uuid), time.sleep(0.006)))
     found["socket: utilisation"] = spread(
         lambda: (through.busy(uuid, 0, time.time_ns() // 1000 + 1_000_000), time.sleep(0.006))

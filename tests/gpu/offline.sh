@@ -8,7 +8,7 @@
 #   tests/gpu/offline.sh test [CSV]          there, as root, from the root of this tree: the cluster, the images, the tests. Its
 #                                            python3 has pytest, pytest-timeout, msgspec, rich and cryptography
 #
-# TANGRAM_DRIVER_ROOT, TANGRAM_DRIVER_LIBRARIES and TANGRAM_TORCH_* as test_cluster.py says.
+# TANGRAM_DRIVER_ROOT, TANGRAM_DRIVER_LIBRARIES and TANGRAM_TORCH_* as in test_cluster.py.
 set -euo pipefail
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/tangram
@@ -24,7 +24,7 @@ pack() {
     (
         cd "$CACHE"
         for name in kubernetes etcd containerd toolkit pause helm; do ls -dt cluster/"$name"-* | head -1; done
-        ls images/current/{kube-scheduler,tangram,tangram-workload}.tar # the first holds one of the programs once more
+        ls images/current/{kube-scheduler,tangram,tangram-workload}.tar # the first has one of the programs once more
     ) | tar -C "$CACHE" -ch --files-from - | zstd -q -12 --long=29 -T0 | split -b "${mib}M" -d -a 1 - "$folder/kit.tar.zst."
     du -sh "$folder"/*
 }

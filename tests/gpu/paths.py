@@ -95,9 +95,9 @@ def case_path(stage: Stage, path: str) -> None:
     """Fill, be refused, give back, take again."""
     container = stage.machine.container(stage.machine.grant(LIMIT_MIB))
     stage.view("at the start", LIMIT_MIB, container)
-    for turn in ("first", "second"):
+    for which in ("first", "second"):
         filled = container.request("fill", path, BLOCKS, (LIMIT_MIB + 1024) * MIB)
-        stage.results.fact(f"{turn} fill, MiB", filled["taken"] // MIB)
+        stage.results.fact(f"{which} fill, MiB", filled["taken"] // MIB)
         stage.refusals(filled["codes"])
         if (
             path == "managed"
@@ -107,7 +107,7 @@ def case_path(stage: Stage, path: str) -> None:
             results.within("requested, and the context, MiB", least, LIMIT_MIB, filled["taken"] / MIB + context)
         else:
             stage.at_brim(LIMIT_MIB, container)
-            stage.view(f"{turn} brim", LIMIT_MIB, container)
+            stage.view(f"{which} brim", LIMIT_MIB, container)
         container.request("give", path)
     stage.view("given back", LIMIT_MIB, container)
     stage.never_past(LIMIT_MIB, container)
@@ -133,7 +133,7 @@ def case_context(stage: Stage, way: str) -> None:
 
 
 def case_pool_keeps(stage: Stage) -> None:
-    """What a pool keeps is not free, until it is trimmed: by the program, or by the library when it needs room."""
+    """What a pool keeps is not free, until it is trimmed: by the program, or by the library when it needs memory."""
     container = stage.machine.container(stage.machine.grant(LIMIT_MIB))
     left = container.request("info")[0] / MIB
     container.request("fill", "pool trimmed", [256 * MIB], LIMIT_MIB * MIB // 2)
@@ -225,7 +225,9 @@ def case_shared_handle(stage: Stage, maps: bool) -> None:
     user.request("fill", "sync", BLOCKS)
     stage.never_past(LIMIT_MIB, owner, user, shared=True, hidden_mib=0 if maps else LEASE_MIB)
     user.request("release_shared")
-    took = m.Machine.wait_for(lambda: user.request("take", "sync", 256 * MIB) == [0], "room after the last release", 20)
+    took = m.Machine.wait_for(
+        lambda: user.request("take", "sync", 256 * MIB) == [0], "free memory after the last release", 20
+    )
     stage.results.at_most("seconds until there is room after the last release", 5.0, round(took, 3))
     more = 256 + user.request("fill", "sync", BLOCKS)["taken"] / MIB
     stage.results.within(
@@ -254,12 +256,12 @@ def case_route(stage: Stage, route: str, before: str = "") -> None:
     program = stage.machine.probe(route)
     for path in ("alloc", "async", "pool", "create", "managed"):
         lines = ["use 0", *[f"{path} {1024 * MIB} 0"] * 9, "info", "total 0", "free 123456"]
-        said = stage.machine.output([str(program)], key, "\n".join(lines) + "\n", LD_PRELOAD=preload).splitlines()
-        codes = [int(line.split()[0]) for line in said[:10]]
+        output = stage.machine.output([str(program)], key, "\n".join(lines) + "\n", LD_PRELOAD=preload).splitlines()
+        codes = [int(line.split()[0]) for line in output[:10]]
         stage.results.check(f"{path}: CUresults", [0] * 8 + [OUT_OF_MEMORY] * 2, codes)
-        stage.results.check(f"{path}: cuMemGetInfo total, bytes", str(LIMIT_MIB * MIB), said[10].split()[2])
-        stage.results.check(f"{path}: cuDeviceTotalMem, bytes", f"0 {LIMIT_MIB * MIB}", said[11])
-        stage.results.check(f"{path}: cuMemFree of an unknown pointer", "1", said[12])
+        stage.results.check(f"{path}: cuMemGetInfo total, bytes", str(LIMIT_MIB * MIB), output[10].split()[2])
+        stage.results.check(f"{path}: cuDeviceTotalMem, bytes", f"0 {LIMIT_MIB * MIB}", output[11])
+        stage.results.check(f"{path}: cuMemFree of an unknown pointer", "1", output[12])
 
 
 def cases() -> Iterator[tuple[str, Callable[[Stage], None]]]:

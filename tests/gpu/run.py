@@ -2,7 +2,7 @@
 
     python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,mps,frameworks,leftovers,bench] [--budget 600] [--fake]
 
-Parts that the budget has no room for are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
+Parts beyond the budget are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
 libtangram.so built elsewhere, else it is built with gcc; TANGRAM_COMMIT names the commit where there is no git.
 """
 
@@ -77,22 +77,22 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, comma between")
     parser.add_argument("--budget", type=float, default=600, help="seconds for everything")
     parser.add_argument("--fake", action="store_true", default=None, help="on the fake driver, though there is a GPU")
-    given = parser.parse_args()
-    requested = given.only.split(",")
+    arguments = parser.parse_args()
+    requested = arguments.only.split(",")
     if unknown := set(requested) - set(PARTS):
         parser.error(f"--only names {', '.join(sorted(unknown))}: parts are {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     began, failed = time.monotonic(), 0
-    end = began + given.budget - (min(BENCH_S, given.budget / 2) if "bench" in requested else 0)
-    with machine(given.fake) as here:
+    end = began + arguments.budget - (min(BENCH_S, arguments.budget / 2) if "bench" in requested else 0)
+    with machine(arguments.fake) as here:
         for part in (one for one in PARTS if one in requested and one != "bench"):
-            failed += _one(part, here, given.out, lambda: time.monotonic() > end)
+            failed += _one(part, here, arguments.out, lambda: time.monotonic() > end)
             print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
         if (here.folder / "arbiter.log").exists():
-            shutil.copy(here.folder / "arbiter.log", given.out / "arbiter.log")
+            shutil.copy(here.folder / "arbiter.log", arguments.out / "arbiter.log")
         fake = here.fake
     if "bench" in requested:
-        failed += _bench(given.out, began + given.budget - time.monotonic(), fake)
+        failed += _bench(arguments.out, began + arguments.budget - time.monotonic(), fake)
     return 1 if failed else 0
 
 

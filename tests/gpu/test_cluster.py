@@ -3,7 +3,7 @@
     make cluster-up
     TANGRAM_DRIVER_ROOT=/ uv run pytest tests/gpu/test_cluster.py
 
-offline.sh says how to do that where no network is reached. PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR
+offline.sh does that where no network is reached. PyTorch comes from the machine itself: the pods mount TANGRAM_TORCH_USR
 (default /usr; a writable overlay of it where the driver's libraries are mounted into it) and TANGRAM_TORCH_HOME (default
 /opt/torch), and run TANGRAM_TORCH_PYTHON. What is found is written as rows to TANGRAM_GPU_CSV.
 """
@@ -27,10 +27,10 @@ from hack.kubectl import Kubectl
 from hack.stack import NO_FAKE_DRIVER, install_chart, uninstall_chart
 from hack.waiting import eventually
 from tests.e2e.cluster import Cluster
+from tests.e2e.gpu_time import containers_of, under_way
 from tests.e2e.nvidia import generate_specification, remove_specification
 from tests.e2e.objects import RESTRICTED, container, pod
-from tests.e2e.turns import containers_of, under_way
-from vgpu.gputime.trial import FILE, Outcome, trials_from_text
+from vgpu.gputime.trial_verdict import FILE, TrialOutcome, trials_from_text
 from vgpu.protocol.status import GpuTimeStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -180,7 +180,7 @@ def test_the_device_plugin_tried_suspending_before_it_offered_the_gpu(mode: tupl
         "suspend and resume us": f"{verdict.suspend_us:.0f} {verdict.resume_us:.0f}",
     }
     record([(access, f"trial in the plugin's container: {key}", value) for key, value in facts.items()])
-    assert verdict.outcome is Outcome.WORKS
+    assert verdict.outcome is TrialOutcome.WORKS
     assert min(verdict.before, verdict.after) > 0
     assert verdict.during == 0
 
@@ -242,16 +242,16 @@ class Reading:
     """GPU time of pods that have reported their channels, and when it was read."""
 
     at_s: float
-    turns: dict[str, GpuTimeStatus]
+    gpu_times: dict[str, GpuTimeStatus]
 
 
-def read_turns(cluster: Cluster, namespace: str) -> Reading:
+def read_gpu_times(cluster: Cluster, namespace: str) -> Reading:
     """Of all pods in a namespace."""
     found = containers_of(cluster, namespace)
     at_s = time.monotonic()
-    turns = {name: one.turn for name, one in found.items() if one.turn is not None}
-    assert turns.keys() == found.keys(), f"of {sorted(found)} only {sorted(turns)} have reported their channels"
-    return Reading(at_s, turns)
+    gpu_times = {name: one.gpu_time for name, one in found.items() if one.gpu_time is not None}
+    assert gpu_times.keys() == found.keys(), f"of {sorted(found)} only {sorted(gpu_times)} have reported their channels"
+    return Reading(at_s, gpu_times)
 
 
 def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tuple[str, Cluster]) -> None:
@@ -264,9 +264,9 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
         cluster.run(namespace, be, lc, timeout_s=180)
         under_way(cluster, namespace, "be", "lc")
         time.sleep(SETTLE_S)  # the matrix library loads its kernels, and NVML begins to count
-        then = read_turns(cluster, namespace).turns
+        then = read_gpu_times(cluster, namespace).gpu_times
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
-        now = read_turns(cluster, namespace).turns
+        now = read_gpu_times(cluster, namespace).gpu_times
         requests = now["lc"].arrivals - then["lc"].arrivals
         waited_s = now["lc"].off_s + now["lc"].clearing_s - then["lc"].off_s - then["lc"].clearing_s
         suspends, on_s = now["be"].suspends - then["be"].suspends, now["be"].on_s - then["be"].on_s
@@ -276,26 +276,26 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
             "suspends of the neighbour": suspends,
             "seconds that the neighbour was on": round(on_s, 2),
             "seconds of both that NVML counted": round(sum(seen_s(now[name]) - seen_s(then[name]) for name in now), 2),
-            "taken for liars": sum(turn.unreported for turn in now.values()),
+            "taken for liars": sum(gpu_time.unreported for gpu_time in now.values()),
         }
         record([(access, f"classes: {key}", value) for key, value in facts.items()])
         assert requests > 50
         assert suspends > requests / 2
         assert waited_s / requests < 0.005, "a suspend, and no product of 16384^3"
         assert on_s > WINDOW_S / 2, "the best-effort pod has the rest"
-        assert {turn.mode for turn in now.values()} == {"suspend"}
-        assert not any(turn.unreported for turn in now.values())
+        assert {gpu_time.mode for gpu_time in now.values()} == {"suspend"}
+        assert not any(gpu_time.unreported for gpu_time in now.values())
         cluster.kubectl("-n", namespace, "annotate", "pod", "lc", "--overwrite", "tangram.sh/class=best-effort")
         cluster.kubectl("-n", namespace, "annotate", "pod", "be", "--overwrite", "tangram.sh/class=latency-critical")
 
         def waits() -> bool:
-            turn = read_turns(cluster, namespace).turns["lc"]
-            return turn.working and not turn.on
+            gpu_time = read_gpu_times(cluster, namespace).gpu_times["lc"]
+            return gpu_time.working and not gpu_time.on
 
         eventually(waits, "it waits: two seconds, and what looking takes", timeout_s=5)
 
 
-def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) -> None:
+def test_core_limits_of_two_pods_are_enforced_side_by_side(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
     requested = {"few": 30, "many": 60}
     with tenancy(cluster, f"gpu-{access}-core") as namespace:
@@ -304,12 +304,12 @@ def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) ->
         )
         under_way(cluster, namespace, *requested)
         time.sleep(SETTLE_S)  # the matrix library loads its kernels, and credit saved up meanwhile is spent
-        then = read_turns(cluster, namespace)
+        then = read_gpu_times(cluster, namespace)
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
-        now = read_turns(cluster, namespace)
+        now = read_gpu_times(cluster, namespace)
         passed_s = now.at_s - then.at_s
         for name in requested:
-            before, after = then.turns[name], now.turns[name]
+            before, after = then.gpu_times[name], now.gpu_times[name]
             got = 100 * (after.on_s - before.on_s) / passed_s
             facts = {
                 "percent": round(got, 2),
@@ -322,7 +322,7 @@ def test_core_limits_of_two_pods_hold_side_by_side(mode: tuple[str, Cluster]) ->
             assert not after.unreported
 
 
-def seen_s(turn: GpuTimeStatus) -> float:
+def seen_s(gpu_time: GpuTimeStatus) -> float:
     """GPU seconds that the driver counted, as the arbiter read them."""
-    assert turn.seen_s is not None
-    return turn.seen_s
+    assert gpu_time.seen_s is not None
+    return gpu_time.seen_s

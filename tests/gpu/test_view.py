@@ -1,4 +1,4 @@
-"""A container with a share sees itself on the GPU and nobody else. See view.py."""
+"""A container with a share sees only itself on the GPU. See view.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("name", view.CASES)
-def test_a_container_sees_itself_and_nobody_else(
+def test_a_container_sees_only_itself(
     name: str, here: Machine, results: Results, judge: Callable[[Results], None]
 ) -> None:
     view.run_case(here, results, name)

@@ -20,7 +20,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from vgpu.gputime.trial import Outcome, Verdict, verdict_from_text  # noqa: E402
+from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict, verdict_from_text  # noqa: E402
 
 SHIM = REPOSITORY / "shim"
 SOURCES = [SHIM / "trial/trial.c", SHIM / "src/gputime/forms.c", SHIM / "src/gputime/objects.c"]
@@ -36,15 +36,15 @@ def build(folder: Path) -> Path:
     return program
 
 
-def trial(program: Path, env: Mapping[str, str]) -> Verdict:
+def trial(program: Path, env: Mapping[str, str]) -> TrialVerdict:
     """In a process of its own, which is ended if it hangs."""
-    command = [sys.executable, "-m", "arbiter.gputime.trial", "--program", str(program)]
+    command = [sys.executable, "-m", "arbiter.gputime.suspend_trial", "--program", str(program)]
     try:
         ended = subprocess.run(
             command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True, text=True
         )
     except subprocess.TimeoutExpired:
-        return Verdict(Outcome.HUNG, f"not over within {LIMIT_S:g} s")
+        return TrialVerdict(TrialOutcome.HUNG, f"not over within {LIMIT_S:g} s")
     return verdict_from_text(ended.stdout)
 
 
@@ -52,10 +52,10 @@ def machine(env: Mapping[str, str]) -> tuple[str, str]:
     """Driver and model, of the first GPU that nvidia-smi shows."""
     requested = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
-        said = subprocess.run(requested, env=env, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(requested, env=env, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown", "unknown"
-    driver, _, model = said.splitlines()[0].partition(",")
+    driver, _, model = output.splitlines()[0].partition(",")
     return driver.strip(), model.strip()
 
 
@@ -85,7 +85,7 @@ def main() -> None:
     counts = [verdict.before, verdict.during, verdict.after]
     times = [round(verdict.suspend_us), round(verdict.resume_us)]
     row.writerow([version, model, verdict.outcome, *counts, *times, verdict.why])
-    sys.exit(0 if verdict.outcome is Outcome.WORKS else 1)
+    sys.exit(0 if verdict.outcome is TrialOutcome.WORKS else 1)
 
 
 if __name__ == "__main__":

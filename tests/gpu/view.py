@@ -33,14 +33,14 @@ names = json.loads(sys.stdin.read())
 ours = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 n = ctypes.CDLL("libnvidia-ml.so.1")
 assert n.nvmlInit_v2() == 0
-device, room = ctypes.c_void_p(), ctypes.create_string_buffer(65536)
+device, buffer = ctypes.c_void_p(), ctypes.create_string_buffer(65536)
 uuid = os.environ["REQUESTED_UUID"].encode()
 assert n.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(device)) == 0
-assert ours.nvmlDeviceGetMemoryInfo(device, room) == 0
-total = int.from_bytes(room.raw[:8], "little")
+assert ours.nvmlDeviceGetMemoryInfo(device, buffer) == 0
+total = int.from_bytes(buffer.raw[:8], "little")
 assert total == int(os.environ["LIMIT_MIB"]) << 20, f"this GPU is not shared, and would be changed: {total} bytes"
-room = ctypes.create_string_buffer(65536)
-print(json.dumps({name: getattr(ours, name)(device, room, room, room, room, room) for name in names}))
+buffer = ctypes.create_string_buffer(65536)
+print(json.dumps({name: getattr(ours, name)(device, buffer, buffer, buffer, buffer, buffer) for name in names}))
 """
 
 
@@ -50,7 +50,7 @@ def rule_names(rule: str) -> list[str]:
 
 
 def _table(machine: Machine, results: Results) -> None:
-    """Refused and denied without the driver: nothing here can change the GPU, whatever the room is."""
+    """Refused and denied without the driver: nothing here can change the GPU, whatever the buffer is."""
     key = machine.grant(LIMIT_MIB)
     env = machine.env(key, REQUESTED_UUID=machine.uuid, LIMIT_MIB=str(LIMIT_MIB))
     for rule, answer in ANSWERS.items():
@@ -65,7 +65,7 @@ def _table(machine: Machine, results: Results) -> None:
         )
         results.check(f"{rule}: the program's exit", 0, done.returncode)
         if done.returncode:
-            results.fact("what it said", done.stderr.strip()[-300:])
+            results.fact("what it printed", done.stderr.strip()[-300:])
             continue
         seen: dict[str, int] = json.loads(done.stdout)
         other = {name: rc for name, rc in seen.items() if rc not in (answer, NOT_THERE)}

@@ -22,7 +22,7 @@ class BackOff:
     """In a row."""
 
     def failed(self, at_least_s: float = 0.0) -> float:
-        """Seconds to wait before the next attempt. `at_least_s`: what the server wants, as in Retry-After."""
+        """Seconds to wait before the next attempt. `at_least_s`: what the server requests, as in Retry-After."""
         wait_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures, DOUBLINGS))
         self.failures += 1
         if self.jitter is not None:

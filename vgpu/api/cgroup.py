@@ -21,7 +21,7 @@ of its manifest as UID, without dashes (kubelet config/common.go). A cgroup that
 
 A container may make cgroups of its own in its cgroup, and name them like another pod's or container's. They lie below its own, so the outermost
 name decides. Where the node itself runs inside a pod, as kind does in a CI job, the outermost names are the job's: how many names stand before
-the node's own pods `depth_of` tells from the reader's cgroup, as the reader is in a pod of this node.
+the node's own pods `depth_of` derives from the reader's cgroup, as the reader is in a pod of this node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DELETED: Final = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is. Empty = its cgroup does not tell."""
+    """Where a process is. Empty = its cgroup does not show it."""
 
     pod: str = ""
     """UID, as the API server writes it."""

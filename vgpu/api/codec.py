@@ -1,13 +1,13 @@
-"""The three documents that Tangram's parts hand each other, to text and back.
+"""The three documents that Tangram's components exchange, to text and back.
 
     inventory    node annotation, JSON     deviceplugin -> extender
     assignment   pod annotation, JSON      extender -> deviceplugin, people
     grant        file, lines of text       deviceplugin -> library (C), arbiter
 
-Each carries a version. A reader refuses what is newer than itself and what it cannot read in full, and says why: a document
+Each carries a version. A reader rejects what is newer than itself and what it cannot read in full, with the reason: a document
 that is half understood grants nothing and frees nothing. Only the inventory may carry fields that a reader does not know, since
 facts can be added without changing what the others mean. The grant is lines rather than JSON because a C library reads it
-inside other people's processes, where a hundred lines of strict parser are easier to trust than a JSON library.
+inside users' processes, where a hundred lines of strict parser are easier to trust than a JSON library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
 from vgpu.api.inventory import MOST_GPUS_OF_A_NODE, MOST_ORPHANS, AccessMode, Gpu, Inventory, Orphan, kind_of_uuid
-from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_GUARD, GUARDS, LEVELS, Kind
+from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_OVER_LIMIT_ACTION, LEVELS, OVER_LIMIT_ACTIONS, Kind
 from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
 from vgpu.api.request import FULL_CORE_PERCENT
 
@@ -37,7 +37,7 @@ _POD = re.compile(r"pod ([!-.0-~]{1,63})/([!-.0-~]{1,253})\Z")
 
 
 class _InventoryFields(msgspec.Struct, rename={"gpus": "cards"}):
-    """Those of `Inventory`, by their names in the document: version 1 says `cards`."""
+    """Those of `Inventory`, by their names in the document: version 1 names them `cards`."""
 
     gpus: tuple[Gpu, ...]
     unit_mib: int = 1024
@@ -193,8 +193,8 @@ def grant_to_text(grant: Grant) -> str:
         f"tangram-grant {VERSION}", f"pod {grant.namespace}/{grant.pod}", f"uid {grant.uid}",
         f"container {grant.container}", f"class {grant.service_class}", f"level {grant.level}",
     ]  # fmt: skip
-    if grant.guard != DEFAULT_GUARD:
-        head.append(f"guard {grant.guard}")
+    if grant.over_limit_action != DEFAULT_OVER_LIMIT_ACTION:
+        head.append(f"guard {grant.over_limit_action}")
     if grant.clear:
         head.append("clear yes")
     gpus = [f"card {gpu.uuid} mib={gpu.mib} core_percent={gpu.core_percent}" for gpu in grant.gpus]
@@ -220,10 +220,10 @@ def grant_from_text(text: str) -> Grant:
         raise BadDocument(f"grant line 2: found {whose[:80]!r}, expected 'pod <namespace>/<name>'")
     service_class = _known("grant line 5", "class", _field(lines, 4, "class"), CLASSES)
     level = _known("grant line 6", "level", _field(lines, 5, "level"), tuple(str(level) for level in LEVELS))
-    guard, at = _optional(lines, 6, "guard", GUARDS, DEFAULT_GUARD)
+    over_limit_action, at = _optional(lines, 6, "guard", OVER_LIMIT_ACTIONS, DEFAULT_OVER_LIMIT_ACTION)
     clear, at = _optional(lines, at, "clear", ("yes", "no"), "no")
     uid, container, gpus = _field(lines, 2, "uid"), _field(lines, 3, "container"), _gpus(lines, at)
-    return Grant(pod[1], pod[2], uid, container, gpus, service_class, int(level), guard, clear == "yes")
+    return Grant(pod[1], pod[2], uid, container, gpus, service_class, int(level), over_limit_action, clear == "yes")
 
 
 def _optional(lines: list[str], at: int, key: str, allowed: tuple[_Word, ...], default: _Word) -> tuple[_Word, int]:

@@ -1,14 +1,14 @@
-"""Say what in a pod leads around the limits of a GPU share: rights of its containers, folders of the node in its volumes.
+"""Find what in a pod leads around the limits of a GPU share: rights of its containers, folders of the node in its volumes.
 
 Pure: takes what a container may do and which folders a pod mounts, answers with a reason or with nothing. It judges what the
-kernel lets a process do to its node, not what a pod is for. Pods without a share are nobody's business here: what a whole GPU
-or a MIG instance is given is held by the driver and by hardware, not by our library.
+kernel lets a process do to its node, not what a pod is for. Pods without a share are not checked here: the driver and the
+hardware enforce the limits of a whole GPU or a MIG instance, not our library.
 
 What is no way out, and so is left alone
     SYS_PTRACE, PERFMON    reach processes of the pod's own process namespace, which are the container's own (hostPID is judged itself)
     NET_ADMIN, hostNetwork no way to the GPU or to the arbiter leads over a network
     hostIPC                shared memory of the node, not GPU memory
-    MKNOD, SYS_CHROOT      container runtimes give them to everybody: a node that was made still cannot be opened (device cgroup)
+    MKNOD, SYS_CHROOT      container runtimes give them to every container: a node that was made still cannot be opened (device cgroup)
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CAPABILITIES: Final[dict[str, str]] = {
 NODE_FOLDERS: Final[dict[str, str]] = {
     "/dev": "device nodes, those of every GPU among them",
     "/proc": "every process of the node and, through it, every file",
-    "/sys": "the cgroups that hold containers, and the memory of PCI devices",
+    "/sys": "the cgroups of containers, and the memory of PCI devices",
     "/etc/cdi": "what container runtimes put into containers",
-    "/etc/kubernetes": "pods that the kubelet starts without asking anybody",
+    "/etc/kubernetes": "pods that the kubelet starts without the API server",
     "/run/containerd": "the container runtime's socket",
     "/run/crio": "the container runtime's socket",
     "/run/docker.sock": "the container runtime's socket",

@@ -1,6 +1,6 @@
 """What the kubelet and a container are given: device IDs, mounts, environment, CDI names, grant folders.
 
-Pure values that the device plugin and the webhook both use, so that what one promises the other keeps.
+Pure values that the device plugin and the webhook both use, so that both agree on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Assignment, Grant, GrantGpu
 from vgpu.api.inventory import Inventory, kind_of_uuid
-from vgpu.api.names import DEFAULT_GUARD, Guard, Names
+from vgpu.api.names import DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.request import FULL_CORE_PERCENT
 
 CONTAINER_DIR: Final = "/.tangram"
@@ -107,7 +107,7 @@ def uuid_of(device_id: str) -> str:
 
 
 def grant_key(device_ids: Iterable[str]) -> str:
-    """Name of the folder for an allocation: the same IDs give the same name, so a plugin restart loses nothing."""
+    """Name of the grant directory for these device IDs and whatever else tells one allocation from another: the same strings give the same name."""
     return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:32]
 
 
@@ -140,12 +140,12 @@ def grant_for(
     namespace: str,
     pod: str,
     uid: str,
-    guard: Guard = DEFAULT_GUARD,
+    over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION,
     clear: bool = False,
 ) -> Grant:
-    """What one container with a share is held to.
+    """The limits of one container with a share.
 
-    Raises BadDocument when the assignment gives it none: a grant without GPUs would hold it to nothing.
+    Raises BadDocument when the assignment gives it none: a grant without GPUs would limit nothing.
     """
     slices = assignment.containers.get(container, ())
     gpus = tuple(GrantGpu(s.uuid, s.mib, s.core_percent) for s in slices if s.kind == "share")
@@ -154,4 +154,6 @@ def grant_for(
         raise BadDocument(
             f"assignment of pod {namespace}/{pod} gives container {container} no share: it must be one of {', '.join(shared) or 'none'}"
         )
-    return Grant(namespace, pod, uid, container, gpus, assignment.service_class, assignment.level, guard, clear)
+    return Grant(
+        namespace, pod, uid, container, gpus, assignment.service_class, assignment.level, over_limit_action, clear
+    )

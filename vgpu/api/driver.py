@@ -1,4 +1,4 @@
-"""Which NVIDIA drivers Tangram supports. The one place that says so; a version is text as the driver writes it, such as 580.159.04."""
+"""Which NVIDIA drivers Tangram supports. The one place that defines them; a version is text as the driver writes it, such as 580.159.04."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A limit (GPU memory, GPU time) is `enforced` where nothing speaks against it, `refused` where no process gets any of the resource,
 and `unenforced` where a process uses the GPU and a reason of the table below applies. The state is a function of what is known
-now and of nothing else: a reason ends when its cause does. docs/reference/enforcement.md is this table for people.
+now and of nothing else: a reason ends when its cause does. docs/reference/enforcement.md is this table for users.
 
 Units: seconds.
 """
@@ -18,19 +18,19 @@ from typing import Final
 NO_CHANNELS_S: Final = 2.0
 """A process that has had a context for so long has reported its channels, if it can. Specified."""
 SILENT_S: Final = 2.0
-"""A recall is answered within milliseconds; a process that owes the answer for so long does not answer. Guessed."""
+"""A recall is answered within milliseconds; a process that has not answered for so long never will. Guessed."""
 STALLED_S: Final = 2.0
 """The thread of a GPU comes round five times a second; its containers resume themselves after 0.6 s. Guessed."""
 STALE_S: Final = 3.0
-"""NVML is read each second; what it said longer ago says nothing of now. Specified."""
+"""NVML is read each second; an older answer does not describe the present. Specified."""
 
 STALL_SHOWN_S: Final = 5.0
 """A stall that is over is reported for so long: no client was answered while it lasted. Guessed: the device plugin reads the status every 0.8 s, and what was
 not enforced meanwhile is even with the share again after three frames."""
 
 GATED_POINTS: Final[Mapping[int, float]] = {580: 3.0}
-"""By driver branch: by how many percentage points of the GPU's time launch gating missed a gpu-core at most, for one GPU of which the
-trial says that suspends do not work. Measured: bench/gpu_time/gated.csv."""
+"""By driver branch: by how many percentage points of the GPU's time launch gating missed a gpu-core at most, for one GPU on which the
+trial shows that suspends do not work. Measured: bench/gpu_time/gated.csv."""
 GATED_EXACT_POINTS: Final = 5.0
 """Gating that misses by no more enforces a gpu-core. Specified."""
 
@@ -42,7 +42,7 @@ class Limit(StrEnum):
     GPU_TIME = "gpu-time"
 
 
-class State(StrEnum):
+class LimitState(StrEnum):
     """Of one limit of one container."""
 
     ENFORCED = "enforced"
@@ -75,8 +75,8 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What a reason concerns, what it means and what to do, as sentences for a person."""
+class ReasonText:
+    """What a reason concerns, what it means and what to do, as sentences for the operator."""
 
     limits: frozenset[Limit]
     means: str
@@ -89,105 +89,105 @@ _TIME: Final = frozenset({Limit.GPU_TIME})
 ALL: Final = tuple(Reason)
 """In the order in which they are reported. An enumeration takes longer to walk, and each container is judged each second."""
 
-TABLE: Final[Mapping[Reason, Row]] = {
-    Reason.NO_THREAD: Row(
+TABLE: Final[Mapping[Reason, ReasonText]] = {
+    Reason.NO_THREAD: ReasonText(
         _TIME,
         "A process could not start the library's helper thread, so the arbiter never suspends it.",
         "Raise the pod's pids limit, or reduce the program's thread-local storage.",
     ),
-    Reason.NO_CHANNELS: Row(
+    Reason.NO_CHANNELS: ReasonText(
         _TIME,
         "A process has a CUDA context and reported no channels within 2 s, so the arbiter cannot suspend it.",
         "Compare the driver version with the support matrix, and start the program again.",
     ),
-    Reason.GRAPHICS: Row(
+    Reason.GRAPHICS: ReasonText(
         _MEMORY,
         "A process uses a graphics API, whose own GPU memory is not counted.",
         "Give programs that draw a whole GPU.",
     ),
-    Reason.UNKNOWN_FUNCTION: Row(
+    Reason.UNKNOWN_FUNCTION: ReasonText(
         _MEMORY | _TIME,
         "The driver has a function that allocates memory or launches work and that the library does not know, or lacks one that it needs to count memory.",
         "Install a version of Tangram that supports this driver.",
     ),
-    Reason.CHANNELS_UNLISTED: Row(
+    Reason.CHANNELS_UNLISTED: ReasonText(
         _TIME,
         "A process has more than 64 channels on a GPU, or its channels cannot be followed, so the arbiter cannot suspend it.",
         "Use fewer CUDA contexts and streams in one process.",
     ),
-    Reason.NO_UUID: Row(
+    Reason.NO_UUID: ReasonText(
         _TIME,
         "The driver does not name the GPU of a process's channels, so the arbiter cannot suspend them.",
         "Compare the driver version with the support matrix.",
     ),
-    Reason.NO_PAGE: Row(
+    Reason.NO_PAGE: ReasonText(
         _TIME,
         "A process had no file descriptor left when the arbiter restarted, so its kernel launches do not wait where the arbiter delays them.",
         "Raise the limit of open files, or close some; the library then connects anew within a second.",
     ),
-    Reason.GATED: Row(
+    Reason.GATED: ReasonText(
         _TIME,
-        "The arbiter delays the container's kernel launches instead of suspending it; its gpu-core is not exact, and a best-effort container gives way late.",
-        "Look for another reason of the same container, which says why it cannot be suspended.",
+        "The arbiter delays the container's kernel launches instead of suspending it; its gpu-core is not exact, and a best-effort container yields late.",
+        "Look for another reason of the same container, which shows why it cannot be suspended.",
     ),
-    Reason.MPS: Row(
+    Reason.MPS: ReasonText(
         _TIME,
         "The MPS server runs the container's work and owns its channels, so the arbiter cannot suspend it.",
         "Stop the MPS server on nodes whose GPUs are shared.",
     ),
-    Reason.UNKNOWN_DRIVER: Row(
+    Reason.UNKNOWN_DRIVER: ReasonText(
         _TIME,
         "This driver version is not known, and the trial of suspending could not run, so the arbiter does not suspend.",
-        "Install a known driver; the arbiter's log says why the trial could not run.",
+        "Install a known driver; the arbiter's log shows why the trial could not run.",
     ),
-    Reason.NO_SUSPEND: Row(
+    Reason.NO_SUSPEND: ReasonText(
         _TIME,
         "The trial of suspending failed on this driver and GPU model, so the arbiter does not suspend.",
-        "Install another driver; the arbiter's log says what the trial saw.",
+        "Install another driver; the arbiter's log shows the result of the trial.",
     ),
-    Reason.SILENT_PROCESS: Row(
+    Reason.SILENT_PROCESS: ReasonText(
         _MEMORY,
         "A process has a lease and has not answered the arbiter's recall for 2 s; its siblings cannot use that memory.",
         "Resume the process if it is stopped, else end it.",
     ),
-    Reason.UNCONNECTED: Row(
+    Reason.UNCONNECTED: ReasonText(
         _MEMORY | _TIME,
         "A process of the container uses GPU memory and is not connected to the arbiter, so nothing is refused to it and its GPU time is not limited.",
         "Start the program with the library and without going around it; it needs its file descriptors and the socket in /.tangram also later.",
     ),
-    Reason.BYPASSING: Row(
+    Reason.BYPASSING: ReasonText(
         _MEMORY | _TIME,
-        "A process of the container uses GPU memory, its program has never connected to the arbiter, and it lacks the library or the grant: it goes around them.",
+        "A process of the container uses GPU memory, its program has never connected to the arbiter, and it lacks the library or the grant: it bypasses them.",
         "Start the program with the library; arbiter.bypass decides whether the arbiter ends the process when the container passes its limit.",
     ),
-    Reason.UNATTRIBUTED: Row(
+    Reason.UNATTRIBUTED: ReasonText(
         _MEMORY,
         "The arbiter does not see the node's processes, so GPU memory that a process uses without the library is not attributed to its container.",
         "Set node.hostPID to true.",
     ),
-    Reason.ARBITER_STALLED: Row(
+    Reason.ARBITER_STALLED: ReasonText(
         _TIME,
         "The arbiter, or its thread of a GPU, has stood still for 2 s, or a stall of 0.25 s or more ended less than 5 s ago; suspended processes resume themselves after 0.6 s.",
         "Look for a node short of CPU, for XIDs and a driver that does not answer; the arbiter restarts when its health check fails.",
     ),
-    Reason.NVML: Row(
+    Reason.NVML: ReasonText(
         _MEMORY,
         "NVML has not answered for 3 s, so the memory of new contexts is not counted and the container is not found over its limit.",
-        "Look at /readyz of the device plugin, which says why NVML does not answer, and run nvidia-smi on the node.",
+        "Look at /readyz of the device plugin, which shows why NVML does not answer, and run nvidia-smi on the node.",
     ),
-    Reason.OVER_LIMIT: Row(
+    Reason.OVER_LIMIT: ReasonText(
         _MEMORY,
         "NVML counted more GPU memory for the container than its limit, in two readings in a row.",
         "Look for processes that do not load the library; arbiter.guard.policy decides whether the arbiter ends them.",
     ),
-    Reason.UNKNOWN_REASON: Row(
+    Reason.UNKNOWN_REASON: ReasonText(
         _MEMORY | _TIME,
         "A newer library reports a reason that this arbiter does not know.",
         "Upgrade the node's DaemonSet.",
     ),
 }
 
-_ROWS: Final[Mapping[str, Row]] = {str(reason): row for reason, row in TABLE.items()}
+_ROWS: Final[Mapping[str, ReasonText]] = {str(reason): row for reason, row in TABLE.items()}
 
 REPORTED: Final[Mapping[int, Reason]] = {
     1: Reason.NO_THREAD,
@@ -201,7 +201,7 @@ REPORTED: Final[Mapping[int, Reason]] = {
 """What a library may report, by the number on the wire. Specified: `enum wire_reason` of shim/src/link/wire.h."""
 
 _WHY_NO_CHANNELS: Final = frozenset({Reason.NO_THREAD, Reason.CHANNELS_UNLISTED, Reason.NO_UUID, Reason.MPS})
-"""They say more than that there are no channels."""
+"""More specific than that there are no channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class ProcessFacts:
     without_channels_s: float | None = None
     """How long it has had a context on a GPU on which it has reported no channels; None = there is none such."""
     recall_s: float | None = None
-    """How long it has owed the answer to a recall while it has a lease; None = it owes none."""
+    """How long a recall has been unanswered while it has a lease; None = no recall is unanswered."""
     mps: bool = False
     """NVML lists it as a client of an MPS server."""
     unconnected: bool = False
@@ -238,7 +238,7 @@ class ContainerFacts:
     denied: Reason | None = None
     """Why its GPUs or their driver do not let it be suspended, by the trial of this boot: `NO_SUSPEND`, `UNKNOWN_DRIVER`."""
     gating_points: float | None = None
-    """By how much launch gating misses a gpu-core in such a case, of `GATED_POINTS`; None = nobody measured it."""
+    """By how much launch gating misses a gpu-core in such a case, of `GATED_POINTS`; None = not measured."""
     mps: bool = False
     """An MPS server runs on one of its GPUs."""
     stalled_s: float = 0.0
@@ -251,7 +251,7 @@ class ContainerFacts:
     """The process to deal with on each GPU on which the container is over its limit now (`vgpu.memory.over_limit`); it need not be connected."""
     processes: tuple[ProcessFacts, ...] = ()
     best_effort: bool = False
-    """It gives way to everybody: that limits its GPU time, also without a gpu-core."""
+    """It yields to every other container: that limits its GPU time, also without a gpu-core."""
     unattributed: bool = False
     """The node's processes are not seen."""
 
@@ -268,8 +268,8 @@ class Finding:
 class Enforcement:
     """The states of a container's limits, and every reason."""
 
-    memory: State
-    gpu_time: State
+    memory: LimitState
+    gpu_time: LimitState
     findings: tuple[Finding, ...] = ()
 
 
@@ -295,7 +295,7 @@ def enforcement(facts: ContainerFacts) -> Enforcement:
     return Enforcement(memory, gpu_time, findings)
 
 
-def row_of(reason: str) -> Row | None:
+def row_of(reason: str) -> ReasonText | None:
     """The row of a reason as a status document names it; None for one of a later version."""
     return _ROWS.get(reason)
 
@@ -305,10 +305,10 @@ def reported(number: int) -> Reason:
     return REPORTED.get(number, Reason.UNKNOWN_REASON)
 
 
-def _state(findings: Iterable[Finding], facts: ContainerFacts) -> State:
+def _state(findings: Iterable[Finding], facts: ContainerFacts) -> LimitState:
     if any(findings):  # a process that runs without its limit outweighs those that are refused
-        return State.UNENFORCED
-    return State.ENFORCED if facts.grant_readable else State.REFUSED
+        return LimitState.UNENFORCED
+    return LimitState.ENFORCED if facts.grant_readable else LimitState.REFUSED
 
 
 def _of_process(process: ProcessFacts, facts: ContainerFacts) -> set[Reason]:
@@ -335,7 +335,7 @@ def gating_points(driver: str, gpus: int) -> float | None:
 
 
 def _gating_enforces(facts: ContainerFacts) -> bool:
-    """A gpu-core, in the one case that is measured: the trial says that suspends do not work, and all of its launches pass the gate."""
+    """A gpu-core, in the one case that is measured: the trial shows that suspends do not work, and all of its launches pass the gate."""
     points = facts.gating_points
     requested = facts.gated and facts.core_percent > 0 and facts.denied is Reason.NO_SUSPEND
     return requested and points is not None and points <= GATED_EXACT_POINTS

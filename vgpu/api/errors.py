@@ -6,7 +6,7 @@
     │   └── NewerVersion    it was written by a newer Tangram
     └── Refused         a request that is well formed and does not fit what is there
 
-The text of an error is for a person: it names the object, the value found and the range allowed.
+The text of an error is for the user: it names the object, the value found and the range allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 LONGEST_TEXT: Final = 1000
-"""Characters of a BadDocument's text. Guessed: a log line and an Event's note (1,024) hold it."""
+"""Characters of a BadDocument's text. Guessed: it fits a log line and an Event's note (1,024)."""
 
 
 class TangramError(Exception):

@@ -1,4 +1,4 @@
-"""What was decided for a pod, and what one of its containers is held to.
+"""What was decided for a pod, and the limits of one of its containers.
 
 An `Assignment` is the extender's decision: it travels in a pod annotation, written with the Binding. A `Grant` is the part
 of it that one container needs: the device plugin writes it as a file that the library and the arbiter read.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from vgpu.api.names import DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, Guard, Kind
+from vgpu.api.names import DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_OVER_LIMIT_ACTION, Kind, OverLimitAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class GrantGpu:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one container is held to."""
+    """The limits of one container."""
 
     namespace: str
     pod: str
@@ -91,7 +91,7 @@ class Grant:
     gpus: tuple[GrantGpu, ...] = field(default=())
     service_class: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
-    guard: Guard = DEFAULT_GUARD
+    over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION
     """What happens when it uses more than this, by a way around the library."""
     clear: bool = False
     """Is memory zeroed before the container is handed it?"""

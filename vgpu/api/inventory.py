@@ -2,7 +2,7 @@
 
 Probed by the device plugin, carried in a node annotation, read by the extender. It states facts and decides nothing.
 
-Units: memory in MiB (2**20 bytes), rounded down from what NVML says.
+Units: memory in MiB (2**20 bytes), rounded down from what NVML reports.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Gpu:
     mib: int
     minor: int = 0
     numa: int = -1
-    """NUMA node, -1 when the platform does not say."""
+    """NUMA node, -1 when the platform does not report it."""
     pci: str = ""
     healthy: bool = True
     mig: bool = False
@@ -99,7 +99,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All GPUs of a node, by index, and who uses them without the API's knowledge."""
+    """All GPUs of a node, by index, and the orphans that use them without the API's knowledge."""
 
     gpus: tuple[Gpu, ...]
     unit_mib: int = 1024

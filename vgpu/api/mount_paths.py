@@ -1,10 +1,10 @@
 """Decide at which paths a pod with a GPU share may not mount anything.
 
-Pure, about the path alone: what a volume contains does not matter. Whoever mounts over the grant, or owns the directory in which the runtime makes
+Pure, about the path alone: what a volume contains does not matter. A pod that mounts over the grant, or owns the directory in which the runtime makes
 a mount point of ours, unloads the library: another container that has the same volume removes the mount point, and the kernel detaches the mount.
 
 The runtime resolves a path in the container's own root, so a symbolic link of the image, or of another volume, may turn any path into any other.
-Nobody sees that at admission; `vgpu.api.mountinfo` does afterwards. Links that most images or every /proc have are known here (`/var/run`,
+Admission cannot see that; `vgpu.api.mountinfo` does afterwards. Links that most images or every /proc have are known here (`/var/run`,
 `/proc/self/root`), and `..` is refused, because behind a link it does not lead where it seems to.
 
 deploy/helm/tangram/templates/_expressions.tpl has `PATTERN` for the admission policy; tests/contract/chart/test_chart_mounts.py compares

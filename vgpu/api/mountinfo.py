@@ -1,4 +1,4 @@
-"""What the text of /proc/<pid>/mountinfo says: the mounts, and whether a container has its grant where it should be. Pure.
+"""What the text of /proc/<pid>/mountinfo shows: the mounts, and whether a container has its grant where it should be. Pure.
 
 The runtime resolves the path of each mount in the container's root, so a symbolic link in the image has the grant elsewhere, where a volume may
 cover it, and one in a volume has another volume over the grant. Admission cannot see that; the mounts show it.
@@ -16,7 +16,7 @@ REMOVED: Final = "//deleted"
 FOLDER: Final = "grants"
 
 
-class Mount(NamedTuple):
+class MountInfo(NamedTuple):
     """One line (proc_pid_mountinfo(5)). Escapes of the kernel stay as they are: they are the same on both sides of a comparison."""
 
     device: str
@@ -32,12 +32,12 @@ class Mount(NamedTuple):
         return self.root.removesuffix(REMOVED)
 
 
-def mounts_in(mountinfo: str) -> Iterator[Mount]:
+def mounts_in(mountinfo: str) -> Iterator[MountInfo]:
     """In the order in which they were made. Lines that are too short are left out."""
     for line in mountinfo.splitlines():
         fields = line.split(" ")
         if len(fields) > 4:
-            yield Mount(fields[2], fields[3], fields[4])
+            yield MountInfo(fields[2], fields[3], fields[4])
 
 
 def misplaced(mountinfo: str, key: str) -> str | None:

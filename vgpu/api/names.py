@@ -19,7 +19,7 @@ CLASSES: Final = ("latency-critical", "standard", "best-effort")
 
 DEFAULT_CLASS: Final = "standard"
 LEVELS: Final = range(5)
-"""Levels order pods inside a class; 0 first. Specified in the contract."""
+"""Levels order pods inside a class; 0 first."""
 
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
@@ -27,13 +27,13 @@ POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "schedu
 """Placement policies, as a pod may name them. What they do is in `vgpu.scheduling.policies`, which a reader of requests need not load."""
 
 
-Guard = Literal["report", "evict", "kill"]
+OverLimitAction = Literal["report", "evict", "kill"]
 """What happens to a container that uses more GPU memory than it was granted, by a way around the library."""
 
-GUARDS: Final[tuple[Guard, ...]] = ("report", "evict", "kill")
+OVER_LIMIT_ACTIONS: Final[tuple[OverLimitAction, ...]] = ("report", "evict", "kill")
 """Mildest first."""
 
-DEFAULT_GUARD: Final[Guard] = "report"
+DEFAULT_OVER_LIMIT_ACTION: Final[OverLimitAction] = "report"
 
 ANNOTATION_NAME_LIMIT: Final = 63
 """Characters after the slash of an annotation key. Specified by Kubernetes."""
@@ -118,7 +118,7 @@ class Names:
 
     @property
     def over_limit(self) -> str:
-        """Annotation: what happens to the pod when a container uses more than it was granted, one of `GUARDS`."""
+        """Annotation: what happens to the pod when a container uses more than it was granted, one of `OVER_LIMIT_ACTIONS`."""
         return f"{self.domain}/over-limit"
 
     @property
@@ -159,9 +159,9 @@ class Names:
         return (self.assignment, f"{self.domain}/gpus.")
 
 
-def stricter(one: Guard, other: Guard) -> Guard:
+def stricter(one: OverLimitAction, other: OverLimitAction) -> OverLimitAction:
     """The one of two that takes less."""
-    return max(one, other, key=GUARDS.index)
+    return max(one, other, key=OVER_LIMIT_ACTIONS.index)
 
 
 DEFAULT: Final = Names()

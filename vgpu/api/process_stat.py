@@ -1,9 +1,9 @@
-"""What a line of /proc/<pid>/stat tells of a process: its state, its parent, its start. Pure.
+"""What a line of /proc/<pid>/stat reports of a process: its state, its parent, its start. Pure.
 
 With its pid the start names a process for good: the kernel gives a pid again, and never with the same start within one boot. A program that replaces
 itself (execve) keeps both.
 
-Source: proc_pid_stat(5). The second field is the program's name in parentheses, which may hold anything, also `) R 1`: the others begin behind the
+Source: proc_pid_stat(5). The second field is the program's name in parentheses, which may contain anything, also `) R 1`: the others begin behind the
 last parenthesis.
 """
 

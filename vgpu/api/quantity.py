@@ -1,7 +1,7 @@
 """Kubernetes quantities, exactly, and memory as Tangram counts it.
 
 `8Gi` and `8` mean the same to a user who requests GPU memory: a number of at least 2**20 is bytes, a smaller one is units
-of the cluster's memory unit (1 GiB unless the chart says otherwise). No quantity of either kind is mistaken for the other:
+of the cluster's memory unit (1 GiB unless the chart sets another). No quantity of either kind is mistaken for the other:
 2**20 units would be a GPU of 1 PiB, and fewer than 2**20 bytes would be less than any unit.
 
 Source of the grammar: k8s.io/apimachinery/pkg/api/resource, Quantity ("serialization format").
@@ -19,7 +19,7 @@ Mib = NewType("Mib", int)
 
 MIB: Final = 2**20
 SMALLEST_BYTES: Final = 2**20
-"""A gpu-mem number from here on is bytes. Specified in the contract."""
+"""A gpu-mem number from here on is bytes."""
 
 MEMORY_UNITS_MIB: Final = {"1Gi": 1024, "512Mi": 512, "256Mi": 256}
 """Units a chart may choose. Smaller ones break the kubelet's 4 MiB limit on ListAndWatch (measured)."""
@@ -96,7 +96,7 @@ def memory_units(text: str | int, *, unit_mib: int, what: str, most: int = SMALL
 
 
 def rounds_up(text: str | int, *, unit_mib: int) -> bool:
-    """Would `memory_units` give more than was asked?"""
+    """Would `memory_units` return more than was requested?"""
     value = parse(text)
     return value >= SMALLEST_BYTES and value % (unit_mib * MIB) != 0
 

@@ -1,4 +1,4 @@
-"""Why a component is not ready, as its /readyz says: one list for all components, with what to do.
+"""Why a component is not ready, as its /readyz reports: one list for all components, with what to do.
 
 docs/reference/readiness.md is this table; a test compares the two. Why a limit is not enforced is another question: `vgpu.api.enforcement`.
 """
@@ -12,12 +12,12 @@ from typing import Final
 
 
 class Missing(StrEnum):
-    """What a component waits for. The value is the sentence that /readyz says; `{}` stands for the detail."""
+    """What a component waits for. The value is the sentence that /readyz returns; `{}` stands for the detail."""
 
     LIBRARY = "the library is not installed: {}"
     NVML = "NVML does not answer: {}"
     NVML_SOCKET = "the arbiter cannot query NVML: {}"
-    PROBE = "NVML was not asked yet"
+    PROBE = "NVML was not queried yet"
     PODS = "the pods of this node are not known yet"
     INVENTORY = "the inventory is not published: {}"
     KUBELET = "the kubelet does not watch our resources yet"
@@ -33,8 +33,8 @@ class Missing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Which components say it, and what to do, as a sentence for a person."""
+class MissingText:
+    """Which components report it, and what to do, as a sentence for the operator."""
 
     components: tuple[str, ...]
     do: str
@@ -43,25 +43,29 @@ class Row:
 _PLUGIN, _EXTENDER, _WEBHOOK = ("device plugin",), ("extender",), ("webhook",)
 _WAIT: Final = "Nothing: it takes some seconds. If it stays, look at the log."
 
-TABLE: Final[Mapping[Missing, Row]] = {
-    Missing.LIBRARY: Row(
+TABLE: Final[Mapping[Missing, MissingText]] = {
+    Missing.LIBRARY: MissingText(
         _PLUGIN, "Free space in the state folder, or make it writable. The plugin tries again every 5 s."
     ),
-    Missing.NVML: Row(_PLUGIN, "Look at `dmesg` and run `nvidia-smi` on the node; check `driver.root` of the chart."),
-    Missing.NVML_SOCKET: Row(
+    Missing.NVML: MissingText(
+        _PLUGIN, "Look at `dmesg` and run `nvidia-smi` on the node; check `driver.root` of the chart."
+    ),
+    Missing.NVML_SOCKET: MissingText(
         _PLUGIN, "Free space in the state folder, or make it writable. The plugin tries again every 5 s."
     ),
-    Missing.PROBE: Row(_PLUGIN, "Nothing: without persistence mode the driver takes tens of seconds to start."),
-    Missing.PODS: Row(_PLUGIN, "Check that the node reaches the API server."),
-    Missing.INVENTORY: Row(
+    Missing.PROBE: MissingText(_PLUGIN, "Nothing: without persistence mode the driver takes tens of seconds to start."),
+    Missing.PODS: MissingText(_PLUGIN, "Check that the node reaches the API server."),
+    Missing.INVENTORY: MissingText(
         _PLUGIN, "Check that the node reaches the API server and that the plugin may patch its node."
     ),
-    Missing.KUBELET: Row(_PLUGIN, "Check `kubeletDir` of the chart and the kubelet's log."),
-    Missing.CACHE: Row(_EXTENDER, "Check that the pod reaches the API server; a large cluster takes some seconds."),
-    Missing.NO_CERTIFICATE: Row(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
-    Missing.CERTIFICATE_EXPIRED: Row(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
-    Missing.PORT: Row(_WEBHOOK, _WAIT),
-    Missing.STOPPING: Row((*_EXTENDER, *_WEBHOOK), "Nothing: the pod is being replaced."),
+    Missing.KUBELET: MissingText(_PLUGIN, "Check `kubeletDir` of the chart and the kubelet's log."),
+    Missing.CACHE: MissingText(
+        _EXTENDER, "Check that the pod reaches the API server; a large cluster takes some seconds."
+    ),
+    Missing.NO_CERTIFICATE: MissingText(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
+    Missing.CERTIFICATE_EXPIRED: MissingText(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
+    Missing.PORT: MissingText(_WEBHOOK, _WAIT),
+    Missing.STOPPING: MissingText((*_EXTENDER, *_WEBHOOK), "Nothing: the pod is being replaced."),
 }
 
 
@@ -71,4 +75,4 @@ def page() -> str:
         f"| {missing.because('...')} | {' and '.join(TABLE[missing].components)} | {TABLE[missing].do} |"
         for missing in Missing
     ]
-    return "\n".join(("| `/readyz` says | component | what to do |", "|---|---|---|", *rows))
+    return "\n".join(("| `/readyz` returns | component | what to do |", "|---|---|---|", *rows))

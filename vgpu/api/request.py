@@ -1,4 +1,4 @@
-"""Read what a pod requests, and say what is wrong with it.
+"""Read what a pod requests, and report what is wrong with it.
 
 Works on plain mappings (the decoded JSON of a pod), so that the webhook, the extender and the device plugin read a request in
 exactly one way. A request that passes here can be granted by some cluster; whether it fits this one is placement's business.
@@ -15,14 +15,14 @@ from vgpu.api.names import (
     CLASSES,
     DEFAULT,
     DEFAULT_CLASS,
-    DEFAULT_GUARD,
     DEFAULT_LEVEL,
+    DEFAULT_OVER_LIMIT_ACTION,
     DEFAULT_POLICY,
-    GUARDS,
     LEVELS,
-    Guard,
+    OVER_LIMIT_ACTIONS,
     Kind,
     Names,
+    OverLimitAction,
 )
 from vgpu.api.quantity import LARGEST_GPU_MIB, SMALLEST_BYTES, counted, memory_units, parse, whole_number
 
@@ -73,16 +73,16 @@ class PodRequest:
     service_class: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
     policy: str = DEFAULT_POLICY
-    guard: Guard = DEFAULT_GUARD
-    """What the user wants done to a container over its limit; the operator may want more."""
+    over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION
+    """The user's action for a container over its limit; the operator may set a stricter one."""
     models: frozenset[str] = frozenset()
     not_models: frozenset[str] = frozenset()
     uuids: frozenset[str] = frozenset()
     not_uuids: frozenset[str] = frozenset()
     cpu_milli: int = 0
-    """What the pod requests of its node's processors, if its spec says so: policies look at it, fitting does not."""
+    """The pod's CPU request, 0 if its spec has none: policies use it, fitting does not."""
     requests: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """All that it requests beside GPUs, where somebody says (`kube.pod_requests`). No placement looks at it."""
+    """All that it requests beside GPUs, if they are known (`kube.pod_requests`). Placement does not use it."""
 
     def __bool__(self) -> bool:
         return bool(self.containers)
@@ -96,7 +96,7 @@ class PodRequest:
         return (not self.models or model in self.models) and model not in self.not_models
 
     def allows(self, model: str, uuids: Set[str]) -> bool:
-        """May the pod have a GPU or MIG instance of this model that answers to these UUIDs, if there is room?"""
+        """May the pod have a GPU or MIG instance of this model that answers to these UUIDs, if it is free?"""
         return (
             self.allows_model(model)
             and (not self.uuids or not uuids.isdisjoint(self.uuids))
@@ -139,7 +139,11 @@ def pod_request(
         policy=one_of(
             annotations.get(names.placement, default_policy), tuple(policies), what=f"annotation {names.placement}"
         ),
-        guard=one_of(annotations.get(names.over_limit, DEFAULT_GUARD), GUARDS, what=f"annotation {names.over_limit}"),
+        over_limit_action=one_of(
+            annotations.get(names.over_limit, DEFAULT_OVER_LIMIT_ACTION),
+            OVER_LIMIT_ACTIONS,
+            what=f"annotation {names.over_limit}",
+        ),
         models=_comma_list(annotations, names.gpu_model),
         not_models=_comma_list(annotations, names.not_gpu_model),
         uuids=_comma_list(annotations, names.gpu_uuid),
@@ -193,7 +197,7 @@ def _container_request(
 
 
 def _limits(container: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """Our limits of a container; requests, where written, must say the same."""
+    """Our limits of a container; requests, where written, must be the same."""
     name, resources = container.get("name", ""), container.get("resources") or {}
     limits = {key: str(value) for key, value in (resources.get("limits") or {}).items() if names.ours(key)}
     requests = {key: str(value) for key, value in (resources.get("requests") or {}).items() if names.ours(key)}

@@ -1,19 +1,19 @@
 """Compare the work that a container reports with the GPU time that the driver counts for it.
 
 A process reports when its work begins and when all of it has ended; a process that reports no work pays nothing. The driver counts, for
-each process, how long it kept the GPU's multiprocessors busy. Two things can be wrong with a report, and this module decides both:
+each process, how long it kept the GPU's multiprocessors busy. A report can be wrong in two ways, and this module detects both:
 
-    ended       Work that was reported and that the driver does not see any more. The end can stay unreported: nobody can query the stream of
-                a thread that has ended. `EndedWork` ends such work when it has run for a second, nothing was launched since, and two looks at
-                the driver's count in a row showed none of it. A look without an answer, or at a GPU that does not count by process (MIG mode),
-                begins anew: unknown is not idle. Copies, fills and waits keep no multiprocessor busy, so they are never ended here.
+    ended       Reported work that the driver does not count any more. The end can stay unreported: it is impossible to query the stream of
+                a thread that has ended. `EndedWork` ends such work when it has run for a second, nothing was launched since, and two readings
+                of the driver's count in a row showed none of it. A reading without an answer, or of a GPU that does not count by process (MIG
+                mode), restarts the count: unknown is not idle. Copies, fills and waits keep no multiprocessor busy, so they never end here.
     unreported  Work that the driver sees and that was not reported: `UnreportedWork`. The driver's count is coarse. It comes up to a second
                 late, and while several processes share the GPU it names one of them for each sample, so it is right on average only (read
-                from NVIDIA's published interface; not measured). An honest container must never be accused. So its reports are taken half as
-                much again, a tenth of all time is tolerated, and the rest is summed up until it is seconds. A container that reports nothing
-                is found in four to five seconds; one that reports two thirds of its work is not found.
+                from NVIDIA's published interface; not measured). An honest container must never be accused. So its reports count one and a half
+                times, a tenth of all time is tolerated, and the rest adds up until it reaches seconds. A container that reports nothing is
+                detected in four to five seconds; one that reports two thirds of its work is not detected.
 
-It is pure: reports and looks go in, verdicts come out. Units: seconds.
+It is pure: reports and readings go in, verdicts come out. Units: seconds.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from __future__ import annotations
 from typing import Final
 
 ENDED_AFTER_S: Final = 1.0
-"""Of time in which the container may run and reports work, without a sign of it. Specified."""
+"""Time in which the container may run and reports work, but the driver counts none. Specified."""
 LOOKS: Final = 2
-"""The driver's samples come up to a second late: one look may miss a kernel that began since. Looks are a second apart."""
+"""The driver's samples come up to a second late: one reading may miss a kernel that began since. Readings are a second apart."""
 
 TOLERATED_RATIO: Final = 1.5
-"""Tolerated ratio of observed to reported GPU time. Guessed: samples that name a neighbour's time as the container's own even out."""
+"""Tolerated ratio of observed to reported GPU time. Guessed: samples that attribute a neighbour's time to the container even out."""
 TOLERATED_PART: Final = 0.1
 """Part of all time in which the container may be seen to compute without a report. Guessed, as above."""
 PROVEN_S: Final = 3.0
-"""So much is no error of measurement any more: the count is a second late at most. Guessed."""
+"""Above this, the difference is no measurement error: the count is at most a second late. Guessed."""
 KEPT_S: Final = 6.0
-"""More is not kept: a container that becomes honest is believed again within a minute, at `TOLERATED_PART` a second."""
+"""Upper bound of the sum: the reports of a container that becomes honest count again within a minute, at `TOLERATED_PART` a second."""
 
 
 class EndedWork:
-    """Of one container: has its reported work ended without a report?"""
+    """Whether one container's reported work has ended without a report."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -46,12 +46,12 @@ class EndedWork:
         self._looks = 0
 
     def report(self, reported_s: float, *, kernels_only: bool) -> None:
-        """It reported work, for the first time or again. `reported_s`: how long in all it was allowed to run and reported work."""
+        """The container reported work, for the first time or again. `reported_s`: total time in which it was allowed to run and reported work."""
         self.ended, self._looks = False, 0
         self._since_s = reported_s if kernels_only else None
 
     def look(self, reported_s: float, observed_s: float | None) -> bool:
-        """The driver saw it compute for so long since the last look; None = unknown. Whether its work ended with this."""
+        """`observed_s`: GPU time that the driver counted since the last reading; None = unknown. Returns whether the work has ended."""
         if self._since_s is None or self.ended:
             return False
         if observed_s is None or observed_s > 0:
@@ -63,7 +63,7 @@ class EndedWork:
 
 
 class UnreportedWork:
-    """Of one container: how much of its GPU time its reports do not explain."""
+    """GPU time of one container that its reports do not explain."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -72,7 +72,7 @@ class UnreportedWork:
         """Its reports do not count any more, until `seconds` is 0 again."""
 
     def look(self, passed_s: float, reported_s: float, observed_s: float) -> bool:
-        """In this time it reported work for `reported_s`, and the driver saw it compute for `observed_s`. Whether the verdict changed."""
+        """In `passed_s` the container reported `reported_s` of work and the driver counted `observed_s`. Returns whether the verdict changed."""
         beyond_s = min(observed_s, passed_s) - TOLERATED_RATIO * reported_s - TOLERATED_PART * passed_s
         self.seconds = min(KEPT_S, max(0.0, self.seconds + beyond_s))
         before = self.proven
@@ -80,5 +80,5 @@ class UnreportedWork:
         return self.proven is not before
 
     def drop(self) -> None:
-        """What was observed is too old to count."""
+        """Discard the observed time: it is too old to count."""
         self.seconds, self.proven = 0.0, False

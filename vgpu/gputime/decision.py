@@ -1,4 +1,4 @@
-"""What the GPU-time scheduler (`vgpu.gputime.scheduler`) decides, and until when that is valid."""
+"""The decision of the GPU-time scheduler (`vgpu.gputime.scheduler`), and until when it is valid."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who is to be on. Everybody else is to be off."""
+    """The containers that are to run. All others are to be suspended."""
 
     on: frozenset[str]
     again_s: dict[str, float]
-    """GPU -> nothing changes for its containers before then, unless an event comes or another GPU's time does; inf or none = never."""
+    """GPU -> when its containers need the next decision, unless an event or another GPU's time comes first; inf or missing = never."""
     why: dict[str, str]
-    """One word or two for each container, for traces and people."""
+    """The reason for each container, in one or two words, for traces and operators."""
 
     @property
     def decide_again_s(self) -> float:

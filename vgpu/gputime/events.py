@@ -1,7 +1,7 @@
-"""What happens to the containers of a node's GPUs, as a list of events that can be written down and replayed.
+"""The events of the containers on a node's GPUs, as a list that can be recorded and replayed.
 
-An arbiter that records its events hands over a file from which `vgpu.gputime.scheduler` makes the same decisions again, so a report of a
-wrong decision is a file. One event is one JSON object on a line, with `type` first.
+From a recorded file `vgpu.gputime.scheduler` makes the same decisions again, so a user can report a wrong decision as a file. One event is one
+JSON object on a line, with `type` first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vgpu.api.errors import BadDocument
 from vgpu.api.names import CLASSES, DEFAULT_CLASS, DEFAULT_LEVEL, LEVELS
 
 
-class Container(msgspec.Struct, frozen=True):
-    """What a container requested. `gpus`: all that it uses; several make it a gang."""
+class SchedulingParameters(msgspec.Struct, frozen=True):
+    """The request of a container. `gpus`: all GPUs that it uses; it runs on all of them or on none."""
 
     gpus: frozenset[str]
     service_class: str = DEFAULT_CLASS
@@ -23,10 +23,10 @@ class Container(msgspec.Struct, frozen=True):
     cap_percent: float = 0.0
     """Of each of its GPUs; 0 = no cap."""
     weight: float = 1.0
-    """Its part among equals."""
+    """Its relative part among containers of equal urgency."""
     pace: float = 1.0
-    """Part of its time on with work that it pays for; less than 1 where it does not say itself when it works, and was seen to
-    work for less."""
+    """Part of its running time with work that it pays for; less than 1 if its usage reports do not count and the driver counted less
+    work."""
 
     def __post_init__(self) -> None:
         if not self.gpus:
@@ -49,39 +49,39 @@ class _Event(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Join(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """A container came, with everything on; or one that is here changed."""
+    """A container joined, with all channels enabled; or the parameters of a known one changed."""
 
-    container: Container
+    container: SchedulingParameters
 
 
 class Leave(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It is gone."""
+    """The container left."""
 
 
 class Work(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It has work for the GPU now."""
+    """The container has work for the GPU from now on."""
 
 
 class Idle(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """Its last work is done."""
+    """The container's last work has ended."""
 
 
 class Hint(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It says that work comes in `in_s` seconds."""
+    """The container announces work in `in_s` seconds."""
 
     in_s: float
 
 
-class Begin(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It says that a section of work begins."""
+class BeginSection(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """The container reports that a section of work begins."""
 
 
-class End(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It says that the section, or what it announced, is over."""
+class EndSection(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """The container reports that the section, or its announced work, is over."""
 
 
 class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It is on or off now; that took `took_s`. Off by its gate: what it launches waits there, and nothing of it is on the GPU."""
+    """The container was resumed or suspended; that took `took_s`. Suspended by its gate: its launches wait there, and it has no work on the GPU."""
 
     on: bool
     took_s: float
@@ -89,18 +89,18 @@ class Switched(_Event, frozen=True, tag_field="type", tag=str.lower):
 
 
 class Stalled(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """Until now the arbiter did not run for the GPU `name`, though it was due at `since_s`: nothing was decided."""
+    """The arbiter did not run for the GPU `name` until now, though it was due at `since_s`: no decision was made."""
 
     since_s: float
 
 
 class Late(_Event, frozen=True, tag_field="type", tag=str.lower):
-    """It has computed for `late_s` until now, unnoticed: a process's channels run until the arbiter has met it."""
+    """The container has computed for `late_s` before the arbiter noticed: a process's channels run until the process connects."""
 
     late_s: float
 
 
-Event = Join | Leave | Work | Idle | Hint | Begin | End | Switched | Stalled | Late
+Event = Join | Leave | Work | Idle | Hint | BeginSection | EndSection | Switched | Stalled | Late
 _decoder = msgspec.json.Decoder(Event)
 
 
@@ -110,7 +110,7 @@ def to_lines(events: Iterable[Event]) -> bytes:
 
 
 def from_lines(lines: bytes) -> Iterator[Event]:
-    """The events of `to_lines`. Raises BadDocument that names the line."""
+    """The events of `to_lines`. Raises BadDocument with the line number."""
     for number, line in enumerate(lines.splitlines(), 1):
         try:
             yield _decoder.decode(line)

@@ -1,6 +1,7 @@
 """The bytes of the NVIDIA kernel driver's interface that suspend and resume a process's channels.
 
-Facts, measured on driver 580; `vgpu.gputime.driver_abi` has what NVIDIA's open kernel modules say of each branch, and all agree. x86-64. Only packing and reading: the caller makes the ioctl on its own descriptor. The C side is shim/src/gputime/rm.h.
+Measured on driver 580; `vgpu.gputime.driver_abi` has the layouts of NVIDIA's open kernel modules by branch, and all agree. x86-64. This module only
+packs and unpacks: the caller makes the ioctl on its own descriptor. The C side is shim/src/gputime/rm.h.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ CONTROL_REQUEST: Final = 0xC020462A
 """_IOWR('F', 0x2a, 32 bytes)."""
 
 CHANNELS_LIMIT: Final = DISABLE_CHANNELS_ENTRIES
-"""Channels that one list takes. Specified."""
+"""Channels that fit one list. Specified."""
 
 NO_CHANNEL: Final = 0xF0000001
-"""A handle that no channel has: the driver library numbers its objects from 0x5c000000 on. Measured: answered by 0x21."""
+"""A handle that no channel has: the driver library numbers its objects from 0x5c000000 on. Measured: the driver returns 0x21."""
 
 PARAMETERS_BYTES: Final = RM_DISABLE[0]
 OK: Final = 0
@@ -27,7 +28,7 @@ _PARAMETERS: Final = struct.Struct(f"<B3x I 2B6x Q {CHANNELS_LIMIT}I {CHANNELS_L
 
 
 def is_known(version: str) -> bool:
-    """Is the layout of this branch's ioctls in the table? `version`: as the driver writes it, such as 580.159.04."""
+    """Whether the table has the layout of this branch's ioctls. `version`: the driver's own text, such as 580.159.04."""
     branch = version.strip().partition(".")[0]
     return branch.isdecimal() and int(branch) in BRANCHES
 
@@ -46,5 +47,5 @@ def control(client: int, subdevice: int, parameters_at: int) -> bytearray:
 
 
 def status(argument: bytes | bytearray) -> int:
-    """What the driver answered, from the argument after the ioctl; `OK` or its own number."""
+    """The driver's status, from the argument after the ioctl; `OK` or the driver's own number."""
     return int(_CONTROL.unpack(argument)[-1])

@@ -1,27 +1,28 @@
 """The GPU-time scheduler: which containers are allowed to run on the GPUs of a node now, and until when.
 
-This module is the whole policy of GPU time. It is pure: events report what happened and when, `decide` answers which containers are allowed to
-run and when to decide again. It never reads a clock, a socket or a GPU, so a recorded list of events gives the same decisions again.
+This module is the whole policy of GPU time. It is pure: events report what happened and when; `decide` returns which containers are allowed to
+run and when to decide again. It never reads a clock, a socket or a GPU, so a recorded list of events leads to the same decisions again.
 
 The rules, in their order
     cap        A container that requested a percentage earns that part of each second as credit and pays for the time it runs. Without
                credit it is suspended. Debt carries over, so the time it gets is exact in the long run; unused credit is kept for three frames.
-    urgency    Of the containers with work, class and then level decide. A more urgent container has the GPU the moment it has work.
+    urgency    Among the containers with work, class and then level decide. A more urgent container gets the GPU the moment it has work.
     starvation A container that has waited too long gets one slice before all others, so urgency cannot starve a container.
-    slices     Equals get time slices: least served for its weight goes first, a slice is its weight's part of a frame. Equals without caps
-               and with equal weights all run: the driver slices time between them well, and slices of ours would only cost switches.
-    gangs      A container with several GPUs runs on all of them or on none: its parts spin waiting for each other otherwise.
-    idleness   A GPU is kept from a container with work for no longer than a switch takes, if its owner is idle: a container in its time slice
-               pauses between two kernels, and would be suspended and resumed for each pause. It pays for that time. A container whose pauses
-               are longer than its work, or than a switch, is not waited for. A container without work stays running or suspended as it is: a
+    slices     Containers of equal urgency get time slices: the one served least for its weight runs first, and a slice is its weight's part of
+               a frame. Equals without caps and with equal weights all run: the driver slices time between them well, and further slices
+               would only cost switches.
+    several    A container with several GPUs runs on all of them or on none: its parts spin waiting for each other otherwise.
+    idleness   An idle container keeps the GPU from one with work for no longer than a switch takes: in its time slice a container pauses
+               between two kernels, and would be suspended and resumed for each pause. It pays for that time. If its pauses are usually longer
+               than its work, or than a switch, it does not keep the GPU. A container without work stays running or suspended: a
                switch costs half a millisecond and gains nothing. Suspended and without credit it stays suspended.
-    stalls     While the arbiter stands still nothing is switched. What a container runs up then makes no debt beyond three frames, costs no
-               time slice and is no waiting. Every other debt stays.
+    stalls     While the arbiter is stalled, nothing is switched. The time that a container then runs adds at most three frames of debt, uses no
+               time slice and does not count as waiting. Every other debt stays.
 
-A container pays only for time in which it runs and has work, at its `pace`. The container that is suspended pays for the switch, as it has the GPU
-until that is done.
+A container pays only for time in which it runs and has work, at its `pace`. The suspended container pays for the switch, because it uses the GPU
+until the switch is complete.
 
-Units: seconds of any one clock that never goes back, percent of one GPU's time. Names of containers and GPUs are the caller's.
+Units: seconds of any one clock that never goes back, percent of one GPU's time. The caller chooses the names of containers and GPUs.
 """
 
 from __future__ import annotations
@@ -31,34 +32,47 @@ from math import inf
 from typing import Final
 
 from vgpu.api.names import CLASSES
-from vgpu.gputime.container_state import EWMA, ContainerState
+from vgpu.gputime.container_state import EWMA, ContainerState, unequal
 from vgpu.gputime.decision import Decision
-from vgpu.gputime.events import Begin, Container, End, Event, Hint, Idle, Join, Late, Leave, Stalled, Switched, Work
-from vgpu.gputime.timing import LITTLE_S, Settings, little_s
-from vgpu.gputime.usage import Usage
+from vgpu.gputime.events import (
+    BeginSection,
+    EndSection,
+    Event,
+    Hint,
+    Idle,
+    Join,
+    Late,
+    Leave,
+    SchedulingParameters,
+    Stalled,
+    Switched,
+    Work,
+)
+from vgpu.gputime.timing import LITTLE_S, Timing, little_s, time_left_s
+from vgpu.gputime.usage import GpuTimeUsage
 
 LATENCY_CRITICAL: Final = CLASSES.index("latency-critical")
 
 
 class GpuTimeScheduler:
-    """The containers of a node and what they have had. See the module."""
+    """The containers of a node and their use of its GPUs. See the module."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings if settings is not None else Settings()
+    def __init__(self, settings: Timing | None = None) -> None:
+        self._settings = settings if settings is not None else Timing()
         self._states: dict[str, ContainerState] = {}
         self._astir: dict[str, ContainerState] = {}
-        """Those for which passing time changes anything. A node has many containers that are idle: they cost a decision next to nothing."""
+        """Containers whose state changes as time passes. A node has many idle containers: they add almost nothing to a decision."""
         self._now_s = -inf
         self._little_s = LITTLE_S
-        """A time left that is shorter is rounding."""
+        """A shorter remaining time is a rounding error."""
         self._wanted: frozenset[str] | None = None
-        """Who is to be on, as decided last."""
+        """The containers that are to run, by the last decision."""
         self.suspend_s = self._settings.suspend_s
-        """How long a suspend takes, as lately measured."""
+        """Recently measured duration of a suspend."""
 
     @property
     def now_s(self) -> float:
-        """Up to when everything is in the records."""
+        """Up to when all time is recorded."""
         return self._now_s
 
     @property
@@ -66,16 +80,16 @@ class GpuTimeScheduler:
         """How long before an announced request the GPU is cleared."""
         return self._settings.lead_s
 
-    def usage(self, name: str) -> Usage:
-        """What a container got. KeyError when it is not here."""
+    def usage(self, name: str) -> GpuTimeUsage:
+        """The GPU time of a container. KeyError if the container is unknown."""
         return self._states[name].usage
 
     def credit_s(self, name: str) -> float:
-        """How long a capped container may still run; below 0 it has a debt. KeyError when it is not here."""
+        """How long a capped container may still run; below 0 it has a debt. KeyError if the container is unknown."""
         return self._states[name].credit_s
 
     def apply(self, event: Event) -> None:
-        """Take note of what happened. Events of containers that are not here are ignored: they crossed with their leaving."""
+        """Record an event. Events of unknown containers are ignored: the container left before they arrived."""
         if isinstance(event, Stalled):
             self._stalled(event)
             return
@@ -98,10 +112,10 @@ class GpuTimeScheduler:
                 state.announced_from_s = max(event.at_s, event.at_s + in_s - self._settings.lead_s)
                 state.announced_until_s = event.at_s + in_s + self._settings.hint_hold_s
                 state.announced_due_s, state.worked_before = event.at_s + in_s, state.working
-            case Begin():
+            case BeginSection():
                 state.announced_from_s, state.announced_until_s = event.at_s, event.at_s + self._settings.section_s
                 state.announced_due_s = inf
-            case End():
+            case EndSection():
                 state.end_announcement()
             case Switched():
                 self._switched(state, event)
@@ -109,7 +123,7 @@ class GpuTimeScheduler:
                 self._late_work(state, late_s)
 
     def decide(self, now_s: float) -> Decision:
-        """Who is to be on from now. Cost: O(containers with work x log) plus O(GPUs), and a little for each of the others."""
+        """Which containers are to run from now on. Cost: O(containers with work x log) plus O(GPUs), and a little for each of the others."""
         self._advance(now_s)
         self._let_rest()
         why = dict.fromkeys(self._states, "idle")
@@ -138,9 +152,9 @@ class GpuTimeScheduler:
         return Decision(self._wanted, self._again_s(ready, on), why)
 
     def gives_way(self, name: str) -> list[str]:
-        """Which of the running containers with work would be preempted if this container had work from now on; none where that takes more than a look.
+        """The running containers with work that this container would preempt if it had work from now on; none if only a full decision can show that.
 
-        So that a switch can begin before `decide` is called: it would stop all these, and perhaps others. Valid until an event comes.
+        With this list a switch can begin before the call of `decide`, which would suspend all of these and perhaps others. Valid until the next event.
         """
         state = self._states.get(name)
         if state is None or state.cap or len(state.container.gpus) > 1 or state.active(self._now_s):
@@ -159,7 +173,7 @@ class GpuTimeScheduler:
             del self._astir[name]
 
     def _join(self, event: Join) -> None:
-        """Also for a container that is here and changes its class, its cap or its GPUs."""
+        """Also for a known container that changes its class, its cap or its GPUs."""
         known = self._states.get(event.name)
         if known is not None:
             known.become(event.container)
@@ -173,18 +187,18 @@ class GpuTimeScheduler:
     def _work(self, state: ContainerState) -> None:
         if not state.working:
             if not state.active(self._now_s):
-                # back from idleness: no saved-up right to be first, nor what was left of a time slice
+                # after idleness it has no accumulated priority and no remaining time slice
                 state.served, state.quantum_left_s = max(state.served, self._least_served(state.container)), 0.0
             state.begin(self._now_s)
 
     def _idle(self, state: ContainerState) -> None:
         if state.working and not state.worked_before and state.announced_due_s <= self._now_s:
-            state.end_announcement()  # what was announced came and is done; its grace goes on
+            state.end_announcement()  # the announced work came and ended; its grace continues
         state.end(self._now_s, self._kept_s(state))
 
     def _late_work(self, state: ContainerState, late_s: float) -> None:
-        """It pays for what it did not pay as it went, up to what it could have saved for it, and owes no more than that with it: nobody
-        enforced more in time, and from the first launch to its end much is the machine's time."""
+        """The container pays for the time that it has not paid yet, up to the credit that it could have saved, and its debt grows no further: the
+        arbiter enforced no more in time, and much of the time from the first launch to its end is the machine's own."""
         most_s = self._settings.frame_s * self._settings.frames_kept
         owed_s, least_s = min(late_s, most_s, self._now_s - state.paid_until_s), min(state.credit_s, -most_s)
         state.paid_until_s = self._now_s
@@ -192,7 +206,7 @@ class GpuTimeScheduler:
         state.credit_s = max(state.credit_s, least_s)
 
     def _kept_s(self, state: ContainerState) -> float:
-        """How long one whose work ends keeps the GPU: a request's grace, or a pause in its time slice while equals wait for the GPU."""
+        """How long a container keeps the GPU after its work: the grace of a request, or a pause in its time slice while equals wait for the GPU."""
         if state.urgency[0] == LATENCY_CRITICAL:
             return self._settings.grace_s
         if not (state.on and state.quantum_left_s and state.pause_s < min(self.suspend_s, state.work_s)):
@@ -209,24 +223,24 @@ class GpuTimeScheduler:
             state.waits_since_s = None
 
     def _stalled(self, event: Stalled) -> None:
-        """Where another GPU's thread let time pass meanwhile, it passed as things stand: nothing could be switched."""
+        """If another GPU's thread recorded time meanwhile, it did so for the present state: nothing could be switched."""
         self._advance(event.since_s)
         early_s, crowd, before = self._now_s - event.since_s, self._crowd(), []
         for state in self._astir.values():
             if event.name in state.container.gpus:
-                rate = self._rate(state, crowd) if state.on and state.active(self._now_s) else 0.0
+                rate = state.rate(crowd) if state.on and state.active(self._now_s) else 0.0
                 before.append((state, state.before(early_s, rate)))
         self._advance(event.at_s)
         for state, then in before:
             state.forgive(then, self._credit_most_s(state), event.since_s, event.at_s)
 
-    def _least_served(self, container: Container) -> float:
-        """Of those it will share the GPU with by time slices."""
+    def _least_served(self, container: SchedulingParameters) -> float:
+        """The least served time among the containers with which it will share the GPU by time slices."""
         here = (state for state in self._astir.values() if state.active(self._now_s))
         return min((state.served for state in here if not state.container.gpus.isdisjoint(container.gpus)), default=0.0)
 
     def _advance(self, now_s: float) -> None:
-        """Time passed: earn, pay and age, by how things stood until now."""
+        """Record the time that passed: credit earned, time paid and waiting, by the state until now."""
         if self._now_s == -inf:
             self._now_s, self._little_s = now_s, little_s(now_s)
         passed_s = now_s - self._now_s
@@ -237,17 +251,12 @@ class GpuTimeScheduler:
         for name, state in self._astir.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
             if state.active(self._now_s):
-                self._pass_active(state, passed_s, self._rate(state, crowd))
+                self._pass_active(state, passed_s, state.rate(crowd))
                 if state.on and late and self._is_wanted(name) and not late.isdisjoint(state.container.gpus):
                     state.usage.clearing_s += passed_s
             if state.cap:
                 state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
         self._now_s = now_s
-
-    @staticmethod
-    def _rate(state: ContainerState, crowd: dict[str, int]) -> float:
-        """What a second on costs."""
-        return min(1 / max(crowd.get(gpu, 1) for gpu in state.container.gpus), state.container.pace)
 
     def _pass_active(self, state: ContainerState, passed_s: float, rate: float) -> None:
         if not state.on:
@@ -258,15 +267,11 @@ class GpuTimeScheduler:
             return
         state.pay(passed_s * rate)
         state.paid_until_s = self._now_s + passed_s
-        state.quantum_left_s = self._left(state.quantum_left_s, passed_s)
-        state.slice_s = self._left(state.slice_s, passed_s)
-
-    def _left(self, left_s: float, passed_s: float) -> float:
-        """What is left; a rest that is only rounding is nothing."""
-        return left_s - passed_s if left_s - passed_s > self._little_s else 0.0
+        state.quantum_left_s = time_left_s(state.quantum_left_s, passed_s, self._little_s)
+        state.slice_s = time_left_s(state.slice_s, passed_s, self._little_s)
 
     def _crowd(self) -> dict[str, int]:
-        """How many containers with work are on, for each GPU: the driver slices its time between them."""
+        """Number of running containers with work, by GPU: the driver slices its time between them."""
         crowd: dict[str, int] = {}
         for state in self._astir.values():
             if state.on and state.active(self._now_s):
@@ -278,7 +283,7 @@ class GpuTimeScheduler:
         return self._wanted is None or name in self._wanted
 
     def _late(self) -> set[str]:
-        """GPUs on which a container with work still runs that is to be suspended."""
+        """GPUs on which a container that is to be suspended still runs with work."""
         states = [state for name, state in self._astir.items() if state.on and not self._is_wanted(name)]
         return {gpu for state in states if state.active(self._now_s) for gpu in state.container.gpus}
 
@@ -286,7 +291,7 @@ class GpuTimeScheduler:
         return state.cap * self._settings.frame_s * self._settings.frames_kept
 
     def _solvent(self, state: ContainerState) -> bool:
-        """On, it stays until its credit pays just the suspend; off, it waits for a frame's worth: each run costs a switch."""
+        """A running container stays until its credit only pays for the suspend; a suspended one waits for a frame of credit: each run costs a switch."""
         if not 0 < state.cap < 1:
             return True
         if state.on:
@@ -309,9 +314,9 @@ class GpuTimeScheduler:
         order = sorted(ready, key=self._order)
         on: set[str] = set()
         taken: dict[str, tuple[int, int] | None] = {}
-        """GPU -> urgency of the containers that share it without slices, or None when one has it alone."""
+        """GPU -> urgency of the containers that share it without slices, or None if one container uses it alone."""
         kept: dict[str, float] = {}
-        """GPU -> how long it may be lent before a gang that is next in order can have it."""
+        """GPU -> how long others may use it before the next container in order, one with several GPUs, can run on it."""
         for name in order:
             state = self._states[name]
             gpus = state.container.gpus
@@ -332,7 +337,7 @@ class GpuTimeScheduler:
         return on
 
     def _gpus_by_slices(self, ready: Iterable[str]) -> dict[str, bool]:
-        """GPU -> must its most urgent containers get time slices on it?"""
+        """GPU -> whether its most urgent containers need time slices on it."""
         first: dict[str, list[ContainerState]] = {}
         for name in ready:
             state = self._states[name]
@@ -342,19 +347,14 @@ class GpuTimeScheduler:
                     first[gpu] = [state]
                 elif state.urgency == rivals[0].urgency:
                     rivals.append(state)
-        return {gpu: self._unequal(states) for gpu, states in first.items()}
-
-    @staticmethod
-    def _unequal(states: list[ContainerState]) -> bool:
-        weights = {state.container.weight for state in states}
-        return len(weights) > 1 or any(state.cap or len(state.container.gpus) > 1 for state in states)
+        return {gpu: unequal(states) for gpu, states in first.items()}
 
     def _order(self, name: str) -> tuple[bool, tuple[int, int], bool, float, str]:
         state = self._states[name]
         return not state.slice_s, state.urgency, not (state.on and state.quantum_left_s), state.served, name
 
     def _take_quantum(self, state: ContainerState, ready: Iterable[str], lent_s: float) -> None:
-        """Go on with its time slice or start one, no longer than the GPU is lent for."""
+        """Continue its time slice or start one, for at most `lent_s`."""
         if state.on and state.quantum_left_s:
             return
         others = map(self._states.__getitem__, ready)
@@ -364,7 +364,7 @@ class GpuTimeScheduler:
         state.quantum_left_s = min(lent_s, max(self._settings.quantum_least_s, part * self._settings.frame_s))
 
     def _left_s(self, on: Iterable[str], gpu: str) -> float:
-        """How long the containers that have a GPU keep it at most."""
+        """How long the containers that run on a GPU can keep it at most."""
         return max(
             (s.quantum_left_s or inf for s in map(self._states.__getitem__, on) if gpu in s.container.gpus), default=0.0
         )
@@ -378,7 +378,7 @@ class GpuTimeScheduler:
         return again_s
 
     def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
-        """When this container alone gives cause to decide anew."""
+        """When this container alone requires a new decision."""
         state, now_s = self._states[name], self._now_s
         times = [state.announced_from_s, state.announced_until_s]
         if not self._solvent(state):

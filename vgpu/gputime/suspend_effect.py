@@ -1,10 +1,10 @@
-"""Do suspends of a container stop its work, as far as its own word shows?
+"""Whether suspends stop a container's work, as far as its own reports show.
 
-Work that begins while a container is suspended cannot end before it is resumed. Where that happens again and again its new work is held back
-at the gate as well, and from time to time it is tried whether suspends work by now: the gate opens, and closes again at the first work
-that ends under a suspend. Time suspended with work that does not end is what speaks for suspends.
+Work that begins while a container is suspended cannot end before the resume. If such work ends repeatedly, the gate delays the container's new work
+as well. From time to time a trial checks whether suspends work by now: the gate opens, and closes again at the first work that ends under a
+suspend. Suspended time with work that does not end is the evidence for suspends.
 
-What began before the container resumed itself, or was read late, says nothing: the caller leaves it out.
+Work that began before the container resumed itself, or that was read late, is no evidence: the caller omits it.
 
 Units: seconds of any one clock.
 """
@@ -15,35 +15,35 @@ from math import inf
 from typing import Final
 
 TIMES: Final = 3
-"""So often work must end under a suspend before new work is held back. Guessed."""
+"""Number of times that work must end under a suspend before the gate delays new work. Guessed."""
 STOOD_S: Final = 1.0
-"""Suspended for so long with work that did not end, all together, a container is suspended for certain. Guessed."""
+"""Total suspended time, with work that did not end, after which suspends certainly work. Guessed."""
 FIRST_S: Final = 10.0
 """From the verdict to the first trial. Guessed."""
 MOST_S: Final = 600.0
-"""The wait doubles with every trial that fails, up to this. Guessed."""
+"""The wait doubles with every failed trial, up to this. Guessed."""
 
 
-class Effect:
-    """Of one container."""
+class SuspendEffect:
+    """The evidence on one container."""
 
     def __init__(self) -> None:
         self.doubted = False
-        """Suspends seem to have no effect. Stays while that is tried."""
+        """Suspends seem to have no effect. Stays set during a trial."""
         self._ended = 0
         self._stood_s = 0.0
         self._wait_s = FIRST_S
         self._trial_at_s = inf
-        """When the gate opens to try; in the past = it is open."""
+        """When the gate opens for a trial; in the past = it is open."""
         self._trying = False
 
     @property
     def gates(self) -> bool:
-        """Is new work to be held back?"""
+        """Whether the gate delays new work."""
         return self.doubted and not self._trying
 
     def ended(self, at_s: float) -> bool:
-        """Work that began under a suspend ended under it. Whether that changed the verdict: from now on it is held back, or again."""
+        """Work that began under a suspend ended under it. Returns whether the verdict changed: the gate delays new work from now on, or again."""
         self._ended, self._stood_s = self._ended + 1, 0.0
         if self._trying:
             self._wait_s = min(2 * self._wait_s, MOST_S)
@@ -53,7 +53,7 @@ class Effect:
         return True
 
     def stood(self, seconds: float) -> bool:
-        """For so long it was suspended with work, and none ended. Whether a trial succeeded with that."""
+        """The container was suspended with work for `seconds`, and none ended. Returns whether a trial succeeded with that."""
         if self.gates:
             return False
         self._stood_s += seconds
@@ -66,7 +66,7 @@ class Effect:
         return succeeded
 
     def tries(self, at_s: float) -> bool:
-        """Whether a trial begins."""
+        """Returns whether a trial begins."""
         if not self.gates or at_s < self._trial_at_s:
             return False
         self._trying, self._stood_s = True, 0.0

@@ -1,4 +1,4 @@
-"""What one container got of the GPUs' time, and what it waited for. Filled by `vgpu.gputime.scheduler`. Seconds since it joined."""
+"""The GPU time of one container, and its waiting time by reason. Filled by `vgpu.gputime.scheduler`. Seconds since it joined."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Usage:
+class GpuTimeUsage:
     """See the module."""
 
     on_s: float = 0.0
-    """On with work: what is paid for."""
+    """Running with work: the time that it pays for."""
     off_s: float = 0.0
-    """Off with work and credit: it waited for others."""
+    """Suspended with work and credit: it waited for others."""
     capped_s: float = 0.0
-    """Off with work and without credit: it waited for its own cap."""
+    """Suspended with work and without credit: it waited for its own cap."""
     clearing_s: float = 0.0
     """Running with work beside a container that was being suspended for it: it waited for the switch."""
     suspended_s: float = 0.0
-    """Off, with work or without."""
+    """Suspended, with work or without."""
     suspends: int = 0
     arrivals: int = 0
-    """Times that work came after idleness."""
+    """Times that work arrived after idleness."""

@@ -4,8 +4,8 @@ The cgroup decides: its pod, and of the pod's grants the one of its container. T
 soon as the pod's status has it. Until then, and for a container of the pod that has no grant, the pod's grants count as one: such memory
 makes a container exceed its limit only where all of the pod exceeds the sum.
 
-The mount that a process shows decides among the grants that its cgroup leaves, and alone where the cgroup names no pod with a grant, as of
-runs without a cluster. Who belongs to no grant belongs to nobody: the arbiter reports that memory.
+The mount that a process shows decides among the grants that its cgroup leaves. It decides alone if the cgroup names no pod with a grant, as for
+runs without a cluster. The arbiter reports the memory of a process that belongs to no grant.
 
 Units: bytes.
 """
@@ -20,16 +20,16 @@ from vgpu.api.cgroup import Place
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A grant directory, and the container that has it."""
+    """A grant directory, and the container to which it belongs."""
 
     key: str
     uid: str
     container_id: str = ""
-    """Empty = the device plugin does not know it yet."""
+    """Empty = the pod's status does not have it yet."""
 
 
 class Owners:
-    """Of one node, at one moment."""
+    """The grants of one node, at one moment."""
 
     def __init__(self, owners: Iterable[Owner]) -> None:
         self._of_pod: dict[str, list[Owner]] = {}
@@ -54,7 +54,7 @@ class Owners:
 def divided(held_bytes: int, room_bytes: Mapping[str, int]) -> dict[str, int]:
     """The memory of a process that belongs to one of several grants, as parts of these grants by key.
 
-    Each gets what it has room for; the last one also what no grant has room for. So none exceeds its limit by this process unless all do.
+    Each grant gets as much as it has free; the last one also the rest. So none exceeds its limit by this process unless all do.
     """
     parts: dict[str, int] = {}
     for key in sorted(room_bytes):

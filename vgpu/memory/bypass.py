@@ -1,8 +1,8 @@
-"""Does a process go around the library, and is it ended for that? Pure.
+"""Whether a process bypasses the library, and whether the arbiter kills it for that. Pure.
 
 A process that has GPU memory and is not connected to the arbiter is *unconnected*: that has harmless causes (it is stopped, or the arbiter
-has just started), so it is reported and nothing more. It is *bypassing* where nothing of Tangram is in it: the library is not in its memory, or the
-grant is mounted nowhere that it sees, **and** it has not connected since it started. What is unknown counts in favour of the process.
+has just started), so it is only reported. It is *bypassing* if it has no part of Tangram: the library is not mapped, or its mount namespace has no
+grant, **and** it has not connected since it started. Unknown facts count in favour of the process.
 
     connected since its start   library mapped   grant mounted    state
     no                          no               any              bypassing
@@ -12,23 +12,24 @@ grant is mounted nowhere that it sees, **and** it has not connected since it sta
     yes                         else                              unconnected
     unknown                     any              any              unconnected
 
-A program that replaces itself (execve) keeps its process and its start, so it was connected although what runs now never was. The kernel takes the
-library out of its memory and closes its connection, and no library is ever unloaded otherwise. A process that was connected, is not, and has no
-library, is another program since: it counts as started anew. (So does a program without the library that speaks the protocol itself and hangs up.)
-For a moment every program is without the library, before the loader has mapped it, and a reading may still show what its former program had. So such a
-process bypasses only where it was seen without the library both before and after a reading that found GPU memory. If it connects, it is connected.
+A program that replaces itself (execve) keeps its process and its start time, so the process was connected although the new program never was. The
+kernel unmaps the library and closes its connection, and no library is ever unloaded otherwise. So a process that was connected, is not now, and has no
+library, runs another program: it counts as newly started. (So does a program without the library that speaks the protocol itself and disconnects.)
+For a moment every program is without the library, before the loader has mapped it, and a reading may still show the memory of the former program. So
+such a process bypasses only if it had no library both before and after a reading that found GPU memory. If it connects, it is connected.
 
-Neither a mapping nor a connection proves that a process keeps its limit: of those that are not bypassing, `vgpu.memory.over_limit` sees what is over it.
+Neither a mapping nor a connection proves that a process stays within its limit: `vgpu.memory.over_limit` detects the excess of the others.
 
-A bypassing process is ended only where its container's memory passes limit, context room and slack, and the arbiter has run for a minute: then every
-process that can connect has. What the limit is passed by is judged of the container, as programs may come and go faster than readings: in three
-readings in a row it must have passed, and each of them must have found a process that bypasses, be it another one each time. From then on the
-container is *known to bypass*, and the first reading in which it passes its limit kills the processes that bypass then. That lasts until no such reading has
-come for a minute. A reading of which it is unknown whether a process in it bypasses, as all are gone already, neither counts nor breaks the row, but
-not more than three of them.
+The arbiter kills a bypassing process only if its container's memory exceeds limit, context room and slack, and the arbiter has run for a minute: then
+every process that can connect has connected. The excess is judged by container, because programs may start and end faster than readings: the
+container must exceed the limit in three readings in a row, and each must find a bypassing process, perhaps a different one each time. From then on the
+container is *known to bypass*, and the first reading in which it exceeds its limit kills the processes that bypass then. That lasts until no such reading
+has come for a minute. If all processes of a reading have ended, it is unknown whether one of them bypassed. Such a reading neither counts nor breaks
+the row, up to three of them.
 
-A program may start another one for each that is ended, and so hold the memory nearly all the time. So where processes of a container were ended by three
-readings within a minute, whatever starts them is ended, too: all processes of the container. The kubelet starts the container again, later each time.
+A program may start another one for each that is killed, and so use the memory nearly all the time. So if three readings within a minute killed processes
+of a container, the arbiter kills all processes of the container, and with them the one that starts the others. The kubelet restarts the container, with
+a longer delay each time.
 
 Units: bytes, seconds.
 """
@@ -38,44 +39,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, Literal
+from typing import Final
+
+from vgpu.api.names import OverLimitAction
 
 READINGS: Final = 3
 """Specified."""
 APART_S: Final = 0.5
-"""Readings closer together count as one: the arbiter takes more of them while contexts are made. Guessed: half of their period."""
+"""Readings closer together count as one: the arbiter reads more often while contexts are made. Guessed: half of their period."""
 QUIET_S: Final = 60.0
-"""After a start of the arbiter no process is killed for so long. Specified."""
+"""For this long after its start the arbiter kills no process. Specified."""
 KNOWN_S: Final = 60.0
-"""So long after the last reading that showed it, a container is known to bypass. Guessed: a process that waits longer between two attempts has the memory
-for three seconds of each minute."""
+"""A container is known to bypass for this long after the last reading that showed it. Guessed: a process that waits longer between two attempts uses the
+memory for three seconds of each minute."""
 
 RETURNS: Final = 3
-"""Readings by which processes were ended, within `KNOWN_S`: then all of the container is. Guessed: two may be a program that is started once more by hand."""
+"""Readings within `KNOWN_S` that killed processes, after which the arbiter kills the whole container. Guessed: two may be a program that is restarted once
+by hand."""
 
-Policy = Literal["report", "evict", "kill"]
-POLICIES: Final[tuple[Policy, ...]] = ("report", "evict", "kill")
-DEFAULT: Final[Policy] = "kill"
+DEFAULT_ACTION: Final[OverLimitAction] = "kill"
+"""The action on a process that bypasses the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a process that is not connected shows. None = unknown."""
+    """Facts about a process that is not connected. None = unknown."""
 
     connected: bool | None = None
-    """Was it connected since it started?"""
+    """Whether it has connected since it started."""
     mapped: bool | None = None
-    """Is the library in its memory?"""
+    """Whether the library is mapped in its memory."""
     mounted: bool | None = None
-    """Does it see a mount of a grant?"""
+    """Whether its mount namespace has a grant."""
     replaced_s: float = inf
-    """Of one that was connected: since when it has been seen without the library, and has not connected again."""
+    """If it was connected: since when it has been without the library and a new connection."""
     looked_s: float = -inf
-    """When this was looked for."""
+    """When these facts were read."""
 
 
 def bypassing(traces: Traces | None, reading_s: float = inf) -> bool | None:
-    """As the module's table, of a process that a reading found that began then; None = it is unknown, now or ever."""
+    """The module's table for a process in a reading that began at `reading_s`; None = unknown, now or for ever."""
     if traces is None:
         return None
     if traces.connected is not False:
@@ -92,75 +95,76 @@ class ProcessMemory:
     pid: int
     held_bytes: int
     bypassing: bool | None = False
-    """None = it is unknown."""
+    """None = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A GPU on which a container passes its limit by processes that go around the library."""
+    """A GPU on which a container exceeds its limit by processes that bypass the library."""
 
     uuid: str
     held_bytes: int
     """By all processes of the container."""
     limit_bytes: int
     pids: tuple[int, ...]
-    """Those to end, the largest first: without them the container is within its limit, or none that bypasses is left."""
+    """The processes to kill, the largest first: without them the container is within its limit, or no bypassing process is left."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """Readings of one GPU that show the container beyond its limit by processes that bypass."""
+class _Streak:
+    """Readings of one GPU in which the container exceeds its limit by bypassing processes."""
 
     at_s: float = -inf
-    """The reading that is judged."""
+    """The present reading."""
     before: tuple[int, int] = 0, 0
     """As `now`, before that reading."""
     now: tuple[int, int] = 0, 0
-    """How many they are, and how many since then of which nothing is known."""
+    """The number of these readings, and the number of undecided readings since the last of them."""
     counted_s: float = -inf
     """The last of them."""
     before_s: float = -inf
     """The last of them before that reading."""
     known_s: float = -inf
-    """The last one that found a container that is known to bypass."""
+    """The last reading that found the container known to bypass."""
 
 
 @dataclass(slots=True)
-class Patience:
-    """Of one container. `beyond_bytes`: context room and slack together, for each GPU."""
+class BypassDetector:
+    """The detector of one container. `beyond_bytes`: context room and slack together, for each GPU."""
 
     beyond_bytes: int = 0
-    _rows: dict[str, _Row] = field(default_factory=dict)
+    _rows: dict[str, _Streak] = field(default_factory=dict)
 
     def look(
         self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[ProcessMemory]]
     ) -> tuple[Bypass, ...]:
-        """Take a reading of some GPUs in, or the last one again, of whose processes more is known by now. What it answers stands until a reading
-        denies it."""
+        """Evaluate a reading of some GPUs, or the last reading again once more facts about its processes are known. The result is valid until a
+        reading contradicts it."""
         found = []
         for uuid in sorted(held.keys() & limits_bytes.keys()):
             most = limits_bytes[uuid] + self.beyond_bytes
             total = sum(one.held_bytes for one in held[uuid])
-            row = self._rows.setdefault(uuid, _Row())
+            row = self._rows.setdefault(uuid, _Streak())
             if _judge(row, at_s, held[uuid], over=total > most):
                 found.append(Bypass(uuid, total, limits_bytes[uuid], _enough(held[uuid], total - most)))
         return tuple(found)
 
 
 @dataclass(slots=True)
-class Returns:
-    """Of one container: when processes that bypass were ended."""
+class RepeatedKills:
+    """The times at which bypassing processes of one container were killed."""
 
     _ended_s: list[float] = field(default_factory=list)
 
     def ended(self, at_s: float) -> bool:
-        """By a reading that began then, at least one was. Is the container ended with it? A reading that is judged again counts once."""
+        """A reading that began at `at_s` killed at least one process. Returns whether to kill the whole container. A reading that is evaluated again
+        counts once."""
         self._ended_s = [then_s for then_s in self._ended_s if at_s - KNOWN_S <= then_s < at_s] + [at_s]
         return len(self._ended_s) >= RETURNS
 
 
-def _judge(row: _Row, at_s: float, processes: Sequence[ProcessMemory], *, over: bool) -> bool:
-    """Does this reading kill a process?"""
+def _judge(row: _Streak, at_s: float, processes: Sequence[ProcessMemory], *, over: bool) -> bool:
+    """Whether this reading kills a process."""
     if at_s != row.at_s:
         row.at_s, row.before, row.before_s = at_s, row.now, row.counted_s
     count, blanks = row.before
@@ -180,7 +184,7 @@ def _judge(row: _Row, at_s: float, processes: Sequence[ProcessMemory], *, over: 
 
 
 def _enough(processes: Sequence[ProcessMemory], excess_bytes: int) -> tuple[int, ...]:
-    """Bypassing processes that hold more than that together, or all of them."""
+    """Bypassing processes that use more than `excess_bytes` together, or all of them."""
     pids: list[int] = []
     for one in sorted((p for p in processes if p.bypassing), key=lambda p: (-p.held_bytes, p.pid)):
         if excess_bytes <= 0:
@@ -190,6 +194,8 @@ def _enough(processes: Sequence[ProcessMemory], excess_bytes: int) -> tuple[int,
     return tuple(pids)
 
 
-def action(policy: Policy, *, runs_s: float, visible: bool = True, quiet_s: float = QUIET_S) -> Policy:
-    """What follows from a `Bypass` now. `runs_s`: since the arbiter's start; `visible`: are the node's processes seen?"""
-    return policy if visible and runs_s >= quiet_s else "report"
+def action_now(
+    configured: OverLimitAction, *, runs_s: float, visible: bool = True, quiet_s: float = QUIET_S
+) -> OverLimitAction:
+    """The action on a `Bypass` now. `runs_s`: time since the arbiter's start; `visible`: whether the arbiter can see the node's processes."""
+    return configured if visible and runs_s >= quiet_s else "report"

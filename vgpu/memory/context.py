@@ -1,20 +1,20 @@
-"""What part of a process's memory on a GPU is its contexts: all that NVML counts and its allocations do not explain.
+"""The part of a process's GPU memory that its contexts use: all that NVML counts and its allocations do not explain.
 
-NVML says how much memory a process has, at a moment. What it has allocated at that moment is not known to the byte: it states it at most
-once a second and takes from its lease meanwhile. So a reading alone gives a range: at least what is more than the lease, at
-most all of it. Inside the range the measure stays what it was. A reading becomes exact when the process's records stood still
-around it for `CALM_S`: a change before it would have been stated by then.
+NVML lists how much memory a process has at a moment. The size of its allocations at that moment is not known to the byte: the process states it at
+most once a second and allocates from its lease meanwhile. So a single reading leads to a range: at least the excess over the lease, at
+most all of it. Inside the range the measure stays unchanged. A reading becomes exact if the process's records did not change
+for `CALM_S` around it: the process would have stated a change before it by then.
 
-The lower end of the range is always charged. With it, lease and context together are never less than what NVML saw, whatever
-a process says of itself.
+The lower end of the range is always charged. With it, lease and context together are never less than NVML's count, whatever
+the process states.
 
-NVML lists managed memory for no process (measured, H200 and H100 with driver 580). A process states how much of what it allocated that is, and what it
-allocated without it is what a reading is compared with. A library of before that statement says none, and no library counts the `__managed__` variables
-of images. So a process may have allocated more than is listed, which says nothing of its contexts: they are charged what they took when they were
-made at least, as long as they are there.
+NVML lists managed memory for no process (measured, H200 and H100 with driver 580). A process states how much of its allocations is managed, and a reading
+is compared with the rest. A library of a release before that statement states none, and no library counts the `__managed__` variables of images.
+So a process may have allocated more than is listed, which shows nothing about its contexts: while they exist, they are charged at least their size when
+they were made.
 
-Before a call whose cost nobody knows yet (code that is loaded late, a stream) a bound is charged in its place. The first reading after the
-last such call settles it: what is charged falls to what NVML counts, as far as the statements explain it.
+Before a call of unknown cost (code that is loaded late, a stream) a bound is charged instead. The first reading after the last such call
+settles it: the charge falls to NVML's count, as far as the statements explain it.
 
 Units: bytes; seconds of any one clock.
 """
@@ -38,24 +38,24 @@ class _Reading:
 
 @dataclass(slots=True)
 class ContextMeasure:
-    """Of one process on one GPU."""
+    """The measure of one process on one GPU."""
 
     bytes: int = 0
-    """What is charged."""
+    """The charged size."""
     counts_from_s: float = 0.0
-    """Readings from before then only raise the measure: what is held for a context may not have been there yet."""
+    """Earlier readings only raise the measure: the context may not have existed yet."""
     measured_bytes: int | None = None
     """NVML's last figure for all memory of the process."""
     bound_bytes: int = 0
-    """What of `bytes` stands for calls that no reading has seen."""
+    """The part of `bytes` for calls that no reading covers yet."""
     settles_from_s: float = 0.0
     """Readings from then on settle the bound; inf while such calls may be made."""
     still: bool = False
-    """The records have not moved since a reading that was exact."""
+    """The records have not changed since an exact reading."""
     _most_leased: list[int] = field(default_factory=lambda: [0, 0])
-    """The largest lease since the reading before last, and since the last: a reading may be that old when it comes."""
+    """The largest lease since the reading before last, and since the last: a reading may be that old when it arrives."""
     _calm: list[_Reading] = field(default_factory=list)
-    """Readings since the records last moved."""
+    """Readings since the records last changed."""
 
     def moved(self, leased_bytes: int) -> None:
         """The process's lease or its statement changed."""
@@ -64,7 +64,7 @@ class ContextMeasure:
         self._most_leased[1] = max(self._most_leased[1], leased_bytes)
 
     def bound(self, bound_bytes: int) -> None:
-        """The process may make calls that take so much more."""
+        """The process may make calls that use `bound_bytes` more."""
         self.bytes += bound_bytes
         self.bound_bytes += bound_bytes
         self.settles_from_s = inf
@@ -81,12 +81,12 @@ class ContextMeasure:
         orphaned_bytes: int = 0,
         made_bytes: int = 0,
     ) -> None:
-        """NVML counted `measured_bytes` at `at_s`. `used_bytes`: what the process stated last, but for managed memory. `exact`: it is known to
-        have allocated nothing meanwhile.
+        """NVML counted `measured_bytes` at `at_s`. `used_bytes`: the last stated size, without managed memory. `exact`: the process has certainly
+        allocated nothing meanwhile.
 
-        Memory of another process, `opened_bytes`, NVML counts for its maker, and for one of those that have it open when there is
-        no maker: that is `orphaned_bytes`, which may be in the measure or not. Then the measure is a range, and inside it what is
-        charged stays. `made_bytes`: its contexts are there, and took so much when they were made; 0 = there are none, or that is not known.
+        NVML counts the memory of another process, `opened_bytes`, for its maker, and without a maker for one of the processes that have it open:
+        that is `orphaned_bytes`, which may be in the measure or not. Then the measure is a range, and inside it the charge stays unchanged.
+        `made_bytes`: the size of its contexts when they were made; 0 = there are none, or it is unknown.
         """
         self.measured_bytes = measured_bytes
         least = max(0, measured_bytes - max(*self._most_leased, leased_bytes) - opened_bytes)

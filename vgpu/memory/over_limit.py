@@ -1,8 +1,8 @@
-"""Is a container over its limit, and which of its processes is it?
+"""Whether a container is over its limit, and which of its processes causes it.
 
-The library limits a program to its lease; a program that goes around it is seen only from outside. So what NVML counts for all
-processes of a container is compared with the limit. Once may be chance (a reading is not taken at one moment): a container is
-over after `READINGS` in a row. Pure: who belongs to a container and what is done about it is the arbiter's.
+The library limits a program to its lease; a program that bypasses it can be seen only from outside. So NVML's count for all
+processes of a container is compared with the limit. A single excess may be chance (a reading covers more than one moment): a container is
+over its limit after `READINGS` in a row. Pure: the arbiter decides which processes belong to a container, and acts.
 
 Units: bytes.
 """
@@ -14,41 +14,43 @@ from dataclasses import dataclass, field
 from typing import Final
 
 READINGS: Final = 2
-"""Specified: a new reading comes every second, so a container is dealt with within about two."""
+"""Specified: a new reading comes every second, so the arbiter acts within about two."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What NVML counts for one process on one GPU."""
+class MeasuredProcess:
+    """NVML's count for one process on one GPU."""
 
     pid: int
     measured_bytes: int
     explained_bytes: int
-    """Of it, leased from the arbiter or held for contexts; 0 for a process that never asked."""
+    """The part of it that is leased from the arbiter or charged for contexts; 0 for a process that never requested a lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A GPU on which a container is over."""
+    """A GPU on which a container is over its limit."""
 
     uuid: str
     measured_bytes: int
     limit_bytes: int
     offender: int
-    """The pid to deal with."""
+    """The pid of the process to act on."""
 
 
 @dataclass(slots=True)
-class Lookout:
-    """Watches one container. `slack_bytes`: this much beyond the limit is passed over."""
+class OverLimitDetector:
+    """Checks one container. `slack_bytes`: tolerated excess over the limit."""
 
     slack_bytes: int = 0
     excesses: tuple[Excess, ...] = ()
-    """GPUs that are over now, by UUID."""
+    """GPUs on which the container is over its limit now, by UUID."""
     _in_a_row: dict[str, int] = field(default_factory=dict)
 
-    def look(self, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[Held]]) -> tuple[Excess, ...]:
-        """Take a reading of some GPUs in. Returns what is newly over; a GPU that was not read stays as it was."""
+    def look(
+        self, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[MeasuredProcess]]
+    ) -> tuple[Excess, ...]:
+        """Evaluate a reading of some GPUs. Returns the new excesses; the state of a GPU that was not read stays unchanged."""
         before = {excess.uuid for excess in self.excesses}
         now = {excess.uuid: excess for excess in self.excesses if excess.uuid in limits_bytes}
         for uuid, processes in held.items():
@@ -63,13 +65,13 @@ class Lookout:
         return tuple(excess for excess in self.excesses if excess.uuid not in before)
 
 
-def _excess(uuid: str, limit_bytes: int, slack_bytes: int, processes: Sequence[Held]) -> Excess | None:
+def _excess(uuid: str, limit_bytes: int, slack_bytes: int, processes: Sequence[MeasuredProcess]) -> Excess | None:
     total_bytes = sum(process.measured_bytes for process in processes)
     if total_bytes <= limit_bytes + slack_bytes:
         return None
     return Excess(uuid, total_bytes, limit_bytes, offender(processes))
 
 
-def offender(processes: Sequence[Held]) -> int:
-    """The process with most memory that nothing explains; among equals the one with most in all, then the lowest pid."""
+def offender(processes: Sequence[MeasuredProcess]) -> int:
+    """The process with the most unexplained memory; among equals the one with the most in all, then the lowest pid."""
     return max(processes, key=lambda p: (p.measured_bytes - p.explained_bytes, p.measured_bytes, -p.pid)).pid

@@ -1,6 +1,6 @@
-"""The records of a ledger: what one process has of a GPU, what it requests, and what is sent to it.
+"""The records of a ledger: the part of one process on a GPU, its requests, and the messages to it.
 
-The rules are the ledger's (`vgpu.memory.ledger`), the sums its GPU records' (`vgpu.memory.accounts`); here is only what is written down. Bytes.
+`vgpu.memory.ledger` has the rules and `vgpu.memory.accounts` the sums; this module only defines the records. Bytes.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ class Part:
     used_bytes: int
     context_bytes: int
     measured_bytes: int | None
-    """NVML's last word; None before the first."""
+    """NVML's last count; None before the first."""
     made_bytes: int = 0
-    """What its contexts took when they were made, or may take; 0 = that is not known."""
+    """The size of its contexts when they were made, or their estimate; 0 = unknown."""
     managed_bytes: int = 0
-    """Of what is used, what NVML lists for no process; 0 also where the library does not count it."""
+    """The part of the used memory that NVML lists for no process; 0 also if the library does not count it."""
     still: bool = False
-    """Lease and statement stood still around the last reading: they are as they were when NVML was read."""
+    """Lease and statement did not change around the last reading: they are the same as when NVML was read."""
 
 
 @dataclass(slots=True)
-class Holding:
+class ProcessRecord:
     leased_bytes: int = 0
     used_bytes: int = 0
     managed_bytes: int = 0
-    """Of what is used."""
+    """The managed part of the used memory."""
     context: ContextMeasure = field(default_factory=ContextMeasure)
     made_bytes: int = 0
-    """What its contexts took when they were made; 0 = there are none, or that is not known."""
+    """The size of its contexts when they were made; 0 = there are none, or it is unknown."""
     known: bool = False
-    """It stated what it held before it connected, or has asked since: a statement is no re-statement any more."""
+    """It has stated its lease from before the connection, or has sent a request since: a later statement is no re-statement."""
     begun: bool = False
     """It has requested a context since it connected."""
     recall: int = 0
-    """Number of the recall it has not answered; 0 = none."""
+    """Number of the unanswered recall; 0 = none."""
     recalled_at_s: float = 0.0
-    """When that was sent."""
+    """When that recall was sent."""
 
     @property
     def part(self) -> Part:
-        """What others are to know of it."""
+        """The part of it that other modules read."""
         of = self.context
         allocated = self.leased_bytes, self.used_bytes
         return Part(*allocated, of.bytes, of.measured_bytes, self.made_bytes, self.managed_bytes, of.still)
@@ -55,7 +55,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """To `process`: its request `seq` has so many bytes."""
+    """To `process`: its request `seq` is granted these bytes."""
 
     process: int
     gpu: int
@@ -73,8 +73,8 @@ class Denied:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """To `process`: return up to so many unused bytes, and answer with `recall`."""
+class Recalled:
+    """To `process`: return up to this many unused bytes, and answer with `recall`."""
 
     process: int
     gpu: int
@@ -82,7 +82,7 @@ class Wanted:
     missing_bytes: int
 
 
-Event = Granted | Denied | Wanted
+Event = Granted | Denied | Recalled
 
 
 @dataclass(slots=True)
@@ -94,9 +94,9 @@ class LeaseRequest:
     context: bool = False
     """The bytes are for a context, not for allocations."""
     bound: bool = False
-    """They are for calls whose cost is not known yet."""
+    """The bytes are for calls of unknown cost."""
     key: bytes = b""
-    """They are for memory of this key, which the process opened; empty for all else."""
+    """The bytes are for memory of this key, which the process opened; empty otherwise."""
     recalled: bool = False
     requested_at_s: float = 0.0
     until_s: float = 0.0
@@ -104,13 +104,13 @@ class LeaseRequest:
 
     @property
     def kind(self) -> str:
-        """The message that asked."""
+        """The type of the request's message."""
         return "GROW" if self.bound else "CONTEXT" if self.context else "HOLD" if self.key else "LEASE"
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What is kept for a context that a process has not begun."""
+    """Memory reserved for a context that a process has not begun."""
 
     bytes: int
     until_s: float

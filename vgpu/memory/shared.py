@@ -1,8 +1,8 @@
-"""Memory of one GPU that processes of a container share, and who of them pays for it.
+"""Memory of one GPU that processes of a container share, and which of them is charged for it.
 
-It is known by a key that its maker and all who opened it agree on. A maker has paid for it in its lease. While there is one, who
-opened it pays nothing; when the last maker is gone, the container is charged once, for the most that anybody opened of it, until
-the last has let go. A process that dies lets go of all it held. Pure; bytes.
+A key identifies it, which its maker and all processes that opened it know. A maker has paid for it in its lease. While there is one, a process that
+opened it pays nothing; after the last maker is gone, the container is charged once, for the most that a process opened of it, until
+the last process has closed it. The end of a process closes all that it had open. Pure; bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ENTRIES_LIMIT: Final = 16_384
-"""On one GPU: what a container makes the arbiter remember is bounded. Guessed."""
+"""On one GPU: bounds the arbiter's memory for a container. Guessed."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.charged_bytes = 0
-        """What is charged beside all leases."""
+        """Bytes charged beside all leases."""
         self._entries = 0
         self._memory: dict[bytes, _Memory] = {}
         self._keys: dict[int, set[bytes]] = {}
@@ -42,31 +42,31 @@ class Shared:
 
     @property
     def entries_limit(self) -> int:
-        """How many makers and openers are noted at most."""
+        """Maximum number of recorded makers and openers."""
         return ENTRIES_LIMIT
 
     def full(self) -> bool:
-        """No more makers and openers are noted."""
+        """Whether no more makers and openers are recorded."""
         return self._entries >= ENTRIES_LIMIT
 
     def made_bytes(self, process: int, without: bytes = b"") -> int:
-        """What of its lease others may have open."""
+        """The part of its lease that others may have open."""
         memory = self._memory.get(without)
         return self._made_bytes.get(process, 0) - (memory.makers.get(process, 0) if memory is not None else 0)
 
     def missing_bytes(self, key: bytes, opened_bytes: int) -> int:
-        """What more would be charged if somebody opened so much of it."""
+        """The additional charge if a process opened `opened_bytes` of it."""
         memory = self._memory.get(key)
         if memory is None:
             return opened_bytes
         return 0 if memory.makers else max(0, opened_bytes - memory.charged_bytes)
 
     def openers(self) -> list[int]:
-        """Who may have something open."""
+        """The processes that may have shared memory open."""
         return list(self._keys)
 
     def opened_bytes(self, process: int) -> tuple[int, int]:
-        """What it has open, and how much of that no maker has any more."""
+        """Bytes that it has open, and the part of them that has no maker any more."""
         opened_bytes = orphaned_bytes = 0
         for key in self._keys.get(process, ()):
             memory = self._memory[key]
@@ -75,19 +75,19 @@ class Shared:
         return opened_bytes, orphaned_bytes
 
     def make(self, key: bytes, process: int, made_bytes: int) -> None:
-        """It paid for the memory, so much."""
+        """The process paid `made_bytes` for the memory."""
         self._made_bytes[process] = self.made_bytes(process, without=key) + made_bytes
         self._note(key, process).makers[process] = made_bytes
         self._noted(key)
 
     def open(self, key: bytes, process: int, opened_bytes: int) -> None:
-        """It opened so much of the memory."""
+        """The process opened `opened_bytes` of the memory."""
         openers = self._note(key, process).openers
         openers[process] = max(opened_bytes, openers.get(process, 0))
         self._noted(key)
 
     def let_go(self, key: bytes, process: int, *, made: bool, opened: bool) -> None:
-        """It has no more what it made, or what it opened. Of a key that it does not hold: nothing."""
+        """The process freed the memory that it made, or closed the memory that it opened. No effect for a key that it has not made or opened."""
         if key not in self._keys.get(process, ()):
             return
         memory = self._note(key, process)
@@ -102,14 +102,14 @@ class Shared:
         self._noted(key)
 
     def leave(self, process: int) -> None:
-        """It is gone."""
+        """The process is gone."""
         for key in list(self._keys.get(process, ())):
             self.let_go(key, process, made=True, opened=True)
         self._keys.pop(process, None)
         self._made_bytes.pop(process, None)
 
     def _note(self, key: bytes, process: int) -> _Memory:
-        """The memory, taken out of the sums until `_noted`."""
+        """Remove the memory from the sums until `_noted`, and return it."""
         memory = self._memory.setdefault(key, _Memory())
         self._keys.setdefault(process, set()).add(key)
         self.charged_bytes -= memory.charged_bytes

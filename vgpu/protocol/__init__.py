@@ -1,1 +1,1 @@
-"""What the library, the arbiter and the readers of its status send each other."""
+"""The messages between the library and the arbiter, and the arbiter's status document."""

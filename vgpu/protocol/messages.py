@@ -1,6 +1,6 @@
-"""What the library and the arbiter say to each other, as values.
+"""The messages between the library and the arbiter, as values.
 
-docs/reference/protocol.md says who sends what and when; `vgpu.protocol.wire` makes packets of it and back.
+docs/reference/protocol.md specifies which side sends which message and when; `vgpu.protocol.wire` makes packets of it and back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Library: here I am. `pid` is as the container numbers it; the arbiter trusts SO_PEERCRED alone."""
+    """Library: the first message. `pid`: in the container's pid namespace; the arbiter trusts SO_PEERCRED alone."""
 
     pid: int
     flags: int
@@ -30,16 +30,16 @@ class WelcomeGpu:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Arbiter: these are your GPUs; their order numbers them from here on. The page's descriptor comes along."""
+    """Arbiter: the GPUs of the grant, which later messages number in this order. The page's descriptor comes along."""
 
     gpus: tuple[WelcomeGpu, ...]
     promised_mib: int = 0
-    """Held for a context on the first GPU, if the process begins one soon; 0 = nothing is."""
+    """Reserved for a context on the first GPU, if the process begins one soon; 0 = nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Library: I need so much, and would take so much."""
+    """Library: requests a lease of at least the needed bytes, at best the wanted bytes."""
 
     gpu: int
     need_bytes: int
@@ -58,7 +58,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Library: I give so much back. Carries a Recall's seq when it answers one, and may then be of 0 bytes."""
+    """Library: returns a part of its lease. Has a Recall's seq if it answers one, and may then be of 0 bytes."""
 
     gpu: int
     bytes: int
@@ -66,7 +66,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Arbiter: a sibling needs memory; return up to so much of what you do not use."""
+    """Arbiter: a sibling needs memory; the library returns up to this much unused memory."""
 
     gpu: int
     bytes: int
@@ -74,25 +74,25 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Library: so much is allocated and so much leased. Before any Lease of a connection it re-states what it has."""
+    """Library: states its allocated and its leased bytes. Before any Lease of a connection it re-states its existing leases."""
 
     gpu: int
     used_bytes: int
     leased_bytes: int
     managed_mib: int = 0
-    """Of what is allocated, managed memory, rounded up; 0 also from a library that does not count it."""
+    """The managed part of the allocated bytes, rounded up; 0 also from a library that does not count it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Arbiter: why it hangs up now."""
+    """Arbiter: why it closes the connection now."""
 
     code: int
     text: str
 
 
 class Step(IntEnum):
-    """Of a process's contexts on one GPU, all together."""
+    """The state of all contexts of a process on one GPU."""
 
     BEGIN = 1
     """The first is about to be made."""
@@ -101,24 +101,24 @@ class Step(IntEnum):
     GONE = 3
     """The last was destroyed, or the first could not be made."""
     GROW = 4
-    """They may grow by so much in the calls to come: code that is loaded, a stream."""
+    """They may grow by this much in the next calls: code that is loaded, a stream."""
     GROWN = 5
-    """Those calls are made."""
+    """Those calls have returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Library: my contexts on a GPU. BEGIN is answered by a Leased, the others by a Measured."""
+    """Library: reports its contexts on a GPU. The answer to BEGIN is a Leased, to the others a Measured."""
 
     gpu: int
     step: Step
     estimate_bytes: int
-    """What it last learned that its contexts take; 0 = never. With GROW: by how much they may grow."""
+    """The last known size of its contexts; 0 = never measured. With GROW: by how much they may grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Arbiter: what NVML counts for the process beside its allocations."""
+    """Arbiter: NVML's count for the process beside its allocations."""
 
     gpu: int
     known: bool
@@ -128,18 +128,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Library: who of this container is on the GPU?"""
+    """Library: requests the list of this container's processes on the GPU."""
 
     gpu: int
 
 
 @dataclass(frozen=True, slots=True)
 class ListedProcess:
-    """One process of the container, as the container numbers it."""
+    """One process of the container, by its pid in the container."""
 
     pid: int
     used_bytes: int
-    """With its contexts."""
+    """Including its contexts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class ProcessList:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Library: these are the channels that one client of the kernel driver has on a GPU. The client's descriptor comes along;
+    """Library: reports the channels of one client of the kernel driver on a GPU. The client's descriptor comes along;
     without compute channels the client is gone from the GPU, and no descriptor comes."""
 
     gpu: int
@@ -161,54 +161,54 @@ class Channels:
     compute: tuple[int, ...]
     copy: tuple[int, ...]
     unlisted: bool = False
-    """There are more compute channels than fit: they cannot be suspended whole."""
+    """There are more compute channels than fit one list: not all can be suspended."""
     fresh: bool = False
-    """The process never reported channels to an arbiter before: so none has suspended these."""
+    """The process has never reported channels to an arbiter before, so none has suspended these."""
 
 
 class What(IntEnum):
-    """Of a process's work."""
+    """The state of a process's work."""
 
     WORK = 1
-    """It is about to give the GPU work."""
+    """It is about to launch work."""
     IDLE = 2
-    """All of it is done."""
+    """All its work has ended."""
     HINT = 3
     """Work comes in `value` microseconds."""
     BEGIN_SECTION = 4
     END_SECTION = 5
     YIELD = 6
-    """What follows is best-effort work."""
+    """The following work is best-effort."""
     END_YIELD = 7
     STILL = 8
-    """It launched more since it said that it has work, or something other than kernels."""
+    """It has launched more since its report of work, or something other than kernels."""
     DRAINED = 9
-    """Launches wait at the gate, and nothing is left of those before. The next WORK ends it."""
+    """Launches wait at the gate, and all earlier ones have ended. The next WORK ends this state."""
     RESUMED = 10
     """It is about to resume its own channels, or has just done so: it was suspended, and the arbiter's heartbeat had stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Library: what the process does with the GPU."""
+    """Library: reports the process's GPU work."""
 
     what: What
     value: int = 0
 
 
-class Held(IntEnum):
-    """What a process has of memory that others may have, too."""
+class HoldState(IntEnum):
+    """How a process has shared memory."""
 
     MADE = 1
     """Its lease pays for it. Not answered."""
     OPENED = 2
-    """Somebody else's, which it has just opened. Answered by a Leased."""
+    """It has just opened the memory of another process. Answered by a Leased."""
     STILL_OPEN = 3
-    """The same, said again on a new connection. Not answered."""
+    """The same, stated again on a new connection. Not answered."""
 
 
 class Space(IntEnum):
-    """What the bytes of a key are."""
+    """The type of a key's bytes."""
 
     IPC = 1
     """A CUipcMemHandle."""
@@ -218,10 +218,10 @@ class Space(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Library: I have memory of this key."""
+    """Library: the process made or opened the memory of this key."""
 
     gpu: int
-    held: Held
+    held: HoldState
     space: Space
     amount: int
     key: bytes
@@ -229,10 +229,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Library: I have it no more. `amount` bytes of my lease end with it. Answered by a Leased of 0 bytes."""
+    """Library: the process freed or closed it. `amount` bytes of the lease end with it. Answered by a Leased of 0 bytes."""
 
     gpu: int
-    held: Held
+    held: HoldState
     space: Space
     amount: int
     key: bytes

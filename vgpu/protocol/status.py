@@ -1,10 +1,10 @@
-"""What the arbiter says of every container it serves: one JSON document, version 1.
+"""The state of every container that the arbiter serves: one JSON document, version 1.
 
-The arbiter writes it to each client of its status socket and closes; the device plugin and `tangramctl ps` read it. Facts
-only: a container is over its limit in it because the arbiter found so; what follows from that is the reader's business. Fields may
-be added within a version, so a reader passes over what it does not know; a document of a later version is refused.
+The arbiter writes it to each client of its status socket and closes the connection; the device plugin and `tangramctl ps` read it. The document
+states facts only: the arbiter found that a container is over its limit, and the reader decides what follows. Fields may be added within a version,
+so a reader ignores unknown fields; a document of a later version is rejected.
 
-Units: bytes. `pid` is the host's, `pid_in_container` as the process itself would say, 0 where that is not known.
+Units: bytes. `pid` is the host's, `pid_in_container` that of the container's pid namespace, 0 if unknown.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from vgpu.api.errors import BadDocument, NewerVersion
 
 VERSION: Final = 1
 BRIEF: Final = "\0tangram-brief-"
-"""A reader whose socket is bound to an abstract name that begins so gets a brief document: of the containers only those that are over their
-limit, whose limits are not enforced, or whose GPU time is not as it should be. An arbiter of an earlier version writes it the whole one."""
+"""A reader whose socket is bound to an abstract name with this prefix gets a brief document: only the containers over their limit, with a limit
+that is not enforced, or with a problem of GPU time. An arbiter of an earlier version writes the whole document."""
 
 
 class GpuStatus(msgspec.Struct, frozen=True):
-    """A container's limit on one GPU and what its processes have of it."""
+    """A container's limit on one GPU and its processes' parts of it."""
 
     uuid: str
     limit_bytes: int
     core_percent: int
     """0 = no cap was requested."""
     leased_bytes: int
-    """Lent to its processes for allocations; what is held for their contexts is in `context_bytes`."""
+    """Leased to its processes for allocations; memory for their contexts is in `context_bytes`."""
     used_bytes: int
-    """Of that, what they last said they allocated."""
+    """The allocated part of it, by their last statements."""
     context_bytes: int
-    """What their contexts, modules and kernels take beside that."""
+    """Memory of their contexts, modules and kernels beside that."""
     shared_bytes: int = 0
-    """Charged beside all leases: memory that some of them have open and whose maker is gone."""
+    """Charged beside all leases: memory that some of them have open after the end of the process that made it."""
 
 
 class ProcessGpu(msgspec.Struct, frozen=True):
@@ -45,13 +45,13 @@ class ProcessGpu(msgspec.Struct, frozen=True):
     used_bytes: int
     context_bytes: int
     measured_bytes: int | None = None
-    """All memory that NVML lists for it there; None where NVML does not say."""
+    """All memory that NVML lists for it there; None if NVML does not report it."""
     managed_bytes: int = 0
-    """Of `used_bytes`: managed memory, which NVML lists for no process. 0 also where its library does not count it."""
+    """The managed part of `used_bytes`, which NVML lists for no process. 0 also if its library does not count it."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, rename={"gpus": "cards"}):
-    """A process of the container: one that carries the library, or one that NVML alone knows."""
+    """A process of the container: one with the library, or one that only NVML lists."""
 
     pid: int
     pid_in_container: int
@@ -64,45 +64,45 @@ class GpuTimeStatus(
     frozen=True,
     rename={"requested_percent": "asked_percent", "unreported": "untold", "watchdog_resumes": "heals"},
 ):
-    """A container's GPU time since its first process came. Seconds."""
+    """A container's GPU time since its first process connected. Seconds."""
 
     on: bool
-    """May it run now?"""
+    """Whether it may run now."""
     working: bool
-    """Has it work, as its processes say?"""
+    """Whether its processes report work."""
     processes: int
-    """That can be suspended: their channels are known."""
+    """Processes that can be suspended: their channels are known."""
     requested_percent: int
     """0 = no cap."""
     on_s: float
-    """It ran, or could: what counts against its cap."""
+    """Time in which it had work and was allowed to run; this counts against its cap."""
     off_s: float
-    """It had work and waited for others."""
+    """Time in which it had work and waited for others."""
     capped_s: float
-    """It had work and waited for its own cap."""
+    """Time in which it had work and waited for its own cap."""
     suspends: int
     trouble: str
     """Why it cannot be suspended; empty = it can."""
     mode: str = "suspend"
-    """How it is kept off: `suspend`, or `gate` where that does not work and its new work is held back."""
+    """How the arbiter keeps it from running: `suspend`, or `gate` if suspends do not work and its launches are delayed."""
     watchdog_resumes: int = 0
     """Times the watchdog resumed it, in case another process had stopped it."""
     clearing_s: float = 0.0
-    """It had work and was allowed to run, beside a container that was being suspended for it."""
+    """Time in which it had work and was allowed to run, beside a container that was being suspended for it."""
     suspended_s: float = 0.0
-    """It was suspended, with work or without."""
+    """Time in which it was suspended, with work or without."""
     arrivals: int = 0
-    """Times that work came after idleness."""
+    """Times that work arrived after idleness."""
     credit_s: float = 0.0
     """How long it may still run before its own cap stops it; below 0 it has a debt. 0 without a cap."""
     unreported: bool = False
-    """The driver sees it compute while it says it is idle."""
+    """The driver counts GPU time while its processes report no work."""
     stopped: bool = False
     """Something other than the arbiter seems to stop it again and again: its work ends right after it is enabled anew."""
     seen_s: float | None = None
-    """GPU time that the driver counted of its processes; None where it does not tell."""
+    """GPU time that the driver counted for its processes; None if the driver does not report it."""
     resumes: int = 0
-    """Times that its processes resumed themselves, as the arbiter gave no sign of life."""
+    """Times that its processes resumed themselves because the arbiter's heartbeat had stopped."""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True):
@@ -112,23 +112,27 @@ class UnenforcedStatus(msgspec.Struct, frozen=True):
     limits: tuple[str, ...]
     """memory, gpu-time"""
     pids: tuple[int, ...] = ()
-    """Of the host; none = it is about the container as a whole."""
+    """Host pids; none = the reason concerns the container as a whole."""
 
 
 class BypassStatus(msgspec.Struct, frozen=True):
-    """A GPU on which a container is over its limit by processes that go around the library."""
+    """A GPU on which a container is over its limit by processes that bypass the library."""
 
     gpu: str
     pids: tuple[int, ...]
-    """Of the host, the largest first."""
+    """Host pids, the largest process first."""
     held_bytes: int
-    """By all processes of the container, as NVML said."""
+    """By all processes of the container, by NVML."""
     limit_bytes: int
     policy: str
-    """report, evict or kill: what follows now."""
+    """The action now: report, evict or kill."""
 
 
-class ContainerStatus(msgspec.Struct, frozen=True, rename={"service_class": "class", "gpus": "cards"}):
+class ContainerStatus(
+    msgspec.Struct,
+    frozen=True,
+    rename={"service_class": "class", "gpus": "cards", "over_limit_action": "guard", "gpu_time": "turn"},
+):
     """One grant directory that has a grant."""
 
     key: str
@@ -139,24 +143,24 @@ class ContainerStatus(msgspec.Struct, frozen=True, rename={"service_class": "cla
     container: str
     service_class: str
     level: int
-    guard: str
-    """report, evict or kill: what is to be done when it is over."""
+    over_limit_action: str
+    """The action if it is over its limit: report, evict or kill."""
     over: bool
-    """NVML found more than the limit on a GPU, in two readings one after the other."""
+    """NVML counted more than the limit on a GPU in two readings in a row."""
     gpus: tuple[GpuStatus, ...]
     processes: tuple[ProcessStatus, ...]
-    turn: GpuTimeStatus | None = None
+    gpu_time: GpuTimeStatus | None = None
     """None while none of its processes has reported channels."""
     memory_state: str = "enforced"
     """enforced, refused or unenforced"""
     gpu_time_state: str = "enforced"
     unenforced: tuple[UnenforcedStatus, ...] = ()
-    """Empty = nothing is; also what an arbiter without this field says."""
+    """Empty = none; also from an arbiter without this field."""
     bypasses: tuple[BypassStatus, ...] = ()
 
 
 class KillStatus(msgspec.Struct, frozen=True):
-    """A process that the arbiter killed because its container was over its limit. The container may be gone since."""
+    """A process that the arbiter killed because its container was over its limit. The container may have ended since."""
 
     id: str
     """Of the process: no other process of this boot has it."""
@@ -168,24 +172,24 @@ class KillStatus(msgspec.Struct, frozen=True):
     pid: int
     command: str
     held_bytes: int
-    """By all processes of the container, as NVML said."""
+    """By all processes of the container, by NVML."""
     limit_bytes: int
     bypass: bool = False
-    """It went around the library, and `arbiter.bypass` decided; else the container's `guard` did."""
+    """The process bypassed the library, and `arbiter.bypass` decided; otherwise the container's over-limit action did."""
     whole: bool = False
-    """With it all processes of its container, as processes like it were started again and again."""
+    """All processes of its container were killed with it, because the container started such processes repeatedly."""
 
 
 class UngrantedStatus(msgspec.Struct, frozen=True):
-    """A process with memory of a GPU that containers share, and belongs to no grant there."""
+    """A process that has memory of a shared GPU and belongs to no grant there."""
 
     gpu: str
     pid: int
     command: str
     held_bytes: int | None
-    """None = the driver does not tell."""
+    """None = the driver does not report it."""
     pod: str = ""
-    """UID of its pod by its cgroup; empty = it is in none."""
+    """UID of its pod by its cgroup; empty = it is in no pod."""
 
 
 class UnlistedStatus(msgspec.Struct, frozen=True):
@@ -193,26 +197,26 @@ class UnlistedStatus(msgspec.Struct, frozen=True):
 
     gpu: str
     held_bytes: int
-    """At least so much."""
+    """A lower bound."""
     used_bytes: int
-    """Of the GPU, by all that use it, as the driver counts it."""
+    """Memory of the GPU in use by all processes, as the driver counts it."""
     uid: str = ""
-    """Of the pod whose container may have it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = none can be
+    """The pod whose container may have it: the only one there with processes that have a GPU open and that NVML lists nowhere. Empty = no pod can be
     named."""
     pod: str = ""
     """`<namespace>/<name>`"""
     container: str = ""
     pids: tuple[int, ...] = ()
-    """Of the host: these processes."""
+    """Host pids of these processes."""
 
 
-class Status(msgspec.Struct, frozen=True):
+class StatusDocument(msgspec.Struct, frozen=True):
     """All containers of one arbiter, by key."""
 
     containers: tuple[ContainerStatus, ...]
     version: int = VERSION
     kills: tuple[KillStatus, ...] = ()
-    """Of the last minute: being over a limit ends with a kill, perhaps before anybody looks."""
+    """Kills of the last minute: a kill ends the excess, perhaps before a reader sees it."""
     ungranted: tuple[UngrantedStatus, ...] = ()
     """Memory that no limit counts."""
     unlisted: tuple[UnlistedStatus, ...] = ()
@@ -223,19 +227,19 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def encode_status(status: Status) -> bytes:
-    """As it goes over the socket."""
+def encode_status(status: StatusDocument) -> bytes:
+    """The document as JSON bytes."""
     return msgspec.json.encode(status)
 
 
-def decode_status(document: bytes) -> Status:
-    """Raises BadDocument that says what is wrong; NewerVersion when a later arbiter wrote it."""
+def decode_status(document: bytes) -> StatusDocument:
+    """Raises BadDocument with the reason; NewerVersion for a document of a later arbiter."""
     try:
         version = msgspec.json.decode(document, type=_Version).version
         if version > VERSION:
             raise NewerVersion(f"status document is of version {version}: this Tangram reads up to version {VERSION}")
         if version < 1:
             raise BadDocument(f"status document is of version {version}: versions are 1 to {VERSION}")
-        return msgspec.json.decode(document, type=Status)
+        return msgspec.json.decode(document, type=StatusDocument)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadDocument(f"status document of {len(document)} bytes cannot be read: {error}") from None

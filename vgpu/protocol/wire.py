@@ -1,8 +1,8 @@
 """The arbiter's protocol, version 1: messages to packets and back.
 
 One packet of a SOCK_SEQPACKET socket is one message: a header of 16 bytes and a body whose size its type fixes. Everything is
-little-endian. docs/reference/protocol.md says who sends what and when; shim/src/link/wire.h is the same in C. This module knows
-bytes only: no socket, no ledger. The messages themselves are in `vgpu.protocol.messages`, and are known here by the same names.
+little-endian. docs/reference/protocol.md specifies which side sends which message and when; shim/src/link/wire.h is the same in C. This module handles
+bytes only: no socket, no ledger. The messages themselves are in `vgpu.protocol.messages`, and have the same names here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vgpu.protocol.messages import (
     Context,
     Drop,
     Error,
-    Held,
     Hello,
     Hold,
+    HoldState,
     Lease,
     Leased,
     ListedProcess,
@@ -40,7 +40,7 @@ from vgpu.protocol.messages import (
 )  # fmt: skip
 
 __all__ = [
-    "Activity", "Channels", "Context", "Drop", "Error", "Held", "Hello", "Hold", "Lease", "Leased", "ListedProcess",
+    "Activity", "Channels", "Context", "Drop", "Error", "Hello", "Hold", "HoldState", "Lease", "Leased", "ListedProcess",
     "Measured", "Message", "ProcessList", "Processes", "Recall", "Report", "Return", "Space", "Step", "Usage",
     "Welcome", "WelcomeGpu", "What", "decode", "encode",
 ]  # fmt: skip
@@ -50,15 +50,15 @@ MAGIC: Final = 0x52474E54
 VERSION: Final = 1
 GPUS_LIMIT: Final = 64
 PROCESSES_LIMIT: Final = 1024
-"""Of a PROCESS_LIST; who is beyond it is left out."""
+"""Processes of a PROCESS_LIST; further ones are omitted."""
 PACKET_LIMIT: Final = 16_448
-"""No message is longer: a PROCESS_LIST of 1,024 processes has 16,408 bytes."""
+"""The longest message: a PROCESS_LIST of 1,024 processes has 16,408 bytes."""
 REQUEST_LIMIT: Final = 4096
-"""Nothing that a library sends is longer."""
-TURN_AT: Final = 1024
-"""Where in the page the container's state is: u64 beat_ms, u32 off, u32 gate."""
-WORDS_AT: Final = TURN_AT + 16
-"""Where in the page the arbiter says what it understands and wants: u32 features, u32 wait_ms. Both are 0 of one that has no such words."""
+"""The longest message that a library sends."""
+GPU_TIME_AT: Final = 1024
+"""Offset in the page of the container's state: u64 beat_ms, u32 off, u32 gate."""
+WORDS_AT: Final = GPU_TIME_AT + 16
+"""Offset in the page of the arbiter's features and settings: u32 features, u32 wait_ms. Both are 0 for an arbiter without these words."""
 UNDERSTANDS_REPORT: Final = 1
 UNDERSTANDS_GROW: Final = 2
 UNDERSTANDS_STILL: Final = 4
@@ -68,25 +68,25 @@ UNDERSTANDS_RESUMED: Final = 16
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
 ABOUT_TO: Final = 1
-"""Bit of the value of RESUMED: its channels are resumed next; without it they have just been."""
+"""Bit of the value of RESUMED: the process resumes its channels next; without it, it has just resumed them."""
 LATE_SHIFT: Final = 32
-"""The bits above, of WORK: microseconds since the work began, where it is reported late."""
+"""The bits above, of WORK: microseconds since the work began, if the report is late."""
 REASONS_LIMIT: Final = 31
 """Reasons of a REPORT are 1 to this: a library keeps them as bits of one word."""
 CHANNELS_LIMIT: Final = 64
-"""Of one kind, of one client on one GPU; the kernel driver's own limit for a list."""
+"""Channels of one kind, of one client on one GPU; the kernel driver's own limit for a list."""
 UNLISTED: Final = 1
 FRESH: Final = 2
 """Flags of a CHANNELS."""
-FOR_TURNS: Final = 1
-"""Flag of a HELLO: this connection tells of channels and of work, and leases nothing."""
+FOR_GPU_TIME: Final = 1
+"""Flag of a HELLO: this connection reports channels and work, and leases nothing."""
 FOR_CONTEXT: Final = 2
 """Flag of a HELLO: the driver is being initialised, and a context may follow."""
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each GPU."""
 LIBRARY_VERSION_BYTES: Final = 32
 KEY_BYTES: Final = 64
-"""Of memory that processes share: an IPC handle, or what a pool says of a pointer."""
+"""Key of memory that processes share: an IPC handle, or a pool's export data of a pointer."""
 ERROR_TEXT_BYTES: Final = 124
 
 _HEADER = struct.Struct("<IHHII")
@@ -167,7 +167,7 @@ def _body(message: Message) -> bytes:
 def decode(packet: bytes) -> tuple[int, Message]:
     """The seq and the message of a packet.
 
-    Raises BadDocument that says what was found and what is allowed; NewerVersion when the peer speaks a later protocol.
+    Raises BadDocument with the found and the allowed value; NewerVersion if the peer uses a later protocol.
     """
     if not _HEADER.size <= len(packet) <= PACKET_LIMIT:
         raise BadDocument(f"packet of {len(packet)} bytes: it must be {_HEADER.size} to {PACKET_LIMIT}")
@@ -233,7 +233,7 @@ def _message(number: int, body: bytes) -> Message:
 
 @lru_cache(64)
 def _activity(body: bytes) -> Activity:
-    """A request waits for this one, and there are few that differ."""
+    """Cached: a request waits for this message, and few different ones exist."""
     what, _, value = _ACTIVITY.unpack(body)
     return Activity(_what(what), value)
 
@@ -264,9 +264,9 @@ def _process_list(body: bytes) -> ProcessList:
 
 
 def _hello_flags(flags: int) -> int:
-    if flags not in (0, FOR_TURNS, FOR_CONTEXT):
+    if flags not in (0, FOR_GPU_TIME, FOR_CONTEXT):
         raise BadDocument(
-            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_TURNS} for turns, or {FOR_CONTEXT} before a context"
+            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_GPU_TIME} for GPU time, or {FOR_CONTEXT} before a context"
         )
     return flags
 
@@ -286,14 +286,16 @@ def _channels(
 
 def _what(what: int) -> What:
     if not What.WORK <= what <= What.RESUMED:
-        raise BadDocument(f"packet ACTIVITY says {what}: it must be {What.WORK} to {What.RESUMED}")
+        raise BadDocument(f"packet ACTIVITY has state {what}: it must be {What.WORK} to {What.RESUMED}")
     return What(what)
 
 
-def _held(held: int) -> Held:
-    if not Held.MADE <= held <= Held.STILL_OPEN:
-        raise BadDocument(f"packet HOLD or DROP says {held}: it must be {Held.MADE} to {Held.STILL_OPEN}")
-    return Held(held)
+def _held(held: int) -> HoldState:
+    if not HoldState.MADE <= held <= HoldState.STILL_OPEN:
+        raise BadDocument(
+            f"packet HOLD or DROP has state {held}: it must be {HoldState.MADE} to {HoldState.STILL_OPEN}"
+        )
+    return HoldState(held)
 
 
 def _space(space: int) -> Space:
@@ -320,9 +322,9 @@ def _gpu(gpu: int) -> int:
     return gpu
 
 
-def _fitting(text: str, room: int) -> bytes:
-    """As much of a text as fits before a closing zero byte, in whole characters."""
-    return text.encode(errors="replace")[: room - 1].decode(errors="ignore").encode()
+def _fitting(text: str, size_bytes: int) -> bytes:
+    """The longest prefix of a text that fits before a closing zero byte, in whole characters."""
+    return text.encode(errors="replace")[: size_bytes - 1].decode(errors="ignore").encode()
 
 
 def _text(raw: bytes) -> str:

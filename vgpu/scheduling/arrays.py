@@ -24,7 +24,7 @@ class GpuArrays:
     model: Ints
     """(GPUs, nodes) the fleet's code, -1 where there is no GPU."""
     cpu_milli: Ints
-    """(nodes,) what is free of the node's processors."""
+    """(nodes,) the node's free CPU."""
 
     @property
     def gpu_mib(self) -> float:
@@ -50,12 +50,12 @@ class FollowedGpus:
 
     @property
     def free_mib(self) -> Ints:
-        """As in `GpuArrays`: looks at every node."""
+        """As in `GpuArrays`: reads every node."""
         return self.at(np.arange(len(self.changed))).free_mib
 
     @property
     def total_mib(self) -> Ints:
-        """As in `GpuArrays`: looks at every node."""
+        """As in `GpuArrays`: reads every node."""
         return self.at(np.arange(len(self.changed))).total_mib
 
 

@@ -1,7 +1,7 @@
-"""Say of each node what its best GPU lacks for a pod, and where only the sum of a node's GPUs is enough.
+"""Report of each node what its best GPU lacks for a pod, and where only the sum of a node's GPUs is enough.
 
-Pure: a `Snapshot` and a request in, a row per node out. Whether a node takes the pod, and the reason when not, is `placement`'s word;
-what is added is the GPU that comes nearest, which a person can act on.
+Pure: a `Snapshot` and a request in, a row per node out. Whether a node takes the pod, and the reason when not, is decided by `placement`;
+what is added is the GPU that comes nearest, which a user can act on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
-from vgpu.scheduling.candidates import View
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.placement import TOO_FEW, explain
 from vgpu.scheduling.snapshot import Snapshot, fleet_of
+from vgpu.scheduling.usable_gpus import UsableGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NodeExplanation:
     """One node."""
 
     node: str
@@ -49,7 +49,7 @@ class Row:
     """Of the largest GPU that the pod may have; 0 where it may have none, and for MIG instances."""
 
 
-def rows_of(snapshot: Snapshot, request: PodRequest) -> list[Row]:
+def explain_nodes(snapshot: Snapshot, request: PodRequest) -> list[NodeExplanation]:
     """Every node: first those that fit, then by how much the best GPU lacks, then by name."""
     fleet = fleet_of(snapshot)
     names = tuple(node.name for node in snapshot.nodes)
@@ -80,7 +80,7 @@ def scattered(fleet: Fleet, request: PodRequest, names: Sequence[str]) -> Scatte
     need = need_of(request)
     if need is None or any(part.kind != "share" for part in request.containers):
         return None
-    view = View(fleet, request, fleet.look_up(names), {}, emptied=False)
+    view = UsableGpus(fleet, request, fleet.look_up(names), {}, emptied=False)
     free_gpus = view.free_gpus(untouched=False)
     mib = np.where(free_gpus.allowed, np.maximum(free_gpus.free_mib, 0), 0)
     percent = np.where(free_gpus.allowed, np.maximum(free_gpus.free_percent, 0), 0)
@@ -107,20 +107,20 @@ def need_of(request: PodRequest) -> tuple[int, int] | None:
 
 
 def gpus_of(request: PodRequest) -> int:
-    """GPUs that a pod needs side by side for the container that wants most of them, or for all its whole ones."""
+    """GPUs that a pod needs side by side for the container that requests most of them, or for all its whole ones."""
     wholes = peak([part for part in request.containers if part.kind == "whole"], lambda part: part.gpus)
     return max([wholes, *(part.gpus for part in request.containers if part.kind == "share")])
 
 
-def _row(fleet: Fleet, node: str, request: PodRequest, reason: str) -> Row:
+def _row(fleet: Fleet, node: str, request: PodRequest, reason: str) -> NodeExplanation:
     gpus = fleet.inventory[node].gpus if node in fleet else ()
     models = tuple(sorted({gpu.model for gpu in gpus if gpu.shareable}))
     found, wanted = _usable(fleet, node, request), gpus_of(request)
     if not found:
-        return Row(node, reason, None, models=models)
+        return NodeExplanation(node, reason, None, models=models)
     lacks_gpus = max(0, wanted - sum(large for _, large in found)) if reason == TOO_FEW else 0
     largest_mib = max(one.mib for one, _ in found)
-    return Row(node, reason, found[min(wanted, len(found)) - 1][0], lacks_gpus, models, largest_mib)
+    return NodeExplanation(node, reason, found[min(wanted, len(found)) - 1][0], lacks_gpus, models, largest_mib)
 
 
 def _usable(fleet: Fleet, node: str, request: PodRequest) -> list[tuple[Nearest, bool]]:
@@ -144,7 +144,7 @@ def _distance(one: Nearest | None) -> float:
     return one.lacks_mib / one.mib + one.lacks_percent / FULL_CORE_PERCENT if one is not None else 0.0
 
 
-def summary(rows: Sequence[Row]) -> dict[str, int]:
+def summary(rows: Sequence[NodeExplanation]) -> dict[str, int]:
     """Reason -> nodes, most frequent first; those that fit are left out."""
     counts: dict[str, int] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """Try one pod on every candidate node at once.
 
-What is promised
-    A candidate fits exactly when its GPUs hold the pod, for pods of up to `EXACT_CONTAINERS` containers with a share and
-    any number with whole GPUs or MIG instances. Largest requests first, each on the tightest GPUs that hold it; where that
+What is guaranteed
+    A candidate fits exactly when its GPUs have capacity for the pod, for pods of up to `EXACT_CONTAINERS` containers with a share and
+    any number with whole GPUs or MIG instances. Largest requests first, each on the tightest GPUs that fit it; where that
     fails `packing` finds another way if there is one. With more containers with shares only the first is tried.
 
     Where an init container requests a share too, all shares of the pod lie on one set of GPUs: the kubelet hands an init
@@ -30,19 +30,19 @@ from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest, peak
 from vgpu.scheduling import scarcity
 from vgpu.scheduling.arrays import GpuArrays, Judged
-from vgpu.scheduling.candidates import View
-from vgpu.scheduling.fleet import Bools, Candidates, Columns, Fleet, Ints
+from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
 from vgpu.scheduling.links import nearest
 from vgpu.scheduling.mig_instances import choose
-from vgpu.scheduling.packing import FreeGpus, Need, pack
-from vgpu.scheduling.policies.outcome import Displaced, Outcome
+from vgpu.scheduling.packing import FreeGpus, GpuSet, pack
+from vgpu.scheduling.policies.outcome import Displaced, PlacementOutcome
 from vgpu.scheduling.policies.registry import Order
+from vgpu.scheduling.usable_gpus import UsableGpus
 
 NEVER: Final = np.int32(np.iinfo(np.int32).max)
 """Leftover of a GPU that cannot take the request. Larger than any real leftover."""
 
 EXACT_CONTAINERS: Final = 4
-"""Containers with a share up to which fitting is exact: the work grows as 3 to this power. Pulled out of the air."""
+"""Containers with a share up to which fitting is exact: the work grows as 3 to this power. Guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class _Bundle:
     """Containers that are given the same GPUs, and what they need of them at their peak."""
 
     requests: tuple[GpuRequest, ...]
-    need: Need
+    need: GpuSet
 
 
-class Table:
+class FeasibilityTable:
     """The nodes in view, and what placing the pod on each would mean.
 
-    names       by node in view; longer than the arrays where the fleet has room for more
-    is_candidate (nodes,) whether the node is a candidate: nothing else is said of those that are not
+    names       by node in view; longer than the arrays if the fleet has columns to spare
+    is_candidate (nodes,) whether the node is a candidate: the arrays mean nothing for the others
     fits        (nodes,) whether the pod fits
     fits_mig    (nodes,) whether its MIG instances alone do
     """
@@ -66,7 +66,7 @@ class Table:
         self,
         fleet: Fleet,
         request: PodRequest,
-        candidates: Candidates,
+        candidates: CandidateNodes,
         only: Mapping[str, Set[str]] | None = None,
         *,
         emptied: bool = False,
@@ -75,7 +75,7 @@ class Table:
         """`emptied`: as if no pod had anything. `order`: which GPUs a pod with one share takes."""
         self._order = order
         self.fleet, self.request = fleet, request
-        self.view = View(fleet, request, candidates, only or {}, emptied=emptied)
+        self.view = UsableGpus(fleet, request, candidates, only or {}, emptied=emptied)
         self.names, self.is_candidate = self.view.names, self.view.is_candidate
         self._bundles = _bundles([part for part in request.containers if part.kind == "share"])
         self._wholes = [part for part in request.containers if part.kind == "whole"]
@@ -104,10 +104,10 @@ class Table:
         else:
             self.fits = self._place_several(self._free_gpus)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PlacementOutcome:
         """What the policy sees."""
         node_free = self._node_free_mib if self._node_free_mib is not None else self._free_after()
-        return Outcome(
+        return PlacementOutcome(
             self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._look
         )  # fmt: skip
 
@@ -151,14 +151,14 @@ class Table:
         live = int(np.searchsorted(self._live, at))
         return [rows[:, live].tolist() for rows in self._rows]
 
-    def _place_one(self, free_gpus: FreeGpus, need: Need) -> Bools:
+    def _place_one(self, free_gpus: FreeGpus, need: GpuSet) -> Bools:
         """One share. Returns (nodes,) whether it fits."""
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
         left = self._left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
         if need.gpus > len(left):
             return np.zeros(len(self.is_candidate), np.bool_)
         kth = need.gpus - 1
-        if self._order == "roomiest":
+        if self._order == "emptiest":
             self._loosest_mib = np.where(can, left, np.int32(-1)).max(axis=0)
             roomy: Bools = np.count_nonzero(can, axis=0) >= need.gpus
             return roomy
@@ -181,7 +181,7 @@ class Table:
 
     def _ranked(self, left: Ints) -> Ints:
         """Leftovers as numbers of which the smallest are taken first."""
-        return np.where(left == NEVER, left, -left) if self._order == "roomiest" else left
+        return np.where(left == NEVER, left, -left) if self._order == "emptiest" else left
 
     @cached_property
     def _share_rows(self) -> Columns:
@@ -257,8 +257,8 @@ class Table:
         fits[live], self._loosest_mib[live], self._node_free_mib[live] = live_fits, loosest, node_free
         return fits
 
-    def _take_tightest(self, after: FreeGpus, needs: Sequence[Need], wholes: int) -> Bools:
-        """Each need on the tightest GPUs that hold it. Returns (live nodes,) whether all are held."""
+    def _take_tightest(self, after: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Bools:
+        """Each need on the tightest GPUs that fit it. Returns (live nodes,) whether all fit."""
         fits: Bools = np.ones(len(self._live), np.bool_)
         every, whole_rows = np.arange(len(self._live)), []
         if wholes:
@@ -276,21 +276,21 @@ class Table:
         return fits
 
     def _take_exactly(
-        self, free_gpus: FreeGpus, after: FreeGpus, needs: Sequence[Need], wholes: int, stuck: Columns
+        self, free_gpus: FreeGpus, after: FreeGpus, needs: Sequence[GpuSet], wholes: int, stuck: Columns
     ) -> Bools:
         """Place again where the tightest GPUs led nowhere. Returns (stuck nodes,) where there was another way."""
         if not len(stuck):
             return np.zeros(0, np.bool_)
         fits, ways = pack(free_gpus, needs, wholes)
         after.free_mib[:, stuck], after.free_percent[:, stuck] = free_gpus.free_mib, free_gpus.free_percent
-        wanted: list[Need | None] = [*needs, None]
+        wanted: list[GpuSet | None] = [*needs, None]
         for known, rows, need in zip(self._rows, ways, wanted, strict=False):
             known[:, stuck] = rows
             _debit(after, need, rows, stuck)
         return fits
 
     def _loosest(self, after: FreeGpus) -> Ints:
-        """(live nodes,) left on the roomiest GPU taken; a GPU taken whole counts with its size."""
+        """(live nodes,) left on the emptiest GPU taken; a GPU taken whole counts with its size."""
         loosest: Ints = np.zeros(len(self._live), np.int32)
         every = np.arange(len(self._live))
         for at, rows in enumerate(self._rows):
@@ -318,7 +318,7 @@ def _node_free(free_gpus: FreeGpus) -> Ints:
     return free
 
 
-def _debit(after: FreeGpus | GpuArrays, need: Need | None, rows: Columns, at: Columns) -> None:
+def _debit(after: FreeGpus | GpuArrays, need: GpuSet | None, rows: Columns, at: Columns) -> None:
     """Take the rows of a need, or whole GPUs, off the records of nodes `at`."""
     if need is None:
         after.free_mib[rows, at], after.free_percent[rows, at] = 0, 0
@@ -344,7 +344,7 @@ def _tightest(left: Ints, gpus: int) -> tuple[Columns, Bools]:
     return rows, found
 
 
-def _plausible(free_gpus: FreeGpus, needs: Sequence[Need], wholes: int) -> Bools:
+def _plausible(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Bools:
     """(nodes,) no sum rules the needs out: most nodes that are full are found here, cheaply."""
     plausible: Bools = _node_free(free_gpus) >= sum(need.mib * need.gpus for need in needs)
     if any(need.percent for need in needs):
@@ -364,7 +364,7 @@ def _bundles(shares: Sequence[GpuRequest]) -> list[_Bundle]:
     bundles = [
         _Bundle(
             group,
-            Need(
+            GpuSet(
                 max(request.gpus for request in group),
                 min(peak(group, lambda request: request.mib), LARGEST_GPU_MIB + 1),
                 peak(group, lambda request: request.core_percent),

@@ -1,6 +1,4 @@
-"""The free part of every GPU in the cluster, as arrays.
-
-State and nothing else: what is free, what kind of GPU it is, who may have it. Choosing is `placement`'s business.
+"""The free part of every GPU in the cluster, as arrays: what is free, which model it is, which pods may have it. `placement` chooses.
 
 Units and shapes
     mib      memory, MiB (2**20 bytes), int32
@@ -23,7 +21,7 @@ import numpy.typing as npt
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
-from vgpu.scheduling.demand.capacity import Capacity
+from vgpu.scheduling.demand.pool_capacity import PoolCapacity
 from vgpu.scheduling.demand.pools import Pools
 from vgpu.scheduling.demand.request_distribution import RequestDistribution
 from vgpu.scheduling.links import costs_of
@@ -40,11 +38,11 @@ UNKNOWN_CPU: Final = np.int32(np.iinfo(np.int32).max)
 """Free CPU of a node that does not report it: no request exceeds it."""
 
 FIRST_CAPACITY: Final = (8, 64)
-"""(GPUs, nodes) to begin with; both double when full. Pulled out of the air."""
+"""(GPUs, nodes) to begin with; both double when full. Guessed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
+class CandidateNodes:
     """Names of a call, looked up."""
 
     columns: Columns
@@ -83,8 +81,8 @@ class Fleet:
         self.pool: Ints = np.full((gpus, nodes), -1, np.int32)
         """(GPUs, nodes) number of the GPU's pool, -1 where there is no GPU."""
         self.free_cpu_milli: Ints = np.full(nodes, UNKNOWN_CPU, np.int32)
-        """(nodes,) what the node's processors have left, where it is known. It is for policies: it never keeps a pod out."""
-        self.capacity = Capacity()
+        """(nodes,) the node's free CPU, where it is known. It is for policies: it never keeps a pod out."""
+        self.capacity = PoolCapacity()
         """Of the GPUs that may be shared out, by pool."""
         self.distribution = RequestDistribution()
         """What the cluster's pods request, for policies. The watch of pods reports them (`saw`)."""
@@ -99,7 +97,7 @@ class Fleet:
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
         self.mig_containers: dict[str, dict[str, int]] = {}
-        """Node -> MIG instance UUID -> containers that hold it; free instances are left out."""
+        """Node -> MIG instance UUID -> containers that use it; free instances are left out."""
         self.mig: dict[str, Instances] = {}
         """Profile -> its instances, counted from the inventories and `mig_containers`."""
         self.moment = 0
@@ -110,7 +108,7 @@ class Fleet:
         """The moment at which a node came, went or had other GPUs."""
         self.kept: dict[Hashable, Any] = {}
         self.kept_empty: dict[Hashable, Any] = {}
-        """What those who place keep with the fleet (`table_cache`)."""
+        """What `table_cache` keeps with the fleet."""
         self.width = 0
         """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
@@ -124,22 +122,22 @@ class Fleet:
     def __contains__(self, node: str) -> bool:
         return node in self.column
 
-    def look_up(self, names: Sequence[str]) -> Candidates:
+    def look_up(self, names: Sequence[str]) -> CandidateNodes:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
         if isinstance(names, Quoted) and not names.names_few:
             found = self._listed().find(names)
             if found is not None:
-                return Candidates(found.columns, found.unknown)
+                return CandidateNodes(found.columns, found.unknown)
         try:
-            return Candidates(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
+            return CandidateNodes(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
         except KeyError:
             known = [self.column[name] for name in names if name in self.column]
-            return Candidates(np.array(known, np.intp), [name for name in names if name not in self.column])
+            return CandidateNodes(np.array(known, np.intp), [name for name in names if name not in self.column])
 
-    def all_if_most(self, names: Quoted) -> Candidates | None:
+    def all_if_most(self, names: Quoted) -> CandidateNodes | None:
         """Every node there is, when a text is long enough to name half of them or more."""
         name_index = self._listed()
-        return Candidates(name_index.columns, ()) if name_index.are_mostly_in(names) else None
+        return CandidateNodes(name_index.columns, ()) if name_index.are_mostly_in(names) else None
 
     def _listed(self) -> NameIndex:
         if self._name_index is None:
@@ -148,7 +146,7 @@ class Fleet:
         return self._name_index
 
     def known(self, names: Sequence[str]) -> list[str]:
-        """Those of these nodes that are known, for who keeps them: the fleet's own strings, and nothing of the text they were read from."""
+        """Those of these nodes that are known, for a caller that keeps them: the fleet's own strings, and nothing of the text they were read from."""
         columns = self.look_up(names).columns.tolist()  # the first look-up makes `names` anew
         return list(map(self.names.__getitem__, columns))
 
@@ -235,7 +233,7 @@ class Fleet:
         return np.stack(found, axis=-1)
 
     def set_cpu(self, node: str, free_milli: int) -> None:
-        """Say what a node's processors have left. Kept when its inventory changes."""
+        """Set a node's free CPU. Kept when its inventory changes."""
         at, free = self.column[node], min(free_milli, int(UNKNOWN_CPU))
         if self.free_cpu_milli[at] != free:
             self.free_cpu_milli[at] = free

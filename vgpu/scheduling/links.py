@@ -1,6 +1,6 @@
 """How near a node's GPUs are to each other, and which set of them is nearest.
 
-Cost of a pair: NVLink 0, the same NUMA node 1, no word of it 2, different NUMA nodes 3. NVML's inventory names NVLinks and NUMA
+Cost of a pair: NVLink 0, the same NUMA node 1, unknown 2, different NUMA nodes 3. NVML's inventory names NVLinks and NUMA
 nodes and not PCIe switches, so GPUs behind one switch count as on one NUMA node. A set costs the sum over its pairs.
 
 Units and shapes: costs (GPUs, GPUs, nodes) int32; rows of a set (GPUs of it, nodes).
@@ -46,7 +46,7 @@ def nearest(costs: Ints, can: npt.NDArray[np.bool_], gpus: int) -> tuple[npt.NDA
     """Rows of a near set of GPUs that can be taken, and its cost, (nodes,).
 
     From every GPU on, the GPU nearest to those taken is added; the best of these sets is the answer. One GPU costs how near
-    the other free ones are to it: who takes a well linked GPU leaves a worse set.
+    the other free ones are to it: taking a well linked GPU leaves a worse set.
     """
     rows, nodes = can.shape
     every = np.arange(nodes)

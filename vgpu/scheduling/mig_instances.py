@@ -21,7 +21,7 @@ _LAST: Final = np.int32(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class InstanceCounts:
     """Instances of one profile that a pod may take."""
 
     free: Ints
@@ -29,9 +29,9 @@ class Counts:
     free_mib: Ints
     """(GPUs, nodes) their memory together."""
 
-    def at(self, columns: Columns) -> Counts:
+    def at(self, columns: Columns) -> InstanceCounts:
         """Of these nodes only."""
-        return Counts(self.free[:, columns], self.free_mib[:, columns])
+        return InstanceCounts(self.free[:, columns], self.free_mib[:, columns])
 
     def enough(self, wanted: int) -> Bools:
         """(nodes,) whether there are so many."""
@@ -58,7 +58,7 @@ def choose(free: list[tuple[Gpu, MigInstance]], wanted: int) -> list[tuple[Gpu, 
 
 
 def on_node(fleet: Fleet, name: str, profile: str, *, emptied: bool) -> list[tuple[Gpu, MigInstance]]:
-    """Every instance of a profile that may be given on a node, in order of GPUs; `emptied`: as if no pod held any."""
+    """Every instance of a profile that may be given on a node, in order of GPUs; `emptied`: as if no pod used any."""
     taken = {} if emptied else fleet.mig_containers[name]
     return [
         (gpu, instance)

@@ -1,9 +1,9 @@
-"""Which of the pods that wait are nominated to a node ahead of their turn, and whether that is worth anything.
+"""Which of the pods that wait are nominated to a node ahead of their scheduling cycle, and whether that saves time.
 
-A scheduler looks at every node for every pod: 7 ms for 1,000 nodes, 50 for 10,000 (measured). A pod that is nominated already it tries on
-that node first, and looks no further when it fits. So while many wait, those that come next are planned ahead of it, each once.
+A scheduler checks every node for every pod: 7 ms for 1,000 nodes, 50 for 10,000 (measured). A pod that is nominated already it tries on
+that node first, and checks no other when it fits. So while many wait, those that come next are planned ahead of it, each once.
 
-Pure: knows no API and reads no clock. Where a planned pod goes is `placement`'s word; that its room is not given away is the caller's care.
+Pure: knows no API and reads no clock. `placement` chooses the node of a planned pod; the caller reserves the capacity there.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ N = TypeVar("N", bound=Hashable)
 """What pods need beside GPUs."""
 
 AHEAD: Final = 1024
-"""Pods planned and not yet come to, at most. The scheduler's work of a few seconds: enough also after it was started again, when it takes
-those that wait in an order that nobody knows (seen: of 256 planned out of 1,500 a third were still there when their minute was up)."""
+"""Pods planned and not yet tried, at most. The scheduler's work of a few seconds: enough also after a restart, when it tries
+the waiting pods in an unknown order (seen: of 256 planned out of 1,500 a third were still there when their minute was up)."""
 
 BACKLOG: Final = 16
-"""Pods that wait, below which nobody is planned: the scheduler is through with so few before a write pays. Guessed."""
+"""Pods that wait, below which none is planned: the scheduler has tried so few before a write saves time. Guessed."""
 
 FRONT: Final = 4
-"""The first in line are left out: the scheduler comes to them before they are written to. Guessed."""
+"""The first in line are left out: the scheduler tries them before they are written to. Guessed."""
 
 TRIED: Final = 64
 """Nominations by which they are judged. Guessed."""
 PAUSE_S: Final = 60.0
-"""For so long nobody is planned when most of `TRIED` were of no use. Guessed."""
+"""After most of `TRIED` were of no use, no pod is planned for so long. Guessed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(Generic[N]):
-    """A pod that waits for its turn."""
+class WaitingPod(Generic[N]):
+    """A pod that kube-scheduler has not tried yet."""
 
     uid: str
     key: str
@@ -49,11 +49,11 @@ class Waiting(Generic[N]):
     """What it must find on a node beside GPUs: pods that need the same may go to the same nodes."""
 
 
-class Line(Generic[N]):
-    """Pods in the order in which the scheduler comes to them: the highest priority first, then who came first."""
+class WaitingQueue(Generic[N]):
+    """Pods in the order in which the scheduler tries them: the highest priority first, then the earliest."""
 
     def __init__(self) -> None:
-        self._by_priority: dict[int, dict[str, Waiting[N]]] = {}
+        self._by_priority: dict[int, dict[str, WaitingPod[N]]] = {}
         self._order: list[int] = []
         """Priorities negated, ascending."""
         self._priority: dict[str, int] = {}
@@ -64,12 +64,12 @@ class Line(Generic[N]):
     def __contains__(self, uid: str) -> bool:
         return uid in self._priority
 
-    def __iter__(self) -> Iterator[Waiting[N]]:
+    def __iter__(self) -> Iterator[WaitingPod[N]]:
         for negated in self._order:
             yield from self._by_priority[-negated].values()
 
-    def join(self, one: Waiting[N]) -> None:
-        """Come to the end of those with this priority. Who is in the line already stays where it is."""
+    def join(self, one: WaitingPod[N]) -> None:
+        """Append it to those with its priority. A pod that is in the queue already keeps its position."""
         if one.uid in self._priority:
             return
         if one.priority not in self._by_priority:
@@ -90,15 +90,15 @@ class Line(Generic[N]):
         return True
 
 
-def due(line: Line[N], ahead: int) -> Waiting[N] | None:
-    """Who is to be planned now, when so many are planned already. None: nobody."""
+def due(line: WaitingQueue[N], ahead: int) -> WaitingPod[N] | None:
+    """The pod to plan now, if `ahead` are planned already; None for none."""
     if ahead >= AHEAD or len(line) + ahead < BACKLOG:
         return None
     return next(islice(line, max(0, FRONT - ahead), None), None)
 
 
 @dataclass
-class Trust:
+class NominationSuccess:
     """Are nominations of use? One is when its pod is bound where it was nominated to."""
 
     _tried: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
@@ -112,5 +112,5 @@ class Trust:
             self._until_s = now_s + PAUSE_S
 
     def paused(self, now_s: float) -> bool:
-        """Is nobody to be planned now?"""
+        """Is no pod to be planned now?"""
         return now_s < self._until_s

@@ -1,6 +1,6 @@
-"""Is nominating pods ahead of their turn worth its writes in this cluster? Judged by the time between two calls of a scheduler that is busy.
+"""Is nominating pods ahead of their scheduling cycle worth its writes in this cluster? Judged by the time between two calls of a busy scheduler.
 
-A scheduler looks at every node for a pod, and at one node for a pod that is nominated. What that saves depends on the number of nodes, on
+A scheduler checks every node for a pod, and one node for a pod that is nominated. What that saves depends on the number of nodes, on
 processors and on its other plugins, and what a nomination costs on the API server. Both are in the time from one pod's filter call to the
 next one's: with the pod nominated, and without.
 
@@ -19,10 +19,10 @@ SAMPLES: Final = 16
 """Of each kind, by whose median they are compared. Guessed: at 10,000 nodes half a second of scheduling."""
 
 SLOW_S: Final = 0.0015
-"""Where a pod in its turn takes less, nominating is not even tried. A nominated pod takes 1.3 to 2 ms on 16 cores and 2.6 to 5 on two, the write included (bench/scheduler)."""
+"""Where a pod without a nomination takes less, nominating is not even tried. A nominated pod takes 1.3 to 2 ms on 16 cores and 2.6 to 5 on two, the write included (bench/scheduler)."""
 
 GAIN: Final = 0.9
-"""A nominated pod has to take less than this part of the time of a pod in its turn. Guessed: less is lost in what times differ by themselves."""
+"""A nominated pod has to take less than this part of the time of a pod without a nomination. Guessed: a smaller saving is lost in noise."""
 
 LONGEST_S: Final = 1.0
 """A scheduler that does not call for longer does something else, or has no pods to try."""
@@ -31,7 +31,7 @@ REST_S: Final = 60.0
 """For so long no pod is nominated where it was not worth it. Guessed."""
 
 KNOWN_S: Final = 300.0
-"""What a pod in its turn takes is measured anew after so long, which costs the time of `SAMPLES` pods. Guessed: clusters grow, and other load comes and goes."""
+"""The time of a pod without a nomination is measured anew after so long, which costs the time of `SAMPLES` pods. Guessed: clusters grow, and other load comes and goes."""
 
 
 def _samples() -> deque[tuple[float, float]]:
@@ -50,7 +50,7 @@ class Pacing:
     _rests_until_s: float = float("-inf")
 
     def called(self, now_s: float, *, nominated: bool, waiting: int) -> None:
-        """The scheduler has come to a pod, and so many others wait. The time counts if it had enough to do all along."""
+        """The scheduler tries a pod, and so many others wait. The time counts if it had enough to do all along."""
         took_s, self._called_s = now_s - self._called_s, now_s
         busy, self._busy = self._busy, waiting >= BACKLOG
         if busy and took_s <= LONGEST_S:

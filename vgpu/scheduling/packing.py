@@ -1,10 +1,10 @@
 """Fit several containers onto the GPUs of many nodes at once, exactly.
 
-Taking the tightest GPU for one container after another is quick and packs well, and sometimes paints itself into a corner:
+Taking the tightest GPU for one container after another is quick and packs well, and sometimes ends without a solution:
 on GPUs with 60 and 40 free, requests of 30, 40 and 30 go to 40, 60 and nowhere. `pack` finds a way whenever there is one. It
-knows numbers only: no names, no policies, and not which of several ways is the nicest.
+knows numbers only: no names, no policies, and not which of several ways is best.
 
-It walks the GPUs once. Before each GPU a state says how many GPUs each container still wants; a GPU serves a set of the
+It walks the GPUs once. Before each GPU a state counts the GPUs that each container still needs; a GPU serves a set of the
 containers, or is taken whole. Each state carries one bool per node, so that all nodes are walked together. The states number
 (GPUs + 1) ** containers at most, which is why `placement` calls it for few containers only.
 
@@ -24,12 +24,12 @@ import numpy as np
 
 from vgpu.scheduling.fleet import Bools, Columns, Ints
 
-State: TypeAlias = tuple[int, ...]
-"""GPUs that each need still wants, and last the number of GPUs still wanted whole."""
+Wanted: TypeAlias = tuple[int, ...]
+"""GPUs that each need still lacks, and last the number of whole GPUs still lacking."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class GpuSet:
     """GPUs wanted, all different, and what is wanted of each."""
 
     gpus: int
@@ -45,7 +45,7 @@ class FreeGpus:
     free_percent: Ints
     allowed: Bools
     untouched: Bools
-    """Allowed, and nobody has any of it."""
+    """Allowed, and no pod has any of it."""
 
     def at(self, columns: Columns) -> FreeGpus:
         """A copy, of these nodes only."""
@@ -55,15 +55,15 @@ class FreeGpus:
         )  # fmt: skip
 
 
-def pack(free_gpus: FreeGpus, needs: Sequence[Need], wholes: int) -> tuple[Bools, list[Columns]]:
+def pack(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> tuple[Bools, list[Columns]]:
     """GPUs for every need, and `wholes` untouched GPUs besides that no need shares.
 
     Returns (nodes,) whether there is a way; and per need, then for the wholes, the rows (GPUs of it, nodes), which mean
-    something where there is a way. Two needs may share a GPU with room for both.
+    something where there is a way. Two needs may share a GPU that has enough free for both.
     """
     gpus, nodes = free_gpus.free_mib.shape
     serves = _serves(free_gpus, needs)
-    want: State = (*(need.gpus for need in needs), wholes)
+    want: Wanted = (*(need.gpus for need in needs), wholes)
     layers = _walk(serves, want, gpus, nodes)
     done = (0,) * len(want)
     fits: Bools = layers[-1].get(done, np.zeros(nodes, np.bool_))
@@ -71,9 +71,9 @@ def pack(free_gpus: FreeGpus, needs: Sequence[Need], wholes: int) -> tuple[Bools
     return fits, [_rows(taken[at], count) for at, count in enumerate(want)]
 
 
-def _serves(free_gpus: FreeGpus, needs: Sequence[Need]) -> dict[State, Bools]:
+def _serves(free_gpus: FreeGpus, needs: Sequence[GpuSet]) -> dict[Wanted, Bools]:
     """What one GPU may serve (0 or 1 of each need, or one whole) -> (GPUs, nodes) whether it can. Most served first."""
-    serves: dict[State, Bools] = {(*(0 for _ in needs), 1): free_gpus.untouched}
+    serves: dict[Wanted, Bools] = {(*(0 for _ in needs), 1): free_gpus.untouched}
     for part in sorted(product((0, 1), repeat=len(needs)), key=lambda part: (-sum(part), part)):
         mib = sum(need.mib for need, served in zip(needs, part, strict=True) if served)
         percent = sum(need.percent for need, served in zip(needs, part, strict=True) if served)
@@ -84,11 +84,11 @@ def _serves(free_gpus: FreeGpus, needs: Sequence[Need]) -> dict[State, Bools]:
     return {served: can for served, can in serves.items() if can.any()}
 
 
-def _walk(serves: dict[State, Bools], want: State, gpus: int, nodes: int) -> list[dict[State, Bools]]:
+def _walk(serves: dict[Wanted, Bools], want: Wanted, gpus: int, nodes: int) -> list[dict[Wanted, Bools]]:
     """Before each GPU and after the last: the states that can be reached, with (nodes,) where."""
-    layers: list[dict[State, Bools]] = [{want: np.ones(nodes, np.bool_)}]
+    layers: list[dict[Wanted, Bools]] = [{want: np.ones(nodes, np.bool_)}]
     for row in range(gpus):
-        after: dict[State, Bools] = {}
+        after: dict[Wanted, Bools] = {}
         for state, reached in layers[-1].items():
             for served, left in _steps(serves, state, gpus - row - 1):
                 reach = reached & serves[served][row]
@@ -98,7 +98,7 @@ def _walk(serves: dict[State, Bools], want: State, gpus: int, nodes: int) -> lis
     return layers
 
 
-def _steps(serves: dict[State, Bools], state: State, gpus_left: int) -> Iterator[tuple[State, State]]:
+def _steps(serves: dict[Wanted, Bools], state: Wanted, gpus_left: int) -> Iterator[tuple[Wanted, Wanted]]:
     """(what the GPU serves, what is still wanted then), where the GPUs left can still give it."""
     for served in serves:
         left = tuple(wanted - part for wanted, part in zip(state, served, strict=True))
@@ -106,12 +106,14 @@ def _steps(serves: dict[State, Bools], state: State, gpus_left: int) -> Iterator
             yield served, left
 
 
-def _walk_back(serves: dict[State, Bools], layers: list[dict[State, Bools]], ends: dict[State, Bools]) -> list[Bools]:
+def _walk_back(
+    serves: dict[Wanted, Bools], layers: list[dict[Wanted, Bools]], ends: dict[Wanted, Bools]
+) -> list[Bools]:
     """One way from the first layer to `ends`. Returns per part of the state (GPUs, nodes) whether the GPU serves it."""
     gpus, nodes = len(layers) - 1, len(next(iter(layers[0].values())))
     taken: list[Bools] = [np.zeros((gpus, nodes), np.bool_) for _ in next(iter(layers[0]))]
     for row in range(gpus - 1, -1, -1):
-        before: dict[State, Bools] = {}
+        before: dict[Wanted, Bools] = {}
         for state, here in ends.items():
             rest = here
             for served in serves:

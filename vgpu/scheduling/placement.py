@@ -1,11 +1,11 @@
 """Choose a node and its GPUs for one pod.
 
-This is the only module that decides where anything goes. It is pure: it reads a `Fleet`, answers with a `Placement` or the
+This is the only module that decides where a pod is placed. It is pure: it reads a `Fleet`, answers with a `Placement` or the
 reason why not, and never touches Kubernetes, NVML, the clock or a random number. The same fleet and request give the same answer.
 
 All candidates are tried at once, on copies of their columns (`feasibility`). The best is the one with the lowest keys of the
 pod's policy, then the one with the smallest name; a pod with preferences of its own takes, of those in the best grade, one that
-it likes best (`policies.registry`). What is promised about fitting stands in `table`.
+it prefers (`policies.registry`). `feasibility` documents what is guaranteed about fitting.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from vgpu.api.grant import Assignment
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.feasibility import Table
-from vgpu.scheduling.fleet import Candidates, Columns, Fleet
+from vgpu.scheduling.feasibility import FeasibilityTable
+from vgpu.scheduling.fleet import CandidateNodes, Columns, Fleet
 from vgpu.scheduling.nodes.name_index import Quoted
 from vgpu.scheduling.policies.outcome import Scores
 from vgpu.scheduling.policies.registry import POLICIES
@@ -32,7 +32,7 @@ from vgpu.scheduling.table_cache import empty_of, empty_of_all, table_of_all
 NO_INVENTORY: Final = "node has no GPUs that Tangram shares"
 TOO_LARGE: Final = "no GPU of the node is large enough or of an allowed model"
 TOO_FEW: Final = "node has too few GPUs that are large enough and of an allowed model"
-NO_ROOM: Final = "no single GPU has enough free gpu-mem and gpu-core"
+NO_SINGLE_GPU: Final = "no single GPU has enough free gpu-mem and gpu-core"
 NO_WHOLE: Final = "too few GPUs are wholly free"
 NO_MIG: Final = "too few free MIG instances of the profile"
 NO_MIG_EVER: Final = "node has no such MIG instances"
@@ -47,15 +47,15 @@ GUESSES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod goes."""
+    """Where a pod is placed."""
 
     node: str
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
-    """Why a pod goes nowhere."""
+class NoFit:
+    """Why a pod fits nowhere."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict)
     """One of the constant reasons above -> the nodes that it applies to, each once."""
@@ -72,11 +72,11 @@ def place(
     candidates: Iterable[str],
     only: Mapping[str, Set[str]] | None = None,
     preferences: Preferences | None = None,
-) -> Placement | NoRoom:
+) -> Placement | NoFit:
     """The best node among `candidates` and the GPUs there, or why there is none.
 
     `only` narrows a node's GPUs to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
-    the two pods' devices (contract.md section 3).
+    the two pods' devices.
     """
     if (
         not preferences
@@ -85,9 +85,9 @@ def place(
     ):
         return named
     policy, looked_up = POLICIES[request.policy], _look_up(fleet, candidates)
-    table = Table(fleet, request, looked_up, only, order=policy.order)
+    table = FeasibilityTable(fleet, request, looked_up, only, order=policy.order)
     if not table.fits.any():
-        return _no_room(table, looked_up, only)
+        return _no_fit(table, looked_up, only)
     fit, outcome = np.flatnonzero(table.fits), table.outcome()
     scores = policy.score(outcome)
     if preferences:
@@ -107,12 +107,12 @@ def _best_if_named(
     Finding every name takes as long as everything else. None where this does not settle it. Names that are not in the call are
     not read, so that a list which is none in other places is answered too.
     """
-    everyone, policy = fleet.all_if_most(candidates), POLICIES[request.policy]
-    if everyone is None:
+    every_node, policy = fleet.all_if_most(candidates), POLICIES[request.policy]
+    if every_node is None:
         return None
     table = None if only else table_of_all(fleet, request, policy.order)
     if table is None:
-        table = Table(fleet, request, everyone, only, order=policy.order)
+        table = FeasibilityTable(fleet, request, every_node, only, order=policy.order)
     fit = np.flatnonzero(table.fits)
     scores = policy.score(table.outcome()) if len(fit) else ()
     for _ in range(min(GUESSES, len(fit))):
@@ -123,7 +123,7 @@ def _best_if_named(
     return None
 
 
-def _best(table: Table, scores: Scores, fit: Columns) -> int:
+def _best(table: FeasibilityTable, scores: Scores, fit: Columns) -> int:
     """Of some nodes, the one with the lowest scores and then the smallest name."""
     for key in scores:
         fit = _lowest(key, fit)
@@ -135,7 +135,7 @@ def fitting(
     fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> list[str]:
     """Every candidate that fits."""
-    table = Table(fleet, request, _look_up(fleet, candidates), only)
+    table = FeasibilityTable(fleet, request, _look_up(fleet, candidates), only)
     return list(compress(table.names, table.fits.tolist()))
 
 
@@ -143,13 +143,13 @@ def rate(
     fleet: Fleet, request: PodRequest, candidates: Iterable[str], only: Mapping[str, Set[str]] | None = None
 ) -> dict[str, int]:
     """Candidate that fits -> 0 to 10, how good it is for the GPU, by the policy `scheduler`."""
-    table = Table(fleet, request, _look_up(fleet, candidates), only)
+    table = FeasibilityTable(fleet, request, _look_up(fleet, candidates), only)
     rating = (BEST - scheduler(table.outcome())[0]).astype(int).tolist()
     return {name: rated for name, rated, fits in zip(table.names, rating, table.fits.tolist(), strict=False) if fits}
 
 
 def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
-    """Candidate -> 0 to 10, how good it is for a pod without a GPU: one less for each GPU that such pods may leave without processors.
+    """Candidate -> 0 to 10, how good it is for a pod without a GPU: one less for each GPU that such pods may leave without CPU.
 
     Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
     """
@@ -161,7 +161,7 @@ def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
     return dict.fromkeys(looked_up.unknown, BEST) | dict(zip(names, rating, strict=True))
 
 
-def _look_up(fleet: Fleet, candidates: Iterable[str]) -> Candidates:
+def _look_up(fleet: Fleet, candidates: Iterable[str]) -> CandidateNodes:
     return fleet.look_up(candidates if isinstance(candidates, Sequence) else tuple(candidates))
 
 
@@ -177,16 +177,16 @@ def explain(
 ) -> dict[str, str]:
     """Per candidate that cannot take the pod, the reason; those that can are left out."""
     looked_up = _look_up(fleet, candidates)
-    return _no_room(Table(fleet, request, looked_up, only), looked_up, only).reasons
+    return _no_fit(FeasibilityTable(fleet, request, looked_up, only), looked_up, only).reasons
 
 
-def _no_room(table: Table, looked_up: Candidates, only: Mapping[str, Set[str]] | None) -> NoRoom:
+def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[str, Set[str]] | None) -> NoFit:
     """Per candidate that does not fit, the reason that helps most."""
     fleet, request = table.fleet, table.request
     full = table.is_candidate & ~table.fits
     every = isinstance(table.view.columns, slice)
     empty = empty_of_all(fleet, request) if every else empty_of(fleet, request, looked_up)
-    now = Table(fleet, request, looked_up) if only else table
+    now = FeasibilityTable(fleet, request, looked_up) if only else table
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
@@ -194,7 +194,7 @@ def _no_room(table: Table, looked_up: Candidates, only: Mapping[str, Set[str]] |
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (NO_MIG, ~now.fits_mig),
-        (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_ROOM, full),
+        (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_SINGLE_GPU, full),
     ]
     nodes: dict[str, list[str]] = {}
     for reason, applies in found:
@@ -204,4 +204,4 @@ def _no_room(table: Table, looked_up: Candidates, only: Mapping[str, Set[str]] |
             full &= ~here
     if looked_up.unknown:
         nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(looked_up.unknown))
-    return NoRoom(nodes)
+    return NoFit(nodes)

@@ -1,8 +1,8 @@
-"""What a pod would like of its node, beside a GPU: preferred node affinity and soft topology spreading.
+"""What a pod prefers of its node, beside a GPU: preferred node affinity and soft topology spreading.
 
 Weighs nodes as kube-scheduler's plugins NodeAffinity and PodTopologySpread do, with their weights in its default profile (2 each), to
-the very number: the preferences rank nodes for a pod as kube-scheduler alone would. It never says whether a pod fits: what nodes must have,
-kube-scheduler has seen to before.
+the very number: the preferences rank nodes for a pod as kube-scheduler alone would. It never decides whether a pod fits: kube-scheduler has
+enforced required constraints before.
 
 Pods counted for spreading are those that the caller names, which request GPUs. Taints do not count nodes out (`nodeTaintsPolicy: Honor`
 is read as `Ignore`). A preference for other pods' company (pod affinity) is not read.
@@ -69,7 +69,7 @@ def liking(preferences: Preferences, fleet: Fleet, columns: Columns) -> Liking:
 
 
 def _affinity(terms: Sequence[Term], fleet: Fleet, columns: Columns) -> Liking:
-    """The weights of the terms that hold, in percent of the most."""
+    """The weights of the terms that match, in percent of the most."""
     weight = np.zeros(len(columns), np.int64)
     for term in terms:
         weight += term.weight * matches(term, fleet.labels, columns)
@@ -99,7 +99,7 @@ def _spreading(preferences: Preferences, fleet: Fleet, columns: Columns) -> Liki
 def _counts(
     spread: Spread, required: Sequence[Sequence[Term]], codes: Mapping[str, npt.NDArray[np.int32]], fleet: Fleet
 ) -> npt.NDArray[np.float64]:
-    """Pods that count, by the number of the domain; the last one is for nodes without a domain, which say -1."""
+    """Pods that count, by the number of the domain; the last one is for nodes without a domain, which have -1."""
     column = fleet.column
     at = np.fromiter((column.get(node, -1) for node in spread.matching_pods), np.intp, len(spread.matching_pods))
     pods = np.fromiter(spread.matching_pods.values(), np.float64, len(spread.matching_pods))[at >= 0]

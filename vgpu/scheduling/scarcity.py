@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.scheduling.demand.capacity import Capacity
+from vgpu.scheduling.demand.pool_capacity import PoolCapacity
 from vgpu.scheduling.demand.request_distribution import Weights
 from vgpu.scheduling.nodes.selectors import Bools, Columns
 
@@ -75,9 +75,9 @@ def _any(of_gpus: Bools) -> Bools:
     return found
 
 
-def _instances(fleet: Fleet, profile: str) -> Capacity:
+def _instances(fleet: Fleet, profile: str) -> PoolCapacity:
     """Of a MIG profile, by pool. An instance counts as a GPU of 1 MiB."""
-    counted, known = Capacity(), fleet.mig[profile]
+    counted, known = PoolCapacity(), fleet.mig[profile]
     here = known.offered > 0
     counted.count(len(fleet.pools), fleet.pool[here], known.offered[here], known.free[here])
     counted.gpus = list(counted.total_mib)

@@ -3,7 +3,7 @@
 The protocol is the one that the openb figures were published with: nodes empty; pods shuffled by the seed, then pods drawn at
 random appended until what arrives requests `arrive` times the capacity; placed one by one, and none leaves. A node is a
 candidate when its host has the CPU and memory, as kube-scheduler sees to; GPUs are `placement`'s business alone. A pod without
-a GPU goes to the host with least GPU left, then with least CPU left: nobody's policy, and the same for all of them.
+a GPU goes to the host with least GPU left, then with least CPU left: no policy's choice, and the same for all of them.
 
 It knows no files, no clock and no terminal. Amounts of GPU are memory, in percent of the capacity.
 """
@@ -24,7 +24,7 @@ from vgpu.scheduling.workload import Host, Job
 
 Progress = Callable[[float], None]
 Numbers: TypeAlias = npt.NDArray[np.intp]
-Bare: TypeAlias = "Callable[[Cluster, Job, Numbers], int]"
+Bare: TypeAlias = "Callable[[SimulatedCluster, Job, Numbers], int]"
 """Chooses among hosts that have the CPU and memory, by number."""
 
 
@@ -39,7 +39,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """One seed."""
 
     seed: int
@@ -52,12 +52,12 @@ class Run:
 
 
 @dataclass
-class Cluster:
-    """Hosts and their GPUs, and the book of both."""
+class SimulatedCluster:
+    """Hosts and their GPUs, and what is free on both."""
 
     hosts: Sequence[Host]
     bare: Bare
-    """Where a pod without a GPU goes."""
+    """Where a pod without a GPU is placed."""
     fleet: Fleet = field(default_factory=Fleet)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Cluster:
         return np.flatnonzero((self.cpu_milli >= job.cpu_milli) & (self.memory_mib >= job.memory_mib))
 
     def takes(self, job: Job) -> bool:
-        """Does some host have room for the pod now?"""
+        """Does the pod fit some host now?"""
         fit = self.candidates(job)
         return bool(len(fit)) and (
             not job.request or isinstance(place(self.fleet, job.request, tuple(self.names[fit])), Placement)
@@ -109,7 +109,7 @@ class Cluster:
         return 100 * float(fleet.distribution.unusable(gpus).sum()) / np.count_nonzero(fleet.total_mib)
 
 
-def least_gpu(cluster: Cluster, _: Job, fit: Numbers) -> int:
+def least_gpu(cluster: SimulatedCluster, _: Job, fit: Numbers) -> int:
     """The host with least GPU left, then with least CPU left, then the first."""
     return int(fit[np.lexsort((cluster.cpu_milli[fit], cluster.gpu_mib[fit]))[0]])
 
@@ -133,7 +133,7 @@ def arrivals(jobs: Sequence[Job], seed: int, capacity_mib: int, arrive: float) -
 
 def too_large(hosts: Sequence[Host], jobs: Sequence[Job]) -> list[str]:
     """Names of the pods that no host would take if it were empty, in the order of `jobs`."""
-    empty, fits = Cluster(hosts, least_gpu), {}
+    empty, fits = SimulatedCluster(hosts, least_gpu), {}
     for job in jobs:
         size = job.cpu_milli, job.memory_mib, job.request
         if size not in fits:  # many pods are alike
@@ -148,9 +148,9 @@ def replay(
     arrive: float,
     progress: Progress = lambda _: None,
     bare: Bare = least_gpu,
-) -> Run:
+) -> SimulationRun:
     """One seed. `progress` gets the part done, 0 to 1, at every percent."""
-    cluster = Cluster(sorted(hosts, key=lambda host: host.name), bare)
+    cluster = SimulatedCluster(sorted(hosts, key=lambda host: host.name), bare)
     capacity, points = cluster.capacity_mib, [Point(0, 0.0, 0.0)]
     arrived = placed = 0
     for job in arrivals(jobs, seed, capacity, arrive):
@@ -162,4 +162,4 @@ def replay(
             now = 100 * arrived // capacity
             points.append(Point(now, 100 * placed / capacity, cluster.fragmentation()))
             progress(min(1.0, now / (100 * arrive)))
-    return Run(seed, tuple(points))
+    return SimulationRun(seed, tuple(points))

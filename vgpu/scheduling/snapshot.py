@@ -4,11 +4,11 @@
 
 Inventories and assignments stand in it as they stand in their annotations, each with its own version, and are checked as strictly.
 What is free follows from both; the extender's own count of it is written beside, so that a wrong one shows (`drift`). Policies also go by
-what nodes' processors have left and by what pods requested so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Of older documents
+nodes' free CPU and by what pods requested so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Of older documents
 both are unknown.
 What pods require of nodes (labels, tolerations) and MIG instances that they requested are in it since version 4: each constraint by a number,
-and of each node the numbers of those that it meets. Nodes' labels themselves are not in it, nor pods' preferences: which of two nodes that are
-equally good for the GPUs a pod with preferences got, it does not say.
+and of each node the numbers of those that it meets. Nodes' labels themselves are not in it, nor pods' preferences: it does not show which of two
+nodes that are equally good for the GPUs a pod with preferences got.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vgpu.api.request import FULL_CORE_PERCENT, MOST_GPUS
 from vgpu.scheduling.demand.pools import MOST_CONSTRAINTS
 from vgpu.scheduling.demand.request_distribution import Typical
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import ANYWHERE, Condition, NodeConstraints, Term
+from vgpu.scheduling.nodes.constraints import ANYWHERE, LabelRequirement, NodeConstraints, Term
 
 VERSION: Final = 4
 OLDEST: Final = 1
@@ -40,10 +40,10 @@ WITHOUT_ORPHANS: Final = 2
 MOST_TIMES: Final = 2**31 - 1
 """That one request was seen. Counts are halved long before (`vgpu.scheduling.demand.request_distribution`)."""
 
-STAGES: Final = ("reserved", "in gang", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
+POD_STAGES: Final = ("reserved", "in gang", "binding", "in doubt", "bound", "seen bound", "kept", "planned", "orphaned")
 """How far a pod is; `seen bound` is the only one that the API server has reported. `orphaned` is a pod that the API server has no longer, and
-whose node says that its processes run on. The others are this extender's promises: `in gang` is a place for a pod of a gang, `kept` is room
-for a pod for which others are being evicted, `planned` for one that was nominated ahead of its turn. Its UID then stands after a colon."""
+whose node reports that its processes run on. The others are reservations of this extender: `in gang` for a pod of a gang, `kept`
+for a pod for which others are being evicted, `planned` for one that was nominated ahead of its scheduling cycle. Its UID then stands after a colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class NodeRecord:
     inventory: Inventory | None
     """None: it publishes none, or one that cannot be read."""
     excluded: str = ""
-    """Why it takes no pods until something is mended; empty when it takes some."""
+    """Why it takes no pods until a correction; empty when it takes some."""
     free: tuple[Free, ...] = ()
     """Per GPU, where the node takes pods."""
     cpu_free_milli: int | None = None
-    """What its processors have left, less than nothing included. None: not reported."""
+    """Its free CPU, which may be negative. None: not reported."""
     meets: tuple[int, ...] = ()
     """Numbers of the constraints that it meets (`nth_constraints`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class StartingSize:
     """A size that the kubelet could mistake another pod's container for."""
 
     resource: str
@@ -90,9 +90,9 @@ class PodRecord:
     """`namespace/name`."""
     node: str
     stage: str
-    """One of `STAGES`."""
+    """One of `POD_STAGES`."""
     assignment: Assignment
-    starting: tuple[Starting, ...] = ()
+    starting: tuple[StartingSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class SnapshotRecords:
     """A snapshot whose records are made one at a time, when they are read. Once."""
 
     domain: str
@@ -150,7 +150,7 @@ class _Pod(msgspec.Struct, omit_defaults=True):
     node: str
     stage: str
     assignment: msgspec.Raw
-    starting: tuple[Starting, ...] = ()
+    starting: tuple[StartingSize, ...] = ()
 
 
 class _Document(msgspec.Struct, rename={"distribution": "mix"}):
@@ -167,8 +167,8 @@ class _Version(msgspec.Struct):
 
 
 def nth_constraints(number: int) -> NodeConstraints:
-    """Constraints of pods, by number in place of what they say."""
-    return NodeConstraints(((Term((Condition(_key(number), "Exists"),)),),), ANYWHERE.tolerations)
+    """Constraints of pods, by number in place of their content."""
+    return NodeConstraints(((Term((LabelRequirement(_key(number), "Exists"),)),),), ANYWHERE.tolerations)
 
 
 def _key(number: int) -> str:
@@ -184,12 +184,14 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
     orphans = any(one.stage == "orphaned" for one in snapshot.pods)
     return b"".join(
         snapshot_pieces(
-            Records(snapshot.domain, snapshot.unit_mib, snapshot.nodes, snapshot.pods, snapshot.distribution, orphans)
+            SnapshotRecords(
+                snapshot.domain, snapshot.unit_mib, snapshot.nodes, snapshot.pods, snapshot.distribution, orphans
+            )
         )
     )
 
 
-def snapshot_pieces(of: Records) -> Iterator[bytes]:
+def snapshot_pieces(of: SnapshotRecords) -> Iterator[bytes]:
     """The document, a node or a pod at a time: each takes some 0.1 ms."""
     distribution = [
         _Requested(
@@ -270,11 +272,11 @@ def drift(snapshot: Snapshot) -> Iterator[tuple[str, Free, Free]]:
     """(node, the extender's count, the right one) of every GPU where they differ."""
     fleet = fleet_of(snapshot)
     for one in snapshot.nodes:
-        for row, said in enumerate(one.free):
+        for row, reported in enumerate(one.free):
             at = fleet.column[one.name]
-            right = Free(said.uuid, int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at]))
-            if right != said:
-                yield one.name, said, right
+            right = Free(reported.uuid, int(fleet.free_mib[row, at]), int(fleet.free_percent[row, at]))
+            if right != reported:
+                yield one.name, reported, right
 
 
 def _node(one: _Node) -> NodeRecord:
@@ -312,9 +314,9 @@ def _requested(one: _Requested) -> tuple[Typical, int]:
 
 
 def _pod(one: _Pod) -> PodRecord:
-    if one.stage not in STAGES:
+    if one.stage not in POD_STAGES:
         raise BadDocument(
-            f"snapshot: pod {one.key[:80]}: stage is {one.stage[:80]!r}: it must be one of {', '.join(STAGES)}"
+            f"snapshot: pod {one.key[:80]}: stage is {one.stage[:80]!r}: it must be one of {', '.join(POD_STAGES)}"
         )
     try:
         assignment = assignment_from_json(bytes(one.assignment).decode())

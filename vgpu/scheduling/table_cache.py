@@ -13,22 +13,22 @@ import numpy as np
 
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.arrays import Columns, FollowedGpus, GpuArrays, Judged
-from vgpu.scheduling.feasibility import Table, gpus_of
-from vgpu.scheduling.fleet import Bools, Candidates, Fleet
+from vgpu.scheduling.feasibility import FeasibilityTable, gpus_of
+from vgpu.scheduling.fleet import Bools, CandidateNodes, Fleet
 from vgpu.scheduling.policies.registry import Order
 
 KEPT: Final = 16
 """Tables with a fleet, those used last: 0.6 MiB each for 10,000 nodes with 8 GPUs. As many as `node_cache.KINDS`."""
 
 
-def table_of_all(fleet: Fleet, request: PodRequest, order: Order) -> Table | None:
+def table_of_all(fleet: Fleet, request: PodRequest, order: Order) -> FeasibilityTable | None:
     """For this pod. Not to be used once the fleet has changed. None for pods whose tables are not kept."""
     part = request.containers[0] if len(request.containers) == 1 else None
     if part is None or part.kind != "share" or order != "tightest" or request.uuids or request.not_uuids:
         return None
-    known: KeptTable | None = fleet.kept.pop(request, None)
+    known: CachedTable | None = fleet.kept.pop(request, None)
     if known is None or not known.renewed():
-        known = KeptTable(fleet, request)
+        known = CachedTable(fleet, request)
     fleet.kept[request] = known
     if len(fleet.kept) > KEPT:
         del fleet.kept[next(iter(fleet.kept))]
@@ -37,7 +37,7 @@ def table_of_all(fleet: Fleet, request: PodRequest, order: Order) -> Table | Non
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Where a pod would fit if no other held anything, of every column of a fleet."""
+    """Where a pod would fit if no other pod had an allocation, of every column of a fleet."""
 
     stocked: int
     width: int
@@ -51,20 +51,20 @@ def empty_of_all(fleet: Fleet, request: PodRequest) -> Empty:
     """For this pod. Worked out anew when a node has come, gone or changed its GPUs."""
     known: Empty | None = fleet.kept_empty.pop(request, None)
     if known is None or (known.stocked, known.width) != (fleet.stocked, fleet.width):
-        known = empty_of(fleet, request, Candidates(np.arange(fleet.width), ()))
+        known = empty_of(fleet, request, CandidateNodes(np.arange(fleet.width), ()))
     fleet.kept_empty[request] = known
     if len(fleet.kept_empty) > KEPT:
         del fleet.kept_empty[next(iter(fleet.kept_empty))]
     return known
 
 
-def empty_of(fleet: Fleet, request: PodRequest, nodes: Candidates) -> Empty:
+def empty_of(fleet: Fleet, request: PodRequest, nodes: CandidateNodes) -> Empty:
     """The same of some nodes, in the order of a table of them."""
-    table = Table(fleet, request, nodes, emptied=True)
+    table = FeasibilityTable(fleet, request, nodes, emptied=True)
     return Empty(fleet.stocked, fleet.width, table.fits, table.fits_mig, _fits_largest(table, nodes))
 
 
-def _fits_largest(empty: Table, nodes: Candidates) -> Bools:
+def _fits_largest(empty: FeasibilityTable, nodes: CandidateNodes) -> Bools:
     if empty.fits.all():
         return empty.fits
     shares = [replace(part, gpus=1) for part in empty.request.containers if part.kind == "share"]
@@ -72,14 +72,14 @@ def _fits_largest(empty: Table, nodes: Candidates) -> Bools:
     if shares and not any(part.init for part in shares):  # else they all lie on one GPU
         shares = [max(shares, key=lambda part: part.mib)]
     alone = replace(empty.request, containers=tuple(shares or whole[:1]))
-    return Table(empty.fleet, alone, nodes, emptied=True).fits if alone else empty.fits
+    return FeasibilityTable(empty.fleet, alone, nodes, emptied=True).fits if alone else empty.fits
 
 
-class KeptTable(Table):
+class CachedTable(FeasibilityTable):
     """Of every node."""
 
     def __init__(self, fleet: Fleet, request: PodRequest) -> None:
-        super().__init__(fleet, request, Candidates(np.arange(fleet.width), ()))
+        super().__init__(fleet, request, CandidateNodes(np.arange(fleet.width), ()))
         self._moment, self._shape = fleet.moment, _shape(fleet)
         self._node_free_mib = self._free_after()
         self._stocked, self._gpu_mib = -1, 1.0
@@ -92,13 +92,13 @@ class KeptTable(Table):
         if 2 * len(changed) >= self.fleet.width:
             return False
         if len(changed):
-            self._copy(Table(self.fleet, self.request, Candidates(changed, ())), changed)
+            self._copy(FeasibilityTable(self.fleet, self.request, CandidateNodes(changed, ())), changed)
         self._moment = self.fleet.moment
         self.names = self.view.names = self.fleet.names
         return True
 
-    def _copy(self, some: Table, at: Columns) -> None:
-        """What another table says of its nodes."""
+    def _copy(self, some: FeasibilityTable, at: Columns) -> None:
+        """Copy another table's values for its nodes."""
         self.fits[at] = some.fits
         self._loosest_mib[at] = some._loosest_mib
         self._share_rows[:, at] = some._share_rows

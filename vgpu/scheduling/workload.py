@@ -6,8 +6,8 @@ Columns by name, in any order; others are passed over. The openb trace's own fil
     pods    name, num_gpu (GPUs), gpu_milli (thousandths) or gpu_mib of each, in each line one of the two, and optionally
             cpu_milli, memory_mib, gpu_core (percent of each GPU), gpu_spec (models joined by |)
 
-A pod that says gpu_milli needs nodes without gpu_mib, whose GPUs then have 1,000 units each; what a host is not said to have
-it has without end.
+A pod with gpu_milli needs nodes without gpu_mib, whose GPUs then have 1,000 units each; a resource that
+a host does not name is unlimited there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vgpu.api.request import FULL_CORE_PERCENT, MOST_GPUS, GpuRequest, PodReques
 
 THOUSAND: Final = 1000
 ENDLESS: Final = 2**30
-"""CPU or memory of a host of which nothing is said."""
+"""CPU or memory of a host that does not name them."""
 
 
 class BadWorkload(TangramError):
@@ -44,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pod. Its request is falsy where it wants no GPU."""
+    """A pod. Its request is falsy where it requests no GPU."""
 
     name: str
     cpu_milli: int
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line, for errors that say where."""
+    """A line, for errors that name it."""
 
     file: str
     line: int
@@ -123,7 +123,7 @@ def read_pods(text: str, file: str, policy: str) -> list[Job]:
 
 
 def _of_each_gpu(row: _Row) -> int:
-    """MiB, or thousandths. An empty cell says nothing, as if its column were not there."""
+    """MiB, or thousandths. An empty cell counts as if its column were not there."""
     mib, milli = row.text("gpu_mib"), row.text("gpu_milli")
     if mib and milli:
         raise BadWorkload(

@@ -1,5 +1,5 @@
 // The kubelet's side of device plugins, in the kubelet's language and with its gRPC and its messages, so that what a benchmark
-// measures is the plugin. It registers plugins, keeps their device lists and the books that the pod resources service tells of.
+// measures is the plugin. It registers plugins, keeps their device lists and the records that the pod resources service reports.
 //
 // Usage: kubelet FOLDER. Each line of standard input is a command as JSON, each line of standard output its answer.
 package main
@@ -33,7 +33,7 @@ type command struct {
 	Times     int
 }
 
-// answer tells how long the plugin's answers took in all, and what admit was given to mount.
+// answer has how long the plugin's answers took in all, and what admit was given to mount.
 type answer struct {
 	Error   string         `json:"error,omitempty"`
 	TookUs  int64          `json:"took_us"`
@@ -116,7 +116,7 @@ func (k *kubelet) List(context.Context, *books.ListPodResourcesRequest) (*books.
 	return all, nil
 }
 
-// ready waits until every resource of the limits has devices, and says how many.
+// ready waits until every resource of the limits has devices, and returns how many.
 func (k *kubelet) ready(limits map[string]int) answer {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -146,21 +146,21 @@ func (k *kubelet) free(of *seat) []string {
 	return free
 }
 
-func (k *kubelet) admit(ask command) (answer, error) {
+func (k *kubelet) admit(request command) (answer, error) {
 	var took time.Duration
 	var mounts []string
 	given := map[string][]string{}
-	resources := make([]string, 0, len(ask.Limits))
-	for resource := range ask.Limits {
+	resources := make([]string, 0, len(request.Limits))
+	for resource := range request.Limits {
 		resources = append(resources, resource)
 	}
 	slices.Sort(resources)
 	rand.Shuffle(len(resources), func(i, j int) { resources[i], resources[j] = resources[j], resources[i] })
 	for _, resource := range resources {
-		of, count := k.seats[resource], ask.Limits[resource]
+		of, count := k.seats[resource], request.Limits[resource]
 		free := k.free(of)
 		if len(free) < count {
-			return answer{}, fmt.Errorf("pod %s: %d of %s are free, %d are asked for", ask.Pod, len(free), resource, count)
+			return answer{}, fmt.Errorf("pod %s: %d of %s are free, %d are requested", request.Pod, len(free), resource, count)
 		}
 		began := time.Now()
 		preferred, err := of.client.GetPreferredAllocation(context.Background(), &plugin.PreferredAllocationRequest{
@@ -172,7 +172,7 @@ func (k *kubelet) admit(ask command) (answer, error) {
 		}
 		ids := preferred.ContainerResponses[0].DeviceIDs
 		if len(ids) != count {
-			return answer{}, fmt.Errorf("pod %s: %d of %s are preferred, %d were asked for", ask.Pod, len(ids), resource, count)
+			return answer{}, fmt.Errorf("pod %s: %d of %s are preferred, %d were requested", request.Pod, len(ids), resource, count)
 		}
 		began = time.Now()
 		allocated, err := of.client.Allocate(context.Background(), &plugin.AllocateRequest{
@@ -189,15 +189,15 @@ func (k *kubelet) admit(ask command) (answer, error) {
 		for _, id := range ids {
 			of.used[id] = true
 		}
-		k.pods[ask.Pod] = held{ask.Container, given}
+		k.pods[request.Pod] = held{request.Container, given}
 		k.mutex.Unlock()
 	}
 	return answer{TookUs: took.Microseconds(), Mounts: mounts}, nil
 }
 
-func (k *kubelet) start(ask command) (answer, error) {
+func (k *kubelet) start(request command) (answer, error) {
 	var took time.Duration
-	for resource, ids := range k.pods[ask.Pod].ids {
+	for resource, ids := range k.pods[request.Pod].ids {
 		of := k.seats[resource]
 		if !of.prestart {
 			continue
@@ -212,22 +212,22 @@ func (k *kubelet) start(ask command) (answer, error) {
 	return answer{TookUs: took.Microseconds()}, nil
 }
 
-func (k *kubelet) remove(ask command) (answer, error) {
+func (k *kubelet) remove(request command) (answer, error) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
-	for resource, ids := range k.pods[ask.Pod].ids {
+	for resource, ids := range k.pods[request.Pod].ids {
 		for _, id := range ids {
 			delete(k.seats[resource].used, id)
 		}
 	}
-	delete(k.pods, ask.Pod)
+	delete(k.pods, request.Pod)
 	return answer{}, nil
 }
 
-func (k *kubelet) options(ask command) (answer, error) {
+func (k *kubelet) options(request command) (answer, error) {
 	var took time.Duration
-	for resource := range ask.Limits {
-		for range ask.Times {
+	for resource := range request.Limits {
+		for range request.Times {
 			began := time.Now()
 			if _, err := k.seats[resource].client.GetDevicePluginOptions(context.Background(), &plugin.Empty{}); err != nil {
 				return answer{}, err
@@ -258,20 +258,20 @@ func (k *kubelet) serve() error {
 	return nil
 }
 
-func (k *kubelet) obey(ask command) (answer, error) {
-	switch ask.Do {
+func (k *kubelet) obey(request command) (answer, error) {
+	switch request.Do {
 	case "ready":
-		return k.ready(ask.Limits), nil
+		return k.ready(request.Limits), nil
 	case "admit":
-		return k.admit(ask)
+		return k.admit(request)
 	case "start":
-		return k.start(ask)
+		return k.start(request)
 	case "remove":
-		return k.remove(ask)
+		return k.remove(request)
 	case "options":
-		return k.options(ask)
+		return k.options(request)
 	}
-	return answer{}, errors.New("do: " + ask.Do + "; there are ready, admit, start, remove, options")
+	return answer{}, errors.New("do: " + request.Do + "; there are ready, admit, start, remove, options")
 }
 
 func main() {
@@ -287,16 +287,16 @@ func main() {
 	}
 	lines, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
 	for lines.Scan() {
-		var ask command
-		err := json.Unmarshal(lines.Bytes(), &ask)
-		var said answer
+		var request command
+		err := json.Unmarshal(lines.Bytes(), &request)
+		var result answer
 		if err == nil {
-			said, err = k.obey(ask)
+			result, err = k.obey(request)
 		}
 		if err != nil {
-			said = answer{Error: err.Error()}
+			result = answer{Error: err.Error()}
 		}
-		if err := out.Encode(said); err != nil {
+		if err := out.Encode(result); err != nil {
 			os.Exit(1)
 		}
 	}

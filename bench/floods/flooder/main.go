@@ -3,7 +3,7 @@
 //	flooder -address 127.0.0.1:8443 -tls -path /mutate -attack body -clients 50 -seconds 60
 //	flooder -network unixpacket -address grants/a/arbiter.sock -first HELLO -packet USAGE -attack packets
 //
-// It prints how many connections were made and how many bytes were sent. The attack "burn" uses the same processors and connects to nobody.
+// It prints how many connections were made and how many bytes were sent. The attack "burn" uses the same processors and makes no connection.
 package main
 
 import (
@@ -92,7 +92,7 @@ func bytesOf(text string) []byte {
 	return data
 }
 
-// quiet tells whether a connection is open: it reads what there is, and waits for nothing.
+// quiet returns whether a connection is open: it reads what there is, and waits for nothing.
 func quiet(conn net.Conn) bool {
 	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := conn.Read(make([]byte, 64<<10))
@@ -102,7 +102,7 @@ func quiet(conn net.Conn) bool {
 
 func drop(conn net.Conn) { go io.Copy(io.Discard, conn) }
 
-// several keeps many connections of one client open and calls act on each in turns; those that were closed are made again.
+// several keeps many connections of one client open and calls act on each cyclically; those that were closed are made again.
 func several(client int, count int, first []byte, act func(net.Conn) bool, pause time.Duration) {
 	open := make([]net.Conn, count)
 	for alive() {
@@ -131,7 +131,7 @@ func flood(client int) {
 		}
 	case "connect": // and close
 		once(client, func(net.Conn) bool { return false })
-	case "silent": // many connections that say nothing, noticed only when they are closed
+	case "silent": // many connections that send nothing, noticed only when they are closed
 		several(client, 40, nil, func(conn net.Conn) bool {
 			conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 			_, err := conn.Read(make([]byte, 1))
@@ -226,7 +226,7 @@ func flood(client int) {
 			_, err := conn.Read(make([]byte, 64<<10))
 			return err == nil
 		})
-	case "unread": // requests whose answers nobody reads
+	case "unread": // requests whose answers are not read
 		several(client, 40, start("GET", 0), func(conn net.Conn) bool { return write(conn, start("GET", 0)) }, 50*time.Millisecond)
 	case "greet": // one packet, its answer, and the next connection
 		once(client, func(conn net.Conn) bool {
@@ -245,17 +245,17 @@ func flood(client int) {
 			})
 		}
 	case "packets": // one after the other; answers are read
-		said := bytesOf(*packet)
+		body := bytesOf(*packet)
 		once(client, func(conn net.Conn) bool {
 			go io.Copy(io.Discard, conn)
 			for ok := write(conn, bytesOf(*first)); ok && alive(); {
-				ok = write(conn, said)
+				ok = write(conn, body)
 			}
 			return false
 		})
-	case "questions": // many connections whose answers nobody reads
-		said := bytesOf(*packet)
-		several(client, 20, bytesOf(*first), func(conn net.Conn) bool { return write(conn, said) }, time.Millisecond)
+	case "questions": // many connections whose answers are not read
+		body := bytesOf(*packet)
+		several(client, 20, bytesOf(*first), func(conn net.Conn) bool { return write(conn, body) }, time.Millisecond)
 	default:
 		fmt.Fprintf(os.Stderr, "flooder: unknown attack %q\n", *attack)
 		os.Exit(2)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.settings import DevicePluginSettings
 from tests.contract.chart.rendering import Helm, Objects, env
 from tests.contract.chart.rights import assert_confined
-from vgpu.gputime.trial import FILE
+from vgpu.gputime.trial_verdict import FILE
 
 
 def test_the_node_pod_is_root_without_a_capability_but_that_to_kill_processes_over_a_limit(
@@ -93,7 +93,7 @@ def test_nothing_that_the_arbiter_may_write_contains_the_library(rendered: Objec
     root = str(settings["TANGRAM_DEVICEPLUGIN_STATE_ROOT"])
     state, image = tmp_path / "state", tmp_path / "image.so"
     image.write_bytes(b"library")
-    grants = Grants(state, image)
+    grants = GrantDirectories(state, image)
     library = grants.install()
     grants.prepare(Record(("GPU-0-1",), "uid", "default", "a", "main", ("GPU-0",), 0.0, 0))
     earlier = state / "grants" / "0123456789abcdef0123456789abcdef"
@@ -122,7 +122,7 @@ def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
         if name.startswith("TANGRAM_"):
             monkeypatch.setenv(name, value if isinstance(value, str) else "from-the-api")
     plugin = DevicePluginSettings()
-    sockets = Grants(plugin.state_root, plugin.library).sockets
+    sockets = GrantDirectories(plugin.state_root, plugin.library).sockets
     assert str(sockets.path("k").parents[1]) == arbiter["TANGRAM_ARBITER_SOCKETS_DIR"]
     assert str(plugin.nvml_socket) == arbiter["TANGRAM_ARBITER_NVML_SOCKET"]
     assert plugin.metrics_access == "review"

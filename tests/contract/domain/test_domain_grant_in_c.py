@@ -1,6 +1,6 @@
 """The library's reader of grants, in C, and ours understand the same documents alike.
 
-What a grant may hold at its edges stands in grant-cases.yaml, which both readers are held to; what nobody thought of is tried at random.
+The edge cases of a grant are in grant-cases.yaml, and both readers must agree on each; random texts cover the rest.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     function.restype = None
 
     def read(text: bytes) -> list[str]:
-        said = ctypes.create_string_buffer(ANSWER_BYTES)
-        function(text, len(text), said, ANSWER_BYTES)
-        return said.value.decode(errors="replace").split("\n")
+        answer = ctypes.create_string_buffer(ANSWER_BYTES)
+        function(text, len(text), answer, ANSWER_BYTES)
+        return answer.value.decode(errors="replace").split("\n")
 
     return read
 
 
 def in_python(text: bytes) -> list[str]:
-    """What the C reader should say; the reason of a refusal is left out."""
+    """What the C reader should answer; the reason of a refusal is left out."""
     try:
         grant = grant_from_text(text.decode())
     except (BadDocument, UnicodeDecodeError):
@@ -62,9 +62,9 @@ def in_python(text: bytes) -> list[str]:
 
 
 def understood(in_c: Reader, text: bytes) -> list[str]:
-    """What the C reader says, without the reason of a refusal."""
-    said = in_c(text)
-    return ["refused"] if said[0].startswith("refused: line ") else said
+    """What the C reader answers, without the reason of a refusal."""
+    answer = in_c(text)
+    return ["refused"] if answer[0].startswith("refused: line ") else answer
 
 
 def piece(text: str) -> str:
@@ -75,7 +75,7 @@ def piece(text: str) -> str:
 
 
 @pytest.mark.parametrize(("was", "becomes", "verdict"), [pytest.param(*c[1:], id=c[0]) for c in CASES["cases"]])
-def test_both_readers_say_what_the_table_says(in_c: Reader, was: str, becomes: str, verdict: str) -> None:
+def test_both_readers_agree_with_the_table(in_c: Reader, was: str, becomes: str, verdict: str) -> None:
     assert was in TEXT
     text = TEXT.replace(was, piece(becomes), -1 if was == "\n" else 1).encode()
     assert (in_python(text) != ["refused"]) == (verdict == "read")

@@ -55,9 +55,9 @@ def test_the_account_follows_what_the_gpu_lost_step_by_step(pages: ctypes.CDLL, 
             large[at] = rounded
             charged += rounded
         else:
-            room = pages.pages_fit(account, group, rounded)
+            fits = pages.pages_fit(account, group, rounded)
             fresh = pages.pages_put(account, group, at, rounded)
-            assert fresh is not room, "what is reserved before the call is what the call then takes"
+            assert fresh is not fits, "what is reserved before the call is what the call then takes"
             charged += PAGE if fresh else 0
             seen["a page"] += fresh
             seen["shared"] += not fresh

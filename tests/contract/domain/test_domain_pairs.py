@@ -47,8 +47,8 @@ def test_what_is_written_today_has_the_bytes_of_version_1(document: Path) -> Non
 
 @documents
 def test_a_refusal_names_the_kind_of_the_document(document: Path) -> None:
-    said = meaning(document).get("refused", "")
-    assert said == "" or said.startswith(kind(document).split(".")[1])
+    reason = meaning(document).get("refused", "")
+    assert reason == "" or reason.startswith(kind(document).split(".")[1])
 
 
 def test_every_kind_has_sound_and_refused_documents_and_no_meaning_stands_alone() -> None:

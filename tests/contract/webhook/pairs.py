@@ -1,6 +1,6 @@
-"""The golden pairs of this folder, and the way from an input to what its output should say.
+"""The golden pairs of this folder, and the way from an input to what its output should be.
 
-x.input.yaml    the pod as the API server hands it over; a second document may change the rules
+x.input.yaml    the pod as the API server sends it; a second document may change the rules
 x.output.yaml   the pod after the patch, or `denied`; a second document lists the warnings
 """
 
@@ -14,8 +14,8 @@ import yaml
 
 from vgpu.api.errors import BadRequest
 from vgpu.api.names import Names
+from webhook.admission_rules import AdmissionRules
 from webhook.mutate import mutate
-from webhook.rules import Rules
 
 FOLDER = Path(__file__).parent
 INPUTS = sorted(FOLDER.glob("*.input.yaml"))
@@ -25,20 +25,20 @@ def output_of(path: Path) -> Path:
     return path.with_name(path.name.replace(".input.", ".output."))
 
 
-def load(path: Path) -> tuple[dict[str, Any], Rules]:
+def load(path: Path) -> tuple[dict[str, Any], AdmissionRules]:
     pod, *rest = yaml.safe_load_all(path.read_text())
     return pod, rules(**(rest[0]["rules"] if rest else {}))
 
 
-def rules(domain: str = "tangram.sh", **changed: Any) -> Rules:
+def rules(domain: str = "tangram.sh", **changed: Any) -> AdmissionRules:
     for key, value in changed.items():
         if isinstance(value, list):
             changed[key] = tuple(value) if key == "policies" else frozenset(value)
-    return Rules(names=Names(domain), **changed)
+    return AdmissionRules(names=Names(domain), **changed)
 
 
-def answer(pod: dict[str, Any], rules: Rules) -> list[Any]:
-    """The documents that the output should hold."""
+def answer(pod: dict[str, Any], rules: AdmissionRules) -> list[Any]:
+    """The documents that the output should contain."""
     try:
         verdict = mutate(pod, rules)
     except BadRequest as error:

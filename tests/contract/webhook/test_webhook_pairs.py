@@ -13,7 +13,7 @@ from webhook.mutate import mutate
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name.removesuffix(".input.yaml"))
-def test_a_pod_comes_in_as_its_output_says(path: Path) -> None:
+def test_a_pod_is_admitted_as_its_output(path: Path) -> None:
     assert answer(*load(path)) == list(yaml.safe_load_all(output_of(path).read_text()))
 
 

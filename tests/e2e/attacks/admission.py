@@ -10,10 +10,15 @@ from tests.e2e.objects import container, pod, share
 BASELINE_AND_ABOVE: Final = (Level.BASELINE, Level.PRIVILEGED)
 
 
-def _refused(name: str, does: str, says: str, thing: dict[str, Any], **more: Any) -> Attack:
+def _refused(name: str, does: str, prints: str, thing: dict[str, Any], **more: Any) -> Attack:
     thing["metadata"]["name"] = name
     return Attack(
-        name=name, does=does, outcome=Outcome.REFUSED, says=says, pod=thing, **({"levels": (Level.BASELINE,)} | more)
+        name=name,
+        does=does,
+        outcome=Outcome.REFUSED,
+        prints=prints,
+        pod=thing,
+        **({"levels": (Level.BASELINE,)} | more),
     )
 
 
@@ -30,8 +35,8 @@ def _node_folder(name: str, path: str, what: str) -> Attack:
     )
 
 
-def _security(name: str, does: str, says: str, **context: Any) -> Attack:
-    return _refused(name, does, says, pod(name, container(mem=2, securityContext=context)), levels=PRIVILEGED_ONLY)
+def _security(name: str, does: str, prints: str, **context: Any) -> Attack:
+    return _refused(name, does, prints, pod(name, container(mem=2, securityContext=context)), levels=PRIVILEGED_ONLY)
 
 
 ATTACKS: Final = (

@@ -57,17 +57,17 @@ def resize(cluster: Cluster, namespace: str, name: str) -> None:
     cluster.kubectl("-n", namespace, "patch", "pod", name, "--subresource=resize", "-p", patch, *JANE)
 
 
-def _act(name: str, does: str, says: str, act: Any) -> Attack:
-    return Attack(name=name, does=does, outcome=REFUSED, levels=ONCE, says=says, act=act)
+def _act(name: str, does: str, prints: str, act: Any) -> Attack:
+    return Attack(name=name, does=does, outcome=REFUSED, levels=ONCE, prints=prints, act=act)
 
 
-NO_DEVICE: Final = 'say("tried: devices " + " ".join(n for n in os.listdir("/dev") if "nvidia" in n)); take()'
+NO_DEVICE: Final = 'log("tried: devices " + " ".join(n for n in os.listdir("/dev") if "nvidia" in n)); take()'
 
 ATTACKS: Final = (
     _act("edited-assignment", "A user changes the assignment of a running pod.", "tangram.sh/assignment", annotate("tangram.sh/assignment={}")),
     _act("edited-gpus", "A user changes the GPUs of a running pod's container.", "tangram.sh/gpus.main", annotate("tangram.sh/gpus.main=GPU-other")),
     _act("removed-assignment", "A user removes the assignment of a running pod.", "tangram.sh/assignment", annotate("tangram.sh/assignment-")),
-    _act("forged-inventory", "A user changes what the node says of its GPUs.", "tangram.sh/inventory", annotate_node),
+    _act("forged-inventory", "A user changes the node's inventory annotation.", "tangram.sh/inventory", annotate_node),
     _act("own-binding", "A user binds a pod with an assignment of the user's own.", "tangram.sh/assignment", own_binding),
     _act(
         "ephemeral-privileged", "A user adds a privileged ephemeral container to a pod with a share.", "is privileged",
@@ -82,7 +82,7 @@ ATTACKS: Final = (
         name="cdi-annotations",
         does="A pod without a share names every CDI device of Tangram's in its annotations.",
         outcome=REFUSED,
-        says="refused: no driver",
+        prints="refused: no driver",
         pod=pod("cdi", container(), annotations={"cdi.k8s.io/tangram": "tangram.sh/gpu=all", "cdi.k8s.io/nvidia": "nvidia.com/gpu=all"}),
         script="take()",
     ),
@@ -92,7 +92,7 @@ ATTACKS: Final = (
         outcome=Outcome.HARMLESS,
         pod=pod("cdi", container(mem=1), annotations={"cdi.k8s.io/tangram": "tangram.sh/gpu=all"}),
         script=NO_DEVICE,
-        says="tried: devices",
+        prints="tried: devices",
     ),
     Attack(
         name="unscheduled",
@@ -106,6 +106,6 @@ ATTACKS: Final = (
         does="A pod is deleted by force while its process lives on, so that its memory would be given to another.",
         outcome=Outcome.HARMLESS,
         levels=ONCE,
-        test="tests/e2e/test_faults.py::test_a_pod_deleted_by_force_keeps_its_room_while_its_processes_run",
+        test="tests/e2e/test_faults.py::test_a_pod_deleted_by_force_keeps_its_capacity_while_its_processes_run",
     ),
 )  # fmt: skip

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
     """What must happen."""
 
     REFUSED = "refused"
-    """Admission says why, or the call fails in the attacker, which then has nothing."""
+    """Admission gives the reason, or the call fails in the attacker, which then has nothing."""
     HARMLESS = "harmless"
     """By the fake driver's own records the container has no more than its limit, and its neighbour's calls succeed."""
     REPORTED = "reported"
@@ -70,7 +70,7 @@ class Attack:
     levels: tuple[Level, ...] = (Level.RESTRICTED,)
     """Namespaces in which it runs: more than one where root makes a difference."""
     where: Where = Where.CLUSTER
-    says: str = ""
+    prints: str = ""
     """Part of what admission, or the attacker, must print: else the attack did not happen."""
     reason: str = ""
     """Of a REPORTED one, as docs/reference/enforcement.md names them."""

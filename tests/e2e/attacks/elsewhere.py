@@ -7,7 +7,7 @@ from typing import Final
 from tests.e2e.attacks.attack import Attack, Level, Outcome, Where
 
 SHIM: Final = "tests/integration/shim"
-TURNS: Final = "tests/integration/gputime"
+GPU_TIME: Final = "tests/integration/gputime"
 
 
 def _below(name: str, does: str, outcome: Outcome, test: str) -> Attack:
@@ -37,31 +37,31 @@ ATTACKS: Final = (
     ),
     _below(
         "fork-storm", "A program forks while its threads launch kernels.",
-        Outcome.HARMLESS, f"{SHIM}/test_link.py::test_forks_in_a_storm_of_launches_hang_nobody_and_free_nobody_from_the_limit",
+        Outcome.HARMLESS, f"{SHIM}/test_link.py::test_forks_in_a_storm_of_launches_neither_hang_nor_escape_the_limit",
     ),
     _below(
         "detached-grant", "A program's grant is mounted nowhere any more, and it maps the library's file.",
         Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_whose_grant_mount_was_detached_is_killed",
     ),
     _below(
-        "ungranted", "A process of the node, in no container, holds memory of a shared GPU.",
+        "ungranted", "A process of the node, in no container, uses memory of a shared GPU.",
         Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
     ),
     _below(
-        "unlisted", "A program holds memory of a shared GPU without a context, so that NVML lists it for no process.",
+        "unlisted", "A program uses memory of a shared GPU without a context, so that NVML lists it for no process.",
         Outcome.REPORTED, f"{SHIM}/test_unlisted.py::test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s",
     ),
     _below(
-        "unreported-work", "A program launches kernels past the library and says that it is idle.",
-        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused",
+        "unreported-work", "A program launches kernels past the library and reports that it is idle.",
+        Outcome.REPORTED, f"{GPU_TIME}/test_liars.py::test_a_container_that_computes_without_a_report_is_found_and_capped_and_no_other_is_accused",
     ),
     _below(
         "stopped-channels", "A process stops the GPU work of another container, as any process with the GPU may on a stock driver.",
-        Outcome.REPORTED, f"{TURNS}/test_liars.py::test_somebody_else_stopped_a_containers_channels_and_it_runs_again",
+        Outcome.REPORTED, f"{GPU_TIME}/test_liars.py::test_somebody_else_stopped_a_containers_channels_and_it_runs_again",
     ),
     _below(
         "mps-client", "A program computes on the channels of an MPS server.",
-        Outcome.REPORTED, f"{TURNS}/test_enforcement.py::test_a_client_of_mps_is_reported_and_has_its_launches_delayed",
+        Outcome.REPORTED, f"{GPU_TIME}/test_enforcement.py::test_a_client_of_mps_is_reported_and_has_its_launches_delayed",
     ),
     _gpu(
         "real-static", "A static program takes memory of a real driver, and another one without LD_PRELOAD.",

@@ -18,7 +18,7 @@ from tests.e2e.matrix import node
 from tests.e2e.matrix.look import address_of
 from vgpu.protocol.status import ContainerStatus
 
-PATIENCE_S: Final = 150.0
+TIMEOUT_S: Final = 150.0
 ARBITER_PORT: Final = 9403
 
 
@@ -45,16 +45,16 @@ class Attacker:
         return "running" in state or "terminated" in state
 
     def acts(self) -> tuple[float, int]:
-        """Wait until it holds what it came for, or was refused: when, and MiB."""
+        """Wait until it has allocated its memory, or was refused: when, and MiB."""
         seen = eventually(
             lambda: verdict.acted(self.log()) if self.began() else None,
             f"{self.namespace}/{self.pod}/{self.container} attacks",
-            timeout_s=PATIENCE_S,
+            timeout_s=TIMEOUT_S,
         )
         assert seen
         return seen
 
-    def said(self, text: str) -> None:
+    def printed(self, text: str) -> None:
         verdict.happened(text, self.log())
 
     def booked_mib(self) -> int:
@@ -63,7 +63,7 @@ class Attacker:
         return sum(sum(mib.values()) for pid, mib in node.records().items() if inside in _cgroup(pid))
 
     def status(self) -> ContainerStatus | None:
-        """What the arbiter says of it."""
+        """Its container in the arbiter's status."""
         where = f"{self.namespace}/{self.pod}"
         containers = node.status().containers
         return next((one for one in containers if (one.pod, one.container) == (where, self.container)), None)
@@ -80,10 +80,10 @@ class Attacker:
         ]
 
     def has_event(self, reason: str) -> None:
-        eventually(lambda: self.events(reason), f"an Event {reason} of {self.container}", timeout_s=PATIENCE_S / 2)
+        eventually(lambda: self.events(reason), f"an Event {reason} of {self.container}", timeout_s=TIMEOUT_S / 2)
 
     def harmless(self) -> None:
-        """It holds no more than its limit."""
+        """It uses no more than its limit."""
         _, claimed = self.acts()
         verdict.harmless(self.booked_mib(), claimed)
 
@@ -92,8 +92,8 @@ class Attacker:
         since, _ = self.acts()
         status = eventually(
             lambda: (s := self.status()) is not None and reason in [one.reason for one in s.unenforced] and s,
-            f"the status says {reason} of {self.container}: {self.status()}",
-            timeout_s=PATIENCE_S / 4,
+            f"the status has reason {reason} for {self.container}: {self.status()}",
+            timeout_s=TIMEOUT_S / 4,
         )
         assert status
         labels = {"container": self.container, "namespace": self.namespace, "pod": self.pod, "reason": reason}
@@ -103,7 +103,7 @@ class Attacker:
         event = eventually(
             lambda: verdict.report_of(reason, self.events(verdict.UNENFORCED, verdict.BY_GUARD)),
             f"an Event of {self.container}",
-            timeout_s=PATIENCE_S / 4,
+            timeout_s=TIMEOUT_S / 4,
         )
         assert event
         verdict.reported(since, event)
@@ -114,18 +114,18 @@ class Attacker:
         ended = eventually(
             lambda: self.state().get("state", {}).get("terminated"),
             f"{self.container} is killed: {self.status()}",
-            timeout_s=PATIENCE_S / 2,
+            timeout_s=TIMEOUT_S / 2,
         )
         verdict.killed(since, ended, _seconds(ended["finishedAt"]))
         eventually(
             lambda: verdict.kill_reported(self.events(verdict.BY_BYPASS)),
             f"an Event of {self.container}",
-            timeout_s=PATIENCE_S / 4,
+            timeout_s=TIMEOUT_S / 4,
         )
 
 
 def undisturbed(cluster: Cluster, namespace: str, names: tuple[str, ...], kept_mib: int, since: float) -> None:
-    """These neighbours hold what they held, and no call of theirs failed or took long since then."""
+    """These neighbours have the memory that they had, and no call of theirs failed or took long since then."""
     for name in names:
         pod = Attacker(cluster, namespace, name, "main")
         now_s, log = time.time(), pod.log()

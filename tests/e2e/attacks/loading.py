@@ -49,7 +49,7 @@ ATTACKS: Final = (
     ),
     Attack(
         name="preload-by-loader",
-        does="A program is started by the dynamic loader's name, which is told to put libc before the library (`--preload`).",
+        does="A program is started by the dynamic loader's name, with the option to load libc before the library (`--preload`).",
         outcome=HARMLESS,
         script='again("take()", program=(LOADER, "--preload", "libc.so.6"), PATH=os.environ["PATH"])',
     ),
@@ -59,7 +59,7 @@ ATTACKS: Final = (
         outcome=HARMLESS,
         script=r"""
 pathlib.Path("/tmp/other.so").write_bytes(driver_file().read_bytes())
-again("say(f'holds {Driver(ctypes.CDLL(\"/tmp/other.so\")._handle).take()} MiB'); stay()", PATH=os.environ["PATH"])
+again("log(f'allocated {Driver(ctypes.CDLL(\"/tmp/other.so\")._handle).take()} MiB'); stay()", PATH=os.environ["PATH"])
 """,
     ),
     Attack(
@@ -99,7 +99,7 @@ again("take()", TANGRAM_GRANT="/tmp/grant")
     ),
     Attack(
         name="orphan",
-        does="A static program's parent ends after a fork, so that it is nobody's child.",
+        does="A static program's parent ends after a fork, so that it is an orphan.",
         outcome=KILLED,
         script="""
 if os.fork() == 0:
@@ -120,13 +120,13 @@ raw(program="/tmp/nvidia-cuda-mps-server")
     ),
     Attack(
         name="relay",
-        does="Static programs that live for less than two readings of the arbiter hold the memory one after the other.",
+        does="Static programs that live for less than two readings of the arbiter use the memory one after the other.",
         outcome=KILLED,
         script="relay(0.7)",
     ),
     Attack(
         name="restarter",
-        does="A program that holds nothing starts a static one again whenever it was killed.",
+        does="A program that uses no GPU memory starts a static one again whenever it was killed.",
         outcome=KILLED,
         script="restart(raw)",
     ),
@@ -160,7 +160,7 @@ raw(program="/tmp/nvidia-cuda-mps-server")
         name="user-namespace",
         does="A program makes a user namespace, in which it is root, and mounts a file system over /etc; RuntimeDefault's seccomp refuses that.",
         outcome=HARMLESS,
-        says="tried: unshare",
+        prints="tried: unshare",
         script=NAMESPACES,
     ),
     Attack(
@@ -168,7 +168,7 @@ raw(program="/tmp/nvidia-cuda-mps-server")
         does="The same where the pod has no seccomp profile.",
         outcome=KILLED,
         levels=BASELINE_ONLY,
-        says="tmpfs over /etc: done",
+        prints="tmpfs over /etc: done",
         script=NAMESPACES,
     ),
     Attack(
@@ -176,7 +176,7 @@ raw(program="/tmp/nvidia-cuda-mps-server")
         does="A program with the library finds the driver's functions by the symbol table of libcuda's file.",
         outcome=REPORTED,
         reason="over-limit",
-        script='say(f"holds {Driver(addresses=addresses(*NAMES)).take()} MiB"); stay()',
+        script='log(f"allocated {Driver(addresses=addresses(*NAMES)).take()} MiB"); stay()',
     ),
     Attack(
         name="mapped-only",
@@ -195,9 +195,9 @@ without_library("import mmap; kept = mmap.mmap(os.open('/.tangram/libtangram.so'
 calls = libc(); calls.dlmopen.restype = ctypes.c_void_p
 handle = calls.dlmopen(ctypes.c_long(-1), b"libcuda.so.1", 2)
 tried("dlmopen", 0 if handle else -1)
-say(f"holds {Driver(handle).take()} MiB"); stay()
+log(f"allocated {Driver(handle).take()} MiB"); stay()
 """,
-        says="tried: dlmopen: done",
+        prints="tried: dlmopen: done",
     ),
     Attack(
         name="deep-bind",
@@ -205,12 +205,12 @@ say(f"holds {Driver(handle).take()} MiB"); stay()
         outcome=HARMLESS,
         script="""
 calls = libc(); calls.dlopen.restype = ctypes.c_void_p
-say(f"holds {Driver(calls.dlopen(b'libcuda.so.1', 2 | 8)).take()} MiB"); stay()
+log(f"allocated {Driver(calls.dlopen(b'libcuda.so.1', 2 | 8)).take()} MiB"); stay()
 """,
     ),
     Attack(
         name="deep-bind-caller",
-        does="A program loads with RTLD_DEEPBIND the library that looks the driver's functions up, which then asks libc's own dlsym.",
+        does="A program loads with RTLD_DEEPBIND the library that looks the driver's functions up, which then calls libc's own dlsym.",
         outcome=REPORTED,
         reason="over-limit",
         script="""

@@ -13,7 +13,7 @@ EMPTY: Final = "while true; do rm -rf /shared/* /shared/.[!.]* 2>/dev/null; mkdi
 LOOK: Final = """
 time.sleep(2)
 mounts = pathlib.Path("/proc/self/mountinfo").read_text()
-say(f"tried: grant mounted {' /.tangram ' in mounts}, preload file {pathlib.Path('/etc/ld.so.preload').read_text()!r}")
+log(f"tried: grant mounted {' /.tangram ' in mounts}, preload file {pathlib.Path('/etc/ld.so.preload').read_text()!r}")
 again("take()", PATH=os.environ["PATH"])
 """
 LINKED: Final = "localhost/tangram-workload:linked"
@@ -67,7 +67,7 @@ ATTACKS: Final = (
             does=f"A volume is mounted at {path}, by the path as it is written.",
             outcome=Outcome.REFUSED,
             unwatched=True,
-            says=f"container main mounts volume scratch at {path}, which a pod with a GPU share may not",
+            prints=f"container main mounts volume scratch at {path}, which a pod with a GPU share may not",
             pod=covering(path),
         )
         for number, path in enumerate(COVERED, 1)
@@ -77,7 +77,7 @@ ATTACKS: Final = (
             name=f"emptied{path.replace('/', '-')}",
             does=f"A container has an emptyDir at {path}, and another container of the pod removes what is in it.",
             outcome=Outcome.HARMLESS,
-            says="tried: grant mounted True, preload file '/.tangram/libtangram.so",
+            prints="tried: grant mounted True, preload file '/.tangram/libtangram.so",
             pod=emptied(path),
             script=LOOK,
         )
@@ -88,7 +88,7 @@ ATTACKS: Final = (
         does="Root of the container removes, moves and unmounts the grant and the preload file.",
         outcome=Outcome.HARMLESS,
         levels=BOTH,
-        says="tried: grant mounted True, preload file '/.tangram/libtangram.so",
+        prints="tried: grant mounted True, preload file '/.tangram/libtangram.so",
         script='os.system("rmdir /.tangram; mv /.tangram /x; rm -rf /.tangram; umount /.tangram; rm -f /etc/ld.so.preload; true")'
         + LOOK,
     ),

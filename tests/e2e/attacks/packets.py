@@ -15,31 +15,31 @@ ATTACKS: Final = (
         name="garbage",
         does="Random packets, packets of every type and length, and half a header go to the arbiter.",
         outcome=HARMLESS,
-        says="tried: garbage",
+        prints="tried: garbage",
         script="""
 import random
 for at in range(300):
     body = random.Random(at).randbytes(random.Random(at).choice((0, 3, 16, 64, 500, 4000)))
     send_packets(*((body,) if at % 3 else (hello(), packet(at % 20, body))), wait=False)
-say("tried: garbage"); take()
+log("tried: garbage"); take()
 """,
     ),
     Attack(
         name="returned-twice",
         does="A connection returns 2^40 bytes that it never leased, so that the lease would wrap below zero.",
         outcome=HARMLESS,
-        says="tried: forged",
+        prints="tried: forged",
         script="""
 forged = [packet(5, struct.pack("<IIQ", 0, 0, amount)) for amount in (1 << 40, 1 << 63, (1 << 64) - 1)]
 for one in forged: send_packets(hello(), one, wait=False)
-say("tried: forged returns"); take()
+log("tried: forged returns"); take()
 """,
     ),
     Attack(
-        name="says-it-holds-nothing",
+        name="reports-no-usage",
         does="Beside the library, a connection claims a usage of 0 and leases the whole limit again and again.",
         outcome=HARMLESS,
-        says="tried: forged",
+        prints="tried: forged",
         script="""
 kept = []
 for _ in range(8):
@@ -48,20 +48,20 @@ for _ in range(8):
     sock.send(packet(7, struct.pack("<IIQQ", 0, 0, 0, 0)))
     sock.send(packet(3, struct.pack("<IIQQ", 0, 0, 1 << 20, 1 << 62))); answer(sock)
     sock.send(packet(7, struct.pack("<IIQQ", 0, 0, 0, 0)))
-say("tried: forged usage"); take()
+log("tried: forged usage"); take()
 """,
     ),
     Attack(
         name="others-channels",
         does="A connection announces channels that are another process's, by numbers that it guessed.",
         outcome=HARMLESS,
-        says="tried: forged",
+        prints="tried: forged",
         script="""
 for client in range(1, 40):
     numbers = list(range(64))
     body = struct.pack("<6I64I64I", 0, client, 1, 64, 64, 0, *numbers, *numbers)
     send_packets(hello(flags=1), packet(13, body), wait=False)
-say("tried: forged channels"); take()
+log("tried: forged channels"); take()
 """,
     ),
     Attack(
@@ -69,7 +69,7 @@ say("tried: forged channels"); take()
         does="A container opens 300 connections to its socket and keeps them, and opens and closes 5,000 more.",
         outcome=HARMLESS,
         cpu=CPU,
-        says="tried: 5000",
+        prints="tried: 5000",
         script="""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -79,7 +79,7 @@ for at in range(5000):
         sock = connect()
         kept.append(sock) if at < 300 else sock.close()
     except OSError: pass
-say("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
+log("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
 """,
     ),
     Attack(
@@ -87,14 +87,14 @@ say("tried: 5000 connections"); kept.clear(); time.sleep(1); take()
         does="A connection sends 50,000 requests for a lease without reading an answer.",
         outcome=HARMLESS,
         cpu=CPU,
-        says="tried: 50000",
+        prints="tried: 50000",
         script="""
 sock = connect(); sock.send(hello()); answer(sock); sock.setblocking(False)
 for _ in range(50000):
     try: sock.send(packet(3, struct.pack("<IIQQ", 0, 0, 1 << 20, 1 << 40)))
     except BlockingIOError: time.sleep(0.0005)
     except OSError: sock = connect(); sock.send(hello()); sock.setblocking(False)
-say("tried: 50000 packets"); sock.close(); take()
+log("tried: 50000 packets"); sock.close(); take()
 """,
     ),
 )

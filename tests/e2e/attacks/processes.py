@@ -31,8 +31,8 @@ ATTACKS: Final = (
         name="fork-without-exec",
         does="A process that uses CUDA forks, and its child takes memory by the parent's context and by one of its own.",
         outcome=HARMLESS,
-        script='held = Driver().take(256); say(f"tried: parent holds {held}"); child(take)',
-        says="tried: parent holds 256",
+        script='held = Driver().take(256); log(f"tried: parent allocated {held}"); child(take)',
+        prints="tried: parent allocated 256",
     ),
     Attack(
         name="many-processes",
@@ -49,12 +49,12 @@ stay()
         does="Root of the container starts a set-user-ID copy of Python as another user, for which the loader drops LD_PRELOAD.",
         outcome=HARMLESS,
         levels=BASELINE_ONLY,
-        says="tried: real 65534, effective 0",
+        prints="tried: real 65534, effective 0",
         script="""
 import shutil
 shutil.copy(os.path.realpath(sys.executable), "/tmp/python"); os.chmod("/tmp/python", 0o4755)
 os.setgid(65534); os.setuid(65534)
-os.execve("/tmp/python", ["/tmp/python", "-c", HEAD + 'say(f"tried: real {os.getuid()}, effective {os.geteuid()}"); take()'], {"LD_PRELOAD": "x", "PYTHONHOME": sys.base_prefix})
+os.execve("/tmp/python", ["/tmp/python", "-c", HEAD + 'log(f"tried: real {os.getuid()}, effective {os.geteuid()}"); take()'], {"LD_PRELOAD": "x", "PYTHONHOME": sys.base_prefix})
 """,
     ),
     Attack(
@@ -63,13 +63,13 @@ os.execve("/tmp/python", ["/tmp/python", "-c", HEAD + 'say(f"tried: real {os.get
         outcome=REPORTED,
         levels=BOTH,
         reason="no-thread",
-        says="tried: no thread",
+        prints="tried: no thread",
         script="""
 import resource, _thread
 if os.getuid() == 0: os.setgid(60000); os.setuid(60000)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 try: _thread.start_new_thread(time.sleep, (1,))
-except RuntimeError: say("tried: no thread starts")
+except RuntimeError: log("tried: no thread starts")
 take()
 """,
     ),
@@ -77,8 +77,8 @@ take()
         name="helper-ended",
         does="A program ends the library's helper thread by pthread_exit in a signal handler.",
         outcome=HARMLESS,
-        script='driver = Driver(); driver.take(64); end_helper(); time.sleep(1); say(f"holds {driver.take()} MiB"); stay()',
-        says="tried: a signal to the library's thread",
+        script='driver = Driver(); driver.take(64); end_helper(); time.sleep(1); log(f"allocated {driver.take()} MiB"); stay()',
+        prints="tried: a signal to the library's thread",
     ),
     Attack(
         name="stopped",
@@ -94,11 +94,11 @@ time.sleep(2); take()
         name="closed-descriptors",
         does="A program closes the library's connections to the arbiter and goes on taking memory.",
         outcome=HARMLESS,
-        says="tried: close",
+        prints="tried: close",
         script="""
 driver = Driver(); driver.take(64)
 cut_off()
-say(f"holds {driver.take()} MiB"); stay()
+log(f"allocated {driver.take()} MiB"); stay()
 """,
     ),
     Attack(
@@ -120,7 +120,7 @@ take()
         outcome=HARMLESS,
         levels=BOTH,
         pod=together(),
-        says="tried: ptrace",
+        prints="tried: ptrace",
         script=OTHERS + 'tried("ptrace", libc().ptrace(16, found[0], None, None)); take()',
     ),
     Attack(
@@ -129,10 +129,10 @@ take()
         outcome=REFUSED,
         levels=BOTH,
         pod=together(),
-        says="refused: ",
+        prints="refused: ",
         script=OTHERS
         + """
-say(greeted(f"/proc/{found[0]}/root/.tangram/socket/arbiter.sock"))
+log(greeted(f"/proc/{found[0]}/root/.tangram/socket/arbiter.sock"))
 stay()
 """,
     ),

@@ -28,17 +28,17 @@ CONTEXTS: Final[dict[Level, dict[str, Any]]] = {
     Level.PRIVILEGED: {"runAsUser": 0},
 }
 NEIGHBOUR_MIB: Final = 6144
-ROOM_MIB: Final = 30 * 1024
+RESERVE_MIB: Final = 30 * 1024
 NEIGHBOUR: Final = HEAD + dedent("""
     driver, at, slowest, calls, since = Driver(), ctypes.c_uint64(), 0.0, 0, time.monotonic()
-    kept = driver.take(6144); say(f"holds {kept} MiB")
+    kept = driver.take(6144); log(f"allocated {kept} MiB")
     while True:
         began = time.monotonic()
         driver.must("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(STEP_MIB * MIB))
         driver.must("cuMemFree_v2", at)
         slowest, calls = max(slowest, time.monotonic() - began), calls + 1
         if began - since >= 1:
-            say(f"calls {calls} slowest_ms {slowest * 1000:.1f}")
+            log(f"calls {calls} slowest_ms {slowest * 1000:.1f}")
             slowest, calls, since = 0.0, 0, began
         time.sleep(0.05)
     """)
@@ -115,9 +115,9 @@ def pods(rows: Iterable[tuple[Attack, Level]]) -> dict[tuple[str, Level], tuple[
     return made
 
 
-def room(name: str, uuid: str) -> dict[str, Any]:
-    """A share that nobody uses: what attackers take beyond their limits comes out of it, and not out of the neighbour's."""
-    idle = container(mem=ROOM_MIB // 1024, run=["sleep", "3600"], securityContext=RESTRICTED)
+def reserve(name: str, uuid: str) -> dict[str, Any]:
+    """An unused share: what attackers allocate beyond their limits comes out of it, and not out of the neighbour's."""
+    idle = container(mem=RESERVE_MIB // 1024, run=["sleep", "3600"], securityContext=RESTRICTED)
     return pod(name, idle, annotations={"tangram.sh/gpu-uuid": uuid})
 
 

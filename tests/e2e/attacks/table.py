@@ -19,7 +19,7 @@ FAMILIES: Final[dict[str, tuple[Attack, ...]]] = {
 """Heading of the page -> rows."""
 
 ORDER: Final = (Outcome.REFUSED, Outcome.HARMLESS, Outcome.REPORTED, Outcome.KILLED)
-"""Kills come last: for a minute after its start the arbiter kills nobody."""
+"""Kills come last: for a minute after its start the arbiter kills no process."""
 
 
 def staged() -> list[tuple[Attack, Level]]:

@@ -22,7 +22,7 @@ from tests.e2e.objects import share
 from vgpu.api.codec import inventory_from_json
 
 QUIET_S: Final = 62.0
-"""For a minute after its start the arbiter kills nobody. Specified: arbiter.bypass."""
+"""For a minute after its start the arbiter kills no process. Specified: arbiter.bypass."""
 LOOK_S: Final = 5.0
 NEIGHBOURS: Final = "attacks-neighbours"
 
@@ -43,7 +43,7 @@ class Siege:
     places: dict[tuple[str, Level], judge.Attacker] = field(default_factory=dict)
 
     def attacker(self, attack: Attack, level: Level) -> judge.Attacker:
-        """Lets all attackers of its outcome loose with the first of them; those who are to be killed when the arbiter may."""
+        """Starts all attackers of its outcome with the first of them; those to be killed once the arbiter may kill."""
         wave = {Outcome.KILLED} if attack.outcome is Outcome.KILLED else set(Outcome) - {Outcome.KILLED}
         if not wave <= self.loose:
             if Outcome.KILLED in wave:
@@ -76,7 +76,7 @@ class Siege:
 
 @pytest.fixture(scope="module")
 def siege(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    """Namespaces, programs, the image with links, and on each GPU a neighbour and room for what attackers take."""
+    """Namespaces, programs, the image with links, and on each GPU a neighbour and a reserve for what attackers allocate."""
     programs = stage.programs()
     spaces = {namespace_of(level): str(level) for level in Level} | {NEIGHBOURS: "restricted"}
     cluster.kubectl("delete", "namespace", *spaces, "--ignore-not-found", "--timeout=60s")  # of a run before
@@ -87,7 +87,7 @@ def siege(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     uuids = whole_gpus(cluster)
     names = tuple(f"neighbour-{at}" for at in range(len(uuids)))
     cluster.run(NEIGHBOURS, *(stage.neighbour(name, uuid) for name, uuid in zip(names, uuids, strict=True)))
-    cluster.run(NEIGHBOURS, *(stage.room(f"room-{at}", uuid) for at, uuid in enumerate(uuids)))
+    cluster.run(NEIGHBOURS, *(stage.reserve(f"reserve-{at}", uuid) for at, uuid in enumerate(uuids)))
     for name in names:
         judge.Attacker(cluster, NEIGHBOURS, name, "main").acts()
     yield Siege(cluster, names, time.time())
@@ -121,14 +121,14 @@ def test_attack(siege: Siege, victim: str, attack: Attack, level: Level) -> None
     if attack.act is not None:
         with pytest.raises(CommandFailed) as refusal:
             attack.act(siege.cluster, namespace_of(Level.PRIVILEGED), victim)
-        verdict.refused(attack.says, str(refusal.value))
+        verdict.refused(attack.prints, str(refusal.value))
     elif not attack.script:
         for namespace in (namespace_of(level), *(["kube-system"] * attack.unwatched)):
-            verdict.refused(attack.says, siege.cluster.refused(namespace, stage.own_pod(attack, level)))
+            verdict.refused(attack.prints, siege.cluster.refused(namespace, stage.own_pod(attack, level)))
     else:
         attacker = siege.attacker(attack, level)
         attacker.acts()
-        attacker.said(attack.says)
+        attacker.printed(attack.prints)
         match attack.outcome:
             case Outcome.REFUSED:
                 verdict.nothing_held(attacker.booked_mib())

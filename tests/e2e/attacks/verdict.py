@@ -21,10 +21,10 @@ ROUNDED_S: Final = 1.0
 SLOWEST_MS: Final = 1000.0
 """Of a neighbour's allocation, beside fifty attackers on two processors that are the cluster's, too. Guessed."""
 SILENT_S: Final = 10.0
-"""A neighbour says each second how its calls fare. One that says nothing for so long hangs. Guessed."""
+"""A neighbour logs its calls each second. One without a line for this long hangs. Guessed."""
 BY_BYPASS, BY_GUARD, UNENFORCED = "LimitBypassed", "OverMemoryLimit", "LimitNotEnforced"
 """Reasons of Events."""
-_HOLDS: Final = re.compile(r"^([0-9.]+) (?:holds (\d+) MiB|refused: .*)$", re.MULTILINE)
+_ALLOCATED: Final = re.compile(r"^([0-9.]+) (?:allocated (\d+) MiB|refused: .*)$", re.MULTILINE)
 _CALLS: Final = re.compile(r"^([0-9.]+) calls (\d+) slowest_ms ([0-9.]+)$", re.MULTILINE)
 
 
@@ -38,19 +38,19 @@ class Reported:
 
 
 def acted(log: str) -> tuple[float, int] | None:
-    """When the attacker last said that it holds memory or was refused, and how much it holds; None = not yet."""
-    seen = list(_HOLDS.finditer(log))
+    """When the attacker last logged its memory or a refusal, and how much memory; None = not yet."""
+    seen = list(_ALLOCATED.finditer(log))
     return (float(seen[-1][1]), int(seen[-1][2] or 0)) if seen else None
 
 
-def happened(says: str, log: str) -> None:
-    assert says in log, f"the attack did not happen: {says!r} is not in\n{log}"
+def happened(prints: str, log: str) -> None:
+    assert prints in log, f"the attack did not happen: {prints!r} is not in\n{log}"
 
 
-def refused(says: str, answer: str) -> None:
+def refused(prints: str, answer: str) -> None:
     """By admission, which gave its reason: any other failure is none."""
-    assert says, "a refusal without a sentence may be any failure"
-    assert says in answer, f"it failed, and not for {says!r}:\n{answer}"
+    assert prints, "a refusal without a sentence may be any failure"
+    assert prints in answer, f"it failed, and not for {prints!r}:\n{answer}"
 
 
 def nothing_held(booked_mib: int) -> None:
@@ -62,9 +62,7 @@ def harmless(booked_mib: int, claimed_mib: int) -> None:
     assert booked_mib <= LIMIT_MIB, (
         f"{booked_mib} MiB by the driver's records, {claimed_mib} by its own words: at most {LIMIT_MIB}"
     )
-    assert claimed_mib <= booked_mib, (
-        f"the driver's records show {booked_mib} MiB of the {claimed_mib} that it says it holds"
-    )
+    assert claimed_mib <= booked_mib, f"the driver's records show {booked_mib} MiB of the {claimed_mib} that it logged"
 
 
 def metric_row(metrics: str, labels: Mapping[str, str]) -> None:
@@ -100,7 +98,7 @@ def killed(since_s: float, terminated: Mapping[str, Any], ended_s: float) -> Non
 
 
 def kill_reported(events: Sequence[Reported]) -> bool:
-    """Does an Event say that it was killed for going around the library?"""
+    """Does an Event report that it was killed for going around the library?"""
     return any(one.reason == BY_BYPASS and "was killed" in one.note for one in events)
 
 
@@ -116,7 +114,7 @@ class Neighbour:
 
 
 def undisturbed(seen: Neighbour, kept_mib: int, since_s: float) -> None:
-    """It holds what it held, goes on calling, and none of its calls failed or took long since then."""
+    """It has the memory that it had, goes on calling, and none of its calls failed or took long since then."""
     assert "refused" not in seen.log, seen.log[-2000:]
     assert seen.restarts == 0, f"{seen.name} was restarted {seen.restarts} times"
     assert kept_mib <= seen.booked_mib, (
@@ -124,6 +122,6 @@ def undisturbed(seen: Neighbour, kept_mib: int, since_s: float) -> None:
     )
     lines = [(float(at), float(ms)) for at, _, ms in _CALLS.findall(seen.log)]
     silent_s = seen.now_s - max((at for at, _ in lines), default=since_s)
-    assert silent_s <= SILENT_S, f"{seen.name} has said nothing for {silent_s:.0f} s: a call hangs"
+    assert silent_s <= SILENT_S, f"{seen.name} has logged nothing for {silent_s:.0f} s: a call hangs"
     slowest_ms = max((ms for at, ms in lines if at >= since_s), default=0.0)
     assert slowest_ms <= SLOWEST_MS, f"{seen.name}: a call took {slowest_ms:.0f} ms"

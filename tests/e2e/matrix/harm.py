@@ -54,19 +54,19 @@ def harm(cluster: Cluster, namespace: str, row: Row) -> Iterator[None]:
 def victims(cluster: Cluster, namespace: str, row: Row) -> list[int]:
     """Pids, at least one."""
     layout = node.NODE.cluster
-    if row.who in ("kubelet", "containerd"):
-        pid = processes.pid_of(layout, node.NODE.process(row.who))
+    if row.part in ("kubelet", "containerd"):
+        pid = processes.pid_of(layout, node.NODE.process(row.part))
         found = [pid] if pid is not None else []
-    elif row.who == "API server":
+    elif row.part == "API server":
         pid = processes.pid_of(layout, "apiserver")
         found = [pid] if pid is not None else []
-    elif row.who == "container":
+    elif row.part == "container":
         found = [one.pid for one in node.gpu_processes() if one.uid in subjects(cluster, namespace)]
-    elif row.who == "containerd-shim":
+    elif row.part == "containerd-shim":
         found = [parent(one.pid) for one in node.gpu_processes() if one.uid in subjects(cluster, namespace)]
     else:
-        found = eventually(lambda: node.pids_of(row.who), f"{row.who} runs")[:1]
-    assert found, f"there is no {row.who} to {row.fault}"
+        found = eventually(lambda: node.pids_of(row.part), f"{row.part} runs")[:1]
+    assert found, f"there is no {row.part} to {row.fault}"
     return found
 
 
@@ -86,10 +86,10 @@ def kill(cluster: Cluster, namespace: str, row: Row) -> None:
     for pid in victims(cluster, namespace, row):
         with contextlib.suppress(ProcessLookupError):
             send_signal(pid, signal.SIGKILL)
-    if row.who == "kubelet":
+    if row.part == "kubelet":
         processes.stop(node.NODE.cluster, node.NODE.process("kubelet"))
         local_node.start_kubelet(node.NODE)
-    elif row.who == "containerd":
+    elif row.part == "containerd":
         processes.stop(node.NODE.cluster, node.NODE.process("containerd"))
         node.NODE.containerd_socket.unlink(missing_ok=True)
         local_node.start_runtime(node.NODE)
@@ -171,11 +171,11 @@ def _removed(group: Path) -> bool:
 def hanging(cluster: Cluster, namespace: str, row: Row) -> Iterator[None]:
     """A call of the driver that does not return, or silent peers at every door of a part, for `STOP_S` at least."""
     until_s = time.monotonic() + STOP_S
-    if row.who in ("NVML child", "container"):
-        seconds = 1000 if row.who == "NVML child" else STOP_S
+    if row.part in ("NVML child", "container"):
+        seconds = 1000 if row.part == "NVML child" else STOP_S
         node.driver("fault", "hang", row.what, f"seconds={seconds:g}")
         try:
-            if row.who == "NVML child":
+            if row.part == "NVML child":
                 eventually(lambda: offered(cluster) == 0, "the node offers no GPU while NVML hangs", timeout_s=60)
             yield
             time.sleep(max(0.0, until_s - time.monotonic()))
@@ -197,17 +197,17 @@ def offered(cluster: Cluster) -> int:
 
 def doors(cluster: Cluster, row: Row) -> list[Callable[[], socket.socket]]:
     """How to connect to each socket of a part."""
-    if row.who == "device plugin":
+    if row.part == "device plugin":
         grpc = sorted(node.DEVICE_PLUGINS.glob("tangram-*.sock"))
         return [lambda at=at: _unix(at, socket.SOCK_STREAM) for at in grpc] + [  # type: ignore[misc]
             lambda: _unix(node.STATE / "plugin/nvml.sock", socket.SOCK_SEQPACKET)
         ]
-    if row.who == "arbiter":
+    if row.part == "arbiter":
         grants = sorted((node.STATE / "sockets").glob("[!.]*/arbiter.sock"))
         return [lambda at=at: _unix(at, socket.SOCK_SEQPACKET) for at in grants] + [  # type: ignore[misc]
             lambda: _unix(node.STATE / "arbiter/status.sock", socket.SOCK_STREAM)
         ]
-    component, ports = {"webhook": ("webhook", (8443, 8080)), "extender": ("scheduler", (8889,))}[row.who]
+    component, ports = {"webhook": ("webhook", (8443, 8080)), "extender": ("scheduler", (8889,))}[row.part]
     address = address_of(cluster.api.listed("pod", NAMESPACE), component)
     return [lambda port=port: socket.create_connection((address, port), timeout=3) for port in ports]  # type: ignore[misc]
 
@@ -243,10 +243,12 @@ def _delete(*patterns: str, under: Path = node.STATE) -> Callable[[Cluster, str]
 
 
 def _lose_annotation(cluster: Cluster, _namespace: str) -> None:
-    """As the device plugin: nobody else may."""
-    who = f"system:serviceaccount:{NAMESPACE}:tangram-node"
+    """As the device plugin: no other account may."""
+    account = f"system:serviceaccount:{NAMESPACE}:tangram-node"
     extra = f"authentication.kubernetes.io/node-name={node.NODE.name}"
-    cluster.kubectl("annotate", "node", node.NODE.name, "tangram.sh/inventory-", "--as", who, "--as-user-extra", extra)
+    cluster.kubectl(
+        "annotate", "node", node.NODE.name, "tangram.sh/inventory-", "--as", account, "--as-user-extra", extra
+    )
 
 
 def _lose_checkpoint(_cluster: Cluster, _namespace: str) -> None:

@@ -1,6 +1,6 @@
-"""One function for each invariant of the architecture: what of it does not hold in what was seen, as sentences. Pure.
+"""One function for each invariant of the architecture: its violations in what was seen, as sentences. Pure.
 
-Nobody but tests calls these. tests/unit/e2e/test_invariants.py plants a violation of each.
+Only tests call these. tests/unit/e2e/test_invariants.py plants a violation of each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vgpu.api.names import DEFAULT
 PAGE_MIB: Final = 2
 """What the driver may count beyond a limit: it takes whole pages."""
 SHARE_OVER: Final = 5.0
-"""Percentage points that a share may pass its limit. contract.md."""
+"""Percentage points that a share may pass its limit."""
 SHARE_PART: Final = 0.5
 """Of its limit, a container with work has at least this. A busy machine starves the program that launches, so this is coarse."""
 REST_S: Final = 1.0
@@ -37,21 +37,21 @@ def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
         if process.grant is not None and process.uid not in holders:
             pieces = tuple(Slice(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
             holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", pieces
-    mib, core, who = Counter[str](), Counter[str](), dict[str, list[str]]()
+    mib, core, keys = Counter[str](), Counter[str](), dict[str, list[str]]()
     for key, pieces in holders.values():
         for piece in pieces:
             mib[piece.uuid] += piece.mib
             core[piece.uuid] += piece.core_percent
-            who.setdefault(piece.uuid, []).append(key)
+            keys.setdefault(piece.uuid, []).append(key)
     for gpu in seen.inventory.gpus:
         if mib[gpu.uuid] > gpu.mib or core[gpu.uuid] > 100:
             yield (
-                f"{gpu.uuid} has {mib[gpu.uuid]} MiB and {core[gpu.uuid]} % assigned to {', '.join(who[gpu.uuid])}: it has {gpu.mib} MiB and 100 %"
+                f"{gpu.uuid} has {mib[gpu.uuid]} MiB and {core[gpu.uuid]} % assigned to {', '.join(keys[gpu.uuid])}: it has {gpu.mib} MiB and 100 %"
             )
 
 
 def i2_containers_see_their_gpus_alone(seen: Seen) -> Iterator[str]:
-    """By what CUDA says inside."""
+    """By CUDA's answers inside."""
     assigned = {pod.key: pod.assignment.held() for pod in seen.pods if pod.assignment is not None and not pod.finished}
     for tried in seen.tried:
         ought = {piece.uuid.partition("-")[2] for piece in assigned[tried.key]}
@@ -60,7 +60,7 @@ def i2_containers_see_their_gpus_alone(seen: Seen) -> Iterator[str]:
 
 
 def i3_the_kubelet_counts_as_the_extender(seen: Seen) -> Iterator[str]:
-    """Device IDs in its checkpoint against the assignments. A difference that the metric tells is drift, which may be."""
+    """Device IDs in its checkpoint against the assignments. A difference that the metric reports is drift, which may be."""
     for pod in _with_assignment(seen):
         ought: Counter[tuple[str, str]] = Counter()
         for pieces in pod.assignment.containers.values() if pod.assignment else ():
@@ -107,7 +107,7 @@ def i6_containers_stay_within_their_grants(seen: Seen) -> Iterator[str]:
     }
     for (folder, uuid), mib in held.items():
         if folder and mib > limits.get((folder, uuid), 0) + PAGE_MIB:
-            yield f"grant {folder} holds {mib} MiB of {uuid}: its limit is {limits.get((folder, uuid), 0)} MiB"
+            yield f"grant {folder} uses {mib} MiB of {uuid}: its limit is {limits.get((folder, uuid), 0)} MiB"
     for tried in seen.tried:
         if "took" not in tried.within:
             yield f"{tried.key}: an allocation within its limit failed: {tried.within.strip()}"
@@ -130,14 +130,14 @@ def i7_nobody_stays_suspended_without_an_arbiter(seen: Seen) -> Iterator[str]:
 
 
 def i8_nothing_is_silently_unlimited(seen: Seen) -> Iterator[str]:
-    """Each process on a shared GPU is enforced, or its container says why not: in status, metric and Event."""
+    """Each process on a shared GPU is enforced, or its container has the reason: in status, metric and Event."""
     known = {container.uid: container for container in seen.status.containers}
     pods = {pod.uid: pod for pod in seen.pods}
     for process in seen.processes:
         if process.uid:
             yield from _i8_of(process, pods.get(process.uid), {p.pid for p in known[process.uid].processes} if process.uid in known else None)  # fmt: skip
-    said = {(container.pod, one.reason) for container in seen.status.containers for one in container.unenforced}
-    if missing := sorted(said - seen.unenforced_metric):
+    reported = {(container.pod, one.reason) for container in seen.status.containers for one in container.unenforced}
+    if missing := sorted(reported - seen.unenforced_metric):
         yield f"no metric names {missing}, which the status does"
     for container in seen.status.containers:
         if container.unenforced and container.pod not in seen.unenforced_events:
@@ -148,23 +148,23 @@ def i8_nothing_is_silently_unlimited(seen: Seen) -> Iterator[str]:
 
 
 def _i8_of(process: GpuProcess, pod: SeenPod | None, pids: set[int] | None) -> Iterator[str]:
-    who = f"process {process.pid} of pod {pod.key if pod else process.uid}"
+    name = f"process {process.pid} of pod {pod.key if pod else process.uid}"
     if not process.has_library:
-        yield f"{who} runs without the library"
+        yield f"{name} runs without the library"
     if process.grant is None:
-        yield f"{who} has no grant in its file system"
+        yield f"{name} has no grant in its file system"
         return
     if process.grant.uid != process.uid:
-        yield f"{who} runs under the grant of pod UID {process.grant.uid}"
+        yield f"{name} runs under the grant of pod UID {process.grant.uid}"
     if pod is not None and pod.assignment is not None:
         given = {(gpu.uuid, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus}
         ought = {(s.uuid, s.mib, s.core_percent) for s in pod.assignment.containers.get(process.grant.container, ())}
         if given != ought:
-            yield f"{who} is granted {sorted(given)} and assigned {sorted(ought)}"
+            yield f"{name} is granted {sorted(given)} and assigned {sorted(ought)}"
     if pids is None:
-        yield f"{who} is of a container that the arbiter does not know"
+        yield f"{name} is of a container that the arbiter does not know"
     elif process.pid not in pids:
-        yield f"{who} is not known to the arbiter"
+        yield f"{name} is not known to the arbiter"
 
 
 def grant_directories_are_never_reused(seen: Seen, history: MutableMapping[str, str]) -> Iterator[str]:
@@ -191,5 +191,5 @@ INVARIANTS: Final[Mapping[str, Callable[[Seen], Iterator[str]]]] = {
 
 
 def broken(seen: Seen) -> list[str]:
-    """Every invariant that does not hold, with why."""
+    """Every violated invariant, with the reason."""
     return [f"{name}: {why}" for name, check in INVARIANTS.items() for why in check(seen)]

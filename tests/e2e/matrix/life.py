@@ -82,7 +82,7 @@ class Stage:
         getattr(self, f"_{step}")(harm)
 
     def preempt(self, harm: Harm) -> None:
-        """`placing`, where the subject first has to preempt pods that hold the room."""
+        """`placing`, where the subject first has to preempt pods that use the capacity."""
         self.cluster.create(self.namespace, filler())
         eventually(lambda: self._ready(FILLER) == REPLICAS, "the filler runs")
         victims = {pod["metadata"]["uid"] for pod in self._of(FILLER)}
@@ -93,7 +93,7 @@ class Stage:
     def _placing(self, harm: Harm, within_s: float = DECISION_S) -> None:
         scaling = threading.Timer(self.chance.random() * 0.1, self._scale, (REPLICAS,))
         with contextlib.ExitStack() as order:
-            if self.chance.random() < 0.5:  # before anybody decides; else while somebody does
+            if self.chance.random() < 0.5:  # before any scheduler decides; else during a decision
                 order.enter_context(harm())
                 scaling.start()
             else:
@@ -132,7 +132,7 @@ class Stage:
             pass
 
     def _forced(self, harm: Harm) -> None:
-        """The kubelet ends the processes only after the fault; what they hold is nobody's meanwhile."""
+        """The kubelet ends the processes only after the fault; their devices belong to no pod meanwhile."""
         with self.cluster.kubelet_paused():
             self.cluster.api.delete_all("pod", self.namespace, f"app={SUBJECT}", by_force=True)
             time.sleep(self.chance.random())
@@ -140,7 +140,7 @@ class Stage:
                 pass
 
     def settle(self, within_s: float) -> None:
-        """Wait until everything runs. Raises NotSoon that says what does not."""
+        """Wait until everything runs. Raises NotSoon, which names what does not."""
         began_s, missing = time.monotonic(), ["not looked at yet"]
         while missing := self.missing():
             if time.monotonic() - began_s > within_s:
@@ -155,7 +155,7 @@ class Stage:
         except (CommandFailed, json.JSONDecodeError) as error:
             return [f"the API does not answer: {str(error)[-200:]}"]
         own = node_of(listed)
-        wrong = [f"{who} is {text}" for who, text in _pages(listed).items() if text != "ok"]
+        wrong = [f"{part} is {text}" for part, text in _pages(listed).items() if text != "ok"]
         offers = allocatable(own)
         if (offers.get("tangram.sh/gpu-mem"), offers.get("tangram.sh/gpu-core")) != (2 * UNITS, 200):
             wrong.append(f"the node offers {offers}")
@@ -184,7 +184,7 @@ class Stage:
         self.cluster.api.patch("replicaset", name, self.namespace, {"spec": {"replicas": replicas}})
 
     def _drop_filler(self) -> None:
-        """Each round has its own: the pods of one ReplicaSet are preempted a few times an hour, then spared."""
+        """Each round has its own: the pods of one ReplicaSet are preempted a few times an hour, then no more."""
         with contextlib.suppress(NotThere):
             self.cluster.api.delete("replicaset", FILLER, self.namespace)
 
@@ -206,7 +206,7 @@ class Stage:
 
 
 def _pages(listed: list[dict[str, Any]]) -> dict[str, str]:
-    """What each part says of itself."""
+    """What each part reports of itself."""
     own, scheduler, webhook = (address_of(listed, part) for part in ("node", "scheduler", "webhook"))
     return {
         "device plugin": node.page(own, 9402, "/readyz").strip(),

@@ -1,4 +1,4 @@
-"""Read everything that the invariants are about, from those who really know it."""
+"""Read everything that the invariants are about, from the sources that really know it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vgpu.api.codec import assignment_from_json, inventory_from_json
 from vgpu.api.contract import uuid_of
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
-from vgpu.protocol.status import Status
+from vgpu.protocol.status import StatusDocument
 
 WINDOW_S: Final = 2.0
 """In which GPU time is counted."""
@@ -105,7 +105,7 @@ def try_out(cluster: Cluster, pod: SeenPod) -> Tried:
     return Tried(pod.key, frozenset(UUID.findall(sees)), within, beyond)
 
 
-def shares(status: Status, percent: Mapping[int, float]) -> tuple[Share, ...]:
+def shares(status: StatusDocument, percent: Mapping[int, float]) -> tuple[Share, ...]:
     """Of each container whose processes have a limit of GPU time and work."""
     found = []
     for container in status.containers:
@@ -164,7 +164,7 @@ def _about(event: Mapping[str, Any]) -> str:
 
 
 def preemptions(events: list[dict[str, Any]], since: str) -> tuple[Preemption, ...]:
-    """As kube-scheduler tells of them."""
+    """As kube-scheduler reports them."""
     found = []
     for event in events:
         preemptor = UUID.search(event.get("note", ""))

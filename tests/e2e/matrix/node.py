@@ -20,7 +20,7 @@ from vgpu.api.codec import grant_from_text
 from vgpu.api.contract import GRANT_DIRS
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
-from vgpu.protocol.status import Status, decode_status
+from vgpu.protocol.status import StatusDocument, decode_status
 
 NODE: Final = Layout().node(1)
 STATE: Final = NODE.own("/var/lib/tangram")
@@ -49,9 +49,9 @@ def started(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
-def pids_of(who: str) -> list[int]:
+def pids_of(part: str) -> list[int]:
     """Of a part that runs in a container, the oldest first: an arbiter's spare is younger than the arbiter."""
-    found = [int(p.name) for p in Path("/proc").glob("[0-9]*") if runs_in_a_container(p, PROGRAMS[who])]
+    found = [int(p.name) for p in Path("/proc").glob("[0-9]*") if runs_in_a_container(p, PROGRAMS[part])]
     return sorted(found, key=started)
 
 
@@ -132,8 +132,8 @@ def grants() -> dict[str, Grant]:
     return found
 
 
-def status(within_s: float = 5.0) -> Status:
-    """What the arbiter says. Raises OSError when it says nothing, BadDocument."""
+def status(within_s: float = 5.0) -> StatusDocument:
+    """The arbiter's status. Raises OSError without an answer, BadDocument."""
     with socket.socket(socket.AF_UNIX) as requested:
         requested.settimeout(within_s)
         requested.connect(str(STATE / "arbiter/status.sock"))

@@ -43,7 +43,7 @@ while True:
     check(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None))
     check(cuda.cuStreamSynchronize(None))
 """
-"""Holds so many GiB and launches kernels of 20 ms. As process 1 of its container it does not end on SIGTERM."""
+"""Uses so many GiB and launches kernels of 20 ms. As process 1 of its container it does not end on SIGTERM."""
 
 _FOLDER: Final = "/fake-kernel"
 
@@ -60,7 +60,7 @@ def working(units: int, core: int, *, end_s: int = 1) -> dict[str, Any]:
 
 
 def residents(gpus: Sequence[str]) -> list[dict[str, Any]]:
-    """One on each of two GPUs: it holds memory, it computes."""
+    """One on each of two GPUs: it uses memory, it computes."""
     inner = container(mem=RESIDENT_UNITS, run=["gpuview", "hold", f"{HELD_GIB}Gi"])
     steady, busy = pod("", inner), working(RESIDENT_UNITS, BUSY_CORE)
     return [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vgpu.api.grant import Assignment, Grant
 from vgpu.api.inventory import Inventory
-from vgpu.protocol.status import Status
+from vgpu.protocol.status import StatusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class Seen:
     processes: tuple[GpuProcess, ...] = ()
     grants: Mapping[str, Grant] = field(default_factory=dict)
     """Name of the grant directory -> the grant in it."""
-    status: Status = Status(())  # noqa: RUF009 - a frozen struct
+    status: StatusDocument = StatusDocument(())  # noqa: RUF009 - a frozen struct
     kubelet: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """(pod UID, resource, GPU UUID) -> devices, by the kubelet's checkpoint."""
     drift_metric: frozenset[tuple[str, str]] = frozenset()
-    """(resource, GPU UUID) of which the plugin's metric says that the kubelet counts otherwise."""
+    """(resource, GPU UUID) for which the plugin's metric reports that the kubelet counts otherwise."""
     tried: tuple[Tried, ...] = ()
     shares: tuple[Share, ...] = ()
     longest_rest_s: Mapping[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""The fault matrix: who is hit, by what, at which step of a pod's life, and what pods notice meanwhile. Data only.
+"""The fault matrix: the part that is hit, the fault, the step of a pod's life, and what pods notice meanwhile. Data only.
 
-The matrix does not try every combination. Each (who, fault) is tried at least once, or `NOT_TRIED` says why it cannot be; and each
-step meets each fault at least once. tests/unit/e2e holds both, and compares docs/development/faults.md with this table.
+The matrix does not try every combination. Each (part, fault) is tried at least once, or `NOT_TRIED` has the reason why not; and each
+step meets each fault at least once. tests/unit/e2e checks both, and compares docs/development/faults.md with this table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 Fault = Literal["kill", "stop", "starve", "hang", "lose"]
 Step = Literal["placing", "bound", "allocated", "running", "deleting", "forced"]
-Who = Literal[
+Part = Literal[
     "device plugin", "arbiter", "supervisor", "NVML child", "kubelet", "extender", "webhook", "container", "containerd",
     "containerd-shim", "API server",
 ]  # fmt: skip
@@ -21,7 +21,7 @@ FAULTS: Final[dict[Fault, str]] = {
     "kill": "SIGKILL",
     "stop": "SIGSTOP, and SIGCONT 3 s later",
     "starve": "2 % of one processor for 5 s",
-    "hang": "a call that does not return, or peers that connect and say nothing",
+    "hang": "a call that does not return, or peers that connect and send nothing",
     "lose": "a file or a socket is deleted, or an object of the API is changed",
 }
 STEPS: Final[dict[Step, str]] = {
@@ -41,7 +41,7 @@ STARVED_PERCENT: Final = 2
 class Row:
     """One fault and the steps at which it is tried."""
 
-    who: Who
+    part: Part
     fault: Fault
     steps: tuple[Step, ...]
     meanwhile: str
@@ -53,9 +53,9 @@ class Row:
     report_s: float = 5.0
     """What cannot be enforced or counted is reported within this."""
     reason: str = ""
-    """Why limits are not enforced meanwhile, as the arbiter must say during the round."""
+    """Why limits are not enforced meanwhile, as the arbiter must report during the round."""
     preempts: bool = False
-    """At the step `placing`, pods of less priority hold the room first."""
+    """At the step `placing`, pods of less priority use the capacity first."""
     replaced: bool = False
     """All pods are replaced after the round: until then the kubelet does not count them."""
     ci: tuple[Step, ...] = ()
@@ -73,7 +73,7 @@ class Round:
     def name(self) -> str:
         """As pytest prints it."""
         return "-".join(
-            word.replace(" ", "_") for word in (self.row.who, self.row.fault, self.row.what, self.step) if word
+            word.replace(" ", "_") for word in (self.row.part, self.row.fault, self.row.what, self.step) if word
         )
 
 
@@ -136,7 +136,7 @@ ROWS: Final[tuple[Row, ...]] = (
 
 _OTHERS: Final = "has no file or socket on the node that could be lost"
 _CALLS: Final = "makes no call that could hang for longer than a stop does"
-NOT_TRIED: Final[dict[tuple[Who, Fault], str]] = {
+NOT_TRIED: Final[dict[tuple[Part, Fault], str]] = {
     ("supervisor", "hang"): f"{_CALLS}: it waits for its child alone",
     ("supervisor", "lose"): _OTHERS,
     ("kubelet", "hang"): "its calls of the container runtime hang while containerd is stopped",

@@ -1,4 +1,4 @@
-"""What is seen while a fault lasts, and must hold at each moment: memory of the processes that run, GPU time, reported reasons."""
+"""What is seen while a fault lasts, and must be true at each moment: memory of the processes that run, GPU time, reported reasons."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Watch:
                 self._look()
 
     def _look(self) -> None:
-        """What of I1 and I6 is true of the processes alone, whatever the API says."""
+        """What of I1 and I6 is true of the processes alone, whatever the API reports."""
         seen = Seen(inventory=self._inventory, allocatable={}, processes=node.gpu_processes())
         self.broken |= {f"I1: {why}" for why in i1_no_gpu_is_given_away_twice(seen)}
         self.broken |= {f"I6: {why}" for why in i6_containers_stay_within_their_grants(seen)}

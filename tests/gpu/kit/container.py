@@ -67,7 +67,7 @@ def take(name: str, size: int, count: int = 1) -> list[int]:
 
 
 def fill(name: str, sizes: list[int], most: int = 1 << 62) -> dict[str, Any]:
-    """Blocks of each size in turn until one is refused: the refusals' codes, bytes taken."""
+    """Blocks of each size, cyclically, until one is refused: the refusals' codes, bytes taken."""
     path, codes, taken = _path(name), [], 0
     for size in sizes:
         code = 0
@@ -137,7 +137,7 @@ def write(name: str, word: int) -> int:
 
 
 def sizes_of(name: str) -> list[int]:
-    """What is in each block of a path, as the driver says."""
+    """Bytes in each block of a path, by the driver."""
     found = []
     for block in held[name]:
         at, size = c_uint64(), c_size_t()
@@ -295,7 +295,7 @@ def further_context() -> int:
 
 
 def free_unknown() -> list[int]:
-    """What the driver says to pointers that are not its own: cuMemFree, cuMemFreeAsync."""
+    """The driver's answers to pointers that are not its own: cuMemFree, cuMemFreeAsync."""
     return [cuda.call("cuMemFree_v2", c_uint64(123456)), cuda.call("cuMemFreeAsync", c_uint64(123456), None)]
 
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
-from arbiter.gputime.trial_verdicts import BOOT_ID, MODULE_VERSION, text_of
+from arbiter.gputime.trials_file import BOOT_ID, MODULE_VERSION, text_of
 from tests.gpu.kit.results import NotRun
-from vgpu.gputime.trial import FILE, Trials, Tried, trials_to_text
+from vgpu.gputime.trial_verdict import FILE, ModelVerdict, Trials, trials_to_text
 
 ROOT = Path(__file__).parents[3]
 KIT = Path(__file__).parent
@@ -82,8 +82,8 @@ class Lines:
 
     def errors(self) -> str:
         self._drain.join(0.5)
-        said = [line for line in self._errors if not line.startswith(b"frame #")]  # PyTorch's, many and without names
-        return b"".join(said[-12:]).decode(errors="replace").strip()
+        lines = [line for line in self._errors if not line.startswith(b"frame #")]  # PyTorch's, many and without names
+        return b"".join(lines[-12:]).decode(errors="replace").strip()
 
     def kill(self) -> None:
         self.process.kill()
@@ -142,8 +142,8 @@ class Machine:
     def status_socket(self) -> Path:
         return self.folder / "status.sock"
 
-    def has_tried(self, *tried: Tried) -> None:
-        """The verdicts of this boot, as the device plugin leaves them. Of a fake driver they alone say the version."""
+    def has_tried(self, *tried: ModelVerdict) -> None:
+        """The verdicts of this boot, as the device plugin leaves them. Of a fake driver only they have the version."""
         driver = text_of(MODULE_VERSION) or ("580.65.06" if self.fake else "")
         trials = Trials(boot_id=text_of(BOOT_ID), driver=driver, tried=tried)
         (self.folder / FILE).write_text(trials_to_text(trials))
@@ -283,8 +283,8 @@ class Machine:
         """Of every CSV: gpu, driver, date, commit."""
         requested = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         smi = str(self.build / "fake/nvidia-smi") if self.fake else requested[0]
-        said = subprocess.run([smi, *requested[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
-        name, driver = (word.strip() for word in said.splitlines()[0].split(","))
+        output = subprocess.run([smi, *requested[1:]], env=self.base, capture_output=True, text=True, check=True).stdout
+        name, driver = (word.strip() for word in output.splitlines()[0].split(","))
         git = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         )

@@ -18,7 +18,7 @@ HEADER = ("part", "case", "check", "wanted", "seen", "ok")
 
 
 class NotRun(Exception):
-    """This case cannot be looked at here; the text says why."""
+    """This case cannot run here; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)

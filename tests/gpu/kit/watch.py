@@ -1,7 +1,7 @@
-"""Stands outside and looks: what the driver itself says the processes of each container use, sample after sample.
+"""Measures from outside: what the processes of each container use by the driver itself, sample after sample.
 
 Runs without the library in a process of its own. A process belongs to the container whose grant its environment names. Bytes are
-NVML's, by process; beside it stands what cuMemGetInfo says for the whole GPU, less what it said at `zero`.
+NVML's, by process; beside it stands cuMemGetInfo's figure for the whole GPU, less its figure at `zero`.
 
     ["now", KEY...] ["peak", KEY] ["device"] ["zero"]    one JSON list a line in, one JSON object a line out
 """

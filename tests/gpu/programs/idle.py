@@ -80,7 +80,7 @@ def start() -> None:
 
 
 def work() -> None:
-    """From now on kernels of 5 ms without a pause, three of them in flight; `count` says how many were done."""
+    """From now on kernels of 5 ms without a pause, three of them in flight; `count` returns how many were done."""
 
     def run() -> None:
         global steps
@@ -103,7 +103,7 @@ def count() -> list[float]:
 
 
 def thread_ended(us: int) -> None:
-    """A kernel in the default stream of a thread that is no more. Nobody waits for it."""
+    """A kernel in the default stream of a thread that is no more. No code waits for it."""
     function = _kernel(b"spin")
 
     def run() -> None:
@@ -127,7 +127,7 @@ def many_streams(us: int) -> None:
 
 
 def streams_destroyed(us: int) -> None:
-    """Streams that are destroyed while they have work. Nobody waits for it."""
+    """Streams that are destroyed while they have work. No code waits for it."""
     function, made = _kernel(b"spin"), [_stream() for _ in range(4)]
     for stream in made:
         _launch(function, us // 4, stream)

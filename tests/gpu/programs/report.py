@@ -1,4 +1,4 @@
-"""How a framework's program tells what it saw: lines of JSON that tests/gpu/frameworks.py turns into rows."""
+"""How a framework's program reports what it saw: lines of JSON, of which tests/gpu/frameworks.py makes rows."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def captured(mib: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those during which it came: ending the capture may fail in its turn."""
+    """The error, and those during which it came: ending the capture may fail too."""
     while error is not None:
         yield error
         error = error.__context__

@@ -19,7 +19,7 @@ from aiohttp import ClientSession, web
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver
 from tests.fake_api import FakeApi
-from tests.integration.deviceplugin.kubelet import PATIENCE_S, Kubelet
+from tests.integration.deviceplugin.kubelet import TIMEOUT_S, Kubelet
 from tests.ports import free_port
 from vgpu.api.contract import CONTAINER_DIR, SOCKET
 from vgpu.api.names import DEFAULT
@@ -27,7 +27,7 @@ from vgpu.api.names import DEFAULT
 NODE = "n1"
 
 
-class Api(FakeApi):
+class PodApi(FakeApi):
     """The fake API server, with what a device plugin writes: a node's annotations, Events, deletions."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Api(FakeApi):
 
 @dataclass(kw_only=True)
 class PluginNode:
-    """A node with a device plugin, and a kubelet that is somebody else's."""
+    """A node with a device plugin, and a kubelet that is not the harness's own."""
 
     folder: Path
     driver: FakeDriver
-    api: Api
+    api: PodApi
     kubelet_folder: Path
     access: str = "cdi"
     port: int = 0
@@ -113,7 +113,7 @@ class PluginNode:
 
     async def logged(self, event: str, **fields: Any) -> dict[str, Any]:
         """The first line with this event and these fields, now or later."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 for line in self.log:
                     if line["event"] == event and fields.items() <= line.items():
@@ -123,7 +123,7 @@ class PluginNode:
 
     async def published(self) -> None:
         """Return when the node has its annotation."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not self.api.inventory:
                 await self.api.news.wait()
 
@@ -142,7 +142,7 @@ class PluginNode:
         return folder
 
     async def arbiter_says(self, document: bytes) -> asyncio.Server:
-        """Answer with this on the status socket, as the arbiter does: to whoever connects, then hang up."""
+        """Answer with this on the status socket, as the arbiter does: to each client that connects, then close."""
 
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(document)
@@ -193,7 +193,7 @@ async def plugin_node(
 ) -> AsyncIterator[PluginNode]:
     """A node whose API server runs; the plugin is the caller's to start."""
     _install(driver, folder)
-    async with Api() as api:
+    async with PodApi() as api:
         made = PluginNode(folder=folder, driver=driver, api=api, kubelet_folder=kubelet_folder, access=access)
         try:
             yield made
@@ -205,7 +205,7 @@ async def plugin_node(
 async def node(driver: FakeDriver, folder: Path, *, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
     """A node whose kubelet and API server run; the plugin is the test's to start."""
     _install(driver, folder)
-    async with Api() as api:
+    async with PodApi() as api:
         kubelet = Kubelet(folder / "kubelet", random.Random(seed))
         await kubelet.start()
         made = Node(

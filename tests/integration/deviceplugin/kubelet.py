@@ -17,11 +17,11 @@ from vgpu_pb import deviceplugin_pb2_grpc as dp_grpc
 from vgpu_pb import podresources_pb2 as pr
 from vgpu_pb import podresources_pb2_grpc as pr_grpc
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
-    """The device manager, and the pod resources service that tells of it."""
+    """The device manager, and the pod resources service that reports it."""
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.folder, self.rng = folder, rng
@@ -115,7 +115,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
 
     async def until(self, what: Any) -> None:
         """Return when `what()` is true; asked again after each device list."""
-        async with asyncio.timeout(PATIENCE_S), self.changed:
+        async with asyncio.timeout(TIMEOUT_S), self.changed:
             await self.changed.wait_for(what)
 
     def healthy(self, resource: str) -> set[str]:

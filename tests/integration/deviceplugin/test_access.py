@@ -1,4 +1,4 @@
-"""Who reads the metrics of a node: a plugin process and an arbiter process, whose clients' tokens an API server reviews."""
+"""Access to the metrics of a node: a plugin process and an arbiter process, whose clients' tokens an API server reviews."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def arbiter(made: Node) -> AsyncIterator[int]:
         await process.communicate()
 
 
-async def test_only_who_may_get_metrics_reads_those_of_plugin_and_arbiter(running: Start) -> None:
+async def test_only_an_account_that_may_get_metrics_reads_those_of_plugin_and_arbiter(running: Start) -> None:
     async with running(*REVIEW) as made, arbiter(made) as arbiters_port:
         knows(made)
         for port in (made.port, arbiters_port):
@@ -72,7 +72,7 @@ async def test_only_who_may_get_metrics_reads_those_of_plugin_and_arbiter(runnin
         assert 'tangram_arbiter_refused_total{listener="metrics",reason="forbidden"} 1.0' in arbiters
 
 
-async def test_the_arbiter_lets_nobody_new_in_while_the_plugin_is_away_and_who_was_accepted_goes_on(
+async def test_the_arbiter_accepts_no_new_token_while_the_plugin_is_away_and_known_tokens_stay_accepted(
     running: Start,
 ) -> None:
     async with running(*REVIEW) as made, arbiter(made) as port:
@@ -83,7 +83,7 @@ async def test_the_arbiter_lets_nobody_new_in_while_the_plugin_is_away_and_who_w
         assert await status(port, path="/healthz") == 200
 
 
-async def test_metrics_are_open_where_the_setting_says_so(running: Start) -> None:
+async def test_metrics_are_open_by_setting(running: Start) -> None:
     async with running() as made:
         assert await status(made.port) == 200
         assert not (made.state / "plugin/access.sock").exists()

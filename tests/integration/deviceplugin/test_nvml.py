@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvml.client import Client
+from nvml.client import NvmlClient
 from nvml.errors import NvmlAway
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
@@ -27,7 +27,7 @@ from vgpu.api.names import DEFAULT
 __all__ = ["fake_driver"]
 
 GPU = DEFAULT.gpu
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 Start = Callable[..., AbstractAsyncContextManager[Node]]
 
 
@@ -48,17 +48,17 @@ def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await condition():  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.02)
 
 
 def ready_page(made: Node, status: int, text: str) -> Callable[[], Awaitable[bool]]:
-    async def says() -> bool:
-        found, said = await made.get("/readyz")
-        return found == status and text in said
+    async def shows() -> bool:
+        found, body = await made.get("/readyz")
+        return found == status and text in body
 
-    return says
+    return shows
 
 
 def exists(pid: int) -> bool:
@@ -156,7 +156,7 @@ async def test_while_nvml_is_released_nothing_has_a_gpu_open_and_the_kubelet_get
         await made.kubelet.until(lambda: len(made.kubelet.healthy(GPU)) == 2)
 
 
-def request_until_nobody_answers(client: Client, uuid: str) -> None:
+def request_until_nobody_answers(client: NvmlClient, uuid: str) -> None:
     while True:
         client.nvml.processes(uuid)
 
@@ -165,7 +165,7 @@ async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_
     async with running("--nvml-call-s", "60") as made:
         assert made.api.inventory
         uuid = inventory_from_json(made.api.inventory).gpus[0].uuid
-        client = Client(made.state / "plugin/nvml.sock", 3)
+        client = NvmlClient(made.state / "plugin/nvml.sock", 3)
         assert client.nvml.processes(uuid) == ()
         made.driver.ctl("process", 0, 4242, 512, "other")
         assert [held.pid for held in client.nvml.processes(uuid)] == [4242]
@@ -180,7 +180,9 @@ async def test_other_programs_query_nvml_and_the_plugin_ends_in_time_while_nvml_
         client.close()
 
 
-async def test_an_arbiter_without_a_plugin_serves_and_says_what_is_not_enforced(running: Start, tmp_path: Path) -> None:
+async def test_an_arbiter_without_a_plugin_serves_and_reports_what_is_not_enforced(
+    running: Start, tmp_path: Path
+) -> None:
     async with running() as made:
         command = [
             sys.executable, "-m", "arbiter", "--grants-dir", str(made.folder / "grants"), "--metrics-port", "0",
@@ -191,10 +193,10 @@ async def test_an_arbiter_without_a_plugin_serves_and_says_what_is_not_enforced(
             arbiter = subprocess.Popen(command, cwd=REPOSITORY, stderr=opened)  # noqa: ASYNC220
 
         async def logged(text: str) -> None:
-            async def says() -> bool:
+            async def shows() -> bool:
                 return text in log.read_text()
 
-            await until(says)
+            await until(shows)
 
         try:
             await logged('"NVML is open"')

@@ -52,7 +52,7 @@ async def runs(made: Node, name: str, uid: str, units: int = 12, core: int = 60)
 
 
 async def orphans_are(made: Node, *uids: str) -> tuple[float, tuple[Orphan, ...]]:
-    """Seconds until the annotation names exactly these, and what it says of them."""
+    """Seconds until the annotation names exactly these, and its entries for them."""
     began = time.monotonic()
     async with asyncio.timeout(20):
         while [orphan.uid for orphan in inventory(made).orphans] != list(uids):
@@ -66,7 +66,9 @@ def delete_by_force(made: Node, plain: dict[str, Any]) -> None:
     made.kubelet.remove("default", plain["metadata"]["name"])
 
 
-async def test_a_pod_deleted_by_force_keeps_its_room_until_its_last_process_is_gone(running: Start, proc: Path) -> None:
+async def test_a_pod_deleted_by_force_keeps_its_capacity_until_its_last_process_is_gone(
+    running: Start, proc: Path
+) -> None:
     async with running("--proc-root", str(proc)) as made:
         plain = await runs(made, "a", GONE)
         folder, ids = made.grant_folder("a"), made.kubelet.records["default", "a"]["main", MEM]

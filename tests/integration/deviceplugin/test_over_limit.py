@@ -1,4 +1,4 @@
-"""A plugin process and an arbiter that says who is over the limit: what users see, what is deleted, what a broken arbiter changes."""
+"""A plugin process and an arbiter that reports containers over the limit: what users see, what is deleted, what a broken arbiter changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vgpu.protocol.status import (
     KillStatus,
     ProcessGpu,
     ProcessStatus,
-    Status,
+    StatusDocument,
     UngrantedStatus,
     UnlistedStatus,
     encode_status,
@@ -32,7 +32,7 @@ MIB = 2**20
 SILENT = "tangram_deviceplugin_arbiter_status_failures_total"
 
 
-def over(pod: str, uuid: str, guard: str, *, over: bool = True) -> ContainerStatus:
+def over(pod: str, uuid: str, action: str, *, over: bool = True) -> ContainerStatus:
     """A container granted 4096 MiB; one process uses 5000, another 96."""
     gpus = (GpuStatus(uuid, 4096 * MIB, 0, 0, 0, 0),)
     processes = tuple(
@@ -40,7 +40,7 @@ def over(pod: str, uuid: str, guard: str, *, over: bool = True) -> ContainerStat
         for pid, command, mib in ((4711, "/bin/miner --all", 5000), (4712, "sh", 96))
     )
     uid = f"uid-default-{pod}"
-    return ContainerStatus("k", f"default/{pod}", uid, "main", "standard", 2, guard, over, gpus, processes)
+    return ContainerStatus("k", f"default/{pod}", uid, "main", "standard", 2, action, over, gpus, processes)
 
 
 async def admitted(made: Node, name: str) -> str:
@@ -72,7 +72,7 @@ async def until_more(made: Node, metric: str, than: float) -> None:
 async def test_a_container_over_its_limit_is_reported_once_and_its_pod_stays(running: Start) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
-        async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
+        async with await made.arbiter_says(encode_status(StatusDocument((over("a", uuid, "report"),)))):
             (note,) = await reported(made, 1)
             await until_more(made, "tangram_deviceplugin_over_limit_containers", 0)
         assert note == (
@@ -88,7 +88,7 @@ async def test_a_container_over_its_limit_is_reported_once_and_its_pod_stays(run
 async def test_with_policy_evict_the_pod_is_deleted_once(running: Start) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
-        document = encode_status(Status((over("a", uuid, "evict"),)))
+        document = encode_status(StatusDocument((over("a", uuid, "evict"),)))
         async with await made.arbiter_says(document):
             await reported(made, 1)
             await made.logged("pod deleted", pod="default/a", reason="over-limit")
@@ -116,7 +116,7 @@ async def test_a_status_that_cannot_be_read_is_counted_and_changes_nothing(
 ) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
-        document = encode_status(Status((over("a", uuid, "evict"),)))
+        document = encode_status(StatusDocument((over("a", uuid, "evict"),)))
         async with await made.arbiter_says(broken(document)):
             await until_more(made, f'{SILENT}{{reason="unreadable"}}', 1)
         assert made.api.events == []
@@ -148,7 +148,7 @@ async def test_the_grant_carries_the_stricter_policy(
         folder = made.arbiter_listens("a")
         await made.kubelet.start_container("a", "main")
         grant = grant_from_text((folder / "grant").read_text())
-        assert (grant.guard, grant.clear) == (expected, True)
+        assert (grant.over_limit_action, grant.clear) == (expected, True)
 
 
 async def test_a_bypass_makes_an_event_on_the_pod_and_with_evict_the_pod_is_deleted(running: Start) -> None:
@@ -156,7 +156,7 @@ async def test_a_bypass_makes_an_event_on_the_pod_and_with_evict_the_pod_is_dele
         uuid = await admitted(made, "a")
         bypass = BypassStatus(uuid, (4711,), 5096 * MIB, 4096 * MIB, "evict")
         found = msgspec.structs.replace(over("a", uuid, "report", over=False), bypasses=(bypass,))
-        async with await made.arbiter_says(encode_status(Status((found,)))):
+        async with await made.arbiter_says(encode_status(StatusDocument((found,)))):
             (note,) = await reported(made, 1)
             await made.logged("pod deleted", pod="default/a", reason="bypass")
         assert note.endswith(
@@ -174,12 +174,12 @@ async def test_a_relay_of_processes_that_are_killed_makes_one_event(running: Sta
         relay = tuple(
             KillStatus(f"{pid}-1", *of, pid, "miner", (5000 + pid) * MIB, 4096 * MIB, bypass=True) for pid in range(60)
         )
-        async with await made.arbiter_says(encode_status(Status((), kills=relay))):
+        async with await made.arbiter_says(encode_status(StatusDocument((), kills=relay))):
             (note,) = await reported(made, 1)
             await made.logged(
                 "killed over the memory limit", note=note.replace("process 0", "process 59").replace("5000", "5059")
             )
-        async with await made.arbiter_says(encode_status(Status((over("a", uuid, "report"),)))):
+        async with await made.arbiter_says(encode_status(StatusDocument((over("a", uuid, "report"),)))):
             notes = await reported(made, 2)
     assert note.endswith("process 0 (miner) went around the library and was killed")
     assert [event["reason"] for event in made.api.events] == ["LimitBypassed", "OverMemoryLimit"], notes
@@ -190,7 +190,7 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
     async with running() as made:
         uuid = await admitted(made, "a")
         found = UngrantedStatus(uuid, 4711, "/bin/miner", 700 * MIB)
-        async with await made.arbiter_says(encode_status(Status((), ungranted=(found,)))):
+        async with await made.arbiter_says(encode_status(StatusDocument((), ungranted=(found,)))):
             (note,) = await reported(made, 1)
         assert note.startswith(f"process 4711 (/bin/miner) uses 700 MiB of {uuid}")
         (event,) = made.api.events
@@ -204,13 +204,13 @@ async def test_memory_that_belongs_to_no_grant_makes_an_event_on_the_node(runnin
         assert made.api.deleted == []
 
 
-async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node_and_on_the_pod_that_may_hold_it(
+async def test_memory_that_is_listed_for_no_process_makes_an_event_on_the_node_and_on_the_pod_that_may_use_it(
     running: Start,
 ) -> None:
     async with running() as made:
         uuid = await admitted(made, "a")
         found = UnlistedStatus(uuid, 2560 * MIB, 3000 * MIB, "uid-default-a", "default/a", "main", (4711,))
-        async with await made.arbiter_says(encode_status(Status((), unlisted=(found,)))):
+        async with await made.arbiter_says(encode_status(StatusDocument((), unlisted=(found,)))):
             (note, _) = await reported(made, 2)
         assert note.startswith(
             f"2560 MiB of {uuid}, which containers share, are in use and NVML lists them for no process"

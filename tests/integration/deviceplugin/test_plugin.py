@@ -5,64 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from deviceplugin.admission import listens
-from tests.builders import PodBuilder, pod
-from tests.built import REPOSITORY
-from tests.fake import FakeDriver, fake_driver
+from tests.builders import pod
+from tests.fake import FakeDriver
 from tests.integration.deviceplugin.harness import Node, node
-from vgpu.api.codec import grant_from_text, inventory_from_json
-from vgpu.api.contract import uuid_of
+from tests.integration.deviceplugin.plugin_kit import (
+    CORE,
+    GPU,
+    MEM,
+    TWO_GPUS,
+    Start,
+    fake_driver,
+    gpus_of,
+    inventory,
+    running,
+    sharing,
+)
+from vgpu.api.codec import grant_from_text
 from vgpu.api.grant import GrantGpu, Slice
-from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 
-__all__ = ["fake_driver"]
-
-MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
-TWO_GPUS = "gpu t4 memory_mib=16384\ngpu t4 memory_mib=16384\n"
-
-Start = Callable[..., AbstractAsyncContextManager[Node]]
-
-
-@pytest.fixture
-def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
-    @asynccontextmanager
-    async def start(*options: str, gpus: str = TWO_GPUS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
-        folder = Path(tempfile.mkdtemp(prefix="dp-"))
-        try:
-            async with node(fake_driver(gpus), folder, access=access, seed=seed) as made:
-                await made.start_plugin(*options)
-                await made.ready()
-                yield made
-        finally:
-            shutil.rmtree(folder)
-
-    return start
-
-
-def inventory(on: Node) -> Inventory:
-    assert on.api.inventory
-    return inventory_from_json(on.api.inventory)
-
-
-def sharing(name: str, on: Inventory, gpu: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
-    requests = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
-    return requests.assigned(Slice(on.gpus[gpu].uuid, gpu, units * 1024, core), container=container)
-
-
-def gpus_of(ids: tuple[str, ...]) -> set[str]:
-    return {uuid_of(one) for one in ids}
+__all__ = ["fake_driver", "running"]
 
 
 async def test_the_node_offers_each_unit_of_memory_each_percent_and_each_gpu(running: Start) -> None:
@@ -165,7 +135,7 @@ async def test_a_pod_that_came_past_our_scheduler_is_refused_and_reported_why(ru
         assert made.api.events[0]["regarding"]["name"] == "foreign"
 
 
-async def test_a_pod_with_an_unreadable_assignment_is_refused_and_nobody_else_suffers(running: Start) -> None:
+async def test_a_pod_with_an_unreadable_assignment_is_refused_and_no_other_pod_is(running: Start) -> None:
     async with running() as made:
         bad = pod("bad").asking(mib=4096).on("n1").assigned(text='{"v": 99}').plain()
         good = sharing("good", inventory(made), 0, 6)
@@ -291,59 +261,6 @@ async def test_an_init_container_and_its_app_container_have_a_grant_each(running
             assert {name: grant.gpus[0].core_percent for name, grant in grants.items()} == {"setup": 0, "main": 20}
 
 
-async def test_what_a_container_mounts_is_restored_when_somebody_removed_it(running: Start) -> None:
-    async with running() as made:
-        one = sharing("a", inventory(made), 0, 8)
-        made.api.put(one.plain())
-        await made.kubelet.admit(one.plain())
-        folder = made.grant_folder("a")
-        shutil.rmtree(folder)
-        (made.state / "preload").unlink()
-        (made.state / "ld.so.preload").unlink()
-        start = asyncio.create_task(made.kubelet.start_container("a", "main"))
-        await made.logged("what a container mounts was missing and is restored")
-        made.arbiter_listens("a")
-        await start
-        assert (folder / "libtangram.so").exists()
-        assert (made.state / "preload").exists()
-        assert (made.state / "ld.so.preload").exists()
-
-
-async def test_a_grant_that_somebody_removed_from_a_running_container_is_back_within_seconds(running: Start) -> None:
-    async with running() as made:
-        one = sharing("a", inventory(made), 0, 8)
-        made.api.put(one.plain())
-        await made.kubelet.admit(one.plain())
-        made.arbiter_listens("a")
-        await made.kubelet.start_container("a", "main")
-        path = made.grant_folder("a") / "grant"
-        text = path.read_text()
-        path.unlink()
-        await made.logged("what a container was granted was missing and is put back")
-        assert path.read_text() == text
-
-
-async def test_a_cdi_specification_that_somebody_removed_is_back_before_the_container_starts(running: Start) -> None:
-    async with running() as made:
-        one, spec = sharing("a", inventory(made), 0, 8), made.folder / "cdi/tangram.sh-gpu.json"
-        content = spec.read_bytes()
-        made.api.put(one.plain())
-        await made.kubelet.admit(one.plain())
-        made.arbiter_listens("a")
-        spec.unlink()
-        await made.kubelet.start_container("a", "main")
-        assert spec.read_bytes() == content
-
-
-async def test_without_an_arbiter_the_container_does_not_start(running: Start) -> None:
-    async with running() as made:
-        one = sharing("a", inventory(made), 0, 8)
-        made.api.put(one.plain())
-        await made.kubelet.admit(one.plain())
-        with pytest.raises(grpc.aio.AioRpcError, match="the arbiter does not listen"):
-            await made.kubelet.start_container("a", "main")
-
-
 async def test_whole_gpus_and_mig_instances_are_given_by_uuid(running: Start) -> None:
     async with running(gpus="gpu a100-40\ngpu a100-40\nmig 1 3g.20gb 2g.10gb\n") as made:
         has = inventory(made)
@@ -385,69 +302,10 @@ async def test_a_driver_that_comes_late_is_served_late(fake_driver: Callable[[st
         async with node(fake_driver(TWO_GPUS), folder) as made:
             (folder / "driver/lib").rename(folder / "driver/lib.away")
             await made.start_plugin()
-            line = await made.logged("no GPUs are offered yet, or their state is not known any longer")
+            line = await made.logged("no GPUs are offered yet, or their state is no longer known")
             assert "libnvidia-ml.so.1" in line["error"]
             assert (await made.get("/readyz"))[0] == 503
             (folder / "driver/lib.away").rename(folder / "driver/lib")
             await made.ready()
     finally:
         shutil.rmtree(folder)
-
-
-async def test_the_real_arbiter_listens_in_a_new_folder_before_the_container_starts(running: Start) -> None:
-    async with running() as made:
-        grants, sockets = made.state / "grants", made.state / "sockets"
-        earlier = (
-            grants / "0123456789abcdef0123456789abcdef"
-        )  # as a plugin made it that knew no other folder for sockets
-        earlier.mkdir(parents=True, exist_ok=True)
-        before = {path: path.lstat().st_mtime_ns for path in (grants, *grants.rglob("*"))}
-        arbiter = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "arbiter", "--grants-dir", str(grants), "--sockets-dir", str(sockets),
-            "--metrics-host", "127.0.0.1", "--metrics-port", "0", cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert arbiter.stderr
-            async with asyncio.timeout(20):
-                while b"serving" not in (line := await arbiter.stderr.readline()):
-                    assert line, "the arbiter ended"
-            assert {path: path.lstat().st_mtime_ns for path in (grants, *grants.rglob("*"))} == before, (
-                "it writes beside"
-            )
-            assert listens(sockets / earlier.name / "arbiter.sock")
-            one = sharing("a", inventory(made), 0, 8)
-            made.api.put(one.plain())
-            await made.kubelet.admit(one.plain())
-            await made.kubelet.start_container("a", "main")
-            folder = made.grant_folder("a")
-            assert listens(sockets / folder.name / "arbiter.sock")
-            mounted = {m.container_path: m.host_path for m in made.kubelet.answers["a", "main", DEFAULT.gpu_mem].mounts}
-            assert mounted["/.tangram/socket"] == str(sockets / folder.name)
-            assert str((folder / "arbiter.sock").readlink()) == "socket/arbiter.sock"
-            assert grant_from_text((folder / "grant").read_text()).pod == "a"
-        finally:
-            arbiter.terminate()
-            _, said = await arbiter.communicate()
-        assert b'"level": "error"' not in said
-        assert arbiter.returncode == 0
-
-
-async def test_sockets_that_somebody_removed_are_back_within_a_second(running: Start) -> None:
-    async with running() as made:
-        one = sharing("a", inventory(made), 0, 4, 30)
-        made.api.put(one.plain())  # bound, and not admitted yet
-        sockets = sorted(made.kubelet.plugins.glob("tangram-*.sock"))
-        assert len(sockets) == 3
-        made.kubelet.registered.clear()
-        for socket in sockets:
-            socket.unlink()
-        began = time.monotonic()
-        while not all(socket.exists() for socket in sockets):  # noqa: ASYNC110 (another process makes them)
-            await asyncio.sleep(0.01)
-        back_s = time.monotonic() - began
-        names = {MEM, CORE, GPU}
-        await made.kubelet.until(
-            lambda: names <= set(made.kubelet.registered) and all(map(made.kubelet.healthy, names))
-        )
-        assert back_s < 1.0
-        await made.kubelet.admit(one.plain())

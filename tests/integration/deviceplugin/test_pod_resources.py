@@ -14,14 +14,14 @@ import grpc.aio
 import pytest
 
 from deviceplugin import pod_resources as podresources
-from deviceplugin.pod_resources import KubeletSilent, PodResources
+from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from vgpu_pb import podresources_pb2 as pr
 from vgpu_pb import podresources_pb2_grpc as pr_grpc
 
 RESOURCE = "tangram.sh/gpu-mem"
 
 
-class Records(pr_grpc.PodResourcesListerServicer):
+class FixedPodResources(pr_grpc.PodResourcesListerServicer):
     """Answers as `refuses` lets it; each answer has one more pod than the one before."""
 
     def __init__(self, refuses: Callable[[], bool] = lambda: False) -> None:
@@ -46,7 +46,7 @@ class Records(pr_grpc.PodResourcesListerServicer):
 
 
 @asynccontextmanager
-async def served(records: Records, folder: Path) -> AsyncIterator[PodResources]:
+async def served(records: FixedPodResources, folder: Path) -> AsyncIterator[PodResources]:
     server = grpc.aio.server()
     pr_grpc.add_PodResourcesListerServicer_to_server(records, server)
     server.add_insecure_port(f"unix://{folder / 'kubelet.sock'}")
@@ -75,10 +75,10 @@ class Limit:
         return False
 
 
-async def test_those_who_request_at_once_share_two_questions_and_the_second_is_put_after_all_of_them(
+async def test_concurrent_callers_share_two_requests_and_the_second_is_sent_after_all_calls(
     tmp_path: Path,
 ) -> None:
-    records = Records()
+    records = FixedPodResources()
     async with served(records, tmp_path) as client:
         first = asyncio.create_task(client.holdings("tangram.sh"))
         await records.came.wait()
@@ -89,23 +89,23 @@ async def test_those_who_request_at_once_share_two_questions_and_the_second_is_p
 
 
 async def test_a_kubelet_that_refuses_for_a_while_is_called_again(tmp_path: Path) -> None:
-    records = Records(Limit(2, 20))
+    records = FixedPodResources(Limit(2, 20))
     async with served(records, tmp_path) as client:
         for at in range(8):
-            who, containers = await client.holders(RESOURCE, ["id0"])
-            assert (who, containers) == (("default", "p0"), ("main",)), at
+            pod, containers = await client.holders(RESOURCE, ["id0"])
+            assert (pod, containers) == (("default", "p0"), ("main",)), at
     assert records.requested > 8
 
 
 async def test_one_that_refuses_for_ever_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podresources, "DEADLINE_S", 0.2)
-    async with served(Records(lambda: True), tmp_path) as client:
-        with pytest.raises(KubeletSilent, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):
+    async with served(FixedPodResources(lambda: True), tmp_path) as client:
+        with pytest.raises(KubeletUnreachable, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):
             await client.holdings("tangram.sh")
 
 
-async def test_who_gives_up_takes_nobody_along(tmp_path: Path) -> None:
-    records = Records()
+async def test_a_caller_that_is_cancelled_cancels_no_other(tmp_path: Path) -> None:
+    records = FixedPodResources()
     async with served(records, tmp_path) as client:
         one, other = (asyncio.create_task(client.holdings("tangram.sh")) for _ in range(2))
         await asyncio.sleep(0)

@@ -14,14 +14,14 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.publish import Publisher
 from kube.errors import ApiError
 from tests.fake_api import answer_with
-from tests.integration.deviceplugin.harness import NODE, Api
+from tests.integration.deviceplugin.harness import NODE, PodApi
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.names import DEFAULT
 
 
 async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> None:
-    async with Api() as api, api.client() as client:
+    async with PodApi() as api, api.client() as client:
         offer = Offer(DEFAULT, 1024)
         offer.set_inventory(inventory(2))
         publisher = Publisher(client, NODE, offer)
@@ -31,7 +31,7 @@ async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> Non
         assert not await publisher.publish()
 
         node = api.objects["/api/v1/nodes"][NODE]
-        node["metadata"]["annotations"] = {DEFAULT.inventory: "somebody's own", "other": "kept"}
+        node["metadata"]["annotations"] = {DEFAULT.inventory: "another program's", "other": "kept"}
         assert await publisher.publish()
         assert inventory_from_json(api.inventory) == offer.inventory()
         assert api.objects["/api/v1/nodes"][NODE]["metadata"]["annotations"]["other"] == "kept"
@@ -39,7 +39,7 @@ async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> Non
 
 
 async def test_a_refusal_of_the_api_server_is_reported_with_verb_and_path() -> None:
-    async with Api() as api, api.client() as client:
+    async with PodApi() as api, api.client() as client:
         offer = Offer(DEFAULT, 1024)
         offer.set_inventory(inventory(1))
         api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 403, "Forbidden", "not your node"))
@@ -48,7 +48,7 @@ async def test_a_refusal_of_the_api_server_is_reported_with_verb_and_path() -> N
 
 
 @asynccontextmanager
-async def running(api: Api) -> AsyncIterator[Publisher]:
+async def running(api: PodApi) -> AsyncIterator[Publisher]:
     offer = Offer(DEFAULT, 1024)
     offer.set_inventory(inventory(2))
     async with api.client() as client:
@@ -62,14 +62,14 @@ async def running(api: Api) -> AsyncIterator[Publisher]:
                 await work
 
 
-async def written(api: Api) -> None:
+async def written(api: PodApi) -> None:
     async with asyncio.timeout(20):
         while not api.inventory:
             await api.news.wait()
 
 
 async def test_a_node_that_is_deleted_and_made_again_has_its_annotation_at_once() -> None:
-    async with Api() as api, running(api):
+    async with PodApi() as api, running(api):
         await written(api)
         node = {"kind": "Node", "metadata": {"name": NODE, "uid": "again"}}
         api.remove(node)
@@ -82,7 +82,7 @@ async def test_a_node_that_is_deleted_and_made_again_has_its_annotation_at_once(
 
 async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "BACKOFF_S", (60.0, 60.0))
-    async with Api() as api:
+    async with PodApi() as api:
         api.faults.append(answer_with("GET", f"/nodes/{NODE}", 404, "NotFound", "no such node"))
         node = {"kind": "Node", "metadata": {"name": NODE, "uid": "again"}}
         api.remove(node)
@@ -96,7 +96,7 @@ async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypa
 
 
 async def test_a_watch_that_lags_behind_our_own_write_costs_no_more_than_a_look() -> None:
-    async with Api() as api, running(api) as publisher:
+    async with PodApi() as api, running(api) as publisher:
         await written(api)
         requested = api.requests.count(f"GET /api/v1/nodes/{NODE}")
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""A plugin process follows the class of a running pod: what the grant says, and the Events for its user."""
+"""A plugin process follows the class of a running pod: the class in the grant, and the Events for its user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def edit(made: Node, version: int, **annotations: str) -> None:
 
 
 async def becomes(grant: Path, service_class: str, level: int) -> float:
-    """Seconds until the grant says so."""
+    """Seconds until the grant has it."""
     began = time.monotonic()
     async with asyncio.timeout(10):
         while True:

@@ -16,7 +16,7 @@ from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
 from tests.contract.chart.rendering import Helm
-from tests.integration.extender.harness import Cluster, Proxy
+from tests.integration.extender.harness import ExtenderOnApiServer, Proxy
 from tests.integration.extender.scheduling import Stack, connected, prepare
 
 GANG_GATES: Final = "GenericWorkload=true,GangScheduling=true"
@@ -44,10 +44,10 @@ def gang_apiserver(programs: dict[str, Path], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-async def cluster(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[ExtenderOnApiServer]:
     """An empty cluster before extenders that the test starts."""
     async with Proxy(apiserver, tmp_path).running() as proxy, httpx.AsyncClient(trust_env=False, timeout=30) as http:
-        made = Cluster(apiserver, proxy, http)
+        made = ExtenderOnApiServer(apiserver, proxy, http)
         try:
             yield made
         finally:

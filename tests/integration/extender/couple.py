@@ -1,4 +1,4 @@
-"""A kube-scheduler and its extender as containers of one pod: each is started again when it ends. And a death at a moment that a test names.
+"""A kube-scheduler and its extender as containers of one pod: each is started again when it ends. And a kill at a moment that a test chooses.
 
     kube-scheduler --Door--> extender --Proxy--> kube-apiserver
 
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass
 class Couple:
-    """Both, and what dies when."""
+    """Both, and which is killed when."""
 
     stack: Stack
     proxy: Proxy
@@ -58,7 +58,7 @@ class Couple:
     ended: int = 0
     """Times that kube-scheduler ended by itself."""
     passed: list[str] = field(default_factory=list)
-    """Calls so far, for who reads a failure."""
+    """Calls so far, to explain a failure."""
     _seen: int = 0
     _extender: Extender | None = None
 
@@ -83,7 +83,7 @@ class Couple:
         os.kill(self._extender.pid, 9)
 
     def _at_the_api(self, request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse] | None:
-        self.proxy.faults.append(self._at_the_api)  # it is used up by each call that it takes
+        self.proxy.faults.append(self._at_the_api)  # each call that it matches uses it up
         if "watch" in request.query:
             self.proxy.faults.remove(self._at_the_api)
             return None
@@ -138,7 +138,7 @@ class Couple:
 async def _door(
     at: int, to: int, passing: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 ) -> AsyncIterator[None]:
-    """Passes calls on to the extender; hangs up where it is away."""
+    """Passes calls on to the extender; closes the connection where it does not run."""
     async with aiohttp.ClientSession(
         f"http://127.0.0.1:{to}", connector=aiohttp.TCPConnector(force_close=True)
     ) as http:
@@ -174,5 +174,5 @@ async def couple(stack: Stack, folder: Path, fatal: Moment) -> AsyncIterator[Cou
 
 
 def waits_for(pod: Thing) -> str:
-    """Why a pod is not bound, for who reads a failure."""
+    """Why a pod is not bound, to explain a failure."""
     return "; ".join(str(one.get("message")) for one in pod["status"].get("conditions", []))

@@ -1,8 +1,8 @@
-"""A cluster whose pods are watched: every change is counted by a ledger, and a kubelet runs what is bound, where a test wants that.
+"""A cluster whose pods are watched: every change is counted by a ledger, and a kubelet runs what is bound, where a test needs that.
 
-Nothing ever runs: `Kubelet` says that pods do, and ends those that are deleted.
+Nothing ever runs: `SimulatedKubelet` reports that pods do, and ends those that are deleted.
 
-kube-apiserver --watch--> Follower --> Ledger, Kubelet, whoever wants to know
+kube-apiserver --watch--> Follower --> AssignmentLedger, SimulatedKubelet, other listeners
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ import aiohttp
 import msgspec
 
 from tests.builders import NodeBuilder
-from tests.integration.extender.ledger import Ledger
-from tests.integration.extender.scheduling import AT_ONCE, NODES, PODS, Api, Refused, Thing, node_object, path_of
+from tests.integration.extender.ledger import AssignmentLedger
+from tests.integration.extender.scheduling import (
+    AT_ONCE,
+    NODES,
+    PODS,
+    ApiCalls,
+    ApiRefused,
+    Thing,
+    node_object,
+    path_of,
+)
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -25,7 +34,7 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 class Follower:
     """Every change of every pod, in the order in which the API server made them, passed to all in `reported`."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiCalls) -> None:
         self.reported: list[Callable[[str, Thing], None]] = []
         self._api = api
         self._changed = asyncio.Event()
@@ -47,7 +56,7 @@ class Follower:
             await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
-        """The API server ends the watch of who is slow, and is requested what came after the last change."""
+        """The API server ends the watch of a slow client, which then requests what came after the last change."""
         while True:
             path = f"{PODS}?watch=1&resourceVersion={self._version}"
             async with self._api.session.get(path, timeout=aiohttp.ClientTimeout()) as answer:
@@ -79,16 +88,16 @@ class Follower:
             raise AssertionError(f"within {timeout_s:.0f} s it did not come to be that {what}") from None
 
 
-class Kubelet:
+class SimulatedKubelet:
     """Of all nodes: pods that are bound run, pods that are deleted end."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiCalls) -> None:
         self._api = api
         self._work: asyncio.Queue[tuple[str, Thing]] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
 
     def report(self, kind: str, pod: Thing) -> None:
-        """As a Follower does. Raises what ended a worker, also to those who wait for the follower."""
+        """As a Follower does. Raises what ended a worker, also to callers that wait for the follower."""
         for worker in self._workers:
             if worker.done():
                 worker.result()
@@ -100,7 +109,7 @@ class Kubelet:
             self._work.put_nowait(("start", pod))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Kubelet]:
+    async def running(self) -> AsyncIterator[SimulatedKubelet]:
         """Until the end of the block."""
         self._workers = [asyncio.create_task(self._run()) for _ in range(AT_ONCE // 4)]
         try:
@@ -118,18 +127,18 @@ class Kubelet:
                 continue
             status = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
             change = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
-            with suppress(Refused):  # it is gone, or another has its name
+            with suppress(ApiRefused):  # it is gone, or another has its name
                 await self._api.patch(f"{path_of(pod)}/status", change)
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedCluster:
     """What every change is passed to, in this order: `ledger`, and `kubelet` where pods run."""
 
-    api: Api
+    api: ApiCalls
     follower: Follower
-    ledger: Ledger
-    kubelet: Kubelet
+    ledger: AssignmentLedger
+    kubelet: SimulatedKubelet
 
     async def add(self, *nodes: NodeBuilder, made: Callable[[NodeBuilder], Thing] = node_object) -> None:
         """Nodes, whose GPUs the ledger knows. `made` makes the object of one."""
@@ -139,10 +148,10 @@ class Watched:
 
 @asynccontextmanager
 async def watched(
-    api: Api, *nodes: NodeBuilder, made: Callable[[NodeBuilder], Thing] = node_object, runs: bool = True
-) -> AsyncIterator[Watched]:
+    api: ApiCalls, *nodes: NodeBuilder, made: Callable[[NodeBuilder], Thing] = node_object, runs: bool = True
+) -> AsyncIterator[WatchedCluster]:
     """A cluster with these nodes and no pods. `runs`: pods that are bound run; else the test may report them to `kubelet`."""
-    cluster = Watched(api, Follower(api), Ledger({}), Kubelet(api))
+    cluster = WatchedCluster(api, Follower(api), AssignmentLedger({}), SimulatedKubelet(api))
     cluster.follower.reported = [cluster.ledger.report, cluster.kubelet.report] if runs else [cluster.ledger.report]
     async with cluster.kubelet.running(), cluster.follower.running():
         await cluster.add(*nodes, made=made)
@@ -150,7 +159,7 @@ async def watched(
 
 
 @asynccontextmanager
-async def priority_classes(api: Api, **values: int) -> AsyncIterator[None]:
+async def priority_classes(api: ApiCalls, **values: int) -> AsyncIterator[None]:
     """Until the end of the block."""
     for name, value in values.items():
         await api.call("POST", CLASSES, {"metadata": {"name": name}, "value": value})

@@ -1,4 +1,4 @@
-"""A gang before the real kube-scheduler: its objects, and what the extender knows of it."""
+"""A gang with the real kube-scheduler: its objects, and its state in the extender."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final
 
 from tests.builders import NodeBuilder, PodBuilder, node, pod
 from tests.integration.extender.conftest import GANG_GATES
-from tests.integration.extender.following import Watched, watched
+from tests.integration.extender.following import WatchedCluster, watched
 from tests.integration.extender.harness import allocated_pods
-from tests.integration.extender.scheduling import Pair, Stack, Thing, node_object, pod_object
+from tests.integration.extender.scheduling import SchedulerPair, Stack, Thing, node_object, pod_object
 from vgpu.scheduling.gangs import QUIET_S
 from vgpu.scheduling.snapshot import Snapshot
 
 PODS: Final = "/api/v1/namespaces/default/pods"
 GROUPS: Final = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 BACK_S: Final = 4.0
-"""From the last filter call, or from the moment in which others request it, to the room of a gang that failed. Specified."""
+"""From the last filter call, or from the moment in which others request it, until the capacity of a failed gang is free. Specified."""
 
 GPUS: Final = 4
 FULL_MIB: Final = 81_920
 TAINT: Final = {"key": "reserved", "value": "batch", "effect": "NoSchedule"}
 
 
-class World:
+class GangSetup:
     """A node with four GPUs, a kubelet that runs what is bound, and a count of it all."""
 
-    def __init__(self, cluster: Watched, pair: Pair) -> None:
+    def __init__(self, cluster: WatchedCluster, pair: SchedulerPair) -> None:
         self.api, self.follower, self.ledger = cluster.api, cluster.follower, cluster.ledger
         assert pair.extender is not None
         self.extender = pair.extender
@@ -51,7 +51,7 @@ class World:
         return [one["metadata"]["uid"] for one in await self.api.create(PODS, things)]
 
     async def no_groups(self) -> None:
-        """No PodGroup is left for the next test. Nobody is there who would take their finalizers."""
+        """No PodGroup is left for the next test. No controller runs that would remove their finalizers."""
         for group in (await self.api.call("GET", GROUPS))["items"]:
             path = f"{GROUPS}/{group['metadata']['name']}"
             await self.api.patch(path, {"metadata": {"finalizers": None}})
@@ -69,7 +69,7 @@ class World:
         return sum("nodeName" in self.ledger.alive[uid]["spec"] for uid in uids if uid in self.ledger.alive)
 
     async def refused(self, uids: list[str]) -> None:
-        """Return when kube-scheduler says that none of them can be scheduled."""
+        """Return when kube-scheduler reports that none of them can be scheduled."""
         await self.follower.until(lambda: all(map(self._is_refused, uids)), "they are refused")
 
     def _is_refused(self, uid: str) -> bool:
@@ -82,7 +82,7 @@ class World:
         return sum(map(int, found))
 
     async def fails(self, reserved: int) -> None:
-        """Return when room was reserved for so many pods of a gang, and is free again soon after the last filter call."""
+        """Return when capacity was reserved for so many pods of a gang, and is free again soon after the last filter call."""
         await self.extender.comes_to(lambda known: len(in_gang(known)) == reserved)
         loop = asyncio.get_running_loop()
         calls, called_s = await self.calls(), loop.time()
@@ -95,7 +95,7 @@ class World:
 
 
 def in_gang(known: Snapshot) -> set[str]:
-    """Pods of gangs that room is reserved for."""
+    """Pods of gangs for which capacity is reserved."""
     return {name for name, stage in allocated_pods(known).items() if stage == "in gang"}
 
 
@@ -110,11 +110,11 @@ def tainted(built: NodeBuilder) -> Thing:
 
 
 @asynccontextmanager
-async def running(stack: Stack, *, popped_at_once: bool, before: Sequence[Thing] = ()) -> AsyncIterator[World]:
+async def running(stack: Stack, *, popped_at_once: bool, before: Sequence[Thing] = ()) -> AsyncIterator[GangSetup]:
     """`popped_at_once`: kube-scheduler tries a gang again at once where nothing else waits. `before`: extenders that it calls before ours."""
     stack.flags = (f"--feature-gates={GANG_GATES},SchedulerPopFromBackoffQ={popped_at_once}",)
     async with watched(stack.api, node("n1").with_gpus(GPUS), made=tainted) as cluster:
-        made = World(cluster, await stack.pair(before=before))
+        made = GangSetup(cluster, await stack.pair(before=before))
         yield made
         await made.no_groups()
     assert cluster.ledger.wrong == []

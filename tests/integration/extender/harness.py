@@ -40,13 +40,13 @@ users: [{name: it, user: {}}]
 
 
 class Proxy:
-    """Everything the extender says to the API server passes here. `faults` as in tests/fake_api; `closed` = the network is down."""
+    """Everything the extender sends to the API server passes here. `faults` as in tests/fake_api; `closed` = the network is down."""
 
     def __init__(self, api: ApiServer, folder: Path) -> None:
         self.faults: list[Fault] = []
         self.closed = False
         self.reporting = asyncio.Event()
-        """While it is not set, what watches tell waits here."""
+        """While it is not set, what watches report waits here."""
         self.reporting.set()
         self._api = api
         self._watches: list[web.Request] = []
@@ -112,12 +112,12 @@ class Proxy:
         finally:
             self._watches.remove(request)
             if answer.connection is not None and answer.connection.transport is not None:
-                answer.connection.transport.abort()  # a polite end of TLS would outlive the test
+                answer.connection.transport.abort()  # an orderly end of TLS would outlive the test
         return response
 
 
 @dataclass
-class Held:
+class HeldBinding:
     """A Binding under way: `reached` when the extender has sent it, passed on at `go`, written at `done`."""
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,7 +153,7 @@ class Extender:
                 self._synced.set()
 
     async def synced(self) -> None:
-        """Return when it knows all there is."""
+        """Return when it is synced."""
         waiting = asyncio.create_task(self._synced.wait())
         await asyncio.wait({waiting, self._reading}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -204,26 +204,26 @@ class Extender:
         return self._process.pid
 
     async def metrics(self) -> str:
-        """What it says of itself."""
+        """What it reports of itself."""
         return (await self._http.get(f"http://127.0.0.1:{self._metrics_port}/metrics")).text
 
     async def comes_to(self, true: Callable[[Snapshot], bool]) -> Snapshot:
-        """Return when its state is so. It is another process: asking again is all that can be done."""
+        """Return when its state is so. It is another process, so this polls."""
         async with asyncio.timeout(PATIENCE_S):
             while not true(snapshot := await self.snapshot()):  # noqa: ASYNC110 - no event comes from another process
                 await asyncio.sleep(0.02)
         return snapshot
 
 
-class Cluster:
-    """What a test needs in one hand."""
+class ExtenderOnApiServer:
+    """What a test needs, in one object."""
 
     def __init__(self, api: ApiServer, proxy: Proxy, http: httpx.AsyncClient) -> None:
         self.api, self.proxy, self._http = api, proxy, http
         self._extenders: list[Extender] = []
 
     async def extender(self, *more: str) -> Extender:
-        """One more, which knows all there is. `more`: further flags."""
+        """One more, which is synced. `more`: further flags."""
         port, metrics_port = free_port(), free_port()
         flags = ["--kubeconfig", str(self.proxy.kubeconfig), "--port", str(port), "--metrics-port", str(metrics_port)]
         command = [
@@ -265,7 +265,7 @@ class Cluster:
         self.api("POST", f"{_path(pod)}/binding", body)
 
     def versions(self, pod: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every version of a pod since it was made, as a watch tells of them."""
+        """Every version of a pod since it was made, as a watch reports them."""
         meta = pod["metadata"]
         query = f"watch=1&timeoutSeconds=1&resourceVersion={meta['resourceVersion']}&fieldSelector=metadata.name={meta['name']}"
         lines = self.api.http.get(f"/api/v1/namespaces/default/pods?{query}").text.splitlines()
@@ -276,7 +276,7 @@ class Cluster:
         return [pod for pod in pods if pod["spec"].get("nodeName")]
 
     def assigned_mib(self) -> dict[str, int]:
-        """UUID -> MiB over all bound pods, by the API server's word."""
+        """UUID -> MiB over all bound pods, as the API server reports them."""
         mib: dict[str, int] = {}
         for pod in self.bound():
             for piece in assignment_from_json(pod["metadata"]["annotations"][DEFAULT.assignment]).held():

@@ -1,11 +1,11 @@
-"""An independent count of who has what, from what the API server says and nothing else.
+"""An independent count of which pod has what, from what the API server reports and nothing else.
 
 Slow and plain on purpose: it shares no code with what it checks, not even the reader of assignments. It sees every change of every
 pod and notes whatever must never be, in the moment in which it is:
 
     I1  more memory or compute time assigned of a GPU than it has, over all pods that are bound and have not ended
     I2  a pod that requests GPUs, is bound and has none, or the other way round; GPUs of another node; another amount than it requested; an
-        annotation for its containers that says something else than its assignment
+        annotation for its containers that differs from its assignment
     I4  a pod that moves, or whose GPUs change, once it is bound
 
 I3 is `differences`: the same count against what an extender believes. I5 is for the tests, which know which pod should be evicted for which.
@@ -28,7 +28,7 @@ Thing = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AssignedPiece:
     """What one container has of one GPU."""
 
     gpu: str
@@ -37,12 +37,12 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Ledger:
+class AssignmentLedger:
     """`gpus` is every GPU that ever was: node -> UUID -> MiB."""
 
     gpus: dict[str, dict[str, int]]
     wrong: list[str] = field(default_factory=list)
-    held: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    held: dict[str, tuple[AssignedPiece, ...]] = field(default_factory=dict)
     """UID -> what a bound pod has on its node."""
     alive: dict[str, Thing] = field(default_factory=dict)
     """UID -> pod as last seen."""
@@ -54,10 +54,10 @@ class Ledger:
     _where: dict[str, tuple[str, str]] = field(default_factory=dict)
     """UID -> node and assignment at first sight."""
     _on: dict[str, set[str]] = field(default_factory=dict)
-    """GPU -> UIDs of pods that hold some of it."""
+    """GPU -> UIDs of pods that use some of it."""
 
     def report(self, kind: str, pod: Thing) -> None:
-        """A change, as a watch tells it."""
+        """A change, as a watch reports it."""
         uid = pod["metadata"]["uid"]
         self.names[uid] = pod["metadata"]["name"]
         if kind == "DELETED" or pod["status"].get("phase") in ("Succeeded", "Failed"):
@@ -101,13 +101,13 @@ class Ledger:
         return mib, percent
 
     def differences(self, believed: Snapshot) -> list[str]:
-        """Where an extender believes something else than the API says."""
+        """Where an extender's state differs from what the API reports."""
         mib, percent = self.used()
         found = []
         for record in believed.nodes:
             for one in record.free:
-                room = self.gpus[record.name][one.uuid]
-                reported = room - mib[one.uuid], GPU_PERCENT - percent[one.uuid]
+                size_mib = self.gpus[record.name][one.uuid]
+                reported = size_mib - mib[one.uuid], GPU_PERCENT - percent[one.uuid]
                 if reported != (one.mib, one.core_percent):
                     found.append(f"{record.name} {one.uuid}: by the API {reported} are free, by the extender {one}")
         theirs, ours = {record.uid for record in believed.pods}, set(self.held)
@@ -119,9 +119,9 @@ class Ledger:
         pieces = _pieces({"containers": containers})
         self.held[uid] = pieces
         for name, of_it in containers.items():
-            said = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
-            if sorted(said) != sorted(one["uuid"] for one in of_it):
-                self._note(pod, f"container {name} sees {said} and is assigned {of_it}")
+            visible = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
+            if sorted(visible) != sorted(one["uuid"] for one in of_it):
+                self._note(pod, f"container {name} sees {visible} and is assigned {of_it}")
         if sum(piece.mib for piece in pieces) != _requested_mib(pod):
             self._note(pod, f"requests {_requested_mib(pod)} MiB and has {pieces}")
         for piece in pieces:
@@ -147,16 +147,18 @@ class Ledger:
 
 
 def _requests(pod: Thing) -> bool:
-    """Is any of it our business?"""
+    """Does it request anything of Tangram?"""
     containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
     return any(
         name.startswith(f"{DOMAIN}/") for one in containers for name in one.get("resources", {}).get("limits", {})
     )
 
 
-def _pieces(document: Thing) -> tuple[Piece, ...]:
+def _pieces(document: Thing) -> tuple[AssignedPiece, ...]:
     return tuple(
-        Piece(one["uuid"], one["mib"], one.get("core", 0)) for of_it in document["containers"].values() for one in of_it
+        AssignedPiece(one["uuid"], one["mib"], one.get("core", 0))
+        for of_it in document["containers"].values()
+        for one in of_it
     )
 
 

@@ -28,7 +28,7 @@ async def two_nodes() -> AsyncIterator[FakeApi]:
 
 
 def evict_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extender's own evictions begin without a wait: nothing else comes in the way here."""
+    """The extender's own evictions begin without a wait: no other preemption competes with them here."""
     defaults = evicting.Evictor.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "grace_s", 0.0)

@@ -45,9 +45,9 @@ class Scheduler:
         fleet = self.extender.state.fleet
         return int(fleet.free_mib[0, fleet.column[name]])
 
-    async def comes_to_hold(self, true: Callable[[], bool]) -> None:
+    async def comes_true(self, true: Callable[[], bool]) -> None:
         """Return when this is true, checked after each change that the watch shows."""
-        assert await self.extender.pods.wait_for(lambda: true() or None, timeout_s=10), "it never came to hold"
+        assert await self.extender.pods.wait_for(lambda: true() or None, timeout_s=10), "it never became true"
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 Nodes are objects and nothing else: they are created with their status and their inventory. What becomes of pods, `following` watches.
 
-Api --writes--> kube-apiserver <--/binding-- extender <--/filter, /bind, /preempt-- kube-scheduler
+ApiCalls --writes--> kube-apiserver <--/binding-- extender <--/filter, /bind, /preempt-- kube-scheduler
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ CALLS_A_SECOND: Final = 5_000
 """Of kube-scheduler to the API server. Its default of 50 would be all that a test of thousands of pods sees."""
 
 
-class Refused(Exception):
-    """The API server said no. `status` is HTTP's."""
+class ApiRefused(Exception):
+    """The API server refused. `status` is HTTP's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
 
 
-class Api:
+class ApiCalls:
     """Calls to the API server by the thousand."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session
 
     async def call(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
-        """Decoded answer. Raises Refused."""
+        """Decoded answer. Raises ApiRefused."""
         raw = msgspec.json.encode(body) if body is not None else None
         async with self.session.request(method, path, data=raw, headers={"Content-Type": content_type}) as answer:
             text = await answer.read()
             if answer.status >= 400:
-                raise Refused(answer.status, text.decode(errors="replace")[:500])
+                raise ApiRefused(answer.status, text.decode(errors="replace")[:500])
             return msgspec.json.decode(text)
 
     async def patch(self, path: str, body: object) -> Any:
@@ -85,7 +85,7 @@ class Api:
 
     async def delete(self, pod: Thing, **options: object) -> None:
         """Delete a pod, or find that it is gone."""
-        with suppress(Refused):
+        with suppress(ApiRefused):
             await self.call("DELETE", path_of(pod), options)
 
     async def empty(self) -> None:
@@ -95,17 +95,17 @@ class Api:
 
 
 @asynccontextmanager
-async def connected(server: ApiServer) -> AsyncIterator[Api]:
-    """An `Api` of this server."""
+async def connected(server: ApiServer) -> AsyncIterator[ApiCalls]:
+    """An `ApiCalls` of this server."""
     connector = aiohttp.TCPConnector(ssl=server.admin, limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     base = str(server.http.base_url)
     async with aiohttp.ClientSession(base, connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
-        yield Api(session)
+        yield ApiCalls(session)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SchedulerPair:
     """A kube-scheduler and its extender, as one pod of the chart's Deployment has them."""
 
     scheduler: Program
@@ -124,7 +124,7 @@ class Pair:
         return "uccessfully acquired lease" in self.scheduler.log.read_text(errors="replace")
 
     async def comes_to_lead(self, *, timeout_s: float = 60) -> None:
-        """Return when it is elected. Only its log says so."""
+        """Return when it is elected. Only its log shows it."""
         async with asyncio.timeout(timeout_s):
             while not self.leads:
                 assert self.scheduler.running, self.scheduler.log.read_text(errors="replace")[-3000:]
@@ -140,12 +140,12 @@ class Stack:
     """Pairs before one API server. All are gone when `leave` returns. `flags`: more of kube-scheduler's."""
 
     def __init__(
-        self, server: ApiServer, scheduler: Path, helm: Helm, folder: Path, api: Api, http: httpx.AsyncClient,
+        self, server: ApiServer, scheduler: Path, helm: Helm, folder: Path, api: ApiCalls, http: httpx.AsyncClient,
         *flags: str,
     ) -> None:  # fmt: skip
         self.api, self.server, self.flags = api, server, flags
         self._scheduler, self._helm, self._folder, self._http = scheduler, helm, folder, http
-        self.pairs: list[Pair] = []
+        self.pairs: list[SchedulerPair] = []
 
     async def pair(
         self,
@@ -156,8 +156,8 @@ class Stack:
         ahead: str = "never",
         spare_weight: int | None = None,
         before: Sequence[Thing] = (),
-    ) -> Pair:
-        """One more, whose extender knows all there is. `elected`: it waits until it leads; `alone`: without the extender;
+    ) -> SchedulerPair:
+        """One more, whose extender is synced. `elected`: it waits until it leads; `alone`: without the extender;
         `ahead` and `spare_weight`: the chart's values nominateAhead and spareWeight; `before`: other extenders, which kube-scheduler calls before this one.
         """
         port, metrics_port, secure_port = free_port(), free_port(), free_port()
@@ -178,7 +178,7 @@ class Stack:
         if alone:
             del configuration["extenders"]
         extender = None if alone else await self.extender(variables, port, metrics_port)
-        pair = Pair(self.scheduler(configuration, secure_port), extender, secure_port)
+        pair = SchedulerPair(self.scheduler(configuration, secure_port), extender, secure_port)
         self.pairs.append(pair)
         return pair
 
@@ -226,8 +226,8 @@ class Stack:
         await extender.synced()
         return extender
 
-    async def scheduler_metrics(self, pair: Pair) -> str:
-        """What kube-scheduler says of itself."""
+    async def scheduler_metrics(self, pair: SchedulerPair) -> str:
+        """What kube-scheduler reports of itself."""
         async with self.api.session.get(f"https://127.0.0.1:{pair.secure_port}/metrics", ssl=False) as answer:
             return await answer.text()
 
@@ -239,9 +239,9 @@ class Stack:
         await self.api.call("DELETE", LEASES)
 
 
-async def prepare(api: Api) -> None:
+async def prepare(api: ApiCalls) -> None:
     """The namespace of the release, for the lease."""
-    with suppress(Refused):
+    with suppress(ApiRefused):
         await api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
 
 
@@ -249,7 +249,7 @@ def node_object(built: NodeBuilder) -> Thing:
     """The node as its kubelet and our device plugin would have it."""
     gpus = len(built.gpus)
     mib = sum(gpu.mib for gpu in built.gpus)
-    room = {
+    capacity = {
         "cpu": "256", "memory": "2Ti", "pods": "500", DEFAULT.gpu: str(gpus), DEFAULT.gpu_core: str(100 * gpus),
         DEFAULT.gpu_mem: str(mib // built.unit_mib),
     }  # fmt: skip
@@ -257,7 +257,7 @@ def node_object(built: NodeBuilder) -> Thing:
     metadata = {"name": built.name, "labels": {"kubernetes.io/hostname": built.name}}
     metadata |= {"annotations": plain["metadata"].get("annotations", {})}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
-    status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+    status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 

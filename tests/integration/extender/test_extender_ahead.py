@@ -1,4 +1,4 @@
-"""Pods that wait are nominated ahead of their turn: once, to where they fit, and nobody loses anything by it."""
+"""Pending pods are nominated ahead of their scheduling cycle: once, to where they fit, and no other pod loses capacity by it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def waiting(api: FakeApi, scheduler: Scheduler, count: int) -> list[PodBui
     built = [half(f"p{at:02}") for at in range(count)]
     for one in built:
         put(api, one)
-    await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= count)
+    await scheduler.comes_true(lambda: len(scheduler.extender.pods) >= count)
     assert (await scheduler.filter(built[0], *NODES))["NodeNames"]
     return built
 
@@ -69,12 +69,12 @@ async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 40)
         counts, fleet = scheduler.extender.nominator.counts, scheduler.extender.state.fleet
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 39)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 39)
         for one in built[1:]:
             where = nominations(api)[one.name]
             assert (await scheduler.filter(one, where))["NodeNames"] == [where]
             assert await scheduler.bind(one, where) == ""
-        await scheduler.comes_to_hold(lambda: counts["taken"] == 39)
+        await scheduler.comes_true(lambda: counts["taken"] == 39)
         assert writes(api) == counts["written"] == 39
         assert counts["left"] == counts["refused"] == 0
         assert len(scheduler.extender.nominator.reservations) == 0
@@ -82,11 +82,11 @@ async def test_those_that_come_next_are_nominated_once_and_go_there(api: FakeApi
         assert fleet.overcommitted() == []
 
 
-async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
+async def test_no_more_pods_are_planned_than_fit(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 80)
         ahead, fleet = scheduler.extender.nominator, scheduler.extender.state.fleet
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 63)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 63)
         assert len(ahead.reservations) == 63, "and one reserved"
         assert int(fleet.free_mib.sum()) == 0
         assert fleet.overcommitted() == []
@@ -97,10 +97,10 @@ async def test_no_more_are_planned_than_there_is_room_for(api: FakeApi) -> None:
 
 
 @pytest.mark.parametrize("why", ["few", "fast", "off"])
-async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str) -> None:
+async def test_no_pod_is_nominated_where_it_does_not_pay(api: FakeApi, why: str) -> None:
     async with running(api, nominate_ahead={"few": "always", "fast": "auto", "off": "never"}[why]) as scheduler:
         count = BACKLOG if why == "few" else 40
-        built = await waiting(api, scheduler, count)  # one less wait once the first is come to
+        built = await waiting(api, scheduler, count)  # one less waits once the first is called for
         for one in built[1:4]:
             await scheduler.filter(one, *NODES)
         await scheduler.extender.nominator.flush()
@@ -108,21 +108,21 @@ async def test_nobody_is_nominated_where_it_does_not_pay(api: FakeApi, why: str)
         if why == "few":
             for at in range(8):
                 put(api, half(f"q{at}"))
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= count)
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) >= count)
         if why == "few":
             await scheduler.filter(built[4], *NODES)
-            await scheduler.comes_to_hold(lambda: writes(api) > 0)
+            await scheduler.comes_true(lambda: writes(api) > 0)
 
 
-async def test_who_was_not_requested_lately_is_not_the_active_one(api: FakeApi) -> None:
+async def test_an_extender_that_was_not_called_lately_is_not_the_active_one(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         for at in range(40):
             put(api, half(f"p{at:02}"))
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) >= 40)
         await scheduler.extender.nominator.flush()
         assert writes(api) == 0
         await scheduler.filter(half("p00"), *NODES)
-        await scheduler.comes_to_hold(lambda: writes(api) > 0)
+        await scheduler.comes_true(lambda: writes(api) > 0)
 
 
 async def test_labels_and_taints_are_kept_to_and_other_conditions_left_to_the_scheduler(api: FakeApi) -> None:
@@ -150,11 +150,11 @@ async def test_labels_and_taints_are_kept_to_and_other_conditions_left_to_the_sc
         turned_down["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
         api.put(turned_down)
         put(api, half("nominated").nominated_to("n1"))
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) == 122)
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) == 122)
         for at in range(FRONT):  # those in front are not waited for
             await scheduler.filter(small(f"a{at}"), "n5")
         wanted = {f"a{at}" for at in range(FRONT, 20)} | {f"t{at}" for at in range(20)}
-        await scheduler.comes_to_hold(lambda: wanted <= set(nominations(api)))
+        await scheduler.comes_true(lambda: wanted <= set(nominations(api)))
         found = nominations(api)
         assert {name: where for name, where in found.items() if name[0] in "bxyzd"} == {}
         assert {where for name, where in found.items() if name[0] == "a"} <= {"n5"}
@@ -166,33 +166,33 @@ async def test_a_nomination_that_the_scheduler_does_not_follow_is_not_made_again
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
         ahead = scheduler.extender.nominator
-        await scheduler.comes_to_hold(lambda: {"p20", "p21"} <= set(nominations(api)))
-        # it looked at the node and at all others, and found that none will do
+        await scheduler.comes_true(lambda: {"p20", "p21"} <= set(nominations(api)))
+        # it tried the node and all others, and none fits
         found = api.pod("default/p20")
         assert found
         unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         api.put(found | {"status": {"phase": "Pending", "conditions": [unplaced]}})
-        await scheduler.comes_to_hold(lambda: ahead.counts["left"] == 1)
+        await scheduler.comes_true(lambda: ahead.counts["left"] == 1)
         assert built[20].build().uid not in ahead.reservations
         # another it placed elsewhere
         (elsewhere, *_) = [name for name in NODES if name != nominations(api)["p21"]]
         assert (await scheduler.filter(built[21], elsewhere))["NodeNames"] == [elsewhere]
         assert await scheduler.bind(built[21], elsewhere) == ""
-        await scheduler.comes_to_hold(lambda: ahead.counts["left"] == 2)
+        await scheduler.comes_true(lambda: ahead.counts["left"] == 2)
         put(api, half("last"))
         for one in built[1 : 1 + FRONT]:
             await scheduler.filter(one, *NODES)
-        await scheduler.comes_to_hold(lambda: "last" in nominations(api))
+        await scheduler.comes_true(lambda: "last" in nominations(api))
         assert "p20" not in nominations(api)
         assert scheduler.extender.state.fleet.overcommitted() == []
 
 
-async def test_a_write_that_is_refused_gives_the_room_back_and_is_not_tried_again(api: FakeApi) -> None:
+async def test_a_write_that_is_refused_ends_the_reservation_and_is_not_tried_again(api: FakeApi) -> None:
     api.faults.append(answer_with("PATCH", "/p10/status", 409, "Conflict", "the object has been modified"))
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
         ahead = scheduler.extender.nominator
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 28)
         await ahead.flush()
         assert ahead.counts["refused"] == 1
         assert "p10" not in nominations(api)
@@ -200,14 +200,14 @@ async def test_a_write_that_is_refused_gives_the_room_back_and_is_not_tried_agai
         assert api.requests.count("PATCH /api/v1/namespaces/default/pods/p10/status") == 1
 
 
-async def test_planned_room_yields_to_a_pod_that_goes_first_and_to_no_other(api: FakeApi) -> None:
+async def test_a_nomination_reservation_yields_to_a_pod_that_comes_first_and_to_no_other(api: FakeApi) -> None:
     async with running(api, nominate_ahead="always") as scheduler:
         for at in range(70):
             put(api, half(f"p{at:02}", priority=5))
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) == 70)
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) == 70)
         await scheduler.filter(half("p00", 5), *NODES)
         ahead = scheduler.extender.nominator
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 63)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 63)
         assert (await scheduler.filter(half("low", 4), *NODES))["NodeNames"] == []
         whole = pod("high").asking(mib=FULL_MIB).of_priority(6)
         assert len((await scheduler.filter(whole, *NODES))["NodeNames"]) == 1
@@ -229,18 +229,20 @@ async def test_an_extender_that_starts_reserves_for_pods_that_were_nominated_bef
         assert scheduler.extender.state.fleet.overcommitted() == []
 
 
-async def test_room_made_by_eviction_is_kept_over_a_restart_also_when_the_victims_are_gone(api: FakeApi) -> None:
+async def test_a_preemption_reservation_is_kept_over_a_restart_also_when_the_victims_are_gone(api: FakeApi) -> None:
     waiting_for_it = pod("urgent").asking(mib=8 * FULL_MIB).annotated(gpu_count="8").of_priority(9).nominated_to("n0")
     plain = waiting_for_it.plain()
     plain["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     api.put(plain)
     async with running(api) as scheduler:
         late = half("late", priority=10)
-        assert (await scheduler.filter(late, "n0"))["NodeNames"] == [], "no plan that yields: others died for it"
+        assert (await scheduler.filter(late, "n0"))["NodeNames"] == [], (
+            "no nomination reservation, which would yield: pods were evicted for it"
+        )
         assert len(scheduler.extender.preemption.reservations) == 1
         assert (await scheduler.filter(waiting_for_it, "n0"))["NodeNames"] == ["n0"]
         assert await scheduler.bind(waiting_for_it, "n0") == ""
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 0)
+        await scheduler.comes_true(lambda: len(scheduler.extender.preemption.reservations) == 0)
 
 
 async def test_a_replica_that_takes_over_reserves_for_pods_that_the_other_nominated_and_nominates_none_anew(
@@ -250,12 +252,12 @@ async def test_a_replica_that_takes_over_reserves_for_pods_that_the_other_nomina
         built = [half(f"p{at:02}") for at in range(40)]
         for one in built:
             put(api, one)
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.pods) >= 40)
+        await scheduler.comes_true(lambda: len(scheduler.extender.pods) >= 40)
         by_other = {one.name: NODES[at % 4] for at, one in enumerate(built[1:])}
         for one in built[1:]:
             put(api, one.nominated_to(by_other[one.name]))
         ahead, fleet = scheduler.extender.nominator, scheduler.extender.state.fleet
-        await scheduler.comes_to_hold(lambda: len(ahead.reservations) == 39)
+        await scheduler.comes_true(lambda: len(ahead.reservations) == 39)
         assert int(fleet.free_mib.sum()) == 32 * FULL_MIB - 39 * HALF_MIB
         assert (await scheduler.filter(built[0], *NODES))["NodeNames"]
         await ahead.flush()
@@ -264,7 +266,7 @@ async def test_a_replica_that_takes_over_reserves_for_pods_that_the_other_nomina
         for one in built[1:]:
             assert (await scheduler.filter(one, by_other[one.name]))["NodeNames"] == [by_other[one.name]]
             assert await scheduler.bind(one, by_other[one.name]) == ""
-        await scheduler.comes_to_hold(lambda: len(ahead.reservations) == 0)
+        await scheduler.comes_true(lambda: len(ahead.reservations) == 0)
         assert fleet.overcommitted() == []
         assert ahead.counts == {"written": 0, "refused": 0, "taken": 0, "left": 0}, "they were not ours"
 
@@ -273,13 +275,13 @@ async def test_a_pod_that_another_replica_nominates_elsewhere_is_left_there(api:
     async with running(api, nominate_ahead="always") as scheduler:
         await waiting(api, scheduler, 30)
         ahead = scheduler.extender.nominator
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 29)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 29)
         written = writes(api)
         elsewhere = "n3"
         assert nominations(api)["p20"] != elsewhere
         put(api, half("p20").nominated_to(elsewhere))
         allocations = scheduler.extender.state.allocations
-        await scheduler.comes_to_hold(lambda: (held := allocations.get("uid-default-p20")) and held.node == elsewhere)
+        await scheduler.comes_true(lambda: (held := allocations.get("uid-default-p20")) and held.node == elsewhere)
         await ahead.flush()
         assert nominations(api)["p20"] == elsewhere
         assert writes(api) == written
@@ -297,13 +299,13 @@ async def test_a_pod_that_is_bound_before_its_nomination_was_written_is_not_coun
     async with running(api, nominate_ahead="always") as scheduler:
         built = await waiting(api, scheduler, 30)
         counts, allocations = scheduler.extender.nominator.counts, scheduler.extender.state.allocations
-        await scheduler.comes_to_hold(lambda: len(nominations(api)) == 28)
+        await scheduler.comes_true(lambda: len(nominations(api)) == 28)
         planned = allocations.get("uid-default-p10")
         assert planned
         assert (await scheduler.filter(built[10], planned.node))["NodeNames"] == [planned.node]
         assert await scheduler.bind(built[10], planned.node) == ""
         known = scheduler.extender.pods
-        await scheduler.comes_to_hold(lambda: bool((one := known.get("default/p10")) and one.spec.node_name))
+        await scheduler.comes_true(lambda: bool((one := known.get("default/p10")) and one.spec.node_name))
         bound.set()
         await scheduler.extender.nominator.flush()
         assert counts == {"written": 28, "refused": 1, "taken": 0, "left": 0}

@@ -37,7 +37,7 @@ async def test_filter_and_bind_make_one_write_that_carries_the_assignment(api: F
             "NodeNames": ["n1"], "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": "",
         }  # fmt: skip
         assert await scheduler.bind(asking, "n1") == ""
-        await scheduler.comes_to_hold(lambda: not len(scheduler.extender.state.reservations))
+        await scheduler.comes_true(lambda: not len(scheduler.extender.state.reservations))
         assert scheduler.free_mib("n1") == FULL_MIB - 8192
     writes = [call for call in api.requests if not call.startswith("GET")]
     assert writes == ["POST /api/v1/namespaces/default/pods/a/binding"]
@@ -56,7 +56,7 @@ async def test_a_reply_that_was_lost_after_the_pod_was_bound_is_a_success(api: F
         await scheduler.filter(asking, "n1")
         api.faults.append(lose_reply("POST", "/binding", after=True))
         assert await scheduler.bind(asking, "n1") == ""
-        assert await scheduler.bind(asking, "n1") == "", "and asking again changes nothing"
+        assert await scheduler.bind(asking, "n1") == "", "and a second call changes nothing"
         assert scheduler.free_mib("n1") == FULL_MIB - 8192
     assert len(api.bindings) == 1
 
@@ -69,13 +69,13 @@ async def test_a_binding_that_got_no_answer_and_did_not_happen_keeps_its_place_i
         await scheduler.filter(asking, "n1")
         api.faults.append(lose_reply("POST", "/binding", after=False))
         assert "POST /api/v1/namespaces/default/pods/a/binding" in await scheduler.bind(asking, "n1")
-        assert not (await scheduler.filter(other, "n1"))["NodeNames"], "the write may still come true"
+        assert not (await scheduler.filter(other, "n1"))["NodeNames"], "the write may still happen"
         assert (await scheduler.filter(asking, "n1", "n2"))["NodeNames"] == ["n1"]
         assert await scheduler.bind(asking, "n1") == ""
 
 
 @pytest.mark.parametrize("after", [True, False])
-async def test_a_binding_whose_outcome_cannot_be_looked_up_is_held_until_the_watch_reports(
+async def test_a_binding_whose_outcome_cannot_be_read_stays_reserved_until_the_watch_reports(
     api: FakeApi, after: bool
 ) -> None:
     asking, other = pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)
@@ -87,7 +87,7 @@ async def test_a_binding_whose_outcome_cannot_be_looked_up_is_held_until_the_wat
         assert not (await scheduler.filter(other, "n1"))["NodeNames"]
         if not after:
             api.remove(asking.plain())
-        await scheduler.comes_to_hold(lambda: not len(scheduler.extender.state.reservations))
+        await scheduler.comes_true(lambda: not len(scheduler.extender.state.reservations))
         assert scheduler.free_mib("n1") == (0 if after else FULL_MIB)
 
 
@@ -190,7 +190,7 @@ async def test_a_pod_made_again_under_its_name_is_not_bound_for_the_old_one(api:
         await scheduler.filter(asking, "n1")
         assert "has uid another" in await scheduler.bind(asking, "n1")
         assert scheduler.free_mib("n1") == FULL_MIB
-        assert await scheduler.bind(pod("nobody").asking(mib=1), "n1") != ""
+        assert await scheduler.bind(pod("unknown").asking(mib=1), "n1") != ""
     assert not api.bindings
 
 
@@ -243,7 +243,7 @@ async def test_same_size_pods_on_different_gpus_are_bound_one_after_the_other_wh
             assert (await scheduler.filter(built, "n3"))["NodeNames"] == ["n3"]
         assert await scheduler.bind(first, "n3") == ""
         waiting = asyncio.create_task(scheduler.bind(second, "n3"))
-        await scheduler.comes_to_hold(lambda: not scheduler.extender.state.reservations.get("uid-default-a"))
+        await scheduler.comes_true(lambda: not scheduler.extender.state.reservations.get("uid-default-a"))
         assert (len(api.bindings), waiting.done()) == (1, False)
         started = api.pod("default/a")
         assert started is not None
@@ -265,8 +265,8 @@ async def test_a_pod_that_waits_in_the_bind_order_in_vain_is_refused_with_the_re
         for built in (first, second):
             await scheduler.filter(built, "n3")
         assert await scheduler.bind(first, "n3") == ""
-        said = await scheduler.bind(second, "n3")
-        assert said == f"pod default/b is not bound to node n3 yet: {SWAP_RISK}"
+        error = await scheduler.bind(second, "n3")
+        assert error == f"pod default/b is not bound to node n3 yet: {SWAP_RISK}"
         assert scheduler.extender.state.allocations.get("uid-default-b") is None
 
 
@@ -303,7 +303,9 @@ async def test_a_body_that_cannot_be_read_is_an_error_in_the_answer(api: FakeApi
 
 
 @pytest.mark.parametrize("verb", ["prioritize", "spare"])
-async def test_for_a_body_that_cannot_be_read_no_node_is_rated_and_the_log_says_why(api: FakeApi, verb: str) -> None:
+async def test_for_a_body_that_cannot_be_read_no_node_is_rated_and_the_log_shows_the_reason(
+    api: FakeApi, verb: str
+) -> None:
     async with running(api) as scheduler:
         with capture_logs() as logged:
             assert [await scheduler.call(verb, body) for body in UNREADABLE] == [[]] * len(UNREADABLE)
@@ -313,7 +315,7 @@ async def test_for_a_body_that_cannot_be_read_no_node_is_rated_and_the_log_says_
     assert f'tangram_extender_requests_total{{outcome="error",verb="{verb}"}} {len(UNREADABLE)}.0' in metrics
 
 
-async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: FakeApi) -> None:
+async def test_an_unknown_path_or_method_is_an_error_and_changes_nothing(api: FakeApi) -> None:
     async with running(api) as scheduler, httpx.AsyncClient() as http:
         at = f"http://127.0.0.1:{scheduler.extender.port}"
         wrong = [await http.get(f"{at}/filter"), await http.post(f"{at}/snapshot"), await http.get(f"{at}/else")]
@@ -324,7 +326,7 @@ async def test_a_path_or_method_that_there_is_not_says_so_and_does_nothing(api: 
         ]
 
 
-async def test_a_snapshot_reports_what_is_held(api: FakeApi) -> None:
+async def test_a_snapshot_reports_what_is_reserved(api: FakeApi) -> None:
     async with running(api) as scheduler, httpx.AsyncClient() as http:
         await scheduler.filter(pod("a").asking(mib=8192), "n1")
         answer = await http.get(f"http://127.0.0.1:{scheduler.extender.port}/snapshot")
@@ -347,7 +349,7 @@ async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeyp
         assert 'tangram_extender_requests_total{outcome="error",verb="filter"} 1.0' in metrics
 
 
-async def test_metrics_report_what_is_held_and_how_old_the_caches_are(api: FakeApi) -> None:
+async def test_metrics_report_what_is_reserved_and_how_old_the_caches_are(api: FakeApi) -> None:
     asking = pod("a").asking(mib=8192)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")

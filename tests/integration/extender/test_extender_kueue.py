@@ -39,11 +39,11 @@ async def api() -> AsyncIterator[FakeApi]:
 
 
 async def knows(scheduler: Scheduler, true: Callable[[Any], bool] = lambda known: known.has_synced) -> None:
-    """Return when it knows this of the Workloads. What tells of them is another watch than that of pods."""
-    queues = scheduler.extender.preemption.queues
-    assert queues is not None
+    """Return when it has seen this of the Workloads. Another watch than that of pods reports them."""
+    kueue_pods = scheduler.extender.preemption.kueue_pods
+    assert kueue_pods is not None
     async with asyncio.timeout(10):
-        while not true(queues.workloads):  # noqa: ASYNC110 - the cache that would tell is made once a version is known
+        while not true(kueue_pods.workloads):  # noqa: ASYNC110 - the cache that would show it is made once a version is known
             await asyncio.sleep(0.01)
 
 
@@ -62,7 +62,7 @@ async def test_of_two_pods_the_one_goes_that_is_part_of_nothing(api: FakeApi) ->
         await knows(scheduler)
         assert await preempt(scheduler, urgent(), n1=uids("q")) == {"n1": {"Pods": uids("p"), "NumPDBViolations": 0}}
         assert f"GET {JOBS}/plain" in api.requests
-        assert f"GET {JOBS}/queued" not in api.requests, "its UID says enough"
+        assert f"GET {JOBS}/queued" not in api.requests, "its UID is enough"
 
 
 async def test_without_the_setting_kueue_is_not_read_and_the_cheaper_pod_goes(api: FakeApi) -> None:
@@ -112,7 +112,7 @@ async def test_the_extenders_own_eviction_takes_the_pod_that_is_part_of_nothing(
     async with running(api, kueue=True) as scheduler:
         await knows(scheduler)
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
-        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        await scheduler.comes_true(lambda: bool(api.evictions))
         assert api.evictions == ["default/p"], "though its priority is higher"
 
 
@@ -124,13 +124,13 @@ async def test_a_victim_that_becomes_part_of_a_whole_before_it_goes_stays(api: F
         await knows(scheduler)
         api.faults += [answer_with("POST", "/eviction", 429, "TooManyRequests") for _ in range(2)]
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
-        await scheduler.comes_to_hold(lambda: "uid-default-urgent" in scheduler.extender.preemption._evictor._plans)
+        await scheduler.comes_true(lambda: "uid-default-urgent" in scheduler.extender.preemption._evictor._plans)
         api.faults.extend(answer_with("POST", "/eviction", 429, "TooManyRequests") for _ in range(1000))
         api.put(workload("w", "uid-j"))
         await knows(scheduler, lambda known: "uid-j" in known.owners("default"))
         plans = scheduler.extender.preemption._evictor._plans
         async with asyncio.timeout(10):
-            while plans:  # noqa: ASYNC110 - no event tells that a plan was given up
+            while plans:  # noqa: ASYNC110 - no event shows that a plan was given up
                 await asyncio.sleep(0.01)
         api.faults.clear()
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
@@ -147,16 +147,16 @@ async def test_an_eviction_goes_on_once_a_controller_that_was_forgotten_meanwhil
     async with running(api, kueue=True) as scheduler:
         await knows(scheduler)
         preemption = scheduler.extender.preemption
-        assert preemption.queues is not None
+        assert preemption.kueue_pods is not None
         api.faults.extend(answer_with("POST", "/eviction", 429, "TooManyRequests") for _ in range(1000))
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
-        await scheduler.comes_to_hold(lambda: "uid-default-urgent" in preemption._evictor._plans)
-        preemption.queues.controllers._known.clear()
+        await scheduler.comes_true(lambda: "uid-default-urgent" in preemption._evictor._plans)
+        preemption.kueue_pods.controllers._known.clear()
         async with asyncio.timeout(10):
-            while not preemption.queues.controllers._known:  # noqa: ASYNC110 - no event tells that it was read
+            while not preemption.kueue_pods.controllers._known:  # noqa: ASYNC110 - no event shows that it was read
                 await asyncio.sleep(0.01)
         api.faults.clear()
-        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        await scheduler.comes_true(lambda: bool(api.evictions))
         assert api.evictions == ["default/b"]
 
 
@@ -171,7 +171,7 @@ async def test_a_workload_that_cannot_be_decoded_keeps_the_pods_of_its_namespace
         in_vain = scheduler.extender.preemption._evictor._in_vain
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
         async with asyncio.timeout(10):
-            while not in_vain:  # noqa: ASYNC110 - no event tells that nobody was found
+            while not in_vain:  # noqa: ASYNC110 - no event shows that no pod was found
                 await asyncio.sleep(0.01)
         api.put(broken)
         async with asyncio.timeout(10):
@@ -179,11 +179,11 @@ async def test_a_workload_that_cannot_be_decoded_keeps_the_pods_of_its_namespace
                 await asyncio.sleep(0.01)
         assert api.evictions == []
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == []
-        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        await scheduler.comes_true(lambda: bool(api.evictions))
         assert api.evictions == ["default/b"]
 
 
-async def test_where_kueue_is_not_served_nobody_is_evicted(api: FakeApi) -> None:
+async def test_where_kueue_is_not_served_no_pod_is_evicted(api: FakeApi) -> None:
     del api.documents[KUEUE]
     api.put(bound("a", "n1", 0, FULL_MIB).plain())
     api.put(bound("b", "n1", 1, FULL_MIB).plain())

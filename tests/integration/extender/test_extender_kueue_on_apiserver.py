@@ -14,7 +14,7 @@ from kube.client import METADATA, METADATA_LIST
 from tests.apiserver import MERGE, ApiServer
 from tests.builders import node, pod
 from tests.fake_api import Handler
-from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, allocated_pods
+from tests.integration.extender.harness import PATIENCE_S, Extender, ExtenderOnApiServer, allocated_pods
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -56,10 +56,10 @@ def kueue(apiserver: ApiServer) -> Iterator[None]:
         apiserver("DELETE", f"{CLASSES}/{name}")
 
 
-async def make(cluster: Cluster, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+async def make(cluster: ExtenderOnApiServer, path: str, thing: dict[str, Any]) -> dict[str, Any]:
     """Once the API server serves the resource."""
     async with asyncio.timeout(PATIENCE_S):
-        while cluster.api.http.get(path).status_code == 404:  # noqa: ASYNC110 - no event tells
+        while cluster.api.http.get(path).status_code == 404:  # noqa: ASYNC110 - no event shows it
             await asyncio.sleep(0.05)
     made: dict[str, Any] = cluster.api("POST", path, thing)
     return made
@@ -71,7 +71,7 @@ def owned_by(thing: dict[str, Any], *, controller: bool = True) -> list[dict[str
 
 
 async def place(
-    cluster: Cluster, extender: Extender, name: str, service_class: str, of: dict[str, Any], at: str = "n1"
+    cluster: ExtenderOnApiServer, extender: Extender, name: str, service_class: str, of: dict[str, Any], at: str = "n1"
 ) -> dict[str, Any]:
     plain = pod(name).asking(mib=HALF_MIB + 1024).plain()
     plain["spec"]["priorityClassName"] = service_class
@@ -85,7 +85,7 @@ async def place(
 
 @dataclass
 class Jobs:
-    """A JobSet with a Workload and a Job, and a Job that is part of nothing."""
+    """A JobSet with a Workload and a Job, and a Job without an owner."""
 
     of_set: dict[str, Any]
     plain: dict[str, Any]
@@ -93,7 +93,7 @@ class Jobs:
 
 
 @pytest.fixture
-async def jobs(cluster: Cluster, kueue: None) -> AsyncIterator[Jobs]:
+async def jobs(cluster: ExtenderOnApiServer, kueue: None) -> AsyncIterator[Jobs]:
     sets, path = f"/apis/jobset.x-k8s.io/v1alpha2{NAMESPACE}/jobsets", f"/apis/batch/v1{NAMESPACE}/jobs"
     job_set = await make(
         cluster, sets, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "set"}}
@@ -117,7 +117,7 @@ async def jobs(cluster: Cluster, kueue: None) -> AsyncIterator[Jobs]:
     cluster.api("DELETE", f"{sets}/set")
 
 
-def want(cluster: Cluster) -> dict[str, Any]:
+def want(cluster: ExtenderOnApiServer) -> dict[str, Any]:
     """A pod of high priority that needs a GPU."""
     plain = pod("urgent").asking(mib=FULL_MIB).plain()
     plain["spec"]["priorityClassName"] = "high"
@@ -126,7 +126,9 @@ def want(cluster: Cluster) -> dict[str, Any]:
     return made
 
 
-async def test_the_pod_of_a_job_set_stays_and_one_of_higher_priority_goes(cluster: Cluster, jobs: Jobs) -> None:
+async def test_the_pod_of_a_job_set_stays_and_one_of_higher_priority_goes(
+    cluster: ExtenderOnApiServer, jobs: Jobs
+) -> None:
     accepted: dict[str, set[str]] = {}
 
     def note(request: web.Request, _: Handler) -> Awaitable[web.StreamResponse] | None:
@@ -150,7 +152,9 @@ async def test_the_pod_of_a_job_set_stays_and_one_of_higher_priority_goes(cluste
     assert 'tangram_extender_cache_synced{cache="workloads"} 1.0' in await extender.metrics()
 
 
-async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(cluster: Cluster, jobs: Jobs) -> None:
+async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(
+    cluster: ExtenderOnApiServer, jobs: Jobs
+) -> None:
     for name, gpus in (("n1", 2), ("n2", 1)):
         cluster.add(node(name).with_gpus(gpus))
     extender = await cluster.extender("--kueue", "true", "--kueue-evict", "whole")
@@ -171,7 +175,7 @@ async def test_a_workload_is_deactivated_and_its_pods_are_left_to_kueue(cluster:
     assert (await extender.filter(urgent, "n1"))["NodeNames"] == ["n1"]
 
 
-async def test_a_workload_that_was_made_anew_under_its_name_is_left(cluster: Cluster, jobs: Jobs) -> None:
+async def test_a_workload_that_was_made_anew_under_its_name_is_left(cluster: ExtenderOnApiServer, jobs: Jobs) -> None:
     change = {"metadata": {"uid": "another"}, "spec": {"active": False}}
     answer = cluster.api.http.patch(f"{WORKLOADS}/w", json=change, headers={"Content-Type": MERGE})
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""The scheduler has a watch of its own, and may hear first: what the extender answers when the news reaches it while it is asked."""
+"""The scheduler has a watch of its own, which may be ahead: what the extender answers when a change reaches it during a call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def victims(api: FakeApi) -> list[PodBuilder]:
 
 @pytest.fixture
 def reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Reported:
-    """What a call is answered when `news` comes to pass once the extender has begun to wait for its watch, in this method."""
+    """The answer to a call when `news` happens once the extender has begun to wait for its watch, in this method."""
 
     async def reported(
         scheduler: Scheduler, method: str, call: Coroutine[Any, Any, dict[str, Any]], news: Callable[[], object]
@@ -56,7 +56,7 @@ def reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> Reported:
     return reported
 
 
-async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
+async def test_a_preemptor_that_the_scheduler_saw_first_is_waited_for(
     api: FakeApi, reported_meanwhile: Reported
 ) -> None:
     """After an answer without victims kube-scheduler would not call again for minutes."""
@@ -68,7 +68,7 @@ async def test_a_preemptor_of_which_the_scheduler_heard_first_is_waited_for(
         assert answer == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
 
 
-async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone_finds_its_room(
+async def test_a_preemptor_that_comes_back_before_its_victim_is_known_to_be_gone_finds_its_capacity(
     api: FakeApi, victims: list[PodBuilder], reported_meanwhile: Reported
 ) -> None:
     """The scheduler would evict for it once more."""
@@ -107,7 +107,7 @@ async def test_what_comes_free_while_a_pod_is_being_turned_away_is_found(
         assert answer["NodeNames"] == ["n1"]
 
 
-async def test_nobody_is_evicted_for_a_preemptor_that_is_not_there(
+async def test_no_pod_is_evicted_for_a_preemptor_that_is_not_there(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extender.preemption.verb.PREEMPTOR_S", 0.01)

@@ -1,4 +1,4 @@
-"""The extender as a process before a real kube-apiserver: killed, cut off, asked twice. Nothing is booked twice, nothing leaks."""
+"""The extender as a process with a real kube-apiserver: killed, disconnected, called twice. No GPU is assigned twice, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 
 from tests.builders import node, pod
 from tests.fake_api import lose_reply
-from tests.integration.extender.harness import Cluster, Extender, Held, allocated_pods, free_mib, names_of
+from tests.integration.extender.harness import (
+    Extender,
+    ExtenderOnApiServer,
+    HeldBinding,
+    allocated_pods,
+    free_mib,
+    names_of,
+)
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.names import DEFAULT
 
@@ -21,7 +28,7 @@ def is_assigned(found: dict[str, Any]) -> bool:
     return both[0]
 
 
-async def test_a_pod_gets_node_and_assignment_in_one_write(cluster: Cluster) -> None:
+async def test_a_pod_gets_node_and_assignment_in_one_write(cluster: ExtenderOnApiServer) -> None:
     cluster.add(node("n1").with_gpus(2))
     asking = cluster.create(pod("a").asking(mib=8192, core=30))
     extender = await cluster.extender()
@@ -36,7 +43,7 @@ async def test_a_pod_gets_node_and_assignment_in_one_write(cluster: Cluster) -> 
     assert sorted(free_mib(snapshot, "n1")) == [FULL_MIB - 8192, FULL_MIB]
 
 
-async def test_killed_between_filter_and_bind_the_next_one_binds(cluster: Cluster) -> None:
+async def test_killed_between_filter_and_bind_the_next_one_binds(cluster: ExtenderOnApiServer) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking, other = (cluster.create(pod(name).asking(mib=FULL_MIB)) for name in "ab")
     first = await cluster.extender()
@@ -48,8 +55,8 @@ async def test_killed_between_filter_and_bind_the_next_one_binds(cluster: Cluste
     assert is_assigned(cluster.get(asking))
 
 
-async def test_killed_between_filter_and_bind_it_refuses_when_another_pod_was_promised_the_place(
-    cluster: Cluster,
+async def test_killed_between_filter_and_bind_it_refuses_when_another_pod_has_reserved_the_place(
+    cluster: ExtenderOnApiServer,
 ) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking, other = (cluster.create(pod(name).asking(mib=FULL_MIB)) for name in "ab")
@@ -64,7 +71,7 @@ async def test_killed_between_filter_and_bind_it_refuses_when_another_pod_was_pr
     assert not is_assigned(cluster.get(asking))
 
 
-async def test_a_lost_reply_and_a_second_and_third_call_make_one_binding(cluster: Cluster) -> None:
+async def test_a_lost_reply_and_a_second_and_third_call_make_one_binding(cluster: ExtenderOnApiServer) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = cluster.create(pod("a").asking(mib=8192))
     first = await cluster.extender()
@@ -80,7 +87,9 @@ async def test_a_lost_reply_and_a_second_and_third_call_make_one_binding(cluster
     assert (allocated_pods(snapshot), free_mib(snapshot, "n1")) == ({"a": "seen bound"}, [FULL_MIB - 8192])
 
 
-async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_place_released(cluster: Cluster) -> None:
+async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_place_released(
+    cluster: ExtenderOnApiServer,
+) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = cluster.create(pod("a").asking(mib=FULL_MIB))
     extender = await cluster.extender()
@@ -93,7 +102,9 @@ async def test_a_pod_that_another_scheduler_bound_elsewhere_is_refused_and_its_p
     assert len(cluster.versions(asking)) == 1
 
 
-async def test_a_pod_deleted_between_filter_and_bind_is_refused_and_its_place_released(cluster: Cluster) -> None:
+async def test_a_pod_deleted_between_filter_and_bind_is_refused_and_its_place_released(
+    cluster: ExtenderOnApiServer,
+) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = cluster.create(pod("a").asking(mib=FULL_MIB))
     extender = await cluster.extender()
@@ -106,7 +117,9 @@ async def test_a_pod_deleted_between_filter_and_bind_is_refused_and_its_place_re
     assert (await extender.filter(again, "n1"))["NodeNames"] == ["n1"]
 
 
-async def test_the_passive_replica_takes_over_in_mid_burst_and_fills_the_cluster_exactly(cluster: Cluster) -> None:
+async def test_the_passive_replica_takes_over_in_mid_burst_and_fills_the_cluster_exactly(
+    cluster: ExtenderOnApiServer,
+) -> None:
     names = ["n1", "n2", "n3"]
     cluster.add(*(node(name).with_gpus(2) for name in names))
     waiting = [cluster.create(pod(f"p{at}").asking(mib=FULL_MIB // 4)) for at in range(26)]
@@ -117,14 +130,14 @@ async def test_the_passive_replica_takes_over_in_mid_burst_and_fills_the_cluster
             await extender.bind(asking, found[0])
 
     await asyncio.gather(*(schedule(active, asking) for asking in waiting[:8]))
-    held = Held()
+    held = HeldBinding()
     cluster.proxy.faults.append(held)
     burst = [asyncio.create_task(schedule(active, asking)) for asking in waiting[8:14]]
     await held.reached.wait()
     await active.kill()
     await asyncio.gather(*burst, return_exceptions=True)
     held.go.set()
-    await held.done.wait()  # the write that was under way happened after its sender's death
+    await held.done.wait()  # the write that was under way happened after its sender had ended
     await passive.comes_to(lambda now: set(allocated_pods(now)) == names_of(cluster.bound()))
     left = [asking for asking in waiting if asking["metadata"]["name"] not in names_of(cluster.bound())]
     await asyncio.gather(*(schedule(passive, asking) for asking in left))
@@ -133,7 +146,9 @@ async def test_the_passive_replica_takes_over_in_mid_burst_and_fills_the_cluster
     assert all(is_assigned(found) for found in cluster.bound())
 
 
-async def test_an_assignment_that_cannot_be_read_takes_its_node_out_until_the_pod_is_gone(cluster: Cluster) -> None:
+async def test_an_assignment_that_cannot_be_read_takes_its_node_out_until_the_pod_is_gone(
+    cluster: ExtenderOnApiServer,
+) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     broken = cluster.create(pod("broken").asking(mib=8192).assigned(text='{"v":1,"containers":'))
     cluster.bind_past_us(broken, "n1")
@@ -152,7 +167,7 @@ async def test_an_assignment_that_cannot_be_read_takes_its_node_out_until_the_po
 
 
 async def test_what_happened_while_the_api_server_was_away_is_known_after_its_old_versions_are_gone(
-    cluster: Cluster,
+    cluster: ExtenderOnApiServer,
 ) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     stays, goes, comes = (cluster.create(pod(name).asking(mib=FULL_MIB // 2)) for name in ("stays", "goes", "comes"))

@@ -24,7 +24,7 @@ from tests.integration.extender.preempting import (
     urgent,
 )
 from tests.integration.extender.scheduler import Scheduler, running
-from vgpu.scheduling.victims.choice import Search
+from vgpu.scheduling.victims.victim_search import VictimSearch
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ async def test_the_victims_are_those_of_one_gpu_not_those_of_the_totals(api: Fak
         # half a GPU more is what the totals lack; on GPU 1 one pod leaving is enough
         answer = await preempt(scheduler, urgent(), n1=uids("a"), n2=[])
         assert answer == {"n1": {"Pods": uids("b"), "NumPDBViolations": 0}}, (
-            "n2 has room: an empty list is an error there"
+            "n2 has enough free: an empty list is an error there"
         )
 
 
@@ -72,7 +72,7 @@ async def test_an_empty_list_is_filled_where_totals_fit_and_no_gpu_does(api: Fak
 async def test_a_node_where_only_best_effort_pods_go_is_answered_rather_than_one_where_a_standard_pod_goes(
     api: FakeApi,
 ) -> None:
-    """Left the choice, kube-scheduler would evict the fewest."""
+    """If it chose, kube-scheduler would evict the fewest."""
     low = {"class": "best-effort"}
     for name, at, row, mib, more in (
         ("one", "n1", 0, FULL_MIB, {}), ("beside", "n1", 1, FULL_MIB, {}), ("x", "n2", 0, HALF_MIB, low),
@@ -104,19 +104,19 @@ async def test_a_node_that_is_not_known_and_uids_that_are_not_there_are_never_an
         api.put(bound(f"b{row}", "n2", row, FULL_MIB).plain())
     api.put(urgent().plain())
     async with running(api) as scheduler:
-        assert await preempt(scheduler, urgent(), n9=uids("a0"), n1=uids("b0"), n2=uids("nobody")) == {}
+        assert await preempt(scheduler, urgent(), n9=uids("a0"), n1=uids("b0"), n2=uids("unknown")) == {}
         assert await preempt(scheduler, urgent(), n2=uids("b1")) == {"n2": {"Pods": uids("b0"), "NumPDBViolations": 0}}
 
 
-@pytest.mark.parametrize("who", ["equal", "leaving", "never", "placed"])
-async def test_nobody_is_named_who_must_not_go(api: FakeApi, who: str) -> None:
+@pytest.mark.parametrize("case", ["equal", "leaving", "never", "placed"])
+async def test_no_pod_is_named_that_must_not_be_evicted(api: FakeApi, case: str) -> None:
     for row in (0, 1):
-        one = bound(f"a{row}", "n1", row, FULL_MIB).of_priority(1000 if who == "equal" else 0)
-        api.put((one.terminating() if who == "leaving" else one).plain())
-    preemptor = urgent().of_priority(1000, "Never") if who == "never" else urgent()
+        one = bound(f"a{row}", "n1", row, FULL_MIB).of_priority(1000 if case == "equal" else 0)
+        api.put((one.terminating() if case == "leaving" else one).plain())
+    preemptor = urgent().of_priority(1000, "Never") if case == "never" else urgent()
     api.put(preemptor.plain())
     async with running(api) as scheduler:
-        if who == "placed":
+        if case == "placed":
             assert (await scheduler.filter(preemptor, "n2"))["NodeNames"] == ["n2"]
         assert await preempt(scheduler, preemptor, n1=uids("a0", "a1")) == {}
 
@@ -155,12 +155,12 @@ async def test_a_pod_that_requests_none_of_ours_is_answered_as_it_was_requested(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"Pod":7}', b"\xff", b"null", b'{"Pod":{},"NodeNameToMetaVictims":[]}'])
-async def test_a_body_that_cannot_be_read_evicts_nobody(api: FakeApi, body: bytes) -> None:
+async def test_a_body_that_cannot_be_read_evicts_no_pod(api: FakeApi, body: bytes) -> None:
     async with running(api) as scheduler:
         assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
 
 
-async def test_switched_off_nobody_is_evicted(api: FakeApi) -> None:
+async def test_with_preemption_off_no_pod_is_evicted(api: FakeApi) -> None:
     api.put(bound("a", "n1", 0, HALF_MIB).plain())
     api.put(bound("b", "n1", 1, HALF_MIB).plain())
     api.put(urgent().plain())
@@ -169,7 +169,7 @@ async def test_switched_off_nobody_is_evicted(api: FakeApi) -> None:
         assert await scheduler.call("preempt", body) == {"NodeNameToMetaVictims": {}}
 
 
-async def test_room_is_kept_from_the_answer_on_for_victims_may_be_gone_before_the_scheduler_nominates(
+async def test_capacity_is_reserved_from_the_answer_on_for_victims_may_be_gone_before_the_scheduler_nominates(
     api: FakeApi,
 ) -> None:
     victim = bound("a", "n1", 0, FULL_MIB)
@@ -178,12 +178,12 @@ async def test_room_is_kept_from_the_answer_on_for_victims_may_be_gone_before_th
     async with running(api) as scheduler:
         assert list(await preempt(scheduler, urgent(), n1=uids("a"))) == ["n1"]
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
+        await scheduler.comes_true(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(urgent(), "n1"))["NodeNames"] == ["n1"]
 
 
-async def test_room_for_which_the_scheduler_evicted_is_kept_for_the_nominated_pod(api: FakeApi) -> None:
+async def test_capacity_for_which_the_scheduler_evicted_is_reserved_for_the_nominated_pod(api: FakeApi) -> None:
     victim, other, asking = bound("a", "n1", 0, FULL_MIB), bound("b", "n1", 1, FULL_MIB).of_priority(9999), urgent()
     for one in (victim, other, asking):
         api.put(one.plain())
@@ -191,17 +191,17 @@ async def test_room_for_which_the_scheduler_evicted_is_kept_for_the_nominated_po
         assert await preempt(scheduler, asking, n1=uids("a")) == {"n1": {"Pods": uids("a"), "NumPDBViolations": 0}}
         api.put(asking.nominated_to("n1").plain())
         reservations = scheduler.extender.preemption.reservations
-        await scheduler.comes_to_hold(lambda: len(reservations) == 1)
+        await scheduler.comes_true(lambda: len(reservations) == 1)
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
+        await scheduler.comes_true(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
         assert await scheduler.bind(asking, "n1") == ""
-        await scheduler.comes_to_hold(lambda: len(reservations) == 0)
+        await scheduler.comes_true(lambda: len(reservations) == 0)
         assert scheduler.extender.state.fleet.overcommitted() == []
 
 
-async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free(api: FakeApi) -> None:
+async def test_a_nomination_from_before_a_restart_keeps_the_capacity_that_comes_free(api: FakeApi) -> None:
     api.put(bound("a", "n1", 0, FULL_MIB).terminating().plain())
     api.put(bound("b", "n1", 1, FULL_MIB).plain())
     async with running(api) as scheduler:
@@ -210,13 +210,13 @@ async def test_a_nomination_from_before_a_restart_keeps_the_room_that_comes_free
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         ]  # in the same write
         api.put(nominated)
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 1)
+        await scheduler.comes_true(lambda: len(scheduler.extender.preemption.reservations) == 1)
         api.remove(bound("a", "n1", 0, FULL_MIB).plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
+        await scheduler.comes_true(lambda: scheduler.extender.state.allocations.get("uid-default-a") is None)
         assert (await scheduler.filter(pod("late").asking(mib=1024), "n1"))["NodeNames"] == []
 
 
-# --- our own way ---
+# --- the extender's own evictions ---
 
 
 async def fragmented(api: FakeApi) -> list[PodBuilder]:
@@ -228,14 +228,16 @@ async def fragmented(api: FakeApi) -> list[PodBuilder]:
 
 
 async def evicted(scheduler: Scheduler, count: int = 1) -> None:
-    await scheduler.comes_to_hold(lambda: scheduler.extender.preemption.evicted() >= count)
+    await scheduler.comes_true(lambda: scheduler.extender.preemption.evicted() >= count)
 
 
-async def test_where_totals_fit_and_no_gpu_does_the_least_pod_goes_and_the_room_is_kept(api: FakeApi) -> None:
+async def test_where_totals_fit_and_no_gpu_does_the_least_pod_is_evicted_and_its_capacity_reserved(
+    api: FakeApi,
+) -> None:
     _, victim, asking = await fragmented(api)
     async with running(api) as scheduler:
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == []
-        await scheduler.comes_to_hold(lambda: "default/b" in api.evictions)
+        await scheduler.comes_true(lambda: "default/b" in api.evictions)
         assert api.evictions == ["default/b"]
         found = api.pod("default/urgent")
         assert found
@@ -246,11 +248,11 @@ async def test_where_totals_fit_and_no_gpu_does_the_least_pod_goes_and_the_room_
         assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
         assert scheduler.extender.state.fleet.overcommitted() == []
         api.remove(victim.plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-b") is None)
+        await scheduler.comes_true(lambda: scheduler.extender.state.allocations.get("uid-default-b") is None)
         assert (await scheduler.filter(pod("later").asking(mib=1024), "n1"))["NodeNames"] == []
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
         assert await scheduler.bind(asking, "n1") == ""
-        await scheduler.comes_to_hold(lambda: len(scheduler.extender.preemption.reservations) == 0)
+        await scheduler.comes_true(lambda: len(scheduler.extender.preemption.reservations) == 0)
     reported = {(event["reason"], event["regarding"]["name"]): event["note"] for event in api.events}
     assert set(reported) == {("Preempted", "b"), ("Preempting", "urgent")}
     assert "for pod default/urgent of priority 1000" in reported["Preempted", "b"]
@@ -265,15 +267,15 @@ async def test_calls_are_answered_during_a_search_for_victims_and_a_node_may_go(
         api.put(bound(f"c{row}", "n2", row, HALF_MIB).of_priority(500).plain())
     monkeypatch.setattr(background, "WORK_S", -1.0)
     begun, go = asyncio.Event(), False
-    steps = Search.steps
+    steps = VictimSearch.steps
 
-    def slow(search: Search) -> Iterator[None]:
+    def slow(search: VictimSearch) -> Iterator[None]:
         begun.set()
         while not go:
             yield
         yield from steps(search)
 
-    monkeypatch.setattr(Search, "steps", slow)
+    monkeypatch.setattr(VictimSearch, "steps", slow)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1", "n2")
         async with asyncio.timeout(10):
@@ -284,20 +286,20 @@ async def test_calls_are_answered_during_a_search_for_victims_and_a_node_may_go(
             while scheduler.extender.nodes.get("n2") is not None:
                 await scheduler.extender.nodes.changed()
         go = True
-        await scheduler.comes_to_hold(lambda: api.evictions == ["default/b"])
+        await scheduler.comes_true(lambda: api.evictions == ["default/b"])
 
 
-async def test_a_snapshot_shows_room_that_is_kept(api: FakeApi) -> None:
+async def test_a_snapshot_shows_preemption_reservations(api: FakeApi) -> None:
     _, _, asking = await fragmented(api)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
-        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        await scheduler.comes_true(lambda: bool(api.evictions))
         snapshot = snapshot_of(scheduler.extender.state).whole()
         assert {(pod.key, pod.stage) for pod in snapshot.pods} >= {("default/urgent", "kept")}
 
 
 @pytest.mark.parametrize("why", ["never", "equal", "budget", "answered", "protected"])
-async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -> None:
+async def test_no_pod_is_evicted_without_need_or_right(api: FakeApi, why: str) -> None:
     for row, name in enumerate("ab"):
         one = bound(name, "n1", row, HALF_MIB).labelled(app="kept").of_priority(1000 if why == "equal" else 0)
         api.put(one.plain())
@@ -310,7 +312,7 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
     async with running(api) as scheduler:
         preemption = scheduler.extender.preemption
         if why == "answered":
-            preemption._evictor._grace_s = 0.5  # for the scheduler's word to come first
+            preemption._evictor._grace_s = 0.5  # so that the scheduler's own preemption comes first
         if why == "protected":
             for name in "ab":
                 for times in range(3):
@@ -320,12 +322,12 @@ async def test_nobody_is_evicted_without_need_or_right(api: FakeApi, why: str) -
         await scheduler.filter(asking, "n1")
         if why == "answered":
             assert await preempt(scheduler, asking, n1=uids("a"))
-        # the one after it, for which there is a way, shows that the first was looked at
+        # the next one, for which an eviction helps, shows that the first was searched for
         api.put(bound("c", "n2", 0, HALF_MIB).plain())
         api.put(bound("d", "n2", 1, HALF_MIB).plain())
-        await scheduler.comes_to_hold(lambda: scheduler.extender.state.allocations.get("uid-default-d") is not None)
+        await scheduler.comes_true(lambda: scheduler.extender.state.allocations.get("uid-default-d") is not None)
         await scheduler.filter(observer, "n2")
-        await scheduler.comes_to_hold(lambda: bool(api.evictions))
+        await scheduler.comes_true(lambda: bool(api.evictions))
     assert api.evictions == ["default/c"]
 
 
@@ -334,5 +336,5 @@ async def test_an_eviction_that_a_budget_refuses_is_tried_again(api: FakeApi) ->
     api.faults.append(answer_with("POST", "/eviction", 429, "TooManyRequests", "Cannot evict pod: disruption budget"))
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
-        await scheduler.comes_to_hold(lambda: api.evictions == ["default/b"])
+        await scheduler.comes_true(lambda: api.evictions == ["default/b"])
         assert api.requests.count("POST /api/v1/namespaces/default/pods/b/eviction") == 2

@@ -1,4 +1,4 @@
-"""Our own evictions before a real API server: what it refuses, no fake tells."""
+"""The extender's own evictions against a real API server: no fake shows what it refuses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 from tests.builders import PodBuilder, node, pod
-from tests.integration.extender.harness import PATIENCE_S, Cluster, Extender, allocated_pods
+from tests.integration.extender.harness import PATIENCE_S, Extender, ExtenderOnApiServer, allocated_pods
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
-def create(cluster: Cluster, built: PodBuilder, service_class: str) -> dict[str, Any]:
+def create(cluster: ExtenderOnApiServer, built: PodBuilder, service_class: str) -> dict[str, Any]:
     """A pod with a PriorityClass: the API server fills in its priority."""
     plain = built.plain()
     plain["spec"]["priorityClassName"] = service_class
@@ -23,7 +23,7 @@ def create(cluster: Cluster, built: PodBuilder, service_class: str) -> dict[str,
     return made
 
 
-async def place(cluster: Cluster, extender: Extender, name: str, mib: int) -> dict[str, Any]:
+async def place(cluster: ExtenderOnApiServer, extender: Extender, name: str, mib: int) -> dict[str, Any]:
     made = create(cluster, pod(name).asking(mib=mib), "low")
     await extender.comes_to(lambda _: True)
     assert (await extender.filter(made, "n1"))["NodeNames"] == ["n1"]
@@ -31,7 +31,9 @@ async def place(cluster: Cluster, extender: Extender, name: str, mib: int) -> di
     return made
 
 
-async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_reported(cluster: Cluster) -> None:
+async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_reported(
+    cluster: ExtenderOnApiServer,
+) -> None:
     for name, value in (("low", 1), ("high", 1000)):
         cluster.api("POST", CLASSES, {"metadata": {"name": name}, "value": value})
     try:
@@ -55,7 +57,7 @@ async def test_a_pod_is_nominated_and_the_least_victim_evicted_and_both_are_repo
         cluster.delete(found[leaving[0]])
         await extender.comes_to(lambda known: leaving[0] not in allocated_pods(known))
         late = cluster.create(pod("late").asking(mib=HALF_MIB + 2048))
-        assert (await extender.filter(late, "n1"))["NodeNames"] == [], "the room is kept"
+        assert (await extender.filter(late, "n1"))["NodeNames"] == [], "the capacity stays reserved"
         assert (await extender.filter(urgent, "n1"))["NodeNames"] == ["n1"]
         assert await extender.bind(urgent, "n1") == ""
         events = cluster.api("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]

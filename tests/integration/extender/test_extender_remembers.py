@@ -1,4 +1,4 @@
-"""Who was preempted is known to an extender that starts later, and to one that runs beside: through a real API server."""
+"""The preemption history reaches an extender that starts later, and one that runs beside: through a real API server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_preempted_pod_is_protected_by_the_next_extender_and_by_the_one_
         async with running(client) as (beside, other):
             first.preempted(gone("a", 2).build())
             await comes_to(other, lambda: beside.protected(pod("a").build(), lambda _: 1))
-            # what it adds takes nothing away
+            # what it adds removes nothing
             beside.preempted(gone("b", 1).build())
             beside.preempted(gone("b", 2).build())
             await comes_to(history_store, lambda: first.protected(pod("b").build(), lambda _: 1))
@@ -68,7 +68,7 @@ async def test_a_preempted_pod_is_protected_by_the_next_extender_and_by_the_one_
         assert not after.protected(pod("c").build(), lambda _: 1)
 
 
-async def test_what_somebody_broke_is_said_and_written_anew(client: Client, apiserver: ApiServer) -> None:
+async def test_a_damaged_history_is_reported_and_written_anew(client: Client, apiserver: ApiServer) -> None:
     apiserver("POST", PATH, {"metadata": {"name": "tangram-scheduler-preempted"}, "data": {KEY: "{", "other": "x"}})
     with structlog.testing.capture_logs() as logs:
         async with running(client) as (history, history_store):
@@ -76,6 +76,6 @@ async def test_what_somebody_broke_is_said_and_written_anew(client: Client, apis
             await comes_to(
                 history_store, lambda: any("uid-a-1" in (one.data or {})[KEY] for one in history_store._cache.items())
             )
-    (said,) = [one for one in logs if one["log_level"] == "warning"]
-    assert said["config_map"] == WHERE
+    (warning,) = [one for one in logs if one["log_level"] == "warning"]
+    assert warning["config_map"] == WHERE
     assert apiserver("GET", f"{PATH}/tangram-scheduler-preempted")["data"]["other"] == "x"

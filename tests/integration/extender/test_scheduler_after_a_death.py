@@ -14,14 +14,14 @@ import pytest
 
 from tests.builders import PodBuilder, node, pod
 from tests.integration.extender.couple import Couple, Moment, couple, waits_for
-from tests.integration.extender.following import Watched, priority_classes, watched
+from tests.integration.extender.following import WatchedCluster, priority_classes, watched
 from tests.integration.extender.scheduling import Stack, pod_object
 
 FULL_MIB: Final = 81_920
 QUARTER_MIB: Final = FULL_MIB // 4
 PODS: Final = "/api/v1/namespaces/default/pods"
 WITHIN_S: Final = 30.0
-"""As docs/development/faults.md promises of an extender that is killed."""
+"""As docs/development/faults.md states for an extender that is killed."""
 
 BY_THE_SCHEDULER: Final = (
     Moment("/preempt", "before"),
@@ -44,13 +44,13 @@ BY_ITSELF: Final = (
     Moment("/bind", "before"),
     Moment("/binding", "after"),
 )
-"""Totals are enough and no GPU is: two pods have to go of one of them, and kube-scheduler evicts nobody."""
+"""Totals are enough and no GPU is: two pods of one GPU have to be evicted, and kube-scheduler evicts none."""
 
 
-class World:
+class DeathSetup:
     """One node with two GPUs, and the couple before it."""
 
-    def __init__(self, cluster: Watched) -> None:
+    def __init__(self, cluster: WatchedCluster) -> None:
         self.api, self.follower, self.ledger = cluster.api, cluster.follower, cluster.ledger
 
     async def run(self, *built: PodBuilder) -> None:
@@ -79,9 +79,9 @@ class World:
 
 
 @pytest.fixture
-async def world(stack: Stack) -> AsyncIterator[World]:
+async def setup(stack: Stack) -> AsyncIterator[DeathSetup]:
     async with priority_classes(stack.api, low=1, high=1000), watched(stack.api, node("n1").with_gpus(2)) as cluster:
-        yield World(cluster)
+        yield DeathSetup(cluster)
 
 
 def _name(moment: Moment) -> str:
@@ -90,19 +90,19 @@ def _name(moment: Moment) -> str:
 
 @pytest.mark.parametrize("moment", BY_THE_SCHEDULER, ids=_name)
 async def test_a_pod_for_which_kube_scheduler_evicts_is_placed_whenever_the_extender_dies(
-    stack: Stack, world: World, tmp_path: Path, moment: Moment
+    stack: Stack, setup: DeathSetup, tmp_path: Path, moment: Moment
 ) -> None:
     async with couple(stack, tmp_path, moment) as both:
-        await world.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=FULL_MIB) for at in range(2)))
-        await world.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
-        assert len(world.ledger.leaving) == 1
+        await setup.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=FULL_MIB) for at in range(2)))
+        await setup.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
+        assert len(setup.ledger.leaving) == 1
 
 
 @pytest.mark.parametrize("moment", BY_ITSELF, ids=_name)
 async def test_a_pod_for_which_the_extender_evicts_is_placed_whenever_the_extender_dies(
-    stack: Stack, world: World, tmp_path: Path, moment: Moment
+    stack: Stack, setup: DeathSetup, tmp_path: Path, moment: Moment
 ) -> None:
     async with couple(stack, tmp_path, moment) as both:
-        await world.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=QUARTER_MIB) for at in range(4)))
-        await world.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
-        assert len(world.ledger.leaving) == 2
+        await setup.run(*(pod(f"low-{at}").annotated(placement="spread").asking(mib=QUARTER_MIB) for at in range(4)))
+        await setup.is_placed(both, pod("urgent").asking(mib=FULL_MIB))
+        assert len(setup.ledger.leaving) == 2

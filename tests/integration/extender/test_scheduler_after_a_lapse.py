@@ -1,4 +1,4 @@
-"""Room that comes free because a reservation lapses: pods that wait for it are placed soon, though no event in the API tells of it."""
+"""Capacity that comes free because a reservation lapses: pods that wait for it are placed soon, though no event in the API shows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ports import free_port
 FULL_MIB: Final = 81_920
 PODS: Final = "/api/v1/namespaces/default/pods"
 LIFE_S: Final = 10.0
-"""Of a reservation: long enough that the pod is turned away before it is over."""
+"""Of a reservation: long enough that the pod is refused before it is over."""
 
 WITHIN_S: Final = 60.0
 """kube-scheduler alone would take five minutes."""
@@ -41,10 +41,10 @@ async def test_a_pod_that_waits_is_placed_when_a_reservation_lapses(stack: Stack
         await extender.comes_to(lambda known: not known.pods)
 
         (other,) = await stack.api.create(PODS, [of_another_scheduler(pod("other").asking(mib=FULL_MIB))])
-        assert (await extender.filter(other, "n1"))["NodeNames"] == ["n1"], "nobody will ever bind it"
+        assert (await extender.filter(other, "n1"))["NodeNames"] == ["n1"], "it is never bound"
         (made,) = await stack.api.create(PODS, [pod_object(pod("waits").asking(mib=FULL_MIB))])
         uid = made["metadata"]["uid"]
-        await follower.until(lambda: is_turned_away(ledger.alive.get(uid)), "it fits nowhere")
+        await follower.until(lambda: is_refused(ledger.alive.get(uid)), "it fits nowhere")
         await follower.until(lambda: uid in ledger.held, "it is bound", timeout_s=WITHIN_S)
         assert ledger.wrong == []
         assert not ledger.alive[uid]["status"].get("nominatedNodeName")
@@ -57,7 +57,7 @@ def of_another_scheduler(built: PodBuilder) -> Thing:
     return thing
 
 
-def is_turned_away(thing: Thing | None) -> bool:
+def is_refused(thing: Thing | None) -> bool:
     return thing is not None and any(
         one.get("reason") == "Unschedulable" for one in thing["status"].get("conditions", [])
     )

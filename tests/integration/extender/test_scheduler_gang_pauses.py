@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from tests.builders import pod
-from tests.integration.extender.ganging import FULL_MIB, GPUS, World, in_gang, members, running
-from tests.integration.extender.scheduling import Api, Stack, Thing, pod_object
+from tests.integration.extender.ganging import FULL_MIB, GPUS, GangSetup, in_gang, members, running
+from tests.integration.extender.scheduling import ApiCalls, Stack, Thing, pod_object
 
 ALLOCATIONS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
 VOLUMES: Final = "/api/v1/persistentvolumes"
@@ -58,7 +58,7 @@ class Pausing:
 class Volumes:
     """One claim for each pod, which waits for a provisioner: the test."""
 
-    def __init__(self, api: Api, names: list[str]) -> None:
+    def __init__(self, api: ApiCalls, names: list[str]) -> None:
         self._api, self._names = api, names
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ class Volumes:
                 await asyncio.sleep(0.05)  # another process: no event comes from it
 
     async def fail(self, name: str) -> None:
-        """As a provisioner does that finds no room for the volume on the node."""
+        """As a provisioner does that finds no space for the volume on the node."""
         await self._api.patch(f"{ALLOCATIONS}/{name}", {"metadata": {"annotations": {SELECTED: None}}})
 
     async def provision(self) -> None:
@@ -105,14 +105,14 @@ def _is_selected(allocation: Thing) -> bool:
     return SELECTED in allocation["metadata"].get("annotations", {})
 
 
-async def gang(world: World) -> list[str]:
-    """A gang for three quarters of each GPU, each pod with a claim of its name; their UIDs. By totals there is room for another GPU."""
-    await world.group("gang", GPUS)
+async def gang(setup: GangSetup) -> list[str]:
+    """A gang for three quarters of each GPU, each pod with a claim of its name; their UIDs. By totals another GPU is free."""
+    await setup.group("gang", GPUS)
     things = [pod_object(one) for one in members("gang", mib=FULL_MIB * 3 // 4)]
     for thing in things:
         allocation = {"claimName": thing["metadata"]["name"]}
         thing["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": allocation}]
-    return await world.add(things)
+    return await setup.add(things)
 
 
 @pytest.fixture
@@ -121,45 +121,45 @@ async def pausing() -> Pausing:
 
 
 @pytest.fixture(params=[True, False], ids=["tried-again-at-once", "tried-again-after-a-back-off"])
-async def world(gang_stack: Stack, pausing: Pausing, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def setup(gang_stack: Stack, pausing: Pausing, request: pytest.FixtureRequest) -> AsyncIterator[GangSetup]:
     async with pausing.running() as entry, running(gang_stack, popped_at_once=request.param, before=[entry]) as made:
         yield made
 
 
 @pytest.fixture
-async def volumes(world: World) -> AsyncIterator[Volumes]:
-    async with Volumes(world.api, [f"gang-{at}" for at in range(GPUS)]).there() as made:
+async def volumes(setup: GangSetup) -> AsyncIterator[Volumes]:
+    async with Volumes(setup.api, [f"gang-{at}" for at in range(GPUS)]).there() as made:
         yield made
 
 
-async def test_a_gang_that_lost_room_in_a_pause_is_tried_again_and_not_bound_in_part(
-    world: World, pausing: Pausing, volumes: Volumes
+async def test_a_gang_that_lost_reservations_in_a_pause_is_tried_again_and_not_bound_in_part(
+    setup: GangSetup, pausing: Pausing, volumes: Volumes
 ) -> None:
     async def over() -> None:
-        await world.extender.comes_to(lambda known: len(in_gang(known)) == 1)
-        await world.extender.comes_to(lambda known: not in_gang(known))
+        await setup.extender.comes_to(lambda known: len(in_gang(known)) == 1)
+        await setup.extender.comes_to(lambda known: not in_gang(known))
 
     pausing.over = over
-    uids = await gang(world)
+    uids = await gang(setup)
     await volumes.all_selected()
-    other = await world.create(pod("other").asking(mib=FULL_MIB))
-    await world.refused(other)
+    other = await setup.create(pod("other").asking(mib=FULL_MIB))
+    await setup.refused(other)
     await volumes.provision()
-    await world.bound(uids)
-    assert world.count(other) == 0
+    await setup.bound(uids)
+    assert setup.count(other) == 0
 
 
-async def test_the_room_of_a_gang_that_fits_outlives_the_failure_of_one_of_its_pods(
-    world: World, volumes: Volumes
+async def test_the_reservations_of_a_gang_that_fits_outlive_the_failure_of_one_of_its_pods(
+    setup: GangSetup, volumes: Volumes
 ) -> None:
-    uids = await gang(world)
+    uids = await gang(setup)
     await volumes.all_selected()
-    calls = await world.calls()
+    calls = await setup.calls()
     await volumes.fail("gang-1")
     await volumes.all_selected()
-    assert await world.calls() > calls
-    other = await world.create(pod("other").asking(mib=FULL_MIB))
-    await world.refused(other)
+    assert await setup.calls() > calls
+    other = await setup.create(pod("other").asking(mib=FULL_MIB))
+    await setup.refused(other)
     await volumes.provision()
-    await world.bound(uids)
-    assert world.count(other) == 0
+    await setup.bound(uids)
+    assert setup.count(other) == 0

@@ -1,4 +1,4 @@
-"""What a pod would like of its node, through the real kube-scheduler: with policy `scheduler` by its own plugins, with others by ours."""
+"""A pod's preferences for its node, through the real kube-scheduler: with policy `scheduler` by its own plugins, with others by ours."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.builders import NodeBuilder, PodBuilder, node, pod
-from tests.integration.extender.following import Watched, watched
-from tests.integration.extender.scheduling import Pair, Stack, Thing, node_object, pod_object
+from tests.integration.extender.following import WatchedCluster, watched
+from tests.integration.extender.scheduling import SchedulerPair, Stack, Thing, node_object, pod_object
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
@@ -19,7 +19,7 @@ ZONES = {"n0": "east", "n1": "east", "n2": "west", "n3": "west"}
 
 
 def in_zone(built: PodBuilder, zone: str) -> Thing:
-    """A pod that would like to be there."""
+    """A pod that prefers this zone."""
     made = pod_object(built)
     term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}
     preferred = [{"weight": 100, "preference": term}]
@@ -28,7 +28,7 @@ def in_zone(built: PodBuilder, zone: str) -> Thing:
 
 
 def apart(built: PodBuilder) -> Thing:
-    """A pod that would rather not share a zone with others of its app."""
+    """A pod that prefers not to share a zone with others of its app."""
     made = pod_object(built)
     made["spec"]["topologySpreadConstraints"] = [
         {
@@ -39,10 +39,10 @@ def apart(built: PodBuilder) -> Thing:
     return made
 
 
-class World:
+class PlacementSetup:
     """Four nodes with two GPUs each, in two zones."""
 
-    def __init__(self, cluster: Watched, pair: Pair) -> None:
+    def __init__(self, cluster: WatchedCluster, pair: SchedulerPair) -> None:
         self.api, self.follower, self.ledger, self.pair = cluster.api, cluster.follower, cluster.ledger, pair
 
     async def place(self, *things: Thing) -> list[str]:
@@ -58,7 +58,7 @@ class World:
         await self.follower.until(lambda: not self.ledger.alive, "all of them are gone")
 
     async def calls(self, verb: str) -> dict[str, int]:
-        """Outcome -> how often the extender was requested this, and answered so."""
+        """Outcome -> how often the extender was called, and answered so."""
         assert self.pair.extender is not None
         found = re.findall(
             rf'requests_total{{outcome="(\w+)",verb="{verb}"}} (\d+)', await self.pair.extender.metrics()
@@ -67,70 +67,70 @@ class World:
 
 
 @pytest.fixture
-async def world(stack: Stack) -> AsyncIterator[World]:
+async def setup(stack: Stack) -> AsyncIterator[PlacementSetup]:
     nodes = [node(name).with_gpus(2) for name in ZONES]
     async with watched(stack.api, *nodes, made=of_its_zone, runs=False) as cluster:
-        yield World(cluster, await stack.pair())
+        yield PlacementSetup(cluster, await stack.pair())
         assert cluster.ledger.wrong == []
 
 
 def of_its_zone(built: NodeBuilder) -> Thing:
-    """A node that says where it is."""
+    """A node with labels for its location."""
     thing = node_object(built)
     thing["metadata"]["labels"][ZONE] = ZONES[built.name]
     return thing
 
 
-async def test_with_policy_scheduler_kube_schedulers_own_preferences_choose_the_node(world: World) -> None:
-    await world.place(pod_object(pod("first").asking(mib=HALF_MIB)))
-    assert await world.calls("prioritize") == {}, "of a pod that packs one node is left"
+async def test_with_policy_scheduler_kube_schedulers_own_preferences_choose_the_node(setup: PlacementSetup) -> None:
+    await setup.place(pod_object(pod("first").asking(mib=HALF_MIB)))
+    assert await setup.calls("prioritize") == {}, "of a pod that packs one node is left"
     liking = [in_zone(pod(f"west-{at}").asking(mib=4096).annotated(placement="scheduler"), "west") for at in range(6)]
-    assert {ZONES[name] for name in await world.place(*liking)} == {"west"}
-    assert (await world.calls("prioritize"))["rated"] >= len(liking)
+    assert {ZONES[name] for name in await setup.place(*liking)} == {"west"}
+    assert (await setup.calls("prioritize"))["rated"] >= len(liking)
 
 
 async def test_pods_without_a_gpu_go_where_fewest_gpus_are_left_though_processors_are_scarcer_there(
-    world: World,
+    setup: PlacementSetup,
 ) -> None:
-    full = await world.place(*(pod_object(pod(f"full-{at}").asking(mib=FULL_MIB)) for at in range(2)))
+    full = await setup.place(*(pod_object(pod(f"full-{at}").asking(mib=FULL_MIB)) for at in range(2)))
     assert full[0] == full[1]
     plain = [pod_object(pod(f"plain-{at}")) for at in range(3)]
     for thing in plain:
         thing["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "64", "memory": "64Gi"}}
-    made = await world.api.create(PODS, plain)
+    made = await setup.api.create(PODS, plain)
     uids = [one["metadata"]["uid"] for one in made]
 
     def nodes() -> list[str | None]:
-        return [world.ledger.alive.get(uid, {}).get("spec", {}).get("nodeName") for uid in uids]
+        return [setup.ledger.alive.get(uid, {}).get("spec", {}).get("nodeName") for uid in uids]
 
-    await world.follower.until(lambda: all(nodes()), "all of them are bound")
+    await setup.follower.until(lambda: all(nodes()), "all of them are bound")
     assert nodes() == [full[0]] * 3
-    assert await world.calls("spare") == {"rated": 3}
+    assert await setup.calls("spare") == {"rated": 3}
 
 
-async def test_pods_that_nothing_is_held_for_never_get_the_same_memory(world: World) -> None:
-    """By its totals a node has room for three of them, and on its GPUs for two: whoever is bound too late is refused and placed again."""
+async def test_pods_without_a_reservation_never_get_the_same_memory(setup: PlacementSetup) -> None:
+    """By its totals a node fits three of them, and on its GPUs two: a pod that is bound too late is refused and placed again."""
     for attempt in range(10):
         many = [
             in_zone(pod(f"p{attempt}-{at}").asking(mib=50 * 1024).annotated(placement="scheduler"), "east")
             for at in range(8)
         ]
-        nodes = await world.place(*many)
+        nodes = await setup.place(*many)
         assert {name: nodes.count(name) for name in ZONES} == dict.fromkeys(ZONES, 2)
-        if (await world.calls("bind")).get("refused"):
+        if (await setup.calls("bind")).get("refused"):
             break
-        await world.remove_all()  # each was bound before the next was looked at
-    calls = await world.calls("bind")
+        await setup.remove_all()  # each was bound before the next was tried
+    calls = await setup.calls("bind")
     assert calls["refused"] > 0
     assert calls["bound"] == 8 * (attempt + 1)
     assert "error" not in calls
 
 
-async def test_other_policies_honour_preferences_among_gpus_that_are_as_good(world: World) -> None:
-    assert [ZONES[name] for name in await world.place(in_zone(pod("a").asking(mib=FULL_MIB), "west"))] == ["west"]
+async def test_other_policies_honour_preferences_among_gpus_that_are_as_good(setup: PlacementSetup) -> None:
+    assert [ZONES[name] for name in await setup.place(in_zone(pod("a").asking(mib=FULL_MIB), "west"))] == ["west"]
     replicas = [apart(pod(f"r{at}").asking(mib=FULL_MIB).labelled(app="r")) for at in range(4)]
     zones = []
     for replica in replicas:
-        (name,) = await world.place(replica)
+        (name,) = await setup.place(replica)
         zones.append(ZONES[name])
     assert sorted(zones[:2]) == sorted(zones[2:]) == ["east", "west"]

@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import PodBuilder, gpu, node, pod
-from tests.integration.extender.following import Watched, priority_classes, watched
-from tests.integration.extender.scheduling import Pair, Stack, Thing, pod_object
+from tests.integration.extender.following import WatchedCluster, priority_classes, watched
+from tests.integration.extender.scheduling import SchedulerPair, Stack, Thing, pod_object
 
 FULL_MIB = 81_920
 HALF_MIB = FULL_MIB // 2
 PODS = "/api/v1/namespaces/default/pods"
 
 
-class World:
+class PreemptionSetup:
     """Nodes with two GPUs each, a kubelet that runs what is bound, and a count of it all."""
 
-    def __init__(self, cluster: Watched, pair: Pair) -> None:
+    def __init__(self, cluster: WatchedCluster, pair: SchedulerPair) -> None:
         self.api, self.follower, self.ledger, self.pair = cluster.api, cluster.follower, cluster.ledger, pair
         self.add = cluster.add
 
@@ -35,7 +35,7 @@ class World:
         return uid in self.ledger.held and self.ledger.alive[uid]["status"]["phase"] == "Running"
 
     async def request(self, service_class: str, *built: PodBuilder) -> list[str]:
-        """Pods that find no room. Their UIDs."""
+        """Pods that fit nowhere. Their UIDs."""
         made = await self.api.create(PODS, (pod_object(one, service_class) for one in built))
         return [one["metadata"]["uid"] for one in made]
 
@@ -43,10 +43,10 @@ class World:
         await self.follower.until(lambda: set(uids) <= set(self.ledger.held), "the preemptors are bound")
 
     async def refused(self, uid: str) -> set[str]:
-        """Return when kube-scheduler has said that the pod fits nowhere, and our own eviction has had its look as well.
+        """Return when kube-scheduler has reported that the pod fits nowhere, and the extender's own search for victims is over, too.
 
-        That is known by an observer, which is turned away later and helped after it, on a node whose GPUs are too small for others. Answers
-        who was evicted for the observer.
+        An observer pod shows that: it is refused later and served after it, on a node whose GPUs are too small for others. Returns the
+        pods that were evicted for the observer.
         """
         await self.follower.until(
             lambda: (
@@ -66,11 +66,11 @@ class World:
         made = {one["metadata"]["uid"] for one in await self.api.create(PODS, victims)}
         await self.follower.until(lambda: all(map(self._runs, made)), "the observer's victims run")
         await self.api.create(PODS, [there(pod("observer").asking(mib=HALF_MIB), "high")])
-        await self.follower.until(lambda: bool(made & self.ledger.leaving), "somebody is evicted for the observer")
+        await self.follower.until(lambda: bool(made & self.ledger.leaving), "a pod is evicted for the observer")
         return made & self.ledger.leaving
 
     async def calls(self, verb: str, outcome: str) -> int:
-        """How often the extender was asked, and answered so."""
+        """How often the extender was called, and answered so."""
         assert self.pair.extender is not None
         text = await self.pair.extender.metrics()
         found = re.search(rf'requests_total{{outcome="{outcome}",verb="{verb}"}} (\d+)', text)
@@ -85,52 +85,54 @@ def there(built: PodBuilder, service_class: str) -> Thing:
 
 
 @pytest.fixture(params=["never", "always"])
-async def world(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def setup(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[PreemptionSetup]:
     nodes = [node(f"n{at:02}").with_gpus(2) for at in range(20)]
     async with priority_classes(stack.api, low=1, high=1000), watched(stack.api, *nodes) as cluster:
-        yield World(cluster, await stack.pair(ahead=request.param))
+        yield PreemptionSetup(cluster, await stack.pair(ahead=request.param))
 
 
-async def test_each_preemptor_takes_one_gpu_of_best_effort_pods_and_is_bound_where_they_were(world: World) -> None:
+async def test_each_preemptor_takes_one_gpu_of_best_effort_pods_and_is_bound_where_they_were(
+    setup: PreemptionSetup,
+) -> None:
     whole = (pod(f"standard-{at}").annotated(placement="spread").asking(mib=FULL_MIB) for at in range(20))
-    standard = await world.run("low", *whole)
-    lesser = await world.run(
+    standard = await setup.run("low", *whole)
+    lesser = await setup.run(
         "low", *(pod(f"lesser-{at}").annotated(**{"class": "best-effort"}).asking(mib=HALF_MIB) for at in range(40))
     )
-    urgent = await world.request("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(8)))
-    await world.bound(urgent)
-    ledger = world.ledger
-    assert ledger.leaving.isdisjoint(standard), "on its node a best-effort pod goes first"
+    urgent = await setup.request("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(8)))
+    await setup.bound(urgent)
+    ledger = setup.ledger
+    assert ledger.leaving.isdisjoint(standard), "on its node a best-effort pod is evicted first"
     assert ledger.leaving <= set(lesser)
-    assert len(ledger.leaving) == 2 * len(urgent), "two halves for each, and nobody for nothing"
+    assert len(ledger.leaving) == 2 * len(urgent), "two halves for each, and no pod in vain"
     made_free = {gpu for uid in ledger.leaving for gpu in ledger.gpus_of(uid)}
     assert {gpu for uid in urgent for gpu in ledger.gpus_of(uid)} == made_free
     assert ledger.wrong == []
-    assert await world.calls("preempt", "victims") >= len(urgent)
+    assert await setup.calls("preempt", "victims") >= len(urgent)
 
 
-async def test_nobody_is_evicted_for_a_pod_that_would_not_fit_all_the_same(world: World) -> None:
-    """On each node 80 GiB are held by pods that may go: by its totals enough, and half of each GPU."""
+async def test_no_pod_is_evicted_for_a_pod_that_would_not_fit_all_the_same(setup: PreemptionSetup) -> None:
+    """On each node, pods that may be evicted use 80 GiB: by its totals enough, and half of each GPU."""
     halves = (pod(f"stays-{at}").asking(mib=HALF_MIB) for at in range(40))
-    await world.run("high", *(one.annotated(placement="spread") for one in halves))
-    await world.run("low", *(pod(f"may-go-{at}").asking(mib=HALF_MIB) for at in range(40)))
-    (urgent,) = await world.request("high", pod("urgent").asking(mib=FULL_MIB))
-    for_observer = await world.refused(urgent)
-    assert await world.calls("preempt", "no_victims") >= 1, "kube-scheduler did propose"
-    assert (world.ledger.leaving, world.ledger.wrong) == (for_observer, [])
-    (fits,) = await world.request("high", pod("fits").asking(mib=HALF_MIB))
-    await world.bound([fits])
-    assert len(world.ledger.leaving - for_observer) == 1
-    assert urgent not in world.ledger.held
+    await setup.run("high", *(one.annotated(placement="spread") for one in halves))
+    await setup.run("low", *(pod(f"may-go-{at}").asking(mib=HALF_MIB) for at in range(40)))
+    (urgent,) = await setup.request("high", pod("urgent").asking(mib=FULL_MIB))
+    for_observer = await setup.refused(urgent)
+    assert await setup.calls("preempt", "no_victims") >= 1, "kube-scheduler did propose"
+    assert (setup.ledger.leaving, setup.ledger.wrong) == (for_observer, [])
+    (fits,) = await setup.request("high", pod("fits").asking(mib=HALF_MIB))
+    await setup.bound([fits])
+    assert len(setup.ledger.leaving - for_observer) == 1
+    assert urgent not in setup.ledger.held
 
 
-async def test_a_pod_that_no_single_gpu_can_take_gets_one_by_our_own_eviction(world: World) -> None:
+async def test_a_pod_that_no_single_gpu_can_take_gets_one_by_our_own_eviction(setup: PreemptionSetup) -> None:
     """Totals fit on every node, so kube-scheduler never calls /preempt."""
     spread = (pod(f"thin-{at}").annotated(placement="spread").asking(mib=HALF_MIB // 2) for at in range(40))
-    await world.run("low", *spread)
-    urgent = await world.request("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(3)))
-    await world.bound(urgent)
-    assert len(world.ledger.leaving) == 3
-    made_free = {gpu for uid in world.ledger.leaving for gpu in world.ledger.gpus_of(uid)}
-    assert {gpu for uid in urgent for gpu in world.ledger.gpus_of(uid)} == made_free
-    assert world.ledger.wrong == []
+    await setup.run("low", *spread)
+    urgent = await setup.request("high", *(pod(f"urgent-{at}").asking(mib=FULL_MIB) for at in range(3)))
+    await setup.bound(urgent)
+    assert len(setup.ledger.leaving) == 3
+    made_free = {gpu for uid in setup.ledger.leaving for gpu in setup.ledger.gpus_of(uid)}
+    assert {gpu for uid in urgent for gpu in setup.ledger.gpus_of(uid)} == made_free
+    assert setup.ledger.wrong == []

@@ -1,4 +1,4 @@
-"""The real kube-scheduler among a thousand nodes that change, and pods that go before they are placed, and replicas that die, whole or by half.
+"""The real kube-scheduler among a thousand nodes that change, pods that are deleted before they are placed, and replicas that are killed, whole or by half.
 
 TANGRAM_SCHEDULER_NODES=10000 TANGRAM_SCHEDULER_PODS=10000 TANGRAM_SCHEDULER_PATIENCE_S=3600 is the large form of the first test.
 """
@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 
 from tests.builders import NodeBuilder, PodBuilder, gpu, node, pod
-from tests.integration.extender.following import Watched, watched
-from tests.integration.extender.scheduling import NODES, Pair, Stack, pod_object
+from tests.integration.extender.following import WatchedCluster, watched
+from tests.integration.extender.scheduling import NODES, SchedulerPair, Stack, pod_object
 from vgpu.scheduling.snapshot import Snapshot
 
 NODE_COUNT: Final = int(os.environ.get("TANGRAM_SCHEDULER_NODES", "1000"))
@@ -28,26 +28,26 @@ GIB: Final = 1_024
 PODS: Final = "/api/v1/namespaces/default/pods"
 
 
-class World:
+class RaceSetup:
     """A cluster and a count of it all."""
 
-    def __init__(self, stack: Stack, cluster: Watched) -> None:
+    def __init__(self, stack: Stack, cluster: WatchedCluster) -> None:
         self.stack, self.api, self.follower, self.ledger = stack, cluster.api, cluster.follower, cluster.ledger
         self.add = cluster.add
 
-    async def agrees(self, pair: Pair) -> None:
-        """An extender believes what the API says; its watch may be behind ours for a moment, and so is asked again."""
+    async def agrees(self, pair: SchedulerPair) -> None:
+        """An extender's state is what the API reports; its watch may be behind ours for a moment, so the check is repeated."""
         await self._comes_to_no(pair, self.ledger.differences)
 
-    async def agrees_on_who_is_bound(self, pair: Pair) -> None:
+    async def agrees_on_bound_pods(self, pair: SchedulerPair) -> None:
         """As `agrees`, of an extender whose scheduler died: its reservations last until they lapse."""
         await self._comes_to_no(
             pair,
-            lambda said: sorted({one.uid for one in said.pods if one.stage == "seen bound"} ^ set(self.ledger.held)),
+            lambda found: sorted({one.uid for one in found.pods if one.stage == "seen bound"} ^ set(self.ledger.held)),
         )
 
     @staticmethod
-    async def _comes_to_no(pair: Pair, differences: Callable[[Snapshot], list[str]]) -> None:
+    async def _comes_to_no(pair: SchedulerPair, differences: Callable[[Snapshot], list[str]]) -> None:
         assert pair.extender is not None
         for _ in range(50):
             found = differences(await pair.extender.snapshot())
@@ -58,9 +58,9 @@ class World:
 
 
 @pytest.fixture
-async def world(stack: Stack) -> AsyncIterator[World]:
+async def setup(stack: Stack) -> AsyncIterator[RaceSetup]:
     async with watched(stack.api) as cluster:
-        yield World(stack, cluster)
+        yield RaceSetup(stack, cluster)
 
 
 class Changes:
@@ -68,8 +68,8 @@ class Changes:
 
     EACH: Final = 5
 
-    def __init__(self, world: World, nodes: list[NodeBuilder], chance: random.Random) -> None:
-        self._world, self._chance, self._nodes = world, chance, nodes
+    def __init__(self, setup: RaceSetup, nodes: list[NodeBuilder], chance: random.Random) -> None:
+        self._world, self._chance, self._nodes = setup, chance, nodes
         self._heard = 0
         self._due = asyncio.Semaphore(0)
         self._changed: set[str] = set()
@@ -126,10 +126,10 @@ def various(count: int, chance: random.Random) -> Iterator[PodBuilder]:
 
 
 class Impatient:
-    """Who deletes pods: some at once, some when they are bound, some when they run."""
+    """A user that deletes pods: some at once, some when they are bound, some when they run."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
-        self._world, self._chance = world, chance
+    def __init__(self, setup: RaceSetup, chance: random.Random) -> None:
+        self._world, self._chance = setup, chance
         self._plans: dict[str, str] = {}
         self._due: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.deleted: set[str] = set()
@@ -151,7 +151,7 @@ class Impatient:
 
 
 class Nominated:
-    """Pods that were nominated before they were bound, by what the API server says."""
+    """Pods that were nominated before they were bound, by what the API server reports."""
 
     def __init__(self) -> None:
         self._to: dict[str, str] = {}
@@ -166,91 +166,91 @@ class Nominated:
             self.twice.append(pod["metadata"]["name"])
 
     def check(self, ahead: str, *, at_least: int) -> None:
-        """Many went where they were nominated to, and nobody was nominated again; or nobody was."""
+        """Many were bound where they were nominated to, and none was nominated twice; or none was nominated."""
         assert self.twice == []
         assert self.followed > at_least if ahead == "always" else not self.followed and not self._to
 
 
 @AHEAD
 @pytest.mark.timeout(4 * PATIENCE_S)
-async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(world: World, ahead: str) -> None:
+async def test_nothing_is_booked_twice_or_lost_while_pods_go_and_nodes_change(setup: RaceSetup, ahead: str) -> None:
     chance = random.Random(1)
     nodes = [node(f"n{at:05}").with_gpus(2) for at in range(NODE_COUNT)]
-    await world.add(*nodes)
-    pair = await world.stack.pair(ahead=ahead)
-    changes, impatient = Changes(world, nodes, chance), Impatient(world, chance)
+    await setup.add(*nodes)
+    pair = await setup.stack.pair(ahead=ahead)
+    changes, impatient = Changes(setup, nodes, chance), Impatient(setup, chance)
     nominated = Nominated()
-    world.follower.reported += [changes.report, impatient.report, nominated.report]
+    setup.follower.reported += [changes.report, impatient.report, nominated.report]
     noise = [asyncio.create_task(one.run()) for one in (changes, impatient)]
     try:
-        await world.api.create(PODS, (pod_object(one) for one in various(POD_COUNT, chance)))
-        await bound(world, lambda _: world.ledger.bound_ever >= POD_COUNT * 3 // 4)
-        world.follower.reported.remove(changes.report)
+        await setup.api.create(PODS, (pod_object(one) for one in various(POD_COUNT, chance)))
+        await bound(setup, lambda _: setup.ledger.bound_ever >= POD_COUNT * 3 // 4)
+        setup.follower.reported.remove(changes.report)
         noise[0].cancel()
         await asyncio.wait(noise[:1])
         await changes.mend()
-        await settled(world, impatient)
+        await settled(setup, impatient)
     finally:
         for one in noise:
             one.cancel()
         ended = await asyncio.gather(*noise, return_exceptions=True)
     assert [one for one in ended if not isinstance(one, asyncio.CancelledError)] == []
-    assert world.ledger.wrong == []
+    assert setup.ledger.wrong == []
     assert changes.made > POD_COUNT // 10
-    assert len(world.ledger.held) + len(impatient.deleted) == POD_COUNT
-    await world.agrees(pair)
+    assert len(setup.ledger.held) + len(impatient.deleted) == POD_COUNT
+    await setup.agrees(pair)
     nominated.check(ahead, at_least=POD_COUNT // 10)
 
 
-async def settled(world: World, impatient: Impatient) -> None:
+async def settled(setup: RaceSetup, impatient: Impatient) -> None:
     """Return when all pods that stay run, and all others are gone."""
-    ledger = world.ledger
+    ledger = setup.ledger
 
     def done() -> bool:
         assert ledger.wrong == []
         return len(ledger.names) == POD_COUNT and not ledger.waiting() and impatient.deleted.isdisjoint(ledger.alive)
 
-    await world.follower.until(done, "all pods that stay are bound and the others gone", timeout_s=3 * PATIENCE_S)
+    await setup.follower.until(done, "all pods that stay are bound and the others gone", timeout_s=3 * PATIENCE_S)
 
 
 @AHEAD
 @pytest.mark.timeout(2 * PATIENCE_S)
 async def test_a_leading_pair_and_then_a_scheduler_alone_killed_under_load_lose_nothing_and_book_nothing_twice(
-    world: World, ahead: str
+    setup: RaceSetup, ahead: str
 ) -> None:
-    names, room = [f"n{at:03}" for at in range(100)], 400
-    await world.add(*(node(name).with_inventory(gpu(0, FULL_MIB, name), gpu(1, FULL_MIB, name)) for name in names))
+    names, capacity = [f"n{at:03}" for at in range(100)], 400
+    await setup.add(*(node(name).with_inventory(gpu(0, FULL_MIB, name), gpu(1, FULL_MIB, name)) for name in names))
     nominated = Nominated()
-    world.follower.reported.append(nominated.report)
-    first = await world.stack.pair(elected=True, ahead=ahead)
+    setup.follower.reported.append(nominated.report)
+    first = await setup.stack.pair(elected=True, ahead=ahead)
     await first.comes_to_lead()
-    second = await world.stack.pair(elected=True, ahead=ahead)
-    asking = (pod(f"p{at}").asking(mib=FULL_MIB // 2, core=50) for at in range(room + 40))
-    creating = asyncio.create_task(world.api.create(PODS, map(pod_object, asking)))
-    await bound(world, lambda count: count >= room // 4)
+    second = await setup.stack.pair(elected=True, ahead=ahead)
+    asking = (pod(f"p{at}").asking(mib=FULL_MIB // 2, core=50) for at in range(capacity + 40))
+    creating = asyncio.create_task(setup.api.create(PODS, map(pod_object, asking)))
+    await bound(setup, lambda count: count >= capacity // 4)
     await first.kill()
-    third = await world.stack.pair(elected=True, ahead=ahead)
+    third = await setup.stack.pair(elected=True, ahead=ahead)
     await second.comes_to_lead()
-    await bound(world, lambda count: count >= room // 2)
+    await bound(setup, lambda count: count >= capacity // 2)
     second.scheduler.kill()  # its extender lives on, and is not called
     await third.comes_to_lead()
-    await bound(world, lambda count: count >= room)
+    await bound(setup, lambda count: count >= capacity)
     await creating
-    assert world.ledger.wrong == []
-    await world.agrees(third)
-    await world.agrees_on_who_is_bound(second)
-    nominated.check(ahead, at_least=room // 10)
-    assert len(world.ledger.bound()) == room, "every GPU is full and none more than full"
-    mib, percent = world.ledger.used()
+    assert setup.ledger.wrong == []
+    await setup.agrees(third)
+    await setup.agrees_on_bound_pods(second)
+    nominated.check(ahead, at_least=capacity // 10)
+    assert len(setup.ledger.bound()) == capacity, "every GPU is full and none more than full"
+    mib, percent = setup.ledger.used()
     assert set(mib.values()) == {FULL_MIB}
     assert set(percent.values()) == {100}
 
 
-async def bound(world: World, enough: Callable[[int], bool]) -> None:
+async def bound(setup: RaceSetup, enough: Callable[[int], bool]) -> None:
     """Return when so many pods are."""
 
     def true() -> bool:
-        assert world.ledger.wrong == []
-        return enough(len(world.ledger.held))
+        assert setup.ledger.wrong == []
+        return enough(len(setup.ledger.held))
 
-    await world.follower.until(true, "so many pods are bound", timeout_s=3 * PATIENCE_S)
+    await setup.follower.until(true, "so many pods are bound", timeout_s=3 * PATIENCE_S)

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from arbiter.gputime.trial_verdicts import BOOT_ID, text_of
+from arbiter.gputime.trials_file import BOOT_ID, text_of
 from tests.built import REPOSITORY, fake_build, shim_build
 from tests.fake import start_fake_driver
 from tests.mounting import with_grant
 from tests.signals import send_signal
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_to_text
+from vgpu.gputime.trial_verdict import FILE, ModelVerdict, TrialOutcome, Trials, TrialVerdict, trials_to_text
 from vgpu.protocol.status import GpuTimeStatus, decode_status
 
 GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
@@ -90,17 +90,17 @@ class Node:
     ) -> None:
         self._arbiter_sources, self._grant_text = arbiter, grant_text
         self._module, self._grace_ms = module, grace_ms
-        self.folder = Path(tempfile.mkdtemp(prefix="turns-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-time-"))
         lines = [f"gpu h200 uuid={uuid} context_mib=0" for uuid in GPUS[:gpus]]
         self.driver = start_fake_driver("\n".join(lines) + "\n", self.folder)
         self.grants = self.folder / "grants"
         self.kernel = str(fake_build() / "libfake-kernel.so")
         self.library = str(library)
         self.programs: list[Program] = []
-        self.has_tried(Tried("NVIDIA H200", GPUS, Verdict(Outcome.WORKS)))
+        self.has_tried(ModelVerdict("NVIDIA H200", GPUS, TrialVerdict(TrialOutcome.WORKS)))
         self.arbiter = self.start_arbiter()
 
-    def has_tried(self, *tried: Tried) -> None:
+    def has_tried(self, *tried: ModelVerdict) -> None:
         """The verdicts of this boot, as the device plugin leaves them."""
         trials = Trials(boot_id=text_of(BOOT_ID), driver="580.65.06", tried=tried)
         (self.folder / FILE).write_text(trials_to_text(trials))
@@ -153,15 +153,15 @@ class Node:
         self.programs.append(program)
         key = grant.parent.name
         carry = sum(1 for other in self.programs if other.key == key)
-        until(lambda: not channels or ((turn := self.turn(key)) is not None and turn.processes == carry))
+        until(lambda: not channels or ((gpu_time := self.gpu_time(key)) is not None and gpu_time.processes == carry))
         return program
 
-    def turn(self, key: str) -> GpuTimeStatus | None:
-        """What the arbiter says of a container's time."""
+    def gpu_time(self, key: str) -> GpuTimeStatus | None:
+        """A container's GPU time in the arbiter's status."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(self.folder / "status.sock"))
             document = b"".join(iter(lambda: sock.recv(65536), b""))
-        return next(one.turn for one in decode_status(document).containers if one.key == key)
+        return next(one.gpu_time for one in decode_status(document).containers if one.key == key)
 
     def log(self) -> str:
         return (self.folder / "arbiter.log").read_text()

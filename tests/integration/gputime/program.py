@@ -124,7 +124,7 @@ def fill_in_thread() -> None:
 
 
 def launch_and_fill(us: int, stream: int = 0) -> None:
-    """A kernel and a fill, which nobody waits for."""
+    """A kernel and a fill, without a wait for their end."""
     at = ctypes.c_uint64()
     check(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(4096)))
     launch(us, stream)
@@ -313,7 +313,7 @@ def seconds_of(us: int) -> float:
 
 
 def part_of_time(us: int, seconds: float) -> float:
-    """Percent of the time that kernels of this process took, each waited for, as far as it can tell: no matter who has it."""
+    """Percent of the time that kernels of this process took, each with a wait, as the process can measure it: whichever container runs."""
     began, steps = time.monotonic(), 0
     while time.monotonic() - began < seconds:
         launch(us)

@@ -1,4 +1,4 @@
-"""An arbiter that does not keep up with its messages: what does not fit into the socket is said later, so that it knows how things stand in the end."""
+"""An arbiter that is slower than its messages: the library sends later what does not fit the socket, so that the arbiter has the final state in the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def program(node: Node) -> Program:
 
 
 def is_working(node: Node) -> bool:
-    turn = node.turn("one")
-    assert turn is not None
-    return turn.working
+    gpu_time = node.gpu_time("one")
+    assert gpu_time is not None
+    return gpu_time.working
 
 
 def stays(node: Node, seconds: float) -> bool:

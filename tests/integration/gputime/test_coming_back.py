@@ -1,4 +1,4 @@
-"""A process that has locked itself out of what it needed to meet the arbiter comes back to one that was restarted, and is limited as before."""
+"""A process that has closed its own access to the arbiter's socket reconnects to a restarted arbiter, and is limited as before."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def listener_of(node: Node, key: str) -> socket.socket:
             sock.close()
     finally:
         os.close(pidfd)
-    raise AssertionError(f"nobody listens for {key}")
+    raise AssertionError(f"no socket listens for {key}")
 
 
 def processes(node: Node) -> int:
-    turn = node.turn("one")
-    return 0 if turn is None else turn.processes
+    gpu_time = node.gpu_time("one")
+    return 0 if gpu_time is None else gpu_time.processes
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def processes(node: Node) -> int:
         pytest.param("change_root({folder!r})", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root")),
     ],
 )
-def test_who_can_open_nothing_any_more_comes_back(node: Node, tmp_path: Path, lock_out: str) -> None:
+def test_a_process_that_can_open_no_file_any_more_reconnects(node: Node, tmp_path: Path, lock_out: str) -> None:
     program = node.run("one", core=20)
     program.do(lock_out.format(folder=str(tmp_path)))
     restart(node)
@@ -69,7 +69,7 @@ def test_who_can_open_nothing_any_more_comes_back(node: Node, tmp_path: Path, lo
     assert not node.misuses()
 
 
-def test_who_can_open_nothing_spends_no_socket_on_an_arbiter_that_is_still_being_ended(node: Node) -> None:
+def test_a_process_that_can_open_no_file_spends_no_socket_on_an_arbiter_that_is_still_ending(node: Node) -> None:
     """Its last ones: on a busy machine a killed arbiter listens for a while after its connections have ended."""
     program = node.run("one", core=20)
     program.do("lower_descriptors()")
@@ -84,13 +84,13 @@ def test_who_can_open_nothing_spends_no_socket_on_an_arbiter_that_is_still_being
     until(lambda: node.held(program))
 
 
-def test_who_can_open_nothing_comes_back_to_an_arbiter_that_lives_and_hung_up_on_it(node: Node) -> None:
+def test_a_process_that_can_open_no_file_reconnects_to_an_arbiter_that_lives_and_hung_up_on_it(node: Node) -> None:
     program = node.run("one", core=20)
     program.do("lower_descriptors()")
     grant = node.grants / "one/grant"
     text = grant.read_text()
     grant.write_text(text.replace("uid-one", "uid-two"))  # another pod's
-    until(lambda: (turn := node.turn("one")) is None or turn.processes == 0)
+    until(lambda: (gpu_time := node.gpu_time("one")) is None or gpu_time.processes == 0)
     until(lambda: processes(node) == 1)
 
 
@@ -114,19 +114,19 @@ def comes_back(node: Node, program: Program, root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_who_changed_its_root_comes_back_where_no_thread_may_keep_it(node: Node, tmp_path: Path) -> None:
+def test_a_process_that_changed_its_root_reconnects_where_no_thread_may_keep_it(node: Node, tmp_path: Path) -> None:
     """As under the seccomp profiles of container runtimes."""
     comes_back(node, node.run("one", core=20, FORBIDDEN="unshare"), tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_who_changed_its_root_comes_back_by_proc_where_it_may_clone_no_thread_of_its_own_folder(
+def test_a_process_that_changed_its_root_reconnects_by_proc_where_it_may_clone_no_thread_of_its_own_folder(
     node: Node, with_proc: Path
 ) -> None:
     comes_back(node, node.run("one", core=20, FORBIDDEN="unshare clone"), with_proc)
 
 
-def test_who_had_no_descriptor_for_the_arbiters_page_gets_it_when_there_is_one(node: Node) -> None:
+def test_a_process_without_a_descriptor_for_the_arbiters_page_gets_it_when_there_is_one(node: Node) -> None:
     program = node.run("one", core=20)
     program.do(
         "allow_descriptors(3)"

@@ -33,9 +33,9 @@ def test_a_client_of_mps_is_reported_and_has_its_launches_delayed(node: Node) ->
     node.driver.ctl("process", "0", "4711", "30", "nvidia-cuda-mps-server")
     program = node.run("client", core=30)
     until(lambda: {one.reason for one in status(node, "client").unenforced} == {"mps", "gated"}, 5.0)
-    turn = node.turn("client")
-    assert turn is not None
-    assert turn.mode == "gate"
+    gpu_time = node.gpu_time("client")
+    assert gpu_time is not None
+    assert gpu_time.mode == "gate"
     took_ms = program.do("requests(60, 5000, 0)")
     assert sum(took_ms) > 2 * 60 * 5, "30 % of the GPU is less than it wants"
     node.driver.ctl("gone", "4711")
@@ -52,9 +52,9 @@ def test_a_process_whose_channels_cannot_be_read_has_its_launches_delayed(node: 
     finally:
         node.driver.ctl("fault", "none")
     until(lambda: {one.reason for one in status(node, "unread").unenforced} == {"no-channels", "gated"}, 5.0)
-    turn = node.turn("unread")
-    assert turn is not None
-    assert turn.mode == "gate"
+    gpu_time = node.gpu_time("unread")
+    assert gpu_time is not None
+    assert gpu_time.mode == "gate"
     took_ms = program.do("requests(60, 5000, 0)")
     assert sum(took_ms) > 2 * 60 * 5, "30 % of the GPU is less than it wants"
     assert node.misuses() == ""

@@ -1,6 +1,6 @@
 """Kill, stop, restart: the arbiter, a latency-critical and a best-effort process, at every step, in an order that a seed decides.
 
-After each round everybody who lives must run again, and at the end no enable is owed. 100 rounds are always run; `make faults` runs
+After each round every living process must run again, and at the end no enable is owed. 100 rounds are always run; `make faults` runs
 1,000, or ROUNDS=... in the order of SEED=... (here TANGRAM_FAULT_ROUNDS and TANGRAM_FAULT_SEED).
 """
 
@@ -82,7 +82,7 @@ class Matrix:
         if number == signal.SIGSTOP:
             self.stopped.add(victim)
 
-    def everybody_runs(self) -> None:
+    def every_container_runs(self) -> None:
         """Each gets on with its work within what the design promises, and some for a slow machine."""
         be, lc = self.programs["be"], self.programs["lc"]
         ran = self.node.ran_us(be)
@@ -92,7 +92,7 @@ class Matrix:
 
 
 @pytest.mark.timeout(120 + 3 * ROUNDS)  # a round takes half a second on a quiet machine
-def test_whatever_dies_or_stops_whenever_everybody_runs_in_the_end(node: Node):
+def test_every_container_runs_after_any_process_dies_or_stops(node: Node):
     chance = random.Random(SEED)
     matrix = Matrix(node, chance)
     for round_ in range(ROUNDS):
@@ -114,7 +114,7 @@ def test_whatever_dies_or_stops_whenever_everybody_runs_in_the_end(node: Node):
             if started and "lc" in matrix.programs:
                 matrix.programs["lc"].finish()
             matrix.settle()
-            matrix.everybody_runs()
+            matrix.every_container_runs()
         except AssertionError as error:
             kernel = node.driver.ctl("kernel")
             raise AssertionError(f"{about}: {error}\n{kernel}\n{node.log()[-2000:]}") from error

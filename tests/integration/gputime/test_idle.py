@@ -18,9 +18,9 @@ def program(node: Node) -> Program:
 
 
 def is_working(node: Node) -> bool:
-    turn = node.turn("one")
-    assert turn is not None
-    return turn.working
+    gpu_time = node.gpu_time("one")
+    assert gpu_time is not None
+    return gpu_time.working
 
 
 def stays(node: Node, seconds: float) -> bool:
@@ -32,9 +32,9 @@ def stays(node: Node, seconds: float) -> bool:
 
 
 def arrivals_of(node: Node) -> int:
-    turn = node.turn("one")
-    assert turn is not None
-    return turn.arrivals
+    gpu_time = node.gpu_time("one")
+    assert gpu_time is not None
+    return gpu_time.arrivals
 
 
 def test_work_of_a_thread_that_ended_ends_with_the_wait_for_its_context(node: Node, program: Program) -> None:
@@ -61,7 +61,7 @@ def test_a_stream_that_is_destroyed_with_work_in_it_has_work_until_that_has_ende
     assert not node.misuses()
 
 
-def test_work_in_a_green_context_that_nobody_waits_for_ends(node: Node, program: Program) -> None:
+def test_work_in_a_green_context_ends_without_a_wait(node: Node, program: Program) -> None:
     """It is the only context. A fill, as the driver's count ends kernels."""
     program.do("go_green()")
     program.do("launch_and_fill(200_000, stream())")
@@ -88,12 +88,10 @@ def test_a_fill_without_a_stream_is_reported_and_its_end_is_seen(node: Node, pro
     assert not node.misuses()
 
 
-# --- work whose end nobody can tell of: it ends when the driver sees nothing of it, and only then ---
+# --- work whose end cannot be queried: it ends when the driver counts none of it, and only then ---
 
 
-def test_work_that_can_be_requested_by_nobody_ends_when_the_driver_sees_nothing_of_it(
-    node: Node, program: Program
-) -> None:
+def test_work_that_cannot_be_queried_ends_when_the_driver_counts_none_of_it(node: Node, program: Program) -> None:
     program.do("launch_in_thread(200_000)")
     until(lambda: is_working(node))
     until(lambda: not is_working(node), 6)
@@ -102,7 +100,7 @@ def test_work_that_can_be_requested_by_nobody_ends_when_the_driver_sees_nothing_
     assert not node.misuses()
 
 
-def test_who_was_suspended_all_the_time_still_has_work(node: Node, program: Program) -> None:
+def test_a_container_that_was_suspended_all_the_time_still_has_work(node: Node, program: Program) -> None:
     urgent = node.run("urgent", LC)
     urgent.do("launch(7_000_000)")
     program.start("launch_in_thread(100_000)")
@@ -115,8 +113,8 @@ def test_who_was_suspended_all_the_time_still_has_work(node: Node, program: Prog
     assert not node.misuses()
 
 
-def test_a_fill_that_can_be_requested_by_nobody_does_not_end_here(node: Node, program: Program) -> None:
-    """The driver's count of who computes does not show it."""
+def test_a_fill_that_cannot_be_queried_does_not_end_here(node: Node, program: Program) -> None:
+    """The driver's count of computing processes does not show it."""
     program.do("fill_in_thread()")
     until(lambda: is_working(node))
     assert stays(node, 5)

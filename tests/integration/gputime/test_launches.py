@@ -1,4 +1,4 @@
-"""Every function that puts kernels onto a GPU tells of it, also those that few programs use any more."""
+"""Every function that launches kernels reports them, also those that few programs still use."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def wide(library: Path) -> Iterator[tuple[Node, Program]]:
 )
 def test_a_launch_by_any_function_is_reported_and_its_end_is_seen(wide: tuple[Node, Program], name: str) -> None:
     node, program = wide
-    arrivals = node.turn("wide").arrivals
+    arrivals = node.gpu_time("wide").arrivals
     program.do(f"launch_by('{name}')")
-    until(lambda: node.turn("wide").arrivals > arrivals)
-    until(lambda: not node.turn("wide").working)
+    until(lambda: node.gpu_time("wide").arrivals > arrivals)
+    until(lambda: not node.gpu_time("wide").working)
     assert not node.misuses()

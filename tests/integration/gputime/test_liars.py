@@ -1,4 +1,4 @@
-"""Programs that compute and do not say so: found by the driver's own count, and held to what they were given all the same."""
+"""Programs that compute without a report: detected by the driver's own count, and limited to their grants all the same."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def liar(node: Node):
     return made
 
 
-def test_who_computes_without_a_word_is_found_and_held_to_its_cap_and_nobody_else_is_accused(node: Node, liar):
+def test_a_container_that_computes_without_a_report_is_found_and_capped_and_no_other_is_accused(node: Node, liar):
     honest = {name: node.run(name, service_class) for name, service_class in (("a", "standard"), ("lc", LC))}
     liar.do("work_on(20_000)")
     honest["a"].do("work_on(5_000)")
     honest["lc"].start("requests(40, 20_000, 0.08)")
-    until(lambda: node.turn("liar").unreported, 20)
-    assert not node.turn("liar").working, "it says still that it is idle"
+    until(lambda: node.gpu_time("liar").unreported, 20)
+    assert not node.gpu_time("liar").working, "it still reports that it is idle"
     assert "does work that it does not report" in node.log()
     honest["lc"].finish()
     assert ran_percent(node, [liar], 3.0) < 34
     for name in honest:
-        turn = node.turn(name)
-        assert not turn.unreported
-        assert turn.seen_s > 0, "the driver's count is of it, too"
+        gpu_time = node.gpu_time(name)
+        assert not gpu_time.unreported
+        assert gpu_time.seen_s > 0, "the driver's count is of it, too"
     assert not node.misuses()
 
 
 def test_unreported_work_comes_after_all_others(node: Node, liar):
     urgent = node.run("lc", LC)
     liar.do("work_on(100_000)")
-    until(lambda: node.turn("liar").unreported, 20)
+    until(lambda: node.gpu_time("liar").unreported, 20)
     took = urgent.do("requests(40, 1000, 0.02)")
     assert statistics.median(took) < 6, "as beside an honest best-effort container"
-    assert not node.turn("lc").unreported
+    assert not node.gpu_time("lc").unreported
 
 
-def test_who_reports_all_its_work_is_never_accused(node: Node):
-    """Bursts, kernels in flight when a wait ends, a cap, work that nobody waits for, several processes."""
+def test_a_container_that_reports_all_its_work_is_never_accused(node: Node):
+    """Bursts, kernels in flight when a wait ends, a cap, work without a wait, several processes."""
     capped, bursts, grant = node.run("capped", core=20), node.run("bursts"), node.grant("many")
     many = [node.run_in(grant) for _ in range(3)]
     capped.do("work_on(30_000)")
@@ -58,9 +58,9 @@ def test_who_reports_all_its_work_is_never_accused(node: Node):
     for program in many:
         program.finish()
     for name in ("capped", "bursts", "many"):
-        turn = node.turn(name)
-        assert turn.seen_s > 0.2
-        assert not turn.unreported
+        gpu_time = node.gpu_time(name)
+        assert gpu_time.seen_s > 0.2
+        assert not gpu_time.unreported
     assert "does work that it does not report" not in node.log()
 
 
@@ -72,16 +72,16 @@ def test_somebody_else_stopped_a_containers_channels_and_it_runs_again(node: Nod
     node.driver.ctl("disable", victim.process.pid)
     ran = node.ran_us(victim)
     until(lambda: not node.held(victim) and node.ran_us(victim) > ran)
-    assert node.turn("victim").watchdog_resumes >= 1
+    assert node.gpu_time("victim").watchdog_resumes >= 1
 
 
 def test_somebody_else_stopped_the_channels_of_a_container_under_a_core_limit_and_it_runs_again(node: Node):
     """Its own share suspends it twenty times a second: that must not count as a sign of life."""
     victim = node.run("victim", core=20)
     victim.do("work_on(2000)")
-    until(lambda: node.turn("victim").suspends > 5)
+    until(lambda: node.gpu_time("victim").suspends > 5)
     node.driver.ctl("disable", victim.process.pid)
-    until(lambda: node.turn("victim").watchdog_resumes >= 1)
+    until(lambda: node.gpu_time("victim").watchdog_resumes >= 1)
     ran = node.ran_us(victim)
     until(lambda: node.ran_us(victim) > ran + 200_000)
     assert not node.misuses()

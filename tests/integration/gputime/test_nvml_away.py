@@ -1,4 +1,4 @@
-"""An arbiter whose NVML hangs, and whose child is killed again and again: memory is leased and limits of GPU time hold meanwhile."""
+"""An arbiter whose NVML hangs, and whose child is killed again and again: memory is leased and limits of GPU time are enforced meanwhile."""
 
 from __future__ import annotations
 

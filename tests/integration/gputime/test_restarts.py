@@ -25,9 +25,9 @@ from tests.signals import send_signal
 KILLS = int(os.environ.get("TANGRAM_RESTART_KILLS", "3"))
 PROCESSES = KILLS * 10 if KILLS > 3 else 24
 WAITS_S = 10.0
-"""Longer waits nobody."""
+"""No process waits longer."""
 GRACE_S = 1.0
-"""After a start the arbiter lends nothing for so long. One that is killed before that lends nothing at all."""
+"""For this long after its start the arbiter leases nothing. An arbiter that is killed before that leases nothing at all."""
 CONTAINERS, AT_A_TIME = 4, 4
 STARTS = """
 import ctypes, json, time

@@ -1,4 +1,4 @@
-"""Who runs on a GPU when: real processes, a real arbiter, channels that are really stopped (of the kernel driver's double)."""
+"""Which container runs on a GPU when: real processes, a real arbiter, channels that are really suspended (of the kernel driver's double)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deviceplugin.grants.directories import Grants, Record
+from deviceplugin.grants.grant_directories import GrantDirectories, Record
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.service_class import Followers
+from deviceplugin.pods.service_class import ServiceClassUpdater
 from tests.builders import pod
 from tests.integration.gputime.conftest import GPUS, Node, until
 from tests.signals import send_signal
@@ -23,14 +23,14 @@ from vgpu.api.names import DEFAULT
 
 LC, BE = "latency-critical", "best-effort"
 LONG_REQUEST_US = 800_000
-"""Less than the second after which who waits gets a slice."""
+"""Less than the second after which a waiting container gets a slice."""
 
 
 def shares(node: Node, seconds: float, *names: str) -> list[float]:
     """Percent of the time that each container was on, of the time in which it had work."""
-    before = [node.turn(name) for name in names]
+    before = [node.gpu_time(name) for name in names]
     time.sleep(seconds)  # what is measured is what happens in this time
-    after = [node.turn(name) for name in names]
+    after = [node.gpu_time(name) for name in names]
     got = []
     for then, now in zip(before, after, strict=True):
         worked = (now.on_s + now.off_s + now.capped_s) - (then.on_s + then.off_s + then.capped_s)
@@ -108,12 +108,12 @@ def test_all_processes_of_a_container_count_together(node):
     assert ran_percent(node, programs, 2.0) < 46
 
 
-def test_who_is_alone_and_uncapped_is_never_stopped(node):
+def test_a_container_that_is_alone_and_uncapped_is_never_suspended(node):
     one = node.run("a")
     one.do("work_on(10_000)")
     until(lambda: node.ran_us(one) > 50_000)
     assert shares(node, 1.0, "a") == [100]
-    assert node.turn("a").suspends == 0
+    assert node.gpu_time("a").suspends == 0
 
 
 def test_an_announced_request_finds_the_gpu_cleared(node):
@@ -144,22 +144,22 @@ def test_an_edit_of_a_running_pods_annotation_takes_effect_within_two_seconds(no
     one.do("work_on(20_000)")
     other.do("work_on(20_000)")
     until(lambda: node.held(one))
-    grants, pods = Grants(node.folder, Path("none")), NodePods(DEFAULT, 1024, ("default",))
+    grants, pods = GrantDirectories(node.folder, Path("none")), NodePods(DEFAULT, 1024, ("default",))
     grants.update(record)
-    followers = Followers(pods, grants, lambda: None)
+    class_updater = ServiceClassUpdater(pods, grants, lambda: None)
     text = assignment_to_json(Assignment({"main": (Slice(GPUS[0], 0, 1024),)}, service_class=BE))
     placed = replace(pod("a").asking(mib=1024).on("n1").assigned(text=text), uid=record.uid)
     pods.on_change(None, placed.build())
-    followers.once()
+    class_updater.once()
     assert node.held(one)
     pods.on_change(placed.build(), placed.annotated(**{"class": LC}).build())
     began = time.monotonic()
-    followers.once()
+    class_updater.once()
     until(lambda: node.held(other) and not node.held(one), 2)
     assert time.monotonic() - began < 2
 
 
-def test_work_that_nobody_waits_for_is_seen_to_end(node):
+def test_the_end_of_work_is_detected_without_a_wait(node):
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("work_on(20_000)")
     urgent.do("launch(1000, stream())")
@@ -171,14 +171,14 @@ def test_a_program_with_more_channels_than_a_list_takes_is_gated_and_runs_on(nod
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("contexts(9)")
     background.do("work_on(20_000)")
-    until(lambda: node.turn("be").mode == "gate")
+    until(lambda: node.gpu_time("be").mode == "gate")
     urgent.do("launch(1_500_000)")
-    until(lambda: not node.turn("be").on or node.turn("lc").working)
+    until(lambda: not node.gpu_time("be").on or node.gpu_time("lc").working)
     ran = node.ran_us(background)
     assert urgent.do("wait()") < 3.5, "its own second and a half, and what was in flight"
     assert node.ran_us(background) - ran < 300_000, "its new work waited"
     until(lambda: node.ran_us(background) > ran + 300_000, 5)
-    assert node.turn("be").suspends == 0
+    assert node.gpu_time("be").suspends == 0
     assert node.log().count("cannot be suspended") == 1
     assert "bad packet" not in node.log()
     assert not node.misuses()
@@ -189,7 +189,7 @@ def test_a_program_with_more_channels_than_a_list_takes_is_gated_and_runs_on(nod
 
 @pytest.fixture
 def suspended(node):
-    """Somebody who is suspended with work, and who it is for."""
+    """A container that is suspended with work, and the one for which it is suspended."""
     background, urgent = node.run("be", BE), node.run("lc", LC)
     background.do("work_on(20_000)")
     urgent.do("launch(30_000_000)")
@@ -198,7 +198,7 @@ def suspended(node):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_nobody_stays_suspended_for_a_second_when_the_arbiter_dies_or_stops(node, suspended, number):
+def test_no_container_stays_suspended_for_a_second_when_the_arbiter_dies_or_stops(node, suspended, number):
     background, _ = suspended
     send_signal(node.arbiter.pid, number)
     ran = node.ran_us(background)

@@ -55,9 +55,9 @@ def test_a_container_that_resumed_itself_during_a_stall_is_suspended_again(node:
     until(lambda: node.held(program))
     stall(node, seconds)
     time.sleep(0.5)
-    turn = node.turn("a")
-    assert turn is not None
-    assert (turn.mode, turn.trouble) == ("suspend", "")
+    gpu_time = node.gpu_time("a")
+    assert gpu_time is not None
+    assert (gpu_time.mode, gpu_time.trouble) == ("suspend", "")
     assert percent(node, program) <= 12
 
 
@@ -86,12 +86,12 @@ def test_after_any_stall_every_container_is_within_its_share_by_suspends(node: N
         for name, (_, core) in programs.items():
             had_s, most_s = after[name] - before[name], core / 100 * (passed + KEPT_S) + LATE_S
             parts[name].append(had_s / passed / core * 100)
-            turn = node.turn(name)
+            gpu_time = node.gpu_time(name)
             about = (
                 f"seed {SEED}, round {round_}, stalled for {seconds:.2f} s: {name} had {had_s:.3f} s of {most_s:.3f}"
             )
-            assert turn is not None, about
-            assert (turn.mode, turn.trouble) == ("suspend", ""), about
+            assert gpu_time is not None, about
+            assert (gpu_time.mode, gpu_time.trouble) == ("suspend", ""), about
             assert had_s <= most_s, about
     for name, found in parts.items():
         print(f"{name}: {min(found):.2f} to {max(found):.2f} of its share, {sum(found) / len(found):.3f} on average")

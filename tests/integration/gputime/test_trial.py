@@ -1,4 +1,4 @@
-"""The trial of suspending on the fake driver: from the device plugin's start of it to what an arbiter does with the verdict."""
+"""The trial of suspends on the fake driver: from its start by the device plugin to the effect of the verdict on an arbiter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.gputime.conftest import GPUS, Node, until
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.inventory import Inventory
-from vgpu.gputime.trial import FILE, Outcome, Trials, Tried, Verdict, trials_from_text, trials_to_text
+from vgpu.gputime.trial_verdict import (
+    FILE,
+    ModelVerdict,
+    TrialOutcome,
+    Trials,
+    TrialVerdict,
+    trials_from_text,
+    trials_to_text,
+)
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriv
 
 
 def gpus() -> Inventory:
-    """One GPU, which the fake driver has too, and one of another model that nobody may be given a share of."""
+    """One GPU, which the fake driver has too, and one of another model of which no share may be allocated."""
     one, other = inventory(2).gpus
     return replace(inventory(2), gpus=(replace(one, uuid=GPUS[0]), replace(other, model="other", healthy=False)))
 
@@ -52,13 +60,13 @@ def test_a_driver_that_suspends_is_found_to_once_a_boot(tmp_path: Path) -> None:
     trials = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path)
     (tried,) = trials.tried
     assert tried.uuids == (GPUS[0],)
-    assert tried.verdict.outcome is Outcome.WORKS, tried.verdict.why
+    assert tried.verdict.outcome is TrialOutcome.WORKS, tried.verdict.why
     assert (tried.verdict.before > 0, tried.verdict.during, tried.verdict.after > 0) == (True, 0, True)
     again = verdicts(trier(tmp_path, Path("/nowhere/program")), tmp_path)
     assert again == trials, "a verdict stands until the next boot"
     (tmp_path / FILE).write_text(trials_to_text(Trials(boot_id="earlier", driver=trials.driver, tried=trials.tried)))
     anew = verdicts(trier(tmp_path, Path("/nowhere/program")), tmp_path)
-    assert anew.tried[0].verdict.outcome is Outcome.CANNOT_RUN, "one of an earlier boot does not"
+    assert anew.tried[0].verdict.outcome is TrialOutcome.CANNOT_RUN, "one of an earlier boot does not"
 
 
 def test_a_process_that_the_driver_does_not_let_suspend_is_no_success(
@@ -66,7 +74,7 @@ def test_a_process_that_the_driver_does_not_let_suspend_is_no_success(
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "")  # the driver's kernel side is not there: no channels are seen
     (tried,) = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path).tried
-    assert tried.verdict.outcome is Outcome.CANNOT_RUN
+    assert tried.verdict.outcome is TrialOutcome.CANNOT_RUN
     assert "no compute channels" in tried.verdict.why
 
 
@@ -76,7 +84,7 @@ def test_a_trial_that_hangs_is_killed_with_all_it_started_and_that_is_the_verdic
     program.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (tried,) = verdicts(trier(tmp_path, program, limit_s=3.0), tmp_path).tried
-    assert tried.verdict.outcome is Outcome.HUNG
+    assert tried.verdict.outcome is TrialOutcome.HUNG
     until(lambda: not Path(f"/proc/{int(pid.read_text())}").exists())
 
 
@@ -87,7 +95,7 @@ def test_a_trial_that_could_not_run_is_made_again_by_the_next_start_alone(tmp_pa
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     one = trier(tmp_path, program)
     for _ in range(2):
-        assert verdicts(one, tmp_path).tried[0].verdict.outcome is Outcome.CANNOT_RUN
+        assert verdicts(one, tmp_path).tried[0].verdict.outcome is TrialOutcome.CANNOT_RUN
     assert seen.read_text() == "x\n"
     verdicts(trier(tmp_path, program, again=False), tmp_path)
     assert seen.read_text() == "x\n"
@@ -95,18 +103,18 @@ def test_a_trial_that_could_not_run_is_made_again_by_the_next_start_alone(tmp_pa
     assert seen.read_text() == "x\nx\n"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CANNOT_RUN])
-def test_an_arbiter_suspends_as_the_verdict_says(node: Node, outcome: Outcome) -> None:
-    tried = Tried("NVIDIA H200", (GPUS[0],), Verdict(outcome, "said by this test"))
+@pytest.mark.parametrize("outcome", [TrialOutcome.HUNG, TrialOutcome.CANNOT_RUN])
+def test_an_arbiter_suspends_by_the_verdict(node: Node, outcome: TrialOutcome) -> None:
+    tried = ModelVerdict("NVIDIA H200", (GPUS[0],), TrialVerdict(outcome, "set by this test"))
     node.has_tried(tried)
     background, urgent = node.run("be", "best-effort"), node.run("lc", "latency-critical")
     background.do("work_on(2000)")
-    turn = node.turn("be")
-    assert turn is not None
-    assert turn.mode == ("gate" if outcome is Outcome.HUNG else "suspend")
-    assert "said by this test" in turn.trouble
+    gpu_time = node.gpu_time("be")
+    assert gpu_time is not None
+    assert gpu_time.mode == ("gate" if outcome is TrialOutcome.HUNG else "suspend")
+    assert "set by this test" in gpu_time.trouble
     urgent.start("requests(50, 2000, 0.002)")
-    if outcome is Outcome.HUNG:
+    if outcome is TrialOutcome.HUNG:
         assert not any(node.held(background) for _ in range(50))
     else:
         until(lambda: node.held(background))

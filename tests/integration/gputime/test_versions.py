@@ -1,4 +1,4 @@
-"""Library, arbiter and device plugin of this release and of the one before it, in every mixture: limits hold, restarts lose nothing."""
+"""Library, arbiter and device plugin of this release and of the one before it, in every mixture: limits are enforced, restarts lose nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print([(one.key, one.turn is not None and one.turn.mode) for one in status.conta
 """
 GRANT = Grant(
     "default", "a", "uid-a", "main", (GrantGpu("GPU-00000000-aaaa-bbbb-cccc-000000000000", 1024, 20),), "best-effort", 3,
-    guard="kill", clear=True,
+    over_limit_action="kill", clear=True,
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def old_grant_text(grant: Grant) -> str:
     """As the previous device plugin writes it."""
     given = {
         "namespace": grant.namespace, "pod": grant.pod, "uid": grant.uid, "container": grant.container,
-        "klass": grant.service_class, "level": grant.level, "guard": grant.guard, "clear": grant.clear,
+        "klass": grant.service_class, "level": grant.level, "guard": grant.over_limit_action, "clear": grant.clear,
         "cards": [[gpu.uuid, gpu.mib, gpu.core_percent] for gpu in grant.gpus],
     }  # fmt: skip
     return previous_python(OLD_WRITER, json.dumps(given))
@@ -118,16 +118,18 @@ def test_releases_that_differ_by_one_hold_the_limits_and_survive_a_restart(
     program.do("work_on(2000)")
     other.do("work_on(2000)")
     until(lambda: node.held(program), 20)
-    turn = node.turn("a")
-    assert turn is not None
-    assert (turn.mode, turn.trouble, turn.requested_percent) == ("suspend", "", 20)
+    gpu_time = node.gpu_time("a")
+    assert gpu_time is not None
+    assert (gpu_time.mode, gpu_time.trouble, gpu_time.requested_percent) == ("suspend", "", 20)
     assert percent(node, program) < 30
     node.arbiter.send_signal(signal.SIGKILL)
     node.arbiter.wait()
     until(lambda: not node.held(program), 5)
     (node.folder / "status.sock").unlink()
     node.start_arbiter()
-    until(lambda: (turn := node.turn("a")) is not None and turn.processes == 1 and turn.suspends > 0, 20)
+    until(
+        lambda: (gpu_time := node.gpu_time("a")) is not None and gpu_time.processes == 1 and gpu_time.suspends > 0, 20
+    )
     assert (takes(program, 300), takes(program, 300)) == (0, 2), "what it had is counted"
     assert percent(node, program) < 30
     assert node.misuses() == ""
@@ -158,7 +160,8 @@ def test_the_previous_releases_grants_are_read_and_this_ones_are_read_by_it() ->
     assert grant_from_text(old_grant_text(GRANT)) == GRANT
     read = json.loads(previous_python(OLD_READER, grant_to_text(GRANT)))
     gpus = tuple(GrantGpu(**gpu) for gpu in read.pop("cards"))
-    assert Grant(gpus=gpus, service_class=read.pop("klass"), **read) == GRANT
+    action, service_class = read.pop("guard"), read.pop("klass")
+    assert Grant(gpus=gpus, service_class=service_class, over_limit_action=action, **read) == GRANT
 
 
 def test_each_release_reads_the_others_status(mixed: Callable[[Mixture], Node]) -> None:
@@ -172,7 +175,7 @@ def test_each_release_reads_the_others_status(mixed: Callable[[Mixture], Node]) 
         node.run("a", core=20)
     assert previous_python(OLD_STATUS, document(new).decode()).strip() == "[('a', 'suspend')]"
     (container,) = decode_status(document(old)).containers
-    assert (container.key, container.turn is not None and container.turn.mode) == ("a", "suspend")
+    assert (container.key, container.gpu_time is not None and container.gpu_time.mode) == ("a", "suspend")
 
 
 def test_the_archive_is_of_the_commit_that_it_names() -> None:

@@ -79,7 +79,7 @@ class Ctl:
         return self.call("run", "--fake", self.gpus, "--gpu-mem", gpu_mem, *options, "--", *words)
 
     def start(self, gpu_mem: object, *words: object, options: Sequence[object] = ()) -> subprocess.Popen[str]:
-        """`tangramctl run` on the fake GPUs, with pipes. A group of its own: nobody in an orphaned one can be stopped."""
+        """`tangramctl run` on the fake GPUs, with pipes. A group of its own: no process in an orphaned one can be stopped."""
         line = self.line("run", "--fake", self.gpus, "--gpu-mem", gpu_mem, *options, "--", *words)
         pipe = subprocess.PIPE
         self.started.append(
@@ -108,7 +108,7 @@ class Ctl:
         return found.parent
 
     def keeper(self) -> dict[str, int]:
-        """What the keeper tells of itself."""
+        """The keeper's own record."""
         reported: dict[str, int] = json.loads((self.machine() / "keeper.json").read_text())
         return reported
 
@@ -155,7 +155,7 @@ def arbiters(state: Path) -> list[int]:
 
 
 def new_ctl(build: Path) -> Ctl:
-    folder = Path(tempfile.mkdtemp(prefix="tc-"))  # a socket's path holds 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="tc-"))  # a socket's path has at most 107 characters
     (folder / "gpus").write_text(GPUS)
     return Ctl(build, folder)
 

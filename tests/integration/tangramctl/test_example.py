@@ -50,7 +50,7 @@ def test_the_readme_shows_what_happens(ctl: Ctl) -> None:
         check=False,
         timeout=100,
     )
-    said = re.split(r"^--- \d+\n", done.stdout, flags=re.MULTILINE)[1:]
-    assert [plain(text) for text in said] == [
+    outputs = re.split(r"^--- \d+\n", done.stdout, flags=re.MULTILINE)[1:]
+    assert [plain(text) for text in outputs] == [
         plain(output.strip("\n") + "\n" if output.strip() else "") for _, output in steps
     ]

@@ -1,4 +1,4 @@
-"""What the machine does not give: room on the disk, open streams, files that can be read. A sentence, and nothing broken after it."""
+"""What the machine may lack: space on the disk, open streams, files that can be read. A sentence, and nothing broken after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL_DISK = ["prlimit", "--fsize=0"]
 """No file may grow: as good as a full disk, and the test's own."""
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def errors(done: subprocess.CompletedProcess[str]) -> str:
     """The one sentence of a command that ended with 70."""
     assert done.returncode == 70, done.stderr
     assert done.stderr.startswith("tangramctl: "), done.stderr
@@ -26,16 +26,16 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_a_run_that_cannot_be_written_down_is_a_sentence_and_leaves_nothing(ctl: Ctl) -> None:
     probe = ctl.probe("1Gi")
     ctl.prefix = FULL_DISK
-    assert f"state folder {ctl.folder}/s: File too large" in said(ctl.run("1Gi", "true"))
+    assert f"state folder {ctl.folder}/s: File too large" in errors(ctl.run("1Gi", "true"))
     ctl.prefix = ()
     assert len(list((ctl.machine() / "grants").iterdir())) == 1
     assert probe.alloc(1000) == 0
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_fake_gpus_whose_making_found_the_disk_full_are_made_by_the_next_run(ctl: Ctl) -> None:
+def test_fake_gpus_that_could_not_be_made_on_a_full_disk_are_made_by_the_next_run(ctl: Ctl) -> None:
     ctl.prefix = FULL_DISK
-    assert "File too large" in said(ctl.run("1Gi", "true"))
+    assert "File too large" in errors(ctl.run("1Gi", "true"))
     ctl.prefix = ()
     assert ctl.run("1Gi", "true").returncode == 0
 
@@ -50,7 +50,7 @@ def test_fake_gpus_that_were_left_half_made_are_made_whole(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
 
 
-def test_an_arbiter_is_started_again_though_nobody_can_be_reported_it(ctl: Ctl) -> None:
+def test_an_arbiter_is_started_again_though_that_cannot_be_logged(ctl: Ctl) -> None:
     probe = ctl.probe("1000Mi")
     before = ctl.keeper()
     (ctl.machine() / "keeper.new").mkdir()
@@ -73,11 +73,11 @@ def test_a_run_with_arguments_that_are_no_utf_8_gets_them_as_they_are(ctl: Ctl) 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_a_run_with_a_closed_stream_starts_an_arbiter_and_hands_the_stream_on_closed(ctl: Ctl, closed: str) -> None:
-    program = f"exec 9>{ctl.folder}/told; ls /proc/$$/fd >&9"
+    program = f"exec 9>{ctl.folder}/seen; ls /proc/$$/fd >&9"
     line = ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", "bash", "-c", program)
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *line], env=ctl.environment, check=False, timeout=60)
     assert done.returncode == 0
-    there = set((ctl.folder / "told").read_text().split())
+    there = set((ctl.folder / "seen").read_text().split())
     gone = {"<": "0", ">": "1", "2": "2"}
     assert not there & {gone[word[0]] for word in closed.split()}
     assert ctl.call("arbiter", "status").returncode == 0
@@ -95,11 +95,11 @@ def test_a_look_with_output_closed_ends_as_it_would_with_output(ctl: Ctl) -> Non
     [("ps",), ("ps", "--json"), ("arbiter", "stop"), ("top", "--once"), ("run", "--help"), ("--help",), ("--version",)],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_cannot_be_written_is_said(ctl: Ctl, words: tuple[str, ...], unbuffered: str) -> None:
+def test_output_that_cannot_be_written_is_an_error(ctl: Ctl, words: tuple[str, ...], unbuffered: str) -> None:
     ctl.env["PYTHONUNBUFFERED"] = unbuffered
     with Path("/dev/full").open("w") as full:
         done = ctl.call(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
-    assert "standard output: No space left on device" in said(done)
+    assert "standard output: No space left on device" in errors(done)
 
 
 def test_a_reader_that_hangs_up_ends_a_look_without_a_word(ctl: Ctl) -> None:
@@ -111,18 +111,18 @@ def test_a_reader_that_hangs_up_ends_a_look_without_a_word(ctl: Ctl) -> None:
 
 
 @pytest.mark.parametrize("words", [("ps",), ("arbiter", "status"), ("arbiter", "stop"), ("run",)])
-def test_a_state_folder_that_cannot_be_used_is_said_with_the_file(ctl: Ctl, words: tuple[str, ...]) -> None:
+def test_the_error_for_an_unusable_state_folder_names_the_file(ctl: Ctl, words: tuple[str, ...]) -> None:
     (ctl.folder / "s/grants").mkdir(parents=True)
     (ctl.folder / "s/lock").mkdir()
     done = ctl.run("1Gi", "true") if words == ("run",) else ctl.call(*words)
-    assert f"{ctl.folder}/s/lock: Is a directory" in said(done)
+    assert f"{ctl.folder}/s/lock: Is a directory" in errors(done)
     (ctl.folder / "s/lock").rmdir()
 
 
-def test_a_grant_variable_that_names_no_file_that_can_be_is_said(ctl: Ctl) -> None:
+def test_a_grant_variable_with_an_impossible_file_name_is_an_error(ctl: Ctl) -> None:
     ctl.env["TANGRAM_GRANT"] = "/" + "x" * 5000
     done = ctl.run("1Gi", "true")
-    assert "File name too long" in said(done)
+    assert "File name too long" in errors(done)
     assert len(done.stderr) < 500
 
 

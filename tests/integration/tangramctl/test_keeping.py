@@ -40,8 +40,8 @@ def test_sixteen_starts_at_once_make_one_arbiter(ctl: Ctl) -> None:
 
 def test_sixteen_requests_at_once_never_get_more_than_the_gpu_has(ctl: Ctl) -> None:
     runs = [ctl.start("512Mi", "sh", "-c", "echo in; read x", options=["--gpu", "1"]) for _ in range(16)]
-    said = [run.stdout.readline() for run in runs if run.stdout]
-    assert said.count("in\n") == SMALL_MIB // 512
+    lines = [run.stdout.readline() for run in runs if run.stdout]
+    assert lines.count("in\n") == SMALL_MIB // 512
     for run in runs:
         run.communicate("\n")
     assert sorted(run.returncode for run in runs) == [0] * 8 + [75] * 8
@@ -146,7 +146,7 @@ def is_locked(path: Path) -> bool:
     )
 
 
-def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> None:
+def test_an_arbiter_that_cannot_run_is_an_error_and_nothing_is_left(ctl: Ctl) -> None:
     ctl.env["TANGRAM_ARBITER_GRACE_MS"] = "never"
     ctl.env["TANGRAM_ARBITER_CONNECTIONS_LIMIT"] = "never"
     done = ctl.run("1Gi", "true")
@@ -158,7 +158,7 @@ def test_an_arbiter_that_cannot_live_is_said_and_nothing_is_left(ctl: Ctl) -> No
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_cannot_be_read_takes_the_arbiter_from_nobody(ctl: Ctl, lost: bool) -> None:
+def test_a_run_that_cannot_be_read_leaves_the_arbiter_to_the_others(ctl: Ctl, lost: bool) -> None:
     probe, other = ctl.probe("3Gi", ["--gpu", "1"]), ctl.probe("1Gi", ["--gpu", "0"])
     keeper = ctl.keeper()
     (broken,) = [entry["key"] for entry in ctl.ps() if entry["pid"] == probe.process.pid]
@@ -183,9 +183,9 @@ def test_stop_spares_an_arbiter_with_runs_unless_forced(ctl: Ctl) -> None:
     wait_for(lambda: ctl.ps())
     status = ctl.call("arbiter", "status")
     assert (status.returncode, "; 1 run; log" in status.stdout) == (0, True)
-    spared = ctl.call("arbiter", "stop")
-    assert spared.returncode == 2
-    assert f"1 run lives (process {run.pid}) and could get no more memory: end it, or" in spared.stderr
+    kept = ctl.call("arbiter", "stop")
+    assert kept.returncode == 2
+    assert f"1 run lives (process {run.pid}) and could get no more memory: end it, or" in kept.stderr
     pid = ctl.keeper()["pid"]
     assert ctl.call("arbiter", "stop", "--force").stdout == "1 stopped\n"
     assert not alive(pid)
@@ -233,7 +233,7 @@ def test_a_state_folder_that_is_taken_away_takes_the_keeper_along(ctl: Ctl) -> N
     assert arbiters(ctl.folder) == [ctl.keeper()["arbiter_pid"]]
 
 
-def test_a_user_who_is_not_root_has_a_record_of_his_own(ctl: Ctl) -> None:
+def test_a_user_other_than_root_has_a_separate_record(ctl: Ctl) -> None:
     runtime = ctl.folder / "run"
     runtime.mkdir(mode=0o700)
     ctl.folder.chmod(0o755)
@@ -263,7 +263,7 @@ def test_another_users_folder_in_the_place_of_ours_is_refused(ctl: Ctl) -> None:
 
 
 def as_nobody() -> list[str]:
-    """Nobody, with no right but, where the interpreter lies in root's home, to look into folders."""
+    """User `nobody`, with no right but, where the interpreter lies in root's home, to look into folders."""
     plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
     itself = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', ''], check=True)"
     if subprocess.run([*plain, sys.executable, "-c", itself], capture_output=True, check=False).returncode == 0:

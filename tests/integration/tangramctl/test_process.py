@@ -71,18 +71,18 @@ def test_on_a_terminal_the_command_is_in_the_foreground(ctl: Ctl) -> None:
             ctl.line("run", "--fake", ctl.gpus, "--gpu-mem", "1Gi", "--", sys.executable, "-c", program),
             ctl.environment,
         )
-    said = b""
-    while b"\n" not in said:
-        said += os.read(terminal, 1024)
+    output = b""
+    while b"\n" not in output:
+        output += os.read(terminal, 1024)
     assert os.waitpid(pid, 0)[1] == 0
     os.close(terminal)
-    assert said.split() == [b"True", b"True", b"True"]
+    assert output.split() == [b"True", b"True", b"True"]
 
 
 def test_the_command_inherits_no_signal_that_python_ignores_and_no_descriptor(ctl: Ctl) -> None:
     done = ctl.run("1Gi", "sh", "-c", "grep SigIgn /proc/self/status; ls /proc/self/fd")
     ignored, *descriptors = done.stdout.split()[1:]
-    own = Path("/proc/self/status").read_text().partition("SigIgn:\t")[2].split()[0]  # of who runs the tests
+    own = Path("/proc/self/status").read_text().partition("SigIgn:\t")[2].split()[0]  # of the tests' own process
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         assert int(ignored, 16) >> (number - 1) & 1 == 0
     assert int(ignored, 16) | 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1) == int(own, 16)
@@ -129,7 +129,7 @@ def test_a_command_that_is_not_there_and_one_that_cannot_run_answer_as_a_shell_d
     assert ctl.ps() == []
 
 
-def test_a_waiting_run_that_is_interrupted_dies_of_it_and_holds_nothing(ctl: Ctl) -> None:
+def test_a_waiting_run_that_is_interrupted_ends_and_has_no_memory(ctl: Ctl) -> None:
     holder = ctl.start("16Gi", "cat")
     wait_for(ctl.ps)
     waiter = ctl.start("16Gi", "true", options=["--wait"])

@@ -1,4 +1,4 @@
-"""What a run gets and what it is held to, what is refused, and whom it waits for."""
+"""The shares and the limits of a run, what is refused, and what it waits for."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ import subprocess, sys
 def probe():
     return subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-def ask(process, line):
+def request(process, line):
     process.stdin.write(line + "\\n")
     process.stdin.flush()
     return process.stdout.readline().split()[0]
 
 one, other = probe(), probe()
-said = [ask(one, "use 0"), ask(other, "use 0"), ask(one, "alloc {700 * MIB}"), ask(other, "alloc {301 * MIB}")]
-print(*said, ask(other, "alloc {300 * MIB}"))
+answers = [request(one, "use 0"), request(other, "use 0"), request(one, "alloc {700 * MIB}"), request(other, "alloc {301 * MIB}")]
+print(*answers, request(other, "alloc {300 * MIB}"))
 """
 
 
@@ -97,7 +97,7 @@ cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uin
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 == cuda.cuCtxSetCurrent(context)
 assert cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(1500 << 20)) == 0
-print("holds", flush=True)
+print("allocated", flush=True)
 sys.stdin.read()
 """
 
@@ -106,7 +106,7 @@ def test_a_program_of_a_run_that_goes_around_the_library_is_seen(ctl: Ctl) -> No
     within = ctl.probe("2Gi")
     outside = ctl.start("1000Mi", "env", "-u", "LD_PRELOAD", sys.executable, "-c", BYPASS)
     assert outside.stdout is not None
-    assert outside.stdout.readline() == "holds\n"
+    assert outside.stdout.readline() == "allocated\n"
 
     def over() -> list[int]:
         return [entry["pid"] for entry in ctl.ps() if entry["over"]]
@@ -127,24 +127,24 @@ def test_a_run_is_held_to_its_part_of_a_gpus_time(ctl: Ctl) -> None:
     busy.stdin.write("[launch(2000) or wait() for _ in range(10**6)]\n")
     busy.stdin.flush()
 
-    def turn() -> dict[str, Any]:
+    def gpu_time() -> dict[str, Any]:
         found: list[dict[str, Any]] = [entry["turn"] for entry in ctl.ps()]
         return found[0] if found and found[0] else {"suspends": 0}
 
-    wait_for(lambda: turn()["suspends"] >= 10)
-    assert turn()["mode"] == "suspend"
-    assert turn()["capped_s"] > 0
-    assert turn()["trouble"] == "", "the driver was tried before the run, and suspends"
+    wait_for(lambda: gpu_time()["suspends"] >= 10)
+    assert gpu_time()["mode"] == "suspend"
+    assert gpu_time()["capped_s"] > 0
+    assert gpu_time()["trouble"] == "", "the driver was tried before the run, and suspends"
 
 
-def test_the_gpu_with_least_room_that_has_enough_is_chosen(ctl: Ctl) -> None:
+def test_of_the_gpus_with_enough_free_memory_the_one_with_the_least_is_chosen(ctl: Ctl) -> None:
     for amount, gpu in (("1Gi", SMALL), ("3584Mi", LARGE), ("3Gi", SMALL)):
         run = ctl.start(amount, "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read x")
         assert run.stdout is not None
         assert run.stdout.readline().strip() == gpu
 
 
-def test_without_room_each_gpu_is_named_with_what_is_free(ctl: Ctl) -> None:
+def test_without_enough_free_memory_each_gpu_is_named_with_what_is_free(ctl: Ctl) -> None:
     probe = ctl.probe("3Gi", ["--gpu", SMALL, "--gpu-core", 60])
     full = ctl.run("2Gi", "true", options=["--gpu", "1"])
     assert full.returncode == 75
@@ -164,7 +164,7 @@ def test_more_than_any_gpu_has_is_a_bad_option_even_when_reported_to_wait(ctl: C
     assert f"--gpu-mem is 17408 MiB: it must be 1 to {LARGE_MIB} MiB" in done.stderr
 
 
-def test_who_waits_starts_when_there_is_room(ctl: Ctl) -> None:
+def test_a_waiting_run_starts_when_memory_is_free(ctl: Ctl) -> None:
     first = ctl.probe("16Gi")
     second = ctl.start("10Gi", "echo", "there", options=["--wait"])
     assert second.stderr is not None
@@ -175,7 +175,7 @@ def test_who_waits_starts_when_there_is_room(ctl: Ctl) -> None:
     assert second.returncode == 0
 
 
-def test_memory_that_others_hold_is_not_free(ctl: Ctl) -> None:
+def test_memory_that_other_processes_use_is_not_free(ctl: Ctl) -> None:
     assert ctl.run("1Gi", "true").returncode == 0
     env = {
         "LD_LIBRARY_PATH": str(ctl.build / "fake"),
@@ -183,17 +183,17 @@ def test_memory_that_others_hold_is_not_free(ctl: Ctl) -> None:
         "CUDA_VISIBLE_DEVICES": "1",
     }
     program = [str(ctl.build / "tests/probe-direct")]
-    with subprocess.Popen(program, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdin is not None
-        assert stranger.stdout is not None
+    with subprocess.Popen(program, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as outside:
+        assert outside.stdin is not None
+        assert outside.stdout is not None
         for line, code in (("use 0\n", "0"), (f"alloc {3000 * MIB}\n", "0")):
-            stranger.stdin.write(line)
-            stranger.stdin.flush()
-            assert stranger.stdout.readline().split()[0] == code
+            outside.stdin.write(line)
+            outside.stdin.flush()
+            assert outside.stdout.readline().split()[0] == code
         full = ctl.run("2Gi", "true", options=["--gpu", "1"])
         assert full.returncode == 75
-        assert "3000 MiB held by processes outside tangramctl" in full.stderr
-        stranger.stdin.close()
+        assert "3000 MiB used by processes outside tangramctl" in full.stderr
+        outside.stdin.close()
     assert ctl.run("2Gi", "true", options=["--gpu", "1"]).returncode == 0
 
 
@@ -204,7 +204,7 @@ def test_memory_of_a_run_whose_folder_was_taken_away_is_not_free(ctl: Ctl) -> No
     shutil.rmtree(ctl.machine() / "grants" / entry["key"])
     full = ctl.run("2Gi", "true", options=["--gpu", "1"])
     assert full.returncode == 75
-    assert "3000 MiB held by processes outside tangramctl" in full.stderr
+    assert "3000 MiB used by processes outside tangramctl" in full.stderr
 
 
 def test_a_gpu_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:
@@ -215,7 +215,7 @@ def test_a_gpu_that_the_caller_hides_is_not_chosen(ctl: Ctl) -> None:
     assert (hidden.returncode, "hides every GPU" in hidden.stderr) == (69, True)
 
 
-def test_without_a_gpu_one_sentence_says_so(ctl: Ctl) -> None:
+def test_without_a_gpu_the_error_is_one_sentence(ctl: Ctl) -> None:
     done = ctl.call("run", "--gpu-mem", "8Gi", "--", "true")
     assert done.returncode == 69
     assert done.stderr.startswith("tangramctl: no NVIDIA GPU can be used on this machine (")
@@ -242,14 +242,14 @@ def test_runs_with_the_same_description_share_its_gpus_and_with_another_do_not(c
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [("gpu t4\nkard t4\n", ', line 2: the first word is "kard"'), ("", ", which describes no GPU; it must be a")],
 )
-def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl, text: str, said: str) -> None:
+def test_a_description_that_is_none_is_refused_with_the_drivers_sentence(ctl: Ctl, text: str, error: str) -> None:
     ctl.gpus.write_text(text)
     done = ctl.run("1Gi", "true")
     assert done.returncode == 2
-    assert f"--fake is {ctl.gpus}{said}" in done.stderr
+    assert f"--fake is {ctl.gpus}{error}" in done.stderr
     assert "/s/fake/" not in done.stderr
 
 

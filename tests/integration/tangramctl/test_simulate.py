@@ -1,4 +1,4 @@
-"""`tangramctl simulate` as a process: what people and programs are told, and what is refused."""
+"""`tangramctl simulate` as a process: what people and programs read, and what is refused."""
 
 from __future__ import annotations
 
@@ -68,30 +68,30 @@ def test_seeds_replayed_at_once_give_what_they_give_one_by_one(files: list[str |
 def test_a_person_sees_a_table_and_a_picture(files: list[str | Path], tmp_path: Path) -> None:
     done = simulate(*files, "--seeds", "1", "--plot", tmp_path / "curve.svg")
     assert "arrived  allocated  fragmented" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("allocated: held by the pods placed; fragmented: idle")
+    assert done.stdout.splitlines()[-1].startswith("allocated: used by the pods placed; fragmented: idle")
     picture = ElementTree.fromstring((tmp_path / "curve.svg").read_text())
     assert picture.tag.endswith("svg")
     assert [each.text for each in picture.iter() if each.text in ("allocated", "fragmented")]
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "warning"),
     [
         (0, ""),
         (3, "tangramctl: 3 of 4 pods fit no node, not even an empty one: big0, big1, big2\n"),
         (5, "tangramctl: 5 of 6 pods fit no node, not even an empty one: big0, big1, big2 and 2 more\n"),
     ],
 )
-def test_pods_that_no_node_could_ever_take_are_named(files: list[str | Path], count: int, said: str) -> None:
+def test_pods_that_no_node_could_ever_take_are_named(files: list[str | Path], count: int, warning: str) -> None:
     large = "".join(f"big{number},100,1,3,500,\n" for number in range(count))
     Path(files[3]).write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,100,1,1,500,\n{large}")
     done = simulate(*files, "--seeds", "1", "--json")
-    assert (done.returncode, done.stderr) == (0, said)
+    assert (done.returncode, done.stderr) == (0, warning)
     json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "error"),
     [
         (
             ["--policy", "best"],
@@ -104,11 +104,11 @@ def test_pods_that_no_node_could_ever_take_are_named(files: list[str | Path], co
     ],
 )
 def test_what_cannot_be_replayed_is_refused_with_a_sentence(
-    files: list[str | Path], words: list[str], says: str
+    files: list[str | Path], words: list[str], error: str
 ) -> None:
     done = simulate(*files, *words)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert error in done.stderr
 
 
 def test_a_malformed_line_is_named_with_its_column(files: list[str | Path]) -> None:
@@ -127,7 +127,7 @@ def test_a_column_that_is_named_twice_is_refused(files: list[str | Path]) -> Non
     assert simulate(*files).returncode == 0
 
 
-def test_a_snapshot_says_where_a_pod_fits_and_why_not_elsewhere(snapshot: Path) -> None:
+def test_a_snapshot_shows_where_a_pod_fits_and_why_not_elsewhere(snapshot: Path) -> None:
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -170,7 +170,7 @@ def test_a_snapshot_and_a_workload_are_two_questions(snapshot: Path, files: list
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "error"),
     [
         (["SNAPSHOT", "--seeds", "42:52", "--plot", "x.svg"], "--snapshot cannot stand with --seeds, --plot: "),
         (["SNAPSHOT", "--arrive", "1.3", "--jobs", "1"], "--snapshot cannot stand with --arrive, --jobs: "),
@@ -186,8 +186,8 @@ def test_a_snapshot_and_a_workload_are_two_questions(snapshot: Path, files: list
     ],
 )
 def test_options_of_the_other_question_are_named_and_not_passed_over(
-    snapshot: Path, files: list[str | Path], words: list[str], says: str
+    snapshot: Path, files: list[str | Path], words: list[str], error: str
 ) -> None:
     meant: dict[str, list[str | Path]] = {"SNAPSHOT": ["--snapshot", snapshot, "--gpu-mem", "8Gi"], "FILES": files}
     done = simulate(*(word for each in words for word in meant.get(each, [each])))
-    assert (done.returncode, done.stderr.startswith(f"tangramctl: {says}")) == (2, True), done.stderr
+    assert (done.returncode, done.stderr.startswith(f"tangramctl: {error}")) == (2, True), done.stderr

@@ -27,14 +27,14 @@ def test_a_driver_is_tried_once_a_boot(ctl: Ctl) -> None:
     assert (first.returncode, first.stderr) == (0, "")
     found = trials(ctl)
     assert {one["verdict"]["outcome"] for one in found["tried"]} == {"works"}
-    assert found["driver"] == "580.65.06", "NVML says it, where the kernel has no such module"
+    assert found["driver"] == "580.65.06", "NVML reports it, where the kernel has no such module"
     ctl.env["TANGRAMCTL_LIBRARY"] = library_alone(ctl)
     again = ctl.run("1Gi", "true")
     assert (again.returncode, again.stderr) == (0, "")
     assert trials(ctl) == found
 
 
-def test_a_trial_that_cannot_run_is_said_and_made_again_when_nobody_runs(ctl: Ctl) -> None:
+def test_a_trial_that_cannot_run_is_reported_and_made_again_when_nothing_runs(ctl: Ctl) -> None:
     ctl.env["TANGRAMCTL_LIBRARY"] = library_alone(ctl)
     program = Path(ctl.env["TANGRAMCTL_LIBRARY"]).with_name("tangram-trial")
     first = ctl.run("1Gi", "true")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arbiter.memory.container import Limits
-from arbiter.memory.contexts import Measuring
-from arbiter.memory.meter import Meter, Reading, Seen
-from arbiter.server import Server
+from arbiter.memory.container import ContainerOptions
+from arbiter.memory.contexts import NodeMemory
+from arbiter.memory.meter import MemoryReading, Meter, SeenProcess
+from arbiter.server import ArbiterServer
 from nvml.errors import NvmlAway
 from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
@@ -105,18 +105,18 @@ class Process:
 
 
 @dataclass
-class Node:
+class ArbiterNode:
     """A grants folder with an arbiter."""
 
     folder: Path
-    limits: Limits
-    server: Server | None = None
-    measuring: Measuring | None = None
+    limits: ContainerOptions
+    server: ArbiterServer | None = None
+    node_memory: NodeMemory | None = None
     _thread: threading.Thread | None = None
     _processes: list[Process] = field(default_factory=list, repr=False)
 
-    def start(self) -> Server:
-        self.server = Server(self.folder, self.limits, measuring=self.measuring)
+    def start(self) -> ArbiterServer:
+        self.server = ArbiterServer(self.folder, self.limits, node_memory=self.node_memory)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
         return self.server
@@ -189,34 +189,34 @@ class HandMeter(Meter):
     def hurry(self) -> None:
         self.hurries += 1
 
-    def says(self, key: str = "", /, **held: int) -> None:
+    def lists(self, key: str = "", /, **held: int) -> None:
         """This process (and others, by `p<pid>`) has so much of GPU, from now on."""
         pids = {os.getpid() if name == "me" else int(name[1:]): mib * MIB for name, mib in held.items()}
-        seen = {pid: Seen(0, key or None, 0) for pid in pids}
-        self._report(Reading(time.monotonic() + self.ahead_s, {GPU: pids}, seen))
+        seen = {pid: SeenProcess(0, key or None, 0) for pid in pids}
+        self._report(MemoryReading(time.monotonic() + self.ahead_s, {GPU: pids}, seen))
 
     def is_blind(self) -> None:
         """NVML is gone."""
         self.trouble = "NVML is gone"
-        self._report(Reading(time.monotonic()))
+        self._report(MemoryReading(time.monotonic()))
 
 
 @pytest.fixture
-def meter(node: Node) -> Iterator[HandMeter]:
+def meter(node: ArbiterNode) -> Iterator[HandMeter]:
     """The node's."""
     made = HandMeter()
-    node.measuring = Measuring(made)
+    node.node_memory = NodeMemory(made)
     yield made
     node.stop()
     made.close()
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node() -> Iterator[ArbiterNode]:
     folder = Path(
         tempfile.mkdtemp(prefix="ta-")
     )  # a socket's path has at most 107 characters: pytest's own folders are longer
-    node = Node(folder, Limits(grant_wait_s=0.5, grace_s=0.2))
+    node = ArbiterNode(folder, ContainerOptions(grant_wait_s=0.5, grace_s=0.2))
     yield node
     node.close()
     shutil.rmtree(folder)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arbiter.connection import Connection
-from arbiter.gputime.scheduler import NodeScheduler
-from arbiter.page import Page
+from arbiter.gputime.node_scheduler import NodeScheduler
+from arbiter.page import ContainerPage
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime import resource_manager as rm
@@ -40,7 +40,7 @@ class Driver:
 
     calls: list[tuple[int, bool]] = field(default_factory=list)
     """Client, disable?"""
-    nobody: int = 0x21
+    no_channel: int = 0x21
     """Its answer to a channel that does not exist."""
     before: Callable[[int, bool], None] | None = None
     """Called before each call takes effect."""
@@ -61,7 +61,7 @@ class Driver:
         with self._lock:
             answer = self._refused.get((client, disable), rm.OK)
             if channels == (rm.NO_CHANNEL,):
-                answer, channels = answer or self.nobody, ()
+                answer, channels = answer or self.no_channel, ()
             self.calls.append((client, disable))
             for channel in channels if answer == rm.OK else ():
                 count = self._count[client, channel]
@@ -78,7 +78,7 @@ class Driver:
     def free(self, container: Container) -> None:
         """The process freed its channels: whatever is asked about them from now on is refused."""
         with self._lock:
-            self.refuse(container, self.nobody)
+            self.refuse(container, self.no_channel)
             self._start(container.client)
 
     def goes_on_by_itself(self, container: Container, client: int | None = None) -> None:
@@ -163,7 +163,7 @@ class Container:
         self.node.scheduler.containers[self.name].budget._at_once = much
 
     def refused(self) -> str:
-        """What ERROR says, before the hang-up."""
+        """The text of ERROR, before the connection closes."""
         try:
             _, message = wire.decode(self.sock.recv(8192))
         except ConnectionResetError:
@@ -189,7 +189,7 @@ class GpuTimeNode:
         self.device = os.memfd_create("device")
         self.failed = threading.Event()
         self.scheduler = NodeScheduler(self.failed.set, **options)  # type: ignore[arg-type]
-        self.pages: dict[str, Page] = {}
+        self.pages: dict[str, ContainerPage] = {}
         self.containers: list[Container] = []
 
     def container(
@@ -208,7 +208,7 @@ class GpuTimeNode:
         ours.setblocking(False)
         theirs.settimeout(5)
         number = next(_numbers)
-        page = self.pages.get(name) or self.pages.setdefault(name, Page())
+        page = self.pages.get(name) or self.pages.setdefault(name, ContainerPage())
         self.scheduler.adopt(name, grant, page, Connection(ours, number, os.getpid(), 0.0))
         container = Container(self, name, theirs, 1000 + number)
         self.containers.append(container)
@@ -227,7 +227,7 @@ class GpuTimeNode:
         return self.scheduler.statuses()[name]
 
     def gate(self, name: str) -> bool:
-        return bool(self.pages[name]._numbers[wire.TURN_AT // 8 + 1] >> 32)
+        return bool(self.pages[name]._numbers[wire.GPU_TIME_AT // 8 + 1] >> 32)
 
     def channel_groups(self, name: str) -> int:
         with self.scheduler.lock:
@@ -249,7 +249,7 @@ class GpuTimeNode:
         """Has everything been read that its processes sent?"""
         with self.scheduler.lock:
             container = self.scheduler.containers[name]
-            return not self.scheduler.gpu_threads.reader_of(container).unread(container)
+            return not self.scheduler.suspend_threads.reader_of(container).unread(container)
 
     def is_quiet(self) -> bool:
         """Everything that was sent has been read."""

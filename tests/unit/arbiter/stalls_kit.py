@@ -13,7 +13,7 @@ from math import inf
 
 import pytest
 
-from arbiter.gputime.gpu_thread import GpuThread
+from arbiter.gputime.suspend_thread import SuspendThread
 from arbiter.stalls import Pulse
 from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode
 from vgpu.protocol import wire
@@ -36,20 +36,20 @@ class Program:
     kernel_s: float = inf
     pause_s: float = 0.0
     reports: bool = True
-    """Its library tells that it resumed itself."""
+    """Its library reports that it resumed itself."""
     left_s: float = 0.0
     again_at_s: float = -inf
     ran_s: float = 0.0
     looked_at_s: float = 0.0
     resumes: int = 0
 
-    def says(self, what: What, value: int = 0) -> None:
-        with suppress(BlockingIOError):  # nobody reads: the library drops it, too
+    def sends(self, what: What, value: int = 0) -> None:
+        with suppress(BlockingIOError):  # the arbiter does not read: the library drops it, too
             self.container.send(Activity(what, value))
 
     @property
     def page_beat_s(self) -> float:
-        return self.page[wire.TURN_AT // 8] / 1000
+        return self.page[wire.GPU_TIME_AT // 8] / 1000
 
     @property
     def page(self) -> memoryview:
@@ -58,14 +58,14 @@ class Program:
     def starts(self, at_s: float) -> None:
         if self.left_s == 0 and at_s >= self.again_at_s:
             self.left_s = self.kernel_s
-            self.says(What.WORK)
+            self.sends(What.WORK)
 
     def runs(self, seconds: float, part: float, at_s: float) -> None:
         self.ran_s += seconds * part
         self.left_s -= seconds * part
         if self.left_s <= 1e-9:
             self.left_s, self.again_at_s = 0.0, at_s + self.pause_s
-            self.says(What.IDLE)
+            self.sends(What.IDLE)
 
     def next_s(self, at_s: float, part: float) -> float:
         """When it does something next."""
@@ -78,13 +78,13 @@ class Program:
         if at_s < self.looked_at_s + LOOK_S:
             return
         self.looked_at_s = at_s
-        off = self.page[wire.TURN_AT // 8 + 1] & 1
+        off = self.page[wire.GPU_TIME_AT // 8 + 1] & 1
         if off and at_s > self.page_beat_s + STALE_S:
             if self.reports:
-                self.says(What.RESUMED, wire.ABOUT_TO)
+                self.sends(What.RESUMED, wire.ABOUT_TO)
             driver.goes_on_by_itself(self.container)
             if self.reports:
-                self.says(What.RESUMED)
+                self.sends(What.RESUMED)
             self.resumes += 1
 
 
@@ -107,32 +107,32 @@ class Simulation:
         container = self.node.container(name, core=cap)
         container.sock.setblocking(False)
         if not self.programs:
-            self.gpu_thread._epoll.unregister(self.gpu_thread._timer.fd)  # it rings by this machine's clock
+            self.suspend_thread._epoll.unregister(self.suspend_thread._timer.fd)  # it rings by this machine's clock
         program = Program(container, cap / 100, kernel_s, pause_s, reports, looked_at_s=self.now_s)
         self.programs.append(program)
         return program
 
     @property
-    def gpu_thread(self) -> GpuThread:
-        return self.node.scheduler.gpu_threads.of(A)
+    def suspend_thread(self) -> SuspendThread:
+        return self.node.scheduler.suspend_threads.of(A)
 
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while True:
-            self.gpu_thread.comes(self.gpu_thread._timer.at_s)
-            ready = self.gpu_thread._epoll.poll(0)
-            due_s = self.gpu_thread._timer.at_s
+            self.suspend_thread.comes(self.suspend_thread._timer.at_s)
+            ready = self.suspend_thread._epoll.poll(0)
+            due_s = self.suspend_thread._timer.at_s
             if not ready and self.now_s < due_s:
                 if self.now_s >= until_s:
                     return
                 self._pass(min(due_s, until_s, self._next_s()))
                 continue
-            self.gpu_thread.round([(self.gpu_thread._timer.fd, 1), *ready])
+            self.suspend_thread.round([(self.suspend_thread._timer.fd, 1), *ready])
             self._pass_all(self.now_s + ROUND_S)
 
     def stall(self, seconds: float) -> None:
         """Now: between two rounds of the thread, or in its next call to the driver."""
-        self.gpu_thread.comes(self.gpu_thread._timer.at_s)
+        self.suspend_thread.comes(self.suspend_thread._timer.at_s)
         self._stop(seconds)
 
     def stall_in_call(self, seconds: float) -> None:
@@ -199,7 +199,7 @@ class Simulation:
 @contextmanager
 def simulation(monkeypatch: pytest.MonkeyPatch, driver: Driver, seed: int) -> Iterator[Simulation]:
     nothing: Callable[[object], None] = lambda _: None  # noqa: E731
-    monkeypatch.setattr(GpuThread, "start", nothing)
+    monkeypatch.setattr(SuspendThread, "start", nothing)
     monkeypatch.setattr(Pulse, "start", nothing)
     made = Simulation(driver, seed)
     monkeypatch.setattr("arbiter.gputime.channels.fcntl.ioctl", made.ioctl)

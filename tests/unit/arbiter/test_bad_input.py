@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.arbiter.conftest import MIB, Node, a_grant
+from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant
 from vgpu.memory.ledger import RECALLS
 from vgpu.protocol import wire
 
@@ -22,7 +22,7 @@ LIMIT = 1000 * MIB
 
 
 @pytest.fixture
-def started(node: Node) -> Node:
+def started(node: ArbiterNode) -> ArbiterNode:
     node.start()
     node.allocate("k", a_grant())
     return node
@@ -44,7 +44,7 @@ def started(node: Node) -> Node:
     ],
 )
 def test_a_message_out_of_place_is_answered_with_a_sentence_and_a_hang_up(
-    started: Node, message: wire.Message, sentence: str
+    started: ArbiterNode, message: wire.Message, sentence: str
 ) -> None:
     process = started.process()
     process.send(message)
@@ -52,13 +52,13 @@ def test_a_message_out_of_place_is_answered_with_a_sentence_and_a_hang_up(
     assert process.hung_up()
 
 
-def test_a_lease_before_hello_is_refused(started: Node) -> None:
+def test_a_lease_before_hello_is_refused(started: ArbiterNode) -> None:
     process = started.connect()
     process.send(wire.Lease(0, 1, 1))
     assert process.receive() == wire.Error(1, "LEASE before WELCOME: HELLO comes first")
 
 
-def test_bad_packets_are_counted(started: Node) -> None:
+def test_bad_packets_are_counted(started: ArbiterNode) -> None:
     process = started.process()
     process.send_bytes(b"garbage that is no packet")
     assert isinstance(process.receive(), wire.Error)
@@ -95,7 +95,7 @@ def test_bad_packets_are_counted(started: Node) -> None:
     st.booleans(),
 )
 def test_garbage_of_one_process_never_reaches_another_container(
-    started: Node, packets: list[bytes], greet: bool
+    started: ArbiterNode, packets: list[bytes], greet: bool
 ) -> None:
     if started.folder.joinpath("good").exists() is False:
         started.allocate("good", a_grant(pod="good"))
@@ -115,7 +115,7 @@ def test_garbage_of_one_process_never_reaches_another_container(
     last.close()
 
 
-def test_descriptors_that_come_with_a_packet_are_closed(started: Node) -> None:
+def test_descriptors_that_come_with_a_packet_are_closed(started: ArbiterNode) -> None:
     process = started.process()
     before = len(list(Path("/proc/self/fd").iterdir()))
     with Path("/dev/null").open("rb") as null:
@@ -126,7 +126,7 @@ def test_descriptors_that_come_with_a_packet_are_closed(started: Node) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_packet_that_is_larger_than_any_request_is_refused(started: Node) -> None:
+def test_a_packet_that_is_larger_than_any_request_is_refused(started: ArbiterNode) -> None:
     process = started.process()
     process.send(wire.ProcessList(0, tuple(wire.ListedProcess(n, n) for n in range(1024))))
     answer = process.receive()
@@ -134,7 +134,7 @@ def test_a_packet_that_is_larger_than_any_request_is_refused(started: Node) -> N
     assert "announces a body" in answer.text
 
 
-def test_a_process_that_reads_nothing_is_hung_up_on_and_the_others_go_on(started: Node) -> None:
+def test_a_process_that_reads_nothing_is_hung_up_on_and_the_others_go_on(started: ArbiterNode) -> None:
     deaf, good = started.process(), started.process()
     deaf.sock.setblocking(False)
     with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
@@ -143,10 +143,10 @@ def test_a_process_that_reads_nothing_is_hung_up_on_and_the_others_go_on(started
     assert good.lease(10 * MIB).granted_bytes == 10 * MIB
 
 
-def test_one_process_too_many_is_reported(node: Node) -> None:
-    from arbiter.memory.container import Limits
+def test_one_process_too_many_is_reported(node: ArbiterNode) -> None:
+    from arbiter.memory.container import ContainerOptions
 
-    node.limits = Limits(connections=2)
+    node.limits = ContainerOptions(connections=2)
     node.start()
     node.allocate("k", a_grant())
     first, second = node.process(), node.process()
@@ -166,7 +166,7 @@ def test_one_process_too_many_is_reported(node: Node) -> None:
         ("x" * 70_000, "grant has 70000 bytes: at most 65536 are read"),
     ],
 )
-def test_a_corrupt_grant_turns_processes_away_with_what_is_wrong(node: Node, text: str, sentence: str) -> None:
+def test_a_corrupt_grant_rejects_processes_with_the_reason(node: ArbiterNode, text: str, sentence: str) -> None:
     node.start()
     node.allocate("k", text)
     process = node.connect()
@@ -177,7 +177,7 @@ def test_a_corrupt_grant_turns_processes_away_with_what_is_wrong(node: Node, tex
     assert sentence[:40] in answer.text or len(answer.text) >= wire.ERROR_TEXT_BYTES - 1
 
 
-def test_a_grant_that_becomes_corrupt_takes_nothing_from_who_is_connected(started: Node) -> None:
+def test_a_grant_that_becomes_corrupt_takes_nothing_from_connected_processes(started: ArbiterNode) -> None:
     process = started.process()
     process.lease(100 * MIB)
     started.write("k", "not a grant\n")
@@ -189,7 +189,7 @@ def test_a_grant_that_becomes_corrupt_takes_nothing_from_who_is_connected(starte
     assert process.lease(100 * MIB).granted_bytes == 100 * MIB
 
 
-def test_files_in_the_grants_folder_are_left_alone(node: Node) -> None:
+def test_files_in_the_grants_folder_are_left_alone(node: ArbiterNode) -> None:
     (node.folder / "a-file").write_text("x")
     (node.folder / "a-link").symlink_to("/")
     server = node.start()
@@ -198,13 +198,13 @@ def test_files_in_the_grants_folder_are_left_alone(node: Node) -> None:
     assert list(server.containers) == ["k"]
 
 
-def test_a_socket_of_the_wrong_kind_gets_nothing(started: Node) -> None:
+def test_a_socket_of_the_wrong_kind_gets_nothing(started: ArbiterNode) -> None:
     started.process()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream, pytest.raises(OSError, match="rotocol"):
         stream.connect(str(started.folder / "k" / "arbiter.sock"))
 
 
-def test_hundreds_that_stopped_reading_end_one_after_the_other(started: Node) -> None:
+def test_hundreds_that_stopped_reading_end_one_after_the_other(started: ArbiterNode) -> None:
     """What the first gives back goes to one that cannot be sent a packet, so to the next, and so on."""
     first = started.process()
     assert first.lease(1000 * MIB).granted_bytes == 1000 * MIB
@@ -217,7 +217,7 @@ def test_hundreds_that_stopped_reading_end_one_after_the_other(started: Node) ->
     assert good.lease(1000 * MIB).granted_bytes == 1000 * MIB
 
 
-def test_a_grant_that_is_no_plain_file_keeps_nobody_waiting(node: Node) -> None:
+def test_a_grant_that_is_no_plain_file_blocks_no_process(node: ArbiterNode) -> None:
     node.allocate("pipe")
     os.mkfifo(node.folder / "pipe" / "grant")
     node.allocate("link")
@@ -233,8 +233,8 @@ def test_a_grant_that_is_no_plain_file_keeps_nobody_waiting(node: Node) -> None:
     assert node.process("k").lease(MIB).granted_bytes == MIB
 
 
-def test_who_is_hung_up_on_by_an_arbiter_that_ends_can_no_longer_connect(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_an_ending_arbiter_hangs_up_on_can_no_longer_connect(
+    node: ArbiterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be hung up on once more, and a program without descriptors has few sockets to spend."""
     node.allocate(grant=a_grant())

@@ -13,10 +13,10 @@ import pytest
 
 from arbiter import host
 from arbiter.enforcement import enforcements
-from arbiter.memory.meter import Meter, Reading, Seen
-from nvml.messages import AnyReply, AnyRequest, Held, ProcessUsage
+from arbiter.memory.meter import MemoryReading, Meter, SeenProcess
+from nvml.messages import AnyReply, AnyRequest, ProcessesReply, ProcessUsage
 from nvml.queries import Nvml
-from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.api.cgroup import Place
 from vgpu.api.codec import grant_to_text
 from vgpu.api.contract import CONTAINER_ID
@@ -45,7 +45,7 @@ def grants(tmp_path: Path) -> Path:
 
 
 class Proc:
-    """What /proc says. `mounts` of a process: the key that it shows."""
+    """The content of /proc. `mounts` of a process: the key that it shows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, grants: Path) -> None:
         self.cgroups: dict[str, str] = {}
@@ -72,7 +72,9 @@ def proc(monkeypatch: pytest.MonkeyPatch, grants: Path) -> Proc:
     ],
     ids=["one grant", "two grants", "no grant", "a cgroup that is named like a pod's", "the node's own", "gone"],
 )
-def test_who_shows_no_grant_is_of_the_pod_of_its_cgroup(proc: Proc, cgroup: str, key: str | None) -> None:
+def test_a_process_that_shows_no_grant_belongs_to_the_pod_of_its_cgroup(
+    proc: Proc, cgroup: str, key: str | None
+) -> None:
     proc.cgroups["1"] = cgroup
     assert host.key_of(1, proc.grants, None) == key
 
@@ -81,12 +83,12 @@ def test_of_several_containers_it_is_the_one_of_its_container_id(proc: Proc) -> 
     proc.cgroups |= {"1": in_pod(B), "2": in_pod(B, C2)}
     (proc.grants / "b2" / CONTAINER_ID).write_text(f"{C1}\n")
     assert host.key_of(1, proc.grants, None) == "b2"
-    assert host.key_of(2, proc.grants, None) == "b1", "nobody knows that container: the first of the pod's"
+    assert host.key_of(2, proc.grants, None) == "b1", "that container is unknown: the first of the pod's"
 
 
 @pytest.mark.parametrize("content", [C1[:-1], f"{C1}{C1}", "containerd://", "\xff", "x" * 300, None])
 def test_what_is_no_container_id_is_none(proc: Proc, content: str | None) -> None:
-    """The file may be anything, or a FIFO that nobody writes to."""
+    """The file may have any content, or be a FIFO without a writer."""
     proc.cgroups["1"], path = in_pod(B), proc.grants / "b2" / CONTAINER_ID
     if content is None:
         os.mkfifo(path)
@@ -107,8 +109,8 @@ def test_what_a_process_shows_decides_among_the_grants_of_its_pod_alone(proc: Pr
     [(in_pod("uid-a"), False), (in_pod(A), True), (in_pod(B), False), (f"{in_pod(B).rstrip()}/pod{A}\n", False)],
     ids=["none", "its", "other", "another that made a cgroup which is named like its"],
 )
-def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
-    node: Node, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, served: bool
+def test_a_process_that_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
+    node: ArbiterNode, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, served: bool
 ) -> None:
     node.limits = replace(node.limits, mount_needed=True)
     server = node.start()
@@ -125,9 +127,9 @@ def test_who_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone(
 
 
 def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connected_to(
-    node: Node, meter: HandMeter
+    node: ArbiterNode, meter: HandMeter
 ) -> None:
-    """Of a pod with several, where its cgroup tells the pod alone."""
+    """In a pod with several, if its cgroup names the pod alone."""
     server = node.start()
     for key in ("b1", "b2"):
         node.allocate(key, replace(a_grant(), uid=B))
@@ -135,8 +137,8 @@ def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connect
     process = node.process("b2")
     pid = os.getpid()
     for _ in range(2):
-        seen = {pid: Seen(0, None, 0, place=Place(B, C1))}
-        meter._report(Reading(meter._clock(), {GPU: {pid: 900 * MIB}}, seen))
+        seen = {pid: SeenProcess(0, None, 0, place=Place(B, C1))}
+        meter._report(MemoryReading(meter._clock(), {GPU: {pid: 900 * MIB}}, seen))
     wait_for(lambda: not meter._readings)
     with server.lock:
         assert [enforcements(server)[key].findings for key in ("b1", "b2")] == [(), ()]
@@ -168,12 +170,12 @@ class Lists:
         self.pid = pid
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
-        return [Held((ProcessUsage(self.pid, GPU, 900 * MIB),)) for _ in requests]
+        return [ProcessesReply((ProcessUsage(self.pid, GPU, 900 * MIB),)) for _ in requests]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_process_that_changed_its_root_and_does_not_come_back_is_charged_and_reported(
-    node: Node, meter: HandMeter, tmp_path: Path, pod_cgroup: Path
+    node: ArbiterNode, meter: HandMeter, tmp_path: Path, pod_cgroup: Path
 ) -> None:
     """It has the mount no more, and no thread that has."""
     server = node.start()

@@ -17,8 +17,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def container(*processes: ProcessStatus) -> ContainerStatus:
     return ContainerStatus(
-        key="k", pod="default/a", uid="u", container="main", service_class="standard", level=2, guard="report", over=False,
-        gpus=(), processes=processes, turn=None, memory_state="enforced", gpu_time_state="enforced", unenforced=(),
+        key="k", pod="default/a", uid="u", container="main", service_class="standard", level=2, over_limit_action="report", over=False,
+        gpus=(), processes=processes, gpu_time=None, memory_state="enforced", gpu_time_state="enforced", unenforced=(),
     )  # fmt: skip
 
 

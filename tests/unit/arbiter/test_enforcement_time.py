@@ -1,4 +1,4 @@
-"""Why a container's GPU time is not enforced, found out by the arbiter itself, by processes that speak to its sockets."""
+"""Why a container's GPU time is not enforced, as the arbiter itself detects it, with processes on its sockets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from arbiter.enforcement import enforcements
-from arbiter.gputime.scheduler import NodeScheduler
-from arbiter.memory.meter import Reading, Seen
-from arbiter.server import Server
-from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, Process, wait_for
+from arbiter.gputime.node_scheduler import NodeScheduler
+from arbiter.memory.meter import MemoryReading, SeenProcess
+from arbiter.server import ArbiterServer
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, Process, wait_for
 from tests.unit.arbiter.gputime_kit import Driver
-from vgpu.api.enforcement import NO_CHANNELS_S, Reason, State
+from vgpu.api.enforcement import NO_CHANNELS_S, LimitState, Reason
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.gputime.trial import Suspending
+from vgpu.gputime.trial_verdict import Suspendability
 from vgpu.protocol import wire
 from vgpu.protocol.wire import Activity, Channels, What
 
@@ -31,12 +31,12 @@ CLIENT = 1001
 class Arbiter:
     """A node whose arbiter schedules GPU time, and one container that requested a part of it."""
 
-    def __init__(self, node: Node, suspending: Suspending) -> None:
+    def __init__(self, node: ArbiterNode, suspending: Suspendability) -> None:
         self.node = node
         self.device = os.memfd_create("device")
         self.scheduler = NodeScheduler(lambda: None, suspending=lambda _: suspending, watchdog_s=0)
         node.allocate("k", Grant("default", "a", "uid-a", "main", (GrantGpu(GPU, 1000, 30),)))
-        self.server = Server(node.folder, node.limits, measuring=node.measuring, scheduler=self.scheduler)
+        self.server = ArbiterServer(node.folder, node.limits, node_memory=node.node_memory, scheduler=self.scheduler)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -44,7 +44,7 @@ class Arbiter:
         with self.server.lock:
             return [finding.reason for finding in enforcements(self.server)["k"].findings]
 
-    def gpu_time(self) -> State:
+    def gpu_time(self) -> LimitState:
         with self.server.lock:
             return enforcements(self.server)["k"].gpu_time
 
@@ -55,7 +55,7 @@ class Arbiter:
 
     def channels(self, *, unlisted: bool = False, client: int = CLIENT) -> Process:
         """The connection for GPU time of this very process."""
-        scheduler = self.node.connect().hello(wire.FOR_TURNS)
+        scheduler = self.node.connect().hello(wire.FOR_GPU_TIME)
         self.reports(scheduler, unlisted=unlisted, client=client)
         return scheduler
 
@@ -72,17 +72,17 @@ class Arbiter:
 
 
 @pytest.fixture
-def arbiters(node: Node, driver: Driver) -> Iterator[Callable[..., Arbiter]]:
+def arbiters(node: ArbiterNode, driver: Driver) -> Iterator[Callable[..., Arbiter]]:
     made: list[Arbiter] = []
 
-    def make(suspending: Suspending = Suspending()) -> Arbiter:  # noqa: B008 - it is frozen
+    def make(suspending: Suspendability = Suspendability()) -> Arbiter:  # noqa: B008 - it is frozen
         made.append(Arbiter(node, suspending))
         return made[-1]
 
     yield make
     for arbiter in made:
         arbiter.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def test_a_context_without_channels_is_reported_after_two_seconds_and_no_longer_when_they_come(
@@ -91,10 +91,10 @@ def test_a_context_without_channels_is_reported_after_two_seconds_and_no_longer_
     arbiter = arbiters()
     began_s = time.monotonic()
     arbiter.process_with_context()
-    assert arbiter.gpu_time() is State.ENFORCED
+    assert arbiter.gpu_time() is LimitState.ENFORCED
     wait_for(lambda: arbiter.reasons() == [Reason.NO_CHANNELS], VISIBLE_S)
     assert time.monotonic() - began_s >= NO_CHANNELS_S
-    assert arbiter.gpu_time() is State.UNENFORCED
+    assert arbiter.gpu_time() is LimitState.UNENFORCED
     arbiter.channels()
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
 
@@ -107,14 +107,14 @@ def test_a_context_that_is_destroyed_owes_no_channels(arbiters: Callable[..., Ar
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
 
 
-def mps_server() -> Reading:
-    return Reading(time.monotonic(), {GPU: {1: MIB}}, {1: Seen(0, None, 0, mps_server=True)})
+def mps_server() -> MemoryReading:
+    return MemoryReading(time.monotonic(), {GPU: {1: MIB}}, {1: SeenProcess(0, None, 0, mps_server=True)})
 
 
-def mps_client() -> Reading:
+def mps_client() -> MemoryReading:
     """This very process is one."""
     pid = os.getpid()
-    return Reading(time.monotonic(), {GPU: {pid: MIB}}, {pid: Seen(0, None, 0)}, frozenset({pid}))
+    return MemoryReading(time.monotonic(), {GPU: {pid: MIB}}, {pid: SeenProcess(0, None, 0)}, frozenset({pid}))
 
 
 def test_under_an_mps_server_that_is_the_reason(meter: HandMeter, arbiters: Callable[..., Arbiter]) -> None:
@@ -138,10 +138,10 @@ def test_a_client_of_mps_is_gated_whatever_channels_it_reports(
     calls = len(driver.calls)
     page = process.page
     assert page is not None
-    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)
+    wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)
     assert not any(disable for _, disable in driver.calls[calls:])
     assert "MPS" in arbiter.scheduler.statuses()["k"].trouble
-    meter._report(Reading(time.monotonic(), {GPU: {}}))
+    meter._report(MemoryReading(time.monotonic(), {GPU: {}}))
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_does_not_answer_leaves_a_client_of_mps_what_it_is(
     arbiter.process_with_context()
     meter._report(mps_client())
     wait_for(lambda: arbiter.reasons() == [Reason.MPS], VISIBLE_S)
-    meter._report(Reading(time.monotonic()))
+    meter._report(MemoryReading(time.monotonic()))
     wait_for(lambda: not meter._readings, VISIBLE_S)
     assert arbiter.reasons() == [Reason.MPS]
 
@@ -165,7 +165,7 @@ def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
     arbiter = arbiters()
     process = arbiter.process_with_context()
     scheduler = arbiter.node.connect().hello(
-        wire.FOR_TURNS
+        wire.FOR_GPU_TIME
     )  # as a library does whose driver's calls are of an unknown form
     if mps:
         meter._report(mps_server())
@@ -173,7 +173,7 @@ def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
     scheduler.send(Activity(What.WORK))
     page = process.page
     assert page is not None
-    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
+    wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
     assert driver.calls == []
     arbiter.reports(scheduler)
     wait_for(lambda: arbiter.reasons() == [], VISIBLE_S)
@@ -193,7 +193,7 @@ def test_more_channels_than_a_list_takes_are_reported_by_the_list_of_an_old_libr
 def test_a_driver_that_does_not_suspend_is_reported(
     arbiters: Callable[..., Arbiter], driver: Driver, reason: Reason
 ) -> None:
-    arbiter = arbiters(Suspending(reason, "the trial says so"))
+    arbiter = arbiters(Suspendability(reason, "by the trial"))
     arbiter.process_with_context()
     scheduler = arbiter.channels()
     wait_for(lambda: set(arbiter.reasons()) == {reason, Reason.GATED}, VISIBLE_S)
@@ -228,7 +228,7 @@ def test_a_process_without_a_thread_is_never_suspended_and_is_gated(
     page = process.page
     assert page is not None
     scheduler.send(Activity(What.WORK))
-    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
+    wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
     assert not any(disable for _, disable in driver.calls)
 
 
@@ -244,7 +244,7 @@ def test_a_suspended_process_that_loses_its_thread_is_resumed(arbiters: Callable
     calls = len(driver.calls)
     page = process.page
     assert page is not None
-    wait_for(lambda: page[wire.TURN_AT // 8 + 1] >> 32, VISIBLE_S)
+    wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)
     assert not any(disable for _, disable in driver.calls[calls:])
     process.close()
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)

@@ -1,4 +1,4 @@
-"""One container floods its socket: the others are served, and what the arbiter keeps for the flood is bounded."""
+"""One container floods its socket: the others are served, and the arbiter's memory for the flood is bounded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 
 from arbiter import attention, host
 from arbiter.attention import Attention
-from arbiter.budget import Budget
+from arbiter.budget import MessageBudget
 from arbiter.connection import SEND_BUFFER_BYTES, UNREAD_BYTES
 from arbiter.memory import container
 from arbiter.memory.meter import HURRIED_S, Meter
 from arbiter.metrics import ArbiterCollector
-from nvml.messages import AnyReply, AnyRequest, Held
+from nvml.messages import AnyReply, AnyRequest, ProcessesReply
 from nvml.queries import Nvml
-from tests.unit.arbiter.conftest import GPU, MIB, Node, Process, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, Process, a_grant, wait_for
 from vgpu.api.contract import CONTAINER_DIR
 from vgpu.protocol import wire
 
 
 @pytest.fixture
-def two(node: Node) -> Node:
+def two(node: ArbiterNode) -> ArbiterNode:
     """Containers `k` and `other`."""
     node.allocate("k", a_grant())
     node.allocate("other", a_grant(pod="other"))
@@ -106,15 +106,17 @@ def test_the_container_that_had_less_comes_first(work: Callable[[float], Work]) 
     assert sorted([much.attention, little.attention], key=lambda one: one.had) == [little.attention, much.attention]
 
 
-def test_a_bucket_says_again_when_there_is_so_much_as_is_wanted() -> None:
-    budget = Budget(0.0, 100, 1000, again=10)
+def test_a_bucket_is_ready_again_at_the_wanted_level() -> None:
+    budget = MessageBudget(0.0, 100, 1000, again=10)
     budget.spend(1000)
     assert not budget.may(0.0)
     assert budget.again_s(0.0) == pytest.approx(0.1)
     assert budget.may(0.1)
 
 
-def test_a_container_that_floods_waits_while_another_is_served(two: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_floods_waits_while_another_is_served(
+    two: ArbiterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "MS_A_SECOND", 0.001)
     monkeypatch.setattr(attention, "MS_AT_ONCE", 20.0)
     node = two
@@ -137,7 +139,7 @@ def test_a_container_that_floods_waits_while_another_is_served(two: Node, monkey
         flood.receive()
 
 
-def test_a_neighbour_is_served_at_once_while_a_container_connects_again_and_again(two: Node) -> None:
+def test_a_neighbour_is_served_at_once_while_a_container_connects_again_and_again(two: ArbiterNode) -> None:
     neighbour = two.process("other")
 
     def reconnect() -> None:
@@ -161,7 +163,7 @@ def test_a_neighbour_is_served_at_once_while_a_container_connects_again_and_agai
     assert sorted(took_s)[len(took_s) // 2] < 0.05
 
 
-def test_who_says_no_hello_is_hung_up_on_with_a_reason(two: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_hello_is_closed_with_a_reason(two: ArbiterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "HELLO_S", 0.1)
     greeted, silent = two.process(), two.connect()
     answer = silent.receive()
@@ -183,7 +185,7 @@ def sends_until_full(one: Process) -> int:
     raise AssertionError
 
 
-def test_who_does_not_read_its_answers_is_not_read_and_goes_on_when_it_has(two: Node) -> None:
+def test_a_process_that_does_not_read_its_answers_is_not_read_until_it_does(two: ArbiterNode) -> None:
     assert two.server is not None
     one = two.process()
     (connection,) = two.server.containers["k"].connections.values()
@@ -213,7 +215,7 @@ def test_a_process_with_more_mounts_than_are_read_is_refused(monkeypatch: pytest
     assert len(reads) == 1
 
 
-def test_refusals_are_counted_also_when_the_directory_is_gone(two: Node) -> None:
+def test_refusals_are_counted_also_when_the_directory_is_gone(two: ArbiterNode) -> None:
     assert two.server is not None
     server = two.server
     one: Process = two.process()
@@ -230,7 +232,7 @@ def test_refusals_are_counted_also_when_the_directory_is_gone(two: Node) -> None
 
 
 def test_metrics_name_the_container_that_waits_and_count_refusals_by_reason(
-    two: Node, monkeypatch: pytest.MonkeyPatch
+    two: ArbiterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert two.server is not None
     server = two.server
@@ -253,10 +255,10 @@ class Counting:
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         self.calls += 1
-        return [Held(())] * len(requests)
+        return [ProcessesReply(())] * len(requests)
 
 
-def test_readings_that_containers_hurry_come_twenty_times_a_second_at_most(node: Node) -> None:
+def test_readings_that_containers_hurry_come_twenty_times_a_second_at_most(node: ArbiterNode) -> None:
     calls = Counting()
     meter = Meter(Nvml(calls), node.folder)
     meter.want([GPU])

@@ -14,7 +14,7 @@ import pytest
 
 from arbiter.__main__ import main
 from arbiter.metrics import ArbiterCollector
-from tests.unit.arbiter.conftest import GPU, MIB, Node, a_grant
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, a_grant
 from vgpu.protocol import wire
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def get(port: int, path: str) -> tuple[int, str]:
     return answer.status, text
 
 
-def test_it_serves_metrics_and_health_and_ends_cleanly_on_sigterm(node: Node) -> None:
+def test_it_serves_metrics_and_health_and_ends_cleanly_on_sigterm(node: ArbiterNode) -> None:
     node.allocate("k", a_grant())
     process, port = start(node.folder)
     try:
@@ -64,14 +64,14 @@ def test_it_serves_metrics_and_health_and_ends_cleanly_on_sigterm(node: Node) ->
         process.communicate()
 
 
-def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
+def test_metrics_count_limits_leases_uses_and_connections(node: ArbiterNode) -> None:
     server = node.start()
     node.allocate("k", a_grant())
     process = node.process()
     process.lease(300 * MIB)
     process.send(wire.Usage(0, 200 * MIB, 300 * MIB))
     process.lease(1)
-    process.send(wire.Hold(0, wire.Held.STILL_OPEN, wire.Space.IPC, 7 * MIB, bytes(wire.KEY_BYTES)))
+    process.send(wire.Hold(0, wire.HoldState.STILL_OPEN, wire.Space.IPC, 7 * MIB, bytes(wire.KEY_BYTES)))
     process.lease(0)
     values = {s.name: s.value for family in ArbiterCollector(server).collect() for s in family.samples}
     expected = {
@@ -89,7 +89,7 @@ def test_metrics_count_limits_leases_uses_and_connections(node: Node) -> None:
     assert {name: values[name] for name in expected} == expected
 
 
-def test_help_says_what_each_option_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_each_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
@@ -118,7 +118,7 @@ import arbiter.memory.meter, arbiter.gputime.usage_check
 import contextlib
 import arbiter.__main__
 from arbiter.__main__ import main
-from arbiter.gputime.scheduler import NodeScheduler
+from arbiter.gputime.node_scheduler import NodeScheduler
 from nvml.queries import Nvml
 hung = threading.Barrier(3)
 
@@ -135,7 +135,7 @@ def both_hang():
     print("NVML hangs", flush=True)
 
 close = NodeScheduler.close
-NodeScheduler.close = lambda one: (print("everybody runs", flush=True), close(one))
+NodeScheduler.close = lambda one: (print("every container runs", flush=True), close(one))
 close_usage_check = arbiter.gputime.usage_check.UsageCheck.close
 arbiter.gputime.usage_check.UsageCheck.close = lambda of: (print("NVML is waited for", flush=True), close_usage_check(of))
 arbiter.__main__.nvml_source = lambda *_: contextlib.nullcontext(lambda: Nvml(Hangs()))
@@ -145,7 +145,7 @@ main(sys.argv[1:])
 """
 
 
-def test_it_ends_while_nvml_hangs_and_starts_everybody_before_it_waits_for_that(node: Node) -> None:
+def test_it_ends_while_nvml_hangs_and_first_resumes_every_container(node: ArbiterNode) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HUNG, "--grants-dir", str(node.folder), "--metrics-port", "0", "--metrics-host", "127.0.0.1", "--status-socket", str(node.folder / ".status.sock")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -157,7 +157,7 @@ def test_it_ends_while_nvml_hangs_and_starts_everybody_before_it_waits_for_that(
         assert any('"serving"' in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        assert process.stdout.read() == "everybody runs\nNVML is waited for\n"
+        assert process.stdout.read() == "every container runs\nNVML is waited for\n"
     finally:
         process.kill()
         process.communicate()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from arbiter import host
-from tests.unit.arbiter.conftest import Node, a_grant
+from tests.unit.arbiter.conftest import ArbiterNode, a_grant
 from vgpu.api.contract import CONTAINER_DIR, EARLIER_CONTAINER_DIR
 from vgpu.protocol import wire
 
@@ -22,7 +22,7 @@ def mounted(root: str, at: str = CONTAINER_DIR) -> str:
 
 @pytest.fixture
 def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What the arbiter finds in the mountinfo of whoever connects."""
+    """The arbiter's reading of the mountinfo of a connecting process."""
 
     def seen(text: str) -> None:
         monkeypatch.setattr(host, "_read", lambda _pid, name: text.encode() if name == "mountinfo" else b"")
@@ -31,7 +31,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def on_a_node(node: Node) -> Node:
+def on_a_node(node: ArbiterNode) -> ArbiterNode:
     node.limits = replace(node.limits, mount_needed=True)
     node.start()
     node.allocate("k", a_grant())
@@ -59,32 +59,34 @@ def test_a_grant_is_shown_wherever_it_is_mounted(mountinfo: str, *, shown: bool)
     assert host.shows(mountinfo, "grants", "k") == shown
 
 
-def test_a_container_that_has_the_grant_is_served(on_a_node: Node, see: Callable[[str], None]) -> None:
+def test_a_container_that_has_the_grant_is_served(on_a_node: ArbiterNode, see: Callable[[str], None]) -> None:
     see(mounted(f"/x/{on_a_node.folder.name}/k"))
     assert on_a_node.process().lease(1).refused is False
 
 
 @pytest.mark.parametrize("text", [ROOT, "", mounted("/var/lib/tangram")], ids=["nothing", "gone", "a hostPath above"])
 def test_one_that_has_no_mount_of_it_is_refused_with_a_sentence(
-    on_a_node: Node, see: Callable[[str], None], text: str
+    on_a_node: ArbiterNode, see: Callable[[str], None], text: str
 ) -> None:
     see(text)
     process = on_a_node.connect()
-    said = process.receive()
-    assert isinstance(said, wire.Error)
-    assert said.code == 2
-    assert said.text.startswith(f"process {os.getpid()} has no mount of grant k: this socket is for the")
+    answer = process.receive()
+    assert isinstance(answer, wire.Error)
+    assert answer.code == 2
+    assert answer.text.startswith(f"process {os.getpid()} has no mount of grant k: this socket is for the")
     assert process.hung_up()
 
 
-def test_one_of_another_container_is_refused_with_or_without_the_rule(node: Node, see: Callable[[str], None]) -> None:
+def test_one_of_another_container_is_refused_with_or_without_the_rule(
+    node: ArbiterNode, see: Callable[[str], None]
+) -> None:
     node.start()
     node.allocate("k", a_grant())
     see(mounted(f"/x/{node.folder.name}/other"))
     assert node.connect().receive() == wire.Error(2, "this socket is another container's: yours is in other")
 
 
-def test_without_the_rule_no_mount_is_needed(node: Node, see: Callable[[str], None]) -> None:
+def test_without_the_rule_no_mount_is_needed(node: ArbiterNode, see: Callable[[str], None]) -> None:
     node.start()
     node.allocate("k", a_grant())
     see(ROOT)

@@ -1,4 +1,4 @@
-"""Programs that come and go faster than readings, and programs that replace themselves: the container is judged, and no innocent process is ended."""
+"""Programs that start and end faster than readings, and programs that replace themselves: the verdict is by container, and no innocent process is killed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import ExitStack
 import pytest
 
 from arbiter import host
-from arbiter.memory.bypass import Rules
-from arbiter.memory.contexts import Measuring
-from arbiter.memory.known_processes import Acquaintance
-from arbiter.memory.meter import Reading, Seen
+from arbiter.memory.bypass import BypassRules
+from arbiter.memory.contexts import NodeMemory
+from arbiter.memory.known_processes import KnownProcesses
+from arbiter.memory.meter import MemoryReading, SeenProcess
 from arbiter.memory.tracer import Tracer
 from arbiter.status import status_of
-from nvml.messages import AnyReply, AnyRequest, Mapped, Maps
+from nvml.messages import AnyReply, AnyRequest, MapsReply, MapsRequest
 from nvml.queries import Nvml
-from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.api.enforcement import Reason
-from vgpu.memory.bypass import Policy
+from vgpu.api.names import OverLimitAction
 
 LIMIT_MIB = 1000
 
 
 class Looks:
-    """Who reads maps: of every process there, but those in `mapped` and `unknown`, it says that the library is not there."""
+    """A reader of maps: for every process except those in `mapped` and `unknown`, it reports that the library is not mapped."""
 
     def __init__(self) -> None:
         self.mapped: set[int] = set()
@@ -34,25 +34,25 @@ class Looks:
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         (request,) = requests
-        assert isinstance(request, Maps)
-        return [Mapped(tuple(map(self._has, request.processes)))]
+        assert isinstance(request, MapsRequest)
+        return [MapsReply(tuple(map(self._has, request.processes)))]
 
     def _has(self, process: tuple[int, int]) -> bool | None:
         pid, started = process
         return None if pid in self.unknown or host.started_at(pid) != started else pid in self.mapped
 
 
-class World:
+class Relay:
     """An arbiter with readings and processes of the test's making."""
 
-    def __init__(self, node: Node, meter: HandMeter, stack: ExitStack, policy: Policy) -> None:
+    def __init__(self, node: ArbiterNode, meter: HandMeter, stack: ExitStack, action: OverLimitAction) -> None:
         self.node, self.meter, self.looks, self._stack = node, meter, Looks(), stack
-        known = Acquaintance(None, "b", lambda: 0)
+        known = KnownProcesses(None, "b", lambda: 0)
         self.tracer = Tracer(Nvml(self.looks), known, lambda _: True, meter._clock)
         self.tracer.start()
         stack.callback(self.tracer.close)
-        rules = Rules(policy, beyond_bytes=100 * MIB, traced=self.tracer)
-        node.measuring = Measuring(meter, tracer=self.tracer, rules=rules)
+        rules = BypassRules(action, beyond_bytes=100 * MIB, trace_source=self.tracer)
+        node.node_memory = NodeMemory(meter, tracer=self.tracer, rules=rules)
         self.server = node.start()
         stack.callback(node.stop)  # before the tracer, whose descriptor it polls
         node.allocate("k", a_grant(LIMIT_MIB))
@@ -67,8 +67,8 @@ class World:
         """A second passes, and a reading lists these. Returns when those that are not connected were looked at."""
         self.meter.ahead_s += 1
         at_s = self.meter._clock()
-        seen = {one.pid: Seen(host.started_at(one.pid), "k", 0) for one in held}
-        self.meter._report(Reading(at_s, {GPU: dict.fromkeys(seen, mib * MIB)}, seen))
+        seen = {one.pid: SeenProcess(host.started_at(one.pid), "k", 0) for one in held}
+        self.meter._report(MemoryReading(at_s, {GPU: dict.fromkeys(seen, mib * MIB)}, seen))
         wait_for(lambda: not self.meter._readings and self._looked_at(at_s, seen))
 
     def _looked_at(self, at_s: float, pids: Collection[int]) -> bool:
@@ -84,15 +84,15 @@ class World:
         wait_for(lambda: self.tracer._known.of(one.pid, host.started_at(one.pid)))
 
 
-MAKE = Callable[..., World]
+MAKE = Callable[..., Relay]
 
 
 @pytest.fixture
-def make(node: Node) -> Iterator[MAKE]:
+def make(node: ArbiterNode) -> Iterator[MAKE]:
     with ExitStack() as stack:
         meter = HandMeter()
         stack.callback(meter.close)
-        yield lambda policy="kill": World(node, meter, stack, policy)
+        yield lambda action="kill": Relay(node, meter, stack, action)
 
 
 def ended(one: subprocess.Popen[bytes]) -> bool:
@@ -110,138 +110,138 @@ def replaced(one: subprocess.Popen[bytes]) -> None:
 
 
 def test_programs_of_which_no_reading_finds_one_twice_are_ended_from_the_third_reading_on(make: MAKE) -> None:
-    world = make()
+    relay = make()
     for _ in range(2):
-        one = world.process()
-        world.reads(one)
+        one = relay.process()
+        relay.reads(one)
         assert one.poll() is None
         replaced(one)
-    third, fourth = world.process(), world.process()
-    world.reads(third)
+    third, fourth = relay.process(), relay.process()
+    relay.reads(third)
     assert ended(third)
-    world.reads()
-    world.reads(fourth)
+    relay.reads()
+    relay.reads(fourth)
     assert ended(fourth), "at the first reading: the container is known to bypass"
-    assert [kill.pid for kill in world.server.killed()] == [third.pid, fourth.pid]
-    assert world.server.containers["k"].kills == 2
+    assert [kill.pid for kill in relay.server.killed()] == [third.pid, fourth.pid]
+    assert relay.server.containers["k"].kills == 2
 
 
-@pytest.mark.parametrize("policy", ["report", "evict"])
-def test_under_another_policy_the_status_names_them_and_they_live(make: MAKE, policy: Policy) -> None:
-    world = make(policy)
+@pytest.mark.parametrize("action", ["report", "evict"])
+def test_under_another_action_the_status_names_them_and_they_live(make: MAKE, action: OverLimitAction) -> None:
+    relay = make(action)
     for _ in range(4):
-        one = world.process()
-        world.reads(one)
-    (status,) = status_of(world.server).containers
-    assert [(found.pids, found.policy) for found in status.bypasses] == [((one.pid,), policy)]
+        one = relay.process()
+        relay.reads(one)
+    (status,) = status_of(relay.server).containers
+    assert [(found.pids, found.policy) for found in status.bypasses] == [((one.pid,), action)]
     assert (Reason.BYPASSING, (one.pid,)) in [(found.reason, found.pids) for found in status.unenforced]
     assert one.poll() is None
-    assert world.server.killed() == ()
+    assert relay.server.killed() == ()
 
 
 def test_one_that_bypasses_is_reported_after_its_first_reading(make: MAKE) -> None:
-    world = make()
-    one = world.process()
-    world.reads(one, mib=1)
-    (status,) = status_of(world.server).containers
+    relay = make()
+    one = relay.process()
+    relay.reads(one, mib=1)
+    (status,) = status_of(relay.server).containers
     assert (Reason.BYPASSING, (one.pid,)) in [(found.reason, found.pids) for found in status.unenforced]
 
 
 def test_what_was_found_stands_while_the_gpu_does_not_answer(make: MAKE) -> None:
-    world = make("report")
-    one = world.process()
+    relay = make("report")
+    one = relay.process()
     for _ in range(3):
-        world.reads(one)
-    found = status_of(world.server).containers[0]
+        relay.reads(one)
+    found = status_of(relay.server).containers[0]
     assert found.bypasses
-    world.meter._report(Reading(world.meter._clock()))
-    wait_for(lambda: not world.meter._readings)
-    assert status_of(world.server).containers[0].bypasses == found.bypasses
-    assert status_of(world.server).containers[0].unenforced == found.unenforced
+    relay.meter._report(MemoryReading(relay.meter._clock()))
+    wait_for(lambda: not relay.meter._readings)
+    assert status_of(relay.server).containers[0].bypasses == found.bypasses
+    assert status_of(relay.server).containers[0].unenforced == found.unenforced
 
 
 def test_programs_that_are_gone_before_they_are_looked_at_break_no_row(make: MAKE) -> None:
-    world = make()
+    relay = make()
     for seen in (True, False, True, False, True):
-        one = world.process()
+        one = relay.process()
         if not seen:
-            world.looks.unknown.add(one.pid)
-        world.reads(one)
+            relay.looks.unknown.add(one.pid)
+        relay.reads(one)
     assert ended(one)
 
 
 def test_an_innocent_process_that_starts_where_others_bypassed_lives(make: MAKE) -> None:
     """It has the library, has memory in a reading and has not connected yet; then it connects."""
-    world = make()
+    relay = make()
     for _ in range(3):
-        one = world.process()
-        world.reads(one)
+        one = relay.process()
+        relay.reads(one)
     assert ended(one)
-    innocent, unread, late = world.process(), world.process(), world.process()
-    world.looks.mapped.add(innocent.pid)
-    world.looks.unknown.add(unread.pid)
+    innocent, unread, late = relay.process(), relay.process(), relay.process()
+    relay.looks.mapped.add(innocent.pid)
+    relay.looks.unknown.add(unread.pid)
     for _ in range(5):
-        world.reads(innocent, unread, mib=5000)
-    world.tracer.connected(late.pid)
-    world.looks.mapped.add(late.pid)
+        relay.reads(innocent, unread, mib=5000)
+    relay.tracer.connected(late.pid)
+    relay.looks.mapped.add(late.pid)
     for _ in range(3):
-        world.reads(innocent, unread, late, mib=5000)
-    assert [kill.pid for kill in world.server.killed()] == [one.pid]
+        relay.reads(innocent, unread, late, mib=5000)
+    assert [kill.pid for kill in relay.server.killed()] == [one.pid]
     assert [process.poll() for process in (innocent, unread, late)] == [None, None, None]
 
 
 def test_beside_one_that_bypasses_the_innocent_live(make: MAKE) -> None:
-    world = make()
-    innocent, bypasses = world.process(), world.process()
-    world.looks.mapped.add(innocent.pid)
+    relay = make()
+    innocent, bypasses = relay.process(), relay.process()
+    relay.looks.mapped.add(innocent.pid)
     for _ in range(3):
-        world.reads(innocent, bypasses, mib=5000)
+        relay.reads(innocent, bypasses, mib=5000)
     assert ended(bypasses)
     for _ in range(3):
-        world.reads(innocent, mib=5000)
+        relay.reads(innocent, mib=5000)
     assert innocent.poll() is None
 
 
 def test_a_program_that_connected_and_became_another_is_ended(make: MAKE) -> None:
-    world = make()
-    one = world.process()
-    world.looks.mapped.add(one.pid)
-    world.connects(one)
-    world.reads(one)
-    world.reads(one)
-    world.looks.mapped.discard(one.pid)  # execve
-    world.reads(one)
-    assert status_of(world.server).containers[0].bypasses == ()
+    relay = make()
+    one = relay.process()
+    relay.looks.mapped.add(one.pid)
+    relay.connects(one)
+    relay.reads(one)
+    relay.reads(one)
+    relay.looks.mapped.discard(one.pid)  # execve
+    relay.reads(one)
+    assert status_of(relay.server).containers[0].bypasses == ()
     for _ in range(2):
-        world.reads(one)
+        relay.reads(one)
     assert one.poll() is None, "without the library it held memory in two readings"
-    world.reads(one)
+    relay.reads(one)
     assert ended(one)
 
 
 def test_a_program_that_becomes_another_with_the_library_lives(make: MAKE) -> None:
     """It is looked at before the loader has mapped the library; a reading still shows what the former program had. Then it connects anew, each time."""
-    world = make()
-    one = world.process()
-    world.connects(one)
+    relay = make()
+    one = relay.process()
+    relay.connects(one)
     for _ in range(6):
-        world.looks.mapped.discard(one.pid)
-        world.reads(one, mib=5000)
-        world.looks.mapped.add(one.pid)
-        world.reads(one, mib=5000)
-        world.connects(one)
+        relay.looks.mapped.discard(one.pid)
+        relay.reads(one, mib=5000)
+        relay.looks.mapped.add(one.pid)
+        relay.reads(one, mib=5000)
+        relay.connects(one)
     assert one.poll() is None
-    assert world.server.killed() == ()
+    assert relay.server.killed() == ()
 
 
 def test_what_was_seen_of_a_process_before_it_connected_anew_counts_no_more(make: MAKE) -> None:
     """Each of its programs is looked at once before the library is mapped, and each connects. The last one never has the library."""
-    world = make()
-    one = world.process()
+    relay = make()
+    one = relay.process()
     for _ in range(6):
-        world.connects(one)
-        world.reads(one, mib=5000)
+        relay.connects(one)
+        relay.reads(one, mib=5000)
     assert one.poll() is None
     for _ in range(4):
-        world.reads(one, mib=5000)
+        relay.reads(one, mib=5000)
     assert ended(one)

@@ -1,4 +1,4 @@
-"""The thread that tells a stall of the arbiter from a slow call: it goes on while somebody calls the driver, and rests otherwise."""
+"""The thread that distinguishes a stall of the arbiter from a slow call: it runs during calls to the driver, and rests otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def beating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pulse]:
     made.close()
 
 
-def test_it_rests_while_nobody_calls_the_driver_and_goes_on_for_a_while_after_a_call(beating: Pulse) -> None:
+def test_it_rests_without_calls_to_the_driver_and_continues_for_a_while_after_one(beating: Pulse) -> None:
     wait_for(lambda: beating._rests)
     assert beating._due_s == inf
     began_s = now_s()

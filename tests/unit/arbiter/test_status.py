@@ -1,4 +1,4 @@
-"""The status socket: one document, for the arbiter's own user, whoever else dawdles."""
+"""The status socket: one document, for the arbiter's own user, also beside slow readers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from arbiter.server import Server
+from arbiter.server import ArbiterServer
 from arbiter.status import DOCUMENTS_A_SECOND, DOCUMENTS_AT_ONCE, READERS, Documents, Readers, StatusSocket
-from deviceplugin.pods.over_limit import read_document
+from deviceplugin.pods.status_watch import read_document
 from tests.flooder import descriptors, flooded
-from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, HandMeter, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.protocol import wire
-from vgpu.protocol.status import BRIEF, GpuStatus, ProcessGpu, Status, decode_status
+from vgpu.protocol.status import BRIEF, GpuStatus, ProcessGpu, StatusDocument, decode_status
 
 
 @pytest.fixture
-def reported(node: Node) -> Iterator[Callable[[], Status]]:
+def reported(node: ArbiterNode) -> Iterator[Callable[[], StatusDocument]]:
     """Reads the status of a running arbiter."""
     socket_ = StatusSocket(path := node.folder / ".status.sock", node.start())
     yield lambda: request(path)
@@ -32,7 +32,7 @@ def reported(node: Node) -> Iterator[Callable[[], Status]]:
     assert not path.exists()
 
 
-def request(path: Path, name: str = "") -> Status:
+def request(path: Path, name: str = "") -> StatusDocument:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(5)
         if name:
@@ -44,7 +44,7 @@ def request(path: Path, name: str = "") -> Status:
     return decode_status(b"".join(parts))
 
 
-def test_it_reports_limits_leases_and_processes(node: Node, reported: Callable[[], Status]) -> None:
+def test_it_reports_limits_leases_and_processes(node: ArbiterNode, reported: Callable[[], StatusDocument]) -> None:
     node.allocate("k", a_grant(uuids=(GPU, OTHER_GPU)))
     process = node.process()
     process.lease(300 * MIB)
@@ -52,7 +52,7 @@ def test_it_reports_limits_leases_and_processes(node: Node, reported: Callable[[
     process.lease(50 * MIB, gpu=1)
     (container,) = reported().containers
     assert (container.key, container.pod, container.uid, container.container) == ("k", "default/a", "uid-a", "main")
-    assert (container.service_class, container.level, container.guard, container.over) == (
+    assert (container.service_class, container.level, container.over_limit_action, container.over) == (
         "standard",
         2,
         "report",
@@ -69,56 +69,58 @@ def test_it_reports_limits_leases_and_processes(node: Node, reported: Callable[[
 
 
 def test_a_brief_document_has_the_containers_of_which_there_is_something_to_report(
-    node: Node, meter: HandMeter, reported: Callable[[], Status]
+    node: ArbiterNode, meter: HandMeter, reported: Callable[[], StatusDocument]
 ) -> None:
     path, brief = node.folder / ".status.sock", f"{BRIEF}{secrets.token_hex(8)}"
     node.allocate("k", a_grant())
     node.allocate("other", a_grant(pod="b"))
     process = node.process()
-    meter.says()
+    meter.lists()
     process.lease(MIB)
     assert [one.key for one in reported().containers] == ["k", "other"]
-    assert request(path, brief) == Status(())
+    assert request(path, brief) == StatusDocument(())
     process.send(wire.Report(1, True))
     process.lease(2 * MIB)
     assert request(path, brief).containers == reported().containers[:1], "all of the container, for the Event's text"
     process.send(wire.Report(1, False))
     process.lease(3 * MIB)
-    assert request(path, brief) == Status(())
+    assert request(path, brief) == StatusDocument(())
     for _ in range(2):
-        meter.says("k", me=2000)
+        meter.lists("k", me=2000)
     wait_for(lambda: [one.over for one in request(path, brief).containers] == [True])
 
 
 def test_memory_whose_maker_is_gone_is_reported_until_the_last_has_let_go(
-    node: Node, reported: Callable[[], Status]
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
 ) -> None:
     node.allocate("k", a_grant())
     maker, opener = node.process(), node.process()
     key = (wire.Space.IPC, 40 * MIB, bytes(wire.KEY_BYTES))
     maker.lease(40 * MIB)
-    maker.send(wire.Hold(0, wire.Held.MADE, *key))
+    maker.send(wire.Hold(0, wire.HoldState.MADE, *key))
     maker.lease(0)
-    opener.send(wire.Hold(0, wire.Held.OPENED, *key))
+    opener.send(wire.Hold(0, wire.HoldState.OPENED, *key))
     opener.receive()
     assert reported().containers[0].gpus[0].shared_bytes == 0, "the maker's lease pays"
     maker.close()
     wait_for(lambda: reported().containers[0].gpus[0].shared_bytes == 40 * MIB)
-    opener.send(wire.Drop(0, wire.Held.OPENED, wire.Space.IPC, 0, bytes(wire.KEY_BYTES)))
+    opener.send(wire.Drop(0, wire.HoldState.OPENED, wire.Space.IPC, 0, bytes(wire.KEY_BYTES)))
     opener.receive()
     assert reported().containers[0].gpus[0].shared_bytes == 0
 
 
-def test_a_directory_without_a_grant_is_left_out(node: Node, reported: Callable[[], Status]) -> None:
+def test_a_directory_without_a_grant_is_left_out(node: ArbiterNode, reported: Callable[[], StatusDocument]) -> None:
     node.allocate("k")
-    assert reported() == Status(())
+    assert reported() == StatusDocument(())
 
 
-def test_only_the_arbiters_own_user_may_connect(node: Node, reported: Callable[[], Status]) -> None:
+def test_only_the_arbiters_own_user_may_connect(node: ArbiterNode, reported: Callable[[], StatusDocument]) -> None:
     assert stat.S_IMODE((node.folder / ".status.sock").stat().st_mode) == 0o600
 
 
-def test_who_does_not_read_delays_no_lease(node: Node, reported: Callable[[], Status]) -> None:
+def test_a_status_reader_that_does_not_read_delays_no_lease(
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
+) -> None:
     node.allocate("k", a_grant())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
         deaf.connect(str(node.folder / ".status.sock"))
@@ -128,7 +130,7 @@ def test_who_does_not_read_delays_no_lease(node: Node, reported: Callable[[], St
 
 @pytest.mark.parametrize("kind", ["silent", "unread", "reconnect"])
 def test_in_a_flood_the_device_plugin_reads_the_status_in_time_and_no_lease_waits(
-    node: Node, reported: Callable[[], Status], kind: str
+    node: ArbiterNode, reported: Callable[[], StatusDocument], kind: str
 ) -> None:
     node.allocate("k", a_grant())
     process = node.process()
@@ -177,7 +179,7 @@ def test_a_reader_that_reads_slowly_has_all_of_its_document() -> None:
     listener.close()
 
 
-def test_in_a_flood_of_readers_few_documents_are_made(node: Node) -> None:
+def test_in_a_flood_of_readers_few_documents_are_made(node: ArbiterNode) -> None:
     now_s = [0.0]
     documents = Documents(node.start(), lambda: now_s[0])
     made = 0
@@ -192,7 +194,9 @@ def test_in_a_flood_of_readers_few_documents_are_made(node: Node) -> None:
     assert documents.wait_s([], 1.0) == 1.0
 
 
-def test_in_a_flood_of_readers_no_document_is_older_than_its_reader(node: Node, reported: Callable[[], Status]) -> None:
+def test_in_a_flood_of_readers_no_document_is_older_than_its_reader(
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
+) -> None:
     node.allocate("k", a_grant())
     process = node.process()
     for mib in range(1, 2 * int(DOCUMENTS_AT_ONCE)):
@@ -200,20 +204,20 @@ def test_in_a_flood_of_readers_no_document_is_older_than_its_reader(node: Node, 
         assert reported().containers[0].gpus[0].leased_bytes == mib * MIB
 
 
-def test_the_socket_of_a_dead_arbiter_is_replaced_and_a_successors_is_left(node: Node) -> None:
+def test_the_socket_of_a_dead_arbiter_is_replaced_and_a_successors_is_left(node: ArbiterNode) -> None:
     path = node.folder / ".status.sock"
-    server = Server(node.folder)
+    server = ArbiterServer(node.folder)
     first = StatusSocket(path, server)
     second = StatusSocket(path, server)
     first.close()
-    assert request(path) == Status(())
+    assert request(path) == StatusDocument(())
     second.close()
     server.stop()
     server.run()
 
 
 def test_a_status_socket_that_somebody_removes_is_back_within_seconds(
-    node: Node, reported: Callable[[], Status]
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
 ) -> None:
     path = node.folder / ".status.sock"
     path.unlink()
@@ -221,7 +225,9 @@ def test_a_status_socket_that_somebody_removes_is_back_within_seconds(
     assert reported().containers == ()
 
 
-def test_nothing_is_put_into_a_directory_that_is_being_removed(node: Node, reported: Callable[[], Status]) -> None:
+def test_nothing_is_put_into_a_directory_that_is_being_removed(
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
+) -> None:
     node.allocate("k", a_grant())
     other = node.allocate("other", a_grant())
     node.process().lease(1 * MIB)
@@ -234,7 +240,7 @@ def test_nothing_is_put_into_a_directory_that_is_being_removed(node: Node, repor
 
 
 def test_a_grants_socket_that_somebody_removes_is_back_and_those_connected_stay(
-    node: Node, reported: Callable[[], Status]
+    node: ArbiterNode, reported: Callable[[], StatusDocument]
 ) -> None:
     node.allocate("k", a_grant())
     before = node.process()

@@ -30,7 +30,7 @@ print("loaded", os.getpid(), flush=True)
 if not needed():
     sys.exit(0)
 {before}
-notify_ready()  # first: who is killed before it served is started later
+notify_ready()  # first: an arbiter that is killed before it served is started later
 print("pid", os.getpid(), os.environ["TANGRAM_ARBITER_RESTARTS"], flush=True)
 {after}
 while True:
@@ -44,17 +44,17 @@ class Supervised:
     def __init__(self, folder: Path, before: str = "", after: str = "") -> None:
         program = folder / "program.py"
         program.write_text(SERVES.format(root=str(REPOSITORY), before=before, after=after))
-        self.said, self.log = folder / "said", folder / "log"
+        self.output, self.log = folder / "output", folder / "log"
         code = (
-            "import sys; from arbiter.supervisor import Supervisor;"
-            f"sys.exit(Supervisor([sys.executable, '-S', {str(program)!r}]).run())"
+            "import sys; from arbiter.supervisor import ArbiterSupervisor;"
+            f"sys.exit(ArbiterSupervisor([sys.executable, '-S', {str(program)!r}]).run())"
         )
-        with self.said.open("wb") as out, self.log.open("wb") as err:
+        with self.output.open("wb") as out, self.log.open("wb") as err:
             self.process = subprocess.Popen([sys.executable, "-S", "-c", code], cwd=REPOSITORY, stdout=out, stderr=err)
 
     def lines(self) -> list[list[str]]:
         """Words of those that are written whole."""
-        return [line.split() for line in self.said.read_text().split("\n")[:-1]]
+        return [line.split() for line in self.output.read_text().split("\n")[:-1]]
 
     def starts(self) -> list[tuple[int, int]]:
         """Pid and number of restarts, of each that served."""
@@ -119,7 +119,7 @@ def test_a_spare_one_is_loaded_and_serves_when_it_is_needed(supervise: Callable[
     wait_for(lambda: not Path(f"/proc/{spare}").exists(), 20)
 
 
-def test_a_spare_that_was_killed_is_missed_by_nobody(supervise: Callable[..., Supervised]) -> None:
+def test_a_spare_that_was_killed_is_replaced(supervise: Callable[..., Supervised]) -> None:
     one = supervise()
     first = served(one)
     wait_for(lambda: len(one.loaded()) == 2, 20)
@@ -134,10 +134,10 @@ def test_a_signal_is_passed_on_and_the_end_of_the_arbiter_is_its_own_end(supervi
     one = supervise()
     served(one)
     one.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "hup" in one.said.read_text(), 20)
+    wait_for(lambda: "hup" in one.output.read_text(), 20)
     one.process.send_signal(signal.SIGTERM)
     assert one.ends() == 7
-    assert f"ends {int(signal.SIGTERM)}" in one.said.read_text()
+    assert f"ends {int(signal.SIGTERM)}" in one.output.read_text()
     assert one.events() == []
 
 
@@ -163,7 +163,7 @@ def test_an_arbiter_that_never_served_is_the_kubelets_to_show(supervise: Callabl
 
 
 def test_a_program_that_cannot_be_started_ends_the_supervisor(tmp_path: Path) -> None:
-    code = "import sys; from arbiter.supervisor import Supervisor; sys.exit(Supervisor(['/nonexistent']).run())"
+    code = "import sys; from arbiter.supervisor import ArbiterSupervisor; sys.exit(ArbiterSupervisor(['/nonexistent']).run())"
     ended = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=20
     )
@@ -188,7 +188,7 @@ def test_an_arbiter_does_not_outlive_its_supervisor(supervise: Callable[..., Sup
     pid = served(one)
     one.process.kill()
     one.process.wait(20)
-    wait_for(lambda: f"ends {int(signal.SIGTERM)}" in one.said.read_text(), 20)
+    wait_for(lambda: f"ends {int(signal.SIGTERM)}" in one.output.read_text(), 20)
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text(), 20)
 
 

@@ -1,4 +1,4 @@
-"""Processes that NVML sees in a container and that are not connected: they could not come back to a restarted arbiter, or go around the library."""
+"""Processes that NVML lists in a container and that are not connected: they could not reconnect to a restarted arbiter, or bypass the library."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import pytest
 
 from arbiter import host
 from arbiter.enforcement import enforcements
-from arbiter.server import Server
-from tests.unit.arbiter.conftest import MIB, HandMeter, Node, a_grant, wait_for
+from arbiter.server import ArbiterServer
+from tests.unit.arbiter.conftest import MIB, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.api.contract import CONTAINER_DIR
-from vgpu.api.enforcement import Enforcement, Finding, Reason, State
+from vgpu.api.enforcement import Enforcement, Finding, LimitState, Reason
 
 LOST = 999_999
-"""A pid that nobody has."""
+"""A pid that no process has."""
 
 
 @pytest.fixture
-def server(node: Node, meter: HandMeter) -> Server:
+def server(node: ArbiterNode, meter: HandMeter) -> ArbiterServer:
     server = node.start()
     node.allocate("k", a_grant())
     wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
     return server
 
 
-def read(server: Server, meter: HandMeter, **held: int) -> None:
+def read(server: ArbiterServer, meter: HandMeter, **held: int) -> None:
     """One reading, taken in."""
-    meter.says("k", **held)
+    meter.lists("k", **held)
     wait_for(lambda: not meter._readings)
     with server.lock:
         pass
 
 
-def found(server: Server) -> Enforcement:
+def found(server: ArbiterServer) -> Enforcement:
     with server.lock:
         return enforcements(server)["k"]
 
 
-def test_the_memory_of_a_process_that_does_not_come_back_is_lent_to_nobody_else(
-    node: Node, meter: HandMeter, server: Server
+def test_the_memory_of_a_process_that_does_not_reconnect_is_leased_to_no_other(
+    node: ArbiterNode, meter: HandMeter, server: ArbiterServer
 ) -> None:
     read(server, meter, **{f"p{LOST}": 900})
     process = node.process()
@@ -50,7 +50,7 @@ def test_the_memory_of_a_process_that_does_not_come_back_is_lent_to_nobody_else(
     assert process.page[0] == 0
 
 
-def test_it_is_free_again_when_the_process_is_gone(node: Node, meter: HandMeter, server: Server) -> None:
+def test_it_is_free_again_when_the_process_is_gone(node: ArbiterNode, meter: HandMeter, server: ArbiterServer) -> None:
     read(server, meter, **{f"p{LOST}": 900})
     process = node.process()
     assert process.lease(900 * MIB).refused
@@ -58,17 +58,19 @@ def test_it_is_free_again_when_the_process_is_gone(node: Node, meter: HandMeter,
     assert process.lease(900 * MIB).granted_bytes == 900 * MIB
 
 
-def test_it_is_reported_until_the_process_is_gone(meter: HandMeter, server: Server) -> None:
+def test_it_is_reported_until_the_process_is_gone(meter: HandMeter, server: ArbiterServer) -> None:
     read(server, meter, **{f"p{LOST}": 900})
     read(server, meter, **{f"p{LOST}": 900})
     state = found(server)
     assert state.findings == (Finding(Reason.UNCONNECTED, (LOST,)),)
-    assert (state.memory, state.gpu_time) == (State.UNENFORCED, State.UNENFORCED)
+    assert (state.memory, state.gpu_time) == (LimitState.UNENFORCED, LimitState.UNENFORCED)
     read(server, meter)
-    assert found(server) == Enforcement(State.ENFORCED, State.ENFORCED)
+    assert found(server) == Enforcement(LimitState.ENFORCED, LimitState.ENFORCED)
 
 
-def test_who_comes_back_is_charged_by_its_own_word_at_once(node: Node, meter: HandMeter, server: Server) -> None:
+def test_a_process_that_reconnects_is_charged_what_it_states_at_once(
+    node: ArbiterNode, meter: HandMeter, server: ArbiterServer
+) -> None:
     read(server, meter, me=900)
     assert found(server).findings == (Finding(Reason.UNCONNECTED, (os.getpid(),)),)
     assert node.process().lease(1000 * MIB).granted_bytes == 1000 * MIB
@@ -76,9 +78,9 @@ def test_who_comes_back_is_charged_by_its_own_word_at_once(node: Node, meter: Ha
 
 
 def test_readings_of_a_process_that_is_just_ending_take_nothing_from_its_siblings(
-    node: Node, meter: HandMeter, server: Server
+    node: ArbiterNode, meter: HandMeter, server: ArbiterServer
 ) -> None:
-    """It has hung up, and NVML still counts it. Readings come one after another while somebody waits for them."""
+    """It has disconnected, and NVML still counts it. Readings come one after another while a process waits for them."""
     read(server, meter)
     for _ in range(3):
         read(server, meter, **{f"p{LOST}": 900})
@@ -86,7 +88,9 @@ def test_readings_of_a_process_that_is_just_ending_take_nothing_from_its_sibling
     assert found(server).findings == ()
 
 
-def test_who_hung_up_before_the_first_reading_is_ending_too(node: Node, meter: HandMeter, server: Server) -> None:
+def test_a_process_that_hung_up_before_the_first_reading_counts_as_ending(
+    node: ArbiterNode, meter: HandMeter, server: ArbiterServer
+) -> None:
     node.process().close()
     wait_for(lambda: len(server.containers["k"].connections) == 0)
     read(server, meter, me=900)
@@ -96,7 +100,9 @@ def test_who_hung_up_before_the_first_reading_is_ending_too(node: Node, meter: H
     assert found(server).findings == (Finding(Reason.UNCONNECTED, (os.getpid(),)),)
 
 
-def test_who_does_not_end_within_a_second_counts(node: Node, meter: HandMeter, server: Server) -> None:
+def test_a_process_that_does_not_end_within_a_second_counts(
+    node: ArbiterNode, meter: HandMeter, server: ArbiterServer
+) -> None:
     read(server, meter)
     read(server, meter, **{f"p{LOST}": 900})
     meter.ahead_s = 0.8
@@ -105,7 +111,7 @@ def test_who_does_not_end_within_a_second_counts(node: Node, meter: HandMeter, s
     assert node.process().lease(101 * MIB).refused
 
 
-def test_one_that_comes_and_goes_is_new_each_time(meter: HandMeter, server: Server) -> None:
+def test_one_that_comes_and_goes_is_new_each_time(meter: HandMeter, server: ArbiterServer) -> None:
     read(server, meter)
     read(server, meter, **{f"p{LOST}": 900})
     read(server, meter)
@@ -130,5 +136,5 @@ def test_a_process_that_changed_its_root_is_known_by_the_librarys_thread(monkeyp
 def test_the_threads_of_a_name_are_found() -> None:
     name = Path("/proc/self/comm").read_text().rstrip("\n")
     assert f"{os.getpid()}/task/{os.getpid()}" in host._threads(os.getpid(), name)
-    assert host._threads(os.getpid(), "nobody's name") == []
+    assert host._threads(os.getpid(), "an unused name") == []
     assert host._threads(LOST, name) == []

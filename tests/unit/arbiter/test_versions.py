@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.unit.arbiter.conftest import MIB, Node, a_grant
+from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant
 from vgpu.protocol import wire
 
 HEADER = struct.Struct("<IHHII")
@@ -15,7 +15,7 @@ def packet(kind: int, seq: int, body: bytes) -> bytes:
     return HEADER.pack(0x52474E54, 1, kind, seq, len(body)) + body
 
 
-def test_an_old_library_leases_returns_and_states_as_before(node: Node) -> None:
+def test_an_old_library_leases_returns_and_states_as_before(node: ArbiterNode) -> None:
     node.allocate("k", a_grant())
     node.start()
     process = node.connect()
@@ -34,7 +34,7 @@ def test_an_old_library_leases_returns_and_states_as_before(node: Node) -> None:
     assert HEADER.unpack_from(process.sock.recv(8192))[2:4] == (MEASURED, 9)
 
 
-def test_an_old_library_is_still_sent_what_it_does_not_use(node: Node) -> None:
+def test_an_old_library_is_still_sent_what_it_does_not_use(node: ArbiterNode) -> None:
     node.allocate("k", a_grant())
     node.start()
     old, other = node.process(), node.process()

@@ -57,7 +57,7 @@ print(tangram.latency_critical()(lambda a, b=1: a + b)(2, b=3))
     assert _run(program) == ["False False None None", "5"]
 
 
-def test_a_hint_says_how_soon(calls):
+def test_a_hint_has_the_time_until_the_work(calls):
     assert calls("print(tangram.hint(1500), tangram.end())") == ["hint 1500", "end 0", "True True"]
 
 
@@ -67,14 +67,14 @@ def test_a_fraction_of_a_microsecond_is_dropped(calls):
 
 @pytest.mark.parametrize("us", ["-1", "10_000_001", "float('nan')", "float('inf')"])
 def test_a_hint_that_cannot_be_is_an_error_with_its_range(calls, us):
-    said = calls(f"try:\n    tangram.hint({us})\nexcept ValueError as error:\n    print(error)")
-    assert len(said) == 1
-    assert said[0].endswith("microseconds: 0 to 10,000,000")
+    printed = calls(f"try:\n    tangram.hint({us})\nexcept ValueError as error:\n    print(error)")
+    assert len(printed) == 1
+    assert printed[0].endswith("microseconds: 0 to 10,000,000")
 
 
 def test_a_hint_that_is_no_number_is_an_error_with_argument_value_and_range(calls):
-    said = calls("try:\n    tangram.hint('x')\nexcept TypeError as error:\n    print(error)")
-    assert said == ["hint: us is 'x': it must be a number, 0 to 10,000,000"]
+    printed = calls("try:\n    tangram.hint('x')\nexcept TypeError as error:\n    print(error)")
+    assert printed == ["hint: us is 'x': it must be a number, 0 to 10,000,000"]
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ except TypeError as error:
 
 
 def test_memory_is_that_of_the_gpu_requested(calls):
-    said = calls("print(*tangram.memory(1), tangram.memory(2), tangram.memory(-1), tangram.version())")
-    assert said == ["5 3 2 1 None None 9.8.7"]
+    printed = calls("print(*tangram.memory(1), tangram.memory(2), tangram.memory(-1), tangram.version())")
+    assert printed == ["5 3 2 1 None None 9.8.7"]
 
 
 def test_a_library_that_lacks_a_function_is_as_none(tmp_path):
     made = tmp_path / "libold.so"
     words = ["gcc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-"]
     subprocess.run(words, input='const char *tangram_version(void) { return "0"; }', text=True, check=True)
-    said = _run("print(tangram.version(), tangram.hint(1))", LD_PRELOAD=str(made))
-    assert said == ["0 False"]
+    printed = _run("print(tangram.version(), tangram.hint(1))", LD_PRELOAD=str(made))
+    assert printed == ["0 False"]
 
 
 def test_every_function_of_the_header_is_used():

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from deviceplugin.allocation import NodePod, Request
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.allocation import DeviceRequest, NodePod
+from deviceplugin.device_ledger import DeviceLedger
 from vgpu.api.contract import devices
 from vgpu.api.grant import Assignment, Slice
 from vgpu.api.inventory import Gpu, Inventory
@@ -58,7 +58,7 @@ class KnownPods:
     def node_pods(self) -> Sequence[NodePod]:
         return list(self.shown.values())
 
-    def other_scheduler(self, request: Request) -> str | None:  # noqa: ARG002
+    def other_scheduler(self, request: DeviceRequest) -> str | None:  # noqa: ARG002
         return None
 
     async def changed(self) -> None:
@@ -79,7 +79,7 @@ class KnownPods:
 class ModelKubelet:
     """The kubelet's device manager, as manager.go of Kubernetes 1.36 has it: reuse first, then preferred, then any."""
 
-    def __init__(self, ledger: Ledger, inventory: Inventory, rng: random.Random, names: Names = DEFAULT) -> None:
+    def __init__(self, ledger: DeviceLedger, inventory: Inventory, rng: random.Random, names: Names = DEFAULT) -> None:
         self.ledger, self.rng, self.names = ledger, rng, names
         self.all = {resource: {d.id for d in ids} for resource, ids in devices(inventory, names).items()}
         self.used: dict[str, set[str]] = {resource: set() for resource in self.all}

@@ -1,141 +1,39 @@
 """A node in one process: the kubelet with its records, the API's pods, running processes and the disk are models; the plugin's parts are real.
 
-The models are the obvious slow ones: who runs, what it mounts and what it uses is written down at each event, and after each step the
-invariants are counted from that alone (`Machine.check`).
+The models are the obvious slow ones: which process runs, what it mounts and what it uses is written down at each event, and after each step the
+invariants are counted from that alone (`SimulatedNode.check`).
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Collection
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 from uuid import UUID
 
-import pytest
-
-from deviceplugin.admission import PreStart
-from deviceplugin.allocation import Request
-from deviceplugin.device_ledger import Ledger
-from deviceplugin.gpus.offer import Offer
-from deviceplugin.grants.directories import Grants
 from deviceplugin.grants.spares import KEPT
-from deviceplugin.metrics import Metrics
-from deviceplugin.pod_resources import Holding, holders
-from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.orphans import Orphans
-from deviceplugin.pods.usage_records import UsageRecords
-from deviceplugin.service import Service
-from deviceplugin.upkeep import Upkeep, restore
+from deviceplugin.pod_resources import ContainerDevices, holders
 from kube.objects import Pod
-from tests.unit.deviceplugin.builders import inventory, uuid
-from tests.unit.deviceplugin.workloads import CORE, MEM, Pods, Process
+from tests.unit.deviceplugin.builders import uuid
+from tests.unit.deviceplugin.simulated_plugin import (
+    GPUS,
+    CallRefused,
+    GrpcContext,
+    Killed,
+    SimulatedPlugin,
+    cut_after,
+)
+from tests.unit.deviceplugin.workloads import MEM, SimulatedPod, SimulatedProcess
 from vgpu.api.codec import grant_from_text
 from vgpu.api.contract import CONTAINER_DIR
 from vgpu.api.grant import GrantGpu
-from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
-GPUS: Final = 2
 UNITS: Final = 16
-CHANGES: Final = (
-    "mkdir", "unlink", "remove", "rename", "replace", "link", "symlink", "rmdir", "chmod", "fchmod", "ftruncate", "open", "write", "fsync",
-)  # fmt: skip
-"""Functions of `os` by which files change, or stay changed."""
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing that follows has an effect."""
-
-
-@contextmanager
-def cut_after(changes: int | None) -> Iterator[None]:
-    """From this many changes of files on, each raises; None = never."""
-    made = itertools.count()
-
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*args: Any, **more: Any) -> Any:
-            if changes is not None and next(made) >= changes:
-                raise Killed
-            return change(*args, **more)
-
-        return act
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CHANGES:
-            patch.setattr(os, name, counted(getattr(os, name)))
-        yield
-
-
-class Refusal(Exception):
-    """What the kubelet gets instead of an answer."""
-
-
-class Context:
-    async def abort(self, code: object, text: str) -> NoReturn:  # noqa: ARG002
-        raise Refusal(text)
-
-
-class Nobody:
-    def served(self, call: str, resource: str, seconds: float) -> None: ...
-    def refused(self, call: str, request: Request, error: Exception) -> None: ...
-    def forget_the_gone(self, alive: Collection[str]) -> None: ...
-
-
-class Plugin:
-    """A process: what it remembers is gone with it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.pods = NodePods(DEFAULT, 1024)
-        self.offer = Offer(DEFAULT, 1024)
-        self.offer.set_inventory(inventory(GPUS))
-        self.grants = Grants(machine.state, machine.image, boot=machine.boot)
-        self.usage_records = UsageRecords(machine.state, machine.boot)
-        self.grants.settling.rest = self.afterwards  # type: ignore[method-assign]  # at once: a thread cannot be cut
-        self.orphans = Orphans(self.usage_records, self.pods, machine, self.offer.set_orphans)
-        self.ledger = Ledger(
-            self.pods,
-            self.offer.inventory,
-            DEFAULT,
-            patience_s=0.0,
-            orphans=self.orphans,
-            users=self.usage_records.users,
-        )
-        parts: Any = {
-            "pods": self.pods, "records": machine, "ledger": self.ledger, "grants": self.grants, "usage_records": self.usage_records,
-        }  # fmt: skip
-        self.prestart = PreStart(DEFAULT, 1024, inventory=self.offer.inventory, fetch=machine.fetch, **parts)
-        self.services = {
-            resource: Service(
-                resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self.prestart,
-                state_root=machine.state, observer=Nobody(),
-            )
-            for resource in (MEM, CORE)
-        }  # fmt: skip
-        nobody: Any = Nobody()
-        self.upkeep = Upkeep(
-            DEFAULT, orphans=self.orphans, remover=nobody, metrics=Metrics(), now=lambda: machine.now, **parts
-        )
-        self.machine = machine
-
-    def afterwards(self) -> None:
-        self.grants.fill_spares()
-        self.usage_records.begin_next()
-
-    async def begin(self) -> None:
-        self.grants.install()
-        self.usage_records.load()
-        for one in self.machine.pods.values():
-            self.pods.on_change(None, one.seen())
-        records: Any = self.machine
-        await restore(records, self.pods, self.ledger, self.grants, self.usage_records, DEFAULT)
-        await self.orphans.once()
-
-
-class Machine:
+class SimulatedNode:
     """A node: the kubelet with its records, the disk, processes, and a plugin."""
 
     blind = False
@@ -145,11 +43,11 @@ class Machine:
         self.image.write_bytes(b"library 0")
         self.now = 0.0
         self.boots = 1
-        self.pods: dict[str, Pods] = {}
+        self.pods: dict[str, SimulatedPod] = {}
         """By UID, as the API has them."""
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self.count = self.kills = self.refusals = self.given_up = 0
-        self.plugin: Plugin | None = None
+        self.plugin: SimulatedPlugin | None = None
 
     @property
     def boot(self) -> str:
@@ -157,9 +55,9 @@ class Machine:
 
     # --- what the plugin reads ---
 
-    async def holdings(self, domain: str) -> tuple[Holding, ...]:  # noqa: ARG002
+    async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:  # noqa: ARG002
         return tuple(
-            Holding("default", one.name, container, resource, frozenset(ids))
+            ContainerDevices("default", one.name, container, resource, frozenset(ids))
             for one in self.pods.values()
             for (container, resource), ids in one.held.items()
             if container != "setup"  # the kubelet lists no init container
@@ -176,10 +74,10 @@ class Machine:
 
     # --- what happens ---
 
-    async def working(self, changes: int | None = None) -> Plugin:
+    async def working(self, changes: int | None = None) -> SimulatedPlugin:
         """The plugin, started anew when it is not there; while it starts it may be killed, and is started again then."""
         while self.plugin is None:
-            made = Plugin(self)
+            made = SimulatedPlugin(self)
             if await self.survives(made.begin(), changes):
                 self.plugin = made
             changes = None
@@ -190,7 +88,7 @@ class Machine:
             with cut_after(changes):
                 await work
                 if self.plugin is not None:
-                    await self.plugin.grants.settling.ended(self.plugin.grants.settling.under_way)
+                    await self.plugin.grants.durability.ended(self.plugin.grants.durability.under_way)
         except Killed:
             self.plugin = None
             self.kills += 1
@@ -205,7 +103,7 @@ class Machine:
         self.count += 1
         names = {one.name for one in self.pods.values()}
         name = next(n for n in (f"p{self.count % 4}", f"p{self.count}") if n not in names)
-        one = Pods(str(UUID(int=self.count)), name, gpu, units, init_units, core)
+        one = SimulatedPod(str(UUID(int=self.count)), name, gpu, units, init_units, core)
         self.pods[one.uid] = one
         self.show(one)
         await plugin.orphans.once()
@@ -220,14 +118,16 @@ class Machine:
         one.admitted = True
         self.show(one)
 
-    def has_room(self, gpu: int, units: int, core: int, plugin: Plugin) -> bool:
+    def has_room(self, gpu: int, units: int, core: int, plugin: SimulatedPlugin) -> bool:
         """As the extender counts: pods that the API has, and orphans that the inventory names."""
         held = [one.assignment.held() for one in self.pods.values() if one.phase != "Failed"]
         held += [orphan.held for orphan in plugin.offer.inventory().orphans if orphan.uid not in self.pods]
         mib, percent = sums(held)
         return mib[uuid(gpu)] + units * 1024 <= UNITS * 1024 and percent[uuid(gpu)] + core <= 100
 
-    async def choose(self, plugin: Plugin, resource: str, reusable: tuple[str, ...], quantity: int) -> tuple[str, ...]:
+    async def choose(
+        self, plugin: SimulatedPlugin, resource: str, reusable: tuple[str, ...], quantity: int
+    ) -> tuple[str, ...]:
         taken = reusable[:quantity]
         if len(taken) == quantity:
             return taken
@@ -242,27 +142,33 @@ class Machine:
         return (*taken, *rest)[:quantity]
 
     def in_use(self, resource: str, but: str = "") -> frozenset[str]:
-        """Device IDs that living processes hold."""
+        """Device IDs that living processes use."""
         return frozenset(i for p in self.processes if p.of.uid != but for i in p.ids.get(resource, ()))
 
     async def allocated(
-        self, plugin: Plugin, one: Pods, container: str, resource: str, ids: tuple[str, ...], changes: int | None
+        self,
+        plugin: SimulatedPlugin,
+        one: SimulatedPod,
+        container: str,
+        resource: str,
+        ids: tuple[str, ...],
+        changes: int | None,
     ) -> bool:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         answers: list[Any] = []
 
         async def allocate() -> None:
-            answers.append(await plugin.services[resource].Allocate(request, Context()))
+            answers.append(await plugin.services[resource].Allocate(request, GrpcContext()))
 
         try:
             if not await self.survives(allocate(), changes):
                 return False
-        except Refusal:
+        except CallRefused:
             self.refusals += 1
             assert self.overfull(one.gpu) or not self.in_use(resource).isdisjoint(ids), "a refusal has a reason"
             return False
         assert self.in_use(resource, but=one.uid).isdisjoint(ids), (
-            "devices that a living process uses are given to nobody"
+            "devices that a living process uses are allocated to no pod"
         )
         one.held[container, resource] = ids
         if resource == MEM:
@@ -289,7 +195,7 @@ class Machine:
             one = running[number % len(running)]
             await self.start_container(one, one.running, changes)
 
-    async def start_container(self, one: Pods, container: str, changes: int | None) -> None:
+    async def start_container(self, one: SimulatedPod, container: str, changes: int | None) -> None:
         plugin = await self.working()
         one.running = ""
         self.processes = [process for process in self.processes if process.of is not one]
@@ -301,7 +207,7 @@ class Machine:
                 for resource in (MEM,)
             }
             mount = one.mounts[container]
-            self.processes.append(Process(one, container, mount, mount.stat().st_ino, held))
+            self.processes.append(SimulatedProcess(one, container, mount, mount.stat().st_ino, held))
 
     async def remove(self, number: int) -> None:
         """In order: the processes end, then the API forgets the pod."""
@@ -316,10 +222,10 @@ class Machine:
             self.given_up += any(process.of is one for process in self.processes)
             self.forget(one)
 
-    def some_pod(self, number: int) -> Pods | None:
+    def some_pod(self, number: int) -> SimulatedPod | None:
         return sorted(self.pods.values(), key=lambda p: p.name)[number % len(self.pods)] if self.pods else None
 
-    def forget(self, one: Pods) -> None:
+    def forget(self, one: SimulatedPod) -> None:
         del self.pods[one.uid]
         if self.plugin:
             self.plugin.pods.on_change(one.seen(), None)
@@ -349,12 +255,12 @@ class Machine:
         self.now = max(self.now, newest(self.state)) + later_s
         await self.survives(plugin.upkeep.once(), changes)
 
-    def fail(self, one: Pods) -> None:
+    def fail(self, one: SimulatedPod) -> None:
         """The kubelet has let go of it: its devices are free."""
         one.held, one.phase, one.admitted, one.running = {}, "Failed", False, ""
         self.show(one)
 
-    def show(self, one: Pods) -> None:
+    def show(self, one: SimulatedPod) -> None:
         if self.plugin:
             self.plugin.pods.on_change(self.plugin.pods.pod(one.uid), one.seen())
 
@@ -369,9 +275,9 @@ class Machine:
 
     def check(self) -> None:
         for path in self.state.glob("grants/*/grant"):
-            grant_from_text(path.read_text())  # whoever reads it now, reads a whole one
+            grant_from_text(path.read_text())  # any reader now reads a whole one
         assert not any(self.overfull(gpu) for gpu in range(GPUS))  # I1
-        for process in self.processes:  # I2: what it mounted is there, and says what its pod was assigned
+        for process in self.processes:  # I2: what it mounted is there, and has what its pod was assigned
             assert process.mount.stat().st_ino == process.inode
             grant = grant_from_text((process.mount / "grant").read_text())
             (piece,) = process.of.pieces[process.container]
@@ -385,7 +291,7 @@ class Machine:
             assert (self.state / "ld.so.preload").read_text() == "/run/tangram/libtangram.so\n"
 
     async def check_end(self, later_s: float) -> None:
-        """Who was admitted can still start; and when all are gone, so is everything but what a new plugin installs."""
+        """An admitted pod can still start; and when all are gone, so is everything but what a new plugin installs."""
         for number, _ in enumerate([one for one in self.pods.values() if one.admitted and one.held]):
             for _ in range(2):
                 await self.start(number, None)

@@ -1,4 +1,4 @@
-"""A start of a pod that the watch does not show: is it gone, or does nobody know?"""
+"""A start of a pod that the watch does not show: is it gone, or is that unknown?"""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from deviceplugin import admission as prestart
-from deviceplugin.admission import ApiAway, PodGone, PreStart, Unserved
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.admission import ApiUnavailable, PodGone, PreStart, StartRefused
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import RECORD, Record
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.usage_records import UsageRecords
 from tests.builders import pod
@@ -35,7 +35,7 @@ RETRIES = 8
 
 
 @dataclass
-class Records:
+class FixedRecords:
     """The kubelet's: it starts container main of pod a."""
 
     named: tuple[str, str] | None = ("default", "a")
@@ -45,13 +45,13 @@ class Records:
 
 
 @dataclass
-class Node:
+class NodeUnderAdmission:
     """A plugin whose watch brings nothing, and an API server."""
 
     api: FakeApi
-    grants: Grants
+    grants: GrantDirectories
     start: PreStart
-    records: Records
+    records: FixedRecords
 
     usage_records: UsageRecords
     arbiters: list[socket.socket] = field(default_factory=list)
@@ -95,8 +95,8 @@ def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (folder / "image.so").write_bytes(b"library")
 
     @asynccontextmanager
-    async def made() -> AsyncIterator[Node]:
-        pods, grants = NodePods(DEFAULT, 1024), Grants(folder / "state", folder / "image.so")
+    async def made() -> AsyncIterator[NodeUnderAdmission]:
+        pods, grants = NodePods(DEFAULT, 1024), GrantDirectories(folder / "state", folder / "image.so")
         grants.install()
         never = asyncio.Event()
 
@@ -104,13 +104,13 @@ def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             await never.wait()
 
         pods.attach(changed, lambda: True)
-        records, usage_records = Records(), UsageRecords(folder / "state", "boot")
+        records, usage_records = FixedRecords(), UsageRecords(folder / "state", "boot")
         async with FakeApi() as api, api.client() as client:
             start = PreStart(
-                DEFAULT, 1024, pods=pods, records=records, ledger=Ledger(pods, inventory, DEFAULT), grants=grants,
+                DEFAULT, 1024, pods=pods, records=records, ledger=DeviceLedger(pods, inventory, DEFAULT), grants=grants,
                 usage_records=usage_records, inventory=inventory, fetch=partial(fetch_pod, client),
             )  # fmt: skip
-            node = Node(api, grants, start, records, usage_records)
+            node = NodeUnderAdmission(api, grants, start, records, usage_records)
             try:
                 yield node
             finally:
@@ -134,7 +134,9 @@ async def test_an_api_server_that_does_not_report_refuses_this_start_only(on: An
         node.there()
         key = node.allocated()
         node.away(fault)
-        with pytest.raises(ApiAway, match=r"does not tell whether it is there \(.+\).*the kubelet tries it again"):
+        with pytest.raises(
+            ApiUnavailable, match=r"does not answer whether it exists \(.+\).*the kubelet tries it again"
+        ):
             await node.start(MEM, IDS)
         node.api.faults.clear()
         await node.start(MEM, IDS)
@@ -148,11 +150,11 @@ async def test_a_container_that_started_before_starts_with_its_grant_while_the_a
         await node.start(MEM, IDS)
 
 
-async def test_the_grant_of_another_pod_starts_nobody(on: Any) -> None:
+async def test_the_grant_of_another_pod_starts_no_container(on: Any) -> None:
     async with on() as node:
         node.granted("b")
         node.away(AWAY["refuses"])
-        with pytest.raises(ApiAway, match="pod default/a is not known here yet"):
+        with pytest.raises(ApiUnavailable, match="pod default/a is not known here yet"):
             await node.start(MEM, IDS)
 
 
@@ -172,10 +174,12 @@ async def test_a_pod_that_has_ended_is_gone(on: Any) -> None:
             await node.start(MEM, IDS)
 
 
-async def test_devices_that_no_record_knows_start_nobody(on: Any) -> None:
+async def test_devices_that_are_in_no_record_start_no_container(on: Any) -> None:
     async with on() as node:
         node.records.named = None
-        with pytest.raises(Unserved, match=f"the kubelet's records name no container with these 1 devices of {MEM}"):
+        with pytest.raises(
+            StartRefused, match=f"the kubelet's records name no container with these 1 devices of {MEM}"
+        ):
             await node.start(MEM, IDS)
 
 
@@ -215,7 +219,7 @@ async def test_a_container_without_a_directory_does_not_start(on: Any) -> None:
     async with on() as node:
         node.there()
         with pytest.raises(
-            Unserved, match="container main with 1 devices has no grant directory: it was removed"
+            StartRefused, match="container main with 1 devices has no grant directory: it was removed"
         ) as no:
             await node.start(MEM, IDS)
         assert no.value.pod.metadata.name == "a"
@@ -226,7 +230,7 @@ async def test_the_directory_of_another_pod_is_never_written_again(on: Any) -> N
         theirs = node.granted("b")
         before = [(path, path.lstat().st_mtime_ns) for path in sorted(node.grants.folder(theirs).iterdir())]
         node.there()
-        with pytest.raises(Unserved, match=f"the newest of these devices is {theirs}, of pod UID uid-default-b"):
+        with pytest.raises(StartRefused, match=f"the newest of these devices is {theirs}, of pod UID uid-default-b"):
             await node.start(MEM, IDS)
         ours = node.allocated()
         await node.start(MEM, IDS)

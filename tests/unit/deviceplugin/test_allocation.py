@@ -1,4 +1,4 @@
-"""Whose request it is: properties over a model of the kubelet's device manager."""
+"""The pod of a request: properties over a model of the kubelet's device manager."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from deviceplugin.allocation import (
     Choice,
-    Flight,
+    DeviceRequest,
     NodePod,
-    Request,
+    PodInFlight,
     candidates,
-    check_room,
+    check_capacity,
+    choose_container,
     contradiction,
     prefer,
-    settle,
 )
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.device_ledger import DeviceLedger
 from tests.examples import examples
 from tests.unit.deviceplugin.builders import KnownPods, ModelKubelet, inventory, node_pod, share, uuid
 from vgpu.api.contract import uuid_of
@@ -36,9 +36,9 @@ def gpus_of(ids: frozenset[str]) -> Counter[str]:
     return Counter(uuid_of(one) for one in ids)
 
 
-def set_up(access: str, seed: int, gpus: int = 2) -> tuple[KnownPods, Ledger, ModelKubelet]:
+def set_up(access: str, seed: int, gpus: int = 2) -> tuple[KnownPods, DeviceLedger, ModelKubelet]:
     pods, has = KnownPods(), inventory(gpus, access=access)
-    ledger = Ledger(pods, lambda: has, DEFAULT, clock=lambda: 0.0, patience_s=0.01)
+    ledger = DeviceLedger(pods, lambda: has, DEFAULT, clock=lambda: 0.0, pod_wait_s=0.01)
     return pods, ledger, ModelKubelet(ledger, has, random.Random(seed))
 
 
@@ -124,13 +124,13 @@ async def test_a_wrong_guess_is_corrected_as_soon_as_a_request_shows_it(seed: in
     )
     pods.show(small)
     pods.show(large)
-    await kubelet.admit(large)  # the younger one comes first, and its memory tells nothing
+    await kubelet.admit(large)  # the younger one comes first, and its memory proves nothing
     assert ledger.done.keys() == {large.uid}
     await kubelet.admit(small)
     assert ledger.done[small.uid]["main", CORE] == kubelet.records[small.uid]["main", CORE]
 
 
-async def test_a_pod_that_the_kubelet_rejected_half_way_does_not_hold_up_the_next() -> None:
+async def test_a_pod_that_the_kubelet_rejected_half_way_does_not_delay_the_next() -> None:
     pods, ledger, kubelet = set_up("cdi", 1)
     rejected, following = node_pod("r", 0, share("main", 4, 10), on=[0]), node_pod("f", 1, share("main", 6, 10), on=[1])
     pods.show(rejected)
@@ -145,7 +145,7 @@ async def test_a_request_waits_for_the_watch_to_bring_its_pod() -> None:
     import asyncio
 
     pods, ledger, kubelet = set_up("cdi", 1)
-    ledger._patience_s = 5.0
+    ledger._pod_wait_s = 5.0
     late = node_pod("late", 0, share("main", 4), on=[1])
     admission = asyncio.create_task(kubelet.admit(late))
     await asyncio.sleep(0)
@@ -170,11 +170,11 @@ async def test_assignments_beyond_a_gpus_memory_are_refused() -> None:
         await kubelet.admit(pods.shown["uid-a"])
 
 
-def test_a_whole_gpu_shared_with_anybody_is_refused() -> None:
+def test_a_whole_gpu_that_is_shared_is_refused() -> None:
     whole = node_pod("w", 0, GpuRequest("main", "whole", 1, core_percent=100), on=[0])
-    check_room([whole], [uuid(0)], inventory())
+    check_capacity([whole], [uuid(0)], inventory())
     with pytest.raises(Refused, match="to one container alone and to others"):
-        check_room([whole, node_pod("s", 1, share("main", 1), on=[0])], [uuid(0)], inventory())
+        check_capacity([whole, node_pod("s", 1, share("main", 1), on=[0])], [uuid(0)], inventory())
 
 
 def test_devices_on_an_unassigned_gpu_are_refused_with_cdi_and_taken_as_a_swap_with_nvidias_runtime() -> None:
@@ -182,16 +182,16 @@ def test_devices_on_an_unassigned_gpu_are_refused_with_cdi_and_taken_as_a_swap_w
     ids = [f"{uuid(1)}-{slot}" for slot in range(2)]
 
     def choices() -> list[Choice]:
-        return list(candidates([one], {}, Flight(), Request(MEM, 2), DEFAULT))
+        return list(candidates([one], {}, PodInFlight(), DeviceRequest(MEM, 2), DEFAULT))
 
     with pytest.raises(Refused, match=f"chose devices on {uuid(1)} for pod default/p, which was assigned {uuid(0)}"):
-        settle(choices(), ids, Request(MEM, 2), must_match=True)
-    assert settle(choices(), ids, Request(MEM, 2), must_match=False).swapped
+        choose_container(choices(), ids, DeviceRequest(MEM, 2), must_match=True)
+    assert choose_container(choices(), ids, DeviceRequest(MEM, 2), must_match=False).swapped
 
 
 def test_preferred_devices_contain_what_the_kubelet_demands_and_nothing_off_the_gpu() -> None:
     one = node_pod("p", 0, share("main", 3), on=[1])
-    (choice,) = candidates([one], {}, Flight(), Request(MEM, 3), DEFAULT)
+    (choice,) = candidates([one], {}, PodInFlight(), DeviceRequest(MEM, 3), DEFAULT)
     available = [f"{uuid(gpu)}-{slot}" for gpu in (0, 1) for slot in range(12)]
     assert prefer(choice, available, [f"{uuid(1)}-11"], 3) == [f"{uuid(1)}-11", f"{uuid(1)}-0", f"{uuid(1)}-1"]
     assert prefer(choice, available[:13], [], 3) is None
@@ -200,13 +200,13 @@ def test_preferred_devices_contain_what_the_kubelet_demands_and_nothing_off_the_
 def test_an_assignment_that_contradicts_the_request_is_reported() -> None:
     requests = (share("main", 4, 30),)
 
-    def says(*pieces: Slice) -> str:
+    def found(*pieces: Slice) -> str:
         return contradiction(requests, Assignment({"main": pieces})) or ""
 
-    assert says(Slice(uuid(0), 0, 4096, 30)) == ""
-    assert "assigned 8192 MiB and 30 percent" in says(Slice(uuid(0), 0, 8192, 30))
-    assert "assigned 0 GPUs and requests 1" in says()
-    assert "assigned a whole" in says(Slice(uuid(0), 0, 4096, 30, "whole"))
+    assert found(Slice(uuid(0), 0, 4096, 30)) == ""
+    assert "assigned 8192 MiB and 30 percent" in found(Slice(uuid(0), 0, 8192, 30))
+    assert "assigned 0 GPUs and requests 1" in found()
+    assert "assigned a whole" in found(Slice(uuid(0), 0, 4096, 30, "whole"))
 
 
 def test_a_pod_being_deleted_is_meant_last() -> None:
@@ -214,13 +214,13 @@ def test_a_pod_being_deleted_is_meant_last() -> None:
 
     leaving: NodePod = replace(node_pod("old", 0, share("main", 4), on=[0]), leaving=True)
     fresh = node_pod("new", 1, share("main", 4), on=[1])
-    found = [c.node_pod.name for c in candidates([leaving, fresh], {}, Flight(), Request(MEM, 4), DEFAULT)]
+    found = [c.node_pod.name for c in candidates([leaving, fresh], {}, PodInFlight(), DeviceRequest(MEM, 4), DEFAULT)]
     assert found == ["new", "old"]
 
 
 @pytest.mark.parametrize("core", [0, 20])
 @pytest.mark.parametrize("fate", ["gone", "admitted"])
-async def test_a_pod_whose_devices_a_twin_took_is_served_when_its_own_turn_comes(core: int, fate: str) -> None:
+async def test_a_pod_whose_devices_a_twin_got_is_served_when_it_is_next(core: int, fate: str) -> None:
     pods, _, kubelet = set_up("nvidia", 3)
     first, twin = (
         node_pod("first", 0, share("main", 4, core), on=[0]),

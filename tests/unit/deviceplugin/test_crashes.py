@@ -1,5 +1,5 @@
 """A plugin killed between any two changes of a file, pods deleted by force, a kubelet without its checkpoint, a reboot: nothing granted is
-lost, no GPU is given twice, nobody is refused for it later, nothing stays for ever.
+lost, no GPU is given twice, no pod is refused for it later, nothing stays for ever.
 
 The kill is simulated: from the chosen change on, every change of a file raises, also in `except` and `finally`.
 """
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.upkeep import ENDED_AGE_S, GARBAGE_AGE_S
 from tests.examples import examples
-from tests.unit.deviceplugin.simulated import Machine
+from tests.unit.deviceplugin.simulated import SimulatedNode
 
 kill_after = st.none() | st.integers(0, 30)
 numbers = st.integers(0, 5)
@@ -46,7 +46,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
-async def live_through(machine: Machine, done: list[tuple[Any, ...]]) -> None:
+async def live_through(machine: SimulatedNode, done: list[tuple[Any, ...]]) -> None:
     for step in done:
         match step:
             case ("restart", changes):
@@ -62,10 +62,10 @@ async def live_through(machine: Machine, done: list[tuple[Any, ...]]) -> None:
     await machine.check_end(2 * GARBAGE_AGE_S)
 
 
-def run(done: list[tuple[Any, ...]]) -> Machine:
+def run(done: list[tuple[Any, ...]]) -> SimulatedNode:
     folder = Path(tempfile.mkdtemp(prefix="crash-"))
     try:
-        machine = Machine(folder)
+        machine = SimulatedNode(folder)
         asyncio.run(live_through(machine, done))
         return machine
     finally:
@@ -116,7 +116,7 @@ def test_a_container_that_crashes_keeps_its_own_grant_though_another_has_its_dev
     )
 
 
-def test_the_room_of_a_pod_deleted_by_force_is_refused_only_while_its_processes_run() -> None:
+def test_the_capacity_of_a_pod_deleted_by_force_is_refused_only_while_its_processes_run() -> None:
     full = ("admit", 0, 12, 0, 0, None)
     fill = [full, ("start", 2, None), ("remove by force", 2)]
     machine = run([*BEFORE, *fill, full])  # the extender has not heard of the orphan: the race
@@ -147,7 +147,7 @@ def test_the_room_of_a_pod_deleted_by_force_is_refused_only_while_its_processes_
         "collect", "start after a reboot", "restart beside an orphan",
     ],
 )  # fmt: skip
-def test_a_kill_at_each_single_change_in_turn(step: Any) -> None:
+def test_a_kill_at_each_single_change(step: Any) -> None:
     changes = 0
     while run([*BEFORE, *step(changes)]).kills:
         changes += 1

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.grants import disk_thread as worker
-from deviceplugin.grants.directories import Grants
-from deviceplugin.service import Service
+from deviceplugin.grants import disk_thread as disk_thread
+from deviceplugin.grants.grant_directories import GrantDirectories
+from deviceplugin.service import DevicePluginService
 from tests.unit.deviceplugin.builders import KnownPods, inventory, node_pod, share, uuid
-from tests.unit.deviceplugin.simulated import Context, Nobody, Refusal
+from tests.unit.deviceplugin.simulated_plugin import CallRefused, GrpcContext, SilentObserver
 from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as pb
 
@@ -23,25 +23,25 @@ MEM = DEFAULT.gpu_mem
 
 
 @pytest.fixture
-def grants(tmp_path: Path) -> Grants:
+def grants(tmp_path: Path) -> GrantDirectories:
     (tmp_path / "image.so").write_bytes(b"library")
-    made = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
+    made = GrantDirectories(tmp_path / "state", tmp_path / "image.so", boot="boot")
     made.install()
     return made
 
 
-def service(grants: Grants, pods: KnownPods, tmp_path: Path) -> Service:
+def service(grants: GrantDirectories, pods: KnownPods, tmp_path: Path) -> DevicePluginService:
     offer = Offer(DEFAULT, 1024)
     offer.set_inventory(inventory(1))
-    nobody: Any = Nobody()
-    ledger = Ledger(pods, offer.inventory, DEFAULT, patience_s=0.0)
-    return Service(
-        MEM, offer=offer, ledger=ledger, grants=grants, prestart=nobody, state_root=tmp_path / "state", observer=nobody
+    silent: Any = SilentObserver()
+    ledger = DeviceLedger(pods, offer.inventory, DEFAULT, pod_wait_s=0.0)
+    return DevicePluginService(
+        MEM, offer=offer, ledger=ledger, grants=grants, prestart=silent, state_root=tmp_path / "state", observer=silent
     )
 
 
 async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_too(
-    grants: Grants, tmp_path: Path
+    grants: GrantDirectories, tmp_path: Path
 ) -> None:
     pods = KnownPods()
     pods.show(node_pod("a", 0, share("setup", 4, init=True), share("main", 8), on=[0]))
@@ -54,18 +54,18 @@ async def test_a_request_that_shows_the_guess_to_be_wrong_moves_the_directories_
         found = [folder.record for folder in reversed(grants.of_ids(ids))]
         return [(one.pod, one.container, one.place) for one in found if one is not None]
 
-    await serving.Allocate(request, Context())
+    await serving.Allocate(request, GrpcContext())
     assert records() == [("a", "setup", 0)]  # it was there first
-    await serving.Allocate(request, Context())  # a's next would be 8 devices
+    await serving.Allocate(request, GrpcContext())  # a's next would be 8 devices
     assert records() == [("b", "prepare", 0), ("b", "work", 1)]
-    again = Grants(tmp_path / "state", tmp_path / "image.so", boot="boot")
+    again = GrantDirectories(tmp_path / "state", tmp_path / "image.so", boot="boot")
     assert sorted(await asyncio.to_thread(lambda: again.owners().values())) == ["uid-b", "uid-b"]
 
 
 async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_on(
-    grants: Grants, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grants: GrantDirectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "DISK_S", 0.05)
+    monkeypatch.setattr(disk_thread, "DISK_S", 0.05)
     pods, answers = KnownPods(), threading.Event()
     pods.show(node_pod("a", 0, share("main", 4), on=[0]))
     monkeypatch.setattr(grants, "prepare", lambda _: answers.wait(20))
@@ -73,7 +73,7 @@ async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_
         container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{uuid(0)}-{slot}" for slot in range(4)])]
     )
     try:
-        with pytest.raises(Refusal, match=r"has not answered a write for 0\.05 s: pod default/a gets no directory"):
-            await service(grants, pods, tmp_path).Allocate(request, Context())
+        with pytest.raises(CallRefused, match=r"has not answered a write for 0\.05 s: pod default/a gets no directory"):
+            await service(grants, pods, tmp_path).Allocate(request, GrpcContext())
     finally:
         answers.set()

@@ -1,4 +1,4 @@
-"""What a restart, an upgrade and the kubelet's records tell of pods that run already."""
+"""What a restart, an upgrade and the kubelet's records show of pods that run already."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from deviceplugin.device_ledger import Ledger
+from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import RECORD, Record
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.metrics import Metrics
-from deviceplugin.pod_resources import Holding
+from deviceplugin.pod_resources import ContainerDevices
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from deviceplugin.upkeep import Upkeep, enter_started, needed, remember_granted
@@ -30,9 +30,9 @@ IDS = tuple(f"{uuid(0)}-{slot}" for slot in range(4))
 
 
 @pytest.fixture
-def grants(tmp_path: Path) -> Grants:
+def grants(tmp_path: Path) -> GrantDirectories:
     (tmp_path / "image.so").write_bytes(b"library")
-    made = Grants(tmp_path, tmp_path / "image.so", boot="boot")
+    made = GrantDirectories(tmp_path, tmp_path / "image.so", boot="boot")
     made.install()
     return made
 
@@ -54,8 +54,8 @@ def node_pods(*pods: PodBuilder) -> NodePods:
     return made
 
 
-def holding(name: str, resource: str, *ids: str) -> Holding:
-    return Holding("default", name, "main", resource, frozenset(ids))
+def holding(name: str, resource: str, *ids: str) -> ContainerDevices:
+    return ContainerDevices("default", name, "main", resource, frozenset(ids))
 
 
 def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_names(
@@ -81,7 +81,9 @@ def test_of_a_pod_that_goes_and_its_successor_of_one_name_the_devices_are_not_re
     assert record_file.ids == {CORE: ("x-7",), MEM: ()}
 
 
-def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grants, usage_records: UsageRecords) -> None:
+def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(
+    grants: GrantDirectories, usage_records: UsageRecords
+) -> None:
     for container, mib in (("one", 1024), ("two", 2048)):
         record = Record((f"{uuid(0)}-{mib}",), "uid-a", "default", "a", container, (uuid(0),), 0.0)
         grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantGpu(uuid(0), mib, 10),)))
@@ -93,7 +95,7 @@ def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(grants: Grant
     assert list(usage_records) == [record_file]
 
 
-def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) -> None:
+def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: GrantDirectories) -> None:
     old = {
         "ids": IDS, "uid": "uid-default-a", "namespace": "default", "pod": "a", "container": "main",
         "cards": [uuid(0)], "at": 1.0, "v": 1,
@@ -102,30 +104,32 @@ def test_the_directory_of_an_earlier_plugin_is_kept_for_its_pod(grants: Grants) 
     folder.mkdir()
     (folder / RECORD).write_bytes(msgspec.json.encode(old))
     pods = node_pods(started("a"))
-    ledger = Ledger(pods, inventory, DEFAULT)
+    ledger = DeviceLedger(pods, inventory, DEFAULT)
     assert needed([], pods, ledger, grants, DEFAULT) == {folder.name}
     assert needed([], node_pods(), ledger, grants, DEFAULT) == set()
     assert needed([], node_pods(), ledger, grants, DEFAULT, {"uid-default-a"}) == {folder.name}
 
 
-def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may_yet_start_with(grants: Grants) -> None:
+def test_of_directories_whose_pod_is_a_guess_those_are_kept_that_a_container_may_yet_start_with(
+    grants: GrantDirectories,
+) -> None:
     guess = Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0, 0)
     failed, granted, waits = (grants.prepare(guess) for _ in range(3))
     grants.write(granted, Grant("default", "gone", "uid-gone", "main", (GrantGpu(uuid(0), 4096),)))
     pods = node_pods(replace(started("a"), uid="uid-new"))
-    ledger = Ledger(pods, inventory, DEFAULT)
+    ledger = DeviceLedger(pods, inventory, DEFAULT)
     held = [holding("a", MEM, *IDS)]
     assert needed(held, pods, ledger, grants, DEFAULT) == {waits}
     assert needed(held, pods, ledger, grants, DEFAULT, {"uid-gone"}) == {failed, granted, waits}
     assert needed([], node_pods(), ledger, grants, DEFAULT) == set()
 
 
-class Node:
+class NodeUnderUpkeep:
     """The kubelet's records and the node's processes, of which there are none."""
 
     blind = False
 
-    async def holdings(self, domain: str) -> tuple[Holding, ...]:  # noqa: ARG002
+    async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:  # noqa: ARG002
         return ()
 
     async def living(self, uids: set[str]) -> frozenset[str]:  # noqa: ARG002
@@ -135,22 +139,22 @@ class Node:
 
 
 def test_a_disk_that_does_not_answer_a_removal_delays_nothing_else(
-    grants: Grants, usage_records: UsageRecords, monkeypatch: pytest.MonkeyPatch
+    grants: GrantDirectories, usage_records: UsageRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = grants.prepare(Record(IDS, "uid-gone", "default", "gone", "main", (uuid(0),), 0.0))
     grants.write(key, Grant("default", "gone", "uid-gone", "main", (GrantGpu(uuid(0), 4096),)))
-    begun, answers, remove = threading.Event(), threading.Event(), Grants.remove
+    begun, answers, remove = threading.Event(), threading.Event(), GrantDirectories.remove
 
-    def slowly(self: Grants, key: str) -> None:
+    def slowly(self: GrantDirectories, key: str) -> None:
         begun.set()
         assert answers.wait(10)
         remove(self, key)
 
-    monkeypatch.setattr(Grants, "remove", slowly)
+    monkeypatch.setattr(GrantDirectories, "remove", slowly)
     pods = node_pods()
-    node: Any = Node()
+    node: Any = NodeUnderUpkeep()
     upkeep = Upkeep(
-        DEFAULT, records=node, pods=pods, ledger=Ledger(pods, inventory, DEFAULT), grants=grants, usage_records=usage_records,
+        DEFAULT, records=node, pods=pods, ledger=DeviceLedger(pods, inventory, DEFAULT), grants=grants, usage_records=usage_records,
         orphans=node, remover=node, metrics=Metrics(), now=lambda: 1e12,
     )  # fmt: skip
 

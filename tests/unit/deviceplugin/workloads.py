@@ -21,7 +21,7 @@ CORE: Final = DEFAULT.gpu_core
 
 
 @dataclass
-class Pods:
+class SimulatedPod:
     """A pod as the kubelet has it."""
 
     uid: str
@@ -75,10 +75,10 @@ class Pods:
 
 
 @dataclass(frozen=True)
-class Process:
+class SimulatedProcess:
     """What a container runs. It outlives its pod when that is deleted by force."""
 
-    of: Pods
+    of: SimulatedPod
     container: str
     mount: Path
     inode: int

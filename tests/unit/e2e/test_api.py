@@ -68,7 +68,7 @@ def test_a_watch_that_ends_is_begun_again_with_a_new_look(end: httpx.Response) -
     assert wait(api(listed(thing("a")), end, listed(thing("a", "Running"))), runs("a"))
 
 
-def test_a_wait_in_vain_says_for_what() -> None:
+def test_the_error_of_a_wait_in_vain_names_its_condition() -> None:
     with pytest.raises(NotSoon, match="not within 0 s: pods run"):
         wait(api(listed(thing("a"))), runs("a"), timeout_s=0)
 

@@ -13,7 +13,7 @@ from tests.e2e.attacks.table import FAMILIES
 from tests.e2e.attacks.verdict import Neighbour, Reported
 
 ROWS = [attack for family in FAMILIES.values() for attack in family]
-LOG = "100.000 tried: it\n101.500 holds 960 MiB\n"
+LOG = "100.000 tried: it\n101.500 allocated 960 MiB\n"
 
 
 def fails(judge: Callable[[], object], why: str) -> None:
@@ -21,10 +21,10 @@ def fails(judge: Callable[[], object], why: str) -> None:
         judge()
 
 
-def test_an_attack_acted_when_it_says_what_it_holds_or_that_it_was_refused() -> None:
+def test_an_attack_acted_when_it_logs_its_memory_or_a_refusal() -> None:
     assert verdict.acted(LOG) == (101.5, 960)
     assert verdict.acted(LOG + "102.000 refused: cuInit answers 2\n") == (102.0, 0)
-    assert verdict.acted("Traceback (most recent call last):\nholds 960 MiB\n") is None, (
+    assert verdict.acted("Traceback (most recent call last):\nallocated 960 MiB\n") is None, (
         "a script that broke is no attack"
     )
 
@@ -35,7 +35,7 @@ def test_an_attack_that_did_not_happen_is_not_harmless() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "answer", "why"),
+    ("prints", "answer", "why"),
     [
         ("is privileged", "Error from server (InternalError): context deadline exceeded", "not for 'is privileged'"),
         ("is privileged", "Unable to connect to the server: EOF", "not for 'is privileged'"),
@@ -43,11 +43,11 @@ def test_an_attack_that_did_not_happen_is_not_harmless() -> None:
     ],
     ids=["the webhook hangs", "no API server", "the row expects no sentence"],
 )
-def test_a_failure_is_a_refusal_only_by_its_reason(says: str, answer: str, why: str) -> None:
+def test_a_failure_is_a_refusal_only_by_its_reason(prints: str, answer: str, why: str) -> None:
     verdict.refused(
         "is privileged", 'admission webhook "pods.tangram.sh" denied the request: container main is privileged'
     )
-    fails(lambda: verdict.refused(says, answer), why)
+    fails(lambda: verdict.refused(prints, answer), why)
 
 
 def test_who_was_refused_has_nothing() -> None:
@@ -62,9 +62,9 @@ def test_who_was_refused_has_nothing() -> None:
         (LIMIT_MIB + 1, 0, "at most 1024"),
         (0, 960, "show 0 MiB of the 960"),
     ],
-    ids=["no limit", "more than it says", "records that do not see it"],
+    ids=["no limit", "more than it logged", "records that do not see it"],
 )
-def test_harmless_is_who_is_within_the_limit_by_books_that_see_it(booked: int, claimed: int, why: str) -> None:
+def test_harmless_is_an_attacker_within_the_limit_by_records_that_see_it(booked: int, claimed: int, why: str) -> None:
     verdict.harmless(LIMIT_MIB, 960)
     verdict.harmless(0, 0)
     fails(lambda: verdict.harmless(booked, claimed), why)
@@ -90,7 +90,7 @@ def test_a_report_has_a_row_of_its_own_container_and_reason(metrics: str) -> Non
     fails(lambda: verdict.metric_row(metrics, LABELS), "no row has")
 
 
-OVER = Reported(103, "OverMemoryLimit", "container a holds 2048 MiB of GPU-1 and was granted 1024 MiB; policy report")
+OVER = Reported(103, "OverMemoryLimit", "container a uses 2048 MiB of GPU-1 and was granted 1024 MiB; policy report")
 THREAD = Reported(104, "LimitNotEnforced", "the limit of gpu-time of container a is not enforced (no-thread): ...")
 
 
@@ -120,7 +120,7 @@ KILLED = {"exitCode": 137, "reason": "Error"}
     ],
     ids=["it ended by itself", "it broke", "the kernel killed it", "late"],
 )
-def test_killed_is_who_is_ended_by_us_and_in_time(ended: dict[str, object], at_s: float, why: str) -> None:
+def test_killed_is_an_attacker_that_the_arbiter_ends_in_time(ended: dict[str, object], at_s: float, why: str) -> None:
     verdict.killed(100, KILLED, 110)
     fails(lambda: verdict.killed(100, ended, at_s), why)
 
@@ -138,7 +138,11 @@ def test_a_kill_is_reported_by_the_event_of_a_bypass() -> None:
 
 
 GOOD = Neighbour(
-    "neighbour-0", "90.0 holds 6144 MiB\n101.0 calls 19 slowest_ms 3.2\n118.5 calls 20 slowest_ms 999.0\n", 0, 6144, 120
+    "neighbour-0",
+    "90.0 allocated 6144 MiB\n101.0 calls 19 slowest_ms 3.2\n118.5 calls 20 slowest_ms 999.0\n",
+    0,
+    6144,
+    120,
 )
 
 
@@ -149,8 +153,8 @@ GOOD = Neighbour(
         (replace(GOOD, restarts=1), "restarted 1 times"),
         (replace(GOOD, booked_mib=6080), "has 6080 MiB"),
         (replace(GOOD, log=GOOD.log + "119.0 calls 1 slowest_ms 1000.1\n"), "took 1000 ms"),
-        (replace(GOOD, now_s=130), "said nothing for 12 s"),
-        (replace(GOOD, log="90.0 holds 6144 MiB\n"), "said nothing for 20 s"),
+        (replace(GOOD, now_s=130), "logged nothing for 12 s"),
+        (replace(GOOD, log="90.0 allocated 6144 MiB\n"), "logged nothing for 20 s"),
     ],
     ids=[
         "a call fails",
@@ -164,16 +168,18 @@ GOOD = Neighbour(
 def test_a_neighbour_that_noticed_anything_was_disturbed(seen: Neighbour, why: str) -> None:
     verdict.undisturbed(GOOD, 6144, 100)
     verdict.undisturbed(
-        replace(GOOD, log=GOOD.log.replace("90.0 holds", "95.0 calls 1 slowest_ms 5000.0\n96.0 holds")), 6144, 100
+        replace(GOOD, log=GOOD.log.replace("90.0 allocated", "95.0 calls 1 slowest_ms 5000.0\n96.0 allocated")),
+        6144,
+        100,
     )
     fails(lambda: verdict.undisturbed(seen, 6144, 100), why)
 
 
 @pytest.mark.parametrize("attack", [one for one in ROWS if not one.test], ids=lambda one: one.name)
-def test_each_row_says_what_the_judge_needs(attack: Attack) -> None:
-    """A refusal its sentence, a report its reason. A pod that takes memory says what it holds, which `acted` waits for."""
+def test_each_row_has_what_the_judge_needs(attack: Attack) -> None:
+    """A refusal its sentence, a report its reason. A pod that allocates memory logs how much, which `acted` waits for."""
     if attack.outcome is Outcome.REFUSED:
-        assert attack.says
+        assert attack.prints
     if attack.outcome is Outcome.REPORTED:
         assert attack.reason
     assert bool(attack.script) != (attack.act is not None) or attack.pod is not None

@@ -12,7 +12,7 @@ from extender.protocol import FilterArgs, FilterResult
 from kube.objects import Pod
 from kube.pod_groups import PodGroup
 from tests.builders import PodBuilder, pod
-from tests.unit.extender.world import FULL_MIB, World
+from tests.unit.extender.extender_parts import FULL_MIB, ExtenderParts
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.gangs import QUIET_S
 
@@ -37,10 +37,10 @@ class Ganging:
     """A node with three GPUs, a gang of as many pods, and kube-scheduler's calls."""
 
     def __init__(self, *gangs: PodGroup, pods: int = GPUS) -> None:
-        self.world = World(n1=GPUS)
-        self.keeper = GangKeeper(self.world.server, self.world.state, clock=lambda: self.world.now_s)
+        self.parts = ExtenderParts(n1=GPUS)
+        self.keeper = GangKeeper(self.parts.server, self.parts.state, clock=lambda: self.parts.now_s)
         self.woken: list[str] = []
-        self.world.state.on_lapse = self.woken.append
+        self.parts.state.on_lapse = self.woken.append
         for one in gangs or (group(),):
             self.keeper.group_changed(None, one)
         self.pods = [member(f"m{at}") for at in range(pods)]
@@ -48,15 +48,15 @@ class Ganging:
             self.report(built)
 
     def report(self, built: PodBuilder | Pod) -> None:
-        """The watch tells of a pod; the cache keeps what the extender's keeps."""
+        """The watch reports a pod; the cache keeps what the extender's keeps."""
         new = small_pod_of(DEFAULT)(built if isinstance(built, Pod) else built.build())
-        old = self.world.pods.get(new.key)
-        self.world.report(new)
+        old = self.parts.pods.get(new.key)
+        self.parts.report(new)
         self.keeper.pod_changed(old, new)
 
     def end(self, name: str) -> None:
-        old = self.world.pods.get(f"default/{name}")
-        self.world.end(name)
+        old = self.parts.pods.get(f"default/{name}")
+        self.parts.end(name)
         self.keeper.pod_changed(old, None)
 
     def filter(self, built: PodBuilder, *names: str) -> FilterResult:
@@ -64,7 +64,7 @@ class Ganging:
         result = self.keeper.refuses(args)
         if result is None:
             self.keeper.next_pod(built.build())
-            result = self.world.preemption.filter(args)
+            result = self.parts.preemption.filter(args)
         self.keeper.answered(built.build(), result)
         return result
 
@@ -74,17 +74,17 @@ class Ganging:
             assert self.filter(built).node_names == ["n1"]
 
     def pause(self) -> None:
-        """Nobody calls for so long that the gang's reservations end."""
-        self.world.now_s += QUIET_S
+        """No call comes for so long that the gang's reservations end."""
+        self.parts.now_s += QUIET_S
         self.keeper.expire()
         assert self.stages() == []
 
     def refused_after(self, pause_s: float) -> Iterable[str]:
         """The reason that the last pod is given when kube-scheduler pauses before it for so long."""
         self.cycle()
-        self.world.now_s += pause_s
+        self.parts.now_s += pause_s
         self.keeper.expire()
         return self.filter(self.pods[2]).unresolvable
 
     def stages(self) -> list[str]:
-        return [one.stage for one in self.world.state.reservations]
+        return [one.stage for one in self.parts.state.reservations]

@@ -1,7 +1,7 @@
 """A machine of filter, bind, a lagging watch, lost replies and restarts in any order.
 
 It plays the API server (the truth), the watch (events in order, late) and the network (each call of the real `Binder` waits
-until the machine says how it ends). After every step the extender's records are compared with a count from scratch, and the truth
+until the machine decides how it ends). After every step the extender's records are compared with a count from scratch, and the truth
 with what the GPUs have.
 """
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from extender.bind import Binder
 from extender.compact import small_pod_of
 from extender.nominate.nominator import Nominator
-from extender.preemption.coordinator import Preemption
+from extender.preemption.coordinator import PreemptionCoordinator
 from extender.protocol import BindingArgs, FilterArgs
 from extender.settings import Settings
 from extender.state import State
@@ -28,11 +28,11 @@ from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
 from tests.builders import NodeBuilder, gpu, node, pod
-from tests.unit.extender.world import Pods
+from tests.unit.extender.extender_parts import PodCache
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import TangramError
 from vgpu.api.names import DEFAULT
-from vgpu.scheduling.reservations import STAGES, Shown
+from vgpu.scheduling.reservations import STAGES, WatchProgress
 
 GPU_MIB = 16_384
 NODES = {
@@ -44,7 +44,7 @@ SHRINK = small_pod_of(DEFAULT)
 CHOSEN = Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
 
 
-class Call:
+class ApiCall:
     """A call to the API that waits for the machine."""
 
     def __init__(self, verb: str, key: str, body: Any = None) -> None:
@@ -52,21 +52,21 @@ class Call:
         self.then: dict[str, Any] | None = None
         """The pod when it was sent."""
 
-    def __await__(self) -> Generator[Call, bytes, bytes]:
+    def __await__(self) -> Generator[ApiCall, bytes, bytes]:
         return (yield self)
 
 
 class Network(Client):
-    """Every call becomes a `Call`."""
+    """Every call becomes an `ApiCall`."""
 
     def __init__(self) -> None:
         pass
 
     async def get(self, path: str, *_: Any, **__: Any) -> bytes:
-        return await Call("GET", path.split("/")[6])
+        return await ApiCall("GET", path.split("/")[6])
 
     async def send(self, method: str, path: str, body: object = None, **_: Any) -> bytes:
-        return await Call(method, path.split("/")[6], body)
+        return await ApiCall(method, path.split("/")[6], body)
 
 
 class Races(RuleBasedStateMachine):
@@ -75,8 +75,8 @@ class Races(RuleBasedStateMachine):
         self.now_s = 0.0
         self.truth: dict[str, dict[str, Any]] = {}
         self.events: deque[tuple[float, str, dict[str, Any] | None]] = deque()
-        self.flying: dict[str, tuple[Coroutine[Any, Any, str], Call, float]] = {}
-        self.late: list[tuple[float, Call]] = []
+        self.flying: dict[str, tuple[Coroutine[Any, Any, str], ApiCall, float]] = {}
+        self.late: list[tuple[float, ApiCall]] = []
         self.decided: dict[str, str] = {}
         self.made = 0
         self.nodes = dict(NODES)
@@ -85,12 +85,12 @@ class Races(RuleBasedStateMachine):
     def restart_now(self) -> None:
         self.listed_s = self.now_s
         self.state = State(lambda: self.now_s, names=DEFAULT, shown=self.shown)
-        self.pods = Pods()
+        self.pods = PodCache()
         self.nominator = Nominator(
             Network(), self.state, pods=cast("Any", self.pods), nodes=cast("Any", {}), clock=lambda: self.now_s,
             scheduler="tangram-scheduler", when="always",
         )  # fmt: skip
-        self.preemption = Preemption(
+        self.preemption = PreemptionCoordinator(
             Network(),
             self.state,
             WatchIntake(self.state),
@@ -108,8 +108,8 @@ class Races(RuleBasedStateMachine):
         for name in self.truth:
             self.report(name, self.truth[name])
 
-    def shown(self) -> Shown:
-        return Shown(
+    def shown(self) -> WatchProgress:
+        return WatchProgress(
             self.now_s,
             self.listed_s,
             lambda key, uid: any((one.key, one.uid) == (key, uid) for one in self.view.values()),
@@ -149,7 +149,7 @@ class Races(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(data=st.data(), phase=st.sampled_from(["Running", "Succeeded"]))
     def go_on(self, data: st.DataObject, phase: str) -> None:
-        """A pod that has finished stays so: the API server lets no phase follow."""
+        """A pod that has finished stays so: the API server accepts no later phase."""
         name = self.some(data, self.live())
         thing = copy.deepcopy(self.truth[name])
         thing["status"] = {"phase": phase, "startTime": "2026-01-01T00:00:00Z"}
@@ -231,7 +231,7 @@ class Races(RuleBasedStateMachine):
         if self.now_s - sent_s < STAGES["in doubt"].life_s:
             self.perform(call)
 
-    def perform(self, call: Call) -> bytes | ApiError:
+    def perform(self, call: ApiCall) -> bytes | ApiError:
         thing = self.truth.get(call.key)
         if thing is None:
             return ApiError(404, "NotFound", "gone")
@@ -298,7 +298,7 @@ class Races(RuleBasedStateMachine):
     def housekeeping(self, name: str) -> None:
         assert self.state.allocations.recount(name), "the records were wrong"
 
-    # --- what must hold ---
+    # --- what must be true ---
 
     def bound(self) -> list[str]:
         return [name for name, thing in self.truth.items() if thing["spec"].get("nodeName")]
@@ -334,9 +334,9 @@ class Races(RuleBasedStateMachine):
         held: dict[str, int] = {}
         seen = {one.uid for one in self.view.values() if one.spec.node_name and not one.finished}
         reservations = self.state.reservations
-        promised = set(reservations.of("scheduling"))
+        reserved = set(reservations.of("scheduling"))
         assert not seen & {one.uid for one in reservations}, "a pod seen bound has no reservation"
-        assert {uid for uid, allocation in self.state.allocations if allocation.own} == seen | promised
+        assert {uid for uid, allocation in self.state.allocations if allocation.own} == seen | reserved
         for uid, _ in ((uid, allocation) for uid, allocation in self.state.allocations if not allocation.own):
             first = reservations.first(uid)
             assert first is not None
@@ -359,7 +359,7 @@ class Races(RuleBasedStateMachine):
                 self.go(name, coroutine, answer)
         self.late.clear()
         self.deliver_all()
-        self.relist()  # of a pod that came and went between two lists no watch tells
+        self.relist()  # no watch reports a pod that came and went between two lists
         self.time_passes(301.0)
-        assert len(self.state.reservations) == 0, "a promise leaked"
+        assert len(self.state.reservations) == 0, "a reservation leaked"
         assert {uid for uid, _ in self.state.allocations} == {one.uid for one in self.live().values()}

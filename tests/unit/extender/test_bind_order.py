@@ -43,13 +43,13 @@ def bound(state: State, built: PodBuilder) -> PodBuilder:
     return built.on("n1").assigned(text=assignment_to_json(allocation.assignment))
 
 
-def test_who_is_only_reserved_is_in_nobodys_way(state: State) -> None:
+def test_a_pod_that_has_only_a_reservation_blocks_no_pod(state: State) -> None:
     order = BindOrder(state, 0)
     assert not any(map(order.blocked, reserve(state, spreading("a"), spreading("b"))))
 
 
 @pytest.mark.parametrize("events", [("bind",), ("bind", "no answer"), ("bind", "accepted")])
-def test_who_is_being_bound_is_in_the_way_of_its_size_on_another_gpu(state: State, events: tuple[Event, ...]) -> None:
+def test_a_pod_that_is_being_bound_blocks_its_size_on_another_gpu(state: State, events: tuple[Event, ...]) -> None:
     order = BindOrder(state, 0)
     first, other, same, size = reserve(state, spreading("a"), spreading("b"), spreading("c"), spreading("d", 4096))
     for event in events:
@@ -57,7 +57,7 @@ def test_who_is_being_bound_is_in_the_way_of_its_size_on_another_gpu(state: Stat
     assert [order.blocked(uid) for uid in (first, other, same, size)] == [False, True, False, False]
 
 
-def test_who_was_seen_bound_is_in_the_way_until_it_has_started_or_is_gone(state: State) -> None:
+def test_a_pod_that_was_seen_bound_blocks_until_it_has_started_or_is_gone(state: State) -> None:
     order, first = BindOrder(state, 0), spreading("a")
     _, other = reserve(state, first, spreading("b"))
     seen = bound(state, first)
@@ -72,7 +72,7 @@ def test_who_was_seen_bound_is_in_the_way_until_it_has_started_or_is_gone(state:
     assert not order.blocked(other)
 
 
-def test_room_that_is_planned_is_in_nobodys_way(state: State) -> None:
+def test_a_nomination_reservation_blocks_no_bind(state: State) -> None:
     order, first = BindOrder(state, 0), spreading("a")
     request = state.request_of(first.build())
     placement = state.place(request, ["n1"])
@@ -93,7 +93,7 @@ def test_only_where_devices_come_from_allocate_and_also_mig_instances(access: st
     assert order.blocked(other) == (access == "cdi")
 
 
-async def test_a_turn_comes_when_the_other_has_started(state: State) -> None:
+async def test_a_pod_is_bound_when_the_other_has_started(state: State) -> None:
     order, first = BindOrder(state, LONG_S), spreading("a")
     _, *others = reserve(state, first, spreading("b"), spreading("c"), spreading("d"))
     seen = bound(state, first)

@@ -1,4 +1,4 @@
-"""A place whose Binding the API server accepted, and that the watch has not shown: held until the watch has shown all that was before."""
+"""A reservation whose Binding the API server accepted, and that the watch has not shown: it lives until the watch has shown all that was before."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from extender.watch_intake import WatchIntake
 from tests.builders import PodBuilder, gpu, node, pod, share
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import Placement
-from vgpu.scheduling.reservations import Shown
+from vgpu.scheduling.reservations import WatchProgress
 
 FULL_MIB = 81_920
 LONG_S = 100_000.0
 
 
-class Cluster:
-    """One node with one GPU, a pod bound to it at 10 s, and a watch that shows what a test says."""
+class BoundPodState:
+    """One node with one GPU, a pod bound to it at 10 s, and a watch that shows what a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 10.0
-        self.shown = Shown(heard_s=10.0, listed_s=0.0)
+        self.shown = WatchProgress(heard_s=10.0, listed_s=0.0)
         self.state = State(lambda: self.now_s, names=DEFAULT, shown=lambda: self.shown)
         WatchIntake(self.state).node_changed(None, node("n1").with_gpus(1).build())
         self.pod: PodBuilder = pod("a").asking(mib=FULL_MIB)
@@ -37,49 +37,49 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> BoundPodState:
+    return BoundPodState()
 
 
-def test_no_time_ends_it_while_the_watch_is_silent(cluster: Cluster) -> None:
+def test_no_time_ends_it_while_the_watch_is_silent(cluster: BoundPodState) -> None:
     cluster.state.on("accepted", cluster.uid)
     cluster.now_s = LONG_S
     assert cluster.held()
 
 
-def test_a_list_from_before_it_was_bound_says_nothing(cluster: Cluster) -> None:
+def test_a_list_from_before_it_was_bound_proves_nothing(cluster: BoundPodState) -> None:
     cluster.state.on("accepted", cluster.uid)
-    cluster.now_s, cluster.shown = LONG_S, Shown(heard_s=LONG_S, listed_s=10.0)
+    cluster.now_s, cluster.shown = LONG_S, WatchProgress(heard_s=LONG_S, listed_s=10.0)
     assert cluster.held()
 
 
-def test_a_later_list_without_it_ends_it(cluster: Cluster) -> None:
+def test_a_later_list_without_it_ends_it(cluster: BoundPodState) -> None:
     cluster.state.on("accepted", cluster.uid)
-    cluster.now_s, cluster.shown = 20.0, Shown(heard_s=20.0, listed_s=11.0)
+    cluster.now_s, cluster.shown = 20.0, WatchProgress(heard_s=20.0, listed_s=11.0)
     assert not cluster.held()
 
 
-def test_a_later_list_with_it_does_not_also_where_it_cannot_be_decoded(cluster: Cluster) -> None:
+def test_a_later_list_with_it_does_not_also_where_it_cannot_be_decoded(cluster: BoundPodState) -> None:
     cluster.state.on("accepted", cluster.uid)
     has = lambda key, uid: (key, uid) == ("default/a", cluster.uid)  # noqa: E731
-    cluster.now_s, cluster.shown = 20.0, Shown(heard_s=20.0, listed_s=11.0, has=has)
+    cluster.now_s, cluster.shown = 20.0, WatchProgress(heard_s=20.0, listed_s=11.0, has=has)
     assert cluster.held()
 
 
-def test_the_watch_that_shows_it_has_the_last_word(cluster: Cluster) -> None:
+def test_the_watch_that_shows_it_has_the_last_word(cluster: BoundPodState) -> None:
     cluster.state.on("accepted", cluster.uid)
     bound = cluster.pod.on("n1").assigned(share(gpu(0), FULL_MIB))
     WatchIntake(cluster.state).pod_changed(None, bound.build())
-    cluster.now_s, cluster.shown = 20.0, Shown(heard_s=20.0, listed_s=11.0)
+    cluster.now_s, cluster.shown = 20.0, WatchProgress(heard_s=20.0, listed_s=11.0)
     assert cluster.held()
     WatchIntake(cluster.state).pod_changed(bound.build(), None)
     assert not cluster.held()
 
 
 @pytest.mark.parametrize(("heard_s", "held"), [(10.0, True), (69.9, True), (70.0, False)])
-def test_doubt_ends_when_the_write_cannot_happen_any_more_and_the_watch_was_heard_since(
-    cluster: Cluster, heard_s: float, held: bool
+def test_doubt_ends_when_the_write_cannot_happen_any_more_and_the_watch_has_received_something_since(
+    cluster: BoundPodState, heard_s: float, held: bool
 ) -> None:
     cluster.state.on("no answer", cluster.uid)
-    cluster.now_s, cluster.shown = 100.0, Shown(heard_s=heard_s)
+    cluster.now_s, cluster.shown = 100.0, WatchProgress(heard_s=heard_s)
     assert cluster.held() is held

@@ -1,4 +1,4 @@
-"""Filter: one node, one promise, and reasons that a person can act on."""
+"""Filter: one node, one reservation, and reasons that a user can act on."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from extender.watch_intake import WatchIntake
 from tests.builders import NodeBuilder, PodBuilder, gpu, mig_gpu, node, pod, share
 from vgpu.api.grant import Assignment
 from vgpu.api.names import DEFAULT
-from vgpu.scheduling.placement import NO_INVENTORY, NO_ROOM, SWAP_RISK, TOO_LARGE
+from vgpu.scheduling.placement import NO_INVENTORY, NO_SINGLE_GPU, SWAP_RISK, TOO_LARGE
 from vgpu.scheduling.reservations import STAGES, Event
 
 FULL_MIB = 81_920
 
 
 @dataclass
-class Cluster:
+class FilteredState:
     """A state, its clock, and short words for what happens to it."""
 
     now_s: float = 0.0
@@ -56,31 +56,31 @@ class Cluster:
         fleet = self.state.fleet
         return fleet.free_mib[: len(fleet.inventory[name].gpus), fleet.column[name]].tolist()
 
-    def promised(self, built: PodBuilder) -> Assignment:
+    def reserved_for(self, built: PodBuilder) -> Assignment:
         allocation = self.state.allocations.get(built.build().uid)
         assert allocation is not None
         return allocation.assignment
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> FilteredState:
+    return FilteredState()
 
 
-def test_the_one_best_node_is_answered_and_its_place_held(cluster: Cluster) -> None:
+def test_the_one_best_node_is_answered_and_reserved(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2), node("n2").with_gpus(1, mib=16_384))
     assert cluster.filter(pod("a").asking(mib=8192), "n1", "n2") == FilterResult(["n2"])
     assert cluster.free_mib("n2") == [8192]
 
 
-def test_two_pods_filtered_before_either_is_bound_get_different_memory(cluster: Cluster) -> None:
+def test_two_pods_filtered_before_either_is_bound_get_different_memory(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     whole = [pod("a").asking(mib=FULL_MIB), pod("b").asking(mib=FULL_MIB)]
     assert cluster.filter(whole[0], "n1").node_names == ["n1"]
-    assert cluster.filter(whole[1], "n1") == FilterResult([], {NO_ROOM: ["n1"]})
+    assert cluster.filter(whole[1], "n1") == FilterResult([], {NO_SINGLE_GPU: ["n1"]})
 
 
-def test_a_pod_filtered_again_gives_its_first_place_back(cluster: Cluster) -> None:
+def test_a_pod_filtered_again_gives_its_first_place_back(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = pod("a").asking(mib=FULL_MIB)
     assert cluster.filter(asking, "n1").node_names == ["n1"]
@@ -89,14 +89,14 @@ def test_a_pod_filtered_again_gives_its_first_place_back(cluster: Cluster) -> No
     assert cluster.filter(asking, "n2").node_names == ["n2"], "its own place is no obstacle"
 
 
-def test_a_pod_that_fits_nowhere_any_more_has_no_reservation(cluster: Cluster) -> None:
+def test_a_pod_that_fits_nowhere_any_more_has_no_reservation(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     cluster.filter(pod("a").asking(mib=8192), "n1")
     assert not cluster.filter(pod("a").asking(mib=8192), "n2").node_names
     assert len(cluster.state.reservations) == len(cluster.state.allocations) == 0
 
 
-def test_a_place_that_nobody_binds_is_free_again_after_a_minute(cluster: Cluster) -> None:
+def test_a_reservation_that_is_not_bound_lapses_after_a_minute(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     cluster.filter(pod("a").asking(mib=FULL_MIB), "n1")
     cluster.now_s = STAGES["reserved"].life_s - 1
@@ -106,7 +106,7 @@ def test_a_place_that_nobody_binds_is_free_again_after_a_minute(cluster: Cluster
     assert cluster.state.expired == 1
 
 
-def test_a_pod_deleted_before_it_is_bound_gives_its_place_back(cluster: Cluster) -> None:
+def test_a_pod_deleted_before_it_is_bound_gives_its_place_back(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = pod("a").asking(mib=FULL_MIB)
     cluster.filter(asking, "n1")
@@ -116,7 +116,7 @@ def test_a_pod_deleted_before_it_is_bound_gives_its_place_back(cluster: Cluster)
 
 @pytest.mark.parametrize("events", [("bind",), ("bind", "no answer"), ("bind", "accepted")])
 def test_a_place_that_may_still_become_a_bound_pod_is_not_taken_back(
-    cluster: Cluster, events: tuple[Event, ...]
+    cluster: FilteredState, events: tuple[Event, ...]
 ) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = pod("a").asking(mib=FULL_MIB)
@@ -129,11 +129,11 @@ def test_a_place_that_may_still_become_a_bound_pod_is_not_taken_back(
     assert not cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names
 
 
-def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: Cluster) -> None:
+def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
-    (piece,) = cluster.promised(asking).containers["main"]
+    (piece,) = cluster.reserved_for(asking).containers["main"]
     bound = asking.on("n1").assigned(piece)
     for built in (asking, bound, bound.with_phase("Running"), bound.terminating()):
         cluster.see(built)
@@ -144,7 +144,7 @@ def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: Cluster) 
     assert cluster.free_mib("n1") == [FULL_MIB]
 
 
-def test_a_pod_seen_bound_elsewhere_has_memory_there_only(cluster: Cluster) -> None:
+def test_a_pod_seen_bound_elsewhere_has_memory_there_only(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1), node("n2").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
@@ -152,7 +152,7 @@ def test_a_pod_seen_bound_elsewhere_has_memory_there_only(cluster: Cluster) -> N
     assert (cluster.free_mib("n1"), cluster.free_mib("n2")) == ([FULL_MIB], [FULL_MIB - 8192])
 
 
-def test_a_pod_bound_by_another_scheduler_has_no_allocation_and_is_counted(cluster: Cluster) -> None:
+def test_a_pod_bound_by_another_scheduler_has_no_allocation_and_is_counted(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
@@ -167,15 +167,17 @@ def test_a_pod_bound_by_another_scheduler_has_no_allocation_and_is_counted(clust
     "text",
     ["{", '{"v":2}', '{"v":1,"containers":{"main":[{"uuid":"x","index":0,"mib":1}]},"class":"standard","level":2}'],
 )
-def test_an_assignment_that_cannot_be_read_takes_its_node_out_and_frees_nothing(cluster: Cluster, text: str) -> None:
+def test_an_assignment_that_cannot_be_read_takes_its_node_out_and_frees_nothing(
+    cluster: FilteredState, text: str
+) -> None:
     cluster.add(node("n1").with_gpus(1))
     good = pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192))
     cluster.see(good)
     cluster.see(good.assigned(text=text))
     assert cluster.filter(pod("b").asking(mib=1024), "n1") == FilterResult([], {}, {UNREADABLE_ASSIGNMENT: ["n1"]})
     cluster.see(good)
-    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {NO_ROOM: ["n1"]}), (
-        "its 8 GiB are still held"
+    assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1") == FilterResult([], {NO_SINGLE_GPU: ["n1"]}), (
+        "its 8 GiB are still allocated"
     )
     cluster.see(good.assigned(text=text))
     cluster.gone(good)
@@ -193,12 +195,12 @@ def test_an_assignment_that_cannot_be_read_takes_its_node_out_and_frees_nothing(
         (node("other"), UNKNOWN_NODE),
     ],
 )
-def test_a_node_that_no_eviction_helps_says_why(cluster: Cluster, built: NodeBuilder, reason: str) -> None:
+def test_a_node_that_no_eviction_helps_has_a_reason(cluster: FilteredState, built: NodeBuilder, reason: str) -> None:
     cluster.add(built)
     assert cluster.filter(pod("a").asking(mib=8192), "n1") == FilterResult([], {}, {reason: ["n1"]})
 
 
-def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluster) -> None:
+def test_a_node_whose_inventory_changes_keeps_its_pods_allocations(cluster: FilteredState) -> None:
     before = node("n1").with_gpus(2)
     cluster.add(before)
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(1), 8192)))
@@ -212,11 +214,11 @@ def test_a_node_whose_inventory_changes_keeps_what_its_pods_hold(cluster: Cluste
     assert cluster.free_mib("n1") == [FULL_MIB, FULL_MIB - 8192]
 
 
-def test_a_pod_that_does_not_request_ours_may_go_anywhere(cluster: Cluster) -> None:
+def test_a_pod_that_does_not_request_ours_may_go_anywhere(cluster: FilteredState) -> None:
     assert cluster.filter(pod("a"), "n1", "nowhere") == FilterResult(("n1", "nowhere"))
 
 
-def test_a_request_that_is_wrong_is_reported_on_every_node_and_causes_no_eviction(cluster: Cluster) -> None:
+def test_a_request_that_is_wrong_is_reported_on_every_node_and_causes_no_eviction(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(1))
     result = cluster.filter(pod("a").asking(core=30), "n1", "n2")
     ((sentence, nodes),) = result.unresolvable.items()
@@ -224,25 +226,27 @@ def test_a_request_that_is_wrong_is_reported_on_every_node_and_causes_no_evictio
     assert nodes == ["n1", "n2"]
 
 
-def test_a_scheduler_that_sends_no_names_is_reported_how_to_configure_it(cluster: Cluster) -> None:
+def test_a_scheduler_that_sends_no_names_is_reported_how_to_configure_it(cluster: FilteredState) -> None:
     assert filter_nodes(cluster.state, FilterArgs(pod("a").asking(mib=1).build(), None)).error == NO_NAMES
 
 
-# --- same-size pods with devices from Allocate (contract.md section 3) ---
+# --- same-size pods with devices from Allocate ---
 
 
-def test_a_pod_of_the_same_size_goes_to_the_same_gpu_while_the_other_is_starting(cluster: Cluster) -> None:
+def test_a_pod_of_the_same_size_goes_to_the_same_gpu_while_the_other_is_starting(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     first = pod("a").asking(mib=8192)
     cluster.see(first.on("n1").assigned(share(gpu(1), 8192)))
     for name in ("b", "c"):
         cluster.filter(pod(name).asking(mib=8192), "n1")
-        assert cluster.promised(pod(name)).uuids("main") == (gpu(1).uuid,)
+        assert cluster.reserved_for(pod(name)).uuids("main") == (gpu(1).uuid,)
     cluster.filter(pod("d").asking(mib=4096), "n1")
-    assert cluster.state.allocations.get("uid-default-d") is not None, "another size is free to choose"
+    assert cluster.state.allocations.get("uid-default-d") is not None, "a pod of another size may have any GPU"
 
 
-def test_a_gpu_too_full_for_the_same_size_makes_the_pod_wait_until_the_other_has_started(cluster: Cluster) -> None:
+def test_a_gpu_too_full_for_the_same_size_makes_the_pod_wait_until_the_other_has_started(
+    cluster: FilteredState,
+) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     first = pod("a").asking(mib=FULL_MIB)
     bound = first.on("n1").assigned(share(gpu(0), FULL_MIB))
@@ -252,7 +256,7 @@ def test_a_gpu_too_full_for_the_same_size_makes_the_pod_wait_until_the_other_has
     assert cluster.filter(pod("b").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
 
 
-def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Cluster) -> None:
+def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     assert cluster.filter(pod("a").asking(gpus=1), "n1").node_names == ["n1"]
     assert cluster.filter(pod("b").asking(gpus=1), "n1").unresolvable == {SWAP_RISK: ["n1"]}
@@ -260,26 +264,26 @@ def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Cluster
     assert cluster.filter(pod("b").asking(gpus=1), "n1").node_names == ["n1"]
 
 
-def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: Cluster) -> None:
+def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_inventory(mig_gpu(0, "1g.10gb", "1g.10gb")).with_access("cdi"))
     assert cluster.filter(pod("a").asking(mig="1g.10gb"), "n1").node_names == ["n1"]
     assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
 
-def test_the_same_size_over_another_number_of_gpus_waits(cluster: Cluster) -> None:
+def test_the_same_size_over_another_number_of_gpus_waits(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 4096), share(gpu(1), 4096)))
     assert cluster.filter(pod("b").asking(mib=8192), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
 
-def test_who_is_to_be_on_the_roomiest_gpu_is_not_held_to_where_its_size_is_starting(cluster: Cluster) -> None:
+def test_a_pod_for_the_emptiest_gpu_is_not_restricted_to_where_its_size_is_starting(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("cdi"))
     for name in ("a", "b", "c", "d"):
         cluster.filter(pod(name).asking(mib=8192).annotated(placement="spread"), "n1")
     assert cluster.free_mib("n1") == [FULL_MIB - 16_384, FULL_MIB - 16_384]
 
 
-def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: Cluster) -> None:
+def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2).with_access("nvidia"))
     for name in ("a", "b"):
         assert cluster.filter(pod(name).asking(gpus=1), "n1").node_names == ["n1"]
@@ -288,7 +292,7 @@ def test_with_nvidias_runtime_the_same_size_is_no_matter(cluster: Cluster) -> No
 # --- housekeeping ---
 
 
-def test_free_capacity_that_is_wrong_is_repaired_and_counted(cluster: Cluster) -> None:
+def test_free_capacity_that_is_wrong_is_repaired_and_counted(cluster: FilteredState) -> None:
     cluster.add(node("n1").with_gpus(2), node("n2").with_inventory(mig_gpu(0, "1g.10gb", node="n2")))
     cluster.see(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192)))
     assert cluster.state.allocations.recount("n1")

@@ -6,9 +6,9 @@ import pytest
 
 from extender.reasons import GANG_PAUSED, said_of_a_pause
 from tests.builders import pod
+from tests.unit.extender.extender_parts import FULL_MIB
 from tests.unit.extender.ganging import GPUS, Ganging, group
 from tests.unit.extender.preemption.test_coordinator import turned_down
-from tests.unit.extender.world import FULL_MIB
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S, LONGEST_S
 from vgpu.scheduling.gangs import QUIET_S
 
@@ -25,7 +25,7 @@ def test_the_rest_of_a_cycle_that_paused_is_refused_and_no_eviction_helps() -> N
 
 
 @pytest.mark.parametrize("sign", ["another pod", "its condition", "time", "its group is gone"])
-def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign: str) -> None:
+def test_a_pod_that_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign: str) -> None:
     ganging = Ganging()
     ganging.cycle()
     ganging.pause()
@@ -37,7 +37,7 @@ def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign:
         case "its condition":
             ganging.report(turned_down(ganging.pods[2].at_version(2), message=f"0/1 nodes are available: 1 {reason}."))
         case "time":
-            ganging.world.now_s = LONGEST_S
+            ganging.parts.now_s = LONGEST_S
             ganging.keeper.expire()
         case _:
             ganging.keeper.group_changed(group(), None)
@@ -45,22 +45,22 @@ def test_who_was_refused_for_a_pause_is_tried_again_once_the_cycle_is_over(sign:
     assert ganging.filter(ganging.pods[2]).node_names == ["n1"]
 
 
-def test_a_second_refusal_says_something_else_so_that_kube_scheduler_writes_it() -> None:
-    """It patches no condition that stays as it was, and until it is seen nobody is woken."""
-    ganging, said = Ganging(), list[str]()
+def test_a_second_refusal_has_another_text_so_that_kube_scheduler_writes_it() -> None:
+    """It patches no condition that stays as it was, and until it is seen no pod is retried."""
+    ganging, refusals = Ganging(), list[str]()
     for pause_s in (QUIET_S, 2 * QUIET_S):
-        said += ganging.refused_after(pause_s)
-        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[-1]}."))
+        refusals += ganging.refused_after(pause_s)
+        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {refusals[-1]}."))
     assert ganging.woken == ["n1", "n1"]
-    assert len(set(said)) == 2
+    assert len(set(refusals)) == 2
 
 
-def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
-    """The watch shows the pod again, for a label say, before kube-scheduler has written anew."""
-    ganging, said = Ganging(), list[str]()
+def test_the_refusal_of_an_earlier_pause_does_not_end_this_one() -> None:
+    """The watch shows the pod again, for example with another label, before kube-scheduler has written anew."""
+    ganging, refusals = Ganging(), list[str]()
     for pause_s in (QUIET_S, 2 * QUIET_S):
-        said += ganging.refused_after(pause_s)
-        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {said[0]}."))
+        refusals += ganging.refused_after(pause_s)
+        ganging.report(turned_down(ganging.pods[2], message=f"0/1 nodes are available: 1 {refusals[0]}."))
     assert ganging.woken == ["n1"]
     assert not ganging.filter(ganging.pods[2]).node_names
 
@@ -69,7 +69,7 @@ def test_what_was_said_of_an_earlier_pause_does_not_end_this_one() -> None:
 def test_a_gang_whose_pauses_are_too_long_is_reported(pause_s: float, bound: bool) -> None:
     ganging = Ganging()
     ganging.cycle()
-    ganging.world.now_s += pause_s
+    ganging.parts.now_s += pause_s
     ganging.keeper.expire()
     (reason,) = ganging.filter(ganging.pods[2]).unresolvable
     assert reason == f"{GANG_PAUSED} for {pause_s:.1f} s: " + (
@@ -80,14 +80,14 @@ def test_a_gang_whose_pauses_are_too_long_is_reported(pause_s: float, bound: boo
     assert said_of_a_pause(f"0/2 nodes are available: 1 Insufficient cpu, 1 {reason}. preemption: none") == reason
 
 
-def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:
+def test_a_condition_with_another_text_does_not_end_a_pause() -> None:
     ganging = Ganging()
     ganging.cycle()
     ganging.pause()
     assert not ganging.filter(ganging.pods[2]).node_names
     ganging.report(turned_down(ganging.pods[2].at_version(2), message="0/1 nodes are available: 1 Insufficient cpu."))
     assert ganging.woken == []
-    known = ganging.world.pods.get(ganging.pods[2].build().key)
+    known = ganging.parts.pods.get(ganging.pods[2].build().key)
     assert known is not None
     assert known.status.conditions[0].message == "", "of messages nothing else is kept"
 
@@ -95,9 +95,9 @@ def test_a_condition_that_says_something_else_does_not_end_a_pause() -> None:
 def test_one_that_may_be_bound_is_never_refused_for_a_pause() -> None:
     ganging = Ganging()
     ganging.cycle(GPUS)
-    ganging.world.state.on("bind", ganging.pods[2].build().uid)
+    ganging.parts.state.on("bind", ganging.pods[2].build().uid)
     ganging.end("m0")
     ganging.filter(ganging.pods[1])
-    ganging.world.now_s += QUIET_S
+    ganging.parts.now_s += QUIET_S
     ganging.keeper.expire()
     assert ganging.filter(ganging.pods[2]).node_names == ["n1"]

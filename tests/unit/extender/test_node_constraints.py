@@ -1,4 +1,4 @@
-"""From pods' and nodes' specs to what policies know of them: judged as `kube.needs` judges, bounded, and in the snapshot by number."""
+"""From pods' and nodes' specs to what policies read of them: judged as `kube.needs` judges, bounded, and in the snapshot by number."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def chosen(state: State, fleet: Fleet, *names: str) -> str:
 
 def test_what_pods_require_is_learnt_from_the_watch() -> None:
     state = cluster()
-    assert chosen(state, state.fleet, "a", "b", "c") == "b", "a is for those that can go nowhere else"
-    assert chosen(state, state.fleet, "a", "b", "c", "d") == "d", "nobody else can use it"
+    assert chosen(state, state.fleet, "a", "b", "c") == "b", "a is left for pods that fit nowhere else"
+    assert chosen(state, state.fleet, "a", "b", "c", "d") == "d", "no other pod can use it"
 
 
 def test_a_node_that_changes_is_judged_anew() -> None:

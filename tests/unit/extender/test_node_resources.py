@@ -1,4 +1,4 @@
-"""What nodes have left beside GPUs, and what policies know of that and of requests."""
+"""What nodes have left beside GPUs, and what policies read of that and of requests."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_pod_without_a_gpu_is_kept_with_all_that_it_requests() -> None:
 
 
 @dataclass
-class Cluster:
+class FedState:
     """A state fed with small objects, as the cache feeds it."""
 
     state: State = field(default_factory=lambda: State(lambda: 0.0, names=DEFAULT))
@@ -136,8 +136,8 @@ class Cluster:
         return int(self.state.fleet.free_cpu_milli[self.state.fleet.column[name]])
 
 
-def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
-    cluster = Cluster()
+def test_the_fleet_has_the_free_cpu_of_nodes() -> None:
+    cluster = FedState()
     state = cluster.state
     cluster.node("n1", "8")
     assert cluster.free() == 8000
@@ -146,7 +146,7 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
     assert cluster.free() == 6500
     asking = cluster.small(pod("a").asking(mib=8192), "2")
     assert filter_nodes(state, FilterArgs(asking, ("n1",))).node_names == ["n1"]
-    assert cluster.free() == 4500, "a place is held"
+    assert cluster.free() == 4500, "a reservation counts"
     state.cancel(asking.uid)
     assert cluster.free() == 6500
     bound = cluster.small(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192)), "2")
@@ -165,7 +165,7 @@ def test_the_fleet_knows_what_nodes_have_left_of_their_processors() -> None:
 
 
 def test_a_request_carries_the_cpu_of_its_pod_and_is_learnt_from_once() -> None:
-    cluster = Cluster()
+    cluster = FedState()
     asking = cluster.small(pod("a").asking(mib=8192), "2")
     WatchIntake(cluster.state).pod_changed(None, asking)
     WatchIntake(cluster.state).pod_changed(asking, asking)
@@ -174,14 +174,14 @@ def test_a_request_carries_the_cpu_of_its_pod_and_is_learnt_from_once() -> None:
 
 
 def test_pods_without_a_gpu_or_with_a_wrong_request_are_not_learnt_from() -> None:
-    cluster = Cluster()
+    cluster = FedState()
     WatchIntake(cluster.state).pod_changed(None, cluster.small(pod("a"), "2"))
     WatchIntake(cluster.state).pod_changed(None, cluster.small(pod("b").asking(core=10), "2"))
     assert not cluster.state.fleet.distribution.seen
 
 
 def test_of_pods_that_ran_before_we_looked_some_are_learnt_from() -> None:
-    cluster = Cluster()
+    cluster = FedState()
     intake = WatchIntake(cluster.state)
     for number in range(4 * SAMPLE):
         built = pod(f"p{number}").asking(mib=1024).on("n1").assigned(share(gpu(0), 1024)).with_phase("Running")

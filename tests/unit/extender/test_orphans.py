@@ -1,4 +1,4 @@
-"""Pods that the API has lost and whose processes run on keep their room until their node no longer names them (I1)."""
+"""Pods that the API has lost and whose processes run on stay allocated until their node no longer names them (I1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import Placement
-from vgpu.scheduling.reservations import Shown
+from vgpu.scheduling.reservations import WatchProgress
 from vgpu.scheduling.snapshot import drift, snapshot_from_json, snapshot_to_json
 
 FULL_MIB = 81_920
@@ -79,9 +79,9 @@ def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_a
         assert len(state.orphans) == 0
 
 
-def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_keeps_its_room() -> None:
+def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_stays_allocated() -> None:
     one, piece = node("n1").with_gpus(1), share(gpu(0), 8192, 30)
-    now_s, shown = [0.0], [Shown()]
+    now_s, shown = [0.0], [WatchProgress()]
     state = State(lambda: now_s[0], names=DEFAULT, shown=lambda: shown[0])
     nodes = reporting(one), reporting(one, orphan("a", piece))
     WatchIntake(state).node_changed(None, nodes[0])
@@ -92,7 +92,7 @@ def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_ke
     state.on("bind", asking.uid)
     state.on("accepted", asking.uid)
     WatchIntake(state).node_changed(*nodes)
-    now_s[0], shown[0] = 60.0, Shown(60.0, 50.0)
+    now_s[0], shown[0] = 60.0, WatchProgress(60.0, 50.0)
     state.expire()
     assert len(state.reservations) == 0
     assert free(state, "n1") == (FULL_MIB - 8192, 70), "its processes run on"
@@ -100,7 +100,7 @@ def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_ke
     assert free(state, "n1") == (FULL_MIB, 100)
 
 
-def test_an_orphans_whole_gpu_and_mig_instance_are_given_to_nobody() -> None:
+def test_an_orphans_whole_gpu_and_mig_instance_are_assigned_to_no_other_pod() -> None:
     big, small = gpu(0), mig_gpu(1, "1g.10gb", "1g.10gb")
     one = node("n1").with_inventory(big, small)
     instance = small.instances[0]
@@ -141,7 +141,7 @@ def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
 
 
-def test_a_snapshot_says_who_is_an_orphan_and_is_of_the_earlier_version_where_nobody_is() -> None:
+def test_a_snapshot_shows_which_pods_are_orphans_and_is_of_the_earlier_version_where_none_is() -> None:
     one = node("n1").with_gpus(1)
     state = state_of(reporting(one, orphan("a", share(gpu(0), 8192, 30))))
     snapshot = snapshot_of(state).whole()

@@ -1,4 +1,4 @@
-"""docs/reference/extender.md says what the extender answers: no more, no less."""
+"""docs/reference/extender.md documents what the extender answers: no more, no less."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vgpu.scheduling.snapshot import (
     NodeRecord,
     PodRecord,
     Snapshot,
-    Starting,
+    StartingSize,
     nth_constraints,
     snapshot_to_json,
 )
@@ -51,7 +51,7 @@ def test_every_stage_and_how_long_it_lasts_stands_on_the_page() -> None:
     assert tuple(rows) == STAGES
     assert set(STAGES) - RESERVED.keys() == {"seen bound", "orphaned"}
     for stage, rule in RESERVED.items():
-        assert (f"{rule.life_s:g} s" in rows[stage]) is (rule.lapse in ("time", "heard")), stage
+        assert (f"{rule.life_s:g} s" in rows[stage]) is (rule.lapse in ("time", "received")), stage
     assert "list" in rows["bound"]
 
 
@@ -66,7 +66,7 @@ def test_every_field_of_a_snapshot_stands_on_the_page() -> None:
     holding = pod("a").asking(mib=1024).assigned(share(one, 1024)).build()
     text = holding.metadata.annotation("tangram.sh/assignment")
     assert text
-    record = PodRecord("u", "default/a", "n", "bound", Assignment({}), (Starting("r", 1, frozenset({one.uuid})),))
+    record = PodRecord("u", "default/a", "n", "bound", Assignment({}), (StartingSize("r", 1, frozenset({one.uuid})),))
     nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),), 1, (0,)),)
     distribution = ((Typical(1, 1024, 10, 1000, ("m",), (("1g.10gb", 1),), nth_constraints(0)), 3),)
     document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,), distribution)))

@@ -18,14 +18,14 @@ from extender.watch_intake import WatchIntake
 from kube.objects import Node, Pod
 from tests.builders import PodBuilder, gpu, node, pod, share
 from vgpu.api.names import DEFAULT
-from vgpu.scheduling.placement import NO_ROOM
+from vgpu.scheduling.placement import NO_SINGLE_GPU
 
 ZONE = "topology.kubernetes.io/zone"
 FULL_MIB = 81_920
 
 
 def spreading(built: PodBuilder, **constraint: Any) -> Pod:
-    """A pod that would rather not be with others of its app."""
+    """A pod that prefers not to be with others of its app."""
     given = {"maxSkew": 1, "topologyKey": ZONE, "whenUnsatisfiable": "ScheduleAnyway"}
     given |= {"labelSelector": {"matchLabels": {"app": "a"}}} | constraint
     return with_spec(built, topologySpreadConstraints=[given])
@@ -43,7 +43,7 @@ def with_spec(built: PodBuilder, **spec: Any) -> Pod:
 
 
 @dataclass
-class Cluster:
+class ZonedState:
     """Three nodes with two GPUs each: n1 and n2 in the east, n3 in the west."""
 
     state: State = field(default_factory=lambda: State(lambda: 0.0, names=DEFAULT))
@@ -66,20 +66,20 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> ZonedState:
+    return ZonedState()
 
 
 def of_app(name: str, app: str = "a", namespace: str = "default") -> PodBuilder:
     return pod(name, namespace).asking(mib=1024).labelled(app=app)
 
 
-def test_a_preferred_zone_wins_among_equal_gpus(cluster: Cluster) -> None:
+def test_a_preferred_zone_wins_among_equal_gpus(cluster: ZonedState) -> None:
     assert cluster.filter(of_app("x").build()).node_names == ["n1"]
     assert cluster.filter(preferring(of_app("x"), "west")).node_names == ["n3"]
 
 
-def test_replicas_go_to_different_zones_while_gpus_are_as_good(cluster: Cluster) -> None:
+def test_replicas_go_to_different_zones_while_gpus_are_as_good(cluster: ZonedState) -> None:
     found = []
     for number in range(4):
         asking = with_spec(
@@ -97,23 +97,25 @@ def test_replicas_go_to_different_zones_while_gpus_are_as_good(cluster: Cluster)
     assert found == ["n1", "n3", "n1", "n3"]
 
 
-def test_pods_of_the_selector_count_where_a_place_is_held_for_them_too(cluster: Cluster) -> None:
+def test_pods_of_the_selector_count_with_a_reservation_too(cluster: ZonedState) -> None:
     cluster.runs(of_app("here"), "n1")
     cluster.runs(of_app("other", app="b"), "n1")
     cluster.runs(of_app("elsewhere", namespace="team-b"), "n1")
     cluster.runs(of_app("going").terminating(), "n1")
-    promised = of_app("promised").build()
-    WatchIntake(cluster.state).pod_changed(None, promised)
-    cluster.filter(promised, "n3")
+    reserved = of_app("reserved").build()
+    WatchIntake(cluster.state).pod_changed(None, reserved)
+    cluster.filter(reserved, "n3")
     asking = spreading(of_app("x"))
     WatchIntake(cluster.state).pod_changed(None, asking)
     cluster.filter(asking, "n2")
-    assert cluster.counted(asking) == {"n1": 1, "n3": 1}, "not itself, nor who is of another app or leaving"
+    assert cluster.counted(asking) == {"n1": 1, "n3": 1}, (
+        "neither itself, nor pods of another app, nor terminating ones"
+    )
     WatchIntake(cluster.state).pod_changed(of_app("here").build(), None)
     assert cluster.counted(asking) == {"n3": 1}
 
 
-def test_a_pod_whose_labels_change_counts_by_its_new_ones(cluster: Cluster) -> None:
+def test_a_pod_whose_labels_change_counts_by_its_new_ones(cluster: ZonedState) -> None:
     cluster.runs(of_app("here"), "n1")
     cluster.runs(of_app("here", app="b"), "n1")
     assert cluster.counted(spreading(of_app("x"))) == {}
@@ -134,33 +136,33 @@ def test_a_pod_whose_labels_change_counts_by_its_new_ones(cluster: Cluster) -> N
     ],
 )
 def test_selectors_count_as_the_scheduler_does(
-    cluster: Cluster, constraint: dict[str, Any], counted: dict[str, int]
+    cluster: ZonedState, constraint: dict[str, Any], counted: dict[str, int]
 ) -> None:
     cluster.runs(of_app("old").labelled(app="a", version="1"), "n1")
     cluster.runs(of_app("new").labelled(app="a", version="2"), "n3")
     assert cluster.counted(spreading(of_app("x").labelled(app="a", version="2"), **constraint)) == counted
 
 
-def test_what_must_be_is_left_to_the_scheduler(cluster: Cluster) -> None:
+def test_what_must_be_is_left_to_the_scheduler(cluster: ZonedState) -> None:
     hard = spreading(of_app("x"), whenUnsatisfiable="DoNotSchedule")
     assert not preferences_of(hard, cluster.state.spread_index)
 
 
-def test_with_policy_scheduler_every_node_that_fits_is_answered_and_nothing_is_held(cluster: Cluster) -> None:
+def test_with_policy_scheduler_every_node_that_fits_is_answered_and_nothing_is_reserved(cluster: ZonedState) -> None:
     asking = of_app("x").annotated(placement="scheduler").build()
     assert cluster.filter(asking) == FilterResult(["n1", "n2", "n3"])
     assert len(cluster.state.reservations) == len(cluster.state.allocations) == 0
 
 
-def test_with_policy_scheduler_a_place_is_held_where_only_one_node_is_left(cluster: Cluster) -> None:
+def test_with_policy_scheduler_filter_reserves_where_only_one_node_is_left(cluster: ZonedState) -> None:
     asking = of_app("x").annotated(placement="scheduler").build()
     assert cluster.filter(asking, "n2") == FilterResult(["n2"])
     assert [one.node for one in cluster.state.reservations] == ["n2"]
-    assert cluster.filter(asking).node_names == ["n1", "n2", "n3"], "asked again, it is given back"
+    assert cluster.filter(asking).node_names == ["n1", "n2", "n3"], "at the next call, it is released"
     assert len(cluster.state.allocations) == 0
 
 
-def test_with_policy_scheduler_a_pod_that_fits_nowhere_is_reported_why(cluster: Cluster) -> None:
+def test_with_policy_scheduler_a_pod_that_fits_nowhere_is_reported_why(cluster: ZonedState) -> None:
     for number in range(2):
         for name in ("n1", "n2", "n3"):
             whole = share(gpu(number, node=name), 81_920)
@@ -168,10 +170,10 @@ def test_with_policy_scheduler_a_pod_that_fits_nowhere_is_reported_why(cluster: 
                 None, pod(f"{name}-{number}").asking(mib=81_920).on(name).assigned(whole).build()
             )
     asking = of_app("x").annotated(placement="scheduler").build()
-    assert cluster.filter(asking) == FilterResult([], {NO_ROOM: ["n1", "n2", "n3"]})
+    assert cluster.filter(asking) == FilterResult([], {NO_SINGLE_GPU: ["n1", "n2", "n3"]})
 
 
-def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(cluster: Cluster) -> None:
+def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(cluster: ZonedState) -> None:
     WatchIntake(cluster.state).pod_changed(
         None, pod("y").asking(mib=61_440).on("n2").assigned(share(gpu(0, node="n2"), 61_440)).build()
     )
@@ -183,7 +185,9 @@ def test_fuller_gpus_are_rated_higher_and_nodes_that_do_not_fit_not_at_all(clust
     assert prioritize_nodes(cluster.state, FilterArgs(pod("plain").build(), ("n1",))) == {}
 
 
-def test_a_pod_without_a_gpu_is_reported_where_fewest_are_left_and_one_with_a_share_nothing(cluster: Cluster) -> None:
+def test_a_pod_without_a_gpu_is_reported_where_fewest_are_left_and_one_with_a_share_nothing(
+    cluster: ZonedState,
+) -> None:
     full = share(gpu(0, node="n2"), FULL_MIB)
     WatchIntake(cluster.state).pod_changed(None, pod("y").asking(mib=FULL_MIB).on("n2").assigned(full).build())
     names = ("n1", "n2", "unknown")
@@ -197,7 +201,7 @@ def test_a_pod_without_a_gpu_is_reported_where_fewest_are_left_and_one_with_a_sh
     ids=["several are as good", "one is best", "none fits"],
 )
 def test_others_are_counted_only_where_that_matters(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, busy: int, asking_mib: int, looks: int
+    cluster: ZonedState, monkeypatch: pytest.MonkeyPatch, busy: int, asking_mib: int, looks: int
 ) -> None:
     """One GPU that is in use is better than any that is free."""
     taken = {0: [], 1: [("n3", 0)], 2: [(name, row) for name in ("n1", "n2", "n3") for row in range(2)]}
@@ -212,7 +216,7 @@ def test_others_are_counted_only_where_that_matters(
     assert len(counted) == looks
 
 
-def test_a_pod_may_request_about_so_many_labels_and_what_is_beyond_is_not_read(cluster: Cluster) -> None:
+def test_a_pod_may_request_about_so_many_labels_and_what_is_beyond_is_not_read(cluster: ZonedState) -> None:
     def asking(keys: int) -> Pod:
         terms = [
             {"weight": 1, "preference": {"matchExpressions": [{"key": f"odd-{at}", "operator": "Exists"}]}}
@@ -230,7 +234,7 @@ def test_a_pod_may_request_about_so_many_labels_and_what_is_beyond_is_not_read(c
     assert len(cluster.state.fleet.labels._keys) == MOST_KEYS + 1
 
 
-def test_a_condition_that_names_too_many_labels_counts_no_pod_out(cluster: Cluster) -> None:
+def test_a_condition_that_names_too_many_labels_counts_no_pod_out(cluster: ZonedState) -> None:
     required = {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": f"odd-{at}", "operator": "Exists"} for at in range(MOST_KEYS)]},
         {"matchExpressions": [{"key": ZONE, "operator": "Exists"}]},

@@ -63,7 +63,7 @@ NODES = st.lists(st.text('",:\\a\n\u00e9\U0001f600', max_size=6), max_size=4, un
 
 
 @given(NODES, NODES, st.text('",:\\a\n', max_size=4))
-def test_an_answer_says_the_reason_of_every_node_and_no_more(kept: list[str], lost: list[str], why: str) -> None:
+def test_an_answer_has_the_reason_of_every_node_and_no_more(kept: list[str], lost: list[str], why: str) -> None:
     other = [node for node in lost if node not in kept]
     answer = FilterResult(["n"], {f"{why}1": kept, f"{why}2": other}, {why: lost}, "no")
     assert json.loads(answer.to_json()) == {
@@ -74,5 +74,5 @@ def test_an_answer_says_the_reason_of_every_node_and_no_more(kept: list[str], lo
     }
 
 
-def test_an_answer_without_nodes_says_an_empty_list_and_not_null() -> None:
+def test_an_answer_without_nodes_has_an_empty_list_and_not_null() -> None:
     assert json.loads(FilterResult().to_json())["NodeNames"] == []

@@ -1,7 +1,7 @@
-"""Filter, bind, a lagging watch, lost replies and restarts in any order: nothing is booked twice, nothing leaks.
+"""Filter, bind, a lagging watch, lost replies and restarts in any order: no GPU is assigned twice, and nothing leaks.
 
-First the machine alone (`racing`), then with others: pods for which nothing is held, room that is kept and planned, two bind calls for one
-pod, and somebody else who binds.
+First the machine alone (`racing`), then with others: pods for which nothing is reserved, preemption and nomination reservations, two bind
+calls for one pod, and another scheduler that binds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from extender.bind import BindOrder
-from extender.preemption.candidates import Candidates
+from extender.preemption.victim_candidates import VictimCandidates
 from extender.protocol import BindingArgs, PreemptionArgs
 from extender.state import State
 from extender.watch_intake import WatchIntake
 from kube.objects import Pod
 from tests.builders import pod
 from tests.examples import examples
+from tests.unit.extender.extender_parts import answer_of, step_by_step
 from tests.unit.extender.racing import NODES, Races
-from tests.unit.extender.world import answer_of, step_by_step
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import Placement
@@ -34,7 +34,7 @@ TURNED_DOWN = {"type": "PodScheduled", "status": "False", "reason": "Unschedulab
 
 
 class Crowded(Races):
-    """The machine, with others about."""
+    """The machine, with other actors."""
 
     @rule(gib=st.sampled_from([4, 8, 16]), priority=st.sampled_from([0, 1000]), listed=st.booleans())
     def create_other(self, gib: int, priority: int, listed: bool) -> None:
@@ -45,7 +45,7 @@ class Crowded(Races):
     @precondition(lambda self: self.truth and len(self.flying) < 4)
     @rule(data=st.data(), where=NAMES)
     def bind_whatever_was_decided(self, data: st.DataObject, where: str) -> None:
-        """By a scheduler that was started again, say: also beside a call that is under way."""
+        """As by a scheduler after a restart: also beside a call that is under way."""
         self.bind_to(self.some(data, self.truth), where)
 
     def bind_to(self, name: str, where: str) -> str:
@@ -58,11 +58,11 @@ class Crowded(Races):
     @precondition(lambda self: self.truth)
     @rule(data=st.data(), where=NAMES)
     def bound_by_another(self, data: st.DataObject, where: str) -> None:
-        """By another extender, which knows what we promised; and the watch says so at once."""
+        """By another extender, which respects this one's reservations; and the watch reports it at once."""
         self.let_another_bind(self.some(data, self.truth), where)
 
     def let_another_bind(self, name: str, where: str) -> None:
-        """Where it fits there, by the truth and by what we promised."""
+        """Where it fits there, by the truth and by the extender's reservations."""
         thing = copy.deepcopy(self.truth[name])
         if thing["spec"].get("nodeName"):
             return
@@ -99,7 +99,7 @@ class Crowded(Races):
                 self.answer_one(call, "overtaken")
 
     def waiting(self) -> list[str]:
-        """Pods that we know of, and that have no place."""
+        """Pods that the extender has seen, and that are not placed."""
         return [
             name
             for name, one in self.view.items()
@@ -112,7 +112,7 @@ class Crowded(Races):
         self.plan_for(self.some(data, self.waiting()))
 
     def plan_for(self, name: str) -> None:
-        """Room, if there is any."""
+        """A nomination reservation, if the pod fits."""
         one = self.view[name]
         request = self.state.request_of(one)
         found = self.state.place(request, sorted(NODES))
@@ -138,10 +138,10 @@ class Crowded(Races):
             self.preempt_for(urgent, where, reported, at)
 
     def preempt_for(self, name: str, where: str, reported: bool, at: int) -> None:
-        """At the `at`-th turn that the search gives others, all that is on its way arrives, and another pod is placed."""
+        """When the search yields for the `at`-th time, all that is on its way arrives, and another pod is placed."""
 
-        def meanwhile(turn: int) -> None:
-            if turn == at:
+        def meanwhile(step: int) -> None:
+            if step == at:
                 self.deliver_all()
                 self.create_other(4, 0, listed=False)
                 self.filter_one(f"p{self.made}", [where])
@@ -164,7 +164,7 @@ class Crowded(Races):
     @invariant()
     def what_is_kept_of_a_node_is_what_there_is(self) -> None:
         candidates = self.preemption._candidates
-        anew = Candidates(
+        anew = VictimCandidates(
             self.state,
             self.preemption._history,
             cast("Any", self.pods),
@@ -176,13 +176,13 @@ class Crowded(Races):
             assert kept is candidates.view(name), "and it is kept"
 
     def room_comes_free_for(self, uid: str, victims: set[str]) -> None:
-        """What is kept for a pod and what its victims hold, with those that leave anyway, is what it was promised."""
-        hold, kept = self.preemption.reservations.get(uid), self.state.allocations.get(uid)
-        assert hold is not None
-        assert hold.assignment is not None
+        """A pod's reservation and the allocations of its victims and of other terminating pods add up to its assignment."""
+        reservation, kept = self.preemption.reservations.get(uid), self.state.allocations.get(uid)
+        assert reservation is not None
+        assert reservation.assignment is not None
         leaving = {one.uid for one in self.view.values() if one.metadata.deletion_timestamp}
         allocations = [kept, *map(self.state.allocations.get, victims | leaving)]
-        for piece in hold.assignment.held():
+        for piece in reservation.assignment.held():
             there = (
                 one for allocation in allocations if allocation is not None for one in allocation.assignment.held()
             )
@@ -221,7 +221,7 @@ class First:
         return str(strategy.elements[0])
 
 
-def test_a_pod_that_was_bound_unheard_and_deleted_keeps_its_place_until_the_watch_has_reported_both() -> None:
+def test_a_pod_that_was_bound_unseen_and_deleted_keeps_its_place_until_the_watch_has_reported_both() -> None:
     """Found by the machine above."""
     machine, first = Races(), cast("st.DataObject", First())
     machine.begin()

@@ -39,10 +39,10 @@ def answer(read: Callable[[], PodRequest]) -> PodRequest | str:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1024, 2048]), st.sampled_from([1000, 250]), ANNOTATIONS), max_size=12))
-def test_pods_in_any_order_request_what_each_says(pods: list[tuple[int, int, dict[str, str]]]) -> None:
+def test_pods_in_any_order_request_what_each_spec_requests(pods: list[tuple[int, int, dict[str, str]]]) -> None:
     state = State(time.monotonic, names=DEFAULT)
-    for at, (mib, milli, said) in enumerate(pods):
-        one = decoded(mib, f"{milli}m", said, f"p{at}")
+    for at, (mib, milli, annotated) in enumerate(pods):
+        one = decoded(mib, f"{milli}m", annotated, f"p{at}")
         wanted = answer(lambda one=one: pod_request(one.plain(), names=DEFAULT, policies=POLICIES))  # type: ignore[misc]
         found = answer(lambda one=one: state.request_of(one))  # type: ignore[misc]
         assert found == (wanted if isinstance(wanted, str) else replace(wanted, cpu_milli=milli))

@@ -1,4 +1,4 @@
-"""A reservation that lapses makes room without an event: kube-scheduler is made to try the pods that wait."""
+"""A reservation that lapses frees capacity without an event: kube-scheduler is made to retry pending pods."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from extender.retry_after_lapse import PERIOD_S, SETTLE_S, Retrier
 from kube.errors import ApiError
 from kube.objects import Pod
 from tests.builders import PodBuilder, gpu, pod, share
+from tests.unit.extender.extender_parts import FULL_MIB, HALF_MIB, ExtenderParts
 from tests.unit.extender.preemption.test_coordinator import turned_down
-from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
 from vgpu.scheduling.reservations import STAGES
 
 Written = list[tuple[str, str | None]]
 
 
 class Retrying:
-    """A retrier in a world of two GPUs, and what it writes: (pod, node to which it is nominated now)."""
+    """A retrier beside a node with two GPUs, and what it writes: (pod, node to which it is nominated now)."""
 
     def __init__(self) -> None:
-        self.world = World(n1=2)
+        self.parts = ExtenderParts(n1=2)
         self.written: Written = []
         self.slept_s: list[float] = []
         self.faults: list[ApiError | None] = []
-        self.world.server.answer = self._answer
-        self.retrier = Retrier(self.world.server, self._waiting, sleep=self._sleep)
-        self.world.state.on_lapse = self.retrier.capacity_freed
+        self.parts.server.answer = self._answer
+        self.retrier = Retrier(self.parts.server, self._waiting, sleep=self._sleep)
+        self.parts.state.on_lapse = self.retrier.capacity_freed
 
     def _waiting(self) -> list[Pod]:
-        return [one for one in self.world.preemption.waiting() if one.uid not in self.world.state.reservations]
+        return [one for one in self.parts.preemption.waiting() if one.uid not in self.parts.state.reservations]
 
     def _answer(self, _: str, path: str, body: Any) -> bytes:
         if self.faults and (fault := self.faults.pop(0)):
@@ -59,15 +59,15 @@ class Retrying:
             await asyncio.gather(task, return_exceptions=True)
 
     def lapse(self) -> None:
-        """Filter finds a place for a pod that nobody ever binds."""
-        self.world.report(pod("never-bound").asking(mib=FULL_MIB))
-        assert self.world.filter(pod("never-bound").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
-        self.world.now_s += STAGES["reserved"].life_s
-        self.world.state.expire()
+        """Filter finds a place for a pod that is never bound."""
+        self.parts.report(pod("never-bound").asking(mib=FULL_MIB))
+        assert self.parts.filter(pod("never-bound").asking(mib=FULL_MIB), "n1").node_names == ["n1"]
+        self.parts.now_s += STAGES["reserved"].life_s
+        self.parts.state.expire()
 
     def waits(self, name: str, priority: int = 0, **of: str) -> PodBuilder:
         built = pod(name).asking(mib=FULL_MIB).of_priority(priority)
-        self.world.report(turned_down(built.nominated_to("n9") if of else built))
+        self.parts.report(turned_down(built.nominated_to("n9") if of else built))
         return built
 
 
@@ -79,19 +79,19 @@ def retrying() -> Retrying:
 async def test_a_pod_of_the_highest_priority_is_nominated_and_not_any_more(retrying: Retrying) -> None:
     retrying.waits("low")
     retrying.waits("high", 10)
-    retrying.waits("made-room-for", 1000, nominated="elsewhere")
-    retrying.world.report(turned_down(pod("gated").asking(mib=FULL_MIB).of_priority(99), "SchedulingGated"))
+    retrying.waits("evicted-for", 1000, nominated="elsewhere")
+    retrying.parts.report(turned_down(pod("gated").asking(mib=FULL_MIB).of_priority(99), "SchedulingGated"))
     retrying.lapse()
     await retrying.until(lambda: retrying.retrier.retries == 1)
     assert retrying.written == [("high", "n1"), ("high", None)]
 
 
-async def test_who_has_room_kept_is_left_alone(retrying: Retrying) -> None:
-    world = retrying.world
+async def test_a_pod_with_a_preemption_reservation_is_not_nominated(retrying: Retrying) -> None:
+    parts = retrying.parts
     for row in (0, 1):
-        world.report(pod(f"v{row}").asking(mib=HALF_MIB).on("n1").assigned(share(gpu(row), HALF_MIB)))
+        parts.report(pod(f"v{row}").asking(mib=HALF_MIB).on("n1").assigned(share(gpu(row), HALF_MIB)))
     urgent = retrying.waits("urgent", 1000)
-    assert list(world.preempt(urgent, n1=["v0"]).nodes) == ["n1"]
+    assert list(parts.preempt(urgent, n1=["v0"]).nodes) == ["n1"]
     retrying.waits("low")
     retrying.retrier.capacity_freed("n1")
     await retrying.until(lambda: retrying.retrier.retries == 1)
@@ -107,7 +107,7 @@ async def test_what_lapses_together_is_one_retry_and_retries_are_apart(retrying:
     assert retrying.slept_s == [SETTLE_S, PERIOD_S]
 
 
-async def test_where_nobody_waits_nothing_is_written(retrying: Retrying) -> None:
+async def test_where_no_pod_waits_nothing_is_written(retrying: Retrying) -> None:
     retrying.lapse()
     await retrying.until(lambda: PERIOD_S in retrying.slept_s)
     assert retrying.written == []
@@ -134,21 +134,21 @@ async def test_a_nomination_that_is_refused_is_tried_again_where_that_may_help(
 
 
 @pytest.mark.parametrize("kind", ["kept", "planned"])
-async def test_room_of_every_kind_that_lapses_is_reported(retrying: Retrying, kind: str) -> None:
-    world = retrying.world
+async def test_a_reservation_of_every_kind_that_lapses_is_reported(retrying: Retrying, kind: str) -> None:
+    parts = retrying.parts
     retrying.waits("low")
     if kind == "planned":
         built = pod("p").asking(mib=FULL_MIB)
-        world.report(built)
-        world.plan(built, "n1")
+        parts.report(built)
+        parts.plan(built, "n1")
     else:
         for row in (0, 1):
-            world.report(pod(f"v{row}").asking(mib=HALF_MIB).on("n1").assigned(share(gpu(row), HALF_MIB)))
+            parts.report(pod(f"v{row}").asking(mib=HALF_MIB).on("n1").assigned(share(gpu(row), HALF_MIB)))
         urgent = pod("urgent").asking(mib=FULL_MIB).of_priority(1000)
-        world.report(urgent)
-        assert world.preempt(urgent, n1=["v0"]).nodes
-    world.now_s += STAGES["kept"].life_s
-    world.preemption.expire()
-    world.nominator.expire()
+        parts.report(urgent)
+        assert parts.preempt(urgent, n1=["v0"]).nodes
+    parts.now_s += STAGES["kept"].life_s
+    parts.preemption.expire()
+    parts.nominator.expire()
     await retrying.until(lambda: retrying.retrier.retries == 1)
-    assert len(world.state.reservations) == 0
+    assert len(parts.state.reservations) == 0

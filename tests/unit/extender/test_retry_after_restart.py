@@ -1,4 +1,4 @@
-"""Which kube-scheduler an extender ends, when, and that it harms nobody else. The processes are real."""
+"""Which kube-scheduler an extender ends, when, and that it harms no other process. The processes are real."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.retry_after_restart import SchedulerRestarter, beside, named
+from extender.retry_after_restart import SchedulerRestarter, processes_named, running_process
 
 NAME = f"sched-{os.getpid()}"
 SLEEPS = "import signal, sys, time; {}; print('ready', flush=True); time.sleep(60)"
@@ -47,7 +47,7 @@ def restarter(name: str = NAME, **options: object) -> SchedulerRestarter:
 
 
 def proc_in_which_we_began(began: int, folder: Path) -> Path:
-    """/proc, but for our own start."""
+    """/proc, except for this process's own start."""
     there = folder / "proc"
     there.mkdir()
     for one in Path("/proc").iterdir():
@@ -59,7 +59,7 @@ def proc_in_which_we_began(began: int, folder: Path) -> Path:
 
 
 def start_of(process: asyncio.subprocess.Process) -> int:
-    found = beside(Path(f"/proc/{process.pid}"))
+    found = running_process(Path(f"/proc/{process.pid}"))
     assert found is not None
     return found.began
 
@@ -81,14 +81,14 @@ async def test_one_that_does_not_end_is_killed(scheduler, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("later", "turned_down", "name"),
     [(0, 1, NAME), (-1, 1, NAME), (1, 0, NAME), (1, 1, ""), (1, 1, f"{NAME}x")],
-    ids=["as-old", "younger", "nobody-waits", "no-name", "another-name"],
+    ids=["as-old", "younger", "no-pod-waits", "no-name", "another-name"],
 )
 async def test_any_other_is_left_alone(scheduler, tmp_path: Path, later: int, turned_down: int, name: str) -> None:
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) + later, tmp_path)
         await restarter(name, proc=proc).restart(turned_down, missed=False)
         assert process.returncode is None
-        assert [one.pid for one in named(NAME)] == [process.pid]
+        assert [one.pid for one in processes_named(NAME)] == [process.pid]
 
 
 async def test_one_that_requested_before_enough_was_known_is_ended_whatever_its_age(scheduler, tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ async def test_without_a_proc_the_extender_goes_on(tmp_path: Path, caplog: pytes
 
 
 async def test_a_pid_that_was_given_to_another_process_is_not_signalled(scheduler, tmp_path: Path) -> None:
-    """Between the look and the signal the process ended; another has its pid, which began later."""
+    """Between the check and the signal the process ended; another has its pid, which began later."""
     async with scheduler() as process:
         proc = proc_in_which_we_began(start_of(process) + 10, tmp_path)
         one = restarter(proc=proc)
-        found = beside(Path(f"/proc/{process.pid}"))
+        found = running_process(Path(f"/proc/{process.pid}"))
         assert found is not None
         await one._end(type(found)(found.pid, found.began - 5))
         assert process.returncode is None

@@ -1,4 +1,4 @@
-"""The extender's HTTP application: what it tells the server of a request."""
+"""The extender's HTTP application: what it reports to the server about a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from extender.server import scheduler_app
-from extender.verbs import Answer, Verbs
+from extender.verbs import VerbResponse, Verbs
 from observe.protocol import UNREADABLE
 from observe.serving import Message
 
@@ -18,8 +18,8 @@ from observe.serving import Message
 class Says:
     """Verbs that read a request or do not."""
 
-    async def filter(self, body: bytes) -> Answer:
-        return Answer(b"{}", unreadable=body != b"{}")
+    async def filter(self, body: bytes) -> VerbResponse:
+        return VerbResponse(b"{}", unreadable=body != b"{}")
 
 
 @pytest.mark.parametrize(("body", "unreadable"), [(b"{}", False), (b"\0\0", True)])

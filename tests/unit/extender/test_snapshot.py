@@ -1,4 +1,4 @@
-"""A snapshot says all that placement goes by: what is read back decides as the extender did."""
+"""A snapshot has all that placement depends on: what is read back decides as the extender did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.builders import mig_gpu, node, pod
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.names import DEFAULT
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.placement import NoRoom, Placement, place
+from vgpu.scheduling.placement import NoFit, Placement, place
 from vgpu.scheduling.snapshot import Snapshot, drift, fleet_of, snapshot_from_json, snapshot_to_json
 
 
@@ -26,7 +26,7 @@ def asking(state: State, mib: int = 0, mig: str = "") -> PodRequest:
 
 @pytest.fixture
 def state() -> State:
-    """A cluster with a bit of everything: shares, MIG, a reserved pod, one that is starting, a node taken out."""
+    """A cluster with some of everything: shares, MIG, a reserved pod, one that is starting, a node taken out."""
     made = State(lambda: 0.0, names=DEFAULT)
     nodes = [
         node("n1").with_gpus(2).with_access("cdi"),
@@ -42,7 +42,7 @@ def state() -> State:
         ("mig", "n2", asking(made, mig="1g.10gb")),
     ):
         placement = made.place(request, [node_name])
-        assert not isinstance(placement, NoRoom)
+        assert not isinstance(placement, NoFit)
         made.reserve(f"uid-{name}", f"default/{name}", request, placement)
     made.on("bind", "uid-more")
     made.on("accepted", "uid-more")
@@ -70,7 +70,7 @@ def test_the_fleet_made_of_it_decides_as_the_extender_does(state: State) -> None
 
 
 def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> None:
-    """Pods want much CPU beside a GPU: on the node that has it left, a GPU is worth keeping."""
+    """Pods request much CPU beside a GPU: on the node that has it left, an idle GPU counts."""
     state = State(lambda: 0.0, names=DEFAULT)
     for name, cpu in (("a", "64"), ("b", "4"), ("c", "")):
         plain = node(name).with_gpus(2).plain() | ({"status": {"allocatable": {"cpu": cpu}}} if cpu else {})
@@ -97,7 +97,7 @@ def test_what_was_learnt_and_what_processors_have_left_decide_as_they_did() -> N
     assert before is not state.fleet.distribution._known(), "and from here on it decides by what was written down"
 
 
-def test_a_document_of_version_1_reads_as_if_nobody_had_reported(state: State) -> None:
+def test_a_document_of_version_1_reads_as_if_nothing_was_reported(state: State) -> None:
     document = msgspec.json.decode(snapshot_to_json(snapshot_of(state).whole()))
     del document["mix"]
     for one in document["nodes"]:
@@ -110,8 +110,8 @@ def test_a_document_of_version_1_reads_as_if_nobody_had_reported(state: State) -
 
 def test_a_count_that_went_wrong_shows(state: State) -> None:
     state.fleet.free_mib[1, state.fleet.column["n1"]] -= 7
-    ((name, said, right),) = drift(snapshot_of(state).whole())
-    assert (name, right.mib - said.mib) == ("n1", 7)
+    ((name, reported, right),) = drift(snapshot_of(state).whole())
+    assert (name, right.mib - reported.mib) == ("n1", 7)
 
 
 def wrong(snapshot: Snapshot, **changes: object) -> bytes:

@@ -18,25 +18,25 @@ import uvloop
 
 from extender import snapshot_writer as snapshots
 from extender.server import scheduler_app
-from extender.snapshot_writer import BUSY, PIECE_S, WAITING, Snapshots, accepts_gzip
+from extender.snapshot_writer import BUSY, PIECE_S, WAITING, SnapshotWriter, accepts_gzip
 from extender.verbs import Verbs
-from observe.bounds import VERBS, Connections, Phase
+from observe.bounds import VERBS, ClientConnections, Phase
 from observe.ports import listen
 from observe.serving import Server
-from vgpu.scheduling.snapshot import NodeRecord, Records, _Document, snapshot_from_json, snapshot_to_json
+from vgpu.scheduling.snapshot import NodeRecord, SnapshotRecords, _Document, snapshot_from_json, snapshot_to_json
 
 NAME = "n" * 200
 
 
-class Cluster:
+class CountedNodes:
     """So many nodes, whose records are counted as they are made."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes, self.made, self.taken = nodes, 0, 0
 
-    def snapshot(self) -> Records:
+    def snapshot(self) -> SnapshotRecords:
         self.taken += 1
-        return Records("tangram.sh", 1024, self._records(), (), (), orphans=False)
+        return SnapshotRecords("tangram.sh", 1024, self._records(), (), (), orphans=False)
 
     def _records(self) -> Iterator[NodeRecord]:
         for at in range(self.nodes):
@@ -45,7 +45,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def serving(cluster: Cluster, answer_s: float = 20) -> AsyncIterator[tuple[str, list[str]]]:
+async def serving(cluster: CountedNodes, answer_s: float = 20) -> AsyncIterator[tuple[str, list[str]]]:
     """Its address, and how each call ended."""
     ended = list[str]()
     metrics: Any = SimpleNamespace(count=lambda _verb, outcome, _seconds: ended.append(outcome))
@@ -56,7 +56,7 @@ async def serving(cluster: Cluster, answer_s: float = 20) -> AsyncIterator[tuple
         preemption,
         cast(Any, None),
         metrics,
-        Snapshots(cluster.snapshot),
+        SnapshotWriter(cluster.snapshot),
         lambda: None,
     )
     sock = listen("127.0.0.1", 0)
@@ -70,8 +70,8 @@ async def serving(cluster: Cluster, answer_s: float = 20) -> AsyncIterator[tuple
         await task
 
 
-async def hold(url: str) -> asyncio.StreamWriter:
-    """A client that calls for a snapshot and never reads it."""
+async def open_reader(url: str) -> asyncio.StreamWriter:
+    """A client that requests a snapshot and never reads it."""
     _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port, limit=1)
     writer.write(b"GET /snapshot HTTP/1.1\r\nhost: x\r\n\r\n")
     return writer
@@ -84,24 +84,24 @@ async def until(reservations: Any) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity", "gzip;q=0"])
-async def test_the_document_is_whole_and_compressed_for_who_requests_that(encoding: str) -> None:
-    async with serving(Cluster(3000)) as (url, ended), httpx.AsyncClient() as http:
+async def test_the_document_is_complete_and_compressed_for_a_client_that_requests_that(encoding: str) -> None:
+    async with serving(CountedNodes(3000)) as (url, ended), httpx.AsyncClient() as http:
         async with http.stream("GET", url, headers={"accept-encoding": encoding}) as answer:
             raw = b"".join([piece async for piece in answer.aiter_raw()])
         assert (answer.headers.get("content-encoding") == "gzip") == (encoding == "gzip")
         body = gzip.decompress(raw) if encoding == "gzip" else raw
-        assert body == snapshot_to_json(Cluster(3000).snapshot().whole())
+        assert body == snapshot_to_json(CountedNodes(3000).snapshot().whole())
         assert len(snapshot_from_json(body).nodes) == 3000
         assert ended == ["taken"]
 
 
 def test_the_pieces_are_what_the_documents_own_writer_makes() -> None:
-    body = snapshot_to_json(Cluster(3).snapshot().whole())
+    body = snapshot_to_json(CountedNodes(3).snapshot().whole())
     assert body == msgspec.json.encode(msgspec.json.decode(body, type=_Document))
 
 
 async def test_others_have_the_event_loop_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, clock = Cluster(1000), iter(range(10**9))
+    cluster, clock = CountedNodes(1000), iter(range(10**9))
     monkeypatch.setattr(
         snapshots,
         "time",
@@ -119,15 +119,15 @@ async def test_others_have_the_event_loop_between_pieces(monkeypatch: pytest.Mon
 
     task = asyncio.create_task(other())
     await asyncio.sleep(0)
-    assert b"".join([piece async for piece in Snapshots(cluster.snapshot).pieces(compressed=False)])
+    assert b"".join([piece async for piece in SnapshotWriter(cluster.snapshot).pieces(compressed=False)])
     task.cancel()
     assert 0 < most <= 12
 
 
 async def test_a_reader_that_never_reads_pins_little_and_is_disconnected() -> None:
-    cluster = Cluster(200_000)
+    cluster = CountedNodes(200_000)
     async with serving(cluster, answer_s=1) as (url, ended):
-        writer = await hold(url)
+        writer = await open_reader(url)
         await until(lambda: ended)
         assert ended == ["unread"]
         assert cluster.made < 100_000, "the kernel's buffers, and no more"
@@ -138,11 +138,11 @@ async def test_a_reader_that_never_reads_pins_little_and_is_disconnected() -> No
 
 
 async def test_one_is_written_at_a_time_and_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(200_000)
+    cluster = CountedNodes(200_000)
     async with serving(cluster) as (url, ended), httpx.AsyncClient(timeout=20) as http:
-        reading = await hold(url)
+        reading = await open_reader(url)
         await until(lambda: cluster.made > 1000)
-        waiting = [await hold(url) for _ in range(WAITING)]
+        waiting = [await open_reader(url) for _ in range(WAITING)]
         await asyncio.sleep(0.1)
         refused = await http.get(url)
         assert (refused.status_code, refused.text) == (429, f"{BUSY}\n")
@@ -154,9 +154,9 @@ async def test_one_is_written_at_a_time_and_too_many_that_wait_are_refused(monke
         assert len(snapshot_from_json((await http.get(url)).content).nodes) == 10
 
 
-async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "WAIT_S", 0.05)
-    one = Snapshots(Cluster(1).snapshot)
+    one = SnapshotWriter(CountedNodes(1).snapshot)
     async with one.turn(never()) as first:
         assert first
         async with one.turn(never()) as second:
@@ -165,9 +165,9 @@ async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         assert third
 
 
-async def test_who_hangs_up_or_is_cancelled_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_hangs_up_or_is_cancelled_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "WAIT_S", 1000.0)
-    one = Snapshots(Cluster(1).snapshot)
+    one = SnapshotWriter(CountedNodes(1).snapshot)
 
     async def wait(gone: asyncio.Future[object]) -> bool:
         async with one.turn(gone) as mine:
@@ -184,12 +184,12 @@ async def test_who_hangs_up_or_is_cancelled_waits_no_more(monkeypatch: pytest.Mo
         await asyncio.gather(*calls, return_exceptions=True)
         later = [asyncio.create_task(wait(never())) for _ in range(WAITING)]
         await asyncio.sleep(0)
-        assert not any(call.done() for call in later), "there is room for as many again"
+        assert not any(call.done() for call in later), "as many more may wait"
     assert await asyncio.gather(*later) == [True] * WAITING
 
 
-async def test_who_is_cancelled_as_the_turn_comes_passes_it_on() -> None:
-    one = Snapshots(Cluster(1).snapshot)
+async def test_a_client_that_is_cancelled_when_it_is_admitted_admits_the_next() -> None:
+    one = SnapshotWriter(CountedNodes(1).snapshot)
 
     async def wait() -> None:
         async with one.turn(never()):
@@ -197,7 +197,7 @@ async def test_who_is_cancelled_as_the_turn_comes_passes_it_on() -> None:
 
     call = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    await asyncio.sleep(0)  # its turn has begun, and it does not know
+    await asyncio.sleep(0)  # it may write now, and does not know it yet
     call.cancel()
     assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError)
     async with one.turn(never()) as mine:
@@ -210,11 +210,11 @@ def never() -> asyncio.Future[object]:
 
 
 async def test_a_reader_of_snapshots_is_not_taken_for_the_scheduler() -> None:
-    async with serving(Cluster(10)) as (url, _):
+    async with serving(CountedNodes(10)) as (url, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
         writer.write(b"GET /none HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"/snapshot\n")
-        (connections,) = [one for one in gc.get_objects() if isinstance(one, Connections) and len(one) == 1]
+        (connections,) = [one for one in gc.get_objects() if isinstance(one, ClientConnections) and len(one) == 1]
 
         writer.write(b"GET /snapshot HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -231,10 +231,10 @@ async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_the_next
 ) -> None:
     clock_s, rests_s, sleep = 0.0, list[float](), asyncio.sleep
 
-    def take() -> Records:
+    def take() -> SnapshotRecords:
         nonlocal clock_s
         clock_s += took_s
-        return Cluster(1).snapshot()
+        return CountedNodes(1).snapshot()
 
     async def rest(seconds: float) -> None:
         rests_s.append(seconds)
@@ -243,7 +243,7 @@ async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_the_next
     times = SimpleNamespace(perf_counter=lambda: clock_s, monotonic=lambda: clock_s, thread_time=lambda: clock_s)
     monkeypatch.setattr(snapshots, "time", times)
     monkeypatch.setattr(snapshots, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
-    one = Snapshots(take)
+    one = SnapshotWriter(take)
     for _ in range(2):
         async with one.turn(never()) as mine:
             assert mine
@@ -255,8 +255,8 @@ def test_a_reader_that_takes_longer_than_a_snapshot_may_take_is_disconnected(mon
     monkeypatch.setattr("extender.server.MOST_S", 0.2)
 
     async def run() -> None:
-        async with serving(Cluster(200_000)) as (url, ended):
-            writer = await hold(url)
+        async with serving(CountedNodes(200_000)) as (url, ended):
+            writer = await open_reader(url)
             await until(lambda: ended)
             assert ended == ["unread"]
             writer.close()
@@ -269,5 +269,5 @@ def test_a_reader_that_takes_longer_than_a_snapshot_may_take_is_disconnected(mon
     ("value", "accepts"),
     [(b"gzip", True), (b"deflate, GZIP;q=0.5", True), (b"gzip; q=0.0", False), (b"br", False), (b"", False)],
 )
-def test_gzip_is_sent_to_who_accepts_it(value: bytes, *, accepts: bool) -> None:
+def test_gzip_is_sent_to_a_client_that_accepts_it(value: bytes, *, accepts: bool) -> None:
     assert accepts_gzip([(b"host", b"x"), (b"accept-encoding", value)]) == accepts

@@ -44,7 +44,7 @@ def labelled(uid: str, labels: dict[str, str], namespace: str = "default") -> Po
     return msgspec.structs.replace(built, metadata=msgspec.structs.replace(built.metadata, uid=uid))
 
 
-class Machine(RuleBasedStateMachine):
+class SpreadMachine(RuleBasedStateMachine):
     """Pods come, change, get places and lose them, in any order."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Machine(RuleBasedStateMachine):
         self.at[uid] = node
 
     @rule(uid=UIDS, node=NODES)
-    def has_room_set_aside(self, uid: str, node: str) -> None:
-        """That is no place."""
+    def has_capacity_set_aside(self, uid: str, node: str) -> None:
+        """That does not place the pod."""
         self.allocations.allocate(uid, dataclasses.replace(allocation(node), own=False))
         self.at.pop(uid, None)
 
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         assert self.seen or not self.spread_index._by_namespace
 
 
-TestSpreadIndex = Machine.TestCase
+TestSpreadIndex = SpreadMachine.TestCase
 TestSpreadIndex.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 

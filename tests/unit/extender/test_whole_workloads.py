@@ -9,18 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from extender.preemption import kueue_victims as wholes
-from extender.preemption import planner
-from extender.preemption.kueue_pods import Queues
+from extender.preemption import kueue_victims, planner
+from extender.preemption.kueue_pods import KueuePods
 from extender.preemption.kueue_victims import VAIN_S
 from extender.settings import Settings
 from kube.errors import ApiError
 from kube.objects import MetadataOnly
 from tests.builders import PodBuilder, pod, workload
+from tests.unit.extender.extender_parts import FULL_MIB, HALF_MIB, ExtenderParts
 from tests.unit.extender.preemption.test_evictor import bound, looked, looking, until, urgent
-from tests.unit.extender.world import FULL_MIB, HALF_MIB, World
-from vgpu.scheduling.victims.choice import Search
-from vgpu.scheduling.victims.workloads import WholeEviction, least_wholes
+from vgpu.scheduling.victims.victim_search import VictimSearch
+from vgpu.scheduling.victims.workloads import WorkloadEviction, least_workload_eviction
 
 WHOLE = Settings(_cli_parse_args=False, kueue=True, kueue_evict="whole")  # type: ignore[call-arg]
 NEVER = Settings(_cli_parse_args=False, kueue=True)  # type: ignore[call-arg]
@@ -31,15 +30,15 @@ class Queued:
     """n1 and n2 with two GPUs each. On n1 two jobs have half of a GPU each: their totals leave a GPU, and no single one is free."""
 
     def __init__(self, settings: Settings = WHOLE) -> None:
-        self.world = World(settings, n1=2, n2=2)
-        assert self.world.preemption.queues is not None
-        self.queues: Queues = self.world.preemption.queues
-        self.queues.workloads._cache.has_synced.set()
-        self.queues.workloads._cache.heard_s = float("inf")
+        self.parts = ExtenderParts(settings, n1=2, n2=2)
+        assert self.parts.preemption.kueue_pods is not None
+        self.kueue_pods: KueuePods = self.parts.preemption.kueue_pods
+        self.kueue_pods.workloads._cache.has_synced.set()
+        self.kueue_pods.workloads._cache.heard_s = float("inf")
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.refusal: ApiError | None = None
         self.refused = 0
-        self.world.server.answer = self.answer
+        self.parts.server.answer = self.answer
         for name in ("one", "two"):
             self.queue(workload(name, f"uid-{name}"))
         self.run("a", "one", "n1", 0, priority=3)
@@ -56,15 +55,15 @@ class Queued:
 
     def queue(self, thing: dict[str, Any]) -> None:
         new = msgspec.convert(thing | {"metadata": thing["metadata"] | {"resourceVersion": "1"}}, MetadataOnly)
-        self.queues.workloads._cache._items[new.metadata.key] = new
-        self.queues.workloads._changed(None, new)
+        self.kueue_pods.workloads._cache._items[new.metadata.key] = new
+        self.kueue_pods.workloads._changed(None, new)
 
     def run(self, name: str, job: str, node: str, row: int, *, priority: int = 0) -> None:
-        self.world.report(bound(name, node, HALF_MIB, priority, row).controlled_by("Job", job))
+        self.parts.report(bound(name, node, HALF_MIB, priority, row).controlled_by("Job", job))
 
-    def wants(self, built: PodBuilder | None = None, *names: str) -> None:
-        self.world.report(built or urgent())
-        assert not self.world.filter(built or urgent(), *(names or ("n1",))).node_names
+    def needs_gpu(self, built: PodBuilder | None = None, *names: str) -> None:
+        self.parts.report(built or urgent())
+        assert not self.parts.filter(built or urgent(), *(names or ("n1",))).node_names
 
     @property
     def deactivated(self) -> list[str]:
@@ -73,35 +72,35 @@ class Queued:
 
 async def test_the_cheaper_workload_is_deactivated_and_no_pod_of_it_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
-        queued.wants()
-        await looked(queued.world, task)
+        queued.needs_gpu()
+        await looked(queued.parts, task)
     body = {"metadata": {"uid": "uid-default-two"}, "spec": {"active": False}}
     assert queued.patches == [(f"{PATH}/two", body)], "that of one pod, and once"
-    assert "b" not in queued.world.server.evictions()
-    hold = queued.world.preemption.reservations.get("uid-default-urgent")
-    assert hold is not None
-    assert (hold.node, hold.nominated) == ("n1", True)
-    assert queued.world.preemption.evicted() == 1
+    assert "b" not in queued.parts.server.evictions()
+    reservation = queued.parts.preemption.reservations.get("uid-default-urgent")
+    assert reservation is not None
+    assert (reservation.node, reservation.nominated) == ("n1", True)
+    assert queued.parts.preemption.evicted() == 1
 
 
 async def test_it_is_deactivated_beside_a_pod_that_leaves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    queued.world.report(bound("stays", "n1", HALF_MIB, priority=5000, row=0))
-    queued.world.report(bound("leaves", "n1", HALF_MIB, row=1).terminating())
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
-        await looked(queued.world, task)
+    queued.parts.report(bound("stays", "n1", HALF_MIB, priority=5000, row=0))
+    queued.parts.report(bound("leaves", "n1", HALF_MIB, row=1).terminating())
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
+        await looked(queued.parts, task)
     assert queued.deactivated == ["two"]
 
 
 async def test_it_costs_what_its_pods_on_other_nodes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.run("b-too", "two", "n2", 1, priority=5)
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
     assert queued.deactivated == ["one"]
 
@@ -114,64 +113,64 @@ async def test_nothing_is_remembered_of_a_pod_that_goes_while_a_workload_is_deac
 
     def goes(method: str, path: str, body: Any) -> bytes:
         if "/workloads/" in path:
-            queued.world.end("urgent")
+            queued.parts.end("urgent")
         return answer(method, path, body)
 
-    queued.world.server.answer = goes
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    queued.parts.server.answer = goes
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
-        await looked(queued.world, task)
-    evictor = queued.world.preemption._evictor
+        await looked(queued.parts, task)
+    evictor = queued.parts.preemption._evictor
     assert "uid-default-urgent" not in evictor._ending.keys() | evictor._plans.keys()
 
 
 async def test_one_that_was_deactivated_in_vain_is_not_chosen_again_for_an_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody ends its pods: Kueue does not run, for example."""
+    """Its pods are not ended: Kueue does not run, for example."""
     queued = Queued()
 
     def lapse() -> None:
-        queued.world.now_s += queued.world.preemption.verb._remember_s + 1
-        queued.world.preemption.expire()
+        queued.parts.now_s += queued.parts.preemption.verb._remember_s + 1
+        queued.parts.preemption.expire()
 
-    async with looking(queued.world, monkeypatch) as task:
+    async with looking(queued.parts, monkeypatch) as task:
         for count in (1, 2):
-            queued.wants()
+            queued.needs_gpu()
             await until(task, lambda count=count: len(queued.patches) == count)  # type: ignore[misc]
             lapse()
-        queued.wants()
-        await looked(queued.world, task)
+        queued.needs_gpu()
+        await looked(queued.parts, task)
         assert queued.deactivated == ["two", "one"]
-        queued.world.now_s += VAIN_S
-        queued.wants()
+        queued.parts.now_s += VAIN_S
+        queued.needs_gpu()
         await until(task, lambda: len(queued.patches) == 3)
     assert queued.deactivated == ["two", "one", "two"]
 
 
 async def test_one_whose_pods_ended_was_not_deactivated_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
-        queued.world.end("b")
-        queued.world.now_s += queued.world.preemption.verb._remember_s + 1
-        queued.world.preemption.expire()
+        queued.parts.end("b")
+        queued.parts.now_s += queued.parts.preemption.verb._remember_s + 1
+        queued.parts.preemption.expire()
         queued.run("b-again", "two", "n1", 1)
-        queued.wants()
+        queued.needs_gpu()
         await until(task, lambda: len(queued.patches) == 2)
     assert queued.deactivated == ["two", "two"]
 
 
-async def test_its_room_is_the_pods_as_it_comes_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_capacity_is_reserved_for_the_pod_as_it_comes_free(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
-    queued.world.end("b")
-    assert not queued.world.filter(pod("other").asking(mib=FULL_MIB), "n1").node_names
-    assert queued.world.filter(urgent(), "n1").node_names == ["n1"]
+    queued.parts.end("b")
+    assert not queued.parts.filter(pod("other").asking(mib=FULL_MIB), "n1").node_names
+    assert queued.parts.filter(urgent(), "n1").node_names == ["n1"]
 
 
 def too_high(queued: Queued) -> None:
@@ -192,46 +191,46 @@ def with_two_workloads(queued: Queued) -> None:
 async def test_none_goes_of_which_a_pod_may_have_to_stay(why: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     why(queued)
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
-        await looked(queued.world, task)
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
+        await looked(queued.parts, task)
     assert queued.patches == []
 
 
 async def test_with_never_none_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued(NEVER)
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
-        await looked(queued.world, task)
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
+        await looked(queued.parts, task)
     assert queued.patches == []
 
 
 def test_kube_scheduler_is_never_reported_to_evict_a_part_of_one() -> None:
     queued = Queued()
-    queued.world.report(urgent())
-    assert queued.world.preempt(urgent(), n1=["a", "b"]).nodes == {}
+    queued.parts.report(urgent())
+    assert queued.parts.preempt(urgent(), n1=["a", "b"]).nodes == {}
 
 
 async def test_a_pod_of_none_goes_if_it_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    queued.world.end("a")
-    queued.world.report(bound("a", "n1", HALF_MIB, 0, 0).annotated(**{"class": "best-effort"}))
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
-        await until(task, lambda: "a" in queued.world.server.evictions())
-        await looked(queued.world, task)
+    queued.parts.end("a")
+    queued.parts.report(bound("a", "n1", HALF_MIB, 0, 0).annotated(**{"class": "best-effort"}))
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
+        await until(task, lambda: "a" in queued.parts.server.evictions())
+        await looked(queued.parts, task)
     assert queued.patches == []
 
 
 async def test_single_pods_go_first_where_both_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    queued.world.end("a")
-    queued.world.report(bound("a", "n1", FULL_MIB, 1000, 0))
-    queued.world.report(bound("beside", "n1", HALF_MIB // 2, 0, 1))
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    queued.parts.end("a")
+    queued.parts.report(bound("a", "n1", FULL_MIB, 1000, 0))
+    queued.parts.report(bound("beside", "n1", HALF_MIB // 2, 0, 1))
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
-    calls = [one for one in queued.world.server.calls if "eviction" in one or "workloads" in one]
+    calls = [one for one in queued.parts.server.calls if "eviction" in one or "workloads" in one]
     assert [one.split("/")[-2:] for one in calls] == [["beside", "eviction"], ["workloads", "two"]]
 
 
@@ -240,9 +239,9 @@ async def test_a_pod_never_ends_its_own_workload(job: str, goes: list[str], monk
     """Nor one that may be its own."""
     queued = Queued()
     built = urgent().controlled_by("Job", job) if job else urgent()
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants(built)
-        await looked(queued.world, task)
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu(built)
+        await looked(queued.parts, task)
     assert queued.deactivated == goes
 
 
@@ -250,19 +249,19 @@ async def test_a_pod_never_ends_its_own_workload(job: str, goes: list[str], monk
 async def test_one_that_is_gone_or_another_by_now_is_done_with(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.refusal = ApiError(status, "", "")
-    plans = queued.world.preemption._evictor._plans
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    plans = queued.parts.preemption._evictor._plans
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: queued.refused > 0)
         await until(task, lambda: not plans)
-    assert queued.world.preemption.evicted() == 0
+    assert queued.parts.preemption.evicted() == 0
 
 
 async def test_one_that_the_api_server_cannot_take_now_is_deactivated_later(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.refusal = ApiError(503, "Unavailable", "")
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: queued.refused > 0)
         queued.refusal = None
         await until(task, lambda: bool(queued.patches))
@@ -274,18 +273,18 @@ async def test_where_the_api_server_refuses_one_for_good_another_is_deactivated(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = Queued()
-    answer, plans = queued.answer, queued.world.preemption._evictor._plans
+    answer, plans = queued.answer, queued.parts.preemption._evictor._plans
 
     def refuses_one(method: str, path: str, body: Any) -> bytes:
         queued.refusal = ApiError(status, "", "") if path.endswith("/two") else None
         return answer(method, path, body)
 
-    queued.world.server.answer = refuses_one
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    queued.parts.server.answer = refuses_one
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: queued.refused > 0)
         await until(task, lambda: not plans)
-        queued.wants()
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
     assert (queued.deactivated, queued.refused) == (["one"], 1)
 
@@ -295,16 +294,16 @@ async def test_one_that_is_made_anew_under_the_name_of_one_that_was_refused_is_d
 ) -> None:
     queued = Queued()
     queued.refusal = ApiError(422, "", "")
-    plans = queued.world.preemption._evictor._plans
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    plans = queued.parts.preemption._evictor._plans
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: queued.refused > 0)
         await until(task, lambda: not plans)
         again = workload("two", "uid-two")
         again["metadata"]["uid"] = "uid-again"
         queued.queue(again)
         queued.refusal = None
-        queued.wants()
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
     body = {"metadata": {"uid": "uid-again"}, "spec": {"active": False}}
     assert queued.patches == [(f"{PATH}/two", body)]
@@ -315,36 +314,36 @@ async def test_a_search_for_single_pods_that_has_no_end_leaves_time_for_workload
 ) -> None:
     queued = Queued()
 
-    class Endless(Search):
+    class Endless(VictimSearch):
         def steps(self) -> Iterator[None]:
             while True:
-                queued.world.now_s += 0.001
+                queued.parts.now_s += 0.001
                 yield
 
-    monkeypatch.setattr(planner, "Search", Endless)
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    monkeypatch.setattr(planner, "VictimSearch", Endless)
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: bool(queued.patches))
     assert queued.deactivated == ["two"]
 
 
-async def test_the_node_that_promises_most_is_searched_first_and_those_that_promise_less_are_not(
+async def test_the_node_with_the_lowest_bound_is_searched_first_and_those_above_the_best_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queued = Queued()
-    queued.world.end("a-too")
+    queued.parts.end("a-too")
     for row, name in enumerate(("cheap", "dear")):
         queued.queue(workload(name, f"uid-{name}"))
         queued.run(f"c{row}", name, "n2", row, priority=-1)
     searched = list[str]()
 
-    def least(node: str, *rest: Any) -> Iterator[WholeEviction | None]:
+    def least(node: str, *rest: Any) -> Iterator[WorkloadEviction | None]:
         searched.append(node)
-        return least_wholes(node, *rest)
+        return least_workload_eviction(node, *rest)
 
-    monkeypatch.setattr(wholes, "least_wholes", least)
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants(None, "n1", "n2")
+    monkeypatch.setattr(kueue_victims, "least_workload_eviction", least)
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu(None, "n1", "n2")
         await until(task, lambda: bool(queued.patches))
     assert (searched, queued.deactivated) == (["n2"], ["cheap"])
 
@@ -353,45 +352,45 @@ async def test_a_plan_goes_on_with_the_second_when_only_the_first_could_be_deact
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queued = Queued()
-    plans = queued.world.preemption._evictor._plans
+    plans = queued.parts.preemption._evictor._plans
     answer = queued.answer
 
     def once(method: str, path: str, body: Any) -> bytes:
         queued.refusal = ApiError(503, "Unavailable", "") if len(queued.patches) == 1 and not queued.refused else None
         return answer(method, path, body)
 
-    queued.world.server.answer = once
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants(pod("urgent").asking(gpus=2).of_priority(1000))
+    queued.parts.server.answer = once
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu(pod("urgent").asking(gpus=2).of_priority(1000))
         await until(task, lambda: len(queued.patches) == 2 and not plans)
     assert (queued.deactivated, queued.refused) == (["one", "two"], 1)
-    hold = queued.world.preemption.reservations.get("uid-default-urgent")
-    assert hold is not None
-    assert hold.nominated
+    reservation = queued.parts.preemption.reservations.get("uid-default-urgent")
+    assert reservation is not None
+    assert reservation.nominated
 
 
 async def test_one_that_has_a_pod_of_a_high_priority_by_now_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     queued.refusal = ApiError(503, "Unavailable", "")
-    plans = queued.world.preemption._evictor._plans
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
+    plans = queued.parts.preemption._evictor._plans
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
         await until(task, lambda: queued.refused > 0)
         too_high(queued)
         queued.refusal = None
         await until(task, lambda: not plans)
     assert queued.patches == []
-    assert queued.world.preemption.reservations.get("uid-default-urgent") is None
+    assert queued.parts.preemption.reservations.get("uid-default-urgent") is None
 
 
 async def test_events_say_why_and_how_it_is_queued_again(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
-    said = list[tuple[str, str, str]]()
-    recorder = queued.world.preemption._recorder
-    monkeypatch.setattr(recorder, "event", lambda of, why, note, *_, **__: said.append((of.kind, why, note)))
-    async with looking(queued.world, monkeypatch) as task:
-        queued.wants()
-        await until(task, lambda: len(said) == 2)
-    assert [one[:2] for one in said] == [("Workload", "Preempted"), ("Pod", "Preempting")]
-    assert "spec.active to true" in said[0][2]
-    assert "Workload default/two" in json.dumps(said[1])
+    events = list[tuple[str, str, str]]()
+    recorder = queued.parts.preemption._recorder
+    monkeypatch.setattr(recorder, "event", lambda of, why, note, *_, **__: events.append((of.kind, why, note)))
+    async with looking(queued.parts, monkeypatch) as task:
+        queued.needs_gpu()
+        await until(task, lambda: len(events) == 2)
+    assert [one[:2] for one in events] == [("Workload", "Preempted"), ("Pod", "Preempting")]
+    assert "spec.active to true" in events[0][2]
+    assert "Workload default/two" in json.dumps(events[1])

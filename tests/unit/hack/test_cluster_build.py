@@ -1,4 +1,4 @@
-"""Programs are built once, by whoever comes first, and belong to the person who called."""
+"""Programs are built once, by the first caller, and belong to the caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hack.cluster.programs import PAUSE, Module
 
 
 class Announced(Steps):
-    """Says when a step begins."""
+    """Signals when a step begins."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -29,7 +29,9 @@ class Announced(Steps):
             yield
 
 
-def test_two_who_want_a_program_at_the_same_time_build_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_callers_that_need_a_program_at_the_same_time_build_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[str] = []
     steps = Announced()
     second = threading.Thread(target=lambda: build.build(tmp_path, [PAUSE], steps))
@@ -60,7 +62,7 @@ def test_two_who_want_a_program_at_the_same_time_build_it_once(tmp_path: Path, m
         (1000, {"SUDO_UID": "1000"}, None),
     ],
 )
-def test_a_person_is_who_called_through_sudo(
+def test_the_person_is_the_caller_through_sudo(
     monkeypatch: pytest.MonkeyPatch, runs_as: int, environment: dict[str, str], found: int | None
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: runs_as)

@@ -1,4 +1,4 @@
-"""Who builds for minutes says so."""
+"""A build of minutes prints its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hack.cluster import console
 
 
 class Heard(Console):
-    """Keeps what was said, and tells when a step was said to last."""
+    """Keeps the output, and signals when a step was reported to last."""
 
     def __init__(self, *, terminal: bool) -> None:
         super().__init__(record=True, force_terminal=terminal, quiet=False, width=100)
@@ -23,7 +23,7 @@ class Heard(Console):
             self.lasts.set()
 
 
-def test_a_step_that_takes_long_says_what_it_is_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_prints_its_name_and_its_duration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SAY_EVERY_S", 0.01)
     steps = console.Steps()
     steps.console = heard = Heard(terminal=False)

@@ -27,8 +27,8 @@ def test_a_program_that_ignores_the_request_is_ended_all_the_same(tmp_path: Path
     ready = tmp_path / "ready"
     script = f"trap '' TERM; touch {ready}; exec sleep 600"
     pid = processes.start(layout, Program("stubborn", ["sh", "-c", script]))
-    processes.wait_until_exists(ready, patience_s=10)
-    processes.stop(layout, "stubborn", patience_s=0.05)
+    processes.wait_until_exists(ready, timeout_s=10)
+    processes.stop(layout, "stubborn", timeout_s=0.05)
     assert processes.start_time_ticks(pid) is None
     os.waitpid(pid, 0)
 

@@ -1,4 +1,4 @@
-"""Certificates and kubeconfigs: who they say that somebody is, and that the pieces fit."""
+"""Certificates and kubeconfigs: the identities in them, and that the pieces fit."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from hack.cluster import pki
 from hack.cluster.layout import Layout
 
 
-def test_a_nodes_certificate_says_what_the_node_authorizer_reads(tmp_path: Path) -> None:
+def test_a_nodes_certificate_has_what_the_node_authorizer_reads(tmp_path: Path) -> None:
     pki.make_authority(tmp_path)
     pki.make_certificate(tmp_path, pki.node_identity("node1", "10.201.0.1"))
     subject = x509.load_pem_x509_certificate((tmp_path / "node1.crt").read_bytes()).subject

@@ -1,4 +1,4 @@
-"""Whose cluster is meant, and which commands kind gets. Kind itself is replaced by a command that writes down its arguments."""
+"""Which cluster is meant, and which commands kind gets. Kind itself is replaced by a command that writes down its arguments."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_images_go_to_kinds_nodes_by_its_own_command(kinds: Layout, tmp_path: Pa
     assert requested(kinds) == [f"load image-archive {tmp_path / 'a.tar'} --name tangram"]
 
 
-def test_the_command_line_passes_on_what_a_program_said_that_failed(
+def test_the_command_line_passes_on_the_output_of_a_failed_program(
     kinds: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (kinds.bin / "kubectl").write_text("#!/bin/sh\necho the server is on fire >&2\nexit 3\n")
@@ -84,12 +84,12 @@ def test_the_command_line_passes_on_what_a_program_said_that_failed(
     monkeypatch.setattr(sys, "argv", ["cluster", "--state", str(kinds.state), "up", "--provider", "existing"])
     monkeypatch.setattr(command_line, "become_root", lambda _: None)
     assert command_line.main() == 1
-    assert "kubectl --kubeconfig" in (said := capsys.readouterr().err)
-    assert said.endswith("get --raw /readyz ended with 3: the server is on fire\n")
+    assert "kubectl --kubeconfig" in (output := capsys.readouterr().err)
+    assert output.endswith("get --raw /readyz ended with 3: the server is on fire\n")
 
 
 @pytest.mark.parametrize(
-    ("script", "options", "said"),
+    ("script", "options", "output"),
     [
         ("echo it burns >&2; exit 3", {"capture_output": True}, " ended with 3: it burns\n"),
         ("printf 'it burns \\377' >&2; exit 3", {"capture_output": True}, " ended with 3: it burns \ufffd\n"),
@@ -100,10 +100,10 @@ def test_the_command_line_passes_on_what_a_program_said_that_failed(
         ("exec sleep 9", {"timeout": 0.05}, " seconds\n"),
     ],
 )
-def test_the_command_line_says_how_a_program_ended_whatever_was_kept_of_its_words(
+def test_the_command_line_prints_how_a_program_ended_whatever_was_kept_of_its_output(
     script: str,
     options: dict[str, Any],
-    said: str,
+    output: str,
     kinds: Layout,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -115,11 +115,13 @@ def test_the_command_line_says_how_a_program_ended_whatever_was_kept_of_its_word
     reported = capsys.readouterr().err
     assert reported.startswith("up: ")
     assert ("timed out" in reported) is ("timeout" in options)
-    assert reported.endswith(said)
+    assert reported.endswith(output)
     assert reported.count("\n") == 1
 
 
-def test_kind_needs_docker_and_says_so_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_without_docker_is_an_error_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="Docker does not answer"):
         providers.up(Layout(tmp_path / "state"), "kind", 1, QUIET)

@@ -70,16 +70,16 @@ def test_numbers_and_flags_are_found_by_name() -> None:
 
 @pytest.mark.parametrize("text", ["", "typedef struct { NvU32 x : 3; } ONE;", "typedef struct { struct y z; } ONE;"])
 def test_what_it_cannot_read_it_does_not_guess(text: str) -> None:
-    with pytest.raises(extractor.Unreadable):
+    with pytest.raises(extractor.UnreadableHeader):
         extractor.layout(text, "ONE")
-    with pytest.raises(extractor.Unreadable):
+    with pytest.raises(extractor.UnreadableHeader):
         extractor.number(text, "COMMAND")
-    with pytest.raises(extractor.Unreadable):
+    with pytest.raises(extractor.UnreadableHeader):
         extractor.method_flags(text, 0x2080110B)
 
 
 def test_tags_that_differ_make_no_table() -> None:
-    with pytest.raises(extractor.Unreadable, match=r"535\.1 and 600\.1 differ in rm_free"):
+    with pytest.raises(extractor.UnreadableHeader, match=r"535\.1 and 600\.1 differ in rm_free"):
         extractor.python_text({"535.1": {"rm_free": (16, (0,))}, "600.1": {"rm_free": (24, (0,))}})
 
 

@@ -1,18 +1,21 @@
-"""Image archives, and when an image is built again."""
+"""Image archives, the commit that an image reports, and when an image is built again."""
 
 import hashlib
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from hack.cluster import archive
+from hack.images.buildah import Buildah
 from hack.images.catalogue import (
     DOCKERFILE,
     FAKE_DRIVER,
     IGNORED,
     IMAGES,
+    ROOT,
     TANGRAM,
     WORKLOAD,
     context_files,
@@ -20,6 +23,7 @@ from hack.images.catalogue import (
     is_ignored,
     patterns,
 )
+from hack.images.commit import commit_of
 from hack.images.docker import Docker
 
 
@@ -87,7 +91,7 @@ def test_the_context_has_the_packages_of_the_product() -> None:
 
 
 DOCKER = """#!/bin/sh
-echo "$@" >> {folder}/said
+echo "$@" >> {folder}/calls
 case $1 in
 build) cat > {folder}/context.tar ;;
 save) [ ! -e {folder}/refuses ] || {{ echo no space left >&2; exit 1; }}; echo saved > $3 ;;
@@ -106,8 +110,9 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_docker_gets_the_files_that_the_key_covers_in_a_tar_that_each_of_its_builders_takes(docker: Path) -> None:
     Docker().build(WORKLOAD, docker / "workload.tar")
-    build, save = (docker / "said").read_text().splitlines()
-    assert build.split()[-5:] == ["--target", "workload", "--tag", "localhost/tangram-workload:dev", "-"]
+    build, save = (docker / "calls").read_text().splitlines()
+    assert build.split()[-2:] == ["localhost/tangram-workload:dev", "-"]
+    assert build.split()[-5:-2] == ["workload", f"--build-arg=COMMIT={commit_of(ROOT)}", "--tag"]
     assert save.split()[-1] == "localhost/tangram-workload:dev"
     assert (docker / "workload.tar").read_text() == "saved\n"
     with tarfile.open(docker / "context.tar") as context:
@@ -120,7 +125,44 @@ def test_docker_gets_the_files_that_the_key_covers_in_a_tar_that_each_of_its_bui
     )
 
 
-def test_what_docker_says_is_in_the_error(docker: Path) -> None:
+def test_the_output_of_docker_is_in_the_error(docker: Path) -> None:
     (docker / "refuses").touch()
     with pytest.raises(RuntimeError, match=r"docker save --output .*: ended with 1\nno space left"):
         Docker().build(WORKLOAD, docker / "workload.tar")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    done = subprocess.run(["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_an_image_carries_the_commit_and_whether_the_tree_was_changed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-q", "-m", "a")
+    commit = _git(tmp_path, "rev-parse", "HEAD")
+    assert commit_of(tmp_path) == commit
+    (tmp_path / "a").write_text("2")
+    assert commit_of(tmp_path) == f"{commit}-dirty"
+
+
+def test_a_tree_without_git_has_an_unknown_commit(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) == "unknown"
+
+
+def test_buildah_gets_the_commit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "buildah").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    (tmp_path / "buildah").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    Buildah(tmp_path / "cache").build(TANGRAM, tmp_path / "tangram.tar")
+    (build,) = [line for line in (tmp_path / "calls").read_text().splitlines() if " build " in line]
+    assert f"--build-arg=COMMIT={commit_of(ROOT)}" in build.split()
+
+
+def test_every_build_command_of_the_docs_passes_the_commit() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs/tasks/install.md", DOCKERFILE):
+        builds = [line for line in page.read_text().splitlines() if "docker build" in line]
+        assert builds, page
+        assert all("--build-arg COMMIT=$(git rev-parse HEAD)" in line for line in builds), page

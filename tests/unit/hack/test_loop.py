@@ -22,7 +22,7 @@ from webhook.certs import CERT, KEY, renewed
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[tuple[tuple[str, int], ssl.SSLContext]]:
-    """Address of a server that says nothing after the handshake, not even in answer to a leave, and TLS to trust it."""
+    """Address of a server that sends nothing after the handshake, not even in answer to a leave, and TLS to trust it."""
     files = renewed({}, (NAME,), datetime.now(UTC))
     write(tmp_path, files)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -42,8 +42,8 @@ def silent(tmp_path: Path) -> Iterator[tuple[tuple[str, int], ssl.SSLContext]]:
 
 @pytest.fixture
 def unclosed() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True, action="always") as said:
-        yield said
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        yield caught
 
 
 async def connect(where: tuple[str, int], tls: ssl.SSLContext) -> asyncio.Transport:
@@ -64,7 +64,7 @@ def test_a_closed_connection_that_waits_for_its_peer_ends_with_the_loop(
     assert not unclosed
 
 
-def test_a_connection_that_nobody_closed_is_reported(
+def test_an_unclosed_connection_is_reported(
     silent: tuple[tuple[str, int], ssl.SSLContext], unclosed: list[warnings.WarningMessage]
 ) -> None:
     async def leave_open() -> None:
@@ -73,4 +73,4 @@ def test_a_connection_that_nobody_closed_is_reported(
     with asyncio.Runner(loop_factory=EndingLoop) as runner:
         runner.run(leave_open())
     gc.collect()
-    assert {said.category for said in unclosed} == {ResourceWarning}
+    assert {one.category for one in unclosed} == {ResourceWarning}

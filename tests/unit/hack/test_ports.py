@@ -40,7 +40,7 @@ def test_a_port_is_given_to_one_process_at_a_time() -> None:
     assert len(first | second) == 40
 
 
-def test_a_port_where_somebody_listens_is_not_free() -> None:
+def test_a_port_with_a_listener_is_not_free() -> None:
     with look_from(25_000) as one:
         port = min(found_by(one))
         one.communicate()

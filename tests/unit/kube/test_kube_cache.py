@@ -1,22 +1,20 @@
-"""The watch cache, against an API server that cuts, forgets, lies and falls silent."""
+"""The watch cache, against an API server that disconnects, loses versions, sends wrong data and falls silent."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from kube.cache import Cache
-from kube.client import Client
-from kube.errors import ApiError
-from kube.objects import Node, Pod
-from kube.owed import DEPARTURES
+from kube.objects import Pod
 from kube.paths import PODS
+from kube.pending_calls import DEPARTURES
 from tests.builders import PodBuilder, pod
 from tests.fake_api import FakeApi, answer_with, say_raw
 
@@ -64,7 +62,7 @@ async def watching(api: FakeApi, **options: Any) -> AsyncIterator[tuple[Cache[Po
 
 async def seen(cache: Cache[Pod], true: Callable[[], bool]) -> None:
     """Return when this is true, checked after each change that the cache reports."""
-    assert await cache.wait_for(lambda: PROOF if true() else None, timeout_s=10) is PROOF, "it never came to hold"
+    assert await cache.wait_for(lambda: PROOF if true() else None, timeout_s=10) is PROOF, "it never became true"
 
 
 PROOF = pod("proof").build()
@@ -172,7 +170,9 @@ async def test_an_object_that_is_broken_in_the_first_list_does_not_keep_others_o
         assert log.kinds == [("added", "default/b")]
 
 
-async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_reported_as_gone_and_added(api: FakeApi) -> None:
+async def test_a_pod_made_again_under_its_name_while_the_watch_was_down_is_reported_as_gone_and_added(
+    api: FakeApi,
+) -> None:
     api.put(pod("a").plain())
     async with watching(api) as (cache, log):
         log.clear()
@@ -184,10 +184,10 @@ async def test_a_pod_made_again_under_its_name_while_nobody_watched_is_reported_
 
 
 class Clumsy:
-    """A callback that keeps what it gets in `knows`, and raises at some of its calls (a bit each, the first lowest), half done or not."""
+    """A callback that keeps what it gets in `kept`, and raises at some of its calls (a bit each, the first lowest), half done or not."""
 
     def __init__(self, failing: int, *, half_done: bool = False) -> None:
-        self.knows: dict[str, Pod] = {}
+        self.kept: dict[str, Pod] = {}
         """UID -> pod."""
         self.calls = 0
         self._failing, self._half_done = failing, half_done
@@ -198,9 +198,9 @@ class Clumsy:
         if not fails or self._half_done:
             for pod_ in (old, new):
                 if pod_ is not None:
-                    self.knows.pop(pod_.uid, None)
+                    self.kept.pop(pod_.uid, None)
             if new is not None:
-                self.knows[new.uid] = new
+                self.kept[new.uid] = new
         if fails:
             raise KeyError("a mistake")
 
@@ -211,17 +211,17 @@ async def test_a_callback_that_raises_is_counted_stops_nothing_and_is_called_aga
     async def note(wait_s: float) -> None:
         waits.append(wait_s)
 
-    knows = Clumsy(0b111)
-    async with watching(api, on_change=knows, sleep=note, jitter=lambda: 0.0) as (cache, _):
+    callback = Clumsy(0b111)
+    async with watching(api, on_change=callback, sleep=note, jitter=lambda: 0.0) as (cache, _):
         api.put(pod("a").plain())
         with capture_logs():
-            await seen(cache, lambda: len(knows.knows) == 1)
+            await seen(cache, lambda: len(callback.kept) == 1)
         assert (cache.statistics().callback_errors, cache.statistics().unreported) == (3, 0)
         assert waits == pytest.approx([0.2, 0.4, 0.8])
 
 
 class Scripted:
-    """A client whose API server has nothing at first, then tells these events, then falls silent."""
+    """A client whose API server has nothing at first, then sends these events, then falls silent."""
 
     def __init__(self, *events: tuple[str, dict[str, Any]]) -> None:
         self._lines = [
@@ -254,12 +254,12 @@ async def test_whenever_a_callback_raises_it_comes_to_know_what_there_is(half_do
         await asyncio.sleep(0)
 
     for failing in range(256):
-        knows = Clumsy(failing, half_done=half_done)
-        cache = Cache(script, PODS, Pod, on_change=knows, sleep=no_wait)  # type: ignore[arg-type]
+        callback = Clumsy(failing, half_done=half_done)
+        cache = Cache(script, PODS, Pod, on_change=callback, sleep=no_wait)  # type: ignore[arg-type]
         running = asyncio.create_task(cache.run())
         with capture_logs():  # a traceback takes a tenth of a second to write
             await seen(cache, lambda: cache.get("default/c") is not None and not cache.statistics().unreported)  # noqa: B023
-        assert knows.knows == {one.uid: one for one in cache.items()}, f"calls that raised: {failing:b}"
+        assert callback.kept == {one.uid: one for one in cache.items()}, f"calls that raised: {failing:b}"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -339,43 +339,3 @@ async def test_waiting_for_an_object_ends_when_it_comes_or_time_is_up(api: FakeA
         found = await waiting
         assert found is not None
         assert found.key == "default/a"
-
-
-class Paged:
-    """Stands for the client: pages of two nodes, and no watch. A page that is not there is an error."""
-
-    def __init__(self, pages: int, there: int) -> None:
-        self.requested: list[str] = []
-        self._pages, self._there = pages, there
-
-    async def get(self, _path: str, params: Mapping[str, str], **_: object) -> bytes:
-        at = int(params.get("continue", "0"))
-        self.requested.append(params.get("continue", ""))
-        await asyncio.sleep(0)
-        if at >= self._there:
-            raise ApiError(503, "Unavailable", "later")
-        metadata = {"resourceVersion": "7"} | ({"continue": str(at + 1)} if at + 1 < self._pages else {})
-        items = [{"metadata": {"name": f"n{at}-{which}", "resourceVersion": "1"}} for which in range(2)]
-        return json.dumps({"metadata": metadata, "items": items}).encode()
-
-
-async def test_the_next_page_is_on_its_way_while_one_is_processed() -> None:
-    client = Paged(3, there=3)
-    requested_when_reported: dict[str, int] = {}
-    cache = Cache(
-        cast(Client, client), "/api/v1/nodes", Node,
-        on_change=lambda _, new: requested_when_reported.setdefault(new.key if new else "", len(client.requested)),
-    )  # fmt: skip
-    await cache._list()
-    assert requested_when_reported == {"n0-0": 2, "n0-1": 2, "n1-0": 3, "n1-1": 3, "n2-0": 3, "n2-1": 3}
-    assert client.requested == ["", "1", "2"], "and each page once"
-    assert cache.has_synced.is_set()
-
-
-async def test_a_list_whose_next_page_fails_is_not_complete() -> None:
-    client = Paged(3, there=1)
-    cache = Cache(cast(Client, client), "/api/v1/nodes", Node)
-    with pytest.raises(ApiError):
-        await cache._list()
-    assert {one.key for one in cache.items()} == {"n0-0", "n0-1"}
-    assert not cache.has_synced.is_set()

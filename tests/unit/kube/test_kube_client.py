@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from kube.auth import Access, loader
+from kube.auth import Credentials, loader
 from kube.client import MERGE_PATCH, connect
 from kube.errors import ApiError, NoClusterError, api_error
 from kube.patch import annotate, pointer
@@ -20,7 +20,7 @@ from tests.builders import pod
 from tests.fake_api import FakeApi, hold, lose_reply
 
 
-async def test_an_error_names_verb_path_status_and_what_the_server_said() -> None:
+async def test_an_error_names_verb_path_status_and_the_servers_message() -> None:
     async with FakeApi() as api, api.client() as client:
         with pytest.raises(ApiError) as caught:
             await client.get(pod_path("default", "a"))
@@ -69,7 +69,7 @@ async def test_a_call_that_takes_too_long_is_given_up() -> None:
         never.set()
 
 
-async def test_a_kubeconfig_file_says_server_and_token(tmp_path: Path) -> None:
+async def test_a_kubeconfig_file_sets_server_and_token(tmp_path: Path) -> None:
     text = {
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
         "clusters": [{"name": "c", "cluster": {"server": "http://example:80/"}}],
@@ -77,15 +77,13 @@ async def test_a_kubeconfig_file_says_server_and_token(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "config"
     path.write_text(json.dumps(text))
-    assert await loader(str(path))() == Access("http://example:80", None, "Bearer abc")
+    assert await loader(str(path))() == Credentials("http://example:80", None, "Bearer abc")
     path.write_text(json.dumps(text | {"current-context": "nope"}))
     with pytest.raises(NoClusterError, match="nope"):
         await loader(str(path))()
 
 
-def test_no_cluster_at_all_is_said_with_the_file_that_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cluster_the_error_names_the_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(NoClusterError, match="none does not exist"):
         loader(None)
@@ -94,7 +92,7 @@ def test_no_cluster_at_all_is_said_with_the_file_that_was_looked_for(
 @pytest.mark.parametrize(
     ("bypassed", "requested_for"), [("", b"GET http://cluster.test/version "), ("cluster.test", None)]
 )
-async def test_the_environment_names_a_proxy_and_who_goes_past_it(
+async def test_the_environment_names_a_proxy_and_the_hosts_that_bypass_it(
     bypassed: str, requested_for: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = []
@@ -105,8 +103,8 @@ async def test_the_environment_names_a_proxy_and_who_goes_past_it(
         await writer.drain()
         writer.close()
 
-    async def load() -> Access:
-        return Access("http://cluster.test", None)
+    async def load() -> Credentials:
+        return Credentials("http://cluster.test", None)
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
         port = proxy.sockets[0].getsockname()[1]
@@ -130,7 +128,7 @@ async def test_a_call_waits_for_no_thread() -> None:
 
 
 class Refuses(ThreadPoolExecutor):
-    """An executor that nobody may use."""
+    """An executor that must not be used."""
 
     def submit(self, *_args: object, **_options: object) -> NoReturn:
         raise AssertionError("a call to the API server goes to a thread")

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from kube import auth
-from kube.auth import Access, loader
+from kube.auth import Credentials, loader
 from kube.cache import Cache
 from kube.client import connect
 from kube.errors import ApiError, NoClusterError
@@ -29,8 +29,8 @@ async def test_a_token_that_is_refused_is_read_again_once() -> None:
     tokens = iter(["Bearer old", "Bearer new", "Bearer never"])
     async with FakeApi() as api:
 
-        async def load() -> Access:
-            return Access(f"http://127.0.0.1:{api.port}", None, next(tokens))
+        async def load() -> Credentials:
+            return Credentials(f"http://127.0.0.1:{api.port}", None, next(tokens))
 
         api.faults.append(answer_with("GET", PODS, 401, "Unauthorized", "token expired"))
         async with connect(load=load) as client:
@@ -44,9 +44,9 @@ async def test_a_token_is_read_again_after_a_minute() -> None:
     now, loads = [0.0], []
     async with FakeApi() as api:
 
-        async def load() -> Access:
+        async def load() -> Credentials:
             loads.append(now[0])
-            return Access(f"http://127.0.0.1:{api.port}", None, "Bearer x")
+            return Credentials(f"http://127.0.0.1:{api.port}", None, "Bearer x")
 
         async with connect(load=load, clock=lambda: now[0]) as client:
             for now[0] in (0.0, 59.0, 61.0, 62.0):
@@ -58,10 +58,10 @@ async def test_a_token_file_that_vanishes_is_an_error_of_the_call_not_of_the_pro
     now, lost = [0.0], [False]
     async with FakeApi() as api:
 
-        async def load() -> Access:
+        async def load() -> Credentials:
             if lost[0]:
                 raise FileNotFoundError("token")
-            return Access(f"http://127.0.0.1:{api.port}", None, "Bearer x")
+            return Credentials(f"http://127.0.0.1:{api.port}", None, "Bearer x")
 
         async with connect(load=load, clock=lambda: now[0]) as client:
             now[0], lost[0] = 100.0, True
@@ -101,16 +101,16 @@ async def test_a_cache_outlives_a_401_and_credentials_that_cannot_be_read_then()
             await asyncio.gather(running, return_exceptions=True)
 
 
-def readable_once(api: FakeApi, then: Exception) -> Callable[[], asyncio.Future[Access]]:
+def readable_once(api: FakeApi, then: Exception) -> Callable[[], asyncio.Future[Credentials]]:
     """Credentials that can be read at first, and never again."""
     reads = 0
 
-    async def load() -> Access:
+    async def load() -> Credentials:
         nonlocal reads
         reads += 1
         if reads > 1:
             raise then
-        return Access(f"http://127.0.0.1:{api.port}", None, "Bearer x")
+        return Credentials(f"http://127.0.0.1:{api.port}", None, "Bearer x")
 
     return load  # type: ignore[return-value]
 
@@ -160,7 +160,7 @@ async def test_a_kubeconfig_that_is_no_yaml_is_no_cluster(tmp_path: Path) -> Non
         await loader(str(tmp_path / "config"))()
 
 
-async def test_without_the_client_a_kubeconfig_is_no_cluster_and_says_what_to_install(
+async def test_without_the_client_a_kubeconfig_is_no_cluster_and_the_error_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config").write_text("{}")
@@ -188,7 +188,7 @@ async def test_a_ca_that_rotates_is_trusted_without_a_restart(account: Path, mon
 async def serving(
     certs: Mapping[str, bytes], folder: Path
 ) -> AsyncIterator[tuple[int, Callable[[Mapping[str, bytes]], None]]]:
-    """An HTTPS server: its port, and how to have it present another certificate to who connects from then on."""
+    """An HTTPS server: its port, and how to have it present another certificate to clients that connect from then on."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
     def present(certs: Mapping[str, bytes]) -> None:
@@ -196,9 +196,9 @@ async def serving(
         tls.load_cert_chain(folder / "pair.pem")
 
     async def answer(_: web.Request) -> web.Response:
-        said = web.Response(text="{}")
-        said.force_close()
-        return said
+        response = web.Response(text="{}")
+        response.force_close()
+        return response
 
     present(certs)
     app = web.Application()

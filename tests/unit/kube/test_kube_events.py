@@ -1,4 +1,4 @@
-"""Events: said once, counted after, and never in the way."""
+"""Events: written once, counted afterwards, and never blocking."""
 
 from __future__ import annotations
 

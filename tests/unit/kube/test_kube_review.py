@@ -1,4 +1,4 @@
-"""Whose token it is, and whether its owner may read the metrics, as the API server says."""
+"""The owner of a token, and whether it may read the metrics, as the API server decides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_token_gets_what_its_owner_may(token: str, status: int, why: str
     assert why in verdict.why
 
 
-async def test_no_access_is_requested_a_token_that_nobody_knows() -> None:
+async def test_no_access_is_reviewed_for_an_unknown_token() -> None:
     async with FakeApi() as api, api.client() as client:
         await may_get(client, "made-up", "/metrics")
         assert api.requests == [f"POST {TOKEN_REVIEWS}"]
@@ -36,7 +36,7 @@ async def test_no_access_is_requested_a_token_that_nobody_knows() -> None:
 
 @pytest.mark.parametrize("path", [TOKEN_REVIEWS, ACCESS_REVIEWS])
 @pytest.mark.parametrize(("code", "reason"), [(500, "InternalError"), (403, "Forbidden")])
-async def test_where_the_api_server_does_not_say_nobody_is_let_in_and_nobody_is_called_unknown(
+async def test_where_the_api_server_does_not_answer_no_client_is_let_in_or_called_unknown(
     path: str, code: int, reason: str
 ) -> None:
     async with FakeApi() as api, api.client() as client:

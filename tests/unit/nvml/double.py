@@ -1,6 +1,6 @@
-"""A program in the place of the NVML child: it does at each request what a file says. One line a kind of request, such as `Processes hang`.
+"""A program in the place of the NVML child: it does at each request what a file lists. One line a kind of request, such as `Processes hang`.
 
-    answer    (no line) what a child with one GPU would say
+    answer    (no line) what a child with one GPU would answer
     hang      never
     die       ends by SIGKILL
     exit      ends with status 3
@@ -13,7 +13,7 @@
     refuse    NVML's refusal
     slow=S    the answer, S seconds later
 
-It writes its pid and each request to the file's neighbour `.said`. Its own file is read anew at each request.
+It writes its pid and each request to the file's neighbour `.log`. Its own file is read anew at each request.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from nvml.process import PACKET_BYTES
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 _SET_PTRACER = 0x59616D61
 ANSWERS: dict[str, m.AnyReply] = {
-    "Open": m.Opened("driver root", ""),
-    "Count": m.Counted(1, "580"),
-    "Answers": m.Health(None),
-    "Processes": m.Held((m.ProcessUsage(4242, GPU, 512 * 2**20),)),
-    "Computes": m.Computed(m.Busy({4242: 50}, 7)),
-    "Xids": m.XidsSeen((), {}),
+    "Open": m.OpenReply("driver root", ""),
+    "Count": m.CountReply(1, "580"),
+    "Answers": m.HealthReply(None),
+    "Processes": m.ProcessesReply((m.ProcessUsage(4242, GPU, 512 * 2**20),)),
+    "Computes": m.UtilisationReply(m.Busy({4242: 50}, 7)),
+    "Xids": m.XidsReply((), {}),
 }
 
 
 def main(script: Path) -> None:
     ctypes.CDLL(None).prctl(_SET_PTRACER, ctypes.c_long(-1), 0, 0, 0)  # for the test that keeps it from ending
-    said = script.with_suffix(".said").open("a", buffering=1)
+    log = script.with_suffix(".log").open("a", buffering=1)
     with socket.socket(fileno=0) as sock:
         packet, descriptors, _, _ = socket.recv_fds(sock, m.REQUEST_BYTES, 1)
         while packet:
             answers: list[m.ReplyPacket] = []
             for requested in m.decode_requests(packet):
-                kind = type(requested.request).__name__
+                kind = requested.request.__struct_config__.tag
                 name = f"{kind}:{requested.request.key}"
-                print(os.getpid(), kind, file=said)
+                print(os.getpid(), kind, file=log)
                 acts = dict(line.split() for line in script.read_text().splitlines())
                 what = acts.get(name, acts.get(kind, ""))
                 answers += act(sock, requested.number, kind, what)
@@ -80,9 +80,9 @@ def act(sock: socket.socket, number: int, kind: str, what: str) -> list[m.ReplyP
         case "other":
             answer = m.ReplyPacket(number - 1, ANSWERS[kind])
         case "wrong":
-            answer = m.ReplyPacket(number, m.Health(None))
+            answer = m.ReplyPacket(number, m.HealthReply(None))
         case "refuse":
-            answer = m.ReplyPacket(number, m.Failed("NVML says no (9)", 9))
+            answer = m.ReplyPacket(number, m.ErrorReply("NVML reports no (9)", 9))
         case "unasked":
             sock.send(m.encode([answer]))
         case _ if what.startswith("slow="):

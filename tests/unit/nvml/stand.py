@@ -1,4 +1,4 @@
-"""A supervisor whose child does what a test says."""
+"""A supervisor whose child does what a test sets."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nvml import replacing, supervisor
-from nvml.driver import Identity
-from nvml.supervisor import Limits, Supervisor
+from nvml.driver import DriverIdentity
+from nvml.supervisor import NvmlSupervisor, TimeLimits
 from tests.built import REPOSITORY
 
 DOUBLE = Path(__file__).with_name("double.py")
 OTHER = "GPU-00000000-0000-0000-0000-000000000002"
-LIMITS = Limits(start_s=10.0, call_s=0.3, end_s=2.0)
+LIMITS = TimeLimits(start_s=10.0, call_s=0.3, end_s=2.0)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -30,12 +30,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 class Stand:
-    """A supervisor whose child does what a test says."""
+    """A supervisor whose child does what a test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.script = folder / "script"
         self.released = folder / "released"
-        self.driver = Identity((1,), "580", 1)
+        self.driver = DriverIdentity((1,), "580", 1)
         self.reported: list[str] = []
         self.does()
 
@@ -43,15 +43,15 @@ class Stand:
         """At which request what, from now on."""
         self.script.write_text("".join(f"{kind} {act}\n" for kind, act in what.items()))
 
-    def start(self, limits: Limits = LIMITS) -> Supervisor:
-        self.supervisor = Supervisor(
+    def start(self, limits: TimeLimits = LIMITS) -> NvmlSupervisor:
+        self.supervisor = NvmlSupervisor(
             Path("/nonexistent"), limits, released=self.released, report=lambda _, text: self.reported.append(text),
             command=[sys.executable, str(DOUBLE), str(self.script)], driver=lambda *_: self.driver,
         )  # fmt: skip
         self.supervisor.start()
         return self.supervisor
 
-    def opened(self, limits: Limits = LIMITS) -> Supervisor:
+    def opened(self, limits: TimeLimits = LIMITS) -> NvmlSupervisor:
         started = self.start(limits)
         started.await_open(20)
         return started
@@ -64,8 +64,8 @@ class Stand:
     @property
     def children(self) -> list[int]:
         """Every pid that ever was asked something, in order."""
-        said = self.script.with_suffix(".said")
-        return list(dict.fromkeys(int(line.split()[0]) for line in said.read_text().splitlines()))
+        log = self.script.with_suffix(".log")
+        return list(dict.fromkeys(int(line.split()[0]) for line in log.read_text().splitlines()))
 
 
 @pytest.fixture
@@ -77,5 +77,5 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     made = Stand(tmp_path)
     yield made
     made.supervisor.close()
-    for pid in made.children if made.script.with_suffix(".said").exists() else []:
+    for pid in made.children if made.script.with_suffix(".log").exists() else []:
         assert not Path(f"/proc/{pid}").exists(), "no child is left, not as a zombie either"

@@ -16,10 +16,10 @@ import pytest
 from nvml import child, supervisor
 from nvml import messages as m
 from nvml.child import Session
-from nvml.driver import Identity, identity
+from nvml.driver import DriverIdentity, identity
 from nvml.errors import NvmlAway
-from nvml.replacing import End
-from nvml.supervisor import Limits, Supervisor
+from nvml.replacing import EndReason
+from nvml.supervisor import NvmlSupervisor, TimeLimits
 from tests.built import REPOSITORY
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
@@ -30,8 +30,8 @@ __all__ = ["fake_driver"]
 PROGRAM = """
 import sys, threading
 from pathlib import Path
-from nvml.supervisor import Supervisor
-one = Supervisor(Path(sys.argv[1]))
+from nvml.supervisor import NvmlSupervisor
+one = NvmlSupervisor(Path(sys.argv[1]))
 one.start()
 while one.pid is None:
     threading.Event().wait(0.01)
@@ -60,7 +60,7 @@ def test_a_child_ends_with_its_program_also_in_the_middle_of_a_call(tmp_path: Pa
 @pytest.fixture
 def opened(
     fake_driver: Callable[[str], FakeDriver], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[tuple[FakeDriver, Supervisor, Path]]:
+) -> Iterator[tuple[FakeDriver, NvmlSupervisor, Path]]:
     """A driver with two GPUs whose library is a file of its own, and a supervisor that has it open."""
     driver = fake_driver("gpu t4 count=2\n")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
@@ -69,7 +69,7 @@ def opened(
     library = tmp_path / "lib/libnvidia-ml.so.1"
     library.parent.mkdir()
     shutil.copyfile(driver.libnvml, library)
-    started = Supervisor(tmp_path)
+    started = NvmlSupervisor(tmp_path)
     started.start()
     started.await_open(60)
     yield driver, started, library
@@ -78,7 +78,7 @@ def opened(
 
 
 class Slow(Session):
-    """NVML that takes its time, and tells that it was called."""
+    """NVML that is slow, and records that it was called."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -87,20 +87,22 @@ class Slow(Session):
     def answer(self, request: m.AnyRequest) -> m.AnyReply:
         self.requested.append(request.key)
         time.sleep(self.seconds)
-        return m.Health(None)
+        return m.HealthReply(None)
 
 
 @pytest.mark.parametrize(("seconds", "answered"), [(0.0, 4), (2 * child.SLOW_S, 1)])
-def test_who_waits_behind_a_slow_packet_has_a_turn_before_the_rest_of_it(seconds: float, answered: int) -> None:
+def test_a_caller_behind_a_slow_packet_is_served_before_the_rest_of_it(seconds: float, answered: int) -> None:
     counting, session = os.eventfd(0), Slow(seconds)
-    packet = child.answers(session, [m.RequestPacket(at, m.Answers(f"GPU-{at}")) for at in range(4)], counting)
-    assert m.decode_replies(packet) == [m.ReplyPacket(at, m.Health(None)) for at in range(answered)]
+    packet = child.answers(session, [m.RequestPacket(at, m.HealthRequest(f"GPU-{at}")) for at in range(4)], counting)
+    assert m.decode_replies(packet) == [m.ReplyPacket(at, m.HealthReply(None)) for at in range(answered)]
     assert len(session.requested) == answered, "what is not answered was not done: an XID event is reported once"
     assert os.eventfd_read(counting) == answered
     os.close(counting)
 
 
-def test_a_new_library_under_the_same_path_is_met_by_a_new_child(opened: tuple[FakeDriver, Supervisor, Path]) -> None:
+def test_a_new_library_under_the_same_path_is_met_by_a_new_child(
+    opened: tuple[FakeDriver, NvmlSupervisor, Path],
+) -> None:
     driver, started, library = opened
     uuid = driver.status()[0].uuid
     assert started.nvml.processes(uuid) == ()
@@ -108,7 +110,7 @@ def test_a_new_library_under_the_same_path_is_met_by_a_new_child(opened: tuple[F
     fresh = library.with_suffix(".new")
     without(driver.libnvml, ["nvmlDeviceGetComputeRunningProcesses_v3"], fresh)
     fresh.rename(library)
-    wait_for(lambda: started.ends[End.DRIVER] == 1)
+    wait_for(lambda: started.ends[EndReason.DRIVER] == 1)
     wait_for(lambda: not started.failing)
     assert started.pid != before
     with pytest.raises(Exception, match="the oldest supported driver is"):
@@ -116,12 +118,12 @@ def test_a_new_library_under_the_same_path_is_met_by_a_new_child(opened: tuple[F
 
 
 def test_a_driver_that_hangs_at_the_start_is_survived(
-    opened: tuple[FakeDriver, Supervisor, Path], monkeypatch: pytest.MonkeyPatch
+    opened: tuple[FakeDriver, NvmlSupervisor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, started, _ = opened
     driver.process.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as patch:  # a start of a driver that does not hang takes as long as the machine needs
-        patch.setattr(started, "_limits", Limits(start_s=1.5))
+        patch.setattr(started, "_limits", TimeLimits(start_s=1.5))
         started.reopen("a test wants it")
         wait_for(lambda: "the start of NVML did not return within 1.5 s" in started.failing)
         with pytest.raises(NvmlAway):
@@ -134,7 +136,7 @@ def test_a_driver_that_hangs_at_the_start_is_survived(
 def test_a_driver_is_reported_from_another_by_its_file_its_version_and_its_module(tmp_path: Path) -> None:
     library, version, module = tmp_path / "lib64/libnvidia-ml.so.1", tmp_path / "version", tmp_path / "nvidia"
 
-    def there() -> Identity:
+    def there() -> DriverIdentity:
         return identity(tmp_path, "", version, module)
 
     seen = [there()]

@@ -11,7 +11,7 @@ import pytest
 
 from nvml import descriptors
 from nvml.descriptors import MAJOR, NO_GPU, gpu_open
-from nvml.mapped import Looks, started_at
+from nvml.mapped import MapsCheck, started_at
 from tests.unit.nvml.stand import wait_for
 from tests.unit.nvml.test_mapped import FIRST_ENDED
 from vgpu.api.process_stat import process_stat
@@ -54,7 +54,7 @@ def test_a_device_is_known_by_its_number_whatever_it_is_called(tmp_path: Path, f
     try:
         assert gpu_open(child.pid, major=MEMORY) is has
         assert gpu_open(child.pid, major=NOT_OPEN) is False
-        looks = Looks(lambda pid: gpu_open(pid, major=MEMORY))
+        looks = MapsCheck(lambda pid: gpu_open(pid, major=MEMORY))
         since = started_at(child.pid)
         assert looks.of([(child.pid, since), (child.pid, since + 1)]) == (has, None)
     finally:
@@ -72,7 +72,7 @@ def test_the_control_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (MAJOR, NO_GPU) == (195, 254)
 
 
-def test_of_more_descriptors_than_are_looked_at_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_descriptors_than_are_looked_at_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptors, "MOST", 4)  # three descriptors and their thread
     (tmp_path / "7/task/7/fd").mkdir(parents=True)
     for number in range(3):
@@ -114,7 +114,7 @@ def test_a_thread_with_descriptors_of_its_own_hides_nothing() -> None:
         ended(child)
 
 
-def test_of_a_process_that_nobody_may_look_at_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_be_looked_at_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "7/task/7/fd").mkdir(parents=True)
     (tmp_path / "7/task/7/fd/0").symlink_to("/dev/null")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from nvml import mapped
-from nvml.local import Local
-from nvml.mapped import STUCK, Looks, mapped_in, started_at
-from nvml.messages import MOST_MAPS, Descriptors, Failed, Mapped, Maps, Opens
+from nvml.local import LocalAnswers
+from nvml.mapped import STUCK, MapsCheck, mapped_in, started_at
+from nvml.messages import MOST_MAPS, DescriptorsReply, DescriptorsRequest, ErrorReply, MapsReply, MapsRequest
 from vgpu.api.contract import LIBRARY
 from vgpu.api.process_stat import process_stat
 
@@ -57,14 +57,16 @@ def test_maps_without_end_show_no_library(proc: Path, monkeypatch: pytest.Monkey
 
 def test_a_real_process_that_maps_it_has_it_and_one_that_is_gone_reports_nothing(tmp_path: Path) -> None:
     me = os.getpid(), started_at(os.getpid())
-    assert Looks().of([me]) == (False,)
+    assert MapsCheck().of([me]) == (False,)
     path = tmp_path / LIBRARY
     path.write_bytes(b"x" * mmap.PAGESIZE)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        assert Looks().of([me, (me[0], me[1] + 1)]) == (True, None), "the second is another process that had the pid"
+        assert MapsCheck().of([me, (me[0], me[1] + 1)]) == (True, None), (
+            "the second is another process that had the pid"
+        )
     child = subprocess.Popen(["true"])
     child.wait()
-    assert Looks().of([(child.pid, 1)]) == (None,)
+    assert MapsCheck().of([(child.pid, 1)]) == (None,)
 
 
 FIRST_ENDED = """
@@ -93,7 +95,7 @@ def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others(tmp_p
                 break
             time.sleep(0.005)
         assert Path(f"/proc/{child.pid}/maps").read_bytes() == b""
-        assert Looks().of([(child.pid, started_at(child.pid))]) == (has,)
+        assert MapsCheck().of([(child.pid, started_at(child.pid))]) == (has,)
         child.kill()
 
 
@@ -118,23 +120,23 @@ def stuck() -> Iterator[Stuck]:
 
 
 def test_a_process_that_keeps_its_maps_locked_costs_one_thread_and_no_other_its_answer(stuck: Stuck) -> None:
-    looks = Looks(stuck.look, lambda _: 1, wait_s=0.05)
+    looks = MapsCheck(stuck.look, lambda _: 1, wait_s=0.05)
     for _ in range(5):
         assert looks.of([(7, 1), (100, 1)])[0] is None
     assert stuck.begun == 1
-    assert Looks(stuck.look, lambda _: 1).of([(100, 1)]) == (True,)
+    assert MapsCheck(stuck.look, lambda _: 1).of([(100, 1)]) == (True,)
 
 
 def test_many_of_them_cost_a_few_threads(stuck: Stuck) -> None:
-    looks = Looks(stuck.look, lambda _: 1, wait_s=0.05)
+    looks = MapsCheck(stuck.look, lambda _: 1, wait_s=0.05)
     for pid in range(3 * STUCK):
         assert looks.of([(pid, 1)]) == (None,)
     assert stuck.begun == STUCK
 
 
 def test_a_request_names_so_many_processes_at_most() -> None:
-    local = Local(Looks(lambda _: True, lambda _: 1), Looks(lambda _: False, lambda _: 1))
-    assert local.answer(Maps(((7, 1), (8, 2)))) == Mapped((True, None))
-    assert local.answer(Descriptors(((7, 1), (8, 2)))) == Opens((False, None))
-    for kind in (Maps, Descriptors):
-        assert isinstance(local.answer(kind(((7, 1),) * (MOST_MAPS + 1))), Failed)
+    local = LocalAnswers(MapsCheck(lambda _: True, lambda _: 1), MapsCheck(lambda _: False, lambda _: 1))
+    assert local.answer(MapsRequest(((7, 1), (8, 2)))) == MapsReply((True, None))
+    assert local.answer(DescriptorsRequest(((7, 1), (8, 2)))) == DescriptorsReply((False, None))
+    for kind in (MapsRequest, DescriptorsRequest):
+        assert isinstance(local.answer(kind(((7, 1),) * (MOST_MAPS + 1))), ErrorReply)

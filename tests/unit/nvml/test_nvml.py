@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from nvml import child, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
-from nvml.gather import probe
-from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, Health
+from nvml.gpu_facts import profile_gb
+from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, HealthTracker
+from nvml.inventory import probe
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
-from nvml.messages import Busy, Held, Processes, ProcessUsage, Xid, XidsSeen
-from nvml.probe import profile_gb
-from nvml.supervisor import Supervisor
+from nvml.messages import Busy, ProcessesReply, ProcessesRequest, ProcessUsage, Xid, XidsReply
+from nvml.supervisor import NvmlSupervisor
 from nvml.usage import busy
 from tests.fake import FakeDriver, fake_driver
 from tests.older import without
@@ -35,14 +35,14 @@ def root_of(driver: FakeDriver, folder: Path) -> Path:
 
 
 @pytest.fixture
-def supervisor_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeDriver], Supervisor]]:
+def supervisor_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeDriver], NvmlSupervisor]]:
     """Factory: a supervisor of NVML on a fake driver. All are closed after the test."""
-    made: list[Supervisor] = []
+    made: list[NvmlSupervisor] = []
 
-    def of(driver: FakeDriver) -> Supervisor:
+    def of(driver: FakeDriver) -> NvmlSupervisor:
         monkeypatch.setenv("LD_LIBRARY_PATH", "")
         monkeypatch.setenv("TANGRAM_FAKE_DRIVER", str(driver.socket))
-        made.append(Supervisor(root_of(driver, tmp_path)))
+        made.append(NvmlSupervisor(root_of(driver, tmp_path)))
         made[-1].start()
         assert made[-1].await_open(60).found == "driver root"
         return made[-1]
@@ -52,12 +52,12 @@ def supervisor_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[C
         supervisor.close()
 
 
-def probed(supervisor: Supervisor, last: Inventory | None = None) -> Inventory:
+def probed(supervisor: NvmlSupervisor, last: Inventory | None = None) -> Inventory:
     return probe(supervisor.nvml, unit_mib=1024, access="cdi", last=last)
 
 
 Drivers = Callable[[str], FakeDriver]
-Supervisors = Callable[[FakeDriver], Supervisor]
+Supervisors = Callable[[FakeDriver], NvmlSupervisor]
 
 
 def test_gpus_are_probed_through_a_driver_root(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
@@ -98,14 +98,14 @@ def test_a_gpu_that_was_lost_stands_unhealthy_in_the_next_probe(
     trouble = supervisor.nvml.answers(first.gpus[1].uuid)
     assert trouble is not None
     assert trouble.startswith("GPU GPU-")
-    assert "NVML says" in trouble
+    assert "NVML reports" in trouble
 
 
 def test_xid_events_are_reported_once_and_name_the_gpu(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
     driver = fake_driver("gpu t4\ngpu t4\n")
     nvml = supervisor_of(driver).nvml
     uuids = tuple(status.uuid for status in driver.status())
-    assert nvml.xids(uuids) == XidsSeen((), {})
+    assert nvml.xids(uuids) == XidsReply((), {})
     driver.xid(1, 48)
     driver.xid(0, 31)
     assert nvml.xids(uuids).xids == (Xid(uuids[1], 48), Xid(uuids[0], 31))
@@ -119,9 +119,9 @@ def test_processes_are_listed_with_their_memory(fake_driver: Drivers, supervisor
     assert supervisor_of(driver).nvml.processes(uuid) == (ProcessUsage(4242, uuid, 512 * 2**20),)
 
 
-def held(supervisor: Supervisor, uuid: str) -> Held:
+def held(supervisor: NvmlSupervisor, uuid: str) -> ProcessesReply:
     found = supervisor.nvml.held_of([uuid])[uuid]
-    assert isinstance(found, Held)
+    assert isinstance(found, ProcessesReply)
     return found
 
 
@@ -131,9 +131,9 @@ def test_the_memory_in_use_is_without_what_the_driver_reserves(
     driver = fake_driver("gpu h200\n")
     uuid = driver.status()[0].uuid
     supervisor = supervisor_of(driver)
-    assert held(supervisor, uuid) == Held((), 0)
+    assert held(supervisor, uuid) == ProcessesReply((), 0)
     driver.ctl("process", 0, 4242, 512, "other")
-    assert held(supervisor, uuid) == Held((ProcessUsage(4242, uuid, 512 * 2**20),), 512 * 2**20)
+    assert held(supervisor, uuid) == ProcessesReply((ProcessUsage(4242, uuid, 512 * 2**20),), 512 * 2**20)
 
 
 def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
@@ -156,11 +156,11 @@ def test_a_driver_without_version_2_of_the_call_does_not_report(
     without(driver.libnvml, ["nvmlDeviceGetMemoryInfo_v2"], tmp_path / "lib" / "libnvidia-ml.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     monkeypatch.setenv("TANGRAM_FAKE_DRIVER", str(driver.socket))
-    supervisor = Supervisor(tmp_path)
+    supervisor = NvmlSupervisor(tmp_path)
     supervisor.start()
     try:
         supervisor.await_open(60)
-        assert held(supervisor, uuid) == Held((ProcessUsage(4242, uuid, 512 * 2**20),), None)
+        assert held(supervisor, uuid) == ProcessesReply((ProcessUsage(4242, uuid, 512 * 2**20),), None)
     finally:
         supervisor.close()
 
@@ -194,7 +194,7 @@ def test_the_smaller_of_two_numbers_around_the_list_counts_and_none_beside_a_lis
     monkeypatch.setattr(usage, "used_bytes", lambda _: next(numbers))
     monkeypatch.setattr(usage, "processes", lambda _: listed)
     monkeypatch.setattr(child, "MOST_PROCESSES", 3)
-    assert child.Session().answer(Processes(GPU)) == Held(listed[:3], used)
+    assert child.Session().answer(ProcessesRequest(GPU)) == ProcessesReply(listed[:3], used)
 
 
 @pytest.mark.parametrize("folder", LIBRARY_FOLDERS)
@@ -211,7 +211,7 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_machine_without_a_driver_says_where_it_looked(tmp_path: Path) -> None:
+def test_the_error_on_a_machine_without_a_driver_names_the_places_searched(tmp_path: Path) -> None:
     with pytest.raises(NvmlError, match=r"no libnvidia-ml.so.1 in .*/lib64.* is the NVIDIA driver installed"):
         load(tmp_path)
 
@@ -236,20 +236,20 @@ def test_profile_sizes_are_as_nvidia_documents_them(instance_mib: int, total_mib
 def test_a_gpu_is_ill_from_the_first_trouble_until_it_has_answered_often_enough(
     events: list[int | str | None],
 ) -> None:
-    health, ill, answered = Health(), False, 0
+    health, unhealthy, answered = HealthTracker(), False, 0
     for event in events:
         if isinstance(event, int):
             changed, trouble = health.xid(GPU, event), event not in APPLICATION_XIDS
         else:
             changed, trouble = health.answered(GPU, "it is silent" if event else None), event is not None
-        before = ill
+        before = unhealthy
         if trouble:
-            ill, answered = True, 0
-        elif event is None and ill:
+            unhealthy, answered = True, 0
+        elif event is None and unhealthy:
             answered += 1
-            ill = answered < ANSWERS_TO_RECOVER
-        assert (GPU in health.ill) == ill
-        assert changed == (before != ill)
+            unhealthy = answered < ANSWERS_TO_RECOVER
+        assert (GPU in health.unhealthy) == unhealthy
+        assert changed == (before != unhealthy)
 
 
 class Samples:
@@ -291,7 +291,7 @@ def test_a_process_more_than_were_counted_is_called_again(monkeypatch: pytest.Mo
         busy(GPU, 100, 200)
 
 
-def test_a_gpu_without_samples_has_seen_nobody_and_one_that_does_not_count_by_process_says_so(
+def test_a_gpu_without_samples_has_no_process_and_one_that_does_not_count_by_process_reports_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for error, by_process in ((nv.NVMLError_NotFound(), True), (nv.NVMLError_NotSupported(), False)):

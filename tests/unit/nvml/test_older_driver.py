@@ -33,10 +33,10 @@ from pathlib import Path
 import msgspec
 import pynvml
 from nvml.child import Session
-from nvml.gather import probe
+from nvml.inventory import probe
 from nvml.queries import Nvml
 from nvml.errors import NvmlError
-from nvml.messages import Open, Opened
+from nvml.messages import OpenReply, OpenRequest
 
 called, refused = set(), []
 look_up = pynvml._nvmlGetFunctionPointer
@@ -57,7 +57,7 @@ class InThisProcess:
 
 def everything():
     nvml = Nvml(InThisProcess())
-    nvml._call(Open(sys.argv[1]), Opened)
+    nvml._call(OpenRequest(sys.argv[1]), OpenReply)
     uuid = probe(nvml, unit_mib=1, access="cdi").gpus[1].uuid
     for step in (nvml.answers, nvml.processes, lambda uuid: nvml.busy(uuid, 0, 10), lambda uuid: nvml.xids((uuid,))):
         attempt(lambda: step(uuid))
@@ -143,9 +143,9 @@ import select, sys
 from pathlib import Path
 from arbiter.memory.meter import Meter
 from arbiter.nvml_source import nvml_source
-from nvml.supervisor import Limits
+from nvml.supervisor import TimeLimits
 
-with nvml_source(None, Path(sys.argv[1]), Limits()) as nvml:
+with nvml_source(None, Path(sys.argv[1]), TimeLimits()) as nvml:
     meter = Meter(nvml(), Path("/grants"))
     meter.want([sys.argv[2]])
     meter.start()
@@ -155,7 +155,7 @@ with nvml_source(None, Path(sys.argv[1]), Limits()) as nvml:
 """
 
 
-def test_the_arbiter_knows_that_it_measures_nothing_and_why(
+def test_the_arbiter_reports_that_it_measures_nothing_and_why(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
     driver = fake_driver(GPUS)
@@ -169,10 +169,10 @@ def test_the_arbiter_knows_that_it_measures_nothing_and_why(
 PLUGIN = """
 import asyncio, sys
 from pathlib import Path
-from deviceplugin.gpus import node_gpus as machine
+from deviceplugin.gpus import node_gpus
 from deviceplugin.metrics import Metrics
 from deviceplugin.gpus.offer import Offer
-from nvml.supervisor import Supervisor
+from nvml.supervisor import NvmlSupervisor
 from vgpu.api.names import DEFAULT
 
 async def until_it_waits():
@@ -186,11 +186,11 @@ async def until_it_waits():
     async def nothing(_):
         pass
 
-    machine.asyncio.sleep = sleep
-    supervisor = Supervisor(Path(sys.argv[1]))
+    node_gpus.asyncio.sleep = sleep
+    supervisor = NvmlSupervisor(Path(sys.argv[1]))
     supervisor.start()
     supervisor.await_open(60)
-    follower = machine.Machine(
+    follower = node_gpus.NodeGpus(
         Offer(DEFAULT, 1024), Metrics(), supervisor, access="cdi", unit_mib=1024, health_s=5.0, probe_s=60.0,
         on_inventory=lambda _: None, try_out=nothing,
     )
@@ -204,7 +204,7 @@ asyncio.run(until_it_waits())
 """
 
 
-def test_the_plugin_goes_on_and_says_why_it_offers_nothing(
+def test_the_plugin_goes_on_and_reports_why_it_offers_nothing(
     fake_driver: Callable[[str], FakeDriver], tmp_path: Path
 ) -> None:
     driver = fake_driver(GPUS)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nvml.driver import Identity
+from nvml.driver import DriverIdentity
 from nvml.errors import NvmlAway, NvmlHung
-from nvml.replacing import End
-from nvml.supervisor import Limits
+from nvml.replacing import EndReason
+from nvml.supervisor import TimeLimits
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import Stand, stand, wait_for
 
@@ -58,7 +58,7 @@ def hang_for_good(stand: Stand) -> Kept:
 
 
 def test_a_child_that_cannot_be_killed_is_abandoned_and_a_third_waits_until_one_ends(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 0.3, end_s=0.3))
+    started = stand.opened(TimeLimits(10.0, 0.3, end_s=0.3))
     first = hang_for_good(stand)
     stand.back()
     second = hang_for_good(stand)
@@ -76,12 +76,12 @@ def test_a_child_that_cannot_be_killed_is_abandoned_and_a_third_waits_until_one_
 
 
 def test_another_driver_ends_the_wait_for_children_that_cannot_be_killed(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 0.3, end_s=0.3))
+    started = stand.opened(TimeLimits(10.0, 0.3, end_s=0.3))
     kept = [hang_for_good(stand)]
     stand.back()
     kept.append(hang_for_good(stand))
     wait_for(lambda: "cannot be killed" in started.failing)
-    stand.driver = Identity((1,), "595", 2)
+    stand.driver = DriverIdentity((1,), "595", 2)
     stand.back()
     assert started.abandoned == 2
     for one in kept:
@@ -90,10 +90,10 @@ def test_another_driver_ends_the_wait_for_children_that_cannot_be_killed(stand: 
 
 
 @pytest.mark.parametrize(
-    "driver", [Identity((2,), "580", 1), Identity((1,), "595", 1), Identity((1,), "580", 2)], ids=["library", "version", "module"]
+    "driver", [DriverIdentity((2,), "580", 1), DriverIdentity((1,), "595", 1), DriverIdentity((1,), "580", 2)], ids=["library", "version", "module"]
 )  # fmt: skip
 def test_a_child_that_has_another_driver_open_than_the_one_that_is_there_is_replaced(
-    stand: Stand, driver: Identity
+    stand: Stand, driver: DriverIdentity
 ) -> None:
     started = stand.opened()
     stand.does(Processes="hang")
@@ -102,19 +102,19 @@ def test_a_child_that_has_another_driver_open_than_the_one_that_is_there_is_repl
     stand.does()
     stand.back()
     stand.driver = driver
-    wait_for(lambda: started.ends[End.DRIVER] == 1)
+    wait_for(lambda: started.ends[EndReason.DRIVER] == 1)
     stand.back()
-    assert started.nvml.processes(GPU), "what hung with the driver before says nothing of this one"
+    assert started.nvml.processes(GPU), "what hung with the driver before does not count for this one"
     assert len(stand.children) == 3
 
 
 def test_a_driver_that_changes_while_it_is_opened_is_opened_again(stand: Stand) -> None:
     stand.does(Open="slow=0.5")
     stand.start()
-    wait_for(lambda: stand.script.with_suffix(".said").exists() and stand.children)
-    stand.driver = Identity((2,), "595", 2)
+    wait_for(lambda: stand.script.with_suffix(".log").exists() and stand.children)
+    stand.driver = DriverIdentity((2,), "595", 2)
     stand.does()
-    wait_for(lambda: stand.supervisor.ends == {End.DRIVER: 1})
+    wait_for(lambda: stand.supervisor.ends == {EndReason.DRIVER: 1})
     stand.back()
 
 
@@ -133,10 +133,10 @@ def test_while_nvml_is_released_there_is_no_child(stand: Stand) -> None:
 
 def test_a_start_ends_when_nvml_is_released(stand: Stand) -> None:
     stand.does(Open="hang")
-    started = stand.start(Limits(start_s=60.0))
+    started = stand.start(TimeLimits(start_s=60.0))
     wait_for(lambda: started.pid)
     stand.released.touch()
-    wait_for(lambda: started.ends == {End.RELEASED: 1})
+    wait_for(lambda: started.ends == {EndReason.RELEASED: 1})
     stand.does()
     stand.released.unlink()
     stand.back()

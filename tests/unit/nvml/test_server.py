@@ -1,4 +1,4 @@
-"""Who may query the child through the socket, and what a peer that misbehaves costs: nothing, to anybody else."""
+"""Access to the child through the socket; a peer that misbehaves costs others nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 
 from nvml import messages as m
 from nvml import server as servers
-from nvml.client import Client
+from nvml.client import NvmlClient
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from nvml.mapped import started_at
-from nvml.server import CONNECTIONS, Server
+from nvml.server import CONNECTIONS, NvmlServer
 from tests.flooder import descriptors, flooded
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import wait_for
@@ -30,10 +30,10 @@ ARBITER_S = 3.0
 
 
 class RequestCache:
-    """A supervisor that answers as a test says."""
+    """A supervisor that answers as a test sets."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.Held((m.ProcessUsage(7, GPU, 1),))
+        self.answer: Callable[[m.AnyRequest], m.AnyReply] = lambda _: m.ProcessesReply((m.ProcessUsage(7, GPU, 1),))
         self.requested: list[m.AnyRequest] = []
 
     def call_all(self, requests: Sequence[m.AnyRequest], _wait_s: float | None = None) -> list[m.AnyReply]:
@@ -54,8 +54,8 @@ def requests() -> RequestCache:
 
 
 @pytest.fixture
-def server(folder: Path, requests: RequestCache) -> Iterator[Server]:
-    made = Server(folder / "nvml.sock", requests)
+def server(folder: Path, requests: RequestCache) -> Iterator[NvmlServer]:
+    made = NvmlServer(folder / "nvml.sock", requests)
     yield made
     made.close()
 
@@ -74,8 +74,10 @@ def hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, requests: RequestCache, server: Server) -> None:
-    client = Client(folder / "nvml.sock", 10)
+def test_a_client_is_answered_and_errors_keep_their_kind(
+    folder: Path, requests: RequestCache, server: NvmlServer
+) -> None:
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
     for error in (NvmlError("refused", 9), NvmlHung("hung"), NvmlAway("away"), NvmlOpening("opening")):
 
@@ -89,18 +91,18 @@ def test_a_client_is_answered_and_errors_keep_their_kind(folder: Path, requests:
     client.close()
 
 
-def test_maps_are_read_by_the_program_that_serves_and_no_child_hears_of_it(
-    folder: Path, requests: RequestCache, server: Server
+def test_maps_are_read_by_the_program_that_serves_and_not_by_a_child(
+    folder: Path, requests: RequestCache, server: NvmlServer
 ) -> None:
     me = os.getpid(), started_at(os.getpid())
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.mapped((me, (me[0], 1))) == (False, None)
     client.close()
     assert requests.requested == []
 
 
-def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:
-    client, took_ms = Client(folder / "nvml.sock", 10), []
+def test_an_answer_comes_within_50_ms(folder: Path, server: NvmlServer) -> None:
+    client, took_ms = NvmlClient(folder / "nvml.sock", 10), []
     for _ in range(100):
         begun_s = time.perf_counter()
         client.nvml.processes(GPU)
@@ -111,7 +113,7 @@ def test_an_answer_comes_within_50_ms(folder: Path, server: Server) -> None:
 
 def test_only_our_own_user_may_connect(folder: Path, requests: RequestCache) -> None:
     reported: list[str] = []
-    server = Server(folder / "nvml.sock", requests, user=os.geteuid() + 1, report=reported.append)
+    server = NvmlServer(folder / "nvml.sock", requests, user=os.geteuid() + 1, report=reported.append)
     try:
         assert (folder / "nvml.sock").stat().st_mode & 0o777 == 0o600
         with peer(folder) as sock:
@@ -130,21 +132,21 @@ def test_only_our_own_user_may_connect(folder: Path, requests: RequestCache) -> 
         b"\xff",
         b"\x92" * 10_000,
         bytes(m.REQUEST_BYTES + 1),
-        m.encode(m.RequestPacket(1, m.Open("/"))),
-        m.encode(m.RequestPacket(1, m.Xids((GPU,)))),
-        m.encode(m.RequestPacket(1, m.Answers(GPU))),
+        m.encode(m.RequestPacket(1, m.OpenRequest("/"))),
+        m.encode(m.RequestPacket(1, m.XidsRequest((GPU,)))),
+        m.encode(m.RequestPacket(1, m.HealthRequest(GPU))),
         m.encode([1, {"type": "Processes", "uuid": 5}]),
     ],
     ids=["no message", "deep", "too long", "opens", "events", "health", "wrong type"],
 )
 def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(
-    folder: Path, requests: RequestCache, server: Server, packet: bytes
+    folder: Path, requests: RequestCache, server: NvmlServer, packet: bytes
 ) -> None:
     with peer(folder) as sock:
         sock.send(packet)
         assert hung_up(sock)
     assert not requests.requested, "none of it reaches the child"
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
 
@@ -163,24 +165,24 @@ def test_requests_that_are_there_together_are_read_together_within_a_bound() -> 
 
 
 def test_a_client_has_the_reply_to_each_of_more_requests_than_are_carried_together(
-    folder: Path, requests: RequestCache, server: Server
+    folder: Path, requests: RequestCache, server: NvmlServer
 ) -> None:
-    requests.answer = lambda one: m.Held((m.ProcessUsage(int(one.key), one.key, 1),))
-    client = Client(folder / "nvml.sock", 10)
+    requests.answer = lambda one: m.ProcessesReply((m.ProcessUsage(int(one.key), one.key, 1),))
+    client = NvmlClient(folder / "nvml.sock", 10)
     wanted = [str(number) for number in range(3 * m.TOGETHER + 1)]
     found = client.nvml.held_of(wanted)
     client.close()
-    assert found == {name: m.Held((m.ProcessUsage(int(name), name, 1),)) for name in wanted}
+    assert found == {name: m.ProcessesReply((m.ProcessUsage(int(name), name, 1),)) for name in wanted}
 
 
 def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_child(
-    folder: Path, requests: RequestCache, server: Server
+    folder: Path, requests: RequestCache, server: NvmlServer
 ) -> None:
     def refuses(request: m.AnyRequest) -> m.AnyReply:
         raise AssertionError(request)
 
     requests.answer = refuses
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     with subprocess.Popen(["sleep", "60"]) as process:
         lives = process.pid, started_at(process.pid)
         another = lives[0], lives[1] + 1
@@ -192,22 +194,22 @@ def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_chil
     client.close()
 
 
-def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: Server) -> None:
+def test_peers_beyond_the_limit_are_turned_away_until_one_leaves(folder: Path, server: NvmlServer) -> None:
     inside = [peer(folder) for _ in range(CONNECTIONS)]
     with peer(folder) as sock:
         assert hung_up(sock)
     inside.pop().close()
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     wait_for(lambda: answered(client))
     client.close()
     for sock in inside:
         sock.close()
 
 
-def test_a_process_that_takes_all_connections_loses_some_to_another_process(folder: Path, server: Server) -> None:
+def test_a_process_that_takes_all_connections_loses_some_to_another_process(folder: Path, server: NvmlServer) -> None:
     with flooded(folder / "nvml.sock", "silent", b"a"):
         wait_for(lambda: server.refused > 0)
-        clients = [Client(folder / "nvml.sock", 10) for _ in range(3)]
+        clients = [NvmlClient(folder / "nvml.sock", 10) for _ in range(3)]
         for client in clients:
             wait_for(lambda client=client: answered(client))  # type: ignore[misc]
         assert all(client.nvml.processes(GPU) for client in clients)
@@ -215,13 +217,13 @@ def test_a_process_that_takes_all_connections_loses_some_to_another_process(fold
             client.close()
 
 
-def test_a_peer_that_was_silent_for_long_makes_room_for_another(
-    folder: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_was_silent_for_long_is_closed_for_another(
+    folder: Path, server: NvmlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = [peer(folder) for _ in range(CONNECTIONS)]
-    wait_for(lambda: len(server._inside) == CONNECTIONS)
+    wait_for(lambda: len(server._connections) == CONNECTIONS)
     monkeypatch.setattr(servers, "SILENT_S", 0.0)
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     assert hung_up(inside[0])
     client.close()
@@ -231,15 +233,15 @@ def test_a_peer_that_was_silent_for_long_makes_room_for_another(
 
 @pytest.mark.parametrize("kind", ["silent", "requests", "unread", "reconnect"])
 def test_in_a_flood_the_arbiter_is_answered_in_time_with_few_descriptors_and_threads(
-    folder: Path, server: Server, kind: str
+    folder: Path, server: NvmlServer, kind: str
 ) -> None:
     before, most_threads = descriptors(), 0
-    kept = Client(folder / "nvml.sock", ARBITER_S)
+    kept = NvmlClient(folder / "nvml.sock", ARBITER_S)
     assert kept.nvml.processes(GPU)
-    with flooded(folder / "nvml.sock", kind, m.encode(m.RequestPacket(1, m.Processes(GPU)))):
+    with flooded(folder / "nvml.sock", kind, m.encode(m.RequestPacket(1, m.ProcessesRequest(GPU)))):
         for _ in range(10):
             assert kept.nvml.processes(GPU)
-            starting = Client(folder / "nvml.sock", ARBITER_S)
+            starting = NvmlClient(folder / "nvml.sock", ARBITER_S)
             wait_for(lambda starting=starting: answered(starting))  # type: ignore[misc]
             assert descriptors() - before <= servers.THREADS + 4
             most_threads = max(most_threads, sum(one.name.startswith("nvml-") for one in threading.enumerate()))
@@ -248,7 +250,7 @@ def test_in_a_flood_the_arbiter_is_answered_in_time_with_few_descriptors_and_thr
     kept.close()
 
 
-def answered(client: Client) -> bool:
+def answered(client: NvmlClient) -> bool:
     try:
         return bool(client.nvml.processes(GPU))
     except NvmlAway:
@@ -256,26 +258,26 @@ def answered(client: Client) -> bool:
 
 
 def test_a_peer_that_does_not_read_is_hung_up_on(
-    folder: Path, requests: RequestCache, server: Server, monkeypatch: pytest.MonkeyPatch
+    folder: Path, requests: RequestCache, server: NvmlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "SEND_S", 0.2)
     monkeypatch.setattr(servers, "AT_ONCE", 1e9)
-    requests.answer = lambda _: m.Held(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
+    requests.answer = lambda _: m.ProcessesReply(tuple(m.ProcessUsage(pid, GPU, 2**40) for pid in range(1000)))
     with peer(folder) as sock:
         sock.settimeout(0.1)
         try:
             for number in range(10_000):
-                sock.send(m.encode(m.RequestPacket(number, m.Processes(GPU))))
+                sock.send(m.encode(m.RequestPacket(number, m.ProcessesRequest(GPU))))
         except OSError:
             pass
         wait_for(lambda: server.refused == 1)
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
 
 
 def test_a_peer_that_requests_without_end_is_slowed_down_and_others_are_answered(
-    folder: Path, requests: RequestCache, server: Server, monkeypatch: pytest.MonkeyPatch
+    folder: Path, requests: RequestCache, server: NvmlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "AT_ONCE", 10.0)
     monkeypatch.setattr(servers, "A_SECOND", 20.0)
@@ -286,13 +288,13 @@ def test_a_peer_that_requests_without_end_is_slowed_down_and_others_are_answered
         def flood() -> None:
             number = 0
             while not stop.is_set() and time.monotonic() - begun_s < 1.0:
-                sock.send(m.encode(m.RequestPacket(number, m.Processes(GPU))))
+                sock.send(m.encode(m.RequestPacket(number, m.ProcessesRequest(GPU))))
                 sock.recv(m.REPLY_BYTES)
                 number += 1
 
         flooding = threading.Thread(target=flood)
         flooding.start()
-        client = Client(folder / "nvml.sock", 10)
+        client = NvmlClient(folder / "nvml.sock", 10)
         requested_s = time.monotonic()
         assert client.nvml.processes(GPU)
         assert time.monotonic() - requested_s < 1.0
@@ -303,18 +305,18 @@ def test_a_peer_that_requests_without_end_is_slowed_down_and_others_are_answered
 
 
 def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(
-    folder: Path, requests: RequestCache, server: Server
+    folder: Path, requests: RequestCache, server: NvmlServer
 ) -> None:
     with pytest.raises(NvmlAway, match=r"none.sock: No such file or directory"):
-        Client(folder / "none.sock", 1).nvml.processes(GPU)
+        NvmlClient(folder / "none.sock", 1).nvml.processes(GPU)
     go_on = threading.Event()
 
     def late(_: m.AnyRequest) -> m.AnyReply:
         go_on.wait(20)
-        return m.Held((m.ProcessUsage(1, GPU, 1),))
+        return m.ProcessesReply((m.ProcessUsage(1, GPU, 1),))
 
     before, requests.answer = requests.answer, late
-    client = Client(folder / "nvml.sock", 0.1)
+    client = NvmlClient(folder / "nvml.sock", 0.1)
     with pytest.raises(NvmlAway, match=r"no answer within 0.1 s"):
         client.nvml.processes(GPU)
     requests.answer = before
@@ -323,12 +325,14 @@ def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(
     client.close()
 
 
-@pytest.mark.parametrize("packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.ReplyPacket(99, m.Health(None)))])
+@pytest.mark.parametrize(
+    "packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.ReplyPacket(99, m.HealthReply(None)))]
+)
 def test_a_client_believes_no_program_that_lies(folder: Path, packet: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(folder / "nvml.sock"))
         listening.listen()
-        client = Client(folder / "nvml.sock", 10)
+        client = NvmlClient(folder / "nvml.sock", 10)
 
         def lie() -> None:
             sock, _ = listening.accept()
@@ -347,31 +351,31 @@ def test_a_client_believes_no_program_that_lies(folder: Path, packet: bytes) -> 
 def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(
     folder: Path, requests: RequestCache
 ) -> None:
-    server = Server(folder / "nvml.sock", requests)
+    server = NvmlServer(folder / "nvml.sock", requests)
     with peer(folder) as sock:
         server.close()
         assert hung_up(sock)
     assert not (folder / "nvml.sock").exists()
-    first = Server(folder / "nvml.sock", requests)
-    second = Server(folder / "nvml.sock", requests)
+    first = NvmlServer(folder / "nvml.sock", requests)
+    second = NvmlServer(folder / "nvml.sock", requests)
     first.close()
-    client = Client(folder / "nvml.sock", 10)
+    client = NvmlClient(folder / "nvml.sock", 10)
     assert client.nvml.processes(GPU)
     client.close()
     second.close()
 
 
-def test_a_socket_that_somebody_removes_is_back_within_seconds(folder: Path, requests: RequestCache) -> None:
+def test_a_removed_socket_is_back_within_seconds(folder: Path, requests: RequestCache) -> None:
     reported: list[str] = []
-    server = Server(folder / "nvml.sock", requests, report=reported.append)
+    server = NvmlServer(folder / "nvml.sock", requests, report=reported.append)
     try:
-        client = Client(folder / "nvml.sock", 10)
+        client = NvmlClient(folder / "nvml.sock", 10)
         client.nvml.processes(GPU)
         (folder / "nvml.sock").unlink()
         wait_for((folder / "nvml.sock").exists)
-        assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),), "who is connected stays so"
+        assert client.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),), "a connected client stays so"
         client.close()
-        later = Client(folder / "nvml.sock", 10)
+        later = NvmlClient(folder / "nvml.sock", 10)
         assert later.nvml.processes(GPU) == (m.ProcessUsage(7, GPU, 1),)
         later.close()
         assert reported == [f"the socket {folder / 'nvml.sock'} was missing and is put back"]

@@ -14,8 +14,8 @@ import pytest
 from nvml import messages as m
 from nvml import replacing, supervisor
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
-from nvml.replacing import End
-from nvml.supervisor import Limits, Supervisor
+from nvml.replacing import EndReason
+from nvml.supervisor import NvmlSupervisor, TimeLimits
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import LIMITS, OTHER, Stand, stand, wait_for
 
@@ -34,7 +34,7 @@ def test_a_call_that_never_returns_costs_the_child_and_is_answered_in_time(stand
     assert time.monotonic() - begun_s < 5
     stand.back()
     assert len(stand.children) == 2
-    assert stand.supervisor.ends == {End.HUNG: 1}
+    assert stand.supervisor.ends == {EndReason.HUNG: 1}
     assert stand.supervisor.hangs == 1
     stand.does()
     assert nvml.processes(OTHER)
@@ -67,7 +67,7 @@ def answers(request: Callable[[str], object], uuid: str) -> bool:
     return True
 
 
-def test_who_waits_behind_a_call_that_hangs_is_reported_that_nobody_answers(stand: Stand) -> None:
+def test_a_caller_behind_a_call_that_hangs_gets_the_error_that_no_child_answers(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="hang")
     errors: list[NvmlError] = []
@@ -97,7 +97,7 @@ def test_of_several_gpus_that_are_queried_together_only_the_one_whose_call_hangs
     assert stand.supervisor.hangs == 1
     stand.back()
     found = nvml.held_of([GPU, OTHER, "GPU-3"])
-    assert [type(one).__name__ for one in found.values()] == ["Held", "NvmlHung", "Held"]
+    assert [type(one).__name__ for one in found.values()] == ["ProcessesReply", "NvmlHung", "ProcessesReply"]
     assert len(stand.children) == 2
 
 
@@ -105,7 +105,7 @@ def test_each_of_several_calls_has_its_own_time(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="slow=0.2")
     found = nvml.held_of([GPU, OTHER, "GPU-3", "GPU-4"])
-    assert all(isinstance(one, m.Held) for one in found.values()), "0.8 s, where a call may take 0.3"
+    assert all(isinstance(one, m.ProcessesReply) for one in found.values()), "0.8 s, where a call may take 0.3"
     assert len(stand.children) == 1
 
 
@@ -114,15 +114,15 @@ def test_what_a_slow_child_left_over_is_called_again(stand: Stand) -> None:
     stand.does(Processes="first")
     found = nvml.held_of([GPU, OTHER, "GPU-3"])
     assert list(found) == [GPU, OTHER, "GPU-3"]
-    assert all(isinstance(one, m.Held) for one in found.values())
+    assert all(isinstance(one, m.ProcessesReply) for one in found.values())
     assert len(stand.children) == 1
 
 
-def test_who_has_less_time_than_a_call_is_answered_sooner_and_the_child_lives(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 10.0))
+def test_a_caller_with_less_time_than_a_call_is_answered_sooner_and_the_child_lives(stand: Stand) -> None:
+    started = stand.opened(TimeLimits(10.0, 10.0))
     stand.does(Processes="slow=0.5")
-    (late,) = started.call_all([m.Processes(GPU)], 0.05)
-    assert isinstance(late, m.Failed)
+    (late,) = started.call_all([m.ProcessesRequest(GPU)], 0.05)
+    assert isinstance(late, m.ErrorReply)
     assert isinstance(late.error, NvmlAway)
     assert str(late.error) == "NVML did not answer within 0.05 s"
     stand.does()
@@ -152,27 +152,27 @@ def test_a_child_that_dies_or_lies_at_any_step_is_replaced(stand: Stand, kind: s
     stand.does()
     stand.back()
     requests[kind]()
-    assert set(stand.supervisor.ends) == {End.DIED if act in ("die", "exit") else End.MALFORMED}
+    assert set(stand.supervisor.ends) == {EndReason.DIED if act in ("die", "exit") else EndReason.MALFORMED}
 
 
-def test_a_child_that_is_killed_while_nobody_requests_is_back_at_once(stand: Stand) -> None:
+def test_a_child_that_is_killed_without_a_request_is_back_at_once(stand: Stand) -> None:
     started = stand.opened()
     pid = started.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: started.ends == {End.DIED: 1})
+    wait_for(lambda: started.ends == {EndReason.DIED: 1})
     stand.back()
     assert "signal 9 (Killed)" in stand.reported[1]
 
 
-def test_an_answer_of_another_kind_and_one_that_nobody_requested(stand: Stand) -> None:
+def test_an_answer_of_another_kind_and_one_without_a_request(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="wrong")
-    with pytest.raises(NvmlAway, match="the answer to Processes is Health: must be Held"):
+    with pytest.raises(NvmlAway, match="the answer to ProcessesRequest is HealthReply: must be ProcessesReply"):
         nvml.processes(GPU)
     stand.does(Count="unasked")
     assert nvml.count().count == 1
-    wait_for(lambda: stand.supervisor.ends == {End.MALFORMED: 1})
+    wait_for(lambda: stand.supervisor.ends == {EndReason.MALFORMED: 1})
     stand.does()
     stand.back()
 
@@ -180,14 +180,14 @@ def test_an_answer_of_another_kind_and_one_that_nobody_requested(stand: Stand) -
 def test_a_refusal_of_nvml_costs_no_child(stand: Stand) -> None:
     nvml = stand.opened().nvml
     stand.does(Processes="refuse")
-    with pytest.raises(NvmlError, match=r"NVML says no \(9\)") as caught:
+    with pytest.raises(NvmlError, match=r"NVML reports no \(9\)") as caught:
         nvml.processes(GPU)
     assert type(caught.value) is NvmlError
     assert caught.value.code == 9
     assert len(stand.children) == 1
 
 
-def test_who_requests_before_nvml_was_opened_is_reported(stand: Stand) -> None:
+def test_a_request_before_nvml_was_opened_gets_that_error(stand: Stand) -> None:
     stand.does(Open="slow=0.5")
     started = stand.start()
     with pytest.raises(NvmlOpening, match="NVML is being opened"):
@@ -203,7 +203,7 @@ def test_who_requests_before_nvml_was_opened_is_reported(stand: Stand) -> None:
 
 def test_a_start_that_never_returns_is_ended_and_tried_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     stand.does(Open="hang")
-    started = stand.start(Limits(start_s=0.3))
+    started = stand.start(TimeLimits(start_s=0.3))
     with pytest.raises(NvmlAway, match=r"the start of NVML did not return within 0.3 s"):
         started.await_open(20)
     monkeypatch.setattr(started, "_limits", LIMITS)  # one that returns takes as long as the machine needs
@@ -214,16 +214,16 @@ def test_a_start_that_never_returns_is_ended_and_tried_again(stand: Stand, monke
 def test_a_driver_that_is_not_there_is_tried_again_after_longer_and_longer_pauses(stand: Stand) -> None:
     stand.does(Open="refuse")
     started = stand.start()
-    with pytest.raises(NvmlAway, match=r"NVML says no"):
+    with pytest.raises(NvmlAway, match=r"NVML reports no"):
         started.await_open(20)
-    wait_for(lambda: started.ends[End.REFUSED] >= 4)
-    assert started._pauses.after(End.REFUSED, 0.0) == 0.1
+    wait_for(lambda: started.ends[EndReason.REFUSED] >= 4)
+    assert started._pauses.after(EndReason.REFUSED, 0.0) == 0.1
     stand.does()
     stand.back()
 
 
-def test_closing_answers_everybody_at_once_whatever_the_child_does(stand: Stand) -> None:
-    started = stand.opened(Limits(10.0, 60.0))
+def test_closing_answers_every_caller_at_once_whatever_the_child_does(stand: Stand) -> None:
+    started = stand.opened(TimeLimits(10.0, 60.0))
     stand.does(Processes="hang")
     errors: list[NvmlError] = []
 
@@ -235,7 +235,7 @@ def test_closing_answers_everybody_at_once_whatever_the_child_does(stand: Stand)
 
     asking = threading.Thread(target=request)
     asking.start()
-    wait_for(lambda: "Processes" in stand.script.with_suffix(".said").read_text())
+    wait_for(lambda: "Processes" in stand.script.with_suffix(".log").read_text())
     begun_s = time.monotonic()
     started.close()
     asking.join(10)
@@ -245,27 +245,27 @@ def test_closing_answers_everybody_at_once_whatever_the_child_does(stand: Stand)
         started.nvml.count()
 
 
-def test_a_program_that_cannot_be_started_is_said_and_tried_again(stand: Stand) -> None:
-    stand.supervisor = Supervisor(Path("/"), command=["/nonexistent/python"], driver=lambda *_: stand.driver)
+def test_a_program_that_cannot_be_started_is_reported_and_tried_again(stand: Stand) -> None:
+    stand.supervisor = NvmlSupervisor(Path("/"), command=["/nonexistent/python"], driver=lambda *_: stand.driver)
     stand.supervisor.start()
     with pytest.raises(NvmlAway, match=r"the NVML process cannot be started: .*No such file"):
         stand.supervisor.await_open(20)
-    wait_for(lambda: stand.supervisor.ends[End.DIED] >= 3)
+    wait_for(lambda: stand.supervisor.ends[EndReason.DIED] >= 3)
 
 
-def test_a_mistake_of_the_supervisor_or_of_its_log_leaves_nobody_waiting(
+def test_a_mistake_of_the_supervisor_or_of_its_log_leaves_no_caller_waiting(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = stand.opened()
 
     def fails(*_: object) -> None:
-        raise ValueError("nobody thought of this")
+        raise ValueError("an unforeseen value")
 
     monkeypatch.setattr(started, "_report", fails)
     with monkeypatch.context() as patch:
         patch.setattr(started, "_reap", fails)
-        wait_for(lambda: started.failing == "the supervisor of NVML failed: ValueError: nobody thought of this")
-        with pytest.raises(NvmlAway, match="nobody thought of this"):
+        wait_for(lambda: started.failing == "the supervisor of NVML failed: ValueError: an unforeseen value")
+        with pytest.raises(NvmlAway, match="an unforeseen value"):
             started.nvml.count()
     stand.back()
 
@@ -274,4 +274,4 @@ def test_more_requests_than_may_wait_are_refused(stand: Stand, monkeypatch: pyte
     monkeypatch.setattr(supervisor, "MOST_WAITING", 0)
     with pytest.raises(NvmlAway, match="0 requests wait for NVML: at most 0 may"):
         stand.opened().nvml.count()
-    assert isinstance(m.Failed.of(NvmlAway("x")).error, NvmlAway)
+    assert isinstance(m.ErrorReply.of(NvmlAway("x")).error, NvmlAway)

@@ -12,7 +12,7 @@ from observe.resting import RestingFlow
 
 @pytest.fixture
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long connections were not read, each time; without end for those that waited for their turn."""
+    """How long connections were not read, each time; without end for those that waited in the queue."""
     seen: list[float] = []
     rest, rest_until = RestingFlow.rest, RestingFlow.rest_until
 

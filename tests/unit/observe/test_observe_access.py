@@ -1,4 +1,4 @@
-"""Who may read a program's metrics: when a token is reviewed, and for how long the answer counts."""
+"""Access to a program's metrics: when a token is reviewed, and for how long the answer counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from observe.page import Page, text
 
 
 class Cluster:
-    """Reviews tokens as a test says, and counts. The clock stands still but for `passes`."""
+    """Reviews tokens as a test sets, and counts. The clock stands still but for `passes`."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, int] = {"good": 200, "poor": 403}
@@ -102,7 +102,7 @@ async def test_a_refused_token_is_reviewed_again_after_half_a_minute() -> None:
     assert await cluster.status("poor") == 200
 
 
-async def test_while_nobody_reviews_who_was_accepted_goes_on_for_ten_minutes_and_nobody_else_comes_in() -> None:
+async def test_without_reviews_an_accepted_token_counts_for_ten_minutes_and_no_other_is_accepted() -> None:
     cluster = Cluster()
     assert await cluster.status("good") == 200
     cluster.away = True

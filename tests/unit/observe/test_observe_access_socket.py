@@ -53,10 +53,10 @@ async def test_only_the_owner_may_connect() -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_where_nobody_serves_the_answer_is_503(tmp_path: Path) -> None:
+async def test_without_a_server_the_answer_is_503(tmp_path: Path) -> None:
     page = await reviewed_by(tmp_path / "nothing")("good")
     assert page.status == 503
-    assert b"nobody reviews tokens" in page.body
+    assert b"tokens cannot be reviewed" in page.body
 
 
 async def test_a_process_of_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ async def test_one_connection_too_many_gets_no_answer_and_the_others_do() -> Non
         assert [page.status for page in await asyncio.gather(*waiting)] == [200] * WAITING
 
 
-async def test_connections_without_a_token_make_room_for_one_with_a_token() -> None:
+async def test_connections_without_a_token_are_closed_for_one_with_a_token() -> None:
     async with served() as (path, tokens):
         silent = [await asyncio.open_unix_connection(str(path)) for _ in range(WAITING)]
         assert (await reviewed_by(path)("good")).status == 200
@@ -107,7 +107,7 @@ async def test_a_reviewer_that_does_not_answer_is_not_waited_for(monkeypatch: py
     assert b"no answer within 0.1 s" in page.body
 
 
-async def test_a_socket_that_somebody_removes_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removed_socket_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_socket, "LOOK_S", 0.02)
     async with served() as (path, _):
         path.unlink()

@@ -1,4 +1,4 @@
-"""How an HTTP server reads bodies: what all of them may hold together, who is read first, and what is left of a connection that ends."""
+"""How an HTTP server reads bodies: how much memory they may use together, which is read first, and what is left of a connection that ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_body_for_which_there_is_no_memory_is_answered_503_and_not_that_
             stream.close()
 
 
-async def test_bodies_of_strangers_make_way_for_that_of_a_client_that_was_answered_well() -> None:
+async def test_bodies_of_unknown_clients_are_dropped_for_that_of_a_client_that_was_answered_well() -> None:
     async with running(LARGE) as one:
         kept_reader, kept = await one.connect()
         kept.write(post(b"first"))
@@ -156,7 +156,7 @@ async def test_an_answer_whose_head_was_read_late_is_complete() -> None:
         writer.close()
 
 
-async def test_a_request_that_waits_for_its_turn_is_closed_for_one_that_arrives() -> None:
+async def test_a_queued_request_is_closed_for_one_that_arrives() -> None:
     async with running(LARGE) as one:
         listener: Any = acceptor_of(one)._listener
         listener.queue._per_s, listener.queue._left, listener.queue._at_once = 1e-6, 0, 1
@@ -184,7 +184,7 @@ async def test_an_answer_larger_than_all_that_may_be_held_is_sent() -> None:
         writer.close()
 
 
-async def test_where_anybody_may_have_answers_a_long_request_waits_after_one_too(rests: list[float]) -> None:
+async def test_where_any_client_is_served_a_long_request_waits_after_one_too(rests: list[float]) -> None:
     async with running(replace(LARGE, long_bytes=10_000, trusted=False)) as one:
         reader, writer = await one.connect()
         for body in (b"a", b"a" * 50_000):
@@ -195,13 +195,13 @@ async def test_where_anybody_may_have_answers_a_long_request_waits_after_one_too
         writer.close()
 
 
-async def test_after_a_large_piece_of_a_request_other_connections_have_their_turn(rests: list[float]) -> None:
+async def test_after_a_large_piece_of_a_request_other_connections_are_read(rests: list[float]) -> None:
     async with running(LARGE) as one:
         assert await one.send(post(b"a" * 8 * ROUND_BYTES)) == b"HTTP/1.1 200 OK"
         assert 0 in rests
 
 
-def test_a_request_that_waits_for_its_turn_is_withdrawn_when_its_connection_ends(
+def test_a_queued_request_is_withdrawn_when_its_connection_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:

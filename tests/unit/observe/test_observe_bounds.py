@@ -9,98 +9,98 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from observe.bounds import ANSWERED_WELL_S, ORDINARY, YOUNG_S, Bounds, Connection, Connections, Phase
+from observe.bounds import ANSWERED_WELL_S, ORDINARY, YOUNG_S, Bounds, ClientConnection, ClientConnections, Phase
 
 BOUNDS = Bounds(body_bytes=100, connections=6, per_address=3, held_bytes=100, request_s=10, answer_s=5, idle_s=30)
 
 
-def opened(connections: Connections, *arrivals: tuple[str, float]) -> list[Connection]:
-    made = [Connection(address, at_s) for address, at_s in arrivals]
+def opened(connections: ClientConnections, *arrivals: tuple[str, float]) -> list[ClientConnection]:
+    made = [ClientConnection(address, at_s) for address, at_s in arrivals]
     assert [connections.add(one) for one in made] == [None] * len(made)
     return made
 
 
-def serve(connections: Connections, one: Connection, at_s: float) -> None:
+def serve(connections: ClientConnections, one: ClientConnection, at_s: float) -> None:
     for phase in (Phase.WORK, Phase.ANSWER, Phase.IDLE):
         connections.enter(one, phase, at_s)
 
 
 def test_an_address_that_has_its_share_loses_its_oldest_connection_without_a_request() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     served, first, _ = opened(connections, ("a", 0), ("a", 1), ("a", 2))
     serve(connections, served, 3)
-    assert connections.add(Connection("a", 10)) is first
-    assert connections.add(Connection("b", 10)) is None
+    assert connections.add(ClientConnection("a", 10)) is first
+    assert connections.add(ClientConnection("b", 10)) is None
 
 
 def test_when_all_are_taken_the_oldest_without_a_request_goes_and_last_one_that_was_served() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     served, *others = opened(connections, ("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5))
     serve(connections, served, 6)
-    lost = [connections.add(Connection(address, 100 + number)) for number, address in enumerate("defghi")]
+    lost = [connections.add(ClientConnection(address, 100 + number)) for number, address in enumerate("defghi")]
     assert lost[:5] == others
     assert lost[5] is not served
 
 
 def test_a_young_request_is_worth_more_than_an_idle_connection_of_the_client_with_the_most() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     many = opened(connections, ("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 0))
     for one in many:
         serve(connections, one, 1)
     (young,) = opened(connections, ("d", 50))
-    assert connections.add(Connection("e", 50 + YOUNG_S / 2)) is many[0]
+    assert connections.add(ClientConnection("e", 50 + YOUNG_S / 2)) is many[0]
     assert young in connections
 
 
 def test_a_flood_of_young_connections_costs_none_that_a_client_with_few_keeps() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     (kept,) = opened(connections, ("api", 0))
     serve(connections, kept, 1)
     for number in range(100):
-        connections.add(Connection("ab"[number % 2], 50 + number / 1000))
+        connections.add(ClientConnection("ab"[number % 2], 50 + number / 1000))
     assert kept in connections
 
 
 def test_a_client_with_few_connections_has_time_for_its_handshake_while_a_flood_keeps_idle_ones() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     flood = opened(connections, ("a", 0), ("a", 0), ("a", 0), ("b", 0), ("b", 0))
     for one in flood:
         serve(connections, one, 1)
     (slow,) = opened(connections, ("api", 50))
-    assert connections.add(Connection("b", 50 + 3 * YOUNG_S)) is flood[0]
+    assert connections.add(ClientConnection("b", 50 + 3 * YOUNG_S)) is flood[0]
     assert slow in connections
-    assert connections.add(Connection("c", 50.1 + BOUNDS.request_s)) is slow
+    assert connections.add(ClientConnection("c", 50.1 + BOUNDS.request_s)) is slow
 
 
 def test_an_api_server_with_many_calls_under_way_loses_none_to_clients_with_fewer() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     calls = opened(connections, ("api", 0), ("api", 0), ("api", 0))
     connections.answered_well(calls[0], 1)
     serve(connections, calls[0], 1)
     flood = opened(connections, ("a", 2), ("a", 2), ("b", 2))
-    assert connections.add(Connection("c", 2 + 2 * YOUNG_S)) is flood[0]
-    assert connections.add(Connection("d", 2 + 2 * YOUNG_S)) in flood
+    assert connections.add(ClientConnection("c", 2 + 2 * YOUNG_S)) is flood[0]
+    assert connections.add(ClientConnection("d", 2 + 2 * YOUNG_S)) in flood
     assert all(one in connections for one in calls)
 
 
 def test_what_an_address_was_once_answered_counts_for_a_minute() -> None:
-    connections = Connections(replace(BOUNDS, request_s=1000))
+    connections = ClientConnections(replace(BOUNDS, request_s=1000))
     calls = opened(connections, ("api", 0), ("api", 0), ("api", 0))
     connections.answered_well(calls[0], 0)
     opened(connections, ("a", 2), ("a", 2), ("b", 2))
     assert connections.expired(ANSWERED_WELL_S + 1) == []
-    assert connections.add(Connection("c", ANSWERED_WELL_S + 2)) is calls[0]
+    assert connections.add(ClientConnection("c", ANSWERED_WELL_S + 2)) is calls[0]
 
 
 def test_addresses_that_were_answered_well_are_remembered_up_to_a_limit() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     for number in range(100):
-        connections.answered_well(Connection(str(number), 0), 0)
+        connections.answered_well(ClientConnection(str(number), 0), 0)
     assert list(connections._answered_well_s) == [str(number) for number in range(94, 100)]
 
 
 def test_too_much_in_memory_costs_the_oldest_holder_and_never_one_whose_answer_is_being_made() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     working, slow, late = opened(connections, ("a", 0), ("b", 1), ("c", 20))
     assert [connections.hold(one, 40) for one in (working, slow)] == [[], []]
     connections.enter(working, Phase.WORK, 2)
@@ -111,7 +111,7 @@ def test_too_much_in_memory_costs_the_oldest_holder_and_never_one_whose_answer_i
 
 
 def test_memory_is_dropped_until_what_is_left_fits() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     *small, large = opened(connections, ("a", 0), ("b", 1), ("c", 2), ("d", 3))
     assert [connections.hold(one, 10) for one in small] == [[]] * 3
     assert connections.hold(large, 90) == small[:2]
@@ -121,7 +121,7 @@ def test_memory_is_dropped_until_what_is_left_fits() -> None:
 def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_unproven_client_and_after_all_of_them() -> (
     None
 ):
-    connections = Connections(replace(BOUNDS, trusted=True))
+    connections = ClientConnections(replace(BOUNDS, trusted=True))
     scheduler, unproven, another = opened(connections, ("s", 0), ("a", 50), ("b", 51))
     serve(connections, scheduler, 1)
     connections.answered_well(scheduler, 1)
@@ -133,8 +133,8 @@ def test_memory_of_a_connection_that_was_answered_well_is_dropped_for_no_unprove
     assert connections.held_bytes == 61
 
 
-def test_a_request_that_waits_for_its_turn_makes_way_for_that_of_another_client() -> None:
-    connections = Connections(BOUNDS)
+def test_a_queued_request_is_dropped_for_that_of_another_client() -> None:
+    connections = ClientConnections(BOUNDS)
     *flood, honest = opened(connections, ("a", 0), ("a", 0), ("b", 1))
     for one in flood:
         connections.enter(one, Phase.TURN, 1)
@@ -142,8 +142,8 @@ def test_a_request_that_waits_for_its_turn_makes_way_for_that_of_another_client(
     assert connections.hold(honest, 10) == [flood[0]]
 
 
-def test_requests_of_strangers_that_are_being_answered_leave_room_for_one_of_any_size() -> None:
-    connections = Connections(replace(BOUNDS, held_bytes=250, trusted=True))
+def test_requests_of_unknown_clients_that_are_being_answered_leave_memory_for_one_of_any_size() -> None:
+    connections = ClientConnections(replace(BOUNDS, held_bytes=250, trusted=True))
     scheduler, *unproven = opened(connections, ("s", 0), ("s", 1), ("s", 2))
     connections.answered_well(scheduler, 1)
     for one in unproven:
@@ -154,7 +154,7 @@ def test_requests_of_strangers_that_are_being_answered_leave_room_for_one_of_any
 
 
 def test_what_is_released_twice_counts_once() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     one, other = opened(connections, ("a", 0), ("b", 0))
     assert connections.hold(one, 40) == connections.hold(other, 30) == []
     connections.release(one, 40)
@@ -164,7 +164,7 @@ def test_what_is_released_twice_counts_once() -> None:
 
 @pytest.mark.parametrize(("phase", "limit_s"), [(Phase.REQUEST, 10), (Phase.ANSWER, 5), (Phase.IDLE, 30)])
 def test_a_phase_ends_after_its_time(phase: Phase, limit_s: float) -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     (one,) = opened(connections, ("a", 0))
     connections.enter(one, phase, 100)
     assert connections.expired(100 + limit_s) == []
@@ -173,7 +173,7 @@ def test_a_phase_ends_after_its_time(phase: Phase, limit_s: float) -> None:
 
 
 def test_the_time_that_the_program_needs_is_not_the_clients() -> None:
-    connections = Connections(BOUNDS)
+    connections = ClientConnections(BOUNDS)
     (one,) = opened(connections, ("a", 0))
     connections.enter(one, Phase.WORK, 0)
     assert connections.expired(1e6) == []
@@ -186,17 +186,17 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_clients_do_the_bounds_hold_and_the_counts_are_those_of_the_open_connections(
+def test_whatever_clients_do_no_bound_is_exceeded_and_the_counts_are_those_of_the_open_connections(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    connections = Connections(BOUNDS)
-    known: list[Connection] = []
+    connections = ClientConnections(BOUNDS)
+    known: list[ClientConnection] = []
     at_s = 0.0
     for step, number, amount in steps:
         at_s += amount / 20
         chosen = known[number % len(known)] if known else None
         if step == "add":
-            known.append(Connection("abcde"[number % 5], at_s))
+            known.append(ClientConnection("abcde"[number % 5], at_s))
             connections.add(known[-1])
         elif step == "expire":
             connections.expired(at_s)
@@ -218,10 +218,10 @@ def test_whatever_clients_do_the_bounds_hold_and_the_counts_are_those_of_the_ope
 
 
 def slow_choices(
-    among: list[Connection], everybody: list[Connection], well: set[str], at_s: float
-) -> list[Connection | None]:
-    """Who may be closed, by a look at all connections, oldest phase first: the oldest of each address that has the most."""
-    count = Counter(one.address for one in everybody)
+    among: list[ClientConnection], every: list[ClientConnection], well: set[str], at_s: float
+) -> list[ClientConnection | None]:
+    """What may be closed, by a look at all connections, oldest phase first: the oldest of each address that has the most."""
+    count = Counter(one.address for one in every)
     weight = {address: count[address] * (1 if address in well else ORDINARY) for address in count}
     part = sum(weight.values()) / max(1, len(weight))
     unserved = [one for one in among if one.phase is Phase.REQUEST and not one.served]
@@ -247,16 +247,16 @@ CHANGES = st.lists(
 def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_finds(
     changes: list[tuple[str, int, int]], trusted: bool
 ) -> None:
-    connections = Connections(replace(BOUNDS, trusted=trusted))
-    trust = set[Connection]()
-    alive: list[Connection] = []
+    connections = ClientConnections(replace(BOUNDS, trusted=trusted))
+    trust = set[ClientConnection]()
+    alive: list[ClientConnection] = []
     well: dict[str, float] = {}
     at_s = 0.0
     for change, number, amount in changes:
         at_s += amount**2 / 600
         one = alive[number % len(alive)] if alive else None
         if change == "add":
-            new = Connection("aaabbbcccdddeefghijk"[number], at_s)
+            new = ClientConnection("aaabbbcccdddeefghijk"[number], at_s)
             same = [other for other in alive if other.address == new.address]
             among = same if len(same) == BOUNDS.per_address else alive if len(alive) == BOUNDS.connections else []
             closed = connections.add(new)
@@ -282,7 +282,7 @@ def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_fin
             ]
             held = {other: other.held_bytes for other in alive}
             held[one] += amount
-            expected = list[Connection]()
+            expected = list[ClientConnection]()
             while sum(held.values()) > BOUNDS.held_bytes and one not in expected:
                 unproven = [other for other in others if other not in trust]
                 among = unproven or (others if one in trust or not trusted else [])

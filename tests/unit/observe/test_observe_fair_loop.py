@@ -45,14 +45,14 @@ def test_a_flood_from_one_address_leaves_the_others_their_place_in_each_round(st
         assert len(flood & set(round_)) == CLIENTS_A_ROUND - 1
 
 
-def test_all_sockets_of_an_address_have_their_turn(stack: ExitStack) -> None:
+def test_all_sockets_of_an_address_are_served(stack: ExitStack) -> None:
     selector = stack.enter_context(FairSelector(lambda: 0.0))
     flood = [ready(selector, stack, "flood") for _ in range(3 * CLIENTS_A_ROUND)]
     seen = Counter(fd for _ in range(6) for fd in chosen(selector))
     assert seen == dict.fromkeys(flood, 2)
 
 
-def test_who_had_least_of_late_comes_first_and_what_was_worth_it_hardly_counts(stack: ExitStack) -> None:
+def test_the_address_with_least_recent_use_comes_first_and_answered_requests_hardly_count(stack: ExitStack) -> None:
     selector = stack.enter_context(FairSelector(lambda: 0.0))
     api = ready(selector, stack, "api")
     for _ in range(100):
@@ -64,7 +64,7 @@ def test_who_had_least_of_late_comes_first_and_what_was_worth_it_hardly_counts(s
     assert crowd
 
 
-def test_a_socket_that_is_no_clients_any_more_waits_for_nobody(stack: ExitStack) -> None:
+def test_a_socket_without_a_client_does_not_wait(stack: ExitStack) -> None:
     selector = stack.enter_context(FairSelector(lambda: 0.0))
     many = [ready(selector, stack, "flood") for _ in range(3 * CLIENTS_A_ROUND)]
     for fd in many:

@@ -22,7 +22,7 @@ async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_
     assert asyncio.get_running_loop().time() - began_s >= 0.03
 
 
-async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
+async def test_a_withdrawn_request_costs_its_address_nothing() -> None:
     queue, begun = FairQueue(per_s=10, at_once=1), list[str]()
     withdrawn = [queue.submit("flood", lambda: begun.append("dead")) for _ in range(100)]
     done = asyncio.Event()
@@ -31,7 +31,7 @@ async def test_what_nobody_waits_for_any_more_takes_no_turn() -> None:
         one()
         one()
     assert len(queue) == 1
-    await asyncio.wait_for(done.wait(), 5)  # a hundred turns would take ten seconds
+    await asyncio.wait_for(done.wait(), 5)  # a hundred calls would take ten seconds
     assert begun == []
 
 

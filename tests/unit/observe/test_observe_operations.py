@@ -59,7 +59,7 @@ async def running(reported: Reported) -> AsyncIterator[tuple[Operations, httpx.A
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_pages_come_over_http_and_there_is_no_process_before_somebody_requests() -> None:
+async def test_the_pages_come_over_http_and_there_is_no_process_before_the_first_request() -> None:
     async with running(Reported()) as (operations, client):
         await asyncio.sleep(0)
         assert operations.pid is None
@@ -76,7 +76,7 @@ async def test_metrics_are_for_those_whose_token_is_accepted_and_probes_need_non
 
     async def review(token: str) -> Page:
         reviews.append(token)
-        return text({"good": 200, "poor": 403}.get(token, 401), "as the cluster says")
+        return text({"good": 200, "poor": 403}.get(token, 401), "as the cluster answers")
 
     refusals = Refusals("example")
     operations = Operations(Pages(CollectorRegistry()), "127.0.0.1", 0, review=review, refused=refusals.of("metrics"))
@@ -126,7 +126,7 @@ async def test_refusals_of_the_server_are_counted_by_the_program() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_page_is_what_the_program_says_now() -> None:
+async def test_a_page_has_the_programs_current_state() -> None:
     reported = Reported()
     async with running(reported) as (_, client):
         for missing, status in (("", 200), ("no certificate", 503), ("", 200)):
@@ -149,7 +149,7 @@ async def test_a_flood_makes_the_program_answer_a_few_times_a_second() -> None:
             assert asyncio.get_running_loop().time() < until_s
 
 
-async def test_who_requests_twenty_times_a_second_for_readiness_gets_no_old_page() -> None:
+async def test_twenty_readiness_probes_a_second_get_no_old_page() -> None:
     reported = Reported()
     async with running(reported) as (_, client):
         for number in range(60):

@@ -1,4 +1,4 @@
-"""Settings from flags and environment variables, and what is said of a wrong one."""
+"""Settings from flags and environment variables, and the message for a wrong one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_wrong_setting_has_a_line_with_its_name_and_value(capsys: pytest.Ca
     ]
 
 
-def test_a_refusal_of_our_own_is_said_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_our_own_keeps_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "--node-name", "n", "--size", "1") == ["tangram-example: size is '1': 1 is too few"]
     (line,) = complaint(capsys, "--node-name", "n", "--size", "1GB")
     assert line.startswith("tangram-example: ")

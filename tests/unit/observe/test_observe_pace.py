@@ -1,4 +1,4 @@
-"""Long requests are read in turns, by source address and then by request."""
+"""Long requests are read in quanta, by source address and then by request."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from math import inf
 import pytest
 
 from observe.bounds import Phase
-from observe.pace import MOST_DEBT_BYTES, QUANTUM_BYTES, REMEMBERED, Pace, Shares
+from observe.pace import MOST_DEBT_BYTES, QUANTUM_BYTES, REMEMBERED, FairShares, Pace
 from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
 from tests.unit.observe.test_observe_serving import Running, first_line, post, running
 
 KB, MB = 1000, 1_000_000
 MOST = 6 * MB
-"""Of others is read while a long request is: its own size as often as turns go by waiting, and what was on its way."""
+"""Of others is read while a long request is: its own size as often as quanta pass waiting, and what was on its way."""
 PACED = replace(
     LARGE, body_bytes=4 * MB, held_bytes=200 * MB, read_bytes=32_768, long_bytes=10_000, trusted=False, connections=200,
     per_address=200, long_bytes_per_s=60e6,
@@ -73,7 +73,7 @@ async def test_a_shorter_request_is_not_behind_many_long_ones_of_its_own_address
 
 
 async def test_connections_that_end_while_their_requests_wait_leave_nothing_behind() -> None:
-    """Nobody reads from a connection that waits, so its end is seen when its time is up."""
+    """A connection that waits is not read, so its end is seen when its time is up."""
     async with running(replace(PACED, long_bytes_per_s=1, request_s=3)) as one:
         pace = acceptor_of(one)._listener.pace
         async with flood(one, ["127.0.0.2"] * 7 + ["127.0.0.3"], 3 * MB):
@@ -99,7 +99,7 @@ async def test_long_requests_that_are_answered_leave_nothing_behind(sent: bytes,
         writer.close()
 
 
-async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_without_an_error(
+async def test_a_queued_long_request_that_is_refused_ends_without_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(replace(PACED, held_bytes=1 * MB, body_bytes=900 * KB)) as one:
@@ -111,8 +111,8 @@ async def test_a_long_request_that_is_refused_while_it_waits_for_its_turn_ends_w
     assert caplog.records == []
 
 
-async def turns_of(pace: Pace, turns: int, addresses: Iterable[str]) -> Counter[str]:
-    """How many of the first turns each of these had, with requests that never end."""
+async def quanta_of(pace: Pace, quanta: int, addresses: Iterable[str]) -> Counter[str]:
+    """How many of the first quanta each of these had, with requests that never end."""
     had, done = Counter[str](), asyncio.Event()
 
     async def go_on(address: str) -> None:
@@ -124,7 +124,7 @@ async def turns_of(pace: Pace, turns: int, addresses: Iterable[str]) -> Counter[
             assert not request.sent(QUANTUM_BYTES // 2)
             assert request.sent(QUANTUM_BYTES // 2)
             had[address] += not done.is_set()
-            if had.total() >= turns:
+            if had.total() >= quanta:
                 done.set()
 
     async with asyncio.TaskGroup() as group:
@@ -136,12 +136,12 @@ async def turns_of(pace: Pace, turns: int, addresses: Iterable[str]) -> Counter[
 
 
 async def test_addresses_have_equal_shares_whatever_the_number_of_their_requests() -> None:
-    had = await turns_of(Pace(1e12, inf), 400, ["one", *["many"] * 40])
+    had = await quanta_of(Pace(1e12, inf), 400, ["one", *["many"] * 40])
     assert 0.8 < had["one"] / had["many"] < 1.25
 
 
-def test_who_had_much_is_not_kept_waiting_by_those_who_come_anew() -> None:
-    shares, waiting = Shares[int](inf), {0: None}
+def test_a_client_that_sent_much_is_not_kept_waiting_by_new_ones() -> None:
+    shares, waiting = FairShares[int](inf), {0: None}
     shares.join(0)
     shares.charge(0, 100 * QUANTUM_BYTES)
     had = 0
@@ -160,16 +160,16 @@ def test_who_had_much_is_not_kept_waiting_by_those_who_come_anew() -> None:
 def test_a_clients_bytes_count_up_to_its_credit(seed: int) -> None:
     """Against the slow version, which remembers every client."""
     random_ = random.Random(seed)
-    shares, had, at = Shares[int](50), dict[int, float](), 0.0
-    for turn in itertools.count():
-        if turn == 5 * REMEMBERED:
+    shares, had, at = FairShares[int](50), dict[int, float](), 0.0
+    for number in itertools.count():
+        if number == 5 * REMEMBERED:
             break
         waiting = dict.fromkeys(random_.sample(range(2 * REMEMBERED), 5))
         for one in waiting:
             shares.join(one)
             had[one] = max(had.get(one, 0), at - 50, 0)
         chosen = shares.next_of(waiting)
-        if turn % 2 == 0:
+        if number % 2 == 0:
             assert chosen == min(waiting, key=had.__getitem__)
             at = max(at, had[chosen])
         else:
@@ -183,7 +183,7 @@ def test_a_clients_bytes_count_up_to_its_credit(seed: int) -> None:
 
 
 def test_clients_that_are_always_new_are_forgotten_and_those_that_had_much_are_not() -> None:
-    shares = Shares[int](inf)
+    shares = FairShares[int](inf)
     shares.join(-1)
     shares.charge(-1, 100 * QUANTUM_BYTES)
     for new in range(20 * REMEMBERED):
@@ -195,7 +195,7 @@ def test_clients_that_are_always_new_are_forgotten_and_those_that_had_much_are_n
     assert shares._had_bytes[-1] == 100 * QUANTUM_BYTES
 
 
-async def test_what_is_read_beyond_a_turn_is_charged_and_delays_all_clients_by_little() -> None:
+async def test_what_is_read_beyond_a_quantum_is_charged_and_delays_all_clients_by_little() -> None:
     pace = Pace(16 * 2**20, inf)
     requests = [pace.enter("many") for _ in range(1000)]
     for request in requests:

@@ -23,7 +23,7 @@ def test_metrics_are_the_registry_in_prometheus_text() -> None:
     assert b"tangram_example_things_total 1.0\n" in page.body
 
 
-def test_every_program_says_its_version_and_the_commit_of_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_program_exports_its_version_and_the_commit_of_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Pages(registry()).get("/metrics").body.count(b"\ntangram_build_info{") == 1
     monkeypatch.setenv(COMMIT_ENV, "5e4b3d8")
     (sample,) = [sample for family in build_registry().collect() for sample in family.samples]
@@ -31,11 +31,11 @@ def test_every_program_says_its_version_and_the_commit_of_its_image(monkeypatch:
     assert sample.labels["version"]
 
 
-def test_a_program_that_is_well_says_ok() -> None:
+def test_a_healthy_program_answers_ok() -> None:
     assert [Pages(registry()).get(path).body for path in ("/healthz", "/readyz")] == [b"ok\n", b"ok\n"]
 
 
-def test_one_that_is_not_ready_is_alive_and_says_what_is_missing() -> None:
+def test_one_that_is_not_ready_is_alive_and_names_what_is_missing() -> None:
     pages = Pages(registry(), not_ready=lambda: "no certificate")
     assert (pages.get("/readyz").status, pages.get("/readyz").body) == (503, b"no certificate\n")
     assert pages.get("/healthz").status == 200

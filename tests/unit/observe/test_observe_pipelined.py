@@ -26,7 +26,7 @@ def protocol_of(one: Running) -> Any:
 
 
 def stop_turns(one: Running) -> Any:
-    """Requests wait for their turn from now on."""
+    """Requests wait in the queue from now on."""
     queue: Any = acceptor_of(one)._listener.queue
     queue._per_s, queue._left, queue._at_once = 1e-6, 0, 1
     return queue

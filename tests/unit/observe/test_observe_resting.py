@@ -11,7 +11,7 @@ from observe.resting import RestingFlow
 
 
 class Transport:
-    """Counts who reads."""
+    """Counts reads."""
 
     def __init__(self) -> None:
         self.reading = True

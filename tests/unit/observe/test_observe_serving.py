@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from observe.bounds import Bounds, Connection
+from observe.bounds import Bounds, ClientConnection
 from observe.fair_loop import FairLoop
 from observe.ports import listen
 from observe.protocol import UNREADABLE, BoundedProtocol
@@ -206,7 +206,7 @@ async def test_a_client_that_was_served_and_resets_its_connection_leaves_nothing
             assert await first_line(reader) == b"HTTP/1.1 200 OK"
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
-        while one.server.server_state.connections:  # noqa: ASYNC110 (the kernel tells of each a moment later)
+        while one.server.server_state.connections:  # noqa: ASYNC110 (the kernel reports each a moment later)
             await asyncio.sleep(0.01)
         gc.collect()
         assert [found for found in gc.get_objects() if isinstance(found, BoundedProtocol)] == []
@@ -294,7 +294,7 @@ async def the_next_is_answered(folder: Path) -> None:
             stream.transport.abort()
 
 
-async def test_who_connects_for_requests_that_are_answered_comes_before_those_who_just_connect() -> None:
+async def test_a_client_with_answered_requests_comes_before_those_that_just_connect() -> None:
     async with running(replace(BOUNDS, handshakes_per_s=100, handshakes_at_once=1)) as one:
         for _ in range(5):
             assert await one.send(post(b"a")) == b"HTTP/1.1 200 OK"
@@ -314,7 +314,7 @@ async def test_a_connection_that_is_begun_as_the_server_stops_is_closed() -> Non
         (acceptor,) = one.server.servers
         ours, theirs = socket.socketpair()
         with ours:
-            connection, fd = Connection("127.0.0.1", 0.0), theirs.detach()
+            connection, fd = ClientConnection("127.0.0.1", 0.0), theirs.detach()
             acceptor.connections.add(connection)
             acceptor._begin(fd, connection)  # type: ignore[attr-defined]
             acceptor.close()

@@ -1,4 +1,4 @@
-"""Which GPU a run is given, against the obvious way to say it; and what is said when there is none."""
+"""Which GPU a run is given, against the obvious slow version; and the error when there is none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangramctl.choose import Holding, choose
-from tangramctl.errors import BadOption, NoRoom
+from tangramctl.choose import RunAllocation, choose
+from tangramctl.errors import BadOption, NoCapacity
 from tangramctl.request import gpus_named, memory_mib, request
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
@@ -26,8 +26,8 @@ def machine(*sizes_mib: int) -> Inventory:
     return Inventory(tuple(gpu(index, mib) for index, mib in enumerate(sizes_mib)), unit_mib=1)
 
 
-def holding(of: Gpu, mib: int, core_percent: int = 0) -> Holding:
-    return Holding(Slice(of.uuid, of.index, mib, core_percent), "pid 1, x")
+def holding(of: Gpu, mib: int, core_percent: int = 0) -> RunAllocation:
+    return RunAllocation(Slice(of.uuid, of.index, mib, core_percent), "pid 1, x")
 
 
 def preference(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> object:
@@ -57,14 +57,14 @@ def test_the_gpu_with_least_left_that_fits_the_request_is_chosen(
         assert free[piece.uuid][0] == best
         assert (piece.mib, piece.core_percent) == (mib, core)
     else:
-        with pytest.raises(NoRoom if mib <= max(sizes) else BadOption):
+        with pytest.raises(NoCapacity if mib <= max(sizes) else BadOption):
             choose(preference(mib, core), here, holdings, {})
 
 
-def test_what_strangers_hold_is_not_free() -> None:
+def test_memory_of_other_processes_is_not_free() -> None:
     here = machine(1000)
     assert choose(preference(400), here, [], {here.gpus[0].uuid: 600}).mib == 400
-    with pytest.raises(NoRoom, match="600 MiB held by processes outside tangramctl"):
+    with pytest.raises(NoCapacity, match="600 MiB used by processes outside tangramctl"):
         choose(preference(401), here, [], {here.gpus[0].uuid: 600})
 
 
@@ -72,7 +72,7 @@ def test_only_gpus_that_were_named_are_chosen_and_spoken_of() -> None:
     here = machine(1000, 500)
     first = here.gpus[0].uuid
     assert choose(preference(400, uuids=[first]), here, [], {}).uuid == first
-    with pytest.raises(NoRoom) as caught:
+    with pytest.raises(NoCapacity) as caught:
         choose(preference(400, uuids=[first]), here, [holding(here.gpus[0], 700)], {})
     assert str(caught.value).splitlines() == [
         "no GPU has 400 MiB free:",
@@ -81,12 +81,12 @@ def test_only_gpus_that_were_named_are_chosen_and_spoken_of() -> None:
     ]
 
 
-def test_ill_gpus_and_gpus_in_mig_mode_are_never_chosen_and_it_is_said_why() -> None:
+def test_unhealthy_gpus_and_gpus_in_mig_mode_are_never_chosen_and_the_error_has_the_reason() -> None:
     ill, cut = replace(gpu(0, 1000), healthy=False), replace(gpu(1, 1000), mig=True)
     well = gpu(2, 500)
     here = Inventory((ill, cut, well), unit_mib=1)
     assert choose(preference(400), here, [], {}).uuid == well.uuid
-    with pytest.raises(NoRoom, match="may not be shared"):
+    with pytest.raises(NoCapacity, match="may not be shared"):
         choose(preference(400), here, [holding(well, 300)], {})
     with pytest.raises(BadOption, match=r"1 to 500 MiB, what GPU 2 \(T4, the largest here\) has"):
         choose(preference(600), here, [], {})

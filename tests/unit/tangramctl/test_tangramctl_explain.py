@@ -25,9 +25,18 @@ from vgpu.api.contract import GPUS_ENV
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 from vgpu.api.request import GpuRequest, PodRequest, pod_request
-from vgpu.scheduling.explain import Nearest, rows_of
-from vgpu.scheduling.placement import NO_INVENTORY, NO_MIG_EVER, NO_ROOM, NO_WHOLE, TOO_FEW, TOO_LARGE, Placement, place
-from vgpu.scheduling.snapshot import STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
+from vgpu.scheduling.explain import Nearest, explain_nodes
+from vgpu.scheduling.placement import (
+    NO_INVENTORY,
+    NO_MIG_EVER,
+    NO_SINGLE_GPU,
+    NO_WHOLE,
+    TOO_FEW,
+    TOO_LARGE,
+    Placement,
+    place,
+)
+from vgpu.scheduling.snapshot import POD_STAGES, NodeRecord, Snapshot, fleet_of, snapshot_to_json
 
 FULL_MIB = 81_920
 PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/tangramctl.md").read_text()
@@ -58,9 +67,9 @@ def request_of(built: PodBuilder) -> PodRequest:
 
 
 def test_of_each_node_the_nearest_gpu_and_what_it_lacks_nearest_first() -> None:
-    rows = rows_of(cluster(), request_of(pod("p").asking(mib=35 * 1024, core=30)))
+    rows = explain_nodes(cluster(), request_of(pod("p").asking(mib=35 * 1024, core=30)))
     reported = [(row.node, row.reason) for row in rows]
-    assert reported == [("n1", NO_ROOM), ("n2", NO_ROOM), ("small", TOO_LARGE), ("plain", NO_INVENTORY)]
+    assert reported == [("n1", NO_SINGLE_GPU), ("n2", NO_SINGLE_GPU), ("small", TOO_LARGE), ("plain", NO_INVENTORY)]
     first, second, third = (row.nearest for row in rows[:3])
     assert first
     assert second
@@ -73,50 +82,51 @@ def test_of_each_node_the_nearest_gpu_and_what_it_lacks_nearest_first() -> None:
 
 def test_a_gpu_that_the_pod_may_not_have_is_not_the_nearest() -> None:
     asking = pod("p").asking(mib=35 * 1024).annotated(not_gpu_uuid=gpu(1, node="n1").uuid)
-    (row,) = [row for row in rows_of(cluster(), request_of(asking)) if row.node == "n1"]
+    (row,) = [row for row in explain_nodes(cluster(), request_of(asking)) if row.node == "n1"]
     assert row.nearest
     assert row.nearest.index == 0
 
 
-def test_whole_gpus_lack_what_others_hold_of_them_and_mig_has_no_nearest() -> None:
-    rows = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(gpus=1)))}
+def test_whole_gpus_lack_what_others_use_of_them_and_mig_has_no_nearest() -> None:
+    rows = {row.node: row for row in explain_nodes(cluster(), request_of(pod("p").asking(gpus=1)))}
     assert rows["n1"].reason == NO_WHOLE
     assert rows["n1"].nearest
     assert rows["n1"].nearest.lacks_mib == 50 * 1024
     assert rows["small"].reason == ""
-    mig = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(mig="1g.10gb")))}
+    mig = {row.node: row for row in explain_nodes(cluster(), request_of(pod("p").asking(mig="1g.10gb")))}
     assert (mig["n1"].reason, mig["n1"].nearest) == (NO_MIG_EVER, None)
 
 
 def test_of_several_gpus_the_last_that_would_be_taken_and_how_many_are_missing() -> None:
     rows = {
-        row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count="2")))
+        row.node: row
+        for row in explain_nodes(cluster(), request_of(pod("p").asking(mib=48 * 1024).annotated(gpu_count="2")))
     }
     two, one = rows["n1"], rows["n2"]
-    assert (two.reason, two.nearest and two.nearest.index, two.lacks_gpus) == (NO_ROOM, 0, 0)
+    assert (two.reason, two.nearest and two.nearest.index, two.lacks_gpus) == (NO_SINGLE_GPU, 0, 0)
     assert two.nearest
     assert two.nearest.lacks_mib == 4 * 1024
     assert (one.reason, one.lacks_gpus) == (TOO_FEW, 1)
-    wholes = {row.node: row for row in rows_of(cluster(), request_of(pod("p").asking(gpus=4)))}
+    wholes = {row.node: row for row in explain_nodes(cluster(), request_of(pod("p").asking(gpus=4)))}
     assert (wholes["n1"].reason, wholes["n1"].lacks_gpus, wholes["plain"].lacks_gpus) == (TOO_FEW, 2, 0)
 
 
-def test_a_node_without_an_allowed_gpu_says_what_it_has() -> None:
+def test_a_node_without_an_allowed_gpu_lists_what_it_has() -> None:
     asking = pod("p").asking(mib=1024).annotated(gpu_model="H200")
-    rows = {row.node: row for row in rows_of(cluster(), request_of(asking))}
+    rows = {row.node: row for row in explain_nodes(cluster(), request_of(asking))}
     assert (rows["n1"].nearest, rows["n1"].models) == (None, (gpu(0).model,))
     assert rows["plain"].models == ()
 
 
 @given(st.lists(st.lists(st.integers(1, 100), max_size=3), max_size=4), st.integers(1, 110), st.integers(1, 2))
-def test_a_node_fits_when_placement_says_so(sizes: list[list[int]], mib: int, gpus: int) -> None:
+def test_a_node_fits_by_placement(sizes: list[list[int]], mib: int, gpus: int) -> None:
     nodes = tuple(
         NodeRecord(f"n{at}", Inventory(tuple(gpu(row, size, f"n{at}") for row, size in enumerate(row_sizes))))
         for at, row_sizes in enumerate(sizes)
     )
     known = Snapshot("tangram.sh", 1, nodes, ())
     request = PodRequest((GpuRequest("main", "share", gpus, units=mib, mib=mib),))
-    for row in rows_of(known, request):
+    for row in explain_nodes(known, request):
         assert (row.reason == "") == isinstance(place(fleet_of(known), request, [row.node]), Placement)
         if row.reason and row.nearest and gpus == 1:
             assert row.nearest.lacks_mib == mib - max(one.mib for one in _gpus(known, row.node)) > 0
@@ -153,89 +163,89 @@ def of_files(files: Path, name: str) -> list[str]:
 
 def test_a_pending_pod_has_a_table_and_exit_code_3(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=50 * 1024)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p requests 50 GiB of one GPU and fits no node\n")
-    assert f"  2 nodes: {NO_ROOM}\n" in said
-    (line,) = [line for line in said.splitlines() if line.startswith("n2")]
+    assert output.startswith("pod default/p requests 50 GiB of one GPU and fits no node\n")
+    assert f"  2 nodes: {NO_SINGLE_GPU}\n" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("n2")]
     assert "40 GiB, 10 %" in line
     assert "10 GiB " in line
 
 
 def test_the_number_of_gpus_requested_and_missing_is_shown(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=9 * 1024).annotated(gpu_count="3")))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
-    assert said.startswith("pod default/p requests 3 GiB of each of 3 GPUs and fits no node\n")
-    lines = {line.split()[0]: line for line in said.splitlines()}
+    assert output.startswith("pod default/p requests 3 GiB of each of 3 GPUs and fits no node\n")
+    lines = {line.split()[0]: line for line in output.splitlines()}
     assert "  1 GPU  " in lines["n1"]
     assert "  2 GPUs  " in lines["n2"]
     assert lines["n1"].endswith(TOO_FEW)
     (files / "pod.json").write_bytes(admitted(pod("p").asking(gpus=3)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert said.startswith("pod default/p requests 3 whole GPUs and fits no node\n")
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert output.startswith("pod default/p requests 3 whole GPUs and fits no node\n")
 
 
 def test_conditions_that_no_gpu_meets_stand_beside_what_there_is(files: Path) -> None:
     asking = pod("p").asking(mib=1024).annotated(gpu_model="H200", gpu_uuid="GPU-1")
     (files / "pod.json").write_bytes(admitted(asking))
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert "\n  only GPUs of model H200\n  only GPUs GPU-1\n" in said
-    (line,) = [line for line in said.splitlines() if line.startswith("n1")]
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert "\n  only GPUs of model H200\n  only GPUs GPU-1\n" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("n1")]
     assert f"none of {gpu(0).model} " in line
 
 
 def test_one_that_would_fit_has_exit_code_0_and_a_document(files: Path) -> None:
-    code, said, _ = explain("default/p", *of_files(files, "fits.json"), "--json")
-    document = json.loads(said)
+    code, output, _ = explain("default/p", *of_files(files, "fits.json"), "--json")
+    document = json.loads(output)
     assert (code, document["placed"], document["fits"]) == (0, False, True)
     assert document["nodes"][0]["node"] == "n1"
     assert document["why_not"] == {NO_INVENTORY: 1}
 
 
-def test_one_that_has_its_place_is_said_to(files: Path) -> None:
-    code, said, _ = explain("default/c", "--snapshot", str(files / "snapshot.json"))
+def test_a_placed_pod_is_shown_with_its_node(files: Path) -> None:
+    code, output, _ = explain("default/c", "--snapshot", str(files / "snapshot.json"))
     assert code == 0
-    assert said.startswith("pod default/c: it is bound to node n2\n")
-    assert f"{gpu(0, node='n2').uuid}: 40 GiB, 90 %\n" in said
-    _, said, _ = explain("default/a", "--snapshot", str(files / "snapshot.json"))
-    assert said.endswith(": 60 GiB\n")
+    assert output.startswith("pod default/c: it is bound to node n2\n")
+    assert f"{gpu(0, node='n2').uuid}: 40 GiB, 90 %\n" in output
+    _, output, _ = explain("default/a", "--snapshot", str(files / "snapshot.json"))
+    assert output.endswith(": 60 GiB\n")
 
 
 def test_every_stage_of_a_snapshot_has_words() -> None:
-    assert set(STANDING) == set(STAGES)
+    assert set(STANDING) == set(POD_STAGES)
 
 
 def test_a_pod_requests_what_was_written_and_no_more(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=200 * 1024, core=30)))
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert said.startswith("pod default/p requests 200 GiB and 30 % of one GPU and fits no node\n")
-    assert f"  3 nodes: {TOO_LARGE} (200 GiB requested, the largest allowed there has 80 GiB)\n" in said
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert output.startswith("pod default/p requests 200 GiB and 30 % of one GPU and fits no node\n")
+    assert f"  3 nodes: {TOO_LARGE} (200 GiB requested, the largest allowed there has 80 GiB)\n" in output
     asking = pod("p").asking(mib=200 * 1024).annotated(gpu_model="H200")
     (files / "pod.json").write_bytes(admitted(asking))
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert f"  3 nodes: {TOO_LARGE}\n" in said
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert f"  3 nodes: {TOO_LARGE}\n" in output
 
 
-def test_one_that_fits_and_waits_is_said_to_have_other_reasons(files: Path) -> None:
-    code, said, _ = explain("default/p", *of_files(files, "fits.json"))
+def test_one_that_fits_and_waits_is_shown_with_other_reasons(files: Path) -> None:
+    code, output, _ = explain("default/p", *of_files(files, "fits.json"))
     assert code == 0
-    assert said.startswith(
+    assert output.startswith(
         "pod default/p requests 8 GiB of one GPU and fits 3 of 4 nodes: the scheduler has other reasons\n"
     )
 
 
-def test_one_that_never_met_the_webhook_is_said_to_with_its_scheduler(files: Path) -> None:
+def test_one_that_never_met_the_webhook_is_shown_with_its_scheduler(files: Path) -> None:
     asking = replace(pod("p").asking(mib=8192), scheduler="default-scheduler").plain()
     asking["spec"]["containers"][0]["resources"] = {"limits": {DEFAULT.gpu_mem: "8Gi"}}
     (files / "pod.json").write_text(json.dumps(asking))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    first, second = said.splitlines()[:2]
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    first, second = output.splitlines()[:2]
     assert (code, first) == (0, "pod default/p requests 8 GiB of one GPU and fits 3 of 4 nodes")
     assert second.startswith("  it never met Tangram's webhook, ")
     assert "its scheduler is default-scheduler: delete it and create it anew" in second
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
-    assert json.loads(said)["met_webhook"] is False
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    assert json.loads(output)["met_webhook"] is False
 
 
 def test_the_webhooks_pods_are_reported_from_those_that_never_met_it() -> None:
@@ -249,16 +259,16 @@ def test_the_webhooks_pods_are_reported_from_those_that_never_met_it() -> None:
     assert [name for early, late, name in reported if early or not late] == []
 
 
-def test_one_that_has_ended_is_said_to(files: Path) -> None:
+def test_one_that_has_ended_is_shown_as_ended(files: Path) -> None:
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=8192).on("n1").with_phase("Succeeded")))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, said) == (0, "pod default/p has ended (Succeeded): it has no GPU and waits for none\n")
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
-    assert (code, json.loads(said)) == (0, {"pod": "default/p", "placed": False, "ended": "Succeeded"})
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert (code, output) == (0, "pod default/p has ended (Succeeded): it has no GPU and waits for none\n")
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    assert (code, json.loads(output)) == (0, {"pod": "default/p", "placed": False, "ended": "Succeeded"})
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["p"], "the pod is 'p': it must be NAMESPACE/NAME"),
         (["a/b/c"], "it must be NAMESPACE/NAME"),
@@ -270,11 +280,11 @@ def test_one_that_has_ended_is_said_to(files: Path) -> None:
         (["default/p", "--extender", "file:///etc/passwd"], "it must be a URL such as"),
     ],
 )
-def test_what_cannot_be_answered_is_a_sentence_and_exit_code_2(files: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_answered_is_a_sentence_and_exit_code_2(files: Path, words: list[str], output: str) -> None:
     if "FILES" in words:
         words = [words[0], *of_files(files, words[2])]
     code, _, wrong = explain(*words)
-    assert (code, said in wrong) == (2, True), wrong
+    assert (code, output in wrong) == (2, True), wrong
 
 
 def test_a_snapshot_of_a_newer_version_is_refused(files: Path) -> None:
@@ -324,9 +334,9 @@ def test_without_an_extender_the_api_is_read(extender: str, tmp_path: Path, monk
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     nowhere = "http://127.0.0.1:1"
-    code, said, reported = explain("default/p", "--extender", nowhere, "--json")
+    code, output, reported = explain("default/p", "--extender", nowhere, "--json")
     assert code == 3
-    assert json.loads(said)["why_not"] == {UNREADABLE: 1, NO_ROOM: 1}
+    assert json.loads(output)["why_not"] == {UNREADABLE: 1, NO_SINGLE_GPU: 1}
     assert reported.startswith(f"no extender at {nowhere}: reading the API")
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "get pod p -n default -o json"
 
@@ -374,7 +384,7 @@ def test_a_gpu_with_more_assigned_than_it_has_is_reported() -> None:
     assert free_text(Nearest("u", 0, "m", 1, 512, -5, 1, 0)) == "512 MiB, 0 % (5 % too much is granted)"
 
 
-def test_without_kubectl_it_says_what_to_give(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kubectl_the_error_names_the_options_to_use(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(files))
     code, _, wrong = explain("default/p", "--snapshot", str(files / "snapshot.json"))
     assert (code, "kubectl is not in PATH" in wrong) == (127, True)

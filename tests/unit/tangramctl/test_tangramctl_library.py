@@ -1,4 +1,4 @@
-"""Which library and which fake driver are taken, and what is said where there is none."""
+"""Which library and which fake driver are taken, and the error where there is none."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_the_tree_of_these_tests_is_one() -> None:
 
 
 def test_folders_without_a_fake_driver_are_named_once_each(tree: Path) -> None:
-    with pytest.raises(Broken) as said:
+    with pytest.raises(Broken) as caught:
         library.fake_driver(made(tree / "build/shim/libtangram.so"))
-    assert str(said.value) == (
+    assert str(caught.value) == (
         f"no fake driver (nvidia-fake-driverd) in {tree}/build/shim/fake, {tree}/tangramctl/lib/fake, {tree}/opt/fake: "
         "build it with `make library`"
     )
@@ -55,12 +55,12 @@ def test_folders_without_a_fake_driver_are_named_once_each(tree: Path) -> None:
 
 def test_an_installed_wheel_is_not_reported_to_build(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "TREE", None)
-    with pytest.raises(Broken) as said:
+    with pytest.raises(Broken) as caught:
         library.fake_driver(None)
-    assert str(said.value).endswith("no wheel has it: --fake works in a source tree, after `make library`")
-    with pytest.raises(Broken) as said:
+    assert str(caught.value).endswith("no wheel has it: --fake works in a source tree, after `make library`")
+    with pytest.raises(Broken) as caught:
         library.library(None)
-    assert str(said.value) == (
+    assert str(caught.value) == (
         f"no libtangram.so in {tree}/tangramctl/lib, {tree}/opt: "
         "this wheel was built without it: build one with it, or name it with --library"
     )

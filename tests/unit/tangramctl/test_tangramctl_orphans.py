@@ -1,4 +1,4 @@
-"""What `explain` says of pods that were deleted by force and whose processes run on."""
+"""What `explain` shows of pods that were deleted by force and whose processes run on."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def with_orphan(name: str) -> Snapshot:
     return snapshot_of([node("n2").with_text(inventory_to_json(n2)).plain()], [], DEFAULT)
 
 
-def test_room_that_only_a_pod_deleted_by_force_explains_is_said_to_be_its(files: Path) -> None:
+def test_used_capacity_that_only_a_pod_deleted_by_force_explains_is_attributed_to_it(files: Path) -> None:
     (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("gone")))
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
     assert code == 3
     assert (
         "pod default/gone was deleted by force, and its processes still run: they keep GPU 0 (30 GiB and 5 %) of node n2"
-        in said
+        in output
     )
-    _, said, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
-    (orphan,) = json.loads(said)["orphans"]
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    (orphan,) = json.loads(output)["orphans"]
     assert (orphan["pod"], orphan["node"], [gpu["mib"] for gpu in orphan["gpus"]]) == (
         "default/gone",
         "n2",
@@ -41,13 +41,13 @@ def test_room_that_only_a_pod_deleted_by_force_explains_is_said_to_be_its(files:
     )
 
 
-def test_one_that_the_api_has_lost_is_said_to_run_on_and_its_successor_is_explained(files: Path) -> None:
+def test_one_that_the_api_has_lost_is_shown_to_run_on_and_its_successor_is_explained(files: Path) -> None:
     (files / "snapshot.json").write_bytes(snapshot_to_json(with_orphan("p")))
-    code, said, _ = explain("default/p", *of_files(files, "none.json"))
-    assert (code, said.splitlines()[0]) == (
+    code, output, _ = explain("default/p", *of_files(files, "none.json"))
+    assert (code, output.splitlines()[0]) == (
         0,
         "pod default/p: it was deleted by force, and its processes still run on node n2",
     )
     (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=60 * 1024)))
-    code, said, _ = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, said.startswith("pod default/p requests 60 GiB of one GPU and fits no node")) == (3, True)
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert (code, output.startswith("pod default/p requests 60 GiB of one GPU and fits no node")) == (3, True)

@@ -1,4 +1,4 @@
-"""The command line says what the page says, and says it at once."""
+"""The command line agrees with the page, and answers at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from tangramctl import errors
 from tangramctl.__main__ import app
-from tangramctl.errors import Trouble
+from tangramctl.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/reference/tangramctl.md").read_text()
@@ -59,7 +59,7 @@ def test_the_page_names_each_default_and_variable() -> None:
 
 
 def test_the_page_names_each_exit_code() -> None:
-    codes = {one.code for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Trouble)} - {1}
+    codes = {one.code for one in vars(errors).values() if isinstance(one, type) and issubclass(one, CommandError)} - {1}
     rows = {int(code) for code in re.findall(r"^\| ([0-9]+) \|", PAGE, re.MULTILINE)}
     assert rows == codes | {3}
 

@@ -14,26 +14,26 @@ import pytest
 
 from tangramctl import records
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine, prepared
+from tangramctl.machine import StateRoot, prepared
 from vgpu.api.codec import grant_from_text
 from vgpu.api.grant import Slice
 
 PIECE = Slice("GPU-aaaaaaaa-0000-0000-0000-000000000000", 0, 1024, 30)
-TERMS = records.Terms("best-effort", 4, clear=True, model="T4")
+TERMS = records.RunTerms("best-effort", 4, clear=True, model="T4")
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateRoot:
     monkeypatch.setattr("tangramctl.machine.SOCKET_PATH_LIMIT", 4096)  # pytest's folders are long; no sockets here
     return prepared(tmp_path / "s")
 
 
-def rewrite(machine: Machine, run: records.Run, **fields: object) -> None:
+def rewrite(machine: StateRoot, run: records.Run, **fields: object) -> None:
     path = machine.grants / run.key / "run.json"
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(run, **fields)))
 
 
-def test_a_run_is_in_the_record_with_a_grant_that_says_the_same(machine: Machine) -> None:
+def test_a_run_is_in_the_record_with_a_grant_that_agrees(machine: StateRoot) -> None:
     run = records.write(machine, ("python", "train.py"), PIECE, TERMS)
     assert records.runs(machine) == [run]
     assert (run.pid, run.piece, run.service_class, run.level, run.name) == (
@@ -49,7 +49,7 @@ def test_a_run_is_in_the_record_with_a_grant_that_says_the_same(machine: Machine
     assert machine.grant(run.key).stat().st_mode & 0o777 == 0o444
 
 
-def test_nobody_else_can_list_the_grants_and_who_knows_a_name_gets_through(machine: Machine) -> None:
+def test_no_other_user_can_list_the_grants_and_a_process_with_a_name_can_open_one(machine: StateRoot) -> None:
     assert machine.grants.stat().st_mode & 0o777 == 0o711
     run = records.write(machine, ("x",), PIECE, TERMS)
     assert (machine.grants / run.key).stat().st_mode & 0o777 == 0o755
@@ -58,7 +58,7 @@ def test_nobody_else_can_list_the_grants_and_who_knows_a_name_gets_through(machi
     assert machine.grants.stat().st_mode & 0o777 == 0o711
 
 
-def test_a_run_whose_process_ended_is_taken_out(machine: Machine) -> None:
+def test_a_run_whose_process_ended_is_taken_out(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
@@ -67,19 +67,19 @@ def test_a_run_whose_process_ended_is_taken_out(machine: Machine) -> None:
     assert list(machine.grants.iterdir()) == []
 
 
-def test_a_pid_that_was_given_to_another_process_is_no_run(machine: Machine) -> None:
+def test_a_pid_that_was_given_to_another_process_is_no_run(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     rewrite(machine, run, start_ticks=run.start_ticks - 1)
     assert records.runs(machine) == []
 
 
-def test_a_run_of_before_the_reboot_is_no_run_though_its_pid_and_time_are_those_of_another(machine: Machine) -> None:
+def test_a_run_of_before_the_reboot_is_no_run_though_its_pid_and_time_are_those_of_another(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     rewrite(machine, run, boot="another")
     assert records.runs(machine) == []
 
 
-def test_a_process_that_was_started_with_the_grant_keeps_the_run(machine: Machine) -> None:
+def test_a_process_that_was_started_with_the_grant_keeps_the_run(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     rewrite(machine, run, start_ticks=run.start_ticks - 1)
     env = os.environ | {"TANGRAM_GRANT": str(machine.grant(run.key))}
@@ -89,7 +89,7 @@ def test_a_process_that_was_started_with_the_grant_keeps_the_run(machine: Machin
     assert records.runs(machine) == []
 
 
-def test_a_zombie_does_not_live(machine: Machine) -> None:
+def test_a_zombie_does_not_live(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -99,7 +99,7 @@ def test_a_zombie_does_not_live(machine: Machine) -> None:
     child.wait()
 
 
-def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: Machine) -> None:
+def test_what_a_kill_in_the_middle_of_writing_left_is_taken_away(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     (machine.grants / ".0123456789abcdef").mkdir()
     shutil.copytree(machine.grants / run.key, machine.grants / ".0123456789abcdee")  # just before its renaming
@@ -132,14 +132,14 @@ def unreadable(path: Path, how: str) -> None:
         ("newer", "version 2: this tangramctl reads up to version 1"),
     ],
 )
-def test_a_run_that_cannot_be_read_has_what_its_grant_says_for_as_long_as_it_lives(
-    machine: Machine, how: str, why: str
+def test_a_run_that_cannot_be_read_has_the_shares_of_its_grant_while_it_lives(
+    machine: StateRoot, how: str, why: str
 ) -> None:
     other = records.write(machine, ("y",), PIECE, TERMS)
     run = records.write(machine, ("x",), PIECE, TERMS)
     unreadable(machine.grants / run.key / "run.json", how)
     (found,) = [there for there in records.runs(machine) if there != other]
-    assert isinstance(found, records.Unread)
+    assert isinstance(found, records.UnreadableRun)
     assert why in found.why
     assert (found.key, found.pid, found.uuid, found.mib, found.core_percent) == (
         run.key,
@@ -150,7 +150,7 @@ def test_a_run_that_cannot_be_read_has_what_its_grant_says_for_as_long_as_it_liv
     )
 
 
-def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine: Machine) -> None:
+def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     folder = machine.grants / run.key
     (folder / "run.json").write_text("{")
@@ -168,7 +168,7 @@ def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine
 
 
 def test_a_run_that_a_kill_left_half_taken_away_is_taken_away_by_the_next_look(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: StateRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     rewrite(machine, run, boot="another")
@@ -186,32 +186,34 @@ def test_a_run_that_a_kill_left_half_taken_away_is_taken_away_by_the_next_look(
     assert list(machine.grants.iterdir()) == []
 
 
-def test_a_run_whose_grant_cannot_be_read_either_has_nothing_that_is_known(machine: Machine) -> None:
+def test_a_run_whose_grant_cannot_be_read_either_has_nothing_that_is_known(machine: StateRoot) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
     machine.grant(run.key).unlink()
     env = os.environ | {"TANGRAM_GRANT": str(machine.grant(run.key))}
     with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE) as child:
         (found,) = records.runs(machine)
-        assert isinstance(found, records.Unread)
+        assert isinstance(found, records.UnreadableRun)
         assert (found.mib, "what it has is not known" in found.why) == (0, True)
         child.communicate()
 
 
-def test_a_plain_file_among_the_grants_is_nobodys(machine: Machine) -> None:
+def test_a_plain_file_among_the_grants_belongs_to_no_run(machine: StateRoot) -> None:
     (machine.grants / "notes").write_text("x")
     run = records.write(machine, ("x",), PIECE, TERMS)
     assert records.runs(machine) == [run]
     assert (machine.grants / "notes").exists()
 
 
-def test_a_command_line_that_is_no_utf_8_is_written_as_far_as_it_can_be_read(machine: Machine) -> None:
+def test_a_command_line_that_is_no_utf_8_is_written_as_far_as_it_can_be_read(machine: StateRoot) -> None:
     run = records.write(machine, ("ls", os.fsdecode(b"caf\xe9")), PIECE, TERMS)
     assert records.runs(machine) == [run]
     assert run.name == "ls caf\ufffd"
 
 
-def test_a_run_that_cannot_be_written_leaves_nothing_behind(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_written_leaves_nothing_behind(
+    machine: StateRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, _: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -221,7 +223,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing_behind(machine: Machine, mo
     assert list(machine.grants.iterdir()) == []
 
 
-def test_a_command_line_is_shown_without_what_a_terminal_would_obey(machine: Machine) -> None:
+def test_a_command_line_is_shown_without_what_a_terminal_would_obey(machine: StateRoot) -> None:
     run = records.write(machine, ("echo", "\x1b[2J\n"), PIECE, TERMS)
     assert run.name == "echo ?[2J?"
 

@@ -54,7 +54,7 @@ def test_a_snapshot_is_read_compressed_or_not(body: bytes, encoding: str, read: 
         assert snapshot_at(url) == read
 
 
-def test_an_extender_that_has_no_time_says_so_and_any_other_failure_is_as_no_extender() -> None:
+def test_a_busy_extender_is_reported_and_any_other_failure_is_as_no_extender() -> None:
     with (
         answering(429, b"another client reads a snapshot\n") as url,
         pytest.raises(BadOption, match="another client reads a snapshot"),
@@ -64,5 +64,5 @@ def test_an_extender_that_has_no_time_says_so_and_any_other_failure_is_as_no_ext
         assert snapshot_at(url) is None
 
 
-def test_tangramctl_waits_longer_than_the_extender_lets_it_wait_for_its_turn() -> None:
+def test_tangramctl_waits_longer_than_the_extender_queues_it() -> None:
     assert EXTENDER_TIMEOUT_S > WAIT_S + 5

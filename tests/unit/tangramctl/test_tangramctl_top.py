@@ -7,51 +7,56 @@ import pytest
 from rich.console import Console
 
 from tangramctl import screen, top
-from tangramctl.view import Entry, View
+from tangramctl.view import RunView, StateRootView
 from vgpu.protocol.status import GpuTimeStatus, UnenforcedStatus
 
 
-def turn(
+def gpu_time(
     on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, *, on=True, working=True, requested=0, mode="suspend", trouble=""
 ):
     return GpuTimeStatus(on, working, 1, requested, on_s, off_s, capped_s, suspends, trouble, mode)
 
 
-def entry(key: str, of: GpuTimeStatus | None) -> Entry:
-    return Entry("run", key, f"name-{key}", 7, "python x", 0, "standard", 2, False, None, (), (), of)
+def entry(key: str, of: GpuTimeStatus | None) -> RunView:
+    return RunView("run", key, f"name-{key}", 7, "python x", 0, "standard", 2, False, None, (), (), of)
 
 
 def test_a_share_is_of_the_time_between_two_looks_and_the_largest_comes_first():
-    before = View((entry("a", turn(10, 1, 2, 5)), entry("b", turn(0, 0, 0, 0))))
-    now = View((entry("a", turn(10.6, 1.2, 3.2, 45, requested=30)), entry("b", turn(1.5, 0, 0, 0))))
+    before = StateRootView((entry("a", gpu_time(10, 1, 2, 5)), entry("b", gpu_time(0, 0, 0, 0))))
+    now = StateRootView((entry("a", gpu_time(10.6, 1.2, 3.2, 45, requested=30)), entry("b", gpu_time(1.5, 0, 0, 0))))
     b, a = top.between(before, now, 2.0).rows
     assert (a.got_percent, a.waited_percent, a.capped_percent) == pytest.approx((30, 10, 60))
     assert (a.suspends, a.requested_percent, b.got_percent) == (40, 30, pytest.approx(75))
 
 
-@pytest.mark.parametrize("before", [View(()), View((entry("a", None),)), View((entry("a", turn(99, suspends=1)),))])
-def test_who_was_not_there_before_or_whose_arbiter_began_anew_has_no_share_yet(before: View):
-    (row,) = top.between(before, View((entry("a", turn(0.5)),)), 1.0).rows
+@pytest.mark.parametrize(
+    "before",
+    [StateRootView(()), StateRootView((entry("a", None),)), StateRootView((entry("a", gpu_time(99, suspends=1)),))],
+)
+def test_a_run_that_is_new_or_has_a_new_arbiter_has_no_share_yet(before: StateRootView):
+    (row,) = top.between(before, StateRootView((entry("a", gpu_time(0.5)),)), 1.0).rows
     assert (row.got_percent, row.suspends) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("now", "state"),
     [
-        (turn(1), "runs"),
-        (turn(1, working=False), "idle"),
-        (turn(1, off_s=0.5, on=False), "waits"),
-        (turn(1, off_s=0.1, capped_s=0.5, on=False), "capped"),
+        (gpu_time(1), "runs"),
+        (gpu_time(1, working=False), "idle"),
+        (gpu_time(1, off_s=0.5, on=False), "waits"),
+        (gpu_time(1, off_s=0.1, capped_s=0.5, on=False), "capped"),
     ],
 )
 def test_the_state_is_one_word(now: GpuTimeStatus, state: str):
-    (row,) = top.between(View((entry("a", turn(1)),)), View((entry("a", now),)), 1.0).rows
+    (row,) = top.between(StateRootView((entry("a", gpu_time(1)),)), StateRootView((entry("a", now),)), 1.0).rows
     assert row.state == state
 
 
-def test_who_computes_nothing_is_left_out_and_trouble_stands_below():
-    now = View((entry("a", turn(1, mode="gate", trouble="the driver answered 0x21")), entry("b", None)), ("a note",))
-    table = top.between(View((entry("a", turn(0.5)),)), now, 1.0)
+def test_an_idle_run_is_left_out_and_trouble_stands_below():
+    now = StateRootView(
+        (entry("a", gpu_time(1, mode="gate", trouble="the driver answered 0x21")), entry("b", None)), ("a note",)
+    )
+    table = top.between(StateRootView((entry("a", gpu_time(0.5)),)), now, 1.0)
     console = Console(width=200)
     with console.capture() as got:
         console.print(screen.drawn_top(table, 200))
@@ -69,34 +74,36 @@ def test_times_are_written_for_people(seconds: float, text: str):
     assert screen.clock(seconds) == text
 
 
-def test_a_wait_is_of_each_time_that_work_came_and_who_works_unsaid_or_is_stopped_is_named_below():
-    before = msgspec.structs.replace(turn(1, off_s=0.5), arrivals=10, clearing_s=0.5)
-    now = msgspec.structs.replace(turn(2, off_s=0.51), arrivals=20, clearing_s=0.52, unreported=True, stopped=True)
-    table = top.between(View((entry("a", before),)), View((entry("a", now), entry("b", turn(1)))), 1.0)
+def test_a_wait_is_of_each_arrival_of_work_and_unreported_or_stopped_runs_are_named_below():
+    before = msgspec.structs.replace(gpu_time(1, off_s=0.5), arrivals=10, clearing_s=0.5)
+    now = msgspec.structs.replace(gpu_time(2, off_s=0.51), arrivals=20, clearing_s=0.52, unreported=True, stopped=True)
+    table = top.between(
+        StateRootView((entry("a", before),)), StateRootView((entry("a", now), entry("b", gpu_time(1)))), 1.0
+    )
     assert [row.wait_ms for row in table.rows] == [pytest.approx(3.0), None]
     console = Console(width=200)
     with console.capture() as got:
         console.print(screen.drawn_top(table, 200))
     assert "3.00 ms" in got.get()
-    assert "name-a: computes while it says it is idle" in got.get()
+    assert "name-a: computes while it reports that it is idle" in got.get()
     assert "name-a: something other than the arbiter seems to stop its work" in got.get()
 
 
 def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node_without_runs_has_no_such_column():
     run = msgspec.structs.replace(
-        entry("a", turn(1, requested=30)), pid=4_194_304, command="python3 train.py --epochs 900"
+        entry("a", gpu_time(1, requested=30)), pid=4_194_304, command="python3 train.py --epochs 900"
     )
-    (row,) = top.between(View((run,)), View((run,)), 1.0).rows
-    heads = {width: _lines(top.Table((row,), 1.0), width)[0].split() for width in (200, 80, 50)}
+    (row,) = top.between(StateRootView((run,)), StateRootView((run,)), 1.0).rows
+    heads = {width: _lines(top.TopTable((row,), 1.0), width)[0].split() for width in (200, 80, 50)}
     assert heads[200] == list(screen.TOP_COLUMNS)
     assert heads[80] == ["PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "COMMAND"]
     assert {"PID", "RUN", "ASKED", "GOT"} <= set(heads[50])
-    assert all("4194304" in _lines(top.Table((row,), 1.0), width)[1] for width in heads)
-    pods = top.Table((msgspec.structs.replace(row, pid=None),), 1.0)
+    assert all("4194304" in _lines(top.TopTable((row,), 1.0), width)[1] for width in heads)
+    pods = top.TopTable((msgspec.structs.replace(row, pid=None),), 1.0)
     assert _lines(pods, 200)[0].split() == list(screen.TOP_COLUMNS[1:])
 
 
-def _lines(table: top.Table, width: int) -> list[str]:
+def _lines(table: top.TopTable, width: int) -> list[str]:
     console = Console(width=width)
     with console.capture() as got:
         console.print(screen.drawn_top(table, width))
@@ -107,8 +114,8 @@ def _lines(table: top.Table, width: int) -> list[str]:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(known: bool):
     found = (UnenforcedStatus("no-channels", ("gpu-time",), (7,)), UnenforcedStatus("something-new", ("memory",)))
-    one = msgspec.structs.replace(entry("a", turn(1, requested=30) if known else None), unenforced=found)
-    table = top.between(View((one,)), View((one,)), 1.0)
+    one = msgspec.structs.replace(entry("a", gpu_time(1, requested=30) if known else None), unenforced=found)
+    table = top.between(StateRootView((one,)), StateRootView((one,)), 1.0)
     (row,) = table.rows
     assert (row.unenforced, row.state) == (found, "runs" if known else "unknown")
     console = Console(width=200)

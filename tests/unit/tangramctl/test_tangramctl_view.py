@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tangramctl import records, screen, service, view
 from tangramctl.errors import Broken
-from tangramctl.machine import Machine, prepared, try_lock
+from tangramctl.machine import StateRoot, prepared, try_lock
 from vgpu.api.grant import Slice
 from vgpu.protocol.status import (
     ContainerStatus,
@@ -28,7 +28,7 @@ from vgpu.protocol.status import (
     GpuTimeStatus,
     ProcessGpu,
     ProcessStatus,
-    Status,
+    StatusDocument,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -38,7 +38,7 @@ from vgpu.protocol.status import (
 MIB = 2**20
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 PIECE = Slice(UUID, 3, 1024, 30)
-TERMS = records.Terms("best-effort", 4, clear=False, model="T4")
+TERMS = records.RunTerms("best-effort", 4, clear=False, model="T4")
 
 
 def reported(key: str, pod: str = "default/a") -> ContainerStatus:
@@ -69,7 +69,7 @@ def arbiter(path: Path, answer: bytes) -> Iterator[None]:
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
+def machine() -> Iterator[StateRoot]:
     """Its keeper's lock is held: `arbiter` stands for a keeper's, so that none is started."""
     folder = Path(tempfile.mkdtemp(prefix="tv-"))  # a socket's path has at most 107 characters
     made = prepared(folder / "s")
@@ -80,20 +80,20 @@ def machine() -> Iterator[Machine]:
     shutil.rmtree(folder)
 
 
-def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Machine) -> None:
+def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: StateRoot) -> None:
     records.write(machine, ("python", "x"), PIECE, TERMS)
     of_run, of_pod = UngrantedStatus(UUID, 8, "miner", 700 * MIB), UngrantedStatus(UUID, 9, "", None, "a-uid")
     cluster = machine.root / "cluster.sock"
     with (
-        arbiter(machine.status_socket, encode_status(Status((), ungranted=(of_run,)))),
-        arbiter(cluster, encode_status(Status((reported("k"),), ungranted=(of_pod,)))),
+        arbiter(machine.status_socket, encode_status(StatusDocument((), ungranted=(of_run,)))),
+        arbiter(cluster, encode_status(StatusDocument((reported("k"),), ungranted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
     assert f"! process 8 (miner) uses 700 MiB of {UUID} and belongs to no grant there" in notes
     assert f"! process 9 (of unknown name) of pod a-uid uses memory of {UUID} and belongs to no grant there" in notes
 
 
-def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: Machine) -> None:
+def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine: StateRoot) -> None:
     records.write(machine, ("python", "x"), PIECE, TERMS)
     of_run, of_pod = (
         UnlistedStatus(UUID, 2560 * MIB, 3000 * MIB),
@@ -101,18 +101,18 @@ def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine:
     )
     cluster = machine.root / "cluster.sock"
     with (
-        arbiter(machine.status_socket, encode_status(Status((), unlisted=(of_run,)))),
-        arbiter(cluster, encode_status(Status((reported("k"),), unlisted=(of_pod,)))),
+        arbiter(machine.status_socket, encode_status(StatusDocument((), unlisted=(of_run,)))),
+        arbiter(cluster, encode_status(StatusDocument((reported("k"),), unlisted=(of_pod,)))),
     ):
         notes = view.look(machine, cluster).notes
     text = f"MiB of {UUID} are in use and NVML lists them for no process: no limit counts them"
     assert f"! 2560 {text}" in notes
-    assert f"! 700 {text}; default/a/main may hold them (processes 7, 8)" in notes
+    assert f"! 700 {text}; default/a/main may use them (processes 7, 8)" in notes
 
 
-def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
+def test_a_run_is_shown_with_its_arbiters_status(machine: StateRoot) -> None:
     run = records.write(machine, ("python", "x"), PIECE, TERMS)
-    with arbiter(machine.status_socket, encode_status(Status((reported(run.key), reported("other"))))):
+    with arbiter(machine.status_socket, encode_status(StatusDocument((reported(run.key), reported("other"))))):
         (entry,) = view.look(machine, machine.root / "none").entries
     (gpu,) = entry.gpus
     assert (gpu.limit_bytes, gpu.leased_bytes, gpu.used_bytes, gpu.context_bytes) == (
@@ -127,7 +127,7 @@ def test_a_run_is_shown_with_what_its_arbiter_says(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"version": 9}', b'{"version": 1, "containers": [', b"\xff"])
-def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machine: Machine, answer: bytes) -> None:
+def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machine: StateRoot, answer: bytes) -> None:
     records.write(machine, ("python", "x"), PIECE, TERMS)
     with arbiter(machine.status_socket, answer):
         seen = view.look(machine, machine.root / "none")
@@ -136,7 +136,7 @@ def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machi
 
 
 def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: StateRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise Broken("no arbiter answers")
@@ -148,10 +148,10 @@ def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
     assert "no arbiter answers" in seen.notes[0]
 
 
-def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: Machine) -> None:
+def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: StateRoot) -> None:
     run = records.write(machine, ("python", "x"), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
-    with arbiter(machine.status_socket, encode_status(Status((reported(run.key),)))):
+    with arbiter(machine.status_socket, encode_status(StatusDocument((reported(run.key),)))):
         seen = view.look(machine, Path("/nonexistent"))
     (entry,) = seen.entries
     assert (entry.key, entry.command, entry.gpus[0].limit_bytes) == (run.key, "?", 1024 * MIB)
@@ -159,9 +159,9 @@ def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: 
     assert "run.json cannot be read" in seen.notes[0]
 
 
-def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: Machine) -> None:
+def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
-    with arbiter(node, encode_status(Status((reported("k", "team/pod"),)))):
+    with arbiter(node, encode_status(StatusDocument((reported("k", "team/pod"),)))):
         (entry,) = view.look(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
     assert (entry.gpus[0].limit_bytes, entry.gpus[0].shared_bytes) == (1024 * MIB, 16 * MIB)
@@ -173,31 +173,31 @@ TURN = GpuTimeStatus(
 
 
 @pytest.mark.parametrize(
-    ("percent", "context", "turn", "noted"),
+    ("percent", "context", "gpu_time", "noted"),
     [(30, 80, None, True), (30, 80, TURN, False), (0, 80, None, False), (30, 0, None, False)],
     ids=["requested, has a context, reported nothing", "reported channels", "requested no part", "has no context"],
 )
 def test_a_run_whose_share_of_time_is_not_enforced_is_noted(
-    machine: Machine, percent: int, context: int, turn: GpuTimeStatus | None, noted: bool
+    machine: StateRoot, percent: int, context: int, gpu_time: GpuTimeStatus | None, noted: bool
 ) -> None:
     node = machine.root / "node.sock"
     status = reported("k", "team/pod")
     gpu = structs.replace(status.gpus[0], core_percent=percent, context_bytes=context * MIB)
-    with arbiter(node, encode_status(Status((structs.replace(status, gpus=(gpu,), turn=turn),)))):
+    with arbiter(node, encode_status(StatusDocument((structs.replace(status, gpus=(gpu,), gpu_time=gpu_time),)))):
         notes = view.look(machine, node).notes
     assert [note.startswith("team/pod/main requested 30 %") for note in notes] == [True] * noted
 
 
-def test_as_a_kubectl_plugin_it_says_how_pods_are_seen(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_a_kubectl_plugin_it_notes_how_pods_are_seen(machine: StateRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "CLUSTER_SOCKET", Path("/nonexistent"))
     monkeypatch.setattr(sys, "argv", ["/usr/bin/tangramctl"])
-    assert view.seen_at(machine.root) == view.View(())
+    assert view.seen_at(machine.root) == view.StateRootView(())
     monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-tangram"])
     (note,) = view.seen_at(machine.root).notes
     assert note.endswith("kubectl -n tangram-system exec ds/tangram-node -c arbiter -- tangramctl ps")
 
 
-def test_a_state_folder_that_is_not_there_is_said_when_it_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_state_folder_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "default_root", lambda: Path("/nonexistent/default"))
     assert view.seen_at(None).notes == ()
     assert view.seen_at(Path("/nonexistent/s")).notes == (
@@ -205,7 +205,7 @@ def test_a_state_folder_that_is_not_there_is_said_when_it_was_named(monkeypatch:
     )
 
 
-def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> None:
+def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
     node.touch()
     seen = view.look(machine, node)
@@ -213,25 +213,25 @@ def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: Machine) -> Non
     assert "does not list pods" in seen.notes[0]
 
 
-def test_the_document_for_programs_carries_a_version_and_every_field(machine: Machine) -> None:
+def test_the_document_for_programs_carries_a_version_and_every_field(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
-    with arbiter(node, encode_status(Status((reported("k"),)))):
+    with arbiter(node, encode_status(StatusDocument((reported("k"),)))):
         document = msgspec.json.decode(view.encode(view.look(machine, node)))
     assert document["version"] == 1
     assert document["entries"][0]["class"] == "best-effort"
-    assert set(document["entries"][0]) == {field.encode_name for field in msgspec.structs.fields(view.Entry)}
+    assert set(document["entries"][0]) == {field.encode_name for field in msgspec.structs.fields(view.RunView)}
 
 
-def test_the_table_has_a_line_for_each_gpu_and_says_what_is_not_known() -> None:
+def test_the_table_has_a_line_for_each_gpu_and_marks_what_is_not_known() -> None:
     known = view.GpuView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB)
     unknown = view.GpuView(UUID, None, None, 1536 * MIB, 0)
     entries = (
-        view.Entry("run", "k", "me", 7, "python x", 0, "standard", 2, False, None, (known,), ()),
-        view.Entry("container", "l", "ns/pod/c", None, "", None, "best-effort", 4, True, None, (unknown,), None),
+        view.RunView("run", "k", "me", 7, "python x", 0, "standard", 2, False, None, (known,), ()),
+        view.RunView("container", "l", "ns/pod/c", None, "", None, "best-effort", 4, True, None, (unknown,), None),
     )
     console = Console(width=200)
     with console.capture() as captured:
-        screen.show(view.View(entries, ("something is wrong",)), console)
+        screen.show(view.StateRootView(entries, ("something is wrong",)), console)
     lines = [line.split() for line in captured.get().splitlines() if line.strip()]
     assert lines[0] == [
         "PID",
@@ -269,7 +269,7 @@ def test_amounts_are_short(size: int | None, text: str) -> None:
     assert screen.amount(size) == text
 
 
-LONG = view.Entry(
+LONG = view.RunView(
     "run", "k", "somebody", 4_194_304, "python3 train.py --epochs 900", 0, "latency-critical", 4, False, "gpus",
     (view.GpuView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB),), (),
 )  # fmt: skip
@@ -279,7 +279,7 @@ LONG = view.Entry(
 def test_a_narrow_terminal_is_shown_whole_columns_the_important_ones_and_each_pid(width: int) -> None:
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as captured:
-        screen.show(view.View((LONG,)), console)
+        screen.show(view.StateRootView((LONG,)), console)
     head, row = captured.get().splitlines()
     shown = head.split()
     assert row.split()[0] == "4194304"
@@ -296,7 +296,7 @@ def test_where_output_is_no_terminal_nothing_is_cut_and_no_line_ends_with_blanks
     longer = msgspec.structs.replace(LONG, command="x" * 500)
     written = io.StringIO()
     console = Console(file=written, width=screen.PLAIN_WIDTH)
-    screen.show(view.View((short, longer), ("something is wrong",)), console)
+    screen.show(view.StateRootView((short, longer), ("something is wrong",)), console)
     lines = written.getvalue().splitlines()
     assert len(lines) == 4
     assert [line for line in lines if line != line.rstrip() or not line] == []
@@ -307,7 +307,7 @@ def test_where_output_is_no_terminal_nothing_is_cut_and_no_line_ends_with_blanks
 @pytest.mark.parametrize(("limit", "mark"), [("memory", "1Gi!"), ("gpu-time", "30%!")])
 def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(limit: str, mark: str) -> None:
     found = structs.replace(reported("k"), unenforced=(UnenforcedStatus("graphics", (limit,), (7,)),))
-    seen = view.View((view._container(found),))
+    seen = view.StateRootView((view._container(found),))
     assert b'"reason": "graphics"' in view.encode(seen)
     console = Console(file=io.StringIO(), width=200)
     console.print(screen.drawn(seen, 200))

@@ -17,15 +17,15 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from kube.errors import ApiError
 from vgpu.api.errors import BadDocument
+from webhook.certificate_keeper import CertificateLocations, FileKeeper, SecretKeeper, keep
 from webhook.certs import CA_CERT, CA_KEY, CERT, KEY, OLD_CA_KEY, renewed
-from webhook.keeper import FileKeeper, Places, SecretKeeper, keep
 from webhook.metrics import Metrics
-from webhook.tls import Serving
+from webhook.tls import ServingContext
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 NAMES = ("tangram-webhook.tangram.svc",)
-PLACES = Places("tangram", "certs", "tangram", NAMES)
+PLACES = CertificateLocations("tangram", "certs", "tangram", NAMES)
 
 
 def verifies(files: dict[str, bytes], now: datetime, ca: bytes | None = None) -> None:
@@ -45,7 +45,7 @@ def test_nothing_changes_until_two_thirds_of_the_leafs_life() -> None:
     verifies(files, START + 89 * DAY)
 
 
-def test_over_twenty_years_every_certificate_is_trusted_before_it_is_served_and_by_those_who_have_the_last_bundle() -> (
+def test_over_twenty_years_every_certificate_is_trusted_before_it_is_served_and_by_clients_with_the_last_bundle() -> (
     None
 ):
     files, now, authorities = renewed({}, NAMES, START), START, set()
@@ -91,8 +91,8 @@ def test_other_dns_names_bring_another_certificate() -> None:
     verifies(new, START)
 
 
-class FakeApi:
-    """A Secret and a configuration, with resource versions; every call gives way to the other replica first."""
+class FakeSecretApi:
+    """A Secret and a configuration, with resource versions; before every call, the other replica runs."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ class FakeApi:
         return b"{}"
 
 
-class Clock:
+class DateClock:
     def __init__(self) -> None:
         self.now = datetime.now(UTC)
 
@@ -142,14 +142,14 @@ class Clock:
         return self.now
 
 
-def keeper_of(api: FakeApi, clock: Clock) -> tuple[SecretKeeper, Serving, Metrics]:
+def keeper_of(api: FakeSecretApi, clock: DateClock) -> tuple[SecretKeeper, ServingContext, Metrics]:
     metrics = Metrics()
-    serving = Serving(metrics)
+    serving = ServingContext(metrics)
     return SecretKeeper(api, PLACES, serving, clock), serving, metrics
 
 
 async def test_two_replicas_that_start_together_serve_one_certificate() -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     (one, first, _), (two, second, _) = keeper_of(api, clock), keeper_of(api, clock)
     await asyncio.gather(one.once(), two.once())
     secret = api.objects[PLACES.secret_path]["data"]
@@ -160,7 +160,7 @@ async def test_two_replicas_that_start_together_serve_one_certificate() -> None:
 
 
 async def test_a_round_with_nothing_due_writes_nothing() -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     keeper, _, _ = keeper_of(api, clock)
     await keeper.once()
     before = api.calls.copy()
@@ -169,7 +169,7 @@ async def test_a_round_with_nothing_due_writes_nothing() -> None:
 
 
 async def test_an_empty_secret_from_the_chart_is_filled_and_a_lost_bundle_is_written_again() -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     api.store(PLACES.secret_path, {"metadata": {"name": "certs"}, "type": "Opaque"})
     keeper, serving, _ = keeper_of(api, clock)
     await keeper.once()
@@ -184,7 +184,7 @@ async def test_an_empty_secret_from_the_chart_is_filled_and_a_lost_bundle_is_wri
 async def test_a_secret_that_is_lost_is_made_again_with_what_is_served_so_that_no_replica_is_distrusted(
     left: dict[str, Any] | None,
 ) -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     (one, first, _), (two, second, _) = keeper_of(api, clock), keeper_of(api, clock)
     await asyncio.gather(one.once(), two.once())
     before, served = api.objects.pop(PLACES.secret_path)["data"], first._in_use
@@ -201,7 +201,7 @@ async def test_a_secret_that_is_lost_is_made_again_with_what_is_served_so_that_n
 
 
 async def test_both_replicas_take_the_renewed_certificate_into_use() -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     (one, first, metrics), (two, second, _) = keeper_of(api, clock), keeper_of(api, clock)
     await one.once()
     await two.once()
@@ -213,7 +213,7 @@ async def test_both_replicas_take_the_renewed_certificate_into_use() -> None:
 
 
 async def test_a_round_that_fails_is_counted_and_what_is_served_stays() -> None:
-    api, clock = FakeApi(), Clock()
+    api, clock = FakeSecretApi(), DateClock()
     keeper, serving, metrics = keeper_of(api, clock)
     await keeper.once()
     in_use = serving._in_use
@@ -232,9 +232,9 @@ async def test_a_round_that_fails_is_counted_and_what_is_served_stays() -> None:
 
 
 async def test_files_that_change_are_taken_into_use_and_halves_are_not(tmp_path: Path) -> None:
-    serving = Serving(Metrics())
+    serving = ServingContext(Metrics())
     keeper = FileKeeper(tmp_path, serving)
-    with pytest.raises(BadDocument, match=r"must hold tls\.crt and tls\.key"):
+    with pytest.raises(BadDocument, match=r"must contain tls\.crt and tls\.key"):
         await keeper.once()
     first, second = renewed({}, NAMES, datetime.now(UTC)), renewed({}, NAMES, datetime.now(UTC))
     for name in (CERT, KEY):

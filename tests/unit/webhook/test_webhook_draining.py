@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from tests.unit.webhook.test_webhook_serving import NAME, REVIEW, running, trusting, write
+from webhook.app import Webhook
 from webhook.certs import renewed
-from webhook.running import Webhook
 
 CLIENTS = 24
 BODY = msgspec.json.encode(REVIEW)
@@ -23,13 +23,13 @@ REQUEST = (
 ).encode() + BODY
 
 
-class Service:
-    """Stands for the Kubernetes Service: who connects is sent to the webhook that is ready."""
+class ReadyService:
+    """Stands for the Kubernetes Service: a connection goes to the webhook that is ready."""
 
     def __init__(self, *webhooks: Webhook) -> None:
         self.webhooks = webhooks
         self.answered: Counter[tuple[int, str]] = Counter()
-        """(which webhook, what it said of the connection) -> answers with status 200."""
+        """(which webhook, its `connection` header) -> answers with status 200."""
         self.lost: list[str] = []
         self.used = [asyncio.Event() for _ in webhooks]
         """Set once a webhook gave ten answers for each client."""
@@ -39,20 +39,20 @@ class Service:
         return next(number for number, webhook in enumerate(self.webhooks) if not webhook.not_ready())
 
     async def hammer(self, trust: ssl.SSLContext, done: asyncio.Event) -> None:
-        """One request after the other, on the same connection for as long as the webhook says nothing against it."""
+        """One request after the other, on the same connection until the webhook closes it."""
         while not done.is_set():
             number = self.ready()
             async with connection(self.webhooks[number].port, trust) as (reader, writer):
-                said = "keep"
-                while said == "keep" and not done.is_set():
+                header = "keep"
+                while header == "keep" and not done.is_set():
                     try:
                         writer.write(REQUEST)
-                        said = await answer(reader)
+                        header = await answer(reader)
                     except (OSError, asyncio.IncompleteReadError) as error:
                         self.lost.append(f"webhook {number}: {error!r}")
                         break
-                    self.answered[number, said] += 1
-                    if self.answered[number, said] == 10 * CLIENTS:
+                    self.answered[number, header] += 1
+                    if self.answered[number, header] == 10 * CLIENTS:
                         self.used[number].set()
 
 
@@ -84,7 +84,7 @@ async def test_no_request_over_a_kept_connection_is_lost_while_the_webhook_ends(
     async with running(tmp_path) as heir:
         async with running(tmp_path, drain_s=0.5) as leaver:
             await asyncio.wait_for(asyncio.gather(leaver.accepting.wait(), heir.accepting.wait()), 10)
-            service = Service(leaver, heir)
+            service = ReadyService(leaver, heir)
             clients = [asyncio.create_task(service.hammer(trusting(files), done)) for _ in range(CLIENTS)]
             await asyncio.wait_for(service.used[0].wait(), 10)
         # the leaver got SIGTERM here, and has ended

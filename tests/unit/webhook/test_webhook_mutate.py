@@ -16,9 +16,9 @@ from vgpu.api.contract import CONTAINER_LIBRARY
 from vgpu.api.errors import BadRequest
 from vgpu.api.request import pod_request
 from vgpu.scheduling.policies.registry import POLICIES
+from webhook.admission_rules import AdmissionRules
 from webhook.mutate import mutate
 from webhook.review import BadReview, review
-from webhook.rules import Rules
 from webhook.settings import Settings
 
 GPU_MEM, GPU_CORE = "tangram.sh/gpu-mem", "tangram.sh/gpu-core"
@@ -95,15 +95,15 @@ def pods(draw: st.DrawFn) -> dict[str, Any]:
 
 
 RULES = [
-    Rules(),
-    Rules(unit_mib=256, runtime_class="nvidia", priority_classes={"standard": "std"}, privileged="warn"),
-    Rules(scheduler_name="default-scheduler"),
+    AdmissionRules(),
+    AdmissionRules(unit_mib=256, runtime_class="nvidia", priority_classes={"standard": "std"}, privileged="warn"),
+    AdmissionRules(scheduler_name="default-scheduler"),
 ]
 
 
 @given(pods(), st.sampled_from(RULES))
 @settings(max_examples=examples(400))
-def test_what_came_in_requests_the_same_and_is_not_changed_again(pod: dict[str, Any], rules: Rules) -> None:
+def test_what_came_in_requests_the_same_and_is_not_changed_again(pod: dict[str, Any], rules: AdmissionRules) -> None:
     try:
         verdict = mutate(pod, rules)
     except BadRequest:
@@ -117,7 +117,9 @@ def test_what_came_in_requests_the_same_and_is_not_changed_again(pod: dict[str, 
 
 @given(pods(), st.sampled_from(RULES))
 @settings(max_examples=examples(400))
-def test_every_container_of_a_pod_that_requests_has_its_gpus_decided(pod: dict[str, Any], rules: Rules) -> None:
+def test_every_container_of_a_pod_that_requests_has_its_gpus_decided(
+    pod: dict[str, Any], rules: AdmissionRules
+) -> None:
     try:
         mutated = applied(pod, list(mutate(pod, rules).ops))
     except BadRequest:
@@ -167,10 +169,10 @@ def body_of(pod: Any, **request: Any) -> bytes:
     )
 
 
-def test_the_namespace_of_the_request_decides_and_not_what_the_pod_says() -> None:
+def test_the_namespace_of_the_request_decides_and_not_the_pods_own() -> None:
     main = {"name": "c", "resources": {"limits": {GPU_MEM: "1"}}, "securityContext": {"privileged": True}}
     pod = {"metadata": {"name": "a", "namespace": "trusted"}, "spec": {"containers": [main]}}
-    rules = Rules(privileged_namespaces=frozenset({"trusted"}))
+    rules = AdmissionRules(privileged_namespaces=frozenset({"trusted"}))
     assert review(body_of(pod), rules).result == "denied"
     assert review(body_of(pod, namespace="trusted"), rules).result == "mutated"
 
@@ -178,7 +180,7 @@ def test_the_namespace_of_the_request_decides_and_not_what_the_pod_says() -> Non
 @given(junk)
 @settings(max_examples=examples(400))
 def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: Any) -> None:
-    answer = review(body_of(pod), Rules())
+    answer = review(body_of(pod), AdmissionRules())
     response = msgspec.json.decode(answer.body)["response"]
     assert answer.result in ("unchanged", "denied")
     assert response["allowed"] or response["status"]["message"]
@@ -188,7 +190,7 @@ def test_any_json_as_a_pod_gets_an_answer_and_never_the_webhooks_own_fault(pod: 
 @settings(max_examples=examples(300))
 def test_any_bytes_as_a_review_are_refused_with_a_sentence(body: bytes) -> None:
     with pytest.raises(BadReview, match=r"must be|is no AdmissionReview"):
-        review(body, Rules())
+        review(body, AdmissionRules())
 
 
 @given(
@@ -204,7 +206,7 @@ def test_a_malformed_quantity_never_comes_in(value: Any) -> None:
         "metadata": {"name": "a"},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {GPU_MEM: value}}}]},
     }
-    answer = review(body_of(pod), Rules())
+    answer = review(body_of(pod), AdmissionRules())
     if answer.result == "denied":
         return
     patch = msgspec.json.decode(base64.b64decode(msgspec.json.decode(answer.body)["response"]["patch"]))
@@ -219,7 +221,7 @@ def test_an_update_and_another_kind_are_let_through_unread() -> None:
         {"subResource": "binding"},
         {"resource": {"group": "apps", "resource": "deployments"}},
     ):
-        assert review(body_of({"spec": 1}, **changed), Rules()).result == "unchanged"
+        assert review(body_of({"spec": 1}, **changed), AdmissionRules()).result == "unchanged"
 
 
 def test_a_denial_names_a_pod_that_has_only_the_prefix_of_a_name() -> None:
@@ -227,7 +229,7 @@ def test_a_denial_names_a_pod_that_has_only_the_prefix_of_a_name() -> None:
         "metadata": {"generateName": "web-7f9c4-"},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {GPU_MEM: "0"}}}]},
     }
-    status = msgspec.json.decode(review(body_of(pod), Rules()).body)["response"]["status"]
+    status = msgspec.json.decode(review(body_of(pod), AdmissionRules()).body)["response"]["status"]
     assert (status["code"], status["reason"]) == (422, "Invalid")
     assert (
         status["message"]
@@ -241,7 +243,7 @@ def test_a_denial_for_an_annotation_names_the_pod_too(annotation: str) -> None:
         "metadata": {"name": "a", "annotations": {annotation: "x"}},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {GPU_MEM: "1"}}}]},
     }
-    status = msgspec.json.decode(review(body_of(pod), Rules()).body)["response"]["status"]
+    status = msgspec.json.decode(review(body_of(pod), AdmissionRules()).body)["response"]["status"]
     assert status["message"].startswith(f"pod ns/a: annotation {annotation} ")
 
 
@@ -250,7 +252,7 @@ def test_the_webhooks_own_fault_denies_with_a_sentence(monkeypatch: pytest.Monke
         raise ZeroDivisionError
 
     monkeypatch.setattr("webhook.review.mutate", broken)
-    answer = review(body_of({}), Rules())
+    answer = review(body_of({}), AdmissionRules())
     assert answer.result == "error"
     response = msgspec.json.decode(answer.body)["response"]
     assert response["allowed"] is False

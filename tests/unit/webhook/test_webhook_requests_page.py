@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_CLASS, DEFAULT_GUARD, DEFAULT_LEVEL, DEFAULT_POLICY, GUARDS, LEVELS
+from vgpu.api.names import (
+    CLASSES,
+    DEFAULT,
+    DEFAULT_CLASS,
+    DEFAULT_LEVEL,
+    DEFAULT_OVER_LIMIT_ACTION,
+    DEFAULT_POLICY,
+    LEVELS,
+    OVER_LIMIT_ACTIONS,
+)
 from vgpu.api.request import MOST_GPUS
 from vgpu.scheduling.policies.registry import POLICIES
-from webhook.rules import Rules
+from webhook.admission_rules import AdmissionRules
 
 PAGE = Path("docs/reference/requests.md").read_text()
 
@@ -41,9 +50,12 @@ def test_ranges_and_defaults_are_those_of_the_code() -> None:
     assert table[DEFAULT.service_class][1] == ", ".join(f"`{name}`" for name in CLASSES)
     assert table[DEFAULT.service_class][2] == f"`{DEFAULT_CLASS}`"
     assert table[DEFAULT.level][1:3] == [f"{LEVELS[0]} to {LEVELS[-1]}", f"`{DEFAULT_LEVEL}`"]
-    assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) == set(Rules().policies)
-    assert set(Rules().policies) <= set(POLICIES)
+    assert set(re.findall(r"`([^`]+)`", table[DEFAULT.placement][1])) == set(AdmissionRules().policies)
+    assert set(AdmissionRules().policies) <= set(POLICIES)
     assert table[DEFAULT.placement][2] == f"`{DEFAULT_POLICY}`"
-    assert table[DEFAULT.over_limit][1:3] == [", ".join(f"`{name}`" for name in GUARDS), f"`{DEFAULT_GUARD}`"]
+    assert table[DEFAULT.over_limit][1:3] == [
+        ", ".join(f"`{name}`" for name in OVER_LIMIT_ACTIONS),
+        f"`{DEFAULT_OVER_LIMIT_ACTION}`",
+    ]
     assert table[DEFAULT.gpu_count][1].startswith(f"1 to {MOST_GPUS};")
     assert rows("Resources")[DEFAULT.gpu][1] == f"1 to {MOST_GPUS}"

@@ -1,4 +1,4 @@
-"""The whole webhook on real ports, spoken to over real TLS."""
+"""The whole webhook on real ports, called over real TLS."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import httpx
 import msgspec
 import pytest
 
+from webhook.app import Webhook
 from webhook.certs import CA_CERT, CERT, KEY, renewed
-from webhook.running import Webhook
 from webhook.settings import Settings
 
 NAME = "localhost"
@@ -102,7 +102,7 @@ async def test_without_a_certificate_it_lives_but_is_not_ready(tmp_path: Path) -
             await client.get(f"https://{NAME}:{webhook.port}/mutate")
 
 
-async def test_a_webhook_that_is_stopping_says_so_and_still_answers(tmp_path: Path) -> None:
+async def test_a_webhook_that_is_stopping_reports_it_and_still_answers(tmp_path: Path) -> None:
     files = renewed({}, (NAME,), datetime.now(UTC))
     write(tmp_path, files)
     settings = Settings(

@@ -1,12 +1,12 @@
-"""How much room for the requests to come a GPU takes with it: more where those requests can go nowhere else.
+"""How much capacity for future requests a GPU takes with it: more if those requests fit nowhere else.
 
-A request fits some number of times into what is free, over all pools that it can use (`pools`) and whose GPUs are large enough. When a GPU is taken, a
+A request fits some number of times into the free capacity, over all pools that it can use (`pools`) and whose GPUs are large enough. When a GPU is taken, a
 part of these times is gone. Each request counts with the GPUs that it requests, and the sum is scaled so that all free GPUs together
 displace as many GPUs as they are. So a GPU displaces
 
     1          on average, and in every pool where requests can run anywhere
     more       where its pool is scarce for those that can use little else
-    less       where whoever can run on it can run elsewhere, too
+    less       where the requests that fit it fit other pools, too
 
 A model that only large requests need is scarce by the same rule: small GPUs do not count for them. MIG instances of one profile are
 weighed in the same way, each as a GPU that is requested whole.
@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from vgpu.api.request import FULL_CORE_PERCENT
-from vgpu.scheduling.demand.capacity import Capacity, Floats
+from vgpu.scheduling.demand.pool_capacity import Floats, PoolCapacity
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints
 from vgpu.scheduling.nodes.selectors import Bools
 
@@ -30,7 +30,7 @@ MOST: Final = 512
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Need:
+class GpuNeed:
     """What one GPU must have for a request."""
 
     mib: int
@@ -42,7 +42,7 @@ class Need:
     """Of its node."""
 
 
-INSTANCE: Final = Need(-1, FULL_CORE_PERCENT)
+INSTANCE: Final = GpuNeed(-1, FULL_CORE_PERCENT)
 """What a MIG instance is counted as."""
 
 
@@ -72,7 +72,7 @@ class Demand:
     _fit: _Fit | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, seen: Mapping[Need, int], pools: int, allows: Callable[[Need], Bools]) -> Demand:
+    def of(cls, seen: Mapping[GpuNeed, int], pools: int, allows: Callable[[GpuNeed], Bools]) -> Demand:
         """`seen`: GPUs requested by need. `allows`: (pools,) which pools a need can use, if their GPUs are large enough."""
         needs = sorted(seen, key=lambda need: (-seen[need], need))[:MOST]
         whole = FULL_CORE_PERCENT
@@ -84,8 +84,8 @@ class Demand:
             np.array([allows(need) for need in needs], bool).reshape(len(needs), pools),
         )
 
-    def displaced(self, capacity: Capacity) -> Floats:
-        """(P,) GPUs of room that one free GPU of each pool takes with it. `capacity` has the same pools."""
+    def displaced(self, capacity: PoolCapacity) -> Floats:
+        """(P,) GPUs' worth of capacity that one free GPU of each pool takes with it. `capacity` has the same pools."""
         size, free = capacity.gpu_mib(), capacity.free_gpus()
         fit = self._fit = self._on(size)
         left = fit.times @ free

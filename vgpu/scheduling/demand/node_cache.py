@@ -2,7 +2,8 @@
 
 Between two pods of one template few nodes change. So what a policy worked out for all of them at the one is kept with the arrays that it
 was worked out from; at the next the arrays are compared, which is quick, and the work is done again for the nodes that differ. Where the fleet
-says which nodes changed (`arrays.FollowedGpus`) no arrays are kept nor compared. The answer is what all the work would give: the work has to give each node the same, whichever others are beside it.
+reports which nodes changed (`arrays.FollowedGpus`) no arrays are kept nor compared. The result equals that of all
+the work: the work must give each node the same, whichever others are beside it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ Work = Callable[[GpuArrays], Floats]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Cached:
     gpus: GpuArrays
     values: Floats
 
 
-class Recall:
+class NodeCache:
     """For one kind of work."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _Cached] = {}
         """The ones used last at the end."""
         self._followed: dict[Hashable, tuple[int, Floats]] = {}
         """The same, of GPUs that are followed: the moment, and what the work gave then."""
@@ -77,13 +78,13 @@ class Recall:
             else:
                 self._kept[kind] = kept
                 return kept.values
-        self._kept[kind] = _Kept(self._own(gpus), values)
+        self._kept[kind] = _Cached(self._own(gpus), values)
         if len(self._kept) > KINDS:
             del self._kept[next(iter(self._kept))]
         return values
 
     def _own(self, gpus: GpuArrays) -> GpuArrays:
-        """With arrays that nobody writes to, shared with the last one's where these are equal."""
+        """With arrays that are not written to, shared with the last one's where these are equal."""
         total, model = gpus.total_mib, gpus.model
         last = next(reversed(self._kept.values()), None)
         same = (

@@ -6,7 +6,7 @@ beside its GPU. So what is worked out by pool is true of each node of it, and a 
 
     requests -> constraints, the most demanded first -> class of each node -> pool of each GPU (`Fleet.pool`)
 
-Nodes that changed are classified again when somebody looks next. What is not bounded by the cluster is bounded here: constraints that
+Nodes that changed are classified again at the next read. What is not bounded by the cluster is bounded here: constraints that
 are left out count as if every node met them.
 
 Units and shapes as in `fleet`.
@@ -33,7 +33,7 @@ MOST_CONSTRAINTS: Final = 64
 MOST_CLASSES: Final = 256
 """Of nodes. Guessed: bounds the work of each placement, 0.1 ms for 512 requests."""
 MOST_KEYS: Final = 64
-"""Of labels that the constraints together may name. Guessed: a key that nobody named yet takes 0.4 ms for 10,000 nodes."""
+"""Of labels that the constraints together may name. Guessed: a key that no pod has named yet takes 0.4 ms for 10,000 nodes."""
 MOST_TAINTS: Final = 64
 """Different sets of taints. A node with another counts as without taints. Guessed: bounds the comparisons with tolerations."""
 PASSING: Final = "node.kubernetes.io/"
@@ -41,7 +41,7 @@ PASSING: Final = "node.kubernetes.io/"
 
 
 class Offers(Protocol):
-    """What the fleet says of its nodes' GPUs."""
+    """What the fleet reports of its nodes' GPUs."""
 
     def offers(self, profile: str, columns: Columns) -> Bools:
         """(columns,) which of the nodes have MIG instances of the profile, in use or not."""

@@ -4,11 +4,11 @@ Learnt from the pods seen, each as often as it was seen; nothing is assumed befo
 up to `SHARE` of the pods. They are made into tables once in a while, so that judging 10,000 nodes is a look-up by GPU.
 
 A request cannot use a GPU with too little memory or compute time free, one of a model that it does not allow, any GPU of a node
-with too little CPU, nor any of a node with fewer such GPUs than it wants. The result is in GPUs: a GPU idle by half and of no
-use to anybody counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of GPUs.)
+with too little CPU, nor any of a node with fewer such GPUs than it requests. The result is in GPUs: a GPU idle by half and of no
+use to any request counts 0.5. (F of FGD, Weng et al., USENIX ATC '23, with expected shares of GPUs.)
 
 Beside that, `stranded` looks further ahead: idle GPUs of a node beyond those that its free CPU serves when pods request as much
-CPU to a GPU as they do on average. F sees a lack of CPU only when it is there. And `displaced` says how scarce the GPUs of each pool are
+CPU to a GPU as they do on average. F sees a lack of CPU only when it is there. And `displaced` measures how scarce the GPUs of each pool are
 (`displacement`). F knows models and no other constraints of nodes: what a label or taint keeps from a request counts as usable.
 """
 
@@ -25,19 +25,19 @@ import numpy.typing as npt
 
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
 from vgpu.scheduling.arrays import GpuArrays, Judged
-from vgpu.scheduling.demand.displacement import INSTANCE, Demand, Need
-from vgpu.scheduling.demand.node_cache import Recall
+from vgpu.scheduling.demand.displacement import INSTANCE, Demand, GpuNeed
+from vgpu.scheduling.demand.node_cache import NodeCache
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints
 from vgpu.scheduling.nodes.selectors import Bools
 
 if TYPE_CHECKING:
-    from vgpu.scheduling.demand.capacity import Capacity
+    from vgpu.scheduling.demand.pool_capacity import PoolCapacity
     from vgpu.scheduling.demand.pools import Pools
 
 SHARE: Final = 0.95
 """Part of the pods that typical requests make up. From the paper."""
 MOST_REQUESTS: Final = 64
-"""Typical requests at most. Pulled out of the air: bounds the tables."""
+"""Typical requests at most. Guessed: bounds the tables."""
 LEARN_EVERY: Final = 256
 """Pods seen between two makings of the tables; more often at the beginning, at every power of two."""
 
@@ -69,15 +69,17 @@ class Typical:
     constraints: NodeConstraints = ANYWHERE
     """Of the pod's node."""
 
-    def needs(self) -> dict[str, tuple[Need, int]]:
+    def needs(self) -> dict[str, tuple[GpuNeed, int]]:
         """By profile, GPUs of which "" is for: what each must have, and how many are requested."""
         profiles = tuple(profile for profile, _ in self.instances)
         if not profiles:
-            return {"": (Need(self.mib, self.percent, self.models, self.constraints), self.gpus)} if self.gpus else {}
-        parts: dict[str, tuple[Need, int]] = {}
+            return (
+                {"": (GpuNeed(self.mib, self.percent, self.models, self.constraints), self.gpus)} if self.gpus else {}
+            )
+        parts: dict[str, tuple[GpuNeed, int]] = {}
         if self.gpus:
             beside = replace(self.constraints, profiles=profiles)
-            parts[""] = Need(self.mib, self.percent, self.models, beside), self.gpus
+            parts[""] = GpuNeed(self.mib, self.percent, self.models, beside), self.gpus
         for profile, wanted in self.instances:
             others = tuple(one for one in profiles if one != profile)
             beside = replace(self.constraints, profiles=others, shared=self.gpus > 0)
@@ -97,7 +99,7 @@ class _Tables:
     requested_mib: float
     requested_whole: float
     """Of the typical pods that request GPUs, expected: CPU, MiB of shares, GPUs taken whole."""
-    needs: Mapping[str, Mapping[Need, int]]
+    needs: Mapping[str, Mapping[GpuNeed, int]]
     """By profile, GPUs of which "" is for: how many were requested, by need. Of all pods seen, the rare ones too: a rare pool may be requested
     by few."""
     constraints: tuple[NodeConstraints, ...]
@@ -116,7 +118,7 @@ class RequestDistribution:
     _due: bool = False
     _models: dict[str, int] = field(default_factory=dict)
     _models_then: dict[str, int] = field(default_factory=dict)
-    _recall: Recall = field(default_factory=Recall, compare=False)
+    _recall: NodeCache = field(default_factory=NodeCache, compare=False)
     _constraints: set[NodeConstraints] = field(default_factory=set)
     """Of the pods counted."""
     _demands: dict[str, Demand] = field(default_factory=dict, compare=False)
@@ -151,7 +153,7 @@ class RequestDistribution:
         self._due = True
 
     def _known(self) -> _Tables | None:
-        """The tables, made anew if that is due: only who looks at them pays."""
+        """The tables, made anew if that is due: only a caller that reads them spends that time."""
         if self._due or self._models_then != self._models:
             self._models_then, self._due = dict(self._models), False
             self._tables = _tables(self.typical(), self._needs(), self._models_then) if self.pods else None
@@ -170,8 +172,8 @@ class RequestDistribution:
             chosen[one] = times
         return {one: times / sum(chosen.values()) for one, times in chosen.items()}
 
-    def _needs(self) -> dict[str, Counter[Need]]:
-        needs: dict[str, Counter[Need]] = {"": Counter()}
+    def _needs(self) -> dict[str, Counter[GpuNeed]]:
+        needs: dict[str, Counter[GpuNeed]] = {"": Counter()}
         for one, times in self.seen.items():
             for profile, (need, wanted) in one.needs().items():
                 needs.setdefault(profile, Counter())[need] += times * wanted
@@ -182,8 +184,8 @@ class RequestDistribution:
         known = self._known()
         return () if known is None else known.constraints
 
-    def displaced(self, pools: Pools, capacity: Capacity) -> Weights:
-        """(pools + 1,) GPUs of room for the requests to come that each MiB takes with it, where `capacity` is what the whole fleet has free.
+    def displaced(self, pools: Pools, capacity: PoolCapacity) -> Weights:
+        """(pools + 1,) GPUs' worth of capacity for future requests that each MiB takes with it, where `capacity` is what the whole fleet has free.
 
         The last is that of rows without a GPU, which are -1.
         """
@@ -194,7 +196,7 @@ class RequestDistribution:
         weights: Weights = np.append(by_mib, 0.0).astype(np.float32)
         return weights
 
-    def displaced_instances(self, profile: str, pools: Pools, count: Callable[[], Capacity]) -> Weights:
+    def displaced_instances(self, profile: str, pools: Pools, count: Callable[[], PoolCapacity]) -> Weights:
         """(pools + 1,) as `displaced`, of MIG instances. `count`: those of the whole fleet, counted only if it matters."""
         known = self._known()
         demand = None if known is None else self._demand(profile, known, pools)
@@ -213,7 +215,7 @@ class RequestDistribution:
         return self._demands[profile]
 
     def unusable(self, gpus: Judged, kind: Hashable = None) -> Floats:
-        """(nodes,) GPUs that are idle and of no use to the next request, expected. Not to be written to. `kind`: as in `Recall.of`."""
+        """(nodes,) GPUs that are idle and of no use to the next request, expected. Not to be written to. `kind`: as in `NodeCache.of`."""
         return self.wasted(gpus, kind)[0]
 
     def wasted(self, gpus: Judged, kind: Hashable = None) -> tuple[Floats, Floats]:
@@ -252,7 +254,7 @@ def _over_gpus(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return total
 
 
-def _allows(pools: Pools, models: Sequence[str]) -> Callable[[Need], Bools]:
+def _allows(pools: Pools, models: Sequence[str]) -> Callable[[GpuNeed], Bools]:
     """(pools,) which pools a need can use, if their GPUs are large enough. `models`: names by code."""
     of_pool = np.array(pools.models, np.intp)
 
@@ -286,7 +288,7 @@ def _level(known: _Tables, gpus: GpuArrays) -> Indices:
     by_mib = np.searchsorted(known.mib, gpus.free_mib, side="right")
     whole = (gpus.free_mib == gpus.total_mib) & (gpus.total_mib > 0)
     if len(known.percent) == 1 and known.percent[0] == 0:
-        by_percent: Any = 1  # nobody requests compute time
+        by_percent: Any = 1  # no pod requests compute time
     else:
         by_percent = np.searchsorted(known.percent, gpus.free_percent, side="right")
         whole &= gpus.free_percent == FULL_CORE_PERCENT
@@ -294,7 +296,7 @@ def _level(known: _Tables, gpus: GpuArrays) -> Indices:
     return level
 
 
-def _tables(requests: dict[Typical, float], needs: Mapping[str, Counter[Need]], models: dict[str, int]) -> _Tables:
+def _tables(requests: dict[Typical, float], needs: Mapping[str, Counter[GpuNeed]], models: dict[str, int]) -> _Tables:
     mib, percent, cpu = (
         np.unique(np.array([getattr(one, what) for one in requests], np.int64))
         for what in ("mib", "percent", "cpu_milli")
@@ -329,7 +331,7 @@ def _tables(requests: dict[Typical, float], needs: Mapping[str, Counter[Need]], 
     )
 
 
-def _ranked(needs: Iterable[Counter[Need]]) -> tuple[NodeConstraints, ...]:
+def _ranked(needs: Iterable[Counter[GpuNeed]]) -> tuple[NodeConstraints, ...]:
     """Constraints, those for most GPUs first."""
     gpus = Counter[NodeConstraints]()
     for counted in needs:

@@ -16,7 +16,7 @@ REPELS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Condition:
+class LabelRequirement:
     """On a label of the node, or on its name. An operator of a later release matches no node."""
 
     key: str
@@ -30,7 +30,7 @@ class Condition:
 class Term:
     """All its conditions match. One without conditions matches no node."""
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[LabelRequirement, ...]
     weight: int = 0
 
 
@@ -59,7 +59,7 @@ class Toleration(msgspec.Struct, frozen=True, order=True, gc=False):
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeConstraints:
-    """All of it must hold."""
+    """A node must meet all of it."""
 
     required: tuple[tuple[Term, ...], ...] = ()
     """Of each group one term."""

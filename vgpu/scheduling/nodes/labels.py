@@ -1,6 +1,6 @@
-"""Labels of the fleet's nodes, as numbers by column: what a pod would like of its node is then a look-up over all nodes at once.
+"""Labels of the fleet's nodes, as numbers by column: a pod's preferences for its node are then a look-up over all nodes at once.
 
-Only keys that somebody are looked up become arrays, at the first question. What is said of a node outlives its column: one that leaves the
+Only keys that are looked up become arrays, at the first look-up. A node's labels outlive its column: a node that leaves the
 fleet and comes back finds its labels again.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 Codes = npt.NDArray[np.int32]
 
 MOST_KEYS: Final = 256
-"""Keys kept as arrays; of more the one that was not looked up for longest goes. Guessed: 10 MB for 10,000 nodes. To make one takes 0.4 ms there,
+"""Keys kept as arrays; of more, the one that was not looked up for longest is dropped. Guessed: 10 MB for 10,000 nodes. To make one takes 0.4 ms there,
 so a pod may not name more of them than this, by far."""
 
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -81,7 +81,7 @@ class Labels:
             key = Key(np.full(self._size, -1, np.int32), {})
             for node, at in self.column.items():
                 key.codes[at] = _number(key, self._said.get(node, _NOTHING).get(name))
-        self._keys[name] = key  # last in the row of those that may go
+        self._keys[name] = key  # the last that is removed
         return key
 
 

@@ -1,4 +1,4 @@
-"""Find thousands of names in a text at once, and say where each is in the fleet.
+"""Find thousands of names in a text at once, with the place of each in the fleet.
 
 A scheduler names every node in every call, each time in another order: 10,000 names are 440 kB. Made into strings and looked up one by
 one they take 4 ms, most of it waiting for memory. Here they stay the bytes that they are. Each is read as 64-bit words from its end
@@ -39,7 +39,7 @@ _NAMES: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Quoted(Sequence[str]):
-    """The names in `text[start:end]`, the inside of a JSON list: `"a","b"`. Made into strings when somebody reads them as such.
+    """The names in `text[start:end]`, the inside of a JSON list: `"a","b"`. Made into strings when a caller reads them as such.
 
     Reading them raises MsgspecError or UnicodeDecodeError where they are no list of strings.
     """

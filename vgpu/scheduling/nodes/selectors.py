@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.nodes.constraints import LabelRequirement, Term
 from vgpu.scheduling.nodes.labels import Labels
 
 Bools = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ def matches(term: Term, labels: Labels, columns: Columns) -> Bools:
     return found
 
 
-def _by_name(condition: Condition, labels: Labels, columns: Columns) -> Bools:
+def _by_name(condition: LabelRequirement, labels: Labels, columns: Columns) -> Bools:
     column = labels.column
     named: Bools = np.isin(columns, [column[name] for name in condition.values if name in column])
     match condition.operator:
@@ -40,7 +40,7 @@ def _by_name(condition: Condition, labels: Labels, columns: Columns) -> Bools:
             return np.zeros(len(columns), np.bool_)
 
 
-def _by_label(condition: Condition, labels: Labels, columns: Columns) -> Bools:
+def _by_label(condition: LabelRequirement, labels: Labels, columns: Columns) -> Bools:
     key = labels.key(condition.key)
     true = np.zeros(len(key.numbers) + 1, np.bool_)  # by the number of the value; the last one is for nodes without
     match condition.operator:

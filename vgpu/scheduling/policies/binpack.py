@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vgpu.scheduling.policies.outcome import Outcome, Scores
+from vgpu.scheduling.policies.outcome import PlacementOutcome, Scores
 
 
-def binpack(outcome: Outcome) -> Scores:
+def binpack(outcome: PlacementOutcome) -> Scores:
     """Keys: MiB left on the loosest GPU taken, then MiB left on the node."""
     return outcome.loosest_mib, outcome.node_free_mib

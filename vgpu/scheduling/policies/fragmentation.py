@@ -1,4 +1,4 @@
-"""Fragmentation: cost the cluster's own pods least of the room that they could still use, in coarse steps; among equals, pack.
+"""Fragmentation: cost the cluster's own pods least of the capacity that they could still use, in coarse steps; among equals, pack.
 
 Three costs, in GPUs, are added up:
 
@@ -19,13 +19,13 @@ from typing import Final
 
 import numpy as np
 
-from vgpu.scheduling.policies.outcome import Outcome, Scores
+from vgpu.scheduling.policies.outcome import PlacementOutcome, Scores
 
 STEP_GPUS: Final = 0.2
 """Costs that differ by less than this count as equal. Measured on the openb lists."""
 
 
-def fragmentation(outcome: Outcome) -> Scores:
+def fragmentation(outcome: PlacementOutcome) -> Scores:
     """Keys: cost, in steps; how scarce the GPUs' pools are among those of their models; then as `binpack`; then the least CPU left."""
     before, after = outcome.gpus
     distribution = outcome.distribution

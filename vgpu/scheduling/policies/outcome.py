@@ -1,6 +1,6 @@
-"""What a policy is shown: how the nodes would look with the pod on them. It ranks nothing itself.
+"""What a policy reads: the nodes' state with the pod on them. It ranks nothing itself.
 
-What it says of a node that does not fit means nothing. Units and shapes as in `fleet`.
+Its values for a node that does not fit mean nothing. Units and shapes as in `fleet`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scores: TypeAlias = tuple[npt.NDArray[Any], ...]
 
 
 class Displaced(NamedTuple):
-    """What the pod takes of the room for the requests to come (`scarcity`)."""
+    """What the pod takes of the capacity for future requests (`scarcity`)."""
 
     gpus: npt.NDArray[np.float64]
     """(nodes,) GPUs and MIG instances."""
@@ -31,13 +31,13 @@ class Displaced(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How the nodes would look after the pod is placed on them."""
+class PlacementOutcome:
+    """The nodes' state after the pod is placed on them."""
 
     kind: Hashable
     """Equal for pods that take the same GPUs of the same nodes: what a policy works out for one may serve the next."""
     loosest_mib: Ints
-    """(nodes,) left after the pod on the roomiest GPU that it would take; a GPU taken whole counts with its size."""
+    """(nodes,) left after the pod on the emptiest GPU that it would take; a GPU taken whole counts with its size."""
     node_free_mib: Ints
     """(nodes,) left after the pod on all GPUs that it may use."""
     distribution: RequestDistribution
@@ -47,7 +47,7 @@ class Outcome:
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the GPUs taken are linked, or how much their loss hurts the others: see `links`."""
     look: Callable[[], tuple[Judged, Judged]]
-    """The GPUs before and after the pod. Copies, so made only for the policies that look."""
+    """The GPUs before and after the pod. Copies, so made only for the policies that read them."""
 
     @cached_property
     def gpus(self) -> tuple[Judged, Judged]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vgpu.scheduling.policies.outcome import Outcome, Scores
+from vgpu.scheduling.policies.outcome import PlacementOutcome, Scores
 
 
-def topology(outcome: Outcome) -> Scores:
+def topology(outcome: PlacementOutcome) -> Scores:
     """Keys: cost of the links, then as `binpack`."""
     return outcome.link_cost(), outcome.loosest_mib, outcome.node_free_mib

@@ -1,7 +1,7 @@
 """What the cheapest set on each node costs at least, whatever else a search requires there: kept with the node's view.
 
 A bound of `bounds` follows from the view, the request, the preemptor's priority and the budgets that allow no eviction. What else applies on
-a node (`Terms`, GPUs to which the pod is restricted) only leaves out sets, so these bounds stay below the costs, unless holders make way by themselves.
+a node (`Terms`, GPUs to which the pod is restricted) only leaves out sets, so these bounds stay below the costs, unless pods end by themselves.
 Searches for pods of one template therefore find them ready, but for nodes that changed.
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.victims.bounds import Bound, Rules, lower_bounds
+from vgpu.scheduling.victims.bounds import Bound, EvictionRules, lower_bounds
 from vgpu.scheduling.victims.node import NodeView
 
 KEPT: Final = 4
@@ -23,10 +23,10 @@ SEARCHES: Final = 64
 """Kinds of searches that are distinguished at a time. Guessed."""
 
 
-class KeptBounds:
+class CachedBounds:
     """For one search. The terms of `rules` are left out of account."""
 
-    def __init__(self, request: PodRequest, rules: Rules) -> None:
+    def __init__(self, request: PodRequest, rules: EvictionRules) -> None:
         self._request, self._rules = request, replace(rules, terms={})
         self._kind = _kind(request, rules.priority, rules.violate)
         self._allow = frozenset(budget for budget, left in rules.headroom.items() if left > 0)

@@ -1,12 +1,12 @@
 """What the cheapest set of victims on each of many nodes costs at least, by sums: so that few nodes need a real search.
 
-A bound compares as a cost does (`vgpu.scheduling.victims.allocated_pod`) and is never above that of the cheapest set. Each of its numbers is the least that any set has
-whose earlier numbers are the least: a set with a higher one before costs more anyway. So once it is known that nobody latency-critical has to go, say, none
+A bound compares as a cost does (`vgpu.scheduling.victims.eligibility`) and is never above that of the cheapest set. Each of its numbers is the least that any set has
+whose earlier numbers are the least: a set with a higher one before costs more anyway. So once it is known that for example no latency-critical pod has to be evicted, none
 of them counts any more for the numbers that follow.
 
 Groups
-    Pods are looked at in groups: those on one GPU, for a pod that wants shares or the whole of some; all that hold an instance of the profile,
-    for one that wants MIG instances; those of a node, where pods on one GPU free too little of what is not a GPU. A group frees an amount in
+    Pods are counted in groups: those on one GPU, for a pod that requests shares or whole GPUs; all that have an instance of the profile,
+    for one that requests MIG instances; those of a node, where pods on one GPU free too little of what is not a GPU. A group frees an amount in
     each of some dimensions (MiB and percent of the GPU, instances, thousandths of a processor) and a demand stands against each.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from vgpu.api.names import CLASSES
 from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest
-from vgpu.scheduling.victims.allocated_pod import LOWEST, AllocatedPod, violations_of
+from vgpu.scheduling.victims.eligibility import LOWEST, AllocatedPod, is_lower
+from vgpu.scheduling.victims.eviction_cost import violations_of
 from vgpu.scheduling.victims.node import Bools, Ints, NodeView
 
 NEVER: Final = 2**40
@@ -30,11 +31,11 @@ MOST_TOGETHER: Final = 2**53
 """No set of pods frees as much, as each counts for `MOST` at most."""
 
 Bound: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str]
-"""As `vgpu.scheduling.victims.allocated_pod.Cost`, without the names of pods."""
+"""As `vgpu.scheduling.victims.eligibility.Cost`, without the names of pods."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EvictionTerms:
     """What else applies on one node."""
 
     must_go: frozenset[str] = frozenset()
@@ -42,32 +43,32 @@ class Terms:
     frees: Mapping[str, int] = field(default_factory=dict)
     """Resource that is not Tangram's -> how much of it a set must free."""
     aside: frozenset[str] = frozenset()
-    """UIDs of holders that make way by themselves: they count as gone."""
+    """UIDs of pods that end by themselves: they count as gone."""
     beside_violations: int = 0
-    """Of victims that hold no GPU, and go too: evictions beyond what budgets allow, their highest priority, how many they are."""
+    """Of victims that have no GPU and are evicted, too: evictions beyond what budgets allow, their highest priority, how many they are."""
     beside_highest: int = LOWEST
     beside: int = 0
 
 
-NO_TERMS: Final = Terms()
+NO_TERMS: Final = EvictionTerms()
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class EvictionRules:
     """What may be done for which pod."""
 
     priority: int
-    """Of the pod that is to fit. Only holders of a lower one are evicted."""
+    """Of the pod that is to fit. Only pods of a lower one are evicted."""
     headroom: Mapping[str, int] = field(default_factory=dict)
     """Budget -> evictions that it still allows. A budget that is not named allows none."""
     violate: bool = True
     """May budgets be violated at all, when nothing else helps?"""
-    terms: Mapping[str, Terms] = field(default_factory=dict)
+    terms: Mapping[str, EvictionTerms] = field(default_factory=dict)
     """Node -> what else applies there."""
     may_be_nobody: bool = True
-    """Is a node an answer where nobody has to go?"""
+    """Is a node an answer where no pod has to be evicted?"""
 
-    def on(self, node: str) -> Terms:
+    def on(self, node: str) -> EvictionTerms:
         """What else applies on this node."""
         return self.terms.get(node, NO_TERMS)
 
@@ -143,7 +144,7 @@ class _Slots:
             self._at = np.arange(len(node)) - np.searchsorted(node, np.arange(len(views)))[node]
             self._width = max(gpus, *(len(view.total_mib) for view in views))
             self._apart = ~np.array([view.spans for view in views])
-            """Do no pods hold pieces of several GPUs? Then what is freed on each adds up."""
+            """Has no pod shares of several GPUs? Then what is freed on each adds up."""
 
     def most(self, values: Ints, feasible: Bools) -> Ints:
         """(slots,) the highest value of the groups of a slot, which are those with the lowest. NEVER where there are too few."""
@@ -151,7 +152,7 @@ class _Slots:
         return known if self._each else self._sorted(known)[:, self._gpus - 1]
 
     def total(self, values: Ints, feasible: Bools) -> Ints:
-        """(slots,) at least this, of something that adds up over GPUs unless pods hold pieces of several."""
+        """(slots,) at least this, of something that adds up over GPUs unless pods have shares of several."""
         known = np.where(feasible, values, NEVER)
         if self._each:
             return known
@@ -204,14 +205,14 @@ def _numbers(groups: _Groups, slots: _Slots, dimensions: _Dimensions, allowed: B
 class _Pods:
     """The pods of some nodes, one node after the other."""
 
-    def __init__(self, views: Sequence[NodeView], rules: Rules) -> None:
+    def __init__(self, views: Sequence[NodeView], rules: EvictionRules) -> None:
         self.first = np.cumsum([0, *(len(view.pods) for view in views)])
         self.node = np.repeat(np.arange(len(views)), np.diff(self.first))
         self.priority, self.rank, self.started = (
             np.concatenate([getattr(view, name) for view in views]) for name in ("priority", "rank", "started")
         )
         self.may: Bools = np.concatenate([view.evictable for view in views])
-        self.may &= self.priority < rules.priority  # as AllocatedPod.may_be_evicted_for
+        self.may &= is_lower(self.priority, rules.priority)
         self.live = np.ones(len(self.may), np.bool_)
         self.beyond = np.zeros(len(self.may), np.bool_)
         for first, view in zip(self.first.tolist(), views, strict=False):
@@ -235,7 +236,7 @@ class _Pods:
 
 
 def lower_bounds(
-    views: Sequence[NodeView], request: PodRequest, rules: Rules, only: Mapping[str, Set[str]]
+    views: Sequence[NodeView], request: PodRequest, rules: EvictionRules, only: Mapping[str, Set[str]]
 ) -> list[tuple[Bound, NodeView]]:
     """Of those nodes where a set may suffice. `only` as for `vgpu.scheduling.placement.place`."""
     if not views:
@@ -261,7 +262,7 @@ def most_of(request: PodRequest) -> GpuRequest:
 
 
 def is_sum_of_one_gpu(request: PodRequest) -> bool:
-    """Does it need but one GPU, of which sums say whether it fits?"""
+    """Does it need only one GPU, so that sums decide whether it fits?"""
     (first, *others) = request.containers
     return not others and first.kind != "mig" and first.gpus == 1
 
@@ -284,7 +285,7 @@ def _gpus(
 
 
 def _instances(views: Sequence[NodeView], pods: _Pods, part: GpuRequest) -> tuple[_Groups, _Dimensions, Bools]:
-    """All that hold an instance of the profile, a group for each node. Which GPUs may be taken is left out of account."""
+    """All that have an instance of the profile, a group for each node. Which GPUs may be taken is left out of account."""
     held = [
         (node, base + at)
         for node, (view, base) in enumerate(zip(views, pods.first.tolist(), strict=False))
@@ -297,8 +298,8 @@ def _instances(views: Sequence[NodeView], pods: _Pods, part: GpuRequest) -> tupl
     return groups, [(ones, part.gpus - (there - groups.sums(ones, groups.live)))], there >= part.gpus
 
 
-def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: Rules) -> list[tuple[Ints, Ints]]:
-    """(pods,) amounts and (nodes,) demand of each resource that is not Tangram's, beyond what those free who must go."""
+def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: EvictionRules) -> list[tuple[Ints, Ints]]:
+    """(pods,) amounts and (nodes,) demand of each resource that is not Tangram's, beyond what the pods free that must be evicted."""
     wanted = sorted({resource for view in views for resource in rules.on(view.name).frees})
     found = []
     for resource in wanted:
@@ -340,7 +341,7 @@ def _with_nodes(
 
 
 def _by_node(
-    views: Sequence[NodeView], pods: _Pods, rules: Rules, node: Ints, numbers: tuple[Ints, ...]
+    views: Sequence[NodeView], pods: _Pods, rules: EvictionRules, node: Ints, numbers: tuple[Ints, ...]
 ) -> list[tuple[Bound, NodeView]]:
     best: dict[int, tuple[int, ...]] = {}
     feasible = np.logical_and.reduce([one < NEVER for one in numbers]) & ~pods.impossible[node]
@@ -352,8 +353,8 @@ def _by_node(
     return [(_bound(views[at].name, one, pods.forced.get(at, ()), rules), views[at]) for at, one in best.items()]
 
 
-def _bound(node: str, numbers: Sequence[int], forced: Sequence[AllocatedPod], rules: Rules) -> Bound:
-    """With those that must go, and those that hold no GPU."""
+def _bound(node: str, numbers: Sequence[int], forced: Sequence[AllocatedPod], rules: EvictionRules) -> Bound:
+    """With those that must be evicted, and those that have no GPU."""
     beyond, critical, standard, highest, count, youth = numbers
     terms = rules.on(node)
     if forced:

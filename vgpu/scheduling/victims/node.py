@@ -12,7 +12,7 @@ from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import CLASSES
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod
+from vgpu.scheduling.victims.eligibility import AllocatedPod
 
 RANKS: Final = {service_class: at for at, service_class in enumerate(CLASSES)}
 """0 latency-critical, 1 standard, 2 best-effort."""
@@ -22,9 +22,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 class NodeView:
-    """`allocated_pods` must name all that hold something on the node: what they leave is what is free.
+    """`allocated_pods` must name all pods with an allocation on the node: what they leave is what is free.
 
-    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (may it be evicted?). Per piece, that is what one pod
+    Per pod, in the order of `pods`: `priority`, `rank` of its class, `started`, `evictable` (may it be evicted?). Per share, that is what one pod
     has of one GPU: `owner` (pod), `row` (GPU), `mib`, `percent`; a whole GPU counts as all of it.
     """
 
@@ -78,7 +78,7 @@ class NodeView:
         self.bounds: dict[tuple[object, frozenset[str]], Any] = {}
         """What `bound_cache` keeps here."""
         self.spans = len(set(owner)) < len(owner)
-        """Does a pod hold pieces of several GPUs?"""
+        """Has a pod shares of several GPUs?"""
         self.shareable = np.array([gpu.shareable for gpu in inventory.gpus], np.bool_)
         self.total_mib: Ints = np.array([gpu.mib for gpu in inventory.gpus], np.int64)
         self._index: Mapping[str, int] | None = None
@@ -108,7 +108,7 @@ class NodeView:
 
 
 def may_have(request: PodRequest, gpu: Gpu, only: Set[str] | None) -> bool:
-    """May the pod have a share of this GPU, or all of it, if there is room?"""
+    """May the pod have a share of this GPU, or all of it, if it is free?"""
     return gpu.shareable and request.allows(gpu.model, {gpu.uuid}) and (only is None or gpu.uuid in only)
 
 

@@ -1,7 +1,7 @@
 """The least set of victims on one node.
 
-Whether a set suffices is a matter of sums where one container wants shares of GPUs or whole ones. Of several containers, and of MIG instances,
-`placement` itself is called, on a copy of the node without them. Where the pod then goes, `placement` says in any case.
+Whether a set suffices is a matter of sums where one container requests shares of GPUs or whole ones. Of several containers, and of MIG instances,
+`placement` itself is called, on a copy of the node without them. `placement` decides in any case where the pod then goes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from vgpu.api.grant import Assignment
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.placement import Placement, explain, place
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost, cost_of, violates_surely, violations_of
-from vgpu.scheduling.victims.bounds import Bound, Rules
+from vgpu.scheduling.victims.bounds import Bound, EvictionRules
+from vgpu.scheduling.victims.eligibility import AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost, cost_of, violates_surely, violations_of
 from vgpu.scheduling.victims.node import Bools, Ints, NodeView
 from vgpu.scheduling.victims.sets import EXACT, Sets, Suffices, covers, give_back, least_set
 
@@ -46,7 +47,7 @@ class Eviction:
     assignment: Assignment
     """Where the pod would go."""
     cost: Cost = field(compare=False, repr=False)
-    """With the victims that hold no GPU (`bounds.Terms`)."""
+    """With the victims that have no GPU (`bounds.EvictionTerms`)."""
 
 
 Steps = Generator[None, None, "tuple[AllocatedPod, ...] | None"]
@@ -56,7 +57,9 @@ Steps = Generator[None, None, "tuple[AllocatedPod, ...] | None"]
 class NodeSearch:
     """`only`: no other GPUs than these. `bound`: what any set there costs at least."""
 
-    def __init__(self, view: NodeView, request: PodRequest, rules: Rules, only: Set[str] | None, bound: Bound) -> None:
+    def __init__(
+        self, view: NodeView, request: PodRequest, rules: EvictionRules, only: Set[str] | None, bound: Bound
+    ) -> None:
         self._view, self._request, self._rules, self._only, self._bound = view, request, rules, only, bound
         self._terms = rules.on(view.name)
         self._may_go, self._forced, self._stay = list[AllocatedPod](), list[AllocatedPod](), list[AllocatedPod]()
@@ -87,7 +90,7 @@ class NodeSearch:
         return None if found is None else self._eviction(found)
 
     def _eviction(self, found: Sequence[AllocatedPod]) -> Eviction | None:
-        """None also where the budgets do not allow it, or nobody has to go and that is no answer."""
+        """None also where the budgets do not allow it, or no pod has to be evicted and that is no answer."""
         victims, terms = (*self._forced, *found), self._terms
         if not (victims or terms.beside or self._rules.may_be_nobody):
             return None
@@ -105,7 +108,7 @@ class NodeSearch:
         return cost_of(self._view.name, some, self._rules.headroom)
 
     def _whole_cost(self, some: Sequence[AllocatedPod]) -> Cost:
-        """With those that must go, and the victims that hold no GPU."""
+        """With those that must be evicted, and the victims that have no GPU."""
         terms = self._terms
         beyond, critical, standard, highest, count, *rest = self._cost((*self._forced, *some))
         cost: Cost = (
@@ -119,7 +122,7 @@ class NodeSearch:
         known = [tuple(one) for one in sets if one is not None]
         return min(known, key=lambda one: self._cost((*self._forced, *one)), default=None)
 
-    # --- one container: sums say what fits ---
+    # --- one container: sums decide what fits ---
 
     def _of_one_gpu(self) -> Steps:
         """GPU by GPU."""
@@ -203,7 +206,7 @@ class NodeSearch:
         return priorities[:: max(1, -(-len(priorities) // CAPS))] + priorities[-1:]
 
     def _several_suffice(self, pods: Sequence[AllocatedPod]) -> Suffices:
-        """Are there as many GPUs with room as the pod needs?"""
+        """Do as many GPUs have enough free as the pod needs?"""
         lacking, held = self._lacking(), self._held(pods)
         allowed, gpus = self._view.allowed(self._request, self._only), self._request.containers[0].gpus
         others = [(self._amounts(pods, name), wanted) for name, wanted in self._frees.items()]
@@ -246,7 +249,7 @@ class NodeSearch:
     def _least_on(
         self, row: int, pods: Sequence[AllocatedPod], lacking: Sequence[Ints], held: Sequence[Ints], going: Ints
     ) -> Generator[None, None, list[int] | None]:
-        """Those who make room on one GPU, beside some that go anyway."""
+        """Victims that free enough on one GPU, beside some that are evicted anyway."""
         on_gpu = [at for at in np.flatnonzero(held[2][:, row]).tolist() if not going[at]]
         amounts = np.column_stack([held[by][on_gpu, row] for by in self._dimensions])
         demand = np.array([lacking[by][row] - going @ held[by][:, row] for by in self._dimensions], np.int64)
@@ -258,7 +261,7 @@ class NodeSearch:
     def _least_set(self, pods: Sequence[AllocatedPod], suffices: Suffices, shares: npt.NDArray[np.float64]) -> Steps:
         return (yield from least_set(pods, suffices, shares, self._headroom_left, violate=self._rules.violate))
 
-    # --- several containers, or MIG instances: placement says what fits ---
+    # --- several containers, or MIG instances: placement decides what fits ---
 
     def _by_trying(self) -> Steps:
         """Set by set, the cheapest first. Of many pods all leave, and each may stay, the most important first."""

@@ -1,8 +1,8 @@
-"""The cheapest set of some pods whose end suffices.
+"""The cheapest set of some pods whose eviction suffices.
 
 Up to `EXACT` pods it is the cheapest of all sets. Of more, a set is found of which no pod could stay: all leave, and each may stay, the
 most important first, where the rest still suffices. Then it is compared with all sets that differ from it in `EXACT` pods alone, some that leave and
-some that free most of what is short, again and again. It held at most one pod more than the cheapest of all sets in 10,000 random cases
+some that free most of what is short, again and again. It had at most one pod more than the cheapest of all sets in 10,000 random cases
 (tests/unit/vgpu/scheduling/victims/test_sets.py).
 
 Shapes
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.api.names import CLASSES
-from vgpu.scheduling.victims.allocated_pod import LOWEST, AllocatedPod, cost_of, violates_surely, violations_of
+from vgpu.scheduling.victims.eligibility import LOWEST, AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import cost_of, violates_surely, violations_of
 
 EXACT: Final = 12
 """Pods of which every set counts: 4,096 sets, half a millisecond. GPUs are shared by fewer as a rule."""
@@ -93,7 +94,7 @@ def _among(suffices: Suffices, kept: Sequence[int], count: int) -> Suffices:
 
 
 def _cheapest(pods: Sequence[AllocatedPod], sets: Sets, headroom: Mapping[str, int]) -> list[int] | None:
-    """Of these sets, by one key of the cost after the other. Answers who goes; None if there is no set."""
+    """Of these sets, by one key of the cost after the other. Returns the victims; None if there is no set."""
     if not len(sets):
         return None
     for key in _keys(pods, headroom):
@@ -173,7 +174,7 @@ def _negative(key: _Key) -> _Key:
 
 
 def give_back(pods: Sequence[AllocatedPod], suffices: Suffices, headroom: Mapping[str, int]) -> list[int] | None:
-    """All leave; then each may stay, the most important first, where the rest suffices. Answers who leaves, None if all are too few."""
+    """All leave; then each may stay, the most important first, where the rest suffices. Returns the victims; None if all are too few."""
     going = np.ones((1, len(pods)), np.int64)
     if not suffices(going)[0]:
         return None
@@ -215,7 +216,7 @@ def _changed(
     suffices: Suffices,
     headroom: Mapping[str, int],
 ) -> list[int]:
-    """The cheapest set that differs from those who go in these pods alone."""
+    """The cheapest set that differs from these victims in these pods alone."""
     sets = np.zeros((1 << len(some), len(pods)), np.int64)
     sets[:, going] = 1
     sets[:, some] = _every_set(len(some))
@@ -226,13 +227,13 @@ def _changed(
 def _orders(
     pods: Sequence[AllocatedPod], size: npt.NDArray[np.float64], headroom: Mapping[str, int]
 ) -> list[list[int]]:
-    """The pods by how much they promise, in several ways."""
+    """The pods by how much they free for their cost, in several orders."""
     weight = [cost_of("", [one], headroom)[:4] for one in pods]
-    together, everyone = size.sum(axis=1), range(len(pods))
+    together, indices = size.sum(axis=1), range(len(pods))
     return [
-        sorted(everyone, key=lambda at: (weight[at], -together[at])),
-        sorted(everyone, key=lambda at: (-together[at], weight[at])),
-        *(sorted(everyone, key=lambda at: (-size[at, by], weight[at])) for by in range(size.shape[1])),
+        sorted(indices, key=lambda at: (weight[at], -together[at])),
+        sorted(indices, key=lambda at: (-together[at], weight[at])),
+        *(sorted(indices, key=lambda at: (-size[at, by], weight[at])) for by in range(size.shape[1])),
     ]
 
 

@@ -1,11 +1,11 @@
 """Choose Workloads to evict as a whole, so that one pod fits: all their pods on all nodes, or none.
 
-Pure, as `preemption` is. A Workload costs what all its pods cost together (`allocated_pod`), wherever they are; beside it single pods of the node may
-have to go. The caller says which single pods those are when some Workloads are gone.
+Pure. A Workload costs what all its pods cost together (`allocated_pod`), wherever they are; beside it single pods of the node may
+have to be evicted. The caller determines which single pods those are when some Workloads are gone.
 
-What is promised
+What is guaranteed
     With up to `EXACT` Workloads on a node the answer there is the least; with more, one of which no Workload could stay.
-    Nobody is evicted against a disruption budget: a queue that ends a Workload does not heed them.
+    No pod is evicted against a disruption budget: a queue that ends a Workload does not heed them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost, cost_of, violations_of
+from vgpu.scheduling.victims.eligibility import AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost, cost_of, violations_of
 from vgpu.scheduling.victims.node_search import Eviction
 
 Bound = tuple[int, int, int, int, int]
@@ -26,13 +27,13 @@ EXACT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class BoundWorkload:
     """A Workload with pods that are bound."""
 
     key: str
     """`namespace/name`."""
     pods: tuple[AllocatedPod, ...]
-    """On all nodes, also those that hold no GPU."""
+    """On all nodes, also those without a GPU."""
     uid: str = ""
     """Another Workload may come to have its name."""
 
@@ -48,10 +49,10 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeEviction:
-    """Which Workloads to evict, and what else goes on the node."""
+class WorkloadEviction:
+    """Which Workloads to evict, and which single pods of the node."""
 
-    wholes: tuple[Whole, ...]
+    workloads: tuple[BoundWorkload, ...]
     singles: Eviction
     """Single pods of the node, and where the pod would go."""
     cost: Cost
@@ -59,23 +60,23 @@ class WholeEviction:
 
 
 Suffices = Callable[[frozenset[str]], "tuple[Eviction, Sequence[AllocatedPod]] | None"]
-"""UIDs that are gone -> the least set of single pods that has to go, too, and who they are; None: none makes the pod fit."""
+"""UIDs that are gone -> the least set of single pods that has to be evicted, too; None: none makes the pod fit."""
 
 
-def least_wholes(
+def least_workload_eviction(
     node: str,
-    wholes: Iterable[Whole],
+    workloads: Iterable[BoundWorkload],
     suffices: Suffices,
     priority: int,
     headroom: Mapping[str, int],
     below: Cost | None = None,
-) -> Iterator[WholeEviction | None]:
+) -> Iterator[WorkloadEviction | None]:
     """Search one node, and yield the best so far after each step, which calls `suffices` twice at most; it costs less than `below`.
 
-    `wholes`: those with a pod that has something on the node. `priority`: of the pod that is to fit.
+    `workloads`: those with a pod that has something on the node. `priority`: of the pod that is to fit.
     """
-    may_go = sorted((one for one in wholes if one.may_go(priority, headroom)), key=lambda one: one.key)
-    best: WholeEviction | None = None
+    may_go = sorted((one for one in workloads if one.may_go(priority, headroom)), key=lambda one: one.key)
+    best: WorkloadEviction | None = None
     limit = below
     for some in _sets(may_go, suffices):
         found = _tried(node, some, suffices, headroom, limit) if some is not None else None
@@ -84,19 +85,21 @@ def least_wholes(
         yield best
 
 
-def least_cost(node: str, wholes: Iterable[Whole], priority: int, headroom: Mapping[str, int]) -> Bound | None:
+def least_cost(
+    node: str, workloads: Iterable[BoundWorkload], priority: int, headroom: Mapping[str, int]
+) -> Bound | None:
     """No set of these Workloads that may go for a pod of this priority costs less. None: none of them may."""
-    costs = [cost_of(node, one.pods, headroom)[:5] for one in wholes if one.may_go(priority, headroom)]
+    costs = [cost_of(node, one.pods, headroom)[:5] for one in workloads if one.may_go(priority, headroom)]
     return min(costs, default=None)
 
 
-def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whole] | None]:
+def _sets(workloads: Sequence[BoundWorkload], suffices: Suffices) -> Iterator[Sequence[BoundWorkload] | None]:
     """Those worth a try; None after a step that found none yet."""
-    if len(wholes) <= EXACT:
-        for count in range(1, len(wholes) + 1):
-            yield from combinations(wholes, count)
+    if len(workloads) <= EXACT:
+        for count in range(1, len(workloads) + 1):
+            yield from combinations(workloads, count)
         return
-    left = sorted(wholes, key=lambda one: cost_of("", one.pods, {}), reverse=True)
+    left = sorted(workloads, key=lambda one: cost_of("", one.pods, {}), reverse=True)
     if suffices(_gone(left)) is None:
         return
     for one in list(left):  # the dearest first
@@ -108,8 +111,8 @@ def _sets(wholes: Sequence[Whole], suffices: Suffices) -> Iterator[Sequence[Whol
 
 
 def _tried(
-    node: str, some: Sequence[Whole], suffices: Suffices, headroom: Mapping[str, int], limit: Cost | None
-) -> WholeEviction | None:
+    node: str, some: Sequence[BoundWorkload], suffices: Suffices, headroom: Mapping[str, int], limit: Cost | None
+) -> WorkloadEviction | None:
     """This set with what must go beside it, if it suffices and costs less than the limit."""
     pods = [pod for one in some for pod in one.pods]
     if limit is not None and cost_of(node, pods, headroom)[:5] > limit[:5]:
@@ -121,8 +124,8 @@ def _tried(
     cost = cost_of(node, [*pods, *allocated_pods], headroom)
     if cost[0] or (limit is not None and cost >= limit):
         return None
-    return WholeEviction(tuple(some), singles, cost)
+    return WorkloadEviction(tuple(some), singles, cost)
 
 
-def _gone(some: Iterable[Whole]) -> frozenset[str]:
+def _gone(some: Iterable[BoundWorkload]) -> frozenset[str]:
     return frozenset[str]().union(*(one.uids for one in some))

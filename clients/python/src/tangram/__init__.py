@@ -6,10 +6,10 @@
     with tangram.latency_critical():      # or: it is here now
         answer = model(request)
 
-    @tangram.best_effort()                # gives way to everybody, whatever the pod's class
+    @tangram.best_effort()                # any other container preempts it, whatever the pod's class
     def reindex(): ...
 
-The library that holds a container to its share of a GPU is in each of its processes; this package finds its functions there
+The library that enforces the limits of a container is in each of its processes; this package finds its functions there
 (shim/include/tangram.h) and calls them. Where they are not, as outside a share, everything here does nothing and is as cheap as
 that. Announcements have an effect in a container of class latency-critical alone; `best_effort` has in any.
 
@@ -36,7 +36,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Memory(NamedTuple):
-    """One GPU as this container is held to it. Bytes."""
+    """One GPU within this container's limit. Bytes."""
 
     limit_bytes: int
     used_bytes: int
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     leased_bytes: int
     """Used, and what this process may still take without asking."""
     unleased_bytes: int
-    """Of the container's limit, held by none of its processes."""
+    """Of the container's limit, leased to none of its processes."""
 
 
 class _MemoryOut(ctypes.Structure):
@@ -52,7 +52,7 @@ class _MemoryOut(ctypes.Structure):
 
 
 class _Library:
-    """The functions of the library in this process. One that is not there answers as the library does when nobody was told."""
+    """The functions of the library in this process. A missing function returns what the library returns when the arbiter cannot be reached."""
 
     def __init__(self) -> None:
         try:
@@ -80,7 +80,7 @@ _library = _Library()
 
 
 def version() -> str | None:
-    """Of the library that holds this process; None: none does."""
+    """Of the library that enforces the limits of this process; None: there is none."""
     found = _library.version()
     return None if found is None else found.decode()
 
@@ -94,7 +94,7 @@ def memory(gpu: int = 0) -> Memory | None:
 
 
 def hint(us: float) -> bool:
-    """GPU work comes in so many microseconds. 1500 are enough to meet it as if alone, and best; True when the arbiter was told.
+    """GPU work comes in so many microseconds. 1500 are enough to meet it as if alone, and best; True when the arbiter received it.
 
     With a CUDA context current in this thread, the process is brought back onto the GPU before the request. Work that does not
     come costs the others some milliseconds. Raises ValueError outside 0 to 10,000,000, TypeError for what is no number.
@@ -109,7 +109,7 @@ def hint(us: float) -> bool:
 
 
 def end() -> bool:
-    """What was announced by `hint` is over: the others may have the GPU at once. True when the arbiter was told."""
+    """What was announced by `hint` is over: the others may have the GPU at once. True when the arbiter received it."""
     return bool(_library.end() == 0)
 
 
@@ -181,9 +181,9 @@ class latency_critical(_Section):  # noqa: N801 it is used as a function
 
 
 class best_effort(_Section):  # noqa: N801 it is used as a function
-    """What this container does until the end gives way to everybody, as if it were of class best-effort.
+    """Any other container preempts this one until the end, as if it were of class best-effort.
 
-    It is the whole container that gives way, with all its threads and processes: the GPU cannot tell them apart.
+    The whole container is preempted, with all its threads and processes: the GPU cannot distinguish them.
     """
 
     _lock = threading.Lock()

@@ -5,18 +5,18 @@
 (object.spec.containers + object.spec.?initContainers.orValue([]))
 {{- end -}}
 
-{{/* Does container `c` request anything of ours? */}}
-{{- define "tangram.cel.containerAsks" -}}
+{{/* Does container `c` request a resource of Tangram? */}}
+{{- define "tangram.cel.containerRequestsGpu" -}}
 (c.?resources.?limits.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')) || c.?resources.?requests.orValue({}).exists(k, k.startsWith('{{ .Values.domain }}/')))
 {{- end -}}
 
-{{/* Does the pod? */}}
-{{- define "tangram.cel.podAsks" -}}
-{{ include "tangram.cel.containers" . }}.exists(c, {{ include "tangram.cel.containerAsks" . }})
+{{/* Does a container of the pod? */}}
+{{- define "tangram.cel.podRequestsGpu" -}}
+{{ include "tangram.cel.containers" . }}.exists(c, {{ include "tangram.cel.containerRequestsGpu" . }})
 {{- end -}}
 
 {{/* Does the pod request a share? */}}
-{{- define "tangram.cel.podShares" -}}
+{{- define "tangram.cel.podRequestsShare" -}}
 {{ include "tangram.cel.containers" . }}.exists(c, '{{ .Values.domain }}/gpu-mem' in c.?resources.?limits.orValue({}))
 {{- end -}}
 
@@ -36,7 +36,7 @@
 (k == '{{ .Values.domain }}/assignment' || k.startsWith('{{ .Values.domain }}/gpus.'))
 {{- end -}}
 
-{{/* User names that may, as a CEL list. Call with (list $ "component" ...). */}}
+{{/* User names of Tangram's components and of the trusted users, as a CEL list. Call with (list $ "component" ...). */}}
 {{- define "tangram.cel.users" -}}
 {{- $root := index . 0 -}}
 {{- $users := list -}}

@@ -14,7 +14,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* RuntimeClass that pods which ask are given. */}}
+{{/* RuntimeClass that the webhook sets in pods that request GPUs. */}}
 {{- define "tangram.podRuntimeClass" -}}
 {{- if eq (include "tangram.accessMode" .) "nvidia" -}}{{ include "tangram.nodeRuntimeClass" . }}{{- end -}}
 {{- end -}}
@@ -98,7 +98,7 @@ extenders:
     # called for pods of placement policy `scheduler` only: of others one node is left
     prioritizeVerb: prioritize
     bindVerb: bind
-    # also where preemption is off: kube-scheduler would evict by node totals, and this answers with nobody
+    # also where preemption is off: kube-scheduler would evict by node totals, and the extender names no victims
     preemptVerb: preempt
     weight: {{ .Values.scheduler.extender.weight }}
     # the extender has the nodes in its own cache: only their names are sent
@@ -197,10 +197,10 @@ securityContext:
 {{- define "tangram.check" -}}
 {{- if not .Values.node.hostPID -}}
 {{- if has .Values.arbiter.bypass (list "kill" "evict") -}}
-{{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not tell whose they are; it must be auto or report" .Values.arbiter.bypass) -}}
+{{- fail (printf "arbiter.bypass is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not attribute them to containers; it must be auto or report" .Values.arbiter.bypass) -}}
 {{- end -}}
 {{- if has .Values.arbiter.guard.policy (list "kill" "evict") -}}
-{{- fail (printf "arbiter.guard.policy is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not tell whose they are; it must be report" .Values.arbiter.guard.policy) -}}
+{{- fail (printf "arbiter.guard.policy is %s with node.hostPID=false: the arbiter does not see the node's processes, so it could not attribute them to containers; it must be report" .Values.arbiter.guard.policy) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.arbiter.bypass "evict") (not .Values.policy.enabled) -}}

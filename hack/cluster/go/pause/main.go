@@ -1,4 +1,4 @@
-// Command pause is the first process of every pod: it holds the pod's namespaces, reaps orphans and ends when told.
+// Command pause is the first process of every pod: it keeps the pod's namespaces, reaps orphans and ends on a signal.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Podrequests says what pods request, as Kubernetes' own helper counts it. The tests compare with it.
+// Podrequests prints what pods request, as Kubernetes' own helper counts it. The tests compare with it.
 //
-// Standard input holds pods, one JSON document after another. Each is answered by one line: what kube-scheduler
+// Standard input has pods, one JSON document after another. Each is answered by one line: what kube-scheduler
 // counts of it as a pod on a node ("holder") and as a pod that is to be placed ("applicant"), with the feature gates
 // at their defaults in this release. CPU is in thousandths, everything else in whole units, both rounded up.
 package main
@@ -48,11 +48,11 @@ func run() error {
 			UseStatusResources: true,
 			InPlacePodLevelResourcesVerticalScalingEnabled: true,
 		}
-		said := answer{ // of copies: the helper may change what it reads
+		result := answer{ // of copies: the helper may change what it reads
 			Holder:    counted(resource.PodRequests(pod.DeepCopy(), onNode)),
 			Applicant: counted(resource.PodRequests(pod.DeepCopy(), resource.PodResourcesOptions{})),
 		}
-		if err := lines.Encode(said); err != nil {
+		if err := lines.Encode(result); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ LOADER = "/lib64/ld-linux-x86-64.so.2"
 KILLED = 137
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line of the log, with the time."""
     print(f"{time.time():.3f} {text}", flush=True)
 
@@ -57,7 +57,7 @@ class Driver:
     def must(self, name: str, *arguments: object) -> None:
         code = self.call(name, *arguments)
         if code:
-            say(f"refused: {name} answers {code}")
+            log(f"refused: {name} answers {code}")
             stay()
 
     def take(self, mib: int = AIM_MIB) -> int:
@@ -69,11 +69,11 @@ class Driver:
 
 
 def take(mib: int = AIM_MIB) -> NoReturn:
-    """Take as much as there is, up to twice the limit, by the driver's functions as everybody finds them."""
+    """Allocate all there is, up to twice the limit, by the driver's functions as any program finds them."""
     try:
-        say(f"holds {Driver().take(mib)} MiB")
+        log(f"allocated {Driver().take(mib)} MiB")
     except OSError as error:
-        say(f"refused: no driver ({error})")
+        log(f"refused: no driver ({error})")
     stay()
 
 
@@ -102,7 +102,7 @@ def raw(mib: int = AIM_MIB, *more: str, program: str = RAW) -> NoReturn:
 
 
 def relay(seconds: float) -> NoReturn:
-    """Static programs one after the other; each begins before the one before it ends. Ends as the first that somebody else ends."""
+    """Static programs one after the other; each begins before the one before it ends. Ends with the status of the first that another process ends."""
     before = 0
     while True:
         pid = os.fork()
@@ -207,7 +207,7 @@ def connect(path: str = ARBITER_SOCKET) -> socket.socket:
 
 
 def answer(sock: socket.socket) -> bytes:
-    """The next packet; empty when the arbiter hung up or says nothing."""
+    """The next packet; empty when the arbiter closed the connection or does not answer."""
     try:
         return sock.recv(65536)
     except OSError:
@@ -221,7 +221,7 @@ def greeted(path: str) -> str:
             sock.send(hello())
             heard = sock.recv(65536)
     except TimeoutError:
-        return "nobody answers"
+        return "no answer"
     except OSError as error:
         return f"refused: {error}"
     kind = struct.unpack_from("<H", heard, 6)[0] if heard else 0
@@ -249,7 +249,7 @@ def cut_off() -> None:
         except OSError:
             continue
         if "arbiter" in str(peer):
-            say(f"tried: close {name}, {peer}")
+            log(f"tried: close {name}, {peer}")
             os.close(int(name))
 
 
@@ -259,7 +259,7 @@ def libc() -> ctypes.CDLL:
 
 def tried(what: str, code: int) -> bool:
     """Say what became of a call of libc's. Did it succeed?"""
-    say(f"tried: {what}: {'done' if code >= 0 else os.strerror(ctypes.get_errno())}")
+    log(f"tried: {what}: {'done' if code >= 0 else os.strerror(ctypes.get_errno())}")
     return code >= 0
 
 

@@ -18,7 +18,7 @@
 
 #include "wire.h"
 
-static void say(const char *text, unsigned long long mib)
+static void print_line(const char *text, unsigned long long mib)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -47,7 +47,7 @@ int main(int count, char **word)
     struct fake_message in;
     union {
         struct cmsghdr align;
-        char room[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(sizeof(int))];
     } control;
     struct iovec part = {&in, sizeof in};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -65,7 +65,7 @@ int main(int count, char **word)
     page->slot[in.slot].contexts[gpu] = 1;
     page->unit[gpu].used_bytes[in.slot] += mib * FAKE_MIB;
     pthread_mutex_unlock(&page->lock);
-    say("holds", mib);
+    print_line("allocated", mib);
     pthread_t other;
     if (count > 5 && pthread_create(&other, NULL, stay, NULL) == 0)
         syscall(SYS_exit, 0); /* of this thread alone: pthread_exit needs a shared library */

@@ -60,7 +60,7 @@ def test_after_the_word_of_a_latency_critical_container_its_gpus_thread_naps_for
 @pytest.mark.parametrize(
     ("service_class", "awake_s"), [("best-effort", 0.2), ("standard", 0.2), ("latency-critical", 0.0)]
 )
-def test_nobody_else_keeps_it_awake(naps: list[bool], service_class: str, awake_s: float) -> None:
+def test_no_other_container_keeps_it_awake(naps: list[bool], service_class: str, awake_s: float) -> None:
     node = GpuTimeNode(awake_s=awake_s)
     try:
         container = node.container("a", service_class)

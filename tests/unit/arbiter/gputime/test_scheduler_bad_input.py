@@ -1,4 +1,4 @@
-"""What containers send on a connection for GPU time, and who is harmed by it: nobody but themselves. The driver is a double of the call that channel groups make."""
+"""Bad input from containers on a connection for GPU time harms only the container itself. The driver is a double of the call that channel groups make."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from arbiter.gputime.gpu_thread import PACKETS_A_ROUND
 from arbiter.gputime.process import CHANNEL_GROUPS_LIMIT
+from arbiter.gputime.suspend_thread import PACKETS_A_ROUND
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode, open_descriptors
-from vgpu.gputime.watchdog import PROOF
 from vgpu.protocol import wire
-from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, Channels, What
+from vgpu.protocol.wire import Activity, Channels, What
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: GpuTimeNode, driver: Driver):
@@ -40,7 +39,7 @@ def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: Gp
     assert driver.owed() == 0
 
 
-def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: GpuTimeNode, driver: Driver):
+def test_fresh_channels_are_not_enabled(node: GpuTimeNode, driver: Driver):
     fresh, known = node.container("fresh", "best-effort", channels=False), node.container("known")
     fresh.reports_channels(fresh=True)
     urgent = node.container("lc", "latency-critical")
@@ -52,7 +51,7 @@ def test_who_reported_no_arbiter_of_channels_before_is_not_enabled(node: GpuTime
     assert driver.calls_about(known)[0] is False
 
 
-def test_a_list_that_says_again_that_it_is_fresh_leaves_nothing_stopped(node: GpuTimeNode, driver: Driver):
+def test_a_list_that_is_marked_fresh_again_leaves_nothing_suspended(node: GpuTimeNode, driver: Driver):
     liar, urgent = node.container("be", "best-effort", channels=False), node.container("lc", "latency-critical")
     liar.reports_channels(fresh=True)
     liar.works()
@@ -117,22 +116,22 @@ def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: GpuTime
 
 
 @pytest.mark.parametrize(
-    ("message", "fd", "says"),
+    ("message", "fd", "reason"),
     [
         (Channels(5, 1, 2, (3,), ()), True, "names GPU 5"),
         (Channels(0, 1, 2, (3,), ()), False, "without a descriptor"),
-        (wire.Lease(0, 1, 1), False, "has no place"),
-        (wire.Hello(1, 1, "again"), False, "has no place"),
+        (wire.Lease(0, 1, 1), False, "is invalid"),
+        (wire.Hello(1, 1, "again"), False, "is invalid"),
     ],
     ids=["GPU", "no descriptor", "lease", "hello"],
 )
 def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descriptor(
-    node: GpuTimeNode, message: wire.Message, fd: bool, says: str
+    node: GpuTimeNode, message: wire.Message, fd: bool, reason: str
 ):
     before = node.descriptors("liar")
     liar = node.container("liar", channels=False)
     liar.send(message, node.device if fd else None)
-    assert says in liar.refused()
+    assert reason in liar.refused()
     liar.close()
     wait_for(lambda: open_descriptors() <= before)
 
@@ -181,7 +180,7 @@ def test_a_list_that_is_replaced_or_given_up_leaves_no_descriptor_and_no_enable_
     wait_for(lambda: driver.owed() == 0)
 
 
-def test_who_floods_is_read_later_and_nobody_else_is(node: GpuTimeNode, driver: Driver):
+def test_a_container_that_floods_is_read_later_and_no_other_is(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     flooder = node.container("flood", "best-effort")
     background.works()
@@ -199,7 +198,7 @@ def test_who_floods_is_read_later_and_nobody_else_is(node: GpuTimeNode, driver: 
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        wait_for(lambda: node.scheduler.counts.held_back)
+        wait_for(lambda: node.scheduler.counters.delayed_reads)
         waits = []
         for _ in range(20):
             began = time.monotonic()
@@ -214,7 +213,7 @@ def test_who_floods_is_read_later_and_nobody_else_is(node: GpuTimeNode, driver: 
         thread.join(10)
     waits.sort()
     assert waits[10] < 0.05, (
-        "suspended within milliseconds, although 100,000 messages of somebody else are on their way"
+        "suspended within milliseconds, although 100,000 messages of another container are on their way"
     )
 
 
@@ -231,7 +230,7 @@ def test_a_flood_of_channels_does_not_keep_the_driver_busy(node: GpuTimeNode, dr
 
 
 def test_more_connections_than_a_container_may_have_are_turned_away(node: GpuTimeNode, monkeypatch):
-    monkeypatch.setattr("arbiter.gputime.scheduler.PROCESSES_LIMIT", 8)
+    monkeypatch.setattr("arbiter.gputime.node_scheduler.PROCESSES_LIMIT", 8)
     crowd = [node.container("crowd", channels=False) for _ in range(8)]
     assert "more than 8" in node.container("crowd", channels=False).refused()
     crowd[0].close()
@@ -261,7 +260,7 @@ def test_a_section_that_never_ends_is_ended(node: GpuTimeNode, driver: Driver):
 
 
 @pytest.mark.parametrize("what", [What.HINT, What.BEGIN_SECTION, What.END_SECTION])
-def test_who_is_not_latency_critical_announces_nothing(node: GpuTimeNode, driver: Driver, what: What):
+def test_a_container_that_is_not_latency_critical_announces_nothing(node: GpuTimeNode, driver: Driver, what: What):
     one, other = node.container("a"), node.container("b", "best-effort")
     other.works()
     one.send(Activity(what, 2**63))
@@ -271,7 +270,7 @@ def test_who_is_not_latency_critical_announces_nothing(node: GpuTimeNode, driver
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_container_that_dies_in_any_step_leaves_everybody_running(node: GpuTimeNode, driver: Driver, step: int):
+def test_a_container_that_dies_in_any_step_leaves_every_other_running(node: GpuTimeNode, driver: Driver, step: int):
     other = node.container("other")
     other.works()
     dies = node.container("dies", "latency-critical", channels=False)
@@ -305,214 +304,7 @@ def test_debts_outlive_the_process_that_made_them(node: GpuTimeNode, driver: Dri
     assert node.status("a").on_s >= had
 
 
-def test_somebody_else_stopped_a_container_that_should_run_and_it_is_started_again(node: GpuTimeNode, driver: Driver):
-    one = node.container("a")
-    one.works()
-    wait_for(lambda: node.channel_groups("a") == 1 and not node.scheduler.containers["a"].to_do(A))
-    driver.stop_behind_its_back(one)
-    assert driver.off(one)
-    wait_for(lambda: not driver.off(one), 0.5)
-    assert node.scheduler.containers["a"].watchdog_resumes >= 1
-
-
-def test_somebody_else_stopped_a_container_under_a_core_limit_and_it_is_started_again(
-    node: GpuTimeNode, driver: Driver
-):
-    """The cap suspends and resumes it all the time, which heals nothing: the driver counts."""
-    one = node.container("a", core=20)
-    one.works()
-    wait_for(lambda: node.status("a").suspends > 2)
-    driver.stop_behind_its_back(one)
-    wait_for(lambda: node.scheduler.containers["a"].watchdog_resumes >= 1, 5)
-    wait_for(lambda: not driver.off(one), 1)
-
-
-def test_what_a_process_did_before_it_was_met_is_paid(node: GpuTimeNode):
-    one = node.container("a", core=20)
-    wait_for(lambda: node.channel_groups("a") == 1)
-    before = node.status("a").on_s
-    one.send(Activity(What.WORK, KERNELS_ONLY | 40_000 << LATE_SHIFT))
-    one.idles()
-    wait_for(lambda: node.status("a").on_s >= before + 0.04)
-
-
-@pytest.mark.parametrize("works", [True, False], ids=["with work", "without"])
-def test_a_process_that_comes_while_its_container_is_stopped_pays_for_work_until_it_is_stopped_too(
-    node: GpuTimeNode, driver: Driver, *, works: bool
-):
-    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
-    one.works()
-    urgent.works()
-    wait_for(lambda: driver.off(one) and not node.status("be").on)
-    before = node.status("be").on_s
-    driver.before = lambda client, _disable: time.sleep(0.05) if client == node.containers[-1].client else None
-    other = node.container("be", "best-effort", channels=False)
-    if works:
-        other.works()
-    other.reports_channels(fresh=True)
-    wait_for(lambda: driver.off(other))
-    wait_for(lambda: node.status("be").on_s >= before + 0.05 or (not works and node.read("be")))
-    assert works or node.status("be").on_s == before
-
-
-def test_a_container_of_many_processes_pays_from_the_first_that_is_resumed(node: GpuTimeNode, driver: Driver):
-    ones, urgent = [node.container("be", "best-effort") for _ in range(4)], node.container("lc", "latency-critical")
-    ones[0].works()
-    urgent.works()
-    wait_for(lambda: all(driver.off(one) for one in ones) and not node.status("be").on)
-    before = node.status("be").on_s
-    driver.before = lambda _client, disable: None if disable else time.sleep(0.03)
-    urgent.idles()
-    wait_for(lambda: node.status("be").on)
-    assert node.status("be").on_s >= before + 0.09
-
-
-def test_work_that_the_driver_does_not_see_any_more_is_still_healed(node: GpuTimeNode, driver: Driver):
-    """Perhaps it is not seen because somebody else stopped it, more often than it was healed meanwhile."""
-    one = node.container("a")
-    one.send(Activity(What.WORK, KERNELS_ONLY))
-    wait_for(lambda: node.channel_groups("a") == 1 and node.status("a").working)
-    with node.scheduler.lock:
-        node.scheduler.containers["a"].reports.ended_work.ended = True
-        before = node.scheduler.counts.watchdog_resumes
-    assert not node.status("a").working
-    driver.stop_behind_its_back(one)
-    wait_for(lambda: node.scheduler.counts.watchdog_resumes > before and not driver.off(one), 2)
-
-
-def test_who_is_stopped_by_somebody_else_again_and_again_is_named(
-    node: GpuTimeNode, driver: Driver, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("vgpu.gputime.watchdog.ANSWERED_S", 5.0)  # on a busy machine this process is late, not the work
-    one = node.container("a")
-    one.works()
-    wait_for(lambda: node.channel_groups("a") == 1 and not node.scheduler.containers["a"].to_do(A))
-    for times in range(1, PROOF + 1):
-        assert not node.status("a").stopped
-        with node.scheduler.lock:
-            before = node.scheduler.counts.watchdog_resumes
-        driver.stop_behind_its_back(one)
-        wait_for(lambda: node.scheduler.counts.watchdog_resumes > before and not driver.off(one), 0.5)  # noqa: B023
-        one.idles()
-        wait_for(lambda: not node.status("a").working)
-        assert node.scheduler.containers["a"].watchdog._answered == times
-        one.works()
-        wait_for(lambda: node.status("a").working)
-    assert node.status("a").stopped
-
-
-def test_work_that_ends_while_its_container_is_stopped_shows_that_suspends_have_no_effect(
-    node: GpuTimeNode, driver: Driver
-):
-    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
-    urgent.works()
-    one.works()
-    wait_for(lambda: driver.off(one))
-    threading.Event().wait(0.03)
-    one.idles()
-    for _ in range(3):
-        one.works()
-        one.idles()
-    one.works()
-    wait_for(lambda: node.status("be").mode == "gate")
-
-
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "once it may run again"])
-def test_a_program_that_is_restarted_in_a_stopped_container_is_limited_as_the_one_before(
-    node: GpuTimeNode, driver: Driver, *, waits: bool
-):
-    """The one before ends while it is off. Nobody is left to be started when its container may run, so nothing was said of that."""
-    first = node.container("a", core=20)
-    first.works()
-    wait_for(lambda: driver.off(first) and not node.status("a").on)
-    first.close()
-    wait_for(lambda: not node.scheduler.containers["a"].processes)
-    driver.free(first)
-    if waits:
-        wait_for(lambda: node.scheduler.containers["a"].wanted and node.status("a").credit_s > 0.02)
-    second = node.container("a", core=20, channels=False)
-    second.reports_channels(fresh=True)
-    second.works()
-    for _ in range(3):
-        wait_for(lambda: driver.off(second), 2)
-        assert not node.status("a").on
-        before = node.status("a").on_s
-        wait_for(lambda: not driver.off(second), 2)
-        wait_for(lambda: node.status("a").on_s > before, 2)  # noqa: B023
-
-
-def test_the_gate_of_a_stopped_container_that_nobody_is_left_in_is_shut_until_the_next_one_is_stopped(
-    node: GpuTimeNode, driver: Driver
-):
-    """However short its processes live, none computes for free before the arbiter has met it."""
-    first = node.container("a", core=5)
-    first.send(Activity(What.WORK, 150_000 << LATE_SHIFT))
-    wait_for(lambda: driver.off(first) and not node.status("a").on)
-    assert not node.gate("a")
-    first.close()
-    driver.free(first)
-    wait_for(lambda: node.gate("a"))
-    assert (node.status("a").on, node.status("a").mode) == (False, "suspend")
-    second = node.container("a", core=5, channels=False)
-    open_before_it_was_off = []
-    driver.before = lambda client, _disable: (
-        open_before_it_was_off.append(not node.gate("a")) if client == second.client else None
-    )
-    second.works()
-    second.reports_channels(fresh=True)
-    wait_for(lambda: driver.off(second) and not node.gate("a"))
-    assert open_before_it_was_off[0] is False
-    suspends = node.status("a").suspends
-    second.close()
-    driver.free(second)
-    wait_for(lambda: node.gate("a"))
-    wait_for(lambda: not node.gate("a") and node.status("a").on, 20)
-    assert node.status("a").suspends == suspends
-
-
-def test_work_of_a_process_whose_channels_are_not_known_yet_says_nothing_of_suspends(node: GpuTimeNode, driver: Driver):
-    """A program that is started anew in a suspended container runs until the arbiter has met it."""
-    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
-    urgent.works()
-    one.works()
-    wait_for(lambda: driver.off(one) and not node.status("be").on)
-    threading.Event().wait(0.03)
-    fresh = node.container("be", "best-effort", channels=False)
-    for _ in range(5):
-        fresh.works()
-        fresh.idles()
-    wait_for(lambda: node.read("be"))
-    assert node.status("be").mode == "suspend"
-    fresh.works()
-    fresh.reports_channels(fresh=True)
-    for _ in range(5):
-        fresh.idles()
-        fresh.works()
-    wait_for(lambda: driver.off(fresh))
-    wait_for(lambda: node.read("be"))
-    assert node.status("be").mode == "suspend"
-
-
-def test_work_that_began_before_a_list_of_channels_and_ended_after_it_says_nothing_of_suspends(
-    node: GpuTimeNode, driver: Driver
-):
-    """A new context in a suspended container: its channels run until they are reported and suspended."""
-    one, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
-    urgent.works()
-    one.works()
-    wait_for(lambda: driver.off(one) and not node.status("be").on)
-    for client in range(1, 5):
-        threading.Event().wait(0.03)
-        one.idles()
-        one.works()
-        one.reports_channels(client=client, fresh=True)
-        one.idles()
-        wait_for(lambda: driver.off(one, client))  # noqa: B023
-    wait_for(lambda: node.read("be"))
-    assert node.status("be").mode == "suspend"
-
-
-def test_a_gang_is_stopped_on_all_of_its_gpus(node: GpuTimeNode, driver: Driver):
+def test_a_container_with_several_gpus_is_suspended_on_all_of_them(node: GpuTimeNode, driver: Driver):
     gang = node.container("gang", "best-effort", gpus=(A, B))
     gang.reports_channels(gpu=1, client=9)
     gang.works()

@@ -19,7 +19,7 @@ def node(driver: Driver, request: pytest.FixtureRequest) -> Iterator[GpuTimeNode
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def stopped(driver: Driver, container: Container) -> set[int]:

@@ -1,4 +1,4 @@
-"""A GPU whose driver does not answer: its containers go on by themselves, the others are served, and /healthz says so."""
+"""A GPU whose driver does not answer: its containers resume themselves, the others are served, and /healthz reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arbiter.gputime.timer import now_s
 from arbiter.metrics import STUCK_AFTER_S, stuck
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode
-from vgpu.gputime.timing import Settings
+from vgpu.gputime.timing import Timing
 from vgpu.protocol import wire
 
 SILENCE_S = 0.6
@@ -21,7 +21,7 @@ SILENCE_S = 0.6
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(settings=Settings(starve_after_s=600))
+    made = GpuTimeNode(settings=Timing(starve_after_s=600))
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
@@ -29,7 +29,7 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
 
 def silent_s(node: GpuTimeNode, name: str) -> float:
     """How long its page has shown no sign of life."""
-    return now_s() - node.pages[name]._numbers[wire.TURN_AT // 8] / 1000
+    return now_s() - node.pages[name]._numbers[wire.GPU_TIME_AT // 8] / 1000
 
 
 def hang(driver: Driver, of: Container) -> threading.Event:
@@ -47,7 +47,9 @@ def hang(driver: Driver, of: Container) -> threading.Event:
     return go_on
 
 
-def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(node: GpuTimeNode, driver: Driver):
+def test_a_container_that_depends_on_a_gpu_that_hangs_sees_no_heartbeat_and_the_others_do(
+    node: GpuTimeNode, driver: Driver
+):
     off, gang, elsewhere = (
         node.container("off", "best-effort"),
         node.container("gang", "best-effort", gpus=(B, A), channels=False),
@@ -66,16 +68,16 @@ def test_who_depends_on_a_gpu_that_hangs_sees_no_sign_of_life_and_the_others_do(
         wait_for(lambda: silent_s(node, "off") > SILENCE_S and silent_s(node, "gang") > SILENCE_S, 30)
         wait_for(lambda: silent_s(node, "elsewhere") < SILENCE_S, 30)
         assert min(silent_s(node, "off"), silent_s(node, "gang")) > SILENCE_S
-        gpu, seconds = node.scheduler.gpu_threads.stuck(now_s())
+        gpu, seconds = node.scheduler.suspend_threads.stuck(now_s())
         assert gpu == A
-        assert seconds > SILENCE_S - 0.01  # the page tells milliseconds
+        assert seconds > SILENCE_S - 0.01  # the page has milliseconds
     finally:
         go_on.set()
     wait_for(lambda: silent_s(node, "off") < SILENCE_S and silent_s(node, "gang") < SILENCE_S, 30)
 
 
-def test_who_went_on_by_himself_on_another_gpu_too_is_stopped_there_again(node: GpuTimeNode, driver: Driver):
-    """His page said nothing for as long as one of his GPUs hung; the thread of the other one noticed nothing."""
+def test_a_container_that_resumed_itself_on_another_gpu_too_is_suspended_there_again(node: GpuTimeNode, driver: Driver):
+    """Its page showed no heartbeat while one of its GPUs hung; the thread of the other GPU noticed nothing."""
     gang = node.container("gang", "best-effort", gpus=(B, A), channels=False)
     there = gang.client + 1000
     gang.reports_channels(gpu=0, client=there)

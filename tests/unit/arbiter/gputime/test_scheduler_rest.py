@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from arbiter.gputime.gpu_thread import REST_S
+from arbiter.gputime.suspend_thread import REST_S
 from arbiter.gputime.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, B, Driver, GpuTimeNode
 from vgpu.protocol import wire
 
 STALE_S = 0.6
-"""A library whose page says that it is suspended waits so long for the next beat."""
+"""How long a library whose page shows a suspend waits for the next heartbeat."""
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
     made = GpuTimeNode()
     yield made
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def beat(node: GpuTimeNode, name: str) -> int:
-    return node.pages[name]._numbers[wire.TURN_AT // 8]
+    return node.pages[name]._numbers[wire.GPU_TIME_AT // 8]
 
 
 def beats(node: GpuTimeNode, name: str, seconds: float) -> list[float]:
@@ -45,7 +45,7 @@ def longest_s(moments: list[float]) -> float:
     return max(after - before for before, after in pairwise(moments))
 
 
-def test_a_thread_rests_while_nobody_is_suspended_and_not_for_longer_than_it_says(node: GpuTimeNode):
+def test_a_thread_rests_while_no_container_is_suspended_and_wakes_when_due(node: GpuTimeNode):
     node.container("a").works()
     wait_for(lambda: node.status("a").on)
     time.sleep(2 * REST_S)  # what it did at the start is over
@@ -54,7 +54,9 @@ def test_a_thread_rests_while_nobody_is_suspended_and_not_for_longer_than_it_say
     assert longest_s(moments) < REST_S + 0.5
 
 
-def test_whoever_is_suspended_after_a_rest_sees_a_beat_at_once_and_then_in_time(node: GpuTimeNode, driver: Driver):
+def test_a_container_suspended_after_a_rest_sees_a_heartbeat_at_once_and_then_in_time(
+    node: GpuTimeNode, driver: Driver
+):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     wait_for(lambda: node.status("be").on)

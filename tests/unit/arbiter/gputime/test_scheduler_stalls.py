@@ -27,7 +27,7 @@ FORGIVEN_S = STALL_S + 0.1
 
 
 def populate(sim: Simulation) -> None:
-    """One to three containers whose shares leave room for switches."""
+    """One to three containers whose shares leave time for switches."""
     left = 85
     for at in range(sim.chance.randint(1, 3)):
         cap = sim.chance.randint(5, 60)
@@ -65,7 +65,7 @@ def compare(sim: Simulation, program: Program, before_s: float, stalled_s: float
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_within_two_seconds_of_any_stall_everybody_is_within_its_share_by_suspends(
+def test_within_two_seconds_of_any_stall_every_container_is_within_its_share_by_suspends(
     seed: int, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ):
     with simulation(monkeypatch, driver, seed) as sim:
@@ -101,7 +101,9 @@ def mode(sim: Simulation) -> tuple[str, str]:
 
 @pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize("kernel_s", [0.003, inf])
-def test_who_resumed_itself_in_a_stall_is_suspended_again(sim: Simulation, kernel_s: float, *, reports: bool) -> None:
+def test_a_container_that_resumed_itself_in_a_stall_is_suspended_again(
+    sim: Simulation, kernel_s: float, *, reports: bool
+) -> None:
     program = sim.add("a", 10, kernel_s, 0.0005, reports=reports)
     sim.run(1.0)
     while not sim.driver.off(program.container):
@@ -116,14 +118,14 @@ def test_who_resumed_itself_in_a_stall_is_suspended_again(sim: Simulation, kerne
     assert bool(sim.node.status("a").resumes) is reports
 
 
-def test_who_says_that_it_resumed_itself_while_the_heart_beats_has_its_launches_held_back_and_is_tried_later(
+def test_a_container_that_resumes_itself_though_the_arbiter_lives_has_its_launches_delayed_and_is_tried_later(
     sim: Simulation,
 ) -> None:
     program = sim.add("a", 10, inf, 0.0, reports=True)
     sim.run(1.0)
     for _ in range(TIMES):
-        program.says(What.RESUMED, ABOUT_TO)
-        program.says(What.RESUMED)
+        program.sends(What.RESUMED, ABOUT_TO)
+        program.sends(What.RESUMED)
         sim.run(0.2)
     assert mode(sim) == ("gate", "")
     sim.run(FIRST_S + 0.3)

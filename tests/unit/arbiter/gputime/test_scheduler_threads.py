@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from arbiter.gputime.gpu_thread import LATE_S
 from arbiter.gputime.metrics import families
-from arbiter.gputime.scheduler import NodeScheduler
-from arbiter.server import Server
+from arbiter.gputime.node_scheduler import NodeScheduler
+from arbiter.gputime.suspend_thread import LATE_S
+from arbiter.server import ArbiterServer
 from arbiter.status import status_of
 from tests.unit.arbiter.conftest import a_grant, wait_for
 from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
@@ -31,12 +31,12 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
     made = GpuTimeNode()
     yield made
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 @pytest.fixture
 def stopped(node: GpuTimeNode, driver: Driver):
-    """One who is stopped, and who it is for."""
+    """A suspended container, and the container for which it is suspended."""
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
     urgent.works()
@@ -44,18 +44,18 @@ def stopped(node: GpuTimeNode, driver: Driver):
     return background, urgent
 
 
-def test_the_end_starts_everybody_and_closes_every_descriptor(node: GpuTimeNode, driver: Driver, stopped):
+def test_the_end_resumes_every_container_and_closes_every_descriptor(node: GpuTimeNode, driver: Driver, stopped):
     node.scheduler.close()
     assert driver.owed() == 0
     assert node.device_descriptors() == 1, "the test's own"
     node.scheduler = NodeScheduler(node.failed.set)
 
 
-def test_the_end_starts_also_who_was_dropped_and_whose_hang_up_nobody_has_seen(
+def test_the_end_resumes_also_a_dropped_container_whose_hang_up_was_not_read_yet(
     node: GpuTimeNode, driver: Driver, stopped, monkeypatch: pytest.MonkeyPatch
 ):
     background, _ = stopped
-    monkeypatch.setattr(node.scheduler.gpu_threads.of(A), "_ready", lambda *_: None)
+    monkeypatch.setattr(node.scheduler.suspend_threads.of(A), "_ready", lambda *_: None)
     node.drop("be")
     assert driver.off(background)
     node.scheduler.close()
@@ -65,7 +65,7 @@ def test_the_end_starts_also_who_was_dropped_and_whose_hang_up_nobody_has_seen(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_fails_starts_everybody_and_ends_the_arbiter(
+def test_a_thread_that_fails_resumes_every_container_and_ends_the_arbiter(
     node: GpuTimeNode, driver: Driver, stopped, monkeypatch
 ):
     _, urgent = stopped
@@ -82,7 +82,7 @@ def test_a_thread_that_fails_starts_everybody_and_ends_the_arbiter(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: GpuTimeNode, driver: Driver, stopped):
+def test_no_other_thread_suspends_a_container_after_one_failed(node: GpuTimeNode, driver: Driver, stopped):
     node.scheduler.fail()
     assert driver.owed() == 0
     stopped[1].idles()
@@ -91,13 +91,13 @@ def test_nobody_is_stopped_any_more_by_another_thread_after_one_failed(node: Gpu
     assert driver.owed() == 0
 
 
-def test_after_a_gap_who_went_on_by_himself_is_stopped_anew(node: GpuTimeNode, driver: Driver, stopped):
+def test_after_a_gap_a_container_that_resumed_itself_is_suspended_anew(node: GpuTimeNode, driver: Driver, stopped):
     background, _ = stopped
-    driver.goes_on_by_itself(background)  # as nobody showed that he lives
-    gpu_thread = node.scheduler.gpu_threads.all()[0]
+    driver.goes_on_by_itself(background)  # because the heartbeat had stopped
+    suspend_thread = node.scheduler.suspend_threads.all()[0]
     with node.scheduler.lock:
-        gpu_thread._beat_due_s -= LATE_S + 1
-        gpu_thread.wake_at(0.0)
+        suspend_thread._beat_due_s -= LATE_S + 1
+        suspend_thread.wake_at(0.0)
     wait_for(lambda: driver.off(background), 0.5)  # before a slice against starvation would do the same
     assert driver.owed() == 2, "both of its channels, once"
 
@@ -108,10 +108,10 @@ def test_a_page_that_is_closed_with_its_grant_is_not_written_any_more(node: GpuT
         container = node.container(f"t{round_}", "best-effort")
         container.works()
         node.drop(f"t{round_}")
-        for gpu_thread in node.scheduler.gpu_threads.all():
+        for suspend_thread in node.scheduler.suspend_threads.all():
             with node.scheduler.lock:
-                gpu_thread._beat_due_s -= 1
-                gpu_thread.wake_at(0.0)
+                suspend_thread._beat_due_s -= 1
+                suspend_thread.wake_at(0.0)
     assert node.is_quiet()
     assert not node.failed.is_set()
 
@@ -140,7 +140,7 @@ def test_a_thread_with_the_schedulers_lock_never_takes_the_servers(driver: Drive
     scheduler = NodeScheduler(lambda: server.stop())
     inner = OrderedLock()
     scheduler.lock = inner  # type: ignore[assignment]
-    server = Server(folder, scheduler=scheduler)
+    server = ArbiterServer(folder, scheduler=scheduler)
     outer = OrderedLock(inner)
     server.lock = outer  # type: ignore[assignment]
     thread = threading.Thread(target=server.run)
@@ -154,7 +154,7 @@ def test_a_thread_with_the_schedulers_lock_never_takes_the_servers(driver: Drive
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(5)
             sock.connect(str(folder / "k/arbiter.sock"))
-            sock.send(wire.encode(1, wire.Hello(1, wire.FOR_TURNS, "test")))
+            sock.send(wire.encode(1, wire.Hello(1, wire.FOR_GPU_TIME, "test")))
             assert isinstance(wire.decode(sock.recv(8192))[1], wire.Welcome)
             sock.send(wire.encode(1, Activity(What.WORK)))
             status_of(server)
@@ -169,7 +169,7 @@ def test_a_thread_with_the_schedulers_lock_never_takes_the_servers(driver: Drive
 
 
 def test_stop_may_be_called_again_while_it_ends_and_after(tmp_path):
-    server = Server(tmp_path)
+    server = ArbiterServer(tmp_path)
     server.stop()
     server.run()
     server.stop()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.metrics import families
-from arbiter.gputime.process import Process
+from arbiter.gputime.process import GpuTimeProcess
 from arbiter.gputime.timer import now_s
 from arbiter.gputime.usage_report import FORGET_S, LOOK_MOST_S
 from tests.unit.arbiter.conftest import wait_for
@@ -29,7 +29,7 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def look(node: GpuTimeNode, seen_s: dict[str, float]) -> None:
@@ -66,7 +66,7 @@ def works_unseen(node: GpuTimeNode, name: str) -> bool:
         return node.scheduler.policy._states[name].working
 
 
-def test_who_computes_unsaid_gives_way_to_whoever_has_work_and_is_no_longer_believed(node: GpuTimeNode, driver: Driver):
+def test_every_container_with_work_preempts_one_with_unreported_work(node: GpuTimeNode, driver: Driver):
     liar, other = node.container("liar"), node.container("other")
     other.works()
     wait_for(lambda: node.status("other").working)
@@ -124,7 +124,7 @@ def test_a_container_that_is_not_there_any_more_is_not_judged(node: GpuTimeNode)
     assert "a" not in node.scheduler.statuses()
 
 
-def test_who_is_not_listened_to_counts_as_working_meanwhile(node: GpuTimeNode, driver: Driver, monkeypatch):
+def test_a_throttled_container_counts_as_working_meanwhile(node: GpuTimeNode, driver: Driver, monkeypatch):
     """Else a flood of messages would hide work, and a container of many processes would be taken for a liar."""
     reported: list[float] = []
     monkeypatch.setattr(
@@ -146,10 +146,10 @@ def test_who_is_not_listened_to_counts_as_working_meanwhile(node: GpuTimeNode, d
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        wait_for(lambda: node.scheduler.counts.held_back, 20)
+        wait_for(lambda: node.scheduler.counters.delayed_reads, 20)
         node.scheduler.usage_check({"flood": 0.0}, frozenset(), now_s())
-        held_back = node.scheduler.counts.held_back
-        wait_for(lambda: node.scheduler.counts.held_back > held_back + 3, 20)
+        held_back = node.scheduler.counters.delayed_reads
+        wait_for(lambda: node.scheduler.counters.delayed_reads > held_back + 3, 20)
         node.scheduler.usage_check({"flood": 1.0}, frozenset(), now_s())
     finally:
         stop.set()
@@ -165,7 +165,7 @@ def test_what_is_requested_and_had_and_waited_for_is_in_the_metrics(node: GpuTim
     urgent.works()
     wait_for(lambda: node.status("lc").working)
     grants = {name: Grant("ns", name, "", "main", (GrantGpu(A, 1, 0),), "standard", 2) for name in ("capped", "lc")}
-    assert not node.scheduler.checks(now_s())
+    assert not node.scheduler.verdicts.checks(now_s())
     node.scheduler.usage_check({"capped": 0.3}, frozenset(), now_s())
     reported = {
         (sample.name.removeprefix("tangram_").partition("_")[2], sample.labels.get("pod", "")): sample.value
@@ -197,7 +197,7 @@ def test_without_cap_unreported_it_is_reported_and_nothing_follows(driver: Drive
     assert [line["event"] for line in log if line["log_level"] == "warning"] == [
         "a container does work that it does not report: without cap-unreported this has no effect"
     ]
-    assert node.scheduler.counts.unreported_work == 1
+    assert node.scheduler.counters.unreported_work == 1
     assert not works_unseen(node, "liar")
     assert node.is_quiet()
     assert not driver.off(liar)
@@ -206,24 +206,24 @@ def test_without_cap_unreported_it_is_reported_and_nothing_follows(driver: Drive
 
 
 def test_a_verdict_that_no_look_confirms_ends(node: GpuTimeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when NVML is gone, or the GPU: nobody is held for ever to what was seen once."""
+    """As when NVML is gone, or the GPU: no verdict lasts for ever."""
     node.container("liar")
     accuse(node, "liar")
     assert works_unseen(node, "liar")
-    monkeypatch.setattr("arbiter.gputime.scheduler.now_s", lambda: now_s() + FORGET_S + 10)
+    monkeypatch.setattr("arbiter.gputime.node_scheduler.now_s", lambda: now_s() + FORGET_S + 10)
     wait_for(lambda: not node.status("liar").unreported, 30)
     assert not works_unseen(node, "liar")
     monkeypatch.undo()
-    assert not node.scheduler.checks(now_s() + FORGET_S + 10)
+    assert not node.scheduler.verdicts.checks(now_s() + FORGET_S + 10)
 
 
 def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = True, core: int = 0) -> GpuTimeContainer:
-    """A container after these looks, that said before all of them whether it works and was switched then."""
+    """A container after these readings. Before each of them it reported whether it works, and was switched then."""
     grant = Grant("ns", "a", "uid", "main", (GrantGpu(A, 1, core),), "standard", 2)
     container = GpuTimeContainer("a", grant, None, at_s[0] - 1, caps_unreported=True)
-    container.processes[1] = Process(1)
-    container.says(1, Activity(What.WORK if works else What.IDLE), at_s[0] - 1)
-    container.stands(at_s[0] - 1, on=on)
+    container.processes[1] = GpuTimeProcess(1)
+    container.take_activity(1, Activity(What.WORK if works else What.IDLE), at_s[0] - 1)
+    container.record_switch(at_s[0] - 1, on=on)
     for at, seconds in zip(at_s, seen_s, strict=True):
         container.weigh(at, seconds)
     return container
@@ -252,30 +252,30 @@ def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
     assert container.reports.seen_s == pytest.approx(sum(seen_s[1:]))
 
 
-def test_a_pause_speaks_for_whoever_reported_work_in_it() -> None:
+def test_a_pause_speaks_for_a_container_that_reported_work_in_it() -> None:
     """What the next look sees may be of before its end: the driver counts late."""
     container = judged([10, 11], [0.0, 1.0], works=False)
-    container.says(1, Activity(What.WORK), 11)
+    container.take_activity(1, Activity(What.WORK), 11)
     container.weigh(11 + LOOK_MOST_S + 1, 1.0)
     assert container.reports.unreported_work.seconds == 0
 
 
 @pytest.mark.parametrize(("on", "proven"), [(True, False), (False, True)])
-def test_what_it_says_while_it_is_off_explains_nothing(*, on: bool, proven: bool) -> None:
-    """Else one who says all the time that it works could compute past the library while its own cap stops it."""
+def test_reports_while_it_is_suspended_explain_nothing(*, on: bool, proven: bool) -> None:
+    """Otherwise a container that always reports work could compute past the library while its own cap suspends it."""
     container = judged([float(at) for at in range(10, 20)], [1.0] * 10, works=True, on=on, core=10)
     assert container.reports.unreported_work.proven is proven
 
 
-def test_what_a_gated_one_says_while_it_is_off_counts() -> None:
+def test_reports_of_a_gated_container_count_while_it_may_not_run() -> None:
     """Its kernels go on."""
     grant = Grant("ns", "a", "uid", "main", (GrantGpu(A, 1, 10),), "standard", 2)
     container = GpuTimeContainer("a", grant, None, 9.0)
-    container.processes[1] = Process(1)
+    container.processes[1] = GpuTimeProcess(1)
     for _ in range(TIMES):
         container.evidence.effect.ended(9.0)
-    container.says(1, Activity(What.WORK), 9.0)
-    container.stands(9.0, on=False)
+    container.take_activity(1, Activity(What.WORK), 9.0)
+    container.record_switch(9.0, on=False)
     for at in range(10, 20):
         container.weigh(float(at), 1.0)
     assert not container.reports.unreported_work.proven
@@ -292,7 +292,7 @@ def test_time_without_a_word_costs_what_the_driver_saw_of_it(seen_s: float, pace
 
 
 def see(node: GpuTimeNode, whole: bool = True) -> None:
-    """A second passes in which the driver sees nobody compute; `whole`: and would have seen the container."""
+    """A second passes in which the driver counts no GPU time; `whole`: the count includes the container."""
     with node.scheduler.lock:
         container = node.scheduler.containers["a"]
         at_s = max(now_s(), container.reports.added_until_s + 1, (container.reports.weighed or (0.0,))[0] + 1)
@@ -301,12 +301,12 @@ def see(node: GpuTimeNode, whole: bool = True) -> None:
 
 def is_working(node: GpuTimeNode) -> bool:
     with node.scheduler.lock:
-        return node.scheduler.containers["a"].reports_work()
+        return node.scheduler.containers["a"].has_reported_work()
 
 
 @pytest.fixture
 def working(node: GpuTimeNode) -> GpuTimeNode:
-    """A container that launched kernels and never says that they have ended."""
+    """A container that launched kernels and never reports their end."""
     node.container("a").send(Activity(What.WORK, wire.KERNELS_ONLY))
     wait_for(lambda: node.status("a").working)
     return node
@@ -316,7 +316,7 @@ def test_reported_work_that_the_driver_does_not_see_ends_and_a_word_brings_it_ba
     for _ in range(3):
         see(working)
     assert not is_working(working)
-    assert working.scheduler.counts.unreported_ends == 1
+    assert working.scheduler.counters.unreported_ends == 1
     working.containers[0].send(Activity(What.STILL, wire.KERNELS_ONLY))
     wait_for(lambda: is_working(working))
 

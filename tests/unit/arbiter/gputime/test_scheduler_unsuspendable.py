@@ -1,4 +1,4 @@
-"""Containers that cannot be suspended, and drivers that nobody has tried: they are gated, run on, and it is said."""
+"""Containers that cannot be suspended, and drivers without a trial: the containers are gated, continue to run, and are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A as GPU
 from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
 from vgpu.api.enforcement import Reason
-from vgpu.gputime.trial import Suspending
+from vgpu.gputime.trial_verdict import Suspendability
 from vgpu.protocol.wire import Activity, What
 
 MANY = tuple(range(3, 67))
@@ -25,7 +25,7 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def test_more_channels_than_a_list_takes_are_gated_and_keep_their_connection(node: GpuTimeNode, driver: Driver):
@@ -38,14 +38,16 @@ def test_more_channels_than_a_list_takes_are_gated_and_keep_their_connection(nod
         urgent.works()
         wait_for(lambda: node.gate("be"))
     assert (node.status("be").mode, "more than 64" in node.status("be").trouble) == ("gate", True)
-    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be"], "said once"
+    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be"], "logged once"
     assert (many.client, True) not in driver.calls
     urgent.idles()
     wait_for(lambda: not node.gate("be"))
-    assert node.scheduler.counts.failures == 0
+    assert node.scheduler.counters.failures == 0
 
 
-def test_who_grows_past_a_list_while_it_is_off_runs_on_all_channels_it_had(node: GpuTimeNode, driver: Driver):
+def test_a_process_that_grows_past_a_list_while_it_is_suspended_runs_on_all_channels_it_had(
+    node: GpuTimeNode, driver: Driver
+):
     grown, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     sibling = node.container("be", "best-effort")
     for one in (grown, sibling, urgent):
@@ -73,37 +75,37 @@ def test_a_container_of_which_one_process_cannot_be_stopped_runs_whole(node: Gpu
     assert node.status("be").mode == "gate"
 
 
-# -- GPUs and drivers on which the trial says that nothing is suspended ------------------------------------------------------------
+# -- GPUs and drivers on which the trial found that nothing is suspended ------------------------------------------------------------
 
 
-class Said:
-    """What the trial of this boot says, which may change."""
+class BootVerdict:
+    """The verdict of this boot's trial, which may change."""
 
     def __init__(self) -> None:
-        self.now = Suspending(Reason.NO_SUSPEND, "suspending was tried and does not work: it hung")
+        self.now = Suspendability(Reason.NO_SUSPEND, "suspending was tried and does not work: it hung")
         self.requested: list[list[str]] = []
 
-    def __call__(self, uuids: Iterable[str]) -> Suspending:
+    def __call__(self, uuids: Iterable[str]) -> Suspendability:
         self.requested.append(list(uuids))
         return self.now
 
 
 @pytest.fixture
-def said() -> Said:
-    return Said()
+def boot_verdict() -> BootVerdict:
+    return BootVerdict()
 
 
 @pytest.fixture
-def denied(driver: Driver, said: Said) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(suspending=said, watchdog_s=0.01)
+def denied(driver: Driver, boot_verdict: BootVerdict) -> Iterator[GpuTimeNode]:
+    made = GpuTimeNode(suspending=boot_verdict, watchdog_s=0.01)
     yield made
     assert not made.failed.is_set(), "a GPU's thread failed"
     made.close()
-    assert driver.owed() == 0, "everybody runs after the end"
+    assert driver.owed() == 0, "every container runs after the end"
 
 
 def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_called(
-    denied: GpuTimeNode, driver: Driver, said: Said
+    denied: GpuTimeNode, driver: Driver, boot_verdict: BootVerdict
 ):
     with capture_logs() as log:
         background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
@@ -112,14 +114,14 @@ def test_where_the_trial_failed_launches_are_held_back_and_the_driver_is_never_c
         wait_for(lambda: denied.gate("be"))
         wait_for(lambda: not denied.gate("lc"))
     assert (denied.status("be").mode, "it hung" in denied.status("be").trouble) == ("gate", True)
-    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "said once of each"
+    assert [line["grant"] for line in log if line["log_level"] == "error"] == ["be", "lc"], "logged once for each"
     with denied.scheduler.lock:
         assert denied.scheduler.watchdog.resume_stopped(GPU, now_s() + 60) is None
         assert denied.scheduler.watchdog.next_s(GPU) == inf
     urgent.idles()
     wait_for(lambda: not denied.gate("be"))
     assert driver.calls == [], "what a call does there is not known: not even a resume"
-    assert said.requested[0] == [GPU]
+    assert boot_verdict.requested[0] == [GPU]
 
 
 def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(denied: GpuTimeNode) -> None:
@@ -140,7 +142,7 @@ def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(deni
     assert denied.status("be").on, "its gate lets nothing through, and something is on the GPU all the same"
 
 
-def test_nobody_is_off_at_an_open_gate(denied: GpuTimeNode) -> None:
+def test_no_container_is_off_at_an_open_gate(denied: GpuTimeNode) -> None:
     gated = denied.container("be")
     gated.works()
     wait_for(lambda: denied.status("be").working)
@@ -163,7 +165,7 @@ def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: G
 
 
 @pytest.mark.parametrize("doubt", ["its word was found untrue", "its words are not listened to"])
-def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(denied: GpuTimeNode, doubt: str) -> None:
+def test_a_drained_report_of_a_container_with_doubted_reports_does_not_count(denied: GpuTimeNode, doubt: str) -> None:
     gated, urgent = denied.container("be"), denied.container("lc", "latency-critical")
     gated.works()
     urgent.works()
@@ -175,13 +177,15 @@ def test_that_nothing_is_on_the_gpu_is_taken_from_nobody_who_is_not_believed(den
         if "untrue" in doubt:
             container._caps_unreported, container.reports.unreported_work.proven = True, True
         else:
-            container.unheard = True
+            container.throttled = True
         denied.scheduler._show(container, 0.0)
     assert denied.status("be").on
 
 
-def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(driver: Driver, said: Said) -> None:
-    node = GpuTimeNode(suspending=said, watchdog_s=0.01)
+def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(
+    driver: Driver, boot_verdict: BootVerdict
+) -> None:
+    node = GpuTimeNode(suspending=boot_verdict, watchdog_s=0.01)
     node.container("be", "best-effort").works()
     wait_for(lambda: node.status("be").working)
     node.close()
@@ -189,28 +193,28 @@ def test_an_arbiter_that_ends_requests_nothing_of_a_driver_that_may_not_suspend(
 
 
 def test_a_verdict_that_comes_later_counts_from_the_next_report_of_channels(
-    denied: GpuTimeNode, driver: Driver, said: Said
+    denied: GpuTimeNode, driver: Driver, boot_verdict: BootVerdict
 ):
     background, urgent = denied.container("be", "best-effort"), denied.container("lc", "latency-critical")
     background.works()
     urgent.works()
     wait_for(lambda: denied.gate("be"))
-    said.now = Suspending()
+    boot_verdict.now = Suspendability()
     background.reports_channels((3, 4, 5))
     wait_for(lambda: driver.off(background))
     assert (denied.gate("be"), denied.status("be").trouble) == (False, "")
 
 
-def test_no_process_is_tried_and_a_known_driver_without_a_trial_is_suspended_and_says_so(
-    denied: GpuTimeNode, driver: Driver, said: Said
+def test_no_process_is_tried_and_the_status_shows_a_suspend_without_a_trial_on_a_known_driver(
+    denied: GpuTimeNode, driver: Driver, boot_verdict: BootVerdict
 ):
-    said.now = Suspending(None, "driver 580.1 is known, not tried: the GPU takes no context")
+    boot_verdict.now = Suspendability(None, "driver 580.1 is known, not tried: the GPU takes no context")
     with capture_logs() as log:
         background = denied.container("be", "best-effort")
         background.reports_channels((3, 4, 5))
         wait_for(lambda: "not tried" in denied.status("be").trouble)
-    assert [line["log_level"] for line in log] == ["warning"], "said once"
-    assert not any(disable for _, disable in driver.calls), "nobody is stopped to see whether that works"
+    assert [line["log_level"] for line in log] == ["warning"], "logged once"
+    assert not any(disable for _, disable in driver.calls), "no container is suspended as a trial"
     urgent = denied.container("lc", "latency-critical")
     background.works()
     urgent.works()

@@ -1,4 +1,4 @@
-"""What NVML counted, by container; and what becomes of that when NVML or the clock does not behave."""
+"""NVML's count of GPU time by container, also with faults of NVML or of the clock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 
 from arbiter.gputime import usage_check as usage_check
 from arbiter.gputime.container import GpuTimeContainer
-from arbiter.gputime.process import Process
+from arbiter.gputime.process import GpuTimeProcess
 from arbiter.gputime.usage_check import AHEAD_US, REMEMBERED_US, UsageCheck, add_up, look_since_us, seen_whole
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
-from nvml.messages import AnyReply, AnyRequest, Busy, Computed, Computes, Failed
+from nvml.messages import AnyReply, AnyRequest, Busy, ErrorReply, UtilisationReply, UtilisationRequest
 from nvml.queries import Nvml
 from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
@@ -56,16 +56,16 @@ class Counts:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: AnyRequest) -> AnyReply:
-        assert isinstance(request, Computes)
+        assert isinstance(request, UtilisationRequest)
         try:
-            return Computed(self.busy(request.uuid, request.since_us, request.until_us))
+            return UtilisationReply(self.busy(request.uuid, request.since_us, request.until_us))
         except NvmlAway:
             raise
         except NvmlError as error:
-            return Failed.of(error)
+            return ErrorReply.of(error)
 
 
-def nobody(*_: object) -> Busy:
+def no_process(*_: object) -> Busy:
     raise NvmlAway("there is no NVML")
 
 
@@ -130,19 +130,19 @@ def test_nvml_that_does_not_answer_is_reported_once_and_an_error_of_ours_ends_it
     def busy(*_: object) -> Busy:
         tries.append(1)
         if len(tries) == 3:
-            raise ValueError("nobody thought of this")
+            raise ValueError("an unexpected error")
         raise NvmlAway("no library")
 
     monkeypatch.setattr(usage_check, "PERIOD_S", 0.0)
     looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
     with capture_logs() as log:
         looking.start()
-        wait_for(lambda: not looking._thread.is_alive(), 30)
+        wait_for(lambda: not looking._reader.alive, 30)
     assert [line["log_level"] for line in log] == ["warning", "error"]
     assert log[1]["event"] == "usage reports are not compared with the GPU time that NVML counts any more"
 
 
-def test_where_nobody_answers_no_other_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_no_other_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
 
     def busy(uuid: str, *_: object) -> Busy:
@@ -184,14 +184,14 @@ def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatc
         assert not ended.is_alive()
     finally:
         go_on.set()
-    looking._thread.join(30)
+    wait_for(lambda: not looking._reader.alive, 30)
 
 
 def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_started_with(tmp_path: Path) -> None:
     grants = tmp_path / "grants"
     run = {"TANGRAM_GRANT": f"{grants}/0a/grant", "PATH": os.environ["PATH"]}
-    looking = UsageCheck(NodeScheduler(), Nvml(Counts(nobody)), grants, named_in=grants)  # type: ignore[arg-type]
-    on_a_node = UsageCheck(NodeScheduler(), Nvml(Counts(nobody)), grants)  # type: ignore[arg-type]
+    looking = UsageCheck(NodeScheduler(), Nvml(Counts(no_process)), grants, named_in=grants)  # type: ignore[arg-type]
+    on_a_node = UsageCheck(NodeScheduler(), Nvml(Counts(no_process)), grants)  # type: ignore[arg-type]
     with subprocess.Popen(["sleep", "60"], env=run) as child:
         wait_for(
             lambda: looking._owners_of([child.pid], set()) == {child.pid: "0a"}, 30
@@ -209,7 +209,7 @@ def test_what_was_seen_before_the_clock_was_set_back_is_forgotten() -> None:
     assert look_since_us(0, at_us) == at_us - REMEMBERED_US
 
 
-def test_a_clock_that_is_set_back_blinds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_does_not_stop_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s, requested = [2_000.0], []
 
     def busy(_uuid: str, since_us: int, until_us: int) -> Busy:
@@ -237,12 +237,12 @@ def until_next(spans: list[tuple[float, float]], at_s: float) -> tuple[bool, flo
 
 
 class Honest:
-    """A container that tells of all its work, and the driver's count of it, `late_s` after the fact."""
+    """A container that reports all its work, and the driver's count of it, `late_s` after the fact."""
 
     def __init__(self, spans: list[tuple[float, float]], late_s: float) -> None:
         grant = Grant("ns", "a", "uid", "main", (GrantGpu("0", 1024, 0),), "standard", 2)
         self.container = GpuTimeContainer("a", grant, None, 0.0)
-        self.container.processes[1] = Process(1)
+        self.container.processes[1] = GpuTimeProcess(1)
         self.now_s = 0.0
         self._spans, self._late_s = spans, late_s
         self._worked: list[tuple[float, float]] = []
@@ -251,7 +251,7 @@ class Honest:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             works, until_s = until_next(self._spans, self.now_s)
-            self.container.says(1, Activity(What.WORK if works else What.IDLE), self.now_s)
+            self.container.take_activity(1, Activity(What.WORK if works else What.IDLE), self.now_s)
             until_s = min(until_s, end_s)
             if works:
                 self._worked.append((self.now_s, until_s))
@@ -268,7 +268,7 @@ class Honest:
 @settings(max_examples=examples(40), deadline=None)
 @given(SPANS, st.floats(0.0, 1.0), st.lists(st.one_of(st.just(1.0), st.floats(0.2, 30.0)), min_size=10, max_size=30))
 @example([(30.0, 2.0)], 0.0, [27.0, 32.0, 32.0])  # all its work right before each look
-def test_who_reports_all_its_work_is_never_accused_whatever_the_pauses_between_looks(
+def test_a_container_that_reports_all_its_work_is_never_accused_whatever_the_pauses_between_looks(
     spans: list[tuple[float, float]], late_s: float, pauses_s: list[float]
 ) -> None:
     one = Honest(spans, late_s)
@@ -306,8 +306,8 @@ def test_of_a_container_all_is_seen_only_where_all_its_gpus_count_by_process() -
 
 
 def test_the_cgroup_reports_a_process_that_is_not_connected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a pod with several containers it may tell the wrong one."""
-    watch = usage_check_of(None, monkeypatch, nobody)
+    """In a pod with several containers it may name the wrong one."""
+    watch = usage_check_of(None, monkeypatch, no_process)
     monkeypatch.setattr(usage_check.host, "key_of", lambda pid, *_: f"pod of {pid}")
     monkeypatch.setattr(usage_check.host, "key_shown", lambda pid, *_: "shown" if pid == 3 else None)
     assert watch._owners_of([1, 2, 3], frozenset({1, 3})) == {2: "pod of 2", 3: "shown"}

@@ -1,10 +1,10 @@
-"""What keeps the way of a request warm leaves nothing behind."""
+"""The warm-up of the request path leaves nothing behind."""
 
 from __future__ import annotations
 
 import pytest
 
-from arbiter.connection import Connection, Gone
+from arbiter.connection import Connection, PeerGone
 from arbiter.gputime.warm_up import EVERY_S, WarmUp
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
@@ -30,7 +30,7 @@ def test_one_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch
 
     def gone(connection: Connection) -> object:
         if short[0]:
-            raise Gone("no memory")
+            raise PeerGone("no memory")
         return plain(connection)
 
     monkeypatch.setattr(Connection, "receive_with_fd", gone)
@@ -41,7 +41,9 @@ def test_one_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch
     warm_up.close()
 
 
-def test_a_napping_thread_rehearses_and_nobody_is_said_to_work(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+def test_a_napping_thread_rehearses_and_no_container_counts_as_working(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
     played, plain = list[float](), WarmUp.play
 
     def play(warm_up: WarmUp, at_s: float) -> None:
@@ -59,6 +61,6 @@ def test_a_napping_thread_rehearses_and_nobody_is_said_to_work(monkeypatch: pyte
         wait_for(lambda: len(played) > 20)
         assert not node.scheduler.containers["lc"].working()
         assert driver.owed() == 0
-        assert node.scheduler.counts.bad_packets == 0
+        assert node.scheduler.counters.bad_packets == 0
     finally:
         node.close()

@@ -1,4 +1,4 @@
-"""Processes that NVML lists: whose they are, and what belongs to nobody."""
+"""Processes that NVML lists: the grants to which they belong, and processes without a grant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from arbiter.enforcement import enforcements
-from arbiter.memory.attribution import STAYS_S, Attributing
-from arbiter.memory.meter import Reading, Seen
+from arbiter.memory.attribution import STAYS_S, Attributor
+from arbiter.memory.meter import MemoryReading, SeenProcess
 from arbiter.metrics import ArbiterCollector
-from arbiter.server import Server
+from arbiter.server import ArbiterServer
 from arbiter.status import status_of
-from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, HandMeter, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.api.cgroup import NOWHERE, Place
 from vgpu.api.contract import CONTAINER_ID
 from vgpu.api.enforcement import Reason
@@ -21,11 +21,11 @@ from vgpu.api.enforcement import Reason
 POD = "1b2c3d4e-0000-4000-8000-000000000001"
 X, Y, Z = "c0" * 32, "d1" * 32, "e2" * 32
 LOST = 999_999
-"""A pid that nobody has."""
+"""A pid that no process has."""
 
 
 @pytest.fixture
-def server(node: Node, meter: HandMeter) -> Server:
+def server(node: ArbiterNode, meter: HandMeter) -> ArbiterServer:
     """A pod with two containers of 1000 MiB each; the ID of the second is known."""
     server = node.start()
     for key, name in (("b1", "main"), ("b2", "side")):
@@ -37,30 +37,30 @@ def server(node: Node, meter: HandMeter) -> Server:
 
 
 def reads(
-    server: Server, meter: HandMeter, *held: tuple[int, int | None, Place], times: int = 3, uuid: str = GPU
+    server: ArbiterServer, meter: HandMeter, *held: tuple[int, int | None, Place], times: int = 3, uuid: str = GPU
 ) -> None:
     """So many readings, a second apart."""
     for _ in range(times):
         meter.ahead_s += 1
         pids = {pid: None if mib is None else mib * MIB for pid, mib, _ in held}
-        seen = {pid: Seen(1, None, 0, place=place) for pid, _, place in held}
-        meter._report(Reading(meter._clock(), {uuid: pids}, seen))
+        seen = {pid: SeenProcess(1, None, 0, place=place) for pid, _, place in held}
+        meter._report(MemoryReading(meter._clock(), {uuid: pids}, seen))
         wait_for(lambda: not meter._readings)
         with server.lock:
             pass
 
 
-def over(server: Server) -> dict[str, bool]:
+def over(server: ArbiterServer) -> dict[str, bool]:
     with server.lock:
-        return {key: bool(one.lookout.excesses) for key, one in server.containers.items()}
+        return {key: bool(one.over_limit.excesses) for key, one in server.containers.items()}
 
 
-def of(server: Server, key: str) -> dict[Reason, tuple[int, ...]]:
+def of(server: ArbiterServer, key: str) -> dict[Reason, tuple[int, ...]]:
     with server.lock:
         return {one.reason: one.pids for one in enforcements(server)[key].findings}
 
 
-def test_a_container_id_reports_which_container_is_over_its_limit(server: Server, meter: HandMeter) -> None:
+def test_a_container_id_reports_which_container_is_over_its_limit(server: ArbiterServer, meter: HandMeter) -> None:
     reads(server, meter, (LOST, 1500, Place(POD, Y)))
     assert over(server) == {"b1": False, "b2": True}
     assert of(server, "b2")[Reason.OVER_LIMIT] == (LOST,)
@@ -69,22 +69,22 @@ def test_a_container_id_reports_which_container_is_over_its_limit(server: Server
 
 @pytest.mark.parametrize(("mib", "exceeded"), [(1900, False), (2100, True)])
 def test_until_it_is_known_the_grants_of_the_pod_count_as_one(
-    server: Server, meter: HandMeter, mib: int, *, exceeded: bool
+    server: ArbiterServer, meter: HandMeter, mib: int, *, exceeded: bool
 ) -> None:
     reads(server, meter, (LOST, mib, Place(POD, X)))
     assert any(over(server).values()) == exceeded
     assert Reason.UNCONNECTED in of(server, "b1")
 
 
-def test_what_its_siblings_hold_counts_first(node: Node, server: Server, meter: HandMeter) -> None:
+def test_what_its_siblings_hold_counts_first(node: ArbiterNode, server: ArbiterServer, meter: HandMeter) -> None:
     reads(server, meter, (LOST, 900, Place(POD, Y)), (LOST + 1, 1000, Place(POD, Z)))
     assert over(server) == {"b1": False, "b2": False}
-    assert node.process("b1").lease(101 * MIB).refused, "it is charged where there is room"
+    assert node.process("b1").lease(101 * MIB).refused, "it is charged to the grant with free memory"
     reads(server, meter, (LOST, 900, Place(POD, Y)), (LOST + 1, 1200, Place(POD, Z)))
     assert any(over(server).values())
 
 
-def test_the_id_that_comes_later_is_taken_up(node: Node, server: Server, meter: HandMeter) -> None:
+def test_the_id_that_comes_later_is_taken_up(node: ArbiterNode, server: ArbiterServer, meter: HandMeter) -> None:
     reads(server, meter, (LOST, 1500, Place(POD, X)))
     assert over(server) == {"b1": False, "b2": False}
     (node.folder / "b1" / CONTAINER_ID).write_text(f"{X}\n")
@@ -99,7 +99,7 @@ def test_the_id_that_comes_later_is_taken_up(node: Node, server: Server, meter: 
     ids=["a process of the node", "a pod without a grant"],
 )
 def test_memory_that_belongs_to_no_grant_is_in_status_and_metrics_until_it_is_gone(
-    server: Server, meter: HandMeter, place: Place, pod: str
+    server: ArbiterServer, meter: HandMeter, place: Place, pod: str
 ) -> None:
     reads(server, meter, (LOST, 700, place), times=1)
     assert status_of(server).ungranted == (), "it may be just ending"
@@ -112,7 +112,7 @@ def test_memory_that_belongs_to_no_grant_is_in_status_and_metrics_until_it_is_go
     assert metric(server) == {"tangram_gpu_memory_ungranted_bytes": 0, "tangram_gpu_ungranted_processes": 0}
 
 
-def metric(server: Server) -> dict[str, float]:
+def metric(server: ArbiterServer) -> dict[str, float]:
     families = [
         one
         for one in ArbiterCollector(server).collect()
@@ -122,7 +122,7 @@ def metric(server: Server) -> dict[str, float]:
 
 
 def test_a_process_with_memory_of_a_gpu_which_its_container_was_not_granted_belongs_to_none_there(
-    node: Node, server: Server, meter: HandMeter
+    node: ArbiterNode, server: ArbiterServer, meter: HandMeter
 ) -> None:
     """By a way around the devices it was given."""
     node.allocate("c", replace(a_grant(uuids=(OTHER_GPU,)), uid="another"))
@@ -132,40 +132,44 @@ def test_a_process_with_memory_of_a_gpu_which_its_container_was_not_granted_belo
 
 
 def test_connected_processes_and_those_without_memory_are_not_listed(
-    node: Node, server: Server, meter: HandMeter
+    node: ArbiterNode, server: ArbiterServer, meter: HandMeter
 ) -> None:
     node.process("b1")
     reads(server, meter, (os.getpid(), 300, NOWHERE), (LOST, 0, NOWHERE))
     assert status_of(server).ungranted == ()
 
 
-def test_memory_that_the_driver_does_not_count_is_listed_without_a_number(server: Server, meter: HandMeter) -> None:
+def test_memory_that_the_driver_does_not_count_is_listed_without_a_number(
+    server: ArbiterServer, meter: HandMeter
+) -> None:
     reads(server, meter, (LOST, None, NOWHERE))
     assert [(one.pid, one.held_bytes) for one in status_of(server).ungranted] == [(LOST, None)]
 
 
-def test_a_gpu_that_does_not_answer_keeps_what_was_said_of_it(server: Server, meter: HandMeter) -> None:
+def test_a_gpu_that_does_not_answer_keeps_its_last_result(server: ArbiterServer, meter: HandMeter) -> None:
     reads(server, meter, (LOST, 700, NOWHERE))
     reads(server, meter, uuid=OTHER_GPU)
     assert [one.pid for one in status_of(server).ungranted] == [LOST]
 
 
-def test_where_the_nodes_processes_are_not_seen_nobody_is_listed(server: Server, meter: HandMeter) -> None:
-    server.attributing.visible = False
+def test_no_process_is_listed_if_the_nodes_processes_are_not_visible(server: ArbiterServer, meter: HandMeter) -> None:
+    server.attributor.visible = False
     reads(server, meter, (LOST, 700, NOWHERE))
     assert status_of(server).ungranted == ()
     assert STAYS_S < 1, "readings are a second apart"
 
 
 def test_a_reading_is_as_the_one_before_only_where_each_process_belongs_to_the_grant_it_belonged_to(
-    node: Node, server: Server
+    node: ArbiterNode, server: ArbiterServer
 ) -> None:
-    attributing = Attributing()
+    attributor = Attributor()
 
     def unchanged(place: Place) -> bool:
-        reading = Reading(0.0, {GPU: {LOST: MIB}}, {LOST: Seen(1, None, 0, place=place)}, unchanged=frozenset({GPU}))
+        reading = MemoryReading(
+            0.0, {GPU: {LOST: MIB}}, {LOST: SeenProcess(1, None, 0, place=place)}, unchanged=frozenset({GPU})
+        )
         with server.lock:
-            return GPU in attributing.take(reading, server.containers).unchanged
+            return GPU in attributor.take(reading, server.containers).unchanged
 
     assert [unchanged(Place(POD, Y)) for _ in range(3)] == [False, True, True]
     assert [unchanged(Place(POD, X)) for _ in range(3)] == [False] * 3, "it is either container's"

@@ -1,4 +1,4 @@
-"""The arbiter looks at processes that are not connected, reports those that go around the library, and ends them where it may."""
+"""The arbiter examines unconnected processes, reports those that bypass the library, and kills them if the rules allow it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from math import inf
 import pytest
 
 from arbiter import host
-from arbiter.memory.bypass import Rules
-from arbiter.memory.contexts import Measuring
-from arbiter.memory.known_processes import Acquaintance
-from arbiter.memory.meter import Reading, Seen
+from arbiter.memory.bypass import BypassRules
+from arbiter.memory.contexts import NodeMemory
+from arbiter.memory.known_processes import KnownProcesses
+from arbiter.memory.meter import MemoryReading, SeenProcess
 from arbiter.memory.tracer import Suspect, Tracer
-from arbiter.server import Server
+from arbiter.server import ArbiterServer
 from arbiter.status import status_of
 from nvml.errors import NvmlAway
-from nvml.messages import AnyReply, AnyRequest, Mapped, Maps
+from nvml.messages import AnyReply, AnyRequest, MapsReply, MapsRequest
 from nvml.queries import Nvml
-from tests.unit.arbiter.conftest import GPU, MIB, HandMeter, Node, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, a_grant, wait_for
 from vgpu.api.cgroup import NOWHERE, Place
 from vgpu.api.enforcement import Reason
 from vgpu.memory.bypass import Traces
@@ -40,11 +40,11 @@ class Looks:
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         (request,) = requests
-        assert isinstance(request, Maps)
+        assert isinstance(request, MapsRequest)
         self.requested.append(request.processes)
         if self.away:
             raise NvmlAway("the plugin is away")
-        return [Mapped((self.mapped,) * len(request.processes))]
+        return [MapsReply((self.mapped,) * len(request.processes))]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def tracer(looks: Looks) -> Iterator[Tracer]:
-    made = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), lambda _: True)
+    made = Tracer(Nvml(looks), KnownProcesses(None, "b", lambda: 0), lambda _: True)
     made.start()
     yield made
     made.close()
@@ -93,7 +93,7 @@ def test_a_process_that_was_connected_is_not_taken_for_unknown(tracer: Tracer) -
     assert seen(tracer, me.pid, me.started) == Traces(True, False, True)
 
 
-def test_where_nobody_answers_nothing_is_known_of_maps(tracer: Tracer, looks: Looks) -> None:
+def test_without_an_answer_maps_are_unknown(tracer: Tracer, looks: Looks) -> None:
     looks.away = True
     tracer.suspect([Suspect(7, 5)])
     wait_for(lambda: seen(tracer, 7, 5) == Traces(False, None, True))
@@ -116,15 +116,15 @@ class Known:
 
 
 BYPASSES = Known(Traces(False, False, True))
-START = Callable[[Rules], Server]
+START = Callable[[BypassRules], ArbiterServer]
 
 
 @pytest.fixture
-def start(node: Node) -> Iterator[tuple[HandMeter, START]]:
+def start(node: ArbiterNode) -> Iterator[tuple[HandMeter, START]]:
     meter = HandMeter()
 
-    def started(rules: Rules) -> Server:
-        node.measuring = Measuring(meter, rules=rules)
+    def started(rules: BypassRules) -> ArbiterServer:
+        node.node_memory = NodeMemory(meter, rules=rules)
         server = node.start()
         node.allocate("k", a_grant())
         wait_for(lambda: "k" in server.containers and server.containers["k"].grant)
@@ -135,20 +135,20 @@ def start(node: Node) -> Iterator[tuple[HandMeter, START]]:
     meter.close()
 
 
-def reads(server: Server, meter: HandMeter, pid: int, mib: int, times: int = 4) -> None:
+def reads(server: ArbiterServer, meter: HandMeter, pid: int, mib: int, times: int = 4) -> None:
     for _ in range(times):
         meter.ahead_s += 1
-        seen = {pid: Seen(host.started_at(pid), "k", 0)}
-        meter._report(Reading(meter._clock(), {GPU: {pid: mib * MIB}}, seen))
+        seen = {pid: SeenProcess(host.started_at(pid), "k", 0)}
+        meter._report(MemoryReading(meter._clock(), {GPU: {pid: mib * MIB}}, seen))
         wait_for(lambda: not meter._readings)
         with server.lock:
             pass
 
 
-RULES = Rules("kill", beyond_bytes=100 * MIB, traced=BYPASSES)
+RULES = BypassRules("kill", beyond_bytes=100 * MIB, trace_source=BYPASSES)
 EXEMPT = {
-    "policy report": replace(RULES, policy="report"),
-    "policy evict": replace(RULES, policy="evict"),
+    "report": replace(RULES, action="report"),
+    "evict": replace(RULES, action="evict"),
     "the first minute": replace(RULES, began_s=time.monotonic() + 3600),
     "processes are not seen": replace(RULES, visible=False),
 }
@@ -169,7 +169,9 @@ def test_it_is_killed_after_three_readings_and_reported_once(
     assert server.containers["k"].kills == 1
 
 
-def started_again(server: Server, meter: HandMeter, stack: ExitStack, times: int) -> Iterator[subprocess.Popen[bytes]]:
+def started_again(
+    server: ArbiterServer, meter: HandMeter, stack: ExitStack, times: int
+) -> Iterator[subprocess.Popen[bytes]]:
     """Each takes the memory when the one before it has ended."""
     for number in range(times):
         one = stack.enter_context(subprocess.Popen(["sleep", "60"]))
@@ -179,7 +181,7 @@ def started_again(server: Server, meter: HandMeter, stack: ExitStack, times: int
         yield one
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["", "whose ID nobody knows"])
+@pytest.mark.parametrize("known", [True, False], ids=["", "with an unknown ID"])
 def test_a_container_that_starts_one_after_the_other_is_ended_with_the_third(
     start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
@@ -230,7 +232,7 @@ def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypat
 
 
 def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at all of the node's takes a second at worst, and the arbiter serves nobody meanwhile."""
+    """To examine all processes of the node takes a second at worst, and the arbiter serves no process meanwhile."""
     at, looked = Place("u", "c" * 64), list[int]()
     pids = list(range(100, 200))
 
@@ -250,7 +252,7 @@ def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     assert len(looked) == len(set(looked))
 
 
-def test_a_container_of_which_no_process_is_found_is_not_said_to_be_ended(
+def test_a_container_without_a_found_process_is_not_reported_as_killed(
     start: tuple[HandMeter, START], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have restarted, and the ID that is known be the earlier one's."""
@@ -265,14 +267,14 @@ def test_a_container_of_which_no_process_is_found_is_not_said_to_be_ended(
 
 @pytest.mark.parametrize("rules", EXEMPT.values(), ids=EXEMPT)
 def test_otherwise_it_is_reported_and_lives(
-    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], rules: Rules
+    start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], rules: BypassRules
 ) -> None:
     meter, begin = start
     server = begin(rules)
     reads(server, meter, victim.pid, 1101)
     (found,) = status_of(server).containers[0].bypasses
     assert (found.gpu, found.pids) == (GPU, (victim.pid,))
-    assert found.policy == ("evict" if rules.policy == "evict" else "report")
+    assert found.policy == ("evict" if rules.action == "evict" else "report")
     assert victim.poll() is None
     reads(server, meter, victim.pid, 1100, times=1)
     assert status_of(server).containers[0].bypasses == ()
@@ -283,11 +285,11 @@ def test_otherwise_it_is_reported_and_lives(
     [None, Traces(), Traces(True, False, False), Traces(None, False, False), Traces(False, True, True)],
     ids=["not looked at", "nothing known", "was connected", "perhaps connected", "has the library"],
 )
-def test_who_does_not_bypass_is_unconnected_and_lives_over_any_limit(
+def test_a_process_that_does_not_bypass_is_unconnected_and_lives_over_any_limit(
     start: tuple[HandMeter, START], victim: subprocess.Popen[bytes], traces: Traces | None
 ) -> None:
     meter, begin = start
-    server = begin(replace(RULES, began_s=-inf, traced=Known(traces) if traces is not None else None))
+    server = begin(replace(RULES, began_s=-inf, trace_source=Known(traces) if traces is not None else None))
     reads(server, meter, victim.pid, 9000, times=6)
     (status,) = status_of(server).containers
     assert {one.reason for one in status.unenforced} == {Reason.UNCONNECTED, Reason.OVER_LIMIT}
@@ -295,7 +297,7 @@ def test_who_does_not_bypass_is_unconnected_and_lives_over_any_limit(
     assert victim.poll() is None
 
 
-def test_where_processes_are_not_seen_every_container_says_so(start: tuple[HandMeter, START]) -> None:
+def test_every_container_reports_that_processes_are_not_visible(start: tuple[HandMeter, START]) -> None:
     _, begin = start
     (status,) = status_of(begin(replace(RULES, visible=False))).containers
     assert [(one.reason, one.limits) for one in status.unenforced] == [(Reason.UNATTRIBUTED, ("memory",))]
@@ -306,9 +308,9 @@ def test_a_tracer_that_cannot_look_goes_on(looks: Looks) -> None:
 
     def fails(_: int) -> bool:
         broken.set()
-        raise ValueError("nobody thought of it")
+        raise ValueError("an unexpected error")
 
-    tracer = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), fails)
+    tracer = Tracer(Nvml(looks), KnownProcesses(None, "b", lambda: 0), fails)
     tracer.start()
     tracer.suspect([Suspect(7, 5)])
     assert broken.wait(5)
@@ -318,7 +320,7 @@ def test_a_tracer_that_cannot_look_goes_on(looks: Looks) -> None:
 
 
 def test_a_tracer_whose_thread_could_not_start_keeps_each_process_once(looks: Looks) -> None:
-    tracer = Tracer(Nvml(looks), Acquaintance(None, "b", lambda: 0), lambda _: True)
+    tracer = Tracer(Nvml(looks), KnownProcesses(None, "b", lambda: 0), lambda _: True)
     for _ in range(1000):
         tracer.connected(7)
     assert len(tracer._connected) == 1

@@ -1,4 +1,4 @@
-"""Which container may hold memory that NVML lists for no process, by whose processes have a GPU open."""
+"""Which container may have memory that NVML lists for no process, by the processes that have a GPU open."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from arbiter.memory import device_openers as openers
-from arbiter.memory.device_openers import Opener, Openers, Wanted
+from arbiter.memory.device_openers import DeviceOpeners, Opener, OpenerSearch
 from nvml.errors import NvmlAway, NvmlError
-from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, Descriptors, Opens
+from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, DescriptorsReply, DescriptorsRequest
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, OTHER_GPU, wait_for
 from vgpu.api.cgroup import NOWHERE, Place
@@ -42,12 +42,12 @@ class Plugin:
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
         (request,) = requests
-        assert isinstance(request, Descriptors)
+        assert isinstance(request, DescriptorsRequest)
         self.times.release()
         if self.away:
             raise NvmlAway("there is no plugin")
         self.requested.append(tuple(pid for pid, _ in request.processes))
-        return [Opens(tuple(self.opens.get(pid, False) for pid, _ in request.processes))]
+        return [DescriptorsReply(tuple(self.opens.get(pid, False) for pid, _ in request.processes))]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Looking:
         for pid in PLACES:
             (self.proc / str(pid)).mkdir()
         (self.proc / "self").mkdir()
-        self.openers = Openers(
+        self.openers = DeviceOpeners(
             Nvml(self.plugin),
             PLACES.__getitem__,
             lambda pid: 0 if pid in self.ended else 7,
@@ -73,7 +73,7 @@ class Looking:
 
     def look(self, times: int = 2, known: frozenset[int] = frozenset(), **keys: frozenset[str]) -> dict[str, Opener]:
         of = {GPU: keys.get("keys", ALL)} | ({OTHER_GPU: keys["other"]} if "other" in keys else {})
-        self.openers.want(Wanted(of, OWNERS, known))
+        self.openers.want(OpenerSearch(of, OWNERS, known))
         for _ in range(times):
             self.openers.look()
         return dict(self.openers.found)
@@ -87,7 +87,7 @@ def looking(tmp_path: Path) -> Looking:
 def test_a_look_at_memory_that_went_is_none_at_memory_that_comes(looking: Looking) -> None:
     looking.plugin.opens = {11: True}
     assert looking.look(1) == {}
-    looking.openers.want(Wanted())
+    looking.openers.want(OpenerSearch())
     assert looking.look(1) == {}
     assert looking.look(1) == {GPU: Opener("a", (11,))}
 
@@ -105,18 +105,18 @@ def test_the_only_container_with_such_processes_is_named_after_two_looks(looking
     ("opens", "why"),
     [
         ({11: True, 21: True}, "two containers have"),
-        ({11: True, 21: None}, "of one nobody knows"),
+        ({11: True, 21: None}, "one is unknown"),
         ({31: True}, "its pod has two grants and no ID"),
-        ({41: True, 51: True}, "who has no grant there is none of them"),
+        ({41: True, 51: True}, "a process without a grant there does not count"),
     ],
     ids=lambda of: of if isinstance(of, str) else "",
 )
-def test_nobody_is_named_where(looking: Looking, opens: dict[int, bool | None], why: str) -> None:
+def test_no_container_is_named_if(looking: Looking, opens: dict[int, bool | None], why: str) -> None:
     looking.plugin.opens = opens
     assert looking.look() == {}, why
 
 
-def test_who_nvml_lists_or_is_connected_is_not_meant(looking: Looking) -> None:
+def test_a_process_that_nvml_lists_or_that_is_connected_is_no_candidate(looking: Looking) -> None:
     looking.plugin.opens = {11: True, 21: True}
     assert looking.look(known=frozenset({21})) == {GPU: Opener("a", (11,))}
     assert all(21 not in pids for pids in looking.plugin.requested)
@@ -132,7 +132,7 @@ def test_each_gpu_has_its_own_containers(looking: Looking) -> None:
     looking.plugin.opens = {11: True, 21: True}
     found = looking.look(keys=frozenset("a"), other=frozenset("b"))
     assert found == {GPU: Opener("a", (11,)), OTHER_GPU: Opener("b", (21,))}
-    looking.openers.want(Wanted({GPU: frozenset("b")}, OWNERS))
+    looking.openers.want(OpenerSearch({GPU: frozenset("b")}, OWNERS))
     assert looking.openers.found == {}, "the container has no share there any more"
 
 
@@ -150,7 +150,7 @@ def test_so_many_are_looked_at_at_once_and_so_many_in_all(looking: Looking, monk
         looking.look(1)
 
 
-def test_a_look_that_takes_too_long_reports_the_rest_that_nobody_knows(
+def test_a_search_that_takes_too_long_reports_the_rest_as_unknown(
     looking: Looking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openers, "MOST_MAPS", 2)
@@ -167,14 +167,14 @@ def test_the_thread_looks_while_there_is_something_to_look_for_and_survives_a_pl
     looking.plugin.opens = {11: True}
     looking.openers.start()
     try:
-        looking.openers.want(Wanted({GPU: ALL}, OWNERS))
+        looking.openers.want(OpenerSearch({GPU: ALL}, OWNERS))
         wait_for(lambda: looking.openers.found)
         looking.plugin.away = True
         wait_for(lambda: not looking.openers.found)
         looking.plugin.away = False
         wait_for(lambda: looking.openers.found)
-        looking.openers.want(Wanted())
+        looking.openers.want(OpenerSearch())
         assert looking.openers.found == {}
     finally:
         looking.openers.close()
-    assert not looking.openers._thread.is_alive()
+    assert not looking.openers._reader.alive

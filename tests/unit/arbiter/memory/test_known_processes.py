@@ -1,4 +1,4 @@
-"""Which processes were connected is remembered across restarts of the arbiter; what cannot be remembered is not known, never denied."""
+"""Which processes were connected is stored across restarts of the arbiter; if it cannot be stored, the answer is unknown, never no."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from arbiter import host
-from arbiter.memory.known_processes import FILE, PRUNED_FROM, Acquaintance, ticks_now
+from arbiter.memory.known_processes import FILE, PRUNED_FROM, KnownProcesses, ticks_now
 
 
 class Host:
@@ -18,9 +18,9 @@ class Host:
         self.started: dict[int, int] = {}
         self.now = 100
 
-    def memory(self, folder: Path | None, boot: str = "b") -> Acquaintance:
+    def memory(self, folder: Path | None, boot: str = "b") -> KnownProcesses:
         path = folder / FILE if folder is not None else None
-        return Acquaintance(path, boot, lambda: self.now, lambda pid: self.started.get(pid, 0))
+        return KnownProcesses(path, boot, lambda: self.now, lambda pid: self.started.get(pid, 0))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def node() -> Host:
     return Host()
 
 
-def test_who_was_connected_is_known_to_the_next_arbiter_and_who_was_not_too(node: Host, tmp_path: Path) -> None:
+def test_the_next_arbiter_knows_which_processes_were_connected_and_which_were_not(node: Host, tmp_path: Path) -> None:
     memory = node.memory(tmp_path)
     node.started |= {7: 150, 8: 151, 9: 50}
     memory.add([7])
@@ -44,16 +44,14 @@ def test_who_was_connected_is_known_to_the_next_arbiter_and_who_was_not_too(node
     "content",
     [b"", b"{", b"[]", b'{"boot":"b","since":1,"processes":[[7,1],[8]]}', b'{"boot":"b","since":1,"processes":[],"version":2}', b"\xff"],
 )  # fmt: skip
-def test_a_file_that_cannot_be_read_says_nothing_of_processes_that_run(
-    node: Host, tmp_path: Path, content: bytes
-) -> None:
+def test_after_an_unreadable_file_running_processes_are_unknown(node: Host, tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     node.started[7] = 90
     assert node.memory(tmp_path).of(7, 90) is None
     assert node.memory(tmp_path).of(8, 101) is False
 
 
-def test_a_file_of_another_boot_says_nothing(node: Host, tmp_path: Path) -> None:
+def test_a_file_of_another_boot_does_not_count(node: Host, tmp_path: Path) -> None:
     node.started[7] = 150
     node.memory(tmp_path).add([7])
     node.now = 200
@@ -85,7 +83,7 @@ def test_without_a_file_it_is_remembered_as_long_as_the_arbiter_lives(node: Host
     assert memory.of(7, 150) is True
 
 
-def test_processes_that_are_gone_take_no_room(node: Host, tmp_path: Path) -> None:
+def test_ended_processes_are_dropped_from_the_file(node: Host, tmp_path: Path) -> None:
     memory = node.memory(tmp_path)
     for pid in range(1, 20 * PRUNED_FROM):
         node.started = {pid: 150 + pid}

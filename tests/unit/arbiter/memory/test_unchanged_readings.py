@@ -1,22 +1,22 @@
-"""Which readings of NVML a container passes over, and that none of those would have changed anything."""
+"""Which readings of NVML a container skips, and that none of those would have changed anything."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arbiter.memory.meter import SETTLED, Reading, Seen, UnchangedReadings
+from arbiter.memory.meter import SETTLED, MemoryReading, SeenProcess, UnchangedReadings
 from vgpu.memory.context import CALM_S, ContextMeasure
 
 GPU, OTHER = "GPU-1", "GPU-2"
-SEEN = {1: Seen(1, "a", 1), 2: Seen(2, "b", 1)}
+SEEN = {1: SeenProcess(1, "a", 1), 2: SeenProcess(2, "b", 1)}
 
 
-def readings(*gpus: dict[str, dict[int, int | None]], seen: dict[int, Seen] = SEEN) -> list[Reading]:
+def readings(*gpus: dict[str, dict[int, int | None]], seen: dict[int, SeenProcess] = SEEN) -> list[MemoryReading]:
     """One each second, each compared with the one before."""
-    reported, last = [], Reading(float("-inf"))
+    reported, last = [], MemoryReading(float("-inf"))
     for at_s, gpu in enumerate(gpus):
-        one = Reading(float(at_s), gpu, seen)
+        one = MemoryReading(float(at_s), gpu, seen)
         reported.append(one.after(last))
         last = one
     return reported
@@ -47,7 +47,9 @@ def test_a_reading_that_was_not_taken_breaks_the_row() -> None:
 
 
 def test_a_process_that_another_one_took_the_number_of_is_no_quiet_one() -> None:
-    again = Reading(1.0, {GPU: {1: 5}}, {1: Seen(9, "a", 1)}).after(Reading(0.0, {GPU: {1: 5}}, SEEN))
+    again = MemoryReading(1.0, {GPU: {1: 5}}, {1: SeenProcess(9, "a", 1)}).after(
+        MemoryReading(0.0, {GPU: {1: 5}}, SEEN)
+    )
     assert not again.unchanged
     assert readings(*[{GPU: {1: 5}}] * 2)[-1].unchanged == {GPU}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from deviceplugin.allocation import NodePod
-from deviceplugin.gpus.capacity import MIB, USES, Capacity, memory_by_gpu
+from deviceplugin.gpus.capacity import MIB, USES, CapacityCollector, memory_by_gpu
 from tests.unit.deviceplugin.builders import node_pod, share, uuid
 from vgpu.api.grant import Assignment, Slice
 from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
@@ -38,7 +38,7 @@ GPUS = st.lists(
 
 @given(GPUS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 12), st.booleans()), max_size=8))
 def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, int, int, bool]]) -> None:
-    """The obvious slow version: each MiB is a place that somebody has or nobody."""
+    """The obvious slow version: each MiB is a place that is used or free."""
     places = {
         one.uuid: {part.uuid: [False] * part.mib for part in one.instances}
         if one.mig
@@ -84,7 +84,7 @@ def test_a_gpu_that_shrank_under_its_pods_has_nothing_free() -> None:
 
 def scraped(inventory: Inventory, *pods: NodePod) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(Capacity("n1", lambda: inventory, lambda: pods))
+    registry.register(CapacityCollector("n1", lambda: inventory, lambda: pods))
     return registry
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.gpus.cdi import SPEC_FILE, DriverRoot, capability_minor, mig_minors, spec, write
-from deviceplugin.grants.files import resolve_inside
+from deviceplugin.grants.atomic_file import resolve_inside
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 

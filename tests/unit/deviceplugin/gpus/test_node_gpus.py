@@ -1,4 +1,4 @@
-"""Following a machine's GPUs through a driver that goes and comes back, and how containers get their devices when nobody said it."""
+"""Following a machine's GPUs through a driver that ends and comes back, and how containers get their devices by default."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.gpus import node_gpus as machine
-from deviceplugin.gpus.node_gpus import Machine, access_mode
+from deviceplugin.gpus import node_gpus as gpus
+from deviceplugin.gpus.node_gpus import NodeGpus, access_mode
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlHung
 from nvml.messages import (
-    Answers,
     AnyReply,
     AnyRequest,
-    Count,
-    Counted,
-    GpuAt,
-    Health,
-    OneGpu,
-    Opened,
+    CountReply,
+    CountRequest,
+    GpuReply,
+    GpuRequest,
+    HealthReply,
+    HealthRequest,
+    OpenReply,
     Xid,
-    Xids,
-    XidsSeen,
+    XidsReply,
+    XidsRequest,
 )
 from nvml.queries import Nvml
 from tests.unit.deviceplugin.builders import inventory
@@ -49,7 +49,7 @@ def test_nvidias_runtime_is_used_where_it_serves_our_own_container(
     assert access_mode(wanted, found, environment) == mode  # type: ignore[arg-type]
 
 
-class Driver:
+class FakeNvmlConnection:
     """A driver behind a supervisor: it can be taken away, hang on one GPU, and be opened anew."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class Driver:
     def nvml(self) -> Nvml:
         return Nvml(self)
 
-    def await_open(self, _: float) -> Opened:
+    def await_open(self, _: float) -> OpenReply:
         if not self.there:
             raise NvmlAway("driver not loaded")
-        return Opened("driver root", "")
+        return OpenReply("driver root", "")
 
     def reopen(self, why: str) -> None:
         self.reopened.append(why)
@@ -84,15 +84,15 @@ class Driver:
         if request.key in self.hanging:
             raise NvmlHung(f"GPU {request.key} did not return")
         match request:
-            case Count():
-                return Counted(len(self.gpus), "580")
-            case GpuAt(index):
-                return OneGpu(self.gpus[index])
-            case Answers(uuid):
-                return Health(f"GPU {uuid}: silent" if self.silent else None)
-            case Xids():
+            case CountRequest():
+                return CountReply(len(self.gpus), "580")
+            case GpuRequest(index):
+                return GpuReply(self.gpus[index])
+            case HealthRequest(uuid):
+                return HealthReply(f"GPU {uuid}: silent" if self.silent else None)
+            case XidsRequest():
                 seen, self.xids = self.xids, []
-                return XidsSeen(tuple(seen), {})
+                return XidsReply(tuple(seen), {})
         raise AssertionError(request)
 
 
@@ -109,18 +109,18 @@ async def nothing(_: object) -> None:
 class Following:
     """A machine that follows a driver, its grace and pauses short."""
 
-    def __init__(self, driver: Driver, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing) -> None:
-        monkeypatch.setattr(machine, "RETRY_S", 0.001)
-        monkeypatch.setattr(machine, "EVENTS_S", 0.001)
-        monkeypatch.setattr(machine, "GRACE_S", 0.05)
+    def __init__(self, driver: FakeNvmlConnection, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing) -> None:
+        monkeypatch.setattr(gpus, "RETRY_S", 0.001)
+        monkeypatch.setattr(gpus, "EVENTS_S", 0.001)
+        monkeypatch.setattr(gpus, "GRACE_S", 0.05)
         self.offer = Offer(DEFAULT, 1024)
-        self.machine = Machine(
+        self.gpus = NodeGpus(
             self.offer, Metrics(), driver, access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
             on_inventory=lambda _: None, try_out=tried,
         )  # fmt: skip
 
     async def __aenter__(self) -> Following:
-        self._running = asyncio.create_task(self.machine.run())
+        self._running = asyncio.create_task(self.gpus.run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -136,7 +136,7 @@ class Following:
 async def test_gpus_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_opened_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     offered_before: list[bool] = []
 
     async def tried(_: Inventory) -> None:
@@ -145,48 +145,48 @@ async def test_gpus_of_a_driver_that_goes_are_ill_and_well_again_when_it_is_open
     async with (follower := Following(driver, monkeypatch, tried)):
         await follower.until(True, True)
         assert offered_before[0] is False, "what is offered was tried"
-        assert follower.machine.failing == ""
+        assert follower.gpus.failing == ""
         driver.there = False
         await follower.until(False, False)
-        assert follower.machine.failing == "driver not loaded", "/readyz says it"
+        assert follower.gpus.failing == "driver not loaded", "/readyz reports it"
         driver.there = True
         await follower.until(True, True)
-        assert follower.machine.failing == ""
+        assert follower.gpus.failing == ""
 
 
 async def test_a_child_that_is_back_at_once_makes_no_gpu_ill(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
-        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        monkeypatch.setattr(gpus, "GRACE_S", 60.0)
         version = follower.offer.version
         driver.there = False
         async with asyncio.timeout(20):
-            await until(lambda: follower.machine.failing)
+            await until(lambda: follower.gpus.failing)
             driver.there = True
-            await until(lambda: not follower.machine.failing)
+            await until(lambda: not follower.gpus.failing)
         assert follower.offer.version == version
 
 
 async def test_a_gpu_of_which_a_call_hangs_is_ill_with_the_reason_and_the_other_stays_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     uuid = driver.gpus[1].uuid
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
         driver.hanging.add(uuid)
         await follower.until(True, False)
-        assert follower.machine.failing == f"GPU {uuid} did not return"
+        assert follower.gpus.failing == f"GPU {uuid} did not return"
         driver.hanging.clear()
         await follower.until(True, True)
-        assert follower.machine.failing == ""
+        assert follower.gpus.failing == ""
 
 
 async def test_a_gpu_that_did_not_answer_the_last_probe_is_probed_again_as_soon_as_it_is_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
         driver.there = False
@@ -199,10 +199,10 @@ async def test_a_gpu_that_did_not_answer_the_last_probe_is_probed_again_as_soon_
 
 
 async def test_once_calls_about_two_gpus_hung_none_is_fit_for_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
-        monkeypatch.setattr(machine, "GRACE_S", 60.0)
+        monkeypatch.setattr(gpus, "GRACE_S", 60.0)
         driver.hangs, driver.there = 2, False
         await follower.until(False, False)
         driver.hangs, driver.there = 0, True
@@ -210,7 +210,7 @@ async def test_once_calls_about_two_gpus_hung_none_is_fit_for_use(monkeypatch: p
 
 
 async def test_where_no_gpu_answers_for_long_nvml_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
         driver.silent = True
@@ -221,12 +221,14 @@ async def test_where_no_gpu_answers_for_long_nvml_is_opened_anew(monkeypatch: py
 
 
 async def test_an_xid_makes_its_gpu_ill_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
+    driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
         seen: list[tuple[bool, ...]] = []
-        reported = follower.offer.set_ill
-        monkeypatch.setattr(follower.offer, "set_ill", lambda ill: (seen.append(tuple(ill)), reported(ill)))
+        reported = follower.offer.set_unhealthy
+        monkeypatch.setattr(
+            follower.offer, "set_unhealthy", lambda unhealthy: (seen.append(tuple(unhealthy)), reported(unhealthy))
+        )
         driver.xids.append(Xid(driver.gpus[0].uuid, 79))
         async with asyncio.timeout(20):
             await until(lambda: len(seen) >= 2)
@@ -236,7 +238,7 @@ async def test_an_xid_makes_its_gpu_ill_until_it_has_answered(monkeypatch: pytes
 async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that is ended closes NVML, too: both come at once."""
     running: list[asyncio.Task[None]] = []
-    driver = Driver()
+    driver = FakeNvmlConnection()
 
     async def fail(_: object, __: object) -> None:
         await asyncio.sleep(0)
@@ -249,10 +251,10 @@ async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.Monk
         finally:
             running[0].cancel()
 
-    monkeypatch.setattr(Machine, "_listen", fail)
-    monkeypatch.setattr(Machine, "_request", stop)
+    monkeypatch.setattr(NodeGpus, "_watch_xids", fail)
+    monkeypatch.setattr(NodeGpus, "_query_health", stop)
     follower = Following(driver, monkeypatch)
-    running.append(asyncio.create_task(follower.machine.run()))
+    running.append(asyncio.create_task(follower.gpus.run()))
     done, _ = await asyncio.wait(running, timeout=2)
     running[0].cancel()
     assert done

@@ -12,7 +12,7 @@ import pytest
 from arbiter.grant_file import read_container_id
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.container_ids import ContainerIds, ids_of
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.pods.node_pods import NodePods
 from kube.objects import Pod
 from tests.builders import PodBuilder, pod
@@ -42,10 +42,10 @@ def with_ids(one: PodBuilder, **ids: str) -> Pod:
     return msgspec.json.decode(msgspec.json.encode(plain), type=Pod)
 
 
-class Node:
+class NodeWithGrants:
     def __init__(self, folder: Path) -> None:
         self.pods = NodePods(DEFAULT, 1024)
-        self.grants = Grants(folder, folder / "none")
+        self.grants = GrantDirectories(folder, folder / "none")
         self.ids = ContainerIds(self.pods, self.grants)
 
     def allocates(self, one: PodBuilder, container: str, unit: str, *, granted: bool = True) -> str:
@@ -66,11 +66,11 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> NodeWithGrants:
+    return NodeWithGrants(tmp_path)
 
 
-def test_each_container_gets_its_own_once_the_status_has_it(node: Node) -> None:
+def test_each_container_gets_its_own_once_the_status_has_it(node: NodeWithGrants) -> None:
     one = shared()
     main, side = node.allocates(one, "main", "x"), node.allocates(one, "side", "y")
     node.shows(with_ids(one, main="", side=f"cri-o://{Y}"))
@@ -79,7 +79,7 @@ def test_each_container_gets_its_own_once_the_status_has_it(node: Node) -> None:
     assert (node.id(main), node.id(side)) == (X, Y)
 
 
-def test_a_container_that_starts_again_has_another_and_an_init_container_has_one(node: Node) -> None:
+def test_a_container_that_starts_again_has_another_and_an_init_container_has_one(node: NodeWithGrants) -> None:
     one = shared()
     first = node.allocates(one, "first", "x")
     node.shows(with_ids(one, first=f"containerd://{X}"))
@@ -88,7 +88,7 @@ def test_a_container_that_starts_again_has_another_and_an_init_container_has_one
     assert node.id(first) == Y
 
 
-def test_nothing_is_written_for_another_pod_or_before_the_grant_is_there(node: Node) -> None:
+def test_nothing_is_written_for_another_pod_or_before_the_grant_is_there(node: NodeWithGrants) -> None:
     one, other = shared(), shared("b")
     early, others = node.allocates(one, "main", "x", granted=False), node.allocates(other, "main", "y")
     node.shows(with_ids(one, main=f"containerd://{X}"))
@@ -98,15 +98,15 @@ def test_nothing_is_written_for_another_pod_or_before_the_grant_is_there(node: N
     assert node.id(early) == X
 
 
-def test_a_plugin_that_was_away_writes_what_it_missed(node: Node, tmp_path: Path) -> None:
+def test_a_plugin_that_was_away_writes_what_it_missed(node: NodeWithGrants, tmp_path: Path) -> None:
     key = node.allocates(shared(), "main", "x")
-    fresh = Node(tmp_path)
+    fresh = NodeWithGrants(tmp_path)
     fresh.shows(with_ids(shared(), main=f"containerd://{X}"))
     assert fresh.id(key) == X
 
 
 def test_an_id_that_could_not_be_written_is_written_at_the_next_look(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: NodeWithGrants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = node.allocates(shared(), "main", "x")
 

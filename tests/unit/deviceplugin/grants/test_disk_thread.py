@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from deviceplugin.grants import disk_thread as worker
-from deviceplugin.grants.disk_thread import Worker
+from deviceplugin.grants import disk_thread as disk_thread
+from deviceplugin.grants.disk_thread import DiskThread
 from vgpu.api.errors import Refused
 
 
 async def test_what_is_given_up_is_never_begun_and_the_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "DISK_S", 0.05)
-    answers, done, thread = threading.Event(), list[str](), Worker("test")
+    monkeypatch.setattr(disk_thread, "DISK_S", 0.05)
+    answers, done, thread = threading.Event(), list[str](), DiskThread("test")
     try:
         for name in ("hangs", "is behind it"):
             with pytest.raises(Refused, match=r"not answered a write for 0\.05 s: nothing is written"):
@@ -24,16 +24,16 @@ async def test_what_is_given_up_is_never_begun_and_the_thread_goes_on(monkeypatc
                 )
     finally:
         answers.set()
-    monkeypatch.setattr(worker, "DISK_S", 20.0)
+    monkeypatch.setattr(disk_thread, "DISK_S", 20.0)
     await thread.do(done.append, "later", otherwise="")
     assert done == ["hangs", "later"]
 
 
-async def test_an_error_reaches_whoever_waits_and_the_thread_goes_on() -> None:
+async def test_an_error_reaches_the_waiting_caller_and_the_thread_goes_on() -> None:
     def fails() -> None:
         raise OSError(28, "No space left on device")
 
-    thread = Worker("test")
+    thread = DiskThread("test")
     with pytest.raises(OSError, match="No space"):
         await thread.do(fails, otherwise="")
     assert await thread.do(lambda: 1, otherwise="") == 1
@@ -43,7 +43,7 @@ async def test_a_thread_that_cannot_begin_is_an_error_of_the_system(monkeypatch:
     def none_left(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    thread = Worker("test")
+    thread = DiskThread("test")
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", none_left)
         for begin in (thread.begin, thread.begin_soon):
@@ -53,7 +53,7 @@ async def test_a_thread_that_cannot_begin_is_an_error_of_the_system(monkeypatch:
 
 
 async def test_what_is_begun_soon_is_begun_after_what_the_loop_does_now() -> None:
-    begun, thread = threading.Event(), Worker("test")
+    begun, thread = threading.Event(), DiskThread("test")
     done = thread.begin_soon(begun.set)
     assert not begun.wait(0.01)
     await asyncio.wrap_future(done)
@@ -61,7 +61,7 @@ async def test_what_is_begun_soon_is_begun_after_what_the_loop_does_now() -> Non
 
 
 async def test_the_thread_ends_with_its_worker() -> None:
-    thread = Worker("that ends")
+    thread = DiskThread("that ends")
     await thread.do(lambda: None, otherwise="")
     (running,) = [one for one in threading.enumerate() if one.name == "that ends"]
     del thread

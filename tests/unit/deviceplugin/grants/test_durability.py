@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.grants import disk_thread as worker
+from deviceplugin.grants import disk_thread as disk_thread
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Grants
-from deviceplugin.grants.durability import Settling
+from deviceplugin.grants.durability import Durability
+from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.listing import Listing
 from deviceplugin.grants.lookup import as_far_as_another
 from tests.unit.deviceplugin.builders import uuid
@@ -22,7 +22,7 @@ from vgpu.api.grant import Grant, GrantGpu
 
 async def test_a_start_waits_for_the_directories_that_it_uses_and_for_no_other() -> None:
     answers = {"a": threading.Event(), "b": threading.Event()}
-    writing = Settling(lambda key: answers[key].wait(20) and None)
+    writing = Durability(lambda key: answers[key].wait(20) and None)
     try:
         writing.begin("a")
         waiting = asyncio.ensure_future(writing.ended(["a", "of an earlier plugin"]))
@@ -39,9 +39,9 @@ async def test_a_start_waits_for_the_directories_that_it_uses_and_for_no_other()
 
 
 async def test_a_disk_that_does_not_answer_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "DISK_S", 0.05)
+    monkeypatch.setattr(disk_thread, "DISK_S", 0.05)
     answers = threading.Event()
-    writing = Settling(lambda _: answers.wait(20) and None)
+    writing = Durability(lambda _: answers.wait(20) and None)
     try:
         writing.begin("a")
         with pytest.raises(Refused, match=r"not answered a write for 0\.05 s: grant directory a is not on the disk"):
@@ -59,7 +59,7 @@ async def test_a_write_that_fails_is_tried_once_more_and_then_refuses_the_start(
         if len(tries) <= 2:
             raise OSError(5, "Input/output error")
 
-    writing = Settling(fails_twice)
+    writing = Durability(fails_twice)
     writing.begin("a")
     with pytest.raises(OSError, match="Input/output error"):
         await writing.ended(["a"])
@@ -71,7 +71,7 @@ async def test_a_write_that_fails_is_tried_once_more_and_then_refuses_the_start(
 
 async def test_a_directory_that_is_removed_is_waited_for_no_longer() -> None:
     answers = threading.Event()
-    writing = Settling(lambda _: answers.wait(20) and None)
+    writing = Durability(lambda _: answers.wait(20) and None)
     try:
         writing.begin("a")
         writing.forget("a")
@@ -82,7 +82,7 @@ async def test_a_directory_that_is_removed_is_waited_for_no_longer() -> None:
 
 async def test_a_start_does_not_wait_for_what_comes_afterwards() -> None:
     begun, answers = threading.Event(), threading.Event()
-    writing = Settling(lambda _: None, lambda: begun.set() or (answers.wait(20) and None))
+    writing = Durability(lambda _: None, lambda: begun.set() or (answers.wait(20) and None))
     try:
         writing.begin("a")
         writing.rest()
@@ -95,9 +95,9 @@ async def test_a_start_does_not_wait_for_what_comes_afterwards() -> None:
 
 
 async def test_what_comes_afterwards_waits_for_a_lull_and_is_done_once_for_what_was_begun() -> None:
-    lull, done = asyncio.Event(), threading.Event()
+    until_idle, done = asyncio.Event(), threading.Event()
     times: list[int] = []
-    writing = Settling(lambda _: None, lambda: times.append(1) or done.set(), lull=lull.wait)  # type: ignore[arg-type,func-returns-value]
+    writing = Durability(lambda _: None, lambda: times.append(1) or done.set(), until_idle=until_idle.wait)  # type: ignore[arg-type,func-returns-value]
     writing.rest()
     writing.begin("a")
     await writing.ended(["a"])
@@ -105,7 +105,7 @@ async def test_what_comes_afterwards_waits_for_a_lull_and_is_done_once_for_what_
     writing.rest()
     await asyncio.sleep(0.01)
     assert times == []
-    lull.set()
+    until_idle.set()
     assert await asyncio.to_thread(done.wait, 10)
     await asyncio.sleep(0.01)
     writing.rest()
@@ -147,7 +147,7 @@ def test_a_start_reads_no_further_than_the_directory_of_another_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "image.so").write_bytes(b"version 1")
-    grants = Grants(tmp_path / "state", tmp_path / "image.so")
+    grants = GrantDirectories(tmp_path / "state", tmp_path / "image.so")
     grants.install()
     ids = (f"{uuid(0)}-0",)
     keys = []

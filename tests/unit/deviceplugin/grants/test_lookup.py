@@ -1,4 +1,4 @@
-"""Whose a grant directory is when a container is about to start, known by device IDs alone."""
+"""The pod of a grant directory when a container is about to start, known by device IDs alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from deviceplugin.allocation import NodePod
 from deviceplugin.grants.allocation_record import Record, new_suffix
-from deviceplugin.grants.directories import Folder
+from deviceplugin.grants.grant_directories import GrantDirectory
 from deviceplugin.grants.lookup import containers_of
 from tests.unit.deviceplugin.builders import node_pod, share, uuid
 from vgpu.api.errors import Refused
@@ -15,22 +15,24 @@ from vgpu.api.grant import Grant, GrantGpu
 IDS = tuple(f"{uuid(0)}-{slot}" for slot in range(4))
 
 
-def folder(order: int, pod: str, container: str, place: int, *, granted: bool = False) -> Folder:
+def folder(order: int, pod: str, container: str, place: int, *, granted: bool = False) -> GrantDirectory:
     record = Record(IDS, f"uid-{pod}", "default", pod, container, (uuid(0),), 0.0, place, new_suffix(order))
     grant = Grant("default", pod, f"uid-{pod}", container, (GrantGpu(uuid(0), 4096),)) if granted else None
-    return Folder(record.key, record, grant)
+    return GrantDirectory(record.key, record, grant)
 
 
-def unreadable(order: int, granted_to: Record | None = None) -> Folder:
+def unreadable(order: int, granted_to: Record | None = None) -> GrantDirectory:
     key = folder(order, "x", "x", 0).key
     grant = None
     if granted_to is not None:
         gpus = (GrantGpu(uuid(0), 4096),)
         grant = Grant("default", granted_to.pod, granted_to.uid, granted_to.container, gpus)
-    return Folder(key, None, grant, "allocation.json has 0 bytes that are no allocation")
+    return GrantDirectory(key, None, grant, "allocation.json has 0 bytes that are no allocation")
 
 
-def found(folders: list[Folder], one: NodePod, listed: tuple[str, ...], **more: object) -> list[tuple[int, str]]:
+def found(
+    folders: list[GrantDirectory], one: NodePod, listed: tuple[str, ...], **more: object
+) -> list[tuple[int, str]]:
     """(how new the directory is, container), newest first."""
     keys = [each.key for each in folders]
     answer = containers_of(folders, one, 4, listed, **more)  # type: ignore[arg-type]
@@ -136,5 +138,5 @@ def test_records_that_cannot_be_read_without_a_grant_are_those_that_are_left_ove
 def test_a_directory_of_an_earlier_plugin_is_shared_by_all_and_the_app_containers() -> None:
     a = with_setup("a")
     record = Record(IDS, "uid-a", "default", "a", "setup", (uuid(0),), 0.0)
-    assert found([Folder(record.key, record)], a, ("main",)) == [(0, "main")]
-    assert found([Folder(record.key, record)], a, ()) == [(0, "main")]
+    assert found([GrantDirectory(record.key, record)], a, ("main",)) == [(0, "main")]
+    assert found([GrantDirectory(record.key, record)], a, ()) == [(0, "main")]

@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin.grants import mount_check as mounted
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.mount_check import LOOKS, PATIENCE_S, Mounted
+from deviceplugin.grants.mount_check import LOOKS, TIMEOUT_S, MountCheck
 from kube.objects import Metadata, Pod
 
 KEY, UID = "k" * 32, "uid-a"
@@ -20,7 +20,7 @@ def mount(at: str) -> str:
     return f"40 22 8:1 /var/lib/tangram/grants/{KEY} {at} ro - ext4 /dev/sda1 rw\n"
 
 
-class Node:
+class NodeWithMounts:
     """What the plugin knows and sees. Each look has its mounts; the last one stays."""
 
     def __init__(self, *looks: list[tuple[str, str]]) -> None:
@@ -43,14 +43,14 @@ class Node:
         self.reported.append((pod.uid, container, note))
 
 
-async def looked(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+async def looked(node: NodeWithMounts, monkeypatch: pytest.MonkeyPatch) -> NodeWithMounts:
     """Until it has looked as long as it wants."""
     monkeypatch.setattr(mounted, "LOOK_S", 0.0)
-    looking = Mounted(node, node, node, node.report, clock=lambda: node.now)
+    looking = MountCheck(node, node, node, node.report, clock=lambda: node.now)
     looking.starting([KEY, "a directory without a record"])
     task = asyncio.create_task(looking.run())
     async with asyncio.timeout(30):
-        while looking._until.get(KEY) is not None:  # noqa: ASYNC110 (no event says when it stops)
+        while looking._until.get(KEY) is not None:  # noqa: ASYNC110 (no event marks its stop)
             await asyncio.sleep(0)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -59,12 +59,12 @@ async def looked(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 async def test_a_grant_in_its_place_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = await looked(Node([], [(UID, mount("/.tangram"))]), monkeypatch)
+    node = await looked(NodeWithMounts([], [(UID, mount("/.tangram"))]), monkeypatch)
     assert (node.looked, node.reported) == (2, [])
 
 
 async def test_a_grant_behind_a_link_of_the_image_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = await looked(Node([(UID, mount("/shared")), (UID, "")]), monkeypatch)
+    node = await looked(NodeWithMounts([(UID, mount("/shared")), (UID, "")]), monkeypatch)
     assert node.looked == LOOKS
     ((uid, container, note),) = node.reported
     assert (uid, container) == (UID, "main")
@@ -73,20 +73,20 @@ async def test_a_grant_behind_a_link_of_the_image_is_reported_once(monkeypatch: 
 
 async def test_a_container_that_is_still_made_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await looked(
-        Node([(UID, mount("/shared"))], [(UID, mount("/shared"))], [(UID, mount("/.tangram"))]), monkeypatch
+        NodeWithMounts([(UID, mount("/shared"))], [(UID, mount("/shared"))], [(UID, mount("/.tangram"))]), monkeypatch
     )
     assert node.reported == []
 
 
 async def test_a_process_of_another_container_does_not_excuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     other = mount("/.tangram").replace(KEY, "other")
-    assert len((await looked(Node([(UID, other), (UID, mount("/shared"))]), monkeypatch)).reported) == 1
+    assert len((await looked(NodeWithMounts([(UID, other), (UID, mount("/shared"))]), monkeypatch)).reported) == 1
 
 
 async def test_a_container_that_never_starts_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = await looked(Node([]), monkeypatch)
+    node = await looked(NodeWithMounts([]), monkeypatch)
     assert node.reported == []
-    assert node.looked == pytest.approx(PATIENCE_S, abs=1)
+    assert node.looked == pytest.approx(TIMEOUT_S, abs=1)
 
 
 @pytest.mark.parametrize(("looks", "reported"), [(1, 0), (2, 1)])
@@ -94,5 +94,5 @@ async def test_a_container_that_is_gone_early_is_reported_if_it_was_seen_twice(
     monkeypatch: pytest.MonkeyPatch, looks: int, reported: int
 ) -> None:
     """The arbiter may have killed it."""
-    node = await looked(Node(*[[(UID, mount("/shared"))]] * looks, []), monkeypatch)
+    node = await looked(NodeWithMounts(*[[(UID, mount("/shared"))]] * looks, []), monkeypatch)
     assert len(node.reported) == reported

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from deviceplugin.admission import listens
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.directories import Grants
+from deviceplugin.grants.grant_directories import GrantDirectories
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.api.contract import grant_key, mounts
 
@@ -31,9 +31,9 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def grants(short_path: Path) -> Grants:
+def grants(short_path: Path) -> GrantDirectories:
     (short_path / "image.so").write_bytes(b"version 1")
-    made = Grants(short_path / "state", short_path / "image.so")
+    made = GrantDirectories(short_path / "state", short_path / "image.so")
     made.install()
     return made
 
@@ -54,7 +54,7 @@ def listening(path: Path) -> socket.socket:
     return made
 
 
-def of_earlier(grants: Grants) -> Path:
+def of_earlier(grants: GrantDirectories) -> Path:
     """The directory of a container that runs since before the upgrade."""
     folder = grants.folder(grant_key(IDS))
     folder.mkdir()
@@ -62,7 +62,7 @@ def of_earlier(grants: Grants) -> Path:
     return folder
 
 
-def test_a_container_finds_the_socket_behind_its_two_mounts(grants: Grants, short_path: Path) -> None:
+def test_a_container_finds_the_socket_behind_its_two_mounts(grants: GrantDirectories, short_path: Path) -> None:
     key = grants.prepare(record())
     state = short_path / "state"
     whole, sock, _ = mounts(str(state), key)
@@ -76,7 +76,9 @@ def test_a_container_finds_the_socket_behind_its_two_mounts(grants: Grants, shor
         assert not listens(grants.folder(key) / "arbiter.sock"), "the grant directory itself has no socket"
 
 
-def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_where_it_looks(grants: Grants) -> None:
+def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_where_it_looks(
+    grants: GrantDirectories,
+) -> None:
     folder = of_earlier(grants)
     assert grants.sockets.link_earlier(), "there is one"
     for _ in range(2):  # the arbiter, and one that was started after it
@@ -91,23 +93,23 @@ def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_w
     assert not (folder / "socket").exists(), "its container has no mount there"
 
 
-async def test_nobody_looks_for_sockets_where_no_earlier_plugin_made_a_directory(grants: Grants) -> None:
+async def test_nobody_looks_for_sockets_where_no_earlier_plugin_made_a_directory(grants: GrantDirectories) -> None:
     grants.prepare(record())
     await grants.sockets.run()
 
 
 def test_an_arbiter_of_before_that_came_back_for_a_while_leaves_nothing_in_the_way(
-    grants: Grants, short_path: Path
+    grants: GrantDirectories, short_path: Path
 ) -> None:
     key = grants.prepare(record())
     link = grants.folder(key) / "arbiter.sock"
     with closing(listening(link)):  # in place of the link, as it does in every grant directory
         assert link.is_socket()
-    Grants(short_path / "state", short_path / "image.so").install()
+    GrantDirectories(short_path / "state", short_path / "image.so").install()
     assert str(link.readlink()) == "socket/arbiter.sock"
 
 
-def test_what_is_missing_is_restored(grants: Grants) -> None:
+def test_what_is_missing_is_restored(grants: GrantDirectories) -> None:
     key = grants.prepare(record())
     shutil.rmtree(grants.socket(key).parent)
     (grants.folder(key) / "arbiter.sock").unlink()
@@ -117,7 +119,7 @@ def test_what_is_missing_is_restored(grants: Grants) -> None:
     assert grants.restore(key) == [str(grants.folder(key)), "libtangram.so", "arbiter.sock"]
 
 
-def test_folders_of_sockets_go_with_their_allocations(grants: Grants) -> None:
+def test_folders_of_sockets_go_with_their_allocations(grants: GrantDirectories) -> None:
     kept, old = grants.prepare(record("a")), grants.prepare(record("b"))
     begun = grants.socket("begun").parent
     begun.mkdir()
@@ -126,7 +128,9 @@ def test_folders_of_sockets_go_with_their_allocations(grants: Grants) -> None:
     assert [path.name for path in begun.parent.iterdir()] == [kept]
 
 
-def test_a_link_in_place_of_a_folder_that_is_mounted_refuses_the_start(grants: Grants, short_path: Path) -> None:
+def test_a_link_in_place_of_a_folder_that_is_mounted_refuses_the_start(
+    grants: GrantDirectories, short_path: Path
+) -> None:
     key = grants.prepare(record())
     shutil.rmtree(grants.socket(key).parent)
     grants.socket(key).parent.symlink_to(short_path)
@@ -134,13 +138,13 @@ def test_a_link_in_place_of_a_folder_that_is_mounted_refuses_the_start(grants: G
         grants.restore(key)
 
 
-def test_only_a_socket_is_put_where_an_older_container_looks(grants: Grants, short_path: Path) -> None:
+def test_only_a_socket_is_put_where_an_older_container_looks(grants: GrantDirectories, short_path: Path) -> None:
     folder = of_earlier(grants)
     grants.socket(folder.name).parent.mkdir()
     grants.socket(folder.name).write_bytes(b"no socket")
     with capture_logs() as logs:
         for _ in range(3):
             assert grants.sockets.link_earlier()
-    (said,) = logs
-    assert "is no socket" in said["error"]
+    (line,) = logs
+    assert "is no socket" in line["error"]
     assert sorted(path.name for path in folder.iterdir()) == ["libtangram.so"]

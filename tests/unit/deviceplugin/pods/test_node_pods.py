@@ -1,4 +1,4 @@
-"""What the watch's pods mean: containers, strangers, who is being started, and drift between the records."""
+"""What the watch's pods mean: containers, unknown pods, pods that start, and drift between the records."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.allocation import Request
+from deviceplugin.allocation import DeviceRequest
 from deviceplugin.drift import drift
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.pod_resources import Holding, holders, naming
+from deviceplugin.pod_resources import ContainerDevices, holders, naming
 from deviceplugin.pods.node_pods import NodePods
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, node_pod, share, uuid
@@ -70,26 +70,26 @@ def test_a_pod_made_again_under_its_name_is_another() -> None:
         (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and requests 1"),
     ],
 )
-def test_a_pod_that_cannot_be_served_says_why_to_whoever_requests_it(built: PodBuilder, why: str) -> None:
+def test_a_pod_that_cannot_be_served_has_a_reason_for_its_caller(built: PodBuilder, why: str) -> None:
     made = node_pods(built, sharing("good"))
     assert [t.name for t in made.node_pods()] == ["good"]
-    reported = made.other_scheduler(Request(MEM, 4)) or ""
+    reported = made.other_scheduler(DeviceRequest(MEM, 4)) or ""
     assert reported.startswith("pod default/p")
     assert why in reported
-    assert made.other_scheduler(Request(MEM, 5)) is None
+    assert made.other_scheduler(DeviceRequest(MEM, 5)) is None
 
 
 def test_a_pod_whose_request_is_malformed_is_unreadable_and_no_crash() -> None:
     bad = pod("p").asking(core=30).on("n1")
     made = node_pods(bad)
-    assert "without tangram.sh/gpu-mem" in (made.other_scheduler(Request(CORE, 30)) or "")
+    assert "without tangram.sh/gpu-mem" in (made.other_scheduler(DeviceRequest(CORE, 30)) or "")
 
 
 def test_the_kubelets_records_name_the_pod_even_when_only_its_app_container_is_listed() -> None:
     held = [
-        Holding("default", "a", "app", MEM, frozenset({"x-0", "x-1", "x-2"})),
-        Holding("default", "b", "app", MEM, frozenset({"y-0"})),
-        Holding("default", "b", "app", CORE, frozenset({"x-0"})),
+        ContainerDevices("default", "a", "app", MEM, frozenset({"x-0", "x-1", "x-2"})),
+        ContainerDevices("default", "b", "app", MEM, frozenset({"y-0"})),
+        ContainerDevices("default", "b", "app", CORE, frozenset({"x-0"})),
     ]
     assert holders(held, MEM, ["x-2", "x-0", "x-1"]) == (("default", "a"), ("app",))
     assert holders(held, MEM, ["x-0", "x-1"]) == (("default", "a"), ())
@@ -98,9 +98,9 @@ def test_the_kubelets_records_name_the_pod_even_when_only_its_app_container_is_l
 
 def test_drift_is_what_the_kubelet_counts_on_a_gpu_beyond_what_is_assigned_there() -> None:
     one = node_pod("a", 0, share("main", 4), on=[0])
-    right = Holding("default", "a", "main", MEM, frozenset(f"{uuid(0)}-{slot}" for slot in range(4)))
-    wrong = Holding("default", "a", "main", MEM, frozenset(f"{uuid(1)}-{slot}" for slot in range(4)))
-    unknown = Holding("default", "nobody", "main", MEM, frozenset({f"{uuid(1)}-9"}))
+    right = ContainerDevices("default", "a", "main", MEM, frozenset(f"{uuid(0)}-{slot}" for slot in range(4)))
+    wrong = ContainerDevices("default", "a", "main", MEM, frozenset(f"{uuid(1)}-{slot}" for slot in range(4)))
+    unknown = ContainerDevices("default", "nobody", "main", MEM, frozenset({f"{uuid(1)}-9"}))
     assert drift([right, unknown], [one], DEFAULT) == {}
     assert drift([wrong], [one], DEFAULT) == {(MEM, uuid(0)): -4, (MEM, uuid(1)): 4}
 
@@ -117,13 +117,13 @@ async def test_an_offer_reports_changes_only() -> None:
     offer.set_inventory(inventory(2))
     version = offer.version
     offer.set_inventory(inventory(2))
-    offer.set_ill({})
+    offer.set_unhealthy({})
     assert offer.version == version
     waiting = asyncio.create_task(offer.changed_since(version))
-    offer.set_ill({uuid(1): "XID 79"})
+    offer.set_unhealthy({uuid(1): "XID 79"})
     assert await waiting == offer.version == version + 1
     assert {d.uuid for d in offer.devices(MEM) if not d.healthy} == {uuid(1)}
-    offer.set_ill({})
+    offer.set_unhealthy({})
     assert all(d.healthy for d in offer.devices(MEM))
 
 
@@ -181,7 +181,7 @@ def test_pods_that_name_a_device_are_found_in_the_encoded_answer_and_no_decoding
     assert wanted <= {i for i, pod in enumerate(answer.pod_resources) if pod in found}
 
 
-def test_an_answer_with_a_field_that_we_do_not_know_is_decoded_as_a_whole() -> None:
+def test_an_answer_with_an_unknown_field_is_decoded_as_a_whole() -> None:
     answer = pb.ListPodResourcesResponse()
     answer.pod_resources.add(name="p", namespace="default")
     of_tomorrow = b"\x10\x01" + answer.SerializeToString()

@@ -16,7 +16,7 @@ PATH = "/api/v1/namespaces/default/pods/a"
 
 @dataclass
 class FakeServer:
-    """Gives these answers in turn, then success."""
+    """Returns these answers one after another, then success."""
 
     answers: list[Exception | None] = field(default_factory=list)
     calls: list[tuple[str, str, object]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Removal:
 
 
 def refusal(status: int, retry_after_s: float = 0.0) -> ApiError:
-    return ApiError(status, "Reason", "said so", retry_after_s=retry_after_s)
+    return ApiError(status, "Reason", "a message", retry_after_s=retry_after_s)
 
 
 async def test_a_pod_is_deleted_by_name_and_uid_and_only_once() -> None:

@@ -1,4 +1,4 @@
-"""Class and level of a placed pod: what annotations may change, who may be latency-critical, and how grants follow."""
+"""Class and level of a placed pod: what annotations may change, which pods may be latency-critical, and how grants follow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.grants.directories import Grants, Record
+from deviceplugin.grants.grant_directories import GrantDirectories, Record
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.service_class import Followers, terms_of
+from deviceplugin.pods.service_class import ServiceClassUpdater, service_class_of
 from kube.objects import Pod
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import uuid
@@ -38,23 +38,23 @@ def test_whatever_is_written_the_terms_are_valid_and_latency_critical_only_where
     assignment = Assignment({}, service_class=service_class, level=level)
     annotations = {DEFAULT.service_class: word, DEFAULT.level: number}
     written = {key: text for key, text in annotations.items() if text is not None}
-    terms = terms_of(written, assignment, "serving", DEFAULT, ["serving"] if may else ["other"])
+    found = service_class_of(written, assignment, "serving", DEFAULT, ["serving"] if may else ["other"])
     usable = word in CLASSES and (may or word != LC)
     fallback = service_class if may or service_class != LC else STANDARD
-    assert terms.service_class == (word if usable else fallback)
-    assert terms.level == (int(number) if number in map(str, LEVELS) else level)
+    assert found.service_class == (word if usable else fallback)
+    assert found.level == (int(number) if number in map(str, LEVELS) else level)
     refused = (word is not None and not usable) + (number is not None and number not in map(str, LEVELS))
-    assert len(terms.ignored) == refused
+    assert len(found.ignored) == refused
 
 
 def test_the_sentences_name_value_and_range() -> None:
     assignment = Assignment({}, service_class=STANDARD, level=1)
-    wrong = terms_of({DEFAULT.service_class: "urgent", DEFAULT.level: "9"}, assignment, "n", DEFAULT, ["*"])
+    wrong = service_class_of({DEFAULT.service_class: "urgent", DEFAULT.level: "9"}, assignment, "n", DEFAULT, ["*"])
     assert wrong.ignored == (
         "annotation tangram.sh/class is 'urgent': it must be one of latency-critical, standard, best-effort; class standard applies",
         "annotation tangram.sh/level is '9': it must be one of 0, 1, 2, 3, 4; level 1 applies",
     )
-    (note,) = terms_of({DEFAULT.service_class: LC}, assignment, "n", DEFAULT, ["b", "a"]).ignored
+    (note,) = service_class_of({DEFAULT.service_class: LC}, assignment, "n", DEFAULT, ["b", "a"]).ignored
     assert "namespace n may not have (those that may: a, b); class standard applies" in note
 
 
@@ -67,15 +67,15 @@ def test_a_pod_whose_class_was_edited_to_nonsense_is_a_pod_still(edit: dict[str,
 
 
 @dataclass
-class Node:
+class NodeWithClasses:
     folder: Path
     urgent: tuple[str, ...] = ("*",)
     reported: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pods = NodePods(DEFAULT, 1024, self.urgent)
-        self.grants = Grants(self.folder, self.folder / "none")
-        self.followers = Followers(self.pods, self.grants, self)
+        self.grants = GrantDirectories(self.folder, self.folder / "none")
+        self.class_updater = ServiceClassUpdater(self.pods, self.grants, self)
 
     def class_ignored(self, pod: Pod, note: str) -> None:
         self.reported.append((pod.key, note))
@@ -90,14 +90,14 @@ class Node:
         self.grants.update(record)
         about = {"namespace": node_pod.namespace, "pod": node_pod.name, "uid": node_pod.uid}
         self.grants.write(
-            record.key, replace(grant_for(node_pod.assignment, "main", **about), guard="kill", clear=True)
+            record.key, replace(grant_for(node_pod.assignment, "main", **about), over_limit_action="kill", clear=True)
         )
-        self.followers.once()
+        self.class_updater.once()
         return record.key
 
     def edited(self, one: PodBuilder) -> None:
         self.pods.on_change(one.build(), one.build())
-        self.followers.once()
+        self.class_updater.once()
 
     def grant(self, key: str) -> Grant:
         found = self.grants.read(key)
@@ -106,7 +106,7 @@ class Node:
 
 
 def test_a_running_pods_grant_follows_its_annotations_and_keeps_the_rest(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = NodeWithClasses(tmp_path)
     key, other = node.runs(placed(BE)), node.runs(placed(BE, 2, "b"), "y")
     before = node.grant(key)
     node.edited(placed(BE, **{"class": LC, "level": "0"}))
@@ -117,19 +117,19 @@ def test_a_running_pods_grant_follows_its_annotations_and_keeps_the_rest(tmp_pat
 
 
 def test_what_does_not_count_changes_nothing_and_is_reported_once(tmp_path: Path) -> None:
-    node = Node(tmp_path, urgent=("serving",))
+    node = NodeWithClasses(tmp_path, urgent=("serving",))
     key = node.runs(placed(BE))
     for _ in range(3):
         node.edited(placed(BE, **{"class": LC}))
     assert node.grant(key).service_class == BE
-    assert [(who, "may not have" in note) for who, note in node.reported] == [("default/a", True)]
+    assert [(pod, "may not have" in note) for pod, note in node.reported] == [("default/a", True)]
     node.edited(placed(BE, **{"class": STANDARD}))
     assert node.grant(key).service_class == STANDARD
 
 
 def test_a_plugin_that_was_away_follows_what_was_edited_meanwhile(tmp_path: Path) -> None:
-    key = Node(tmp_path).runs(placed(BE))
-    fresh = Node(tmp_path)
+    key = NodeWithClasses(tmp_path).runs(placed(BE))
+    fresh = NodeWithClasses(tmp_path)
     fresh.edited(placed(BE, **{"class": STANDARD}))
     assert fresh.grant(key).service_class == STANDARD
 
@@ -137,7 +137,7 @@ def test_a_plugin_that_was_away_follows_what_was_edited_meanwhile(tmp_path: Path
 def test_a_grant_that_could_not_be_written_is_written_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path)
+    node = NodeWithClasses(tmp_path)
     key = node.runs(placed(BE))
 
     def full(*_: object) -> None:
@@ -147,12 +147,12 @@ def test_a_grant_that_could_not_be_written_is_written_at_the_next_look(
         broken.setattr(node.grants, "write", full)
         with pytest.raises(OSError, match="No space"):
             node.edited(placed(BE, **{"class": STANDARD}))
-    node.followers.once()
+    node.class_updater.once()
     assert node.grant(key).service_class == STANDARD
 
 
 def test_a_grant_of_another_pod_with_the_same_devices_is_left_alone(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = NodeWithClasses(tmp_path)
     key = node.runs(placed(BE))
     node.grants.write(key, replace(node.grant(key), uid="uid-of-another"))
     node.edited(placed(BE, **{"class": STANDARD}))

@@ -47,12 +47,12 @@ def test_the_same_again_is_no_write(tmp_path: Path) -> None:
     inode = (tmp_path / "pods/uid-a.json").stat().st_ino
     made.enter(record(), {MEM: ["x-0"]})
     assert (tmp_path / "pods/uid-a.json").stat().st_ino == inode
-    (tmp_path / "pods/uid-a.json").unlink()  # somebody removed it
+    (tmp_path / "pods/uid-a.json").unlink()  # it was removed
     made.enter(record(), {MEM: ["x-0"]})
     assert len(list(records(tmp_path))) == 1
 
 
-def test_a_record_says_in_which_boot_its_pod_started_last(tmp_path: Path) -> None:
+def test_a_record_has_the_boot_in_which_its_pod_started_last(tmp_path: Path) -> None:
     records(tmp_path, "first").enter(record(), {})
     after = records(tmp_path, "second")
     assert [one.boot for one in after] == ["first"]
@@ -108,9 +108,9 @@ def test_a_record_that_cannot_be_read_is_reported_kept_and_replaced_at_the_next_
     path.write_bytes(content)
     with capture_logs() as logs:
         made = records(tmp_path)
-    (said,) = logs
-    assert sentence in said["error"]
-    assert str(path) in said["error"]
+    (line,) = logs
+    assert sentence in line["error"]
+    assert str(path) in line["error"]
     assert list(made) == []
     assert list(made.damaged) == ["uid-a.json"]
     made.enter(record(), {MEM: ["x-0"]})

@@ -15,7 +15,7 @@ from extender.state import State
 from extender.watch_intake import WatchIntake
 from kube.objects import Condition, Needs, Node, Pod
 from tests.builders import node, pod
-from tests.unit.extender.world import Pods, Server
+from tests.unit.extender.extender_parts import FakeApiServer, PodCache
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.nominate import BACKLOG, FRONT
 from vgpu.scheduling.nominate_pacing import SAMPLES, SLOW_S
@@ -37,18 +37,18 @@ class Nodes:
         return iter(self._nodes)
 
 
-class World:
+class NominatorSetup:
     """One node with eight GPUs, and pods that wait."""
 
     def __init__(self, when: When = "always") -> None:
         self.now_s = 100.0
         self.made = 0
-        self.pods = Pods()
+        self.pods = PodCache()
         self.state = State(lambda: self.now_s, names=DEFAULT)
         built = node("n1").with_gpus(8).build()
         WatchIntake(self.state).node_changed(None, built)
         self.nominator = Nominator(
-            Server(), self.state, pods=cast("Any", self.pods), nodes=cast("Any", Nodes(built)),
+            FakeApiServer(), self.state, pods=cast("Any", self.pods), nodes=cast("Any", Nodes(built)),
             clock=lambda: self.now_s, scheduler="tangram-scheduler", when=when,
         )  # fmt: skip
 
@@ -79,24 +79,24 @@ class World:
             await self.nominator.flush()
 
 
-async def test_who_is_not_requested_any_more_plans_no_more() -> None:
-    world = World()
-    first, *_ = world.wait(2 * BACKLOG)
-    async with world.planning():
-        await world.looked()
-        assert len(world.nominator.reservations) == 0, "never asked"
-        world.nominator.called(first)
-        await world.looked()
-        planned = len(world.nominator.reservations)
+async def test_a_nominator_that_is_not_called_any_more_plans_no_more() -> None:
+    parts = NominatorSetup()
+    first, *_ = parts.wait(2 * BACKLOG)
+    async with parts.planning():
+        await parts.looked()
+        assert len(parts.nominator.reservations) == 0, "no call has come yet"
+        parts.nominator.called(first)
+        await parts.looked()
+        planned = len(parts.nominator.reservations)
         assert planned > BACKLOG
-        world.now_s += ACTIVE_S
-        world.wait(2 * BACKLOG)
-        await world.looked()
-        assert len(world.nominator.reservations) == planned, "another is asked by now"
-        world.now_s -= 0.1
-        world.wait(1)
-        await world.looked()
-        assert len(world.nominator.reservations) > planned
+        parts.now_s += ACTIVE_S
+        parts.wait(2 * BACKLOG)
+        await parts.looked()
+        assert len(parts.nominator.reservations) == planned, "another extender is called by now"
+        parts.now_s -= 0.1
+        parts.wait(1)
+        await parts.looked()
+        assert len(parts.nominator.reservations) > planned
 
 
 @pytest.mark.parametrize(("when", "slow", "expected"), [
@@ -105,18 +105,18 @@ async def test_who_is_not_requested_any_more_plans_no_more() -> None:
 async def test_pods_are_nominated_where_the_scheduler_is_slow_or_always_or_never(
     when: When, slow: bool, expected: bool
 ) -> None:
-    world = World(when)
-    pods = world.wait(SAMPLES + 2 * BACKLOG)
+    parts = NominatorSetup(when)
+    pods = parts.wait(SAMPLES + 2 * BACKLOG)
     for one in pods[: 1 + SAMPLES]:
-        world.now_s += 2 * SLOW_S if slow else SLOW_S / 2
-        world.nominator.called(one)
-    async with world.planning():
-        await world.looked()
-        assert (len(world.nominator.reservations) > 0) is expected
+        parts.now_s += 2 * SLOW_S if slow else SLOW_S / 2
+        parts.nominator.called(one)
+    async with parts.planning():
+        await parts.looked()
+        assert (len(parts.nominator.reservations) > 0) is expected
 
 
 async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    parts = NominatorSetup()
     tried: list[object] = []
     place = Nominator._place
 
@@ -125,25 +125,25 @@ async def test_what_fits_nowhere_is_tried_again_after_a_while(monkeypatch: pytes
         return place(self, *of)
 
     monkeypatch.setattr(Nominator, "_place", counted)
-    first, *_ = world.wait(2 * BACKLOG, mib=FULL_MIB + 1024)
-    async with world.planning():
-        world.nominator.called(first)
-        await world.looked()
+    first, *_ = parts.wait(2 * BACKLOG, mib=FULL_MIB + 1024)
+    async with parts.planning():
+        parts.nominator.called(first)
+        await parts.looked()
         assert len(tried) == 1, "one for all of them"
-        world.now_s += VAIN_S - 0.1
-        world.nominator.called(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
-        await world.looked()
+        parts.now_s += VAIN_S - 0.1
+        parts.nominator.called(*parts.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await parts.looked()
         assert len(tried) == 1
-        world.now_s += 0.1
-        world.nominator.called(*world.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
-        await world.looked()
+        parts.now_s += 0.1
+        parts.nominator.called(*parts.wait(BACKLOG + FRONT, mib=FULL_MIB + 1024)[:1])
+        await parts.looked()
         assert len(tried) == 2
-    assert len(world.nominator.reservations) == 0
+    assert len(parts.nominator.reservations) == 0
 
 
 async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
-    world = World()
-    first, *_, last = world.wait(2 * BACKLOG)
+    parts = NominatorSetup()
+    first, *_, last = parts.wait(2 * BACKLOG)
     gated = msgspec.structs.replace(
         last,
         spec=msgspec.structs.replace(last.spec, needs=None),
@@ -151,13 +151,13 @@ async def test_a_pod_is_nominated_once_its_gates_are_gone() -> None:
             last.status, conditions=(Condition("PodScheduled", status="False", reason="SchedulingGated"),)
         ),
     )
-    world.nominator.pod_changed(last, None)
-    world.nominator.pod_changed(None, gated)
-    async with world.planning():
-        world.nominator.called(first)
-        await world.looked()
-        assert last.uid not in world.nominator.reservations
-        world.pods.by_key[last.key] = last
-        world.nominator.pod_changed(gated, last)
-        await world.looked()
-        assert last.uid in world.nominator.reservations
+    parts.nominator.pod_changed(last, None)
+    parts.nominator.pod_changed(None, gated)
+    async with parts.planning():
+        parts.nominator.called(first)
+        await parts.looked()
+        assert last.uid not in parts.nominator.reservations
+        parts.pods.by_key[last.key] = last
+        parts.nominator.pod_changed(gated, last)
+        await parts.looked()
+        assert last.uid in parts.nominator.reservations

@@ -1,4 +1,4 @@
-"""Long work a little at a time: who has a turn in between, and when it ends before it is done."""
+"""Long work a little at a time: what runs in between, and when it ends before it is done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def work(count: int, done: list[int]) -> Iterator[None]:
         yield
 
 
-async def test_others_have_a_turn_after_every_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tasks_run_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "WORK_S", -1.0)
     done, seen = list[int](), list[int]()
 

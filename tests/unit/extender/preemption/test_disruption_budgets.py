@@ -1,4 +1,4 @@
-"""Budgets of a pod, against every budget asked whether it counts the pod."""
+"""The disruption budgets that count a pod, against a check of every budget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extender.preemption.disruption_budgets import Budgets
-from kube.objects import Budget, Pod
+from extender.preemption.disruption_budgets import DisruptionBudgets
+from kube.objects import Pod, PodDisruptionBudget
 from tests.builders import pod
 from tests.examples import examples
 
@@ -24,7 +24,7 @@ SELECTORS = st.one_of(
 
 
 @st.composite
-def made(draw: st.DrawFn) -> Budget:
+def made(draw: st.DrawFn) -> PodDisruptionBudget:
     plain: dict[str, Any] = {
         "metadata": {"name": draw(st.sampled_from(["x", "y", "z"])), "namespace": draw(NAMESPACES)},
         "spec": {"selector": draw(SELECTORS)},
@@ -33,16 +33,16 @@ def made(draw: st.DrawFn) -> Budget:
             "disruptedPods": draw(st.sampled_from([None, {"p": "2026-01-01T00:00:00Z"}])),
         },
     }
-    return msgspec.convert(plain, Budget)
+    return msgspec.convert(plain, PodDisruptionBudget)
 
 
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(made(), st.booleans()), max_size=12), LABELS, NAMESPACES)
 def test_a_pod_counts_in_the_budgets_that_count_it(
-    steps: list[tuple[Budget, bool]], labels: dict[str, str], namespace: str
+    steps: list[tuple[PodDisruptionBudget, bool]], labels: dict[str, str], namespace: str
 ) -> None:
-    known: dict[str, Budget] = {}
-    budgets, requested = Budgets(), pod("p", namespace).labelled(**labels).build()
+    known: dict[str, PodDisruptionBudget] = {}
+    budgets, requested = DisruptionBudgets(), pod("p", namespace).labelled(**labels).build()
     for budget, stays in steps:
         before, version = counted(known, requested), budgets.version(namespace)
         old = known.pop(budget.key, None)
@@ -53,18 +53,20 @@ def test_a_pod_counts_in_the_budgets_that_count_it(
         now = counted(known, requested)
         assert budgets.of(requested) == now
         assert budgets.headroom() == {key: one.status.disruptions_allowed for key, one in known.items()}
-        assert before == now or budgets.version(namespace) != version, "who kept the answer knows that it is old"
+        assert before == now or budgets.version(namespace) != version, "a cached answer is recognised as old"
     assert len(budgets) == len(known)
 
 
-def counted(known: dict[str, Budget], requested: Pod) -> frozenset[str]:
+def counted(known: dict[str, PodDisruptionBudget], requested: Pod) -> frozenset[str]:
     return frozenset(key for key, budget in known.items() if budget.counts(requested))
 
 
 def test_what_one_still_allows_changes_nobodys_budgets() -> None:
     plain = {"metadata": {"name": "x", "namespace": "default"}, "spec": {"selector": {}}}
-    one, fewer = (msgspec.convert(plain | {"status": {"disruptionsAllowed": left}}, Budget) for left in (2, 1))
-    budgets = Budgets()
+    one, fewer = (
+        msgspec.convert(plain | {"status": {"disruptionsAllowed": left}}, PodDisruptionBudget) for left in (2, 1)
+    )
+    budgets = DisruptionBudgets()
     budgets.changed(None, one)
     version = budgets.version("default")
     budgets.changed(one, fewer)

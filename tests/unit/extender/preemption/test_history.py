@@ -71,7 +71,7 @@ def test_what_is_read_back_protects_the_same_pods_and_counts_nothing_twice() -> 
     assert set(msgspec.json.decode(second.to_json())["default/a"]) == {again(one, 2).uid}
 
 
-def test_a_clock_that_was_wrong_spares_nobody_for_ever() -> None:
+def test_a_clock_that_was_wrong_protects_no_pod_for_ever() -> None:
     history, one = PreemptionHistory(lambda: 1000.0, times=1, period_s=100), pod("a").build()
     history.read_back(b'{"default/a":{"u":99999999}}')
     assert history.protected(one, lambda _: 1)
@@ -98,7 +98,7 @@ def test_what_does_not_fit_a_config_map_is_what_was_longest_ago() -> None:
     assert not back.protected(pod(f"{MOST_IDENTITIES + 1:036}").build(), lambda _: 1)
 
 
-def test_one_controller_that_loses_thousands_of_pods_makes_nobody_else_forgotten() -> None:
+def test_one_controller_that_loses_thousands_of_pods_displaces_no_other_from_the_history() -> None:
     history = PreemptionHistory(lambda: 1000.0, times=2)
     one = pod("a").build()
     for times in range(2):

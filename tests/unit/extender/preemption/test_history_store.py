@@ -1,4 +1,4 @@
-"""What is written down of who was preempted is not lost: not by a refused write, nor by two who write at once."""
+"""The stored preemption history is not lost: not by a refused write, nor by two extenders that write at once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from extender.preemption.coordinator import Preemption
+from extender.preemption.coordinator import PreemptionCoordinator
 from extender.preemption.history import PreemptionHistory
 from extender.preemption.history_store import KEY, HistoryStore
 from extender.settings import Settings
 from extender.watch_intake import WatchIntake
 from kube.errors import ApiError
 from tests.builders import pod
-from tests.unit.extender.world import Server, World
+from tests.unit.extender.extender_parts import ExtenderParts, FakeApiServer
 
 META = {"name": "preempted", "namespace": "default"}
 
 
-class Store(Server):
+class Store(FakeApiServer):
     """Keeps one ConfigMap, and refuses a write that goes by another version than the last."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Store(Server):
         return set(msgspec.json.decode((self.data or {}).get(KEY, "{}")))
 
     def report(self, history_store: HistoryStore) -> None:
-        """The watch tells what there is now."""
+        """The watch reports what there is now."""
         thing = {"metadata": META | {"uid": "u", "resourceVersion": str(self.version)}, "data": self.data}
         history_store._cache._take(msgspec.Raw(msgspec.json.encode(thing)))
 
@@ -105,7 +105,7 @@ async def test_of_two_that_write_at_once_neither_takes_away_what_the_other_wrote
         await store.until(lambda: store.names() == {"default/a", "default/b"})
 
 
-class Unread(Server):
+class UnreadableServer(FakeApiServer):
     """Lists disruption budgets, and answers to nothing else."""
 
     async def get(self, path: str, *_: Any, **__: Any) -> bytes:
@@ -113,19 +113,25 @@ class Unread(Server):
             await asyncio.Event().wait()
         return b'{"metadata":{"resourceVersion":"1"},"items":[]}'
 
-    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[bytes]:  # type: ignore[override]  # nobody ends it
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[bytes]:  # type: ignore[override]  # it never ends
         await asyncio.Event().wait()
         yield b""
 
 
 @pytest.mark.parametrize(("read_s", "informed"), [(0.0, True), (3600.0, False)])
-async def test_nobody_is_evicted_before_it_is_known_who_was_lately_but_for_long_nobody_waits(
+async def test_no_pod_is_evicted_before_the_preemption_history_is_known_but_the_wait_is_bounded(
     read_s: float, informed: bool
 ) -> None:
-    world = World()
+    parts = ExtenderParts()
     chosen = Settings(_cli_parse_args=False, preempted_config_map="default/preempted")  # type: ignore[call-arg]
-    preemption = Preemption(
-        Unread(), world.state, WatchIntake(world.state), cast("Any", world.pods), chosen, world.nominator, read_s=read_s
+    preemption = PreemptionCoordinator(
+        UnreadableServer(),
+        parts.state,
+        WatchIntake(parts.state),
+        cast("Any", parts.pods),
+        chosen,
+        parts.nominator,
+        read_s=read_s,
     )
     assert set(preemption.statistics()) == {"budgets", "preempted"}
     task = asyncio.create_task(preemption.run())

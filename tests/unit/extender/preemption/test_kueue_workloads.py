@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from extender.preemption import kueue_workloads as workloads
-from extender.preemption.kueue_workloads import Workloads
+from extender.preemption.kueue_workloads import KueueWorkloads
 from kube.client import Client
 from kube.paths import KUEUE
 from kube.paths import workloads as path_of
@@ -23,26 +23,26 @@ async def api() -> AsyncIterator[FakeApi]:
         yield server
 
 
-class Watched:
+class WatchedWorkloads:
     """`now_s` is the time that the watch is judged by."""
 
     def __init__(self, client: Client) -> None:
         self.now_s, self.reported = 0.0, list[str]()
-        self.all = Workloads(client, lambda: self.now_s, self.reported.append, sleep=self.sleep)
+        self.all = KueueWorkloads(client, lambda: self.now_s, self.reported.append, sleep=self.sleep)
 
     async def sleep(self, _: float) -> None:
         await asyncio.sleep(0.001)
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not true():  # noqa: ASYNC110 - the cache that would tell is made once a version is known
+            while not true():  # noqa: ASYNC110 - the cache that would show it is made once a version is known
                 await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def watching(api: FakeApi) -> AsyncIterator[Watched]:
+async def watching(api: FakeApi) -> AsyncIterator[WatchedWorkloads]:
     async with api.client() as client:
-        watched = Watched(client)
+        watched = WatchedWorkloads(client)
         task = asyncio.create_task(watched.all.run())
         try:
             yield watched

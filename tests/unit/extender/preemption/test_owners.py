@@ -1,4 +1,4 @@
-"""Whose a controller is: read once when it is needed, never waited for, and nothing about it without bound."""
+"""The owner of a controller: read once when it is needed, never waited for, and nothing about it without bound."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from extender.preemption import owners as controllers
-from extender.preemption.owners import AGAIN_S, AGE_S, Controllers, Unread
+from extender.preemption.owners import AGAIN_S, AGE_S, Controllers, OwnerUnknown
 from kube.errors import ApiError
 from kube.objects import OwnerReference
 from tests.builders import owner
-from tests.unit.extender.world import Server
+from tests.unit.extender.extender_parts import FakeApiServer
 
 JOB = OwnerReference("Job", "j", "uid-j", True, "batch/v1")
 PATH = "GET /apis/batch/v1/namespaces/default/jobs/j"
@@ -25,13 +25,13 @@ def answer(uid: str, *owners: dict[str, Any]) -> bytes:
     return json.dumps({"metadata": {"name": "j", "uid": uid, "ownerReferences": owners}}).encode()
 
 
-class Reading:
+class OwnerReads:
     """What is read, and in which namespaces a change was reported. `now_s` is the time."""
 
     def __init__(self, resources: Iterable[str] = ("jobs.batch", "proxies.net.io", "pods")) -> None:
         self.now_s, self.reported = 0.0, list[str]()
         self.slept = list[float]()
-        self.server = Server()
+        self.server = FakeApiServer()
         self.server.answer = lambda *_: answer("uid-j", owner("JobSet", "s", "jobset.x-k8s.io/v1alpha2"))
         self.all = Controllers(self.server, resources, lambda: self.now_s, self.reported.append, sleep=self.sleep)
 
@@ -51,10 +51,10 @@ class Reading:
 
 
 async def test_what_is_not_known_is_read_and_then_known() -> None:
-    reading = Reading()
+    reading = OwnerReads()
     async with reading.going_on():
-        assert reading.all.above("default", JOB) is Unread.YET
-        assert reading.all.above("default", JOB) is Unread.YET
+        assert reading.all.above("default", JOB) is OwnerUnknown.YET
+        assert reading.all.above("default", JOB) is OwnerUnknown.YET
         assert reading.all.waiting == 1
         await reading.all.settled(10)
         assert reading.all.above("default", JOB) == OwnerReference(
@@ -65,7 +65,7 @@ async def test_what_is_not_known_is_read_and_then_known() -> None:
 
 
 async def test_one_without_a_controller_is_known_to_have_none() -> None:
-    reading = Reading()
+    reading = OwnerReads()
     reading.server.answer = lambda *_: answer("uid-j", {"kind": "Job", "name": "x", "uid": "y"})
     async with reading.going_on():
         reading.all.above("default", JOB)
@@ -78,7 +78,7 @@ async def test_one_without_a_controller_is_known_to_have_none() -> None:
     [b"garbage", b"\xff", b"{}", answer("uid-of-another"), ApiError(403, "Forbidden", "no"), ApiError(404, "NotFound", "no")],
 )  # fmt: skip
 async def test_what_cannot_be_read_stays_unread_and_is_read_again_later(body: bytes | ApiError) -> None:
-    reading = Reading()
+    reading = OwnerReads()
 
     def refuse(*_: Any) -> bytes:
         if isinstance(body, ApiError):
@@ -88,7 +88,7 @@ async def test_what_cannot_be_read_stays_unread_and_is_read_again_later(body: by
     good, reading.server.answer = reading.server.answer, refuse
     async with reading.going_on():
         for _ in range(3):
-            assert reading.all.above("default", JOB) is Unread.YET
+            assert reading.all.above("default", JOB) is OwnerUnknown.YET
             await reading.all.settled(10)
         assert reading.server.calls == [PATH], "not again and again"
         assert (reading.all.unreadable, reading.reported) == (1, [])
@@ -101,9 +101,9 @@ async def test_what_cannot_be_read_stays_unread_and_is_read_again_later(body: by
         assert reading.all.unreadable == 0
 
 
-async def test_an_owner_reference_of_another_namespace_says_nothing_about_a_controller() -> None:
-    """Who makes a pod writes the UID, also one of a Job that is somebody else's."""
-    reading = Reading()
+async def test_an_owner_reference_of_another_namespace_proves_nothing_about_a_controller() -> None:
+    """The creator of a pod writes the UID, also that of another user's Job."""
+    reading = OwnerReads()
     good, reading.server.answer = reading.server.answer, lambda *_: b"garbage"
     async with reading.going_on():
         reading.all.above("theirs", JOB)
@@ -112,11 +112,11 @@ async def test_an_owner_reference_of_another_namespace_says_nothing_about_a_cont
         reading.all.above("default", JOB)
         await reading.all.settled(10)
         assert isinstance(reading.all.above("default", JOB), OwnerReference)
-        assert reading.all.above("theirs", JOB) is Unread.YET
+        assert reading.all.above("theirs", JOB) is OwnerUnknown.YET
 
 
 async def test_an_api_server_that_is_busy_is_requested_more_slowly() -> None:
-    reading = Reading()
+    reading = OwnerReads()
 
     def busy(*_: Any) -> bytes:
         raise ApiError(429, "TooManyRequests", "no", retry_after_s=7)
@@ -129,7 +129,7 @@ async def test_an_api_server_that_is_busy_is_requested_more_slowly() -> None:
 
 
 async def test_what_was_read_long_ago_is_read_again() -> None:
-    reading = Reading()
+    reading = OwnerReads()
     async with reading.going_on():
         reading.all.above("default", JOB)
         await reading.all.settled(10)
@@ -139,7 +139,7 @@ async def test_what_was_read_long_ago_is_read_again() -> None:
         reading.now_s = AGE_S
         reading.all.expire()
         assert reading.reported == ["default", "default"], "that it is not known any more is a change"
-        assert reading.all.above("default", JOB) is Unread.YET
+        assert reading.all.above("default", JOB) is OwnerUnknown.YET
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ async def test_what_was_read_long_ago_is_read_again() -> None:
     ],
 )  # fmt: skip
 async def test_what_is_not_on_the_list_or_would_be_another_path_is_never_read(one: OwnerReference) -> None:
-    reading = Reading()
-    assert reading.all.above("default", one) is Unread.EVER
+    reading = OwnerReads()
+    assert reading.all.above("default", one) is OwnerUnknown.EVER
     assert reading.all.waiting == 0
 
 
@@ -166,7 +166,7 @@ async def test_what_is_not_on_the_list_or_would_be_another_path_is_never_read(on
     ],
 )  # fmt: skip
 async def test_the_path_is_that_of_the_kind_and_a_name_is_no_path(one: OwnerReference, path: str) -> None:
-    reading = Reading()
+    reading = OwnerReads()
     async with reading.going_on():
         reading.all.above("default", one)
         await reading.all.settled(10)
@@ -176,11 +176,11 @@ async def test_the_path_is_that_of_the_kind_and_a_name_is_no_path(one: OwnerRefe
 async def test_nothing_grows_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "MOST_KNOWN", 3)
     monkeypatch.setattr(controllers, "MOST_WAITING", 4)
-    reading = Reading()
+    reading = OwnerReads()
     many = [OwnerReference("Job", f"j{at}", f"uid-j{at}", True, "batch/v1") for at in range(6)]
     reading.server.answer = lambda _, path, __: answer("uid-" + path.rpartition("/")[2])
     for one in many:
-        assert reading.all.above("default", one) is Unread.YET
+        assert reading.all.above("default", one) is OwnerUnknown.YET
     assert reading.all.waiting == 4
     async with reading.going_on():
         await reading.all.settled(10)
@@ -195,9 +195,9 @@ async def test_nothing_grows_without_bound(monkeypatch: pytest.MonkeyPatch) -> N
         assert reading.all.unreadable == 4
 
 
-async def test_who_waits_does_not_wait_for_longer_than_said() -> None:
-    reading = Reading()
-    reading.all.above("default", JOB)  # and nobody reads
+async def test_a_wait_for_owners_is_not_longer_than_its_limit() -> None:
+    reading = OwnerReads()
+    reading.all.above("default", JOB)  # and nothing reads
     async with asyncio.timeout(5):
         await reading.all.settled(0.0)
     assert reading.all.waiting == 1

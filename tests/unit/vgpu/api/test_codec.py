@@ -24,7 +24,7 @@ from vgpu.api.codec import (
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
 from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
-from vgpu.api.names import CLASSES, GUARDS, Guard
+from vgpu.api.names import CLASSES, OVER_LIMIT_ACTIONS, OverLimitAction
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
 M = f"MIG-{UUID(int=3)}"
@@ -80,7 +80,7 @@ def test_any_assignment_comes_back_as_it_went(
     names,
     names,
     st.dictionaries(uuids, st.tuples(st.integers(1, 2**24 - 1), st.integers(0, 100)), min_size=1, max_size=64),
-    st.sampled_from(GUARDS),
+    st.sampled_from(OVER_LIMIT_ACTIONS),
     st.booleans(),
 )
 def test_any_grant_comes_back_as_it_went(
@@ -88,18 +88,18 @@ def test_any_grant_comes_back_as_it_went(
     uid: str,
     name: str,
     gpus: dict[str, tuple[int, int]],
-    guard: Guard,
+    action: OverLimitAction,
     clear: bool,
 ) -> None:
     limits = tuple(GrantGpu(uuid, *each) for uuid, each in gpus.items())
-    grant = Grant("ns", pod, uid, name, limits, guard=guard, clear=clear)
+    grant = Grant("ns", pod, uid, name, limits, over_limit_action=action, clear=clear)
     assert grant_from_text(grant_to_text(grant)) == grant
 
 
-def test_a_grant_says_what_happens_over_the_limit_only_where_it_is_not_the_default() -> None:
+def test_a_grant_names_the_action_over_the_limit_only_where_it_is_not_the_default() -> None:
     assert "guard" not in grant_to_text(GRANT)
     assert "clear" not in grant_to_text(GRANT)
-    text = grant_to_text(replace(GRANT, guard="kill", clear=True))
+    text = grant_to_text(replace(GRANT, over_limit_action="kill", clear=True))
     assert text.splitlines()[5:8] == ["level 0", "guard kill", "clear yes"]
     spelled_out = grant_to_text(GRANT).replace("level 0\n", "level 0\nguard report\nclear no\n")
     assert grant_from_text(spelled_out) == GRANT
@@ -109,10 +109,10 @@ def test_a_long_name_in_a_damaged_document_is_quoted_by_its_ends() -> None:
     text = '{"v":1,"containers":{},"class":"standard","level":2,"init":["%s"]}' % ("9" * 5000)
     with pytest.raises(BadDocument) as found:
         assignment_from_json(text)
-    said = str(found.value)
-    assert len(said) < 1100
-    assert said.startswith("assignment: init names")
-    assert said.endswith("it must be one of its containers")
+    message = str(found.value)
+    assert len(message) < 1100
+    assert message.startswith("assignment: init names")
+    assert message.endswith("it must be one of its containers")
 
 
 @each_document
@@ -133,12 +133,12 @@ def test_a_damaged_document_raises_nothing_but_bad_document(
     put = data.draw(
         st.one_of(st.text(max_size=6), st.sampled_from(["9" * 5000, "-1", "null", "[" * 5000, "\ud800", "1e999"]))
     )
-    said = ""
+    message = ""
     try:
         read(text[:at] + put + text[upto:])
     except BadDocument as error:
-        said = str(error)
-    assert len(said) < 1500
+        message = str(error)
+    assert len(message) < 1500
 
 
 @each_document

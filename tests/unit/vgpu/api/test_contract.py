@@ -1,4 +1,4 @@
-"""What the kubelet is told: counts, names and their limits."""
+"""What the kubelet receives: counts, names and their limits."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from vgpu.api.enforcement import (
     Enforcement,
     Finding,
     Limit,
+    LimitState,
     ProcessFacts,
     Reason,
-    State,
     enforcement,
     gating_points,
     reported,
@@ -36,7 +36,7 @@ REPOSITORY = Path(__file__).parents[4]
 
 PROCESS = ProcessFacts(7)
 FINE = ContainerFacts(processes=(PROCESS,))
-ENFORCED = Enforcement(State.ENFORCED, State.ENFORCED)
+ENFORCED = Enforcement(LimitState.ENFORCED, LimitState.ENFORCED)
 SECONDS = st.one_of(st.none(), st.floats(0, 10))
 PROCESSES = st.builds(
     ProcessFacts, st.integers(0, 5), st.frozensets(st.sampled_from(list(REPORTED.values()))), SECONDS, SECONDS
@@ -85,9 +85,9 @@ def test_whatever_is_known_each_limit_is_in_one_of_three_states(facts: Container
     for limit, state in ((Limit.MEMORY, found.memory), (Limit.GPU_TIME, found.gpu_time)):
         reasons = [one.reason for one in found.findings if limit in TABLE[one.reason].limits]
         if reasons:
-            assert state is State.UNENFORCED
+            assert state is LimitState.UNENFORCED
         else:
-            assert state is (State.ENFORCED if facts.grant_readable else State.REFUSED)
+            assert state is (LimitState.ENFORCED if facts.grant_readable else LimitState.REFUSED)
 
 
 @given(FACTS)
@@ -121,16 +121,16 @@ def test_a_reason_begins_with_its_cause_and_ends_with_it(reason: Reason) -> None
     assert enforcement(FINE) == ENFORCED
     found = enforcement(CAUSES[reason])
     assert [finding.reason for finding in found.findings] == [reason]
-    assert found.memory is (State.UNENFORCED if Limit.MEMORY in TABLE[reason].limits else State.ENFORCED)
-    assert found.gpu_time is (State.UNENFORCED if Limit.GPU_TIME in TABLE[reason].limits else State.ENFORCED)
+    assert found.memory is (LimitState.UNENFORCED if Limit.MEMORY in TABLE[reason].limits else LimitState.ENFORCED)
+    assert found.gpu_time is (LimitState.UNENFORCED if Limit.GPU_TIME in TABLE[reason].limits else LimitState.ENFORCED)
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_grant_that_cannot_be_read_any_more_refuses_what_is_not_unenforced(reason: Reason) -> None:
-    assert enforcement(replace(FINE, grant_readable=False)) == Enforcement(State.REFUSED, State.REFUSED)
+    assert enforcement(replace(FINE, grant_readable=False)) == Enforcement(LimitState.REFUSED, LimitState.REFUSED)
     found = enforcement(replace(CAUSES[reason], grant_readable=False))
-    assert {found.memory, found.gpu_time} <= {State.REFUSED, State.UNENFORCED}
-    assert State.UNENFORCED in (found.memory, found.gpu_time)
+    assert {found.memory, found.gpu_time} <= {LimitState.REFUSED, LimitState.UNENFORCED}
+    assert LimitState.UNENFORCED in (found.memory, found.gpu_time)
 
 
 @pytest.mark.parametrize("reason", [one for one in Reason if one not in (Reason.OVER_LIMIT, Reason.UNATTRIBUTED)])
@@ -141,21 +141,21 @@ def test_the_last_process_takes_every_reason_with_it(reason: Reason) -> None:
 def test_a_container_over_its_limit_is_unenforced_whether_or_not_a_process_of_it_is_connected() -> None:
     for processes in ((), (PROCESS,)):
         found = enforcement(replace(FINE, over_limit_pids=(9, 4, 9), processes=processes))
-        assert (found.memory, found.gpu_time) == (State.UNENFORCED, State.ENFORCED)
+        assert (found.memory, found.gpu_time) == (LimitState.UNENFORCED, LimitState.ENFORCED)
         assert found.findings == (Finding(Reason.OVER_LIMIT, (4, 9)),)
 
 
-def test_a_container_whose_processes_nobody_sees_is_unenforced_whether_or_not_one_is_connected() -> None:
+def test_a_container_whose_processes_are_not_seen_is_unenforced_whether_or_not_one_is_connected() -> None:
     for processes in ((), (PROCESS,)):
         found = enforcement(replace(FINE, unattributed=True, processes=processes))
-        assert (found.memory, found.gpu_time) == (State.UNENFORCED, State.ENFORCED)
+        assert (found.memory, found.gpu_time) == (LimitState.UNENFORCED, LimitState.ENFORCED)
         assert found.findings == (Finding(Reason.UNATTRIBUTED),)
 
 
 def test_a_container_over_its_limit_whose_grant_cannot_be_read_is_unenforced_while_it_lasts() -> None:
     facts = replace(FINE, grant_readable=False, processes=())
-    assert enforcement(replace(facts, over_limit_pids=(4,))).memory is State.UNENFORCED
-    assert enforcement(facts).memory is State.REFUSED
+    assert enforcement(replace(facts, over_limit_pids=(4,))).memory is LimitState.UNENFORCED
+    assert enforcement(facts).memory is LimitState.REFUSED
 
 
 @pytest.mark.parametrize("facts", [
@@ -167,18 +167,18 @@ def test_what_is_short_of_a_cause_is_none(facts: ContainerFacts) -> None:
 
 
 def test_a_best_effort_container_is_not_gated_silently() -> None:
-    """It requested no gpu-core, and gives way late all the same."""
+    """It requested no gpu-core, and yields late all the same."""
     found = enforcement(replace(FINE, gated=True, best_effort=True))
-    assert (found.gpu_time, [one.reason for one in found.findings]) == (State.UNENFORCED, [Reason.GATED])
+    assert (found.gpu_time, [one.reason for one in found.findings]) == (LimitState.UNENFORCED, [Reason.GATED])
     assert enforcement(replace(FINE, best_effort=True)) == ENFORCED
 
 
-def test_no_channels_is_not_said_of_a_process_whose_own_reason_says_more() -> None:
+def test_no_channels_is_not_reported_of_a_process_with_a_more_specific_reason() -> None:
     facts = with_process(reported=frozenset({Reason.NO_THREAD}), without_channels_s=9.0)
     assert enforcement(facts).findings == (Finding(Reason.NO_THREAD, (7,)),)
 
 
-def test_no_channels_under_an_mps_server_is_said_as_mps() -> None:
+def test_no_channels_under_an_mps_server_is_reported_as_mps() -> None:
     facts = replace(with_process(without_channels_s=NO_CHANNELS_S), mps=True)
     assert enforcement(facts).findings == (Finding(Reason.MPS, (7,)),)
 
@@ -194,7 +194,7 @@ DENIED = replace(FINE, gated=True, core_percent=30, denied=Reason.NO_SUSPEND)
 def test_a_gating_that_was_measured_to_be_exact_enforces_a_gpu_core() -> None:
     assert {one.reason for one in enforcement(DENIED).findings} == {Reason.GATED, Reason.NO_SUSPEND}
     assert enforcement(replace(DENIED, gating_points=GATED_EXACT_POINTS)) == ENFORCED
-    assert enforcement(replace(DENIED, gating_points=GATED_EXACT_POINTS + 0.1)).gpu_time is State.UNENFORCED
+    assert enforcement(replace(DENIED, gating_points=GATED_EXACT_POINTS + 0.1)).gpu_time is LimitState.UNENFORCED
 
 
 @pytest.mark.parametrize("facts", [
@@ -202,7 +202,7 @@ def test_a_gating_that_was_measured_to_be_exact_enforces_a_gpu_core() -> None:
     replace(DENIED, denied=None), replace(DENIED, partial=True), replace(DENIED, processes=CAUSES[Reason.NO_THREAD].processes),
 ])  # fmt: skip
 def test_the_measurement_of_one_case_speaks_for_no_other(facts: ContainerFacts) -> None:
-    assert enforcement(replace(facts, gating_points=1.0)).gpu_time is State.UNENFORCED
+    assert enforcement(replace(facts, gating_points=1.0)).gpu_time is LimitState.UNENFORCED
 
 
 def test_gating_is_taken_for_as_exact_as_its_figures_say() -> None:

@@ -55,7 +55,7 @@ def test_what_is_cleaned_stays_clean_and_is_judged_the_same(parts: list[str]) ->
 
 
 def test_no_volume_is_a_parent_of_what_the_plugin_mounts() -> None:
-    """Nor is one what it mounts: who owns a parent removes the mount point."""
+    """Nor is one what it mounts: the owner of a parent directory removes the mount point."""
     for mount in mounts("/state", "key", earlier=False):
         place = PurePosixPath(mount.container)
         assert [str(p) for p in (place, *place.parents) if refusal(str(p)) is None] == []

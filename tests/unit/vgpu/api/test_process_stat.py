@@ -15,7 +15,7 @@ REST = b" 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 987654 0 0"
 
 
 @given(st.binary(max_size=15), st.sampled_from("RSDTtZXI"))
-def test_a_name_may_hold_anything(name: bytes, state: str) -> None:
+def test_a_name_may_contain_anything(name: bytes, state: str) -> None:
     found = process_stat(b"42 (%b) %b 7%b\n" % (name, state.encode(), REST))
     assert found == ProcessStat(42, state, 7, 987654)
     assert found.ended is (state in "ZX")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vgpu.api.errors import BadRequest
-from vgpu.api.names import GUARDS, stricter
+from vgpu.api.names import OVER_LIMIT_ACTIONS, stricter
 from vgpu.api.request import GpuRequest, pod_request
 
 MEM, CORE, GPU = "tangram.sh/gpu-mem", "tangram.sh/gpu-core", "tangram.sh/gpu"
@@ -52,9 +52,9 @@ def test_a_bad_request_is_denied_with_a_sentence(requested: dict[str, Any], sent
 
 
 def test_what_happens_over_the_limit_is_read_and_the_stricter_preference_counts() -> None:
-    assert pod_request(pod({MEM: 8})).guard == "report"
-    assert pod_request(pod({MEM: 8}, over_limit="evict")).guard == "evict"
-    strictest = {(one, other): stricter(one, other) for one in GUARDS for other in GUARDS}
+    assert pod_request(pod({MEM: 8})).over_limit_action == "report"
+    assert pod_request(pod({MEM: 8}, over_limit="evict")).over_limit_action == "evict"
+    strictest = {(one, other): stricter(one, other) for one in OVER_LIMIT_ACTIONS for other in OVER_LIMIT_ACTIONS}
     assert strictest["report", "kill"] == strictest["kill", "evict"] == "kill"
     assert strictest["evict", "report"] == strictest["evict", "evict"] == "evict"
     assert strictest["report", "report"] == "report"
@@ -66,7 +66,7 @@ def test_bytes_and_units_request_the_same_over_several_gpus() -> None:
         assert pod_request(pod({MEM: written, CORE: "60"}, gpu_count="2")).containers == expected
 
 
-def test_a_request_that_says_the_same_in_another_way_is_no_contradiction() -> None:
+def test_an_equal_request_in_another_spelling_is_no_contradiction() -> None:
     assert pod_request(pod({MEM: "8Gi"}, {MEM: "8192Mi"}))
 
 

@@ -14,9 +14,9 @@ from math import inf
 from msgspec.structs import replace
 
 from vgpu.gputime.decision import Decision
-from vgpu.gputime.events import Container, Event, Hint, Idle, Join, Switched, Work
+from vgpu.gputime.events import Event, Hint, Idle, Join, SchedulingParameters, Switched, Work
 from vgpu.gputime.scheduler import GpuTimeScheduler
-from vgpu.gputime.timing import Settings
+from vgpu.gputime.timing import Timing
 
 LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
 
@@ -25,7 +25,7 @@ LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
 class Program:
     """What a container does: `always` busy, requests at given times that need so much GPU time each, or a loop that waits for each."""
 
-    container: Container
+    container: SchedulingParameters
     always: bool = False
     requests: list[tuple[float, float]] = field(default_factory=list)
     hints: list[tuple[float, float]] = field(default_factory=list)
@@ -42,11 +42,11 @@ class Program:
         return self.always or self.left_s > 0
 
 
-class Node:
-    """Runs programs under a Share until a given time. Its times begin at 0; the Share's clock shows `uptime_s` then."""
+class SimulatedNode:
+    """Runs programs under the GPU-time scheduler until a given time. Its times begin at 0; the scheduler's clock shows `uptime_s` then."""
 
     def __init__(
-        self, programs: dict[str, Program], settings: Settings | None = None, seed: int = 0, uptime_s: float = 0.0
+        self, programs: dict[str, Program], settings: Timing | None = None, seed: int = 0, uptime_s: float = 0.0
     ) -> None:
         self.scheduler, self._uptime_s = GpuTimeScheduler(settings), uptime_s
         self.programs = programs
@@ -84,7 +84,7 @@ class Node:
         self.scheduler.apply(replace(event, at_s=self._uptime_s + event.at_s))
 
     def _start_switch(self, decision: Decision) -> None:
-        """Those who must be off first; then who may be on."""
+        """The containers to suspend first; then those to resume."""
         off = [name for name, program in self.programs.items() if program.on and name not in decision.on]
         on = [name for name, program in self.programs.items() if not program.on and name in decision.on]
         if off:
@@ -142,8 +142,8 @@ class Node:
 
 def container(
     service_class: str = STANDARD, cap: float = 0, weight: float = 1, gpus: str = "0", level: int = 2
-) -> Container:
-    return Container(frozenset(gpus), service_class, level, cap, weight)
+) -> SchedulingParameters:
+    return SchedulingParameters(frozenset(gpus), service_class, level, cap, weight)
 
 
 def always(service_class: str = STANDARD, cap: float = 0, weight: float = 1, gpus: str = "0") -> Program:
@@ -155,7 +155,7 @@ def requests(service_class: str, period_s: float, work_s: float, until_s: float,
     return Program(container(service_class, cap), requests=times)
 
 
-def scheduler_with(**containers: Container) -> GpuTimeScheduler:
+def scheduler_with(**containers: SchedulingParameters) -> GpuTimeScheduler:
     scheduler = GpuTimeScheduler()
     for name, one in containers.items():
         scheduler.apply(Join(0.0, name, one))

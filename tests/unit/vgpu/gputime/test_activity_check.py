@@ -19,7 +19,7 @@ def ended_work(kernels_only: bool = True) -> EndedWork:
     return made
 
 
-def test_work_that_nobody_sees_ends_after_a_second_and_two_looks() -> None:
+def test_work_that_the_driver_does_not_count_ends_after_a_second_and_two_readings() -> None:
     one = ended_work()
     assert not one.look(1.0, 0.0)
     assert one.look(2.0, 0.0)
@@ -134,14 +134,14 @@ def test_a_container_that_reports_a_tenth_of_its_work_is_found_too() -> None:
     assert any(unreported.look(1.0, 0.1, 1.0) for _ in range(5))
 
 
-def test_a_single_wrong_count_accuses_nobody() -> None:
+def test_a_single_wrong_count_accuses_no_container() -> None:
     unreported = UnreportedWork()
     for second in range(100):
         assert not unreported.look(1.0, 0.0, 1.0 if second % 20 == 0 else 0.0)
 
 
 @pytest.mark.parametrize("seen", [0.0, 0.9])
-def test_a_container_that_becomes_honest_is_believed_again_within_a_minute(seen: float) -> None:
+def test_the_reports_of_a_container_that_becomes_honest_count_again_within_a_minute(seen: float) -> None:
     unreported = UnreportedWork()
     for _ in range(1000):
         unreported.look(1.0, 0.0, 1.0)

@@ -26,7 +26,7 @@ def test_an_enable_differs_in_its_first_byte_only() -> None:
     assert [at for at in range(536) if disable[at] != enable[at]] == [0]
 
 
-def test_the_request_says_the_size_of_its_argument() -> None:
+def test_the_request_has_the_size_of_its_argument() -> None:
     argument = rm.control(1, 2, 0x7F0012345678)
     assert len(argument) == rm.CONTROL_REQUEST >> 16 & 0x3FFF
     assert rm.CONTROL_REQUEST & 0xFFFF == 0x462A, "type F, number 0x2a"

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.vgpu.gputime.gpu_model import BE, LC, Node, Program, always, container, scheduler_with
-from vgpu.gputime.events import Begin, End, Hint, Idle, Work
-from vgpu.gputime.timing import Settings
+from tests.unit.vgpu.gputime.gpu_model import BE, LC, Program, SimulatedNode, always, container, scheduler_with
+from vgpu.gputime.events import BeginSection, EndSection, Hint, Idle, Work
+from vgpu.gputime.timing import Timing
 
 
 def test_a_hint_clears_the_gpu_before_the_request() -> None:
@@ -57,7 +57,7 @@ def test_idleness_inside_a_section_does_not_end_it() -> None:
     scheduler = scheduler_with(lc=container(LC), be=container(BE))
     scheduler.apply(Work(0.0, "be"))
     scheduler.apply(Hint(1.0, "lc", 0.001))
-    scheduler.apply(Begin(1.001, "lc"))
+    scheduler.apply(BeginSection(1.001, "lc"))
     scheduler.apply(Work(1.002, "lc"))
     scheduler.apply(Idle(1.003, "lc"))
     assert scheduler.decide(1.5).on == {"lc"}
@@ -71,22 +71,22 @@ def test_announced_requests_cost_the_others_the_lead_the_work_and_two_switches(
     count = int(4.8 / period_s)
     program = Program(container(LC), requests=[(0.1 + at * period_s, work_s) for at in range(count)])
     program.hints = [(at - ahead_s, ahead_s) for at, _ in program.requests]
-    node = Node({"lc": program, "be": always(BE)}, seed=seed)
+    node = SimulatedNode({"lc": program, "be": always(BE)}, seed=seed)
     node.run(5.0)
     assert len(program.latencies_s) == count
     assert max(program.latencies_s) < work_s + 0.00085 + work_s, "a suspend at most, in which the GPU is shared"
-    lead_s = min(ahead_s, Settings().lead_s)
-    each_s = lead_s + work_s + 0.00085 + Settings().grace_s + 0.00046
+    lead_s = min(ahead_s, Timing().lead_s)
+    each_s = lead_s + work_s + 0.00085 + Timing().grace_s + 0.00046
     assert node.on_s("be") > 5.0 - count * each_s - 0.01
 
 
 def test_a_section_without_an_end_is_over_after_a_second() -> None:
     scheduler = scheduler_with(lc=container(LC), be=container(BE))
     scheduler.apply(Work(0.0, "be"))
-    scheduler.apply(Begin(1.0, "lc"))
+    scheduler.apply(BeginSection(1.0, "lc"))
     assert scheduler.decide(1.5).on == {"lc"}
     assert "be" in scheduler.decide(2.0).on
-    scheduler.apply(Begin(3.0, "lc"))
+    scheduler.apply(BeginSection(3.0, "lc"))
     assert scheduler.decide(3.0).on == {"lc"}
-    scheduler.apply(End(3.1, "lc"))
+    scheduler.apply(EndSection(3.1, "lc"))
     assert "be" in scheduler.decide(3.1).on

@@ -1,16 +1,16 @@
-"""Pauses between kernels while several containers take turns, under the simulated clock of `gpu_model`."""
+"""Pauses between kernels while several containers get time slices, under the simulated clock of `gpu_model`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.vgpu.gputime.gpu_model import LC, Node, Program, container, looping, scheduler_with
+from tests.unit.vgpu.gputime.gpu_model import LC, Program, SimulatedNode, container, looping, scheduler_with
 from vgpu.gputime.events import Idle, Switched, Work
 
 
 @pytest.mark.parametrize("pause_s", [0.00005, 0.0003])
-def test_a_turn_goes_on_over_pauses_shorter_than_a_switch_and_pays_for_them(pause_s: float) -> None:
-    node = Node({"few": looping(30, pause_s), "many": looping(60, pause_s)})
+def test_a_time_slice_continues_over_pauses_shorter_than_a_switch_and_pays_for_them(pause_s: float) -> None:
+    node = SimulatedNode({"few": looping(30, pause_s), "many": looping(60, pause_s)})
     node.run(10.0)
     few, many = node.scheduler.usage("few"), node.scheduler.usage("many")
     assert few.on_s / 10 * 100 == pytest.approx(30, abs=0.5)
@@ -21,8 +21,8 @@ def test_a_turn_goes_on_over_pauses_shorter_than_a_switch_and_pays_for_them(paus
     )
 
 
-def test_pauses_longer_than_a_switch_are_given_to_who_waits() -> None:
-    node = Node({"few": looping(30, 0.001), "many": looping(60, 0.001)})
+def test_a_waiting_container_runs_in_pauses_longer_than_a_switch() -> None:
+    node = SimulatedNode({"few": looping(30, 0.001), "many": looping(60, 0.001)})
     node.run(10.0)
     assert node.on_s("few") / 10 * 100 == pytest.approx(30, abs=1)
     assert node.on_s("few") + node.on_s("many") > 7.0, "alone they have 1.4 of each 2.4 ms"
@@ -33,20 +33,20 @@ def light(cap: int) -> Program:
     return Program(container(cap=cap, weight=cap or 100), loop=(0.00005, 0.0006))
 
 
-def test_a_gpu_is_not_kept_for_who_pauses_longer_than_he_works() -> None:
-    node = Node({f"light{number}": light(20) for number in range(5)})
+def test_a_container_that_pauses_longer_than_it_works_does_not_keep_the_gpu() -> None:
+    node = SimulatedNode({f"light{number}": light(20) for number in range(5)})
     node.run(10.0)
     each = [node.on_s(name) / 10 * 100 for name in node.programs]
     assert min(each) > 7.0, "alone they have 7.7 % of the GPU: all fit side by side"
 
 
-def test_a_light_loop_leaves_the_gpu_to_a_neighbour_who_always_has_work() -> None:
-    node = Node({"light": light(0), "busy": Program(container(cap=100, weight=100), always=True)})
+def test_a_light_loop_leaves_the_gpu_to_a_neighbour_that_always_has_work() -> None:
+    node = SimulatedNode({"light": light(0), "busy": Program(container(cap=100, weight=100), always=True)})
     node.run(10.0)
     assert node.on_s("busy") / 10 > 0.95
 
 
-def test_a_pause_in_a_turn_keeps_nobody_more_urgent_waiting() -> None:
+def test_a_pause_in_a_time_slice_delays_no_more_urgent_container() -> None:
     scheduler = scheduler_with(
         holder=container(cap=60, weight=60), rival=container(cap=30, weight=30), lc=container(LC)
     )
@@ -62,7 +62,7 @@ def test_a_pause_in_a_turn_keeps_nobody_more_urgent_waiting() -> None:
     assert scheduler.decide(0.0011).on == {"lc"}
 
 
-def test_a_pause_is_no_part_of_a_turn_that_nobody_waits_for() -> None:
+def test_a_pause_is_no_part_of_a_time_slice_if_no_container_waits() -> None:
     scheduler = scheduler_with(holder=container(cap=60, weight=60), rival=container(cap=30, weight=30))
     scheduler.apply(Work(0.0, "holder"))
     scheduler.decide(0.0)

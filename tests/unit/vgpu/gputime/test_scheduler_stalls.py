@@ -1,4 +1,4 @@
-"""What a stall of the arbiter does to debts, turns and waits."""
+"""The effect of a stall of the arbiter on debts, time slices and waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def running(**names: bool) -> GpuTimeScheduler:
 
 
 @pytest.mark.parametrize("stalled_s", [0.5, 2.2, 10.0])
-def test_who_was_on_during_a_stall_owes_three_frames(stalled_s: float) -> None:
+def test_a_container_that_ran_during_a_stall_owes_three_frames(stalled_s: float) -> None:
     scheduler = running(a=True)
     scheduler.apply(Stalled(0.001 + stalled_s, "0", 0.001))
     assert scheduler.credit_s("a") == pytest.approx(-WORTH)
@@ -47,13 +47,13 @@ def test_a_stall_that_costs_less_is_paid_in_full() -> None:
     assert scheduler.credit_s("a") == pytest.approx(0.005 - 0.012 * 0.9)
 
 
-def test_who_was_off_earns_what_may_be_saved_up() -> None:
+def test_a_suspended_container_earns_the_maximum_credit() -> None:
     scheduler = running(a=False)
     scheduler.apply(Stalled(5.0, "0", 0.0))
     assert scheduler.credit_s("a") == pytest.approx(WORTH)
 
 
-def test_a_stall_of_one_gpu_forgives_nobody_on_another() -> None:
+def test_a_stall_of_one_gpu_forgives_no_debt_on_another() -> None:
     scheduler = scheduler_with(a=container(cap=10), b=container(cap=10, gpus="1"))
     for name in "ab":
         scheduler.apply(Work(0.0, name))
@@ -73,7 +73,7 @@ def test_a_stall_during_which_another_gpu_was_decided_for_is_forgiven_the_same()
     assert scheduler.credit_s("b") == pytest.approx(0.005 - 1.8)
 
 
-def test_who_was_on_alone_is_not_last_in_turn_for_that() -> None:
+def test_a_container_that_ran_alone_in_a_stall_is_not_last_in_order() -> None:
     scheduler = scheduler_with(a=container(weight=1), b=container(weight=3))
     for name, on in (("a", True), ("b", False)):
         scheduler.apply(Work(0.0, name))

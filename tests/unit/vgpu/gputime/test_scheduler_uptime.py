@@ -7,12 +7,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.vgpu.gputime.gpu_model import BE, LC, STANDARD, Node, Program, always, container, looping, requests
-from vgpu.gputime.timing import Settings
+from tests.unit.vgpu.gputime.gpu_model import (
+    BE,
+    LC,
+    STANDARD,
+    Program,
+    SimulatedNode,
+    always,
+    container,
+    looping,
+    requests,
+)
+from vgpu.gputime.timing import Timing
 
 YEARS_S = 3e8
 """A double has a step of 6e-8 s there."""
-FRAME_S = Settings().frame_s
+FRAME_S = Timing().frame_s
 
 caps = st.lists(st.integers(5, 60), min_size=1, max_size=4).filter(lambda caps: sum(caps) <= 90)
 uptimes = st.sampled_from([1e7, 5e7, YEARS_S])
@@ -21,7 +31,9 @@ uptimes = st.sampled_from([1e7, 5e7, YEARS_S])
 @settings(max_examples=examples(15), deadline=None)
 @given(caps, uptimes, st.integers(0, 9))
 def test_caps_are_met_to_half_a_point_after_years(caps: list[int], uptime_s: float, seed: int) -> None:
-    node = Node({f"t{at}": always(cap=cap, weight=cap) for at, cap in enumerate(caps)}, seed=seed, uptime_s=uptime_s)
+    node = SimulatedNode(
+        {f"t{at}": always(cap=cap, weight=cap) for at, cap in enumerate(caps)}, seed=seed, uptime_s=uptime_s
+    )
     node.run(10.0)
     for at, cap in enumerate(caps):
         assert node.on_s(f"t{at}", 1.0) / 9 * 100 == pytest.approx(cap, abs=0.5), (caps, at)
@@ -62,7 +74,8 @@ def test_a_node_that_has_been_up_for_years_shares_as_one_that_started_now(
 ) -> None:
     """Up to two frames of time: which of two equals goes first may be rounding, and where requests fall on the edge of a frame, so may be a switch."""
     young, old = (
-        Node({f"t{n}": programs(*of) for n, of in enumerate(distribution)}, uptime_s=up) for up in (0.0, uptime_s)
+        SimulatedNode({f"t{n}": programs(*of) for n, of in enumerate(distribution)}, uptime_s=up)
+        for up in (0.0, uptime_s)
     )
     young.run(5.0)
     old.run(5.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vgpu.gputime.suspend_effect import FIRST_S, MOST_S, STOOD_S, TIMES, Effect
+from vgpu.gputime.suspend_effect import FIRST_S, MOST_S, STOOD_S, TIMES, SuspendEffect
 
 
-def doubted(at_s: float = 0.0) -> Effect:
-    effect = Effect()
+def doubted(at_s: float = 0.0) -> SuspendEffect:
+    effect = SuspendEffect()
     assert [effect.ended(at_s) for _ in range(TIMES)] == [*[False] * (TIMES - 1), True]
     assert effect.gates
     return effect
@@ -17,7 +17,7 @@ def test_work_that_ends_under_suspends_again_and_again_is_held_back() -> None:
 
 
 def test_time_suspended_with_work_that_does_not_end_speaks_for_suspends() -> None:
-    effect = Effect()
+    effect = SuspendEffect()
     for _ in range(TIMES - 1):
         effect.ended(0.0)
     assert not effect.stood(STOOD_S), "nothing was held back"
@@ -49,7 +49,7 @@ def test_a_trial_ends_with_the_first_work_that_ends_and_the_next_one_comes_after
     assert waits == [min(FIRST_S * 2**n, MOST_S) for n in range(10)]
 
 
-def test_what_is_seen_while_the_gate_is_closed_says_nothing() -> None:
+def test_reports_at_a_closed_gate_are_no_evidence() -> None:
     effect = doubted()
     assert not effect.stood(100.0)
     assert not effect.ended(1.0)

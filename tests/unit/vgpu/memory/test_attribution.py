@@ -49,12 +49,12 @@ def test_no_process_counts_against_the_grant_of_another_pod(pod: str, container:
 
 
 @given(st.integers(0, 1000), st.dictionaries(st.sampled_from("abcd"), st.integers(-100, 500), min_size=1))
-def test_grants_that_count_as_one_are_exceeded_together_or_not_at_all(held: int, room: dict[str, int]) -> None:
-    parts = divided(held, room)
+def test_grants_that_count_as_one_are_exceeded_together_or_not_at_all(held: int, free: dict[str, int]) -> None:
+    parts = divided(held, free)
     assert sum(parts.values()) == held
     assert all(part >= 0 for part in parts.values())
-    exceeded = any(part > max(0, room[key]) for key, part in parts.items())
-    assert exceeded == (held > sum(max(0, one) for one in room.values()))
+    exceeded = any(part > max(0, free[key]) for key, part in parts.items())
+    assert exceeded == (held > sum(max(0, one) for one in free.values()))
 
 
 def test_without_a_grant_on_that_gpu_nothing_is_charged() -> None:

@@ -1,4 +1,4 @@
-"""Which processes go around the library, and which are killed for it: none while there is another explanation."""
+"""Which processes bypass the library, and which are killed for it: none while there is another explanation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpu.api.names import OVER_LIMIT_ACTIONS, OverLimitAction
 from vgpu.memory.bypass import (
     APART_S,
     KNOWN_S,
-    POLICIES,
     QUIET_S,
     READINGS,
     RETURNS,
     Bypass,
-    Patience,
-    Policy,
+    BypassDetector,
     ProcessMemory,
-    Returns,
+    RepeatedKills,
     Traces,
-    action,
+    action_now,
     bypassing,
 )
 
@@ -44,7 +43,7 @@ SEEN = {
     Traces(True, False, False): False,
     Traces(None, False, False): False,
 }
-"""In words: the module's table, and what nobody knows."""
+"""In words: the module's table, and unknown facts."""
 
 
 @pytest.mark.parametrize(("traces", "goes_around"), SEEN.items(), ids=str)
@@ -56,7 +55,7 @@ def test_a_process_goes_around_the_library_where_nothing_of_it_is_there_and_it_n
 
 
 @pytest.mark.parametrize("traces", TABLE, ids=str)
-def test_what_nobody_knows_speaks_for_the_process(traces: Traces) -> None:
+def test_unknown_facts_count_in_favour_of_the_process(traces: Traces) -> None:
     assert bypassing(traces) is TABLE[traces]
     for known in ANY:
         assert not bypassing(Traces(True, known, known))
@@ -77,7 +76,7 @@ def test_what_nobody_knows_speaks_for_the_process(traces: Traces) -> None:
     ],
     ids=[
         "without the library before and after the reading", "perhaps with it since", "perhaps loading when it was looked at", "not seen without it",
-        "has it", "maps unread", "only the mount is gone", "nobody knows whether it connected",
+        "has it", "maps unread", "only the mount is gone", "it is unknown whether it connected",
     ],
 )  # fmt: skip
 def test_a_process_that_was_connected_bypasses_where_it_lacks_the_library_before_and_after_a_reading(
@@ -86,18 +85,22 @@ def test_a_process_that_was_connected_bypasses_where_it_lacks_the_library_before
     assert bypassing(traces, 10) is goes_around
 
 
-def test_of_a_process_that_nobody_looked_at_nothing_can_be_reported() -> None:
+def test_a_process_that_was_not_examined_is_unknown() -> None:
     assert bypassing(None, 10) is None
 
 
-@given(st.sampled_from(POLICIES), st.floats(0, 1e6), st.booleans())
-def test_nobody_is_ended_in_the_first_minute_or_where_processes_are_not_seen(
-    policy: Policy, runs_s: float, visible: bool
+@given(st.sampled_from(OVER_LIMIT_ACTIONS), st.floats(0, 1e6), st.booleans())
+def test_no_process_is_killed_in_the_first_minute_or_if_processes_are_not_visible(
+    configured: OverLimitAction, runs_s: float, visible: bool
 ) -> None:
-    assert action(policy, runs_s=runs_s, visible=visible) == (policy if visible and runs_s >= QUIET_S else "report")
+    assert action_now(configured, runs_s=runs_s, visible=visible) == (
+        configured if visible and runs_s >= QUIET_S else "report"
+    )
 
 
-def over(patience: Patience, *held: ProcessMemory, times: int = READINGS, first_s: float = 0.0) -> tuple[Bypass, ...]:
+def over(
+    patience: BypassDetector, *held: ProcessMemory, times: int = READINGS, first_s: float = 0.0
+) -> tuple[Bypass, ...]:
     """What the last of so many readings answers."""
     found: tuple[Bypass, ...] = ()
     for at in range(times):
@@ -106,7 +109,7 @@ def over(patience: Patience, *held: ProcessMemory, times: int = READINGS, first_
 
 
 def test_it_takes_three_readings_in_a_row_beyond_limit_room_and_slack() -> None:
-    patience, process = Patience(beyond_bytes=20), ProcessMemory(7, 121, bypassing=True)
+    patience, process = BypassDetector(beyond_bytes=20), ProcessMemory(7, 121, bypassing=True)
     assert over(patience, process, times=2) == ()
     assert patience.look(2, {GPU: 100}, {GPU: [ProcessMemory(7, 120, bypassing=True)]}) == ()
     assert over(patience, process, times=2, first_s=3) == ()
@@ -116,7 +119,7 @@ def test_it_takes_three_readings_in_a_row_beyond_limit_room_and_slack() -> None:
 
 
 def test_readings_that_are_hurried_count_once() -> None:
-    patience, process = Patience(), ProcessMemory(7, 200, bypassing=True)
+    patience, process = BypassDetector(), ProcessMemory(7, 200, bypassing=True)
     assert all(not patience.look(at * APART_S / 10, {GPU: 100}, {GPU: [process]}) for at in range(10))
     assert patience.look(APART_S, {GPU: 100}, {GPU: [process]}) == ()
     assert patience.look(2 * APART_S, {GPU: 100}, {GPU: [process]})
@@ -145,7 +148,7 @@ def test_readings_that_are_hurried_count_once() -> None:
 def test_the_largest_that_bypass_are_named_until_the_rest_is_within_the_limit(
     held: list[ProcessMemory], pids: tuple[int, ...]
 ) -> None:
-    found = over(Patience(), *held)
+    found = over(BypassDetector(), *held)
     assert tuple(pid for one in found for pid in one.pids) == pids
 
 
@@ -171,13 +174,13 @@ ONE, UNSEEN, INNOCENT, NOBODY = (
     ],
     ids=[
         "another one each time", "none of them bypasses in between", "the first that bypasses", "within the limit in between",
-        "some are gone before they are looked at", "too many are", "an innocent one at last", "nobody was ever looked at",
+        "some are gone before they are examined", "too many are", "an innocent one at last", "none was ever examined",
     ],
 )  # fmt: skip
 def test_the_container_is_judged_over_readings_whichever_process_bypasses(
     readings: list[ProcessMemory], ends: tuple[int, ...]
 ) -> None:
-    patience, found = Patience(), ()
+    patience, found = BypassDetector(), ()
     for at, one in enumerate(readings):
         found = patience.look(at, {GPU: 100}, {GPU: [one]})
     assert tuple(pid for one in found for pid in one.pids) == ends
@@ -185,7 +188,7 @@ def test_the_container_is_judged_over_readings_whichever_process_bypasses(
 
 @pytest.mark.parametrize(("later_s", "ends"), [(1, (7,)), (KNOWN_S - 1, (7,)), (KNOWN_S + 1, ())])
 def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, ends: tuple[int, ...]) -> None:
-    patience = Patience()
+    patience = BypassDetector()
     assert over(patience, ONE)
     assert patience.look(READINGS, {GPU: 100}, {GPU: []}) == ()
     assert patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [ProcessMemory(8, 90), ProcessMemory(9, 90)]}) == ()
@@ -196,7 +199,7 @@ def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, 
 
 
 def test_a_reading_is_judged_again_as_more_becomes_known_of_it() -> None:
-    patience = Patience()
+    patience = BypassDetector()
     for at in range(READINGS):
         assert patience.look(at, {GPU: 100}, {GPU: [UNSEEN]}) == ()
         found = patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]})
@@ -229,7 +232,7 @@ def counted(readings: list[list[ProcessMemory]], most: int) -> int:
 def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over(
     readings: list[list[ProcessMemory]], beyond: int
 ) -> None:
-    patience, known = Patience(beyond), False
+    patience, known = BypassDetector(beyond), False
     readings = [list({one.pid: one for one in held}.values()) for held in readings]
     for at, held in enumerate(readings):
         found = patience.look(float(at), {GPU: 100}, {GPU: held})
@@ -248,7 +251,7 @@ def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 19.0, 20.0, 29.0, 30.0, 59.0, 60.0, 61.0]), max_size=12))
 def test_a_container_is_ended_where_three_readings_of_a_minute_ended_processes(pauses_s: list[float]) -> None:
     """A pause of 0 is the same reading, judged again."""
-    returns, ends_s, at_s = Returns(), set[float](), 100.0
+    returns, ends_s, at_s = RepeatedKills(), set[float](), 100.0
     for pause_s in pauses_s:
         at_s += pause_s
         ends_s.add(at_s)

@@ -1,4 +1,4 @@
-"""The context measure: never less than NVML saw, and right once the records stand still."""
+"""The context measure: never less than NVML's count, and exact once the records do not change."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_context_that_is_gone_costs_nothing() -> None:
 
 @dataclass
 class Process:
-    """What is true, and what it says."""
+    """The true sizes, and the stated ones."""
 
     context: int
     used: int = 0

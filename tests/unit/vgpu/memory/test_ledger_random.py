@@ -1,4 +1,4 @@
-"""The ledger beside the obvious slow version, whatever processes do in whatever order."""
+"""The ledger compared with the obvious slow version, for any actions of processes in any order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from vgpu.memory.ledger import PROMISE_S, Ledger
-from vgpu.memory.records import Event, Granted, Wanted
+from vgpu.memory.records import Event, Granted, Recalled
 
 
 @dataclass
-class World:
+class LedgerModel:
     """The obvious slow version: processes that obey, and what was granted to each."""
 
     limit: int
@@ -22,11 +22,11 @@ class World:
     held: dict[int, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     asking: dict[int, int] = field(default_factory=dict)
-    recalls: list[Wanted] = field(default_factory=list)
+    recalls: list[Recalled] = field(default_factory=list)
     contexts: dict[int, int] = field(default_factory=dict)
     beginning: dict[int, int] = field(default_factory=dict)
     made: dict[int, int] = field(default_factory=dict)
-    """What a context was said to take when it was begun; 0 = not known."""
+    """The estimate of a context at its BEGIN; 0 = unknown."""
     room: int = 0
     """Beside each context."""
     promised: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class World:
         )
         return min(sum(rooms), self.limit // 16)
 
-    def hear(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Wanted):
+            if isinstance(event, Recalled):
                 self.recalls.append(event)
                 continue
             others = sum(self.held.values()) + sum(self.contexts.values())
@@ -59,7 +59,7 @@ class World:
                 if isinstance(event, Granted):
                     assert event.granted_bytes == max(cost, self.contexts.get(event.process, 0))
                     self.contexts[event.process] = event.granted_bytes
-                    # NVML may have shown more than the limit: then what is there already is all that it says yes to
+                    # NVML may have counted more than the limit: then only existing memory is granted
                     assert sum(self.held.values()) + sum(self.contexts.values()) <= max(self.limit, others)
                 else:
                     assert others + cost - self.contexts.get(event.process, 0) > self.limit - self.kept()
@@ -95,7 +95,7 @@ class World:
         self.fresh.add(process)
 
     def promise(self, process: int, amount: int) -> None:
-        """It has just said HELLO, from cuInit."""
+        """It has just sent HELLO, from cuInit."""
         if process in self.fresh and process not in self.promised:
             free = self.unleased_bytes() - self.promised_bytes()
             kept = amount if not self.asking and not self.beginning and amount <= free else 0
@@ -110,7 +110,7 @@ class World:
         for maybe in (self.asking, self.beginning, self.contexts, self.made, self.promised):
             maybe.pop(process, None)
         self.recalls = [recall for recall in self.recalls if recall.process != process]
-        self.hear(self.book.leave(process, self.now))
+        self.receive(self.book.leave(process, self.now))
 
     def request(self, process: int, amount: int) -> None:
         if process not in self.asking:
@@ -118,7 +118,7 @@ class World:
             self.promised.pop(process, None)
             self.seq += 2
             self.asking[process] = amount
-            self.hear(self.book.request(process, 0, self.seq, amount, amount * 2, self.now))
+            self.receive(self.book.request(process, 0, self.seq, amount, amount * 2, self.now))
 
     def free(self, process: int, amount: int) -> None:
         self.used[process] -= min(amount, self.used[process])
@@ -126,7 +126,7 @@ class World:
     def give_back(self, process: int, amount: int) -> None:
         give = min(amount, self.held[process] - self.used[process])
         self.held[process] -= give
-        self.hear(self.book.give_back(process, 0, give, 0, self.now))
+        self.receive(self.book.give_back(process, 0, give, 0, self.now))
 
     def begin(self, process: int, amount: int) -> None:
         if process not in self.beginning:
@@ -139,7 +139,7 @@ class World:
                 del self.beginning[process]
                 self.contexts[process] = max(promised, self.contexts.get(process, 0))
                 assert events.pop(0) == Granted(process, 0, self.seq + 1, self.contexts[process])
-            self.hear(events)
+            self.receive(events)
 
     def done(self, process: int, amount: int) -> None:
         if process not in self.beginning:
@@ -159,22 +159,22 @@ class World:
         if process not in granted:
             self.contexts[process] = mine
         assert mine != context or self.book.context_bytes(0) >= before
-        self.hear(events)
+        self.receive(events)
 
     # --- what happens to all ---
 
     def answer(self, amount: int) -> None:
-        """One of those who were asked to give something up does."""
+        """One of the processes with a recall returns memory."""
         if self.recalls:
             recall = self.recalls.pop(amount % len(self.recalls))
             give = min(recall.missing_bytes, self.held[recall.process] - self.used[recall.process])
             self.held[recall.process] -= give
-            self.hear(self.book.give_back(recall.process, 0, give, recall.recall, self.now))
+            self.receive(self.book.give_back(recall.process, 0, give, recall.recall, self.now))
 
     def wait(self, milliseconds: int) -> None:
         self.now += milliseconds / 1000
         self.promised = {process: kept for process, kept in self.promised.items() if self.now < kept[1]}
-        self.hear(self.book.expire(self.now))
+        self.receive(self.book.expire(self.now))
         assert (self.book.deadline_s() or inf) > self.now, "it would be asked again at once, and again"
 
 
@@ -195,22 +195,22 @@ STEPS = st.lists(
 def test_whatever_processes_do_the_leases_stay_within_the_limit(
     limit: int, room: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    world = World(limit, Ledger([limit], may_answer=lambda process: process % 2 == 0, room_bytes=room), room=room)
+    model = LedgerModel(limit, Ledger([limit], may_answer=lambda process: process % 2 == 0, room_bytes=room), room=room)
     for what, process, amount in steps:
-        world.now += 0.001
-        there = process in world.held
+        model.now += 0.001
+        there = process in model.held
         match what:
             case "join" if not there:
-                world.join(process)
+                model.join(process)
             case "leave" if there:
-                world.leave(process)
+                model.leave(process)
             case "answer" | "wait":
-                getattr(world, what)(amount)
+                getattr(model, what)(amount)
             case "request" | "free" | "give_back" | "begin" | "done" | "read" | "promise" if there:
-                getattr(world, what)(process, amount)
-        world.check()
-    for _ in range(len(world.asking) + len(world.beginning) + len(world.promised)):
-        world.wait(1000)
-    assert not world.asking, "a request was never answered"
-    assert not world.beginning, "a context was never answered"
-    assert world.book.deadline_s() is None
+                getattr(model, what)(process, amount)
+        model.check()
+    for _ in range(len(model.asking) + len(model.beginning) + len(model.promised)):
+        model.wait(1000)
+    assert not model.asking, "a request was never answered"
+    assert not model.beginning, "a context was never answered"
+    assert model.book.deadline_s() is None

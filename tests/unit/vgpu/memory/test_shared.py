@@ -1,4 +1,4 @@
-"""Memory that processes of a container share is charged once: never less than is there, never more."""
+"""Memory that processes of a container share is charged once: never less than its size, never more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.examples import examples
 from vgpu.api.errors import BadDocument
 from vgpu.memory import shared
 from vgpu.memory.ledger import Ledger
-from vgpu.memory.records import Denied, Event, Granted, Wanted
+from vgpu.memory.records import Denied, Event, Granted, Recalled
 
 ONE, TWO, THREE = 1, 2, 3
 KEY, OTHER = b"key", b"other"
@@ -28,14 +28,14 @@ def made(limit: int = 1000, amount: int = 600) -> Ledger:
     return book
 
 
-def test_who_opens_what_a_sibling_pays_for_pays_nothing() -> None:
+def test_a_process_pays_nothing_for_memory_of_a_sibling() -> None:
     book = made()
     assert book.hold(TWO, 0, 5, KEY, 600, 0) == [Granted(TWO, 0, 5, 600)]
     assert (book.leased_bytes(0), book.shared_bytes(0), book.unleased_bytes(0)) == (600, 0, 400)
 
 
 @pytest.mark.parametrize("how", ["frees it", "dies"])
-def test_when_the_maker_goes_those_who_have_it_open_are_charged_once(how: str) -> None:
+def test_after_the_end_of_the_maker_all_openers_together_are_charged_once(how: str) -> None:
     book = made()
     book.hold(TWO, 0, 5, KEY, 600, 0)
     book.hold(THREE, 0, 5, KEY, 600, 0)
@@ -50,7 +50,7 @@ def test_when_the_maker_goes_those_who_have_it_open_are_charged_once(how: str) -
     assert book.unleased_bytes(0) == 1000
 
 
-def test_what_another_container_made_is_charged_to_the_first_who_opens_it_and_to_no_second() -> None:
+def test_memory_of_another_container_is_charged_to_the_first_opener_only() -> None:
     book = made(amount=300)
     assert book.hold(TWO, 0, 5, OTHER, 700, 0) == [Granted(TWO, 0, 5, 700)]
     assert book.unleased_bytes(0) == 0
@@ -60,12 +60,12 @@ def test_what_another_container_made_is_charged_to_the_first_who_opens_it_and_to
 def test_what_does_not_fit_is_recalled_and_then_refused() -> None:
     book = made(amount=900)
     (wanted,) = book.hold(TWO, 0, 5, OTHER, 200, 0)
-    assert wanted == Wanted(ONE, 0, wanted.recall, 100)  # type: ignore[union-attr]
+    assert wanted == Recalled(ONE, 0, wanted.recall, 100)  # type: ignore[union-attr]
     assert book.give_back(ONE, 0, 0, wanted.recall, 0) == [Denied(TWO, 0, 5)]
     assert book.shared_bytes(0) == 0
 
 
-def test_who_waits_for_room_needs_none_once_a_maker_is_known() -> None:
+def test_a_waiting_opener_needs_no_free_memory_once_a_maker_is_known() -> None:
     book = made(amount=900)
     (wanted,) = book.hold(TWO, 0, 5, OTHER, 200, 0)
     book.make(ONE, 0, KEY, 700)
@@ -73,14 +73,14 @@ def test_who_waits_for_room_needs_none_once_a_maker_is_known() -> None:
     assert book.give_back(ONE, 0, 0, wanted.recall, 0) == [Granted(TWO, 0, 5, 200)]  # type: ignore[union-attr]
 
 
-def test_a_maker_whose_lease_does_not_pay_is_not_believed() -> None:
+def test_a_maker_without_a_sufficient_lease_does_not_count() -> None:
     book = made()
     book.make(ONE, 0, OTHER, 1)
     book.hold(TWO, 0, 5, OTHER, 1, 0)
     assert book.shared_bytes(0) == 1
 
 
-def test_what_is_said_again_after_a_restart_stands_and_is_charged_once() -> None:
+def test_a_restatement_after_a_restart_counts_and_is_charged_once() -> None:
     book = Ledger([1000], opens_at_s=10)
     for process in (ONE, TWO):
         book.join(process)
@@ -116,7 +116,7 @@ def test_a_container_cannot_fill_the_arbiters_memory_with_keys(monkeypatch: pyte
 
 
 @dataclass
-class Node:
+class SharedMemoryModel:
     """The obvious slow version: memory is there as long as a process has it. No lease is ahead of its use."""
 
     book: Ledger
@@ -153,7 +153,7 @@ STEPS = st.lists(
 def test_in_whatever_order_processes_come_and_go_what_is_there_is_charged_once(
     limit: int, steps: list[tuple[str, int, int, int]]
 ) -> None:
-    node, serial = Node(Ledger([limit])), 0
+    node, serial = SharedMemoryModel(Ledger([limit])), 0
     for what, process, number, amount in steps:
         keys = sorted(node.memory)
         key = keys[number % len(keys)] if keys else b""
@@ -200,7 +200,7 @@ def name(serial: int) -> bytes:
 def settled(book: Ledger, events: list[Event]) -> bool:
     """Granted, at last? Those that are asked have nothing unused."""
     for event in list(events):
-        if isinstance(event, Wanted):
+        if isinstance(event, Recalled):
             events = book.give_back(event.process, 0, 0, event.recall, 0) or events
     return any(isinstance(event, Granted) for event in events)
 

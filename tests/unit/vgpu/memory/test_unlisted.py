@@ -1,4 +1,4 @@
-"""Memory that NVML lists for no process: what explains it, what is passed over, and how long it has to stay."""
+"""Memory that NVML lists for no process: what explains it, what is tolerated, and how long it must last."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vgpu.memory.unlisted import (
     SLACK_BYTES,
     STAYS_S,
     Holder,
-    Lookout,
     Unlisted,
+    UnlistedDetector,
     difference,
     slack_bytes,
     suspected,
@@ -57,9 +57,7 @@ def test_one_process_more_never_makes_it_more(used: int, of: list[Holder], more:
 
 
 @given(st.lists(st.tuples(amounts, amounts)), st.integers(0, 5000))
-def test_memory_that_nobody_explains_is_found_to_the_byte_where_all_else_is_listed(
-    of: list[tuple[int, int]], hidden: int
-) -> None:
+def test_unexplained_memory_is_found_to_the_byte_if_all_else_is_listed(of: list[tuple[int, int]], hidden: int) -> None:
     """Of each process: its memory, and how much of that is charged."""
     listed = [Holder(held, min(held, charged)) for held, charged in of]
     assert difference(sum(held for held, _ in of) + hidden, listed) == hidden
@@ -67,7 +65,7 @@ def test_memory_that_nobody_explains_is_found_to_the_byte_where_all_else_is_list
 
 @example([(300, 100, 50, 0, 90), (300, 1, 0, 500, 90)], 7)
 @given(st.lists(st.tuples(amounts, amounts.map(lambda mib: mib + 1), amounts, amounts, amounts)), st.integers(0, 5000))
-def test_memory_that_nobody_explains_is_found_to_the_byte_beside_managed_memory_that_is_stated(
+def test_unexplained_memory_is_found_to_the_byte_beside_stated_managed_memory(
     of: list[tuple[int, int, int, int, int]], hidden: int
 ) -> None:
     """Of each process: what is listed, what it states of managed memory, what it is charged too little for its contexts, or has of managed
@@ -91,7 +89,7 @@ def test_managed_memory_that_is_not_stated_yet_is_not_taken_for_others(
 
 
 @given(st.lists(st.tuples(amounts, amounts, st.booleans())), st.integers(0, 5000))
-def test_a_library_that_does_not_state_managed_memory_is_believed_its_whole_charge(
+def test_without_a_statement_of_managed_memory_the_whole_charge_counts_as_used(
     of: list[tuple[int, int, bool]], used: int
 ) -> None:
     """As of the release before: what is listed and what is charged, whichever is more."""
@@ -136,12 +134,12 @@ def test_an_idle_gpu_and_processes_as_an_h200_shows_them_are_within_the_slack() 
 @example([(1, SOME), (APART_S + 1, SOME), (1, SOME), (1, SOME), (APART_S + 1, SOME)])
 @given(st.lists(st.tuples(st.floats(0.01, 2) | st.just(APART_S + 1), st.sampled_from([None, SOME]))))
 def test_it_is_found_once_every_reading_of_so_long_showed_it(steps: list[tuple[float, Unlisted | None]]) -> None:
-    lookout, at_s, shown = Lookout(), 0.0, []
+    detector, at_s, shown = UnlistedDetector(), 0.0, []
     for step_s, one in steps:
         at_s += step_s
         shown.append((at_s, one))
-        lookout.look(at_s, {GPU: one})
-        assert (GPU in lookout.found) == stays(shown)
+        detector.look(at_s, {GPU: one})
+        assert (GPU in detector.found) == stays(shown)
 
 
 def stays(shown: list[tuple[float, Unlisted | None]]) -> bool:
@@ -153,28 +151,28 @@ def stays(shown: list[tuple[float, Unlisted | None]]) -> bool:
     )
 
 
-def test_a_gpu_that_does_not_answer_stays_as_it_was_and_one_that_nobody_reads_is_forgotten() -> None:
-    lookout = Lookout()
+def test_a_gpu_that_does_not_answer_keeps_its_result_and_an_unread_one_is_dropped() -> None:
+    detector = UnlistedDetector()
     for at_s in (0.0, 1.0, 2.0):
-        lookout.look(at_s, {GPU: SOME})
-    lookout.look(3.0, {OTHER: None})
-    assert lookout.found == {GPU: SOME}
-    lookout.forget(but=[GPU])
-    assert lookout.found == {GPU: SOME}
-    lookout.forget(but=[OTHER])
-    assert lookout.found == {}
-    lookout.look(4.0, {GPU: SOME})
-    assert lookout.found == {}, "its row begins anew"
+        detector.look(at_s, {GPU: SOME})
+    detector.look(3.0, {OTHER: None})
+    assert detector.found == {GPU: SOME}
+    detector.forget(but=[GPU])
+    assert detector.found == {GPU: SOME}
+    detector.forget(but=[OTHER])
+    assert detector.found == {}
+    detector.look(4.0, {GPU: SOME})
+    assert detector.found == {}, "its row begins anew"
 
 
 @pytest.mark.parametrize("apart_s", [1.0, 1.9, 5.0])
 def test_it_takes_two_readings_at_least(apart_s: float) -> None:
-    lookout = Lookout()
-    lookout.look(0.0, {GPU: SOME})
-    assert lookout.found == {}
+    detector = UnlistedDetector()
+    detector.look(0.0, {GPU: SOME})
+    assert detector.found == {}
     for number in range(1, 4):
-        lookout.look(number * apart_s, {GPU: SOME})
-    assert lookout.found == {GPU: SOME}
+        detector.look(number * apart_s, {GPU: SOME})
+    assert detector.found == {GPU: SOME}
 
 
 OPENS = st.sampled_from([True, False, None])
@@ -183,14 +181,14 @@ LOOKED = st.lists(st.tuples(st.lists(st.sampled_from("abc"), min_size=1, unique=
 
 @given(LOOKED)
 def test_a_container_is_named_only_where_no_other_can_be_meant(looked: list[tuple[list[str], bool | None]]) -> None:
-    """In every world that fits: a process of which nobody knows has a GPU open or not, and belongs to any of its containers."""
+    """In every possible case: a process with unknown descriptors has a GPU open or not, and belongs to any of its containers."""
     ways = [[*(keys if opens is not False else []), *([] if opens else [""])] for keys, opens in looked]
     worlds = [frozenset(world) - {""} for world in itertools.product(*ways)]
     same = len(set(worlds)) == 1 and len(worlds[0]) == 1
     assert suspected(looked) == (next(iter(worlds[0])) if same else None)
 
 
-def test_nobody_is_named_where_nobody_has_a_gpu_open() -> None:
+def test_no_container_is_named_if_no_process_has_a_gpu_open() -> None:
     assert suspected([]) is None
     assert suspected([(["a"], False), (["b"], False)]) is None
     assert suspected([(["a"], True), (["b"], False), (["a"], True)]) == "a"

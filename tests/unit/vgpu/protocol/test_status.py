@@ -19,7 +19,7 @@ from vgpu.protocol.status import (
     KillStatus,
     ProcessGpu,
     ProcessStatus,
-    Status,
+    StatusDocument,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -47,13 +47,13 @@ TEXT = """
  "ungranted": [{"gpu": "%s", "pid": 5, "command": "python other.py", "held_bytes": 60, "pod": "v"}],
  "unlisted": [{"gpu": "%s", "held_bytes": 70, "used_bytes": 170, "uid": "u", "pod": "default/a", "container": "main", "pids": [6]}]}
 """ % (UUID, UUID, UUID, UUID, UUID, UUID)  # noqa: UP031
-STATUS = Status(
+STATUS = StatusDocument(
     (
         ContainerStatus(
-            key="0a", pod="default/a", uid="u", container="main", service_class="standard", level=2, guard="kill", over=True,
+            key="0a", pod="default/a", uid="u", container="main", service_class="standard", level=2, over_limit_action="kill", over=True,
             gpus=(GpuStatus(UUID, 100, 30, 50, 40, 9),),
             processes=(ProcessStatus(7, 1, "python train.py", (ProcessGpu(UUID, 40, 9, 39, 10),)),),
-            turn=GpuTimeStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
+            gpu_time=GpuTimeStatus(True, True, 1, 30, 1.5, 0.25, 3.0, 40, ""),
             gpu_time_state="unenforced",
             unenforced=(UnenforcedStatus("no-channels", ("gpu-time",), (7,)),),
             bypasses=(BypassStatus(UUID, (8,), 150, 100, "kill"),),

@@ -22,7 +22,7 @@ WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
 KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
-    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_TURNS, wire.FOR_CONTEXT]), WORDS),
+    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_GPU_TIME, wire.FOR_CONTEXT]), WORDS),
     st.builds(
         wire.Welcome,
         st.lists(st.builds(wire.WelcomeGpu, st.binary(min_size=16, max_size=16), U64, U32, U32), max_size=64).map(
@@ -40,8 +40,8 @@ MESSAGES = st.one_of(
     st.builds(wire.Measured, GPU, st.booleans(), U64, U64),
     st.builds(wire.Processes, GPU),
     st.builds(wire.Channels, GPU, U32, U32, CHANNELS, CHANNELS, st.booleans(), st.booleans()),
-    st.builds(wire.Hold, GPU, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
-    st.builds(wire.Drop, GPU, st.sampled_from(wire.Held), st.sampled_from(wire.Space), U64, KEY),
+    st.builds(wire.Hold, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
+    st.builds(wire.Drop, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Report, st.integers(1, wire.REASONS_LIMIT), st.booleans()),
     st.builds(wire.Activity, st.sampled_from(wire.What), U64),
     st.builds(wire.ProcessList, GPU, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
@@ -57,9 +57,9 @@ def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) ->
 
 
 @given(st.integers(3, 2**32 - 1))
-def test_flags_that_nobody_knows_are_refused(flags: int) -> None:
+def test_unknown_flags_are_rejected(flags: int) -> None:
     with pytest.raises(
-        BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, 1 for turns, or 2 before a context"
+        BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, 1 for GPU time, or 2 before a context"
     ):
         wire.decode(wire.encode(1, wire.Hello(1, flags, "x")))
 
@@ -109,7 +109,7 @@ def test_a_gpu_beyond_the_most_is_refused_by_number() -> None:
         wire.decode(bytes(packet))
 
 
-def test_a_cut_packet_says_how_much_is_missing() -> None:
+def test_the_error_of_a_cut_packet_names_the_missing_bytes() -> None:
     with pytest.raises(BadDocument, match="announces a body of 24 bytes and carries 20"):
         wire.decode(wire.encode(1, wire.Lease(0, 1, 2))[:-4])
 
@@ -122,13 +122,13 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.What} == {what.name: what.value for what in wire.What}
-    assert {held.name: in_c[held.name] for held in wire.Held} == {held.name: held.value for held in wire.Held}
+    assert {held.name: in_c[held.name] for held in wire.HoldState} == {held.name: held.value for held in wire.HoldState}
     assert {space.name: in_c[space.name] for space in wire.Space} == {space.name: space.value for space in wire.Space}
-    assert in_c["FOR_TURNS"] == wire.FOR_TURNS
+    assert in_c["FOR_GPU_TIME"] == wire.FOR_GPU_TIME
     assert in_c["FOR_CONTEXT"] == wire.FOR_CONTEXT
-    assert in_c["TURN_AT"] == wire.TURN_AT
-    assert wire.WORDS_AT + 8 == wire.TURN_AT + 24
-    assert "sizeof(struct wire_turn) == 24" in header
+    assert in_c["GPU_TIME_AT"] == wire.GPU_TIME_AT
+    assert wire.WORDS_AT + 8 == wire.GPU_TIME_AT + 24
+    assert "sizeof(struct wire_gpu_time) == 24" in header
     assert in_c["UNDERSTANDS_REPORT"] == wire.UNDERSTANDS_REPORT
     (block,) = re.findall(r"enum wire_reason \{(.*?)\};", header, re.DOTALL)
     reasons = {int(number): set(name.split("_")) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)", block)}
@@ -174,19 +174,19 @@ def test_an_unknown_step_is_refused_by_number(step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "says"), [(20, 4, "says 4: it must be 1 to 3"), (24, 0, "of kind 0: kinds are 1 to 2")]
+    ("at", "value", "error"), [(20, 4, "state 4: it must be 1 to 3"), (24, 0, "of kind 0: kinds are 1 to 2")]
 )
-def test_what_is_held_is_refused_when_it_is_unknown(at: int, value: int, says: str) -> None:
-    packet = bytearray(wire.encode(1, wire.Hold(0, wire.Held.MADE, wire.Space.IPC, 5, bytes(wire.KEY_BYTES))))
+def test_unknown_states_and_key_types_are_rejected(at: int, value: int, error: str) -> None:
+    packet = bytearray(wire.encode(1, wire.Hold(0, wire.HoldState.MADE, wire.Space.IPC, 5, bytes(wire.KEY_BYTES))))
     struct.pack_into("<I", packet, at, value)
-    with pytest.raises(BadDocument, match=says):
+    with pytest.raises(BadDocument, match=error):
         wire.decode(bytes(packet))
 
 
 def _number(kind: type[wire.Message]) -> int:
     values: dict[str, object] = {
         "gpus": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
-        "step": wire.Step.BEGIN, "held": wire.Held.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
+        "step": wire.Step.BEGIN, "held": wire.HoldState.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
         "compute": (), "copy": (), "active": False,
     }  # fmt: skip
     made: Any = kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
-from vgpu.scheduling.gangs import GAP_S, QUIET_S, WAY_S, Standing
+from vgpu.scheduling.gangs import GAP_S, QUIET_S, YIELD_S, Standing
 
 GROUPS = ("g", "h")
 MARK = "|"
@@ -14,7 +14,7 @@ UIDS = [f"{group}{at}" for group in GROUPS for at in range(4)]
 
 
 @dataclass
-class Call:
+class FilterCall:
     """About a pod, in the cycle that is under way or has just ended."""
 
     uid: str
@@ -23,7 +23,7 @@ class Call:
 
 
 @dataclass
-class Slow:
+class SlowGangs:
     """Lists, gone through from the start each time."""
 
     min_count: dict[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Slow:
     """In question."""
     over_s: dict[str, float] = field(default_factory=dict)
     """When a pod of others was called for, since the last call."""
-    cycle: list[Call] = field(default_factory=list)
+    cycle: list[FilterCall] = field(default_factory=list)
     """Of all groups: calls since their attempt began."""
     last_s: dict[str, float] = field(default_factory=dict)
     others_wait: dict[str, bool] = field(default_factory=dict)
@@ -50,8 +50,8 @@ class Slow:
     quiet_s: dict[str, float] = field(default_factory=dict)
     wakes: bool = False
     way_s: dict[str, float] = field(default_factory=dict)
-    """Until when a gang makes way."""
-    turned_away: set[str] = field(default_factory=set)
+    """Until when a gang yields."""
+    refused_lately: set[str] = field(default_factory=set)
     """Pods that were refused since one of another group was called for."""
     quiet: set[str] = field(default_factory=set)
     """Groups that had nothing to lose when it was quiet."""
@@ -77,9 +77,9 @@ class Slow:
         self.wakes |= self.way_s.pop(group, None) is not None
 
     def refuses(self, uid: str, group: str, now_s: float) -> bool:
-        self.turned_away = {one for one in self.turned_away if one[0] == group}
+        self.refused_lately = {one for one in self.refused_lately if one[0] == group}
         refused = self.is_refused(uid, group, now_s)
-        self.turned_away |= {uid} if refused else set()
+        self.refused_lately |= {uid} if refused else set()
         return refused
 
     def is_refused(self, uid: str, group: str, now_s: float) -> bool:
@@ -89,7 +89,7 @@ class Slow:
         bound = sum(one[0] == group and standing == "bound" for one, standing in self.shown.items())
         waits = group in self.over_s and self.others_wait[group] and group not in self.quiet
         if called and waits and bound < self.min_count.get(group, 0):
-            self.way_s.setdefault(group, now_s + WAY_S)
+            self.way_s.setdefault(group, now_s + YIELD_S)
             self.stale |= self.pods(group)
         if now_s < self.way_s.get(group, 0):
             return True

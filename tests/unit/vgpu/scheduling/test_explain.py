@@ -11,7 +11,7 @@ from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.explain import Scattered, scattered
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.placement import NO_ROOM, explain
+from vgpu.scheduling.placement import NO_SINGLE_GPU, explain
 
 Used = tuple[int, int]
 """MiB and percent that are taken of a GPU of 100 MiB."""
@@ -62,11 +62,11 @@ def test_the_node_named_has_enough_in_sum_and_the_best_gpu_of_all(
 ) -> None:
     fleet, request = fleet_of(nodes), share(mib, percent, gpus, models=models)
     reasons = explain(fleet, request, list(nodes))
-    names = [name for name in nodes if reasons.get(name) == NO_ROOM]
+    names = [name for name in nodes if reasons.get(name) == NO_SINGLE_GPU]
     assert scattered(fleet, request, names) == slow(fleet, request, names)
 
 
-def test_a_sum_is_said_with_what_the_best_gpu_has() -> None:
+def test_a_sum_is_reported_with_what_the_best_gpu_has() -> None:
     fleet = fleet_of({"n1": [(50, 10), (40, 0)], "n2": [(90, 0), (90, 0)]})
     assert scattered(fleet, share(70), ["n1", "n2"]) == Scattered("n1", 2, 110, 190, 60, 100)
 

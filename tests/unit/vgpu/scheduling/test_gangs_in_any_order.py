@@ -7,24 +7,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.examples import examples
-from tests.unit.vgpu.scheduling.slow_gangs import GROUPS, MARK, UIDS, Call, Slow
+from tests.unit.vgpu.scheduling.slow_gangs import GROUPS, MARK, UIDS, FilterCall, SlowGangs
 from vgpu.scheduling.gang_pauses import LONGEST_S
-from vgpu.scheduling.gangs import QUIET_S, WAY_S, Failed, Gangs, Room, Standing
+from vgpu.scheduling.gangs import QUIET_S, YIELD_S, GangFailure, Gangs, ReservationFacts, Standing
 
 
-class Machine(RuleBasedStateMachine):
+class GangMachine(RuleBasedStateMachine):
     """Pods come, are tried, reserved for, bound and deleted; PodGroups come and go; time passes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gangs, self.slow, self.now_s = Gangs(), Slow(), 100.0
+        self.gangs, self.slow, self.now_s = Gangs(), SlowGangs(), 100.0
 
     @property
-    def room(self) -> Room:
+    def facts(self) -> ReservationFacts:
         """As it is now."""
-        return Room(*(some.__contains__ for some in (self.slow.reserved, self.slow.kept, self.slow.expected)))
+        return ReservationFacts(
+            *(some.__contains__ for some in (self.slow.reserved, self.slow.kept, self.slow.expected))
+        )
 
-    def _failed(self, failed: Failed, uids: set[str]) -> None:
+    def _failed(self, failed: GangFailure, uids: set[str]) -> None:
         assert set(failed.uids) == uids
         assert len(failed.uids) == len(set(failed.uids))
         assert failed.others_wait is self.slow.others_wait.get(failed.group, True)
@@ -45,13 +47,13 @@ class Machine(RuleBasedStateMachine):
         self.slow.in_flight = {uid for uid in self.slow.in_flight if uid[0] != group}
         self.slow.stale = {uid for uid in self.slow.stale if uid[0] != group}
         self.slow.quiet_s.pop(group, None)
-        self.slow.turned_away = {uid for uid in self.slow.turned_away if uid[0] != group}
+        self.slow.refused_lately = {uid for uid in self.slow.refused_lately if uid[0] != group}
         self.slow.pause_ends(group)
         self.slow.way_ends(group)
 
     @rule(group=st.sampled_from(GROUPS))
     def the_group_is_shown_to_fit(self, group: str) -> None:
-        self.gangs.fitted(group, self.room)
+        self.gangs.fitted(group, self.facts)
         waits = {uid for uid, standing in self.slow.shown.items() if uid[0] == group and standing == "waits"}
         found = waits & (self.slow.reserved | self.slow.kept) - self.slow.expected - self.slow.stale
         if group in self.slow.min_count and found:
@@ -78,7 +80,7 @@ class Machine(RuleBasedStateMachine):
         self.slow.quiet.discard(uid[0])
 
     @rule(uid=st.sampled_from(UIDS), kept=st.booleans())
-    def room_is_kept_or_not(self, uid: str, kept: bool) -> None:
+    def a_preemption_reservation_is_made_or_ended(self, uid: str, kept: bool) -> None:
         if kept:
             self.slow.kept.add(uid)
         else:
@@ -128,7 +130,7 @@ class Machine(RuleBasedStateMachine):
             self._heard(uid, self.now_s)
             self.slow.others_wait.setdefault(group, False)
             self.slow.cycle = [one for one in self.slow.cycle if one.uid != uid]
-            self.slow.cycle.append(Call(uid, self.now_s, answer == "listed"))
+            self.slow.cycle.append(FilterCall(uid, self.now_s, answer == "listed"))
         self.gangs.answered(uid, group, fits=answer != "refused", reserved=answer == "reserved")
         for other in [one for one in self.slow.way_s if one != group and answer == "refused"]:
             self.slow.way_ends(other)
@@ -145,7 +147,7 @@ class Machine(RuleBasedStateMachine):
     def _next(self, uid: str, group: str) -> None:
         """Before filter."""
         slow, again = self.slow, uid in self.slow.reserved
-        found = self.gangs.next_pod(uid, group, self.room, again=again)
+        found = self.gangs.next_pod(uid, group, self.facts, again=again)
         (before, last), slow.last = slow.last, (group, uid)
         if before != group and before in slow.last_s and slow.cycle_failed(before):
             expected = {one for one in slow.pods(before) if one in slow.reserved & slow.expected}
@@ -158,8 +160,8 @@ class Machine(RuleBasedStateMachine):
                 slow.over_s |= {before: over_s} if over_s is not None else {}
         in_flight = uid in slow.in_flight or (again and uid in slow.expected)
         slow.in_flight.discard(uid)
-        repeated = again or uid in slow.turned_away or (uid != last and any(one.uid == uid for one in slow.cycle))
-        slow.turned_away -= slow.turned_away if uid in slow.turned_away else set()
+        repeated = again or uid in slow.refused_lately or (uid != last and any(one.uid == uid for one in slow.cycle))
+        slow.refused_lately -= slow.refused_lately if uid in slow.refused_lately else set()
         bound = [one for one, standing in slow.shown.items() if one[0] == group and standing == "bound"]
         if repeated and not in_flight and len(bound) < slow.min_count.get(group, 0):
             slow.doubted |= {group} if again else set()
@@ -203,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         group, standing = uid[0], self.slow.shown.pop(uid, None)
         if standing is not None:
             self.slow.in_flight.discard(uid)
-        failed = self.gangs.gone(uid, self.room)
+        failed = self.gangs.gone(uid, self.facts)
         if standing is not None and not any(one[0] == group for one in self.slow.shown):
             self._forget(group)
         if standing is not None:
@@ -231,7 +233,7 @@ class Machine(RuleBasedStateMachine):
             self.slow.pause_ends(group)
         for group in [one for one, until_s in self.slow.way_s.items() if self.now_s >= until_s]:
             self.slow.way_ends(group)
-        found = {one.group: one for one in self.gangs.quiet(self.now_s, self.room)}
+        found = {one.group: one for one in self.gangs.quiet(self.now_s, self.facts)}
         for group in list(self.slow.last_s):
             if self._is_due(group):
                 self._quiet(group, found.pop(group, None))
@@ -245,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             return self.now_s - slow.over_s[group] >= QUIET_S
         return self.now_s - slow.last_s[group] >= slow.quiet_s.get(group, QUIET_S)
 
-    def _quiet(self, group: str, failed: Failed | None) -> None:
+    def _quiet(self, group: str, failed: GangFailure | None) -> None:
         slow, ended, all_fail = self.slow, set[str](), False
         if group in slow.min_count:
             all_fail = slow.lacks(group, at_the_end=True)
@@ -276,7 +278,7 @@ class Machine(RuleBasedStateMachine):
             slow.paused[group] = [*(uid for uid in called if uid != slow.last[1]), slow.last[1], MARK]
             slow.paused_s[group] = slow.last_s[group]
         if all_fail and group in slow.over_s and slow.others_wait[group]:
-            slow.way_s[group] = self.now_s + WAY_S
+            slow.way_s[group] = self.now_s + YIELD_S
         self._failed(failed, ended)
         slow.forget(group)
 
@@ -292,5 +294,6 @@ class Machine(RuleBasedStateMachine):
 
 def test_a_gang_fails_as_the_rules_say_in_any_order() -> None:
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None, derandomize=True)
+        GangMachine,
+        settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None, derandomize=True),
     )

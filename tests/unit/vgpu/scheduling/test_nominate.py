@@ -1,4 +1,4 @@
-"""Who is planned ahead of the scheduler, in which order, and when nobody is."""
+"""Which pods are nominated ahead of their scheduling cycle, in which order, and when none is."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.nominate import AHEAD, BACKLOG, FRONT, PAUSE_S, TRIED, Line, Trust, Waiting, due
+from vgpu.scheduling.nominate import (
+    AHEAD,
+    BACKLOG,
+    FRONT,
+    PAUSE_S,
+    TRIED,
+    NominationSuccess,
+    WaitingPod,
+    WaitingQueue,
+    due,
+)
 
 REQUEST = PodRequest(())
 
 
-def waiting(uid: str, priority: int = 0) -> Waiting[None]:
-    return Waiting(uid, f"default/{uid}", priority, REQUEST, None)
+def waiting(uid: str, priority: int = 0) -> WaitingPod[None]:
+    return WaitingPod(uid, f"default/{uid}", priority, REQUEST, None)
 
 
-def line_of(count: int) -> Line[None]:
-    line = Line[None]()
+def line_of(count: int) -> WaitingQueue[None]:
+    line = WaitingQueue[None]()
     for at in range(count):
         line.join(waiting(f"p{at}"))
     return line
@@ -27,7 +37,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(-2, 2)
 
 @given(STEPS)
 def test_the_line_is_as_sorted_by_priority_and_then_by_coming(steps: list[tuple[bool, int, int]]) -> None:
-    line, slow = Line[None](), dict[str, int]()
+    line, slow = WaitingQueue[None](), dict[str, int]()
     for joins, number, priority in steps:
         uid = f"p{number}"
         if joins:
@@ -63,7 +73,7 @@ def test_no_more_are_planned_than_the_scheduler_comes_to_soon() -> None:
 
 @given(st.lists(st.booleans(), max_size=3 * TRIED))
 def test_nominations_pause_while_most_are_of_no_use(outcomes: list[bool]) -> None:
-    trust, tried, until_s = Trust(), list[bool](), -1.0
+    trust, tried, until_s = NominationSuccess(), list[bool](), -1.0
     for now_s, useful in enumerate(outcomes):
         trust.note(now_s, useful=useful)
         tried = [*tried, useful][-TRIED:]

@@ -16,7 +16,7 @@ IN_TURN_S = 0.010
 
 
 @dataclass
-class Scheduler:
+class PacedCalls:
     """Calls, each so long after the one before."""
 
     pacing: Pacing = field(default_factory=Pacing)
@@ -32,14 +32,14 @@ class Scheduler:
         return self.pacing.worth(self.now_s)
 
 
-def knows_in_turn(took_s: float = IN_TURN_S) -> Scheduler:
-    scheduler = Scheduler()
+def knows_in_turn(took_s: float = IN_TURN_S) -> PacedCalls:
+    scheduler = PacedCalls()
     scheduler.calls(1 + SAMPLES, took_s)
     return scheduler
 
 
-def test_no_pod_is_nominated_before_it_is_known_what_one_in_its_turn_takes() -> None:
-    scheduler = Scheduler()
+def test_no_pod_is_nominated_before_the_time_of_one_without_a_nomination_is_known() -> None:
+    scheduler = PacedCalls()
     assert not scheduler.nominates
     scheduler.calls(SAMPLES, IN_TURN_S)
     assert not scheduler.nominates, "the first call came after nothing"
@@ -54,19 +54,19 @@ def test_where_the_scheduler_is_fast_no_pod_is_nominated(took_s: float, expected
 
 @pytest.mark.parametrize("waiting", [0, MANY - 1])
 def test_the_time_of_a_scheduler_with_little_to_do_does_not_count(waiting: int) -> None:
-    scheduler = Scheduler()
+    scheduler = PacedCalls()
     scheduler.calls(4 * SAMPLES, IN_TURN_S, waiting=waiting)
     assert not scheduler.nominates
 
 
 def test_nor_does_a_time_in_which_it_did_something_else() -> None:
-    scheduler = Scheduler()
+    scheduler = PacedCalls()
     scheduler.calls(4 * SAMPLES, LONGEST_S * 1.01)
     assert not scheduler.nominates
 
 
 def test_a_pod_counts_from_the_call_before_it_if_many_waited_then() -> None:
-    scheduler = Scheduler()
+    scheduler = PacedCalls()
     for _ in range(SAMPLES):
         scheduler.calls(1, IN_TURN_S, waiting=0)
         scheduler.calls(1, IN_TURN_S, waiting=MANY)
@@ -89,14 +89,14 @@ def test_where_it_was_not_worth_it_it_rests_and_is_tried_again() -> None:
     scheduler.calls(SAMPLES, IN_TURN_S, nominated=True)
     assert not scheduler.nominates
     scheduler.calls(SAMPLES, IN_TURN_S)
-    assert not scheduler.nominates, "it rests"
+    assert not scheduler.nominates, "it pauses"
     scheduler.now_s += REST_S
     assert scheduler.nominates
     scheduler.calls(SAMPLES, IN_TURN_S / 2, nominated=True)
     assert scheduler.nominates
 
 
-def test_what_a_pod_in_its_turn_takes_is_measured_anew_after_some_time() -> None:
+def test_the_time_of_a_pod_without_a_nomination_is_measured_anew_after_some_time() -> None:
     scheduler = knows_in_turn()
     scheduler.calls(SAMPLES, IN_TURN_S / 10, nominated=True)
     scheduler.now_s += KNOWN_S + 1

@@ -1,4 +1,4 @@
-"""Placement against the obvious slow version: every node, every way to deal the GPUs out."""
+"""Placement against the obvious slow version: every node, every way to assign the GPUs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vgpu.scheduling.placement import (
     NO_INVENTORY,
     NO_MIG,
     NO_MIG_EVER,
-    NO_ROOM,
+    NO_SINGLE_GPU,
     NO_WHOLE,
     SWAP_RISK,
     TOO_FEW,
     TOO_LARGE,
-    NoRoom,
+    NoFit,
     Placement,
     explain,
     place,
@@ -62,7 +62,7 @@ def mig_node(counts: list[int], first_index: int = 0) -> Inventory:
     return Inventory(tuple(gpus))
 
 
-def placed(result: Placement | NoRoom) -> Placement:
+def placed(result: Placement | NoFit) -> Placement:
     assert isinstance(result, Placement), result
     return result
 
@@ -147,7 +147,7 @@ def test_a_pod_of_up_to_four_containers_fits_exactly_where_some_assignment_fits(
     assert sorted(set(nodes) - set(explain(fleet, request, nodes))) == fitting
     result = place(fleet, request, nodes)
     if not fitting:
-        assert isinstance(result, NoRoom)
+        assert isinstance(result, NoFit)
         assert sorted(result.reasons) == nodes
     else:
         assert placed(result).node in fitting
@@ -199,7 +199,7 @@ def test_placing_and_debiting_never_takes_more_than_a_gpu_has(fleet: Fleet, requ
     st.permutations([("s", "sidecar"), ("i", "init"), ("j", "init")]),
     st.lists(st.integers(1, 8), min_size=4, max_size=4),
 )
-def test_init_containers_and_sidecars_share_a_gpu_with_room_for_their_peak(
+def test_init_containers_and_sidecars_share_a_gpu_with_enough_free_for_their_peak(
     order: list[tuple[str, str]], sizes: list[int]
 ) -> None:
     kinds = [*order, ("app", "app")]
@@ -210,7 +210,7 @@ def test_init_containers_and_sidecars_share_a_gpu_with_room_for_their_peak(
     for (_, kind), mib in zip(kinds, sizes, strict=True):
         most = max(most, running + mib)
         running += 0 if kind == "init" else mib
-    assert isinstance(place(fleet_of(n=[most - 1]), request, ["n"]), NoRoom)
+    assert isinstance(place(fleet_of(n=[most - 1]), request, ["n"]), NoFit)
     (piece,) = placed(place(fleet_of(n=[most]), request, ["n"])).assignment.held()
     assert piece.mib == most
 
@@ -221,7 +221,7 @@ def test_a_pod_that_the_tightest_gpus_lead_into_a_corner_is_still_placed() -> No
     assert placed(place(fleet, request, ["n"])).assignment.held() == (Slice("n-0", 0, 60), Slice("n-1", 1, 40))
 
 
-def test_compute_rules_a_tight_gpu_out_and_another_way_is_found() -> None:
+def test_compute_rules_a_tight_gpu_out_and_another_is_found() -> None:
     fleet = fleet_of(n=[50, 100])
     fleet.debit("n", Slice("n-0", 0, 1, 60))
     request = PodRequest((share("big", 49, 10), share("busy", 45, 40), share("also", 45, 60)))
@@ -236,11 +236,11 @@ def test_ties_go_to_the_smallest_name_in_whatever_order_the_nodes_come() -> None
 
 def test_candidates_may_come_as_a_generator_and_with_unknown_names() -> None:
     result = place(fleet_of(a=[10]), PodRequest((share("m", 20),)), (name for name in ["a", "ghost"]))
-    assert isinstance(result, NoRoom)
+    assert isinstance(result, NoFit)
     assert result.reasons == {"a": TOO_LARGE, "ghost": NO_INVENTORY}
 
 
-def test_a_node_without_a_gpu_says_that_it_has_none() -> None:
+def test_a_node_without_a_gpu_has_its_own_reason() -> None:
     assert explain(fleet_of(a=[]), PodRequest((share("m", 1),)), ["a"]) == {"a": NO_INVENTORY}
 
 
@@ -252,7 +252,10 @@ def test_a_share_larger_than_any_number_of_the_fleet_is_refused_and_not_wrapped(
 def test_a_reason_that_eviction_cannot_help_is_reported_from_one_that_it_can() -> None:
     fleet = fleet_of(full=[10], small=[5])
     fleet.debit("full", Slice("full-0", 0, 8))
-    assert explain(fleet, PodRequest((share("m", 8),)), ["full", "small"]) == {"full": NO_ROOM, "small": TOO_LARGE}
+    assert explain(fleet, PodRequest((share("m", 8),)), ["full", "small"]) == {
+        "full": NO_SINGLE_GPU,
+        "small": TOO_LARGE,
+    }
     assert explain(fleet, PodRequest((whole("m"),)), ["full"]) == {"full": NO_WHOLE}
     assert explain(fleet, PodRequest((whole("m", 2),)), ["full"]) == {"full": TOO_FEW}
 
@@ -292,7 +295,7 @@ def test_a_pod_of_the_same_size_that_is_starting_keeps_the_others_on_its_gpu() -
     fleet.debit("n", Slice("n-1", 1, 6))
     assert explain(fleet, request, ["n"], {"n": {"n-1"}}) == {"n": SWAP_RISK}
     fleet.debit("n", Slice("n-0", 0, 6))
-    assert explain(fleet, request, ["n"], {"n": {"n-1"}}) == {"n": NO_ROOM}
+    assert explain(fleet, request, ["n"], {"n": {"n-1"}}) == {"n": NO_SINGLE_GPU}
 
 
 @pytest.mark.parametrize(
@@ -317,10 +320,10 @@ def test_whole_gpus_of_an_init_container_are_handed_on_but_not_those_of_a_runnin
     result = placed(place(fleet_of(n=[10, 10, 10]), request, ["n"])).assignment
     assert not set(result.uuids("sidecar")) & set(result.uuids("init"))
     assert set(result.uuids("app")) < set(result.uuids("init"))
-    assert isinstance(place(fleet_of(n=[10, 10]), request, ["n"]), NoRoom)
+    assert isinstance(place(fleet_of(n=[10, 10]), request, ["n"]), NoFit)
 
 
-def test_a_whole_gpu_is_one_that_nobody_uses_and_the_smallest_of_those() -> None:
+def test_a_whole_gpu_is_an_unused_one_and_the_smallest_of_those() -> None:
     fleet = fleet_of(n=[10, 40, 20])
     fleet.debit("n", Slice("n-0", 0, 1))
     assert placed(place(fleet, PodRequest((whole("m"),)), ["n"])).assignment.uuids("m") == ("n-2",)

@@ -14,7 +14,7 @@ from tests.unit.vgpu.scheduling.test_placement_views import NODES, fleets, reque
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.nodes.constraints import LabelRequirement, Term
 from vgpu.scheduling.nodes.name_index import NameIndex, Quoted
 from vgpu.scheduling.placement import GUESSES, Placement, place
 from vgpu.scheduling.policies.registry import POLICIES
@@ -24,7 +24,7 @@ SHARE = PodRequest((GpuRequest("main", "share", 1, mib=4),))
 
 
 def quoted(names: list[str], *, escaped: str = "") -> Quoted:
-    """In a body, as kube-scheduler writes it; one of the names with an escape that nobody needs."""
+    """In a body, as kube-scheduler writes it; one of the names with an escape that is not needed."""
     text = json.dumps(names, separators=(",", ":"))
     if escaped:
         text = text.replace(f'"{escaped}"', f'"\\u{ord(escaped[0]):04x}{escaped[1:]}"')
@@ -77,7 +77,10 @@ def test_a_name_inside_another_is_not_named(other: str) -> None:
 
 
 def test_a_pod_with_preferences_has_them_weighed_among_those_named() -> None:
-    fleet, preferences = packed(5, 5, 5), Preferences((Term((Condition("name", "In", ("b",), by_name=True),), 10),))
+    fleet, preferences = (
+        packed(5, 5, 5),
+        Preferences((Term((LabelRequirement("name", "In", ("b",), by_name=True),), 10),)),
+    )
     placement = place(fleet, SHARE, quoted(["a", "b", "c"]), preferences=preferences)
     assert isinstance(placement, Placement)
     assert placement.node == "b"

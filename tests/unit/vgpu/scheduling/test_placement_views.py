@@ -1,4 +1,4 @@
-"""Placement reads the fleet whole or in part, and counts MIG instances in arrays: what it answers must not depend on how it looks."""
+"""Placement reads the fleet whole or in part, and counts MIG instances in arrays: what it answers must not depend on how it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.placement import NO_MIG, NO_MIG_EVER, NoRoom, Placement, explain, place, spare
+from vgpu.scheduling.placement import NO_MIG, NO_MIG_EVER, NoFit, Placement, explain, place, spare
 
 NODES = [f"n{number}" for number in range(6)]
 PROFILES = ("1g.10gb", "2g.20gb")
@@ -86,12 +86,12 @@ def test_the_answer_for_some_nodes_is_that_of_a_fleet_of_those_nodes(
     alone = [place(fleet, request, [name], only) for name in requested]
     fitting = [one.node for one in alone if isinstance(one, Placement)]
     together = place(fleet, request, requested, only)
-    if isinstance(together, NoRoom):
+    if isinstance(together, NoFit):
         assert not fitting
-        assert together.reasons == {n: r for one in alone if isinstance(one, NoRoom) for n, r in one.reasons.items()}
+        assert together.reasons == {n: r for one in alone if isinstance(one, NoFit) for n, r in one.reasons.items()}
     else:
         assert together == alone[requested.index(together.node)]
-        while len(fitting) > 1:  # the winner wins in any company
+        while len(fitting) > 1:  # the best stays the best among any candidates
             fitting = [
                 name for name in fitting if name != data.draw(st.sampled_from(sorted(set(fitting) - {together.node})))
             ]
@@ -109,7 +109,7 @@ def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
     )  # fmt: skip
     names = [name for name in fleet.column if fleet.inventory[name].gpus]
     only = {name: {f"{name}-0", f"{name}-1-0"} for name in names if data.draw(st.integers(0, 3)) == 0}
-    said = explain(fleet, request, names, only)
+    reasons = explain(fleet, request, names, only)
 
     def enough(name: str, limits: dict[str, set[str]], *, free: bool) -> bool:
         return all(
@@ -118,7 +118,7 @@ def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
 
     for name in names:
         if enough(name, only, free=True):
-            assert name not in said
+            assert name not in reasons
             result = place(fleet, request, [name], only)
             assert isinstance(result, Placement)
             pieces = [piece for part in result.assignment.containers.values() for piece in part]
@@ -130,9 +130,9 @@ def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
             for piece in pieces:
                 fleet.credit(name, piece)
         elif not enough(name, {}, free=False):
-            assert said[name] == NO_MIG_EVER
+            assert reasons[name] == NO_MIG_EVER
         elif not enough(name, {}, free=True):
-            assert said[name] == NO_MIG
+            assert reasons[name] == NO_MIG
 
 
 def free_gpus(fleet: Fleet, node: str) -> Fraction:

@@ -1,4 +1,4 @@
-"""What pods would like of their node weighs as much as kube-scheduler's own plugins say."""
+"""Pods' preferences for their node weigh as much as kube-scheduler's own plugins weigh them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.examples import examples
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import Condition, Term
+from vgpu.scheduling.nodes.constraints import LabelRequirement, Term
 from vgpu.scheduling.nodes.labels import MOST_KEYS, Labels
 from vgpu.scheduling.placement import Placement, fitting, place, rate
 from vgpu.scheduling.preferences import Preferences, Spread, liking
@@ -44,7 +44,7 @@ def liked(preferences: Preferences, labels: LabelsOf) -> dict[str, int]:
 # --- the obvious slow version, node by node ---
 
 
-def matches(condition: Condition, name: str, labels: Mapping[str, str]) -> bool:
+def matches(condition: LabelRequirement, name: str, labels: Mapping[str, str]) -> bool:
     value = name if condition.by_name else labels.get(condition.key)
     match condition.operator:
         case "In":
@@ -122,13 +122,13 @@ VALUES = st.sampled_from(["a", "b", "7", "12", "1_0"])
 LABELS = st.dictionaries(st.sampled_from(["zone", "rack", "size"]), VALUES, max_size=3)
 CONDITIONS = st.one_of(
     st.builds(
-        Condition,
+        LabelRequirement,
         st.sampled_from(["zone", "rack", "size", "none"]),
         st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Later"]),
         st.lists(VALUES, max_size=2).map(tuple),
     ),
     st.builds(
-        Condition,
+        LabelRequirement,
         st.just("metadata.name"),
         st.sampled_from(["In", "NotIn", "Exists"]),
         st.lists(st.sampled_from([*NAMES, "gone"]), min_size=1, max_size=2).map(tuple),
@@ -163,7 +163,7 @@ PREFERENCES = st.builds(
     ],
 )
 def test_more_and_less_are_of_one_whole_number(operator: str, values: tuple[str, ...], liked_size: int) -> None:
-    preference = Preferences((Term((Condition("size", operator, values),), 1),))
+    preference = Preferences((Term((LabelRequirement("size", operator, values),), 1),))
     assert liked(preference, {"a": {"size": "12"}, "b": {"size": "1_0"}, "c": {}}) == {"a": liked_size, "b": 0, "c": 0}
 
 
@@ -192,7 +192,7 @@ def test_nodes_are_liked_as_the_schedulers_own_plugins_would_one_by_one(
     Preferences(), {name: ({}, [2]) for name in NAMES[:4]} | {"n4": ({}, [2, 3])}, 1, "binpack"
 )  # GPU sizes that differ: preferences that change nothing moved the pod
 @example(
-    Preferences((Term((Condition("zone", "In", ("a",)),), 1),)),
+    Preferences((Term((LabelRequirement("zone", "In", ("a",)),), 1),)),
     {name: ({}, [2]) for name in NAMES[:4]} | {"n4": ({}, [2, 3])},
     1,
     "binpack",
@@ -220,7 +220,7 @@ def test_of_the_nodes_that_are_as_good_for_the_gpu_the_one_that_the_pod_likes_be
 
 
 def grade_of(fleet: Fleet, request: PodRequest, name: str, largest: int) -> float:
-    """Of one node, by the words of the policies; `largest` is the largest GPU of the nodes that fit, in MiB."""
+    """Of one node, as the policies document it; `largest` is the largest GPU of the nodes that fit, in MiB."""
     free = sorted(fleet.free_mib[: len(fleet.inventory[name].gpus), fleet.column[name]].tolist())
     left = [mib - request.containers[0].mib for mib in free if mib >= request.containers[0].mib]
     match request.policy:
@@ -231,11 +231,11 @@ def grade_of(fleet: Fleet, request: PodRequest, name: str, largest: int) -> floa
         case "scheduler":
             return 10 - rate(fleet, request, [name])[name]
         case _:
-            return 0  # nobody was seen whose pods could waste anything
+            return 0  # no pod was seen that could leave capacity unused
 
 
 def near(key: str, *values: str, weight: int = 1) -> Term:
-    return Term((Condition(key, "In", values),), weight)
+    return Term((LabelRequirement(key, "In", values),), weight)
 
 
 def test_a_preferred_zone_is_taken_where_its_gpus_are_as_good() -> None:
@@ -296,7 +296,7 @@ def test_labels_follow_a_node_that_changes_leaves_and_comes_back() -> None:
     assert values()["b"] == ""
 
 
-def test_keys_that_nobody_requests_about_any_more_are_forgotten() -> None:
+def test_keys_that_no_pod_names_any_more_are_forgotten() -> None:
     labels = Labels({"a": 0})
     labels.grew(4)
     labels.say("a", {"zone": "east"})

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tests.examples import examples
 from vgpu.scheduling import reservations
-from vgpu.scheduling.reservations import FIRST, KINDS, STAGES, Event, Kind, Reservations, Shown
+from vgpu.scheduling.reservations import FIRST, KINDS, STAGES, Event, Kind, Reservations, WatchProgress
 
 UIDS = st.sampled_from(["a", "b", "c", "d"])
 EQUALS = 2
@@ -21,8 +21,8 @@ LIVES_S = {"reserved": 10.0, "kept": 40.0}
 
 
 @dataclass
-class Slow:
-    """One reservation, as a person would write it down."""
+class SlowReservation:
+    """One reservation, in the plainest form."""
 
     uid: str
     kind: Kind
@@ -54,12 +54,12 @@ class Slow:
 class SlowStore:
     """In the order in which they were made."""
 
-    all: list[Slow] = field(default_factory=list)
+    all: list[SlowReservation] = field(default_factory=list)
 
-    def of(self, kind: Kind) -> list[Slow]:
+    def of(self, kind: Kind) -> list[SlowReservation]:
         return [one for one in self.all if one.kind == kind]
 
-    def find(self, uid: str, kind: Kind) -> Slow | None:
+    def find(self, uid: str, kind: Kind) -> SlowReservation | None:
         return next((one for one in self.all if (one.uid, one.kind) == (uid, kind)), None)
 
     def drop(self, uid: str, *kinds: Kind) -> None:
@@ -70,7 +70,7 @@ class SlowStore:
         return {*equals[-EQUALS:], *(one.uid for one in self.of("nomination") if one.priority < priority)}
 
 
-class Machine(RuleBasedStateMachine):
+class ReservationMachine(RuleBasedStateMachine):
     """Pods are reserved for, bound, forgotten; time passes and the watch shows things."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         if kind == "preemption":
             self.slow.drop(uid, "nomination")
         stage = {"scheduling": "reserved", "preemption": "kept", "nomination": "planned"}[kind]
-        self.slow.all.append(Slow(uid, kind, stage, self.now_s, priority))
+        self.slow.all.append(SlowReservation(uid, kind, stage, self.now_s, priority))
 
     @rule(uid=UIDS, event=st.sampled_from(["gang", "bind", "bind", "accepted", "no answer"]))
     def happens(self, uid: str, event: Event) -> None:
@@ -138,7 +138,9 @@ class Machine(RuleBasedStateMachine):
     )
     def lapses(self, kind: Kind, dropped: bool, there: str) -> None:
         self.there = set(there)
-        shown = Shown(self.heard_s, self.listed_s, lambda key, uid: key == f"default/{uid}" and uid in self.there)
+        shown = WatchProgress(
+            self.heard_s, self.listed_s, lambda key, uid: key == f"default/{uid}" and uid in self.there
+        )
         over = self.store.lapsed(kind, self.now_s, shown)
         expected = [
             one.uid for one in self.slow.of(kind) if one.is_over(self.now_s, self.heard_s, self.listed_s, self.there)
@@ -148,7 +150,7 @@ class Machine(RuleBasedStateMachine):
             self.drop(uid, kind)
 
     @rule(priority=st.integers(0, 3))
-    def a_pod_finds_no_room(self, priority: int) -> None:
+    def a_pod_fits_no_node(self, priority: int) -> None:
         assert set(self.store.yielding(priority)) == self.slow.yielding(priority)
 
     @invariant()
@@ -162,7 +164,7 @@ class Machine(RuleBasedStateMachine):
             kinds = [kind for kind in ("scheduling", "preemption", "nomination") if self.slow.find(uid, kind)]
             first = self.store.first(uid)
             assert (first.rule.kind if first else None) == (kinds[0] if kinds else None), (
-                "the place counts, then room kept"
+                "the scheduling reservation counts, then the preemption reservation"
             )
             assert (uid in self.store) is bool(kinds)
 
@@ -170,7 +172,8 @@ class Machine(RuleBasedStateMachine):
 def test_the_store_does_what_the_rules_say_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reservations, "EQUALS", EQUALS)
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None, derandomize=True)
+        ReservationMachine,
+        settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None, derandomize=True),
     )
 
 
@@ -184,9 +187,9 @@ def test_the_table_is_whole() -> None:
     assert reached == STAGES.keys()
 
 
-def test_what_may_become_a_bound_pod_is_nobodys_to_take_and_the_rest_is_its_pods_at_least() -> None:
+def test_no_pod_may_take_what_may_become_a_bound_pod_and_its_own_pod_may_take_the_rest() -> None:
     takers = {stage: rule_.taker for stage, rule_ in STAGES.items()}
     assert takers == {
-        "reserved": "its pod", "in gang": "its pod", "binding": "nobody", "in doubt": "nobody", "bound": "nobody", "kept": "its pod",
+        "reserved": "its pod", "in gang": "its pod", "binding": "no pod", "in doubt": "no pod", "bound": "no pod", "kept": "its pod",
         "planned": "pods before it",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Workloads from CSV, and what a replay says of them."""
+"""Workloads from CSV, and what a replay reports of them."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def test_gpus_of_ones_own_have_their_size_in_mib() -> None:
     assert replay(hosts, jobs, 42, 1.0).at(100).allocation == 50
 
 
-def test_each_line_of_a_pods_file_says_mib_or_thousandths() -> None:
+def test_each_line_of_a_pods_file_has_mib_or_thousandths() -> None:
     text = "name,num_gpu,gpu_milli,gpu_mib\nx,1,,300\ny,2,200,\nz,1, ,100\nnone,0,0,0\n"
     assert [job.gpu_mib for job in read_pods(text, "pods.csv", "binpack")] == [300, 400, 100, 0]
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("x,1,500,300", "columns gpu_mib and gpu_milli are '300' and '500': one of the two must be empty"),
         ("x,1,0,300", "columns gpu_mib and gpu_milli are '300' and '0': one of the two must be empty"),
         ("x,1,,", "column gpu_mib is '': it must be a whole number from 1 to 16777215"),
     ],
 )
-def test_a_line_that_says_both_or_neither_is_refused(line: str, says: str) -> None:
+def test_a_line_with_both_or_neither_is_refused(line: str, message: str) -> None:
     with pytest.raises(BadWorkload) as refused:
         read_pods(f"name,num_gpu,gpu_milli,gpu_mib\n{line}\n", "pods.csv", "binpack")
-    assert str(refused.value) == f"pods.csv: line 2, {says}"
+    assert str(refused.value) == f"pods.csv: line 2, {message}"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "pods", "says"),
+    ("nodes", "pods", "message"),
     [
         ("sn,gpu\na,1\n", "", r"nodes.csv: line 1 has no column model"),
         (NODES + "c,1,1,x,T4\n", "", r"nodes.csv: line 4, column gpu is 'x': it must be a whole number from 0 to 64"),
@@ -98,6 +98,6 @@ def test_a_line_that_says_both_or_neither_is_refused(line: str, says: str) -> No
         (NODES, "x,0,0,0,0,\n", r"pods.csv: no pod requests a GPU"),
     ],
 )
-def test_a_malformed_file_is_named_with_line_and_column(nodes: str, pods: str, says: str) -> None:
-    with pytest.raises(BadWorkload, match=says):
+def test_a_malformed_file_is_named_with_line_and_column(nodes: str, pods: str, message: str) -> None:
+    with pytest.raises(BadWorkload, match=message):
         run(pods or "x,0,0,1,1,\n", nodes)

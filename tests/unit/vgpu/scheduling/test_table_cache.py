@@ -13,13 +13,13 @@ from tests.unit.vgpu.scheduling.test_placement_named import quoted
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
-from vgpu.scheduling.feasibility import Table
+from vgpu.scheduling.feasibility import FeasibilityTable
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.nodes.constraints import Taint
-from vgpu.scheduling.placement import NO_ROOM, TOO_LARGE, NoRoom, Placement, explain, place
+from vgpu.scheduling.placement import NO_SINGLE_GPU, TOO_LARGE, NoFit, Placement, explain, place
 from vgpu.scheduling.policies.fragmentation import fragmentation
 from vgpu.scheduling.policies.registry import POLICIES
-from vgpu.scheduling.table_cache import KEPT, KeptTable, table_of_all
+from vgpu.scheduling.table_cache import KEPT, CachedTable, table_of_all
 
 NODES = tuple(f"n{at:02}" for at in range(24))
 MODELS = ("t4", "h100")
@@ -66,7 +66,7 @@ def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, Slice]]) -> None
         fleet.say(node, {}, [Taint("a", "b", "NoSchedule")] if draw(st.booleans()) else [])
 
 
-def scores_of(table: Table | None) -> dict[str, tuple[object, ...]]:
+def scores_of(table: FeasibilityTable | None) -> dict[str, tuple[object, ...]]:
     """Node that fits -> its GPUs and its keys by policy `fragmentation`."""
     assert table is not None
     keys = fragmentation(table.outcome())
@@ -92,7 +92,7 @@ def test_pods_are_placed_as_without_kept_tables_after_any_changes(data: st.DataO
         if not names:
             continue
         assert scores_of(table_of_all(fleet, request, "tightest")) == scores_of(
-            Table(fleet, request, fleet.look_up(names))
+            FeasibilityTable(fleet, request, fleet.look_up(names))
         )
         found = place(fleet, request, quoted(names))
         assert found == place(fleet, request, names)
@@ -109,7 +109,7 @@ def test_a_table_is_kept_for_the_next_pod_of_a_template_and_for_few_templates() 
     request = PodRequest((GpuRequest("main", "share", 1, mib=1),))
     first = table_of_all(fleet, request, "tightest")
     fleet.debit(NODES[3], Slice(NODES[3], 0, 30, 0))
-    assert isinstance(first, KeptTable)
+    assert isinstance(first, CachedTable)
     assert table_of_all(fleet, request, "tightest") is first
     for mib in range(2, KEPT + 2):
         table_of_all(fleet, PodRequest((GpuRequest("main", "share", 1, mib=mib),)), "tightest")
@@ -124,7 +124,7 @@ def test_tables_of_other_pods_are_not_kept() -> None:
         PodRequest((GpuRequest("main", "whole", 1),)), PodRequest((*one.containers, GpuRequest("other", "share", 1, mib=1))),
     )  # fmt: skip
     assert [table_of_all(fleet, request, "tightest") for request in others] == [None] * len(others)
-    assert table_of_all(fleet, one, "roomiest") is None
+    assert table_of_all(fleet, one, "emptiest") is None
     assert table_of_all(fleet, one, "linked") is None
 
 
@@ -140,8 +140,8 @@ def test_reasons_are_those_of_tables_made_anew_after_any_changes(data: st.DataOb
         request, names = data.draw(st.sampled_from(templates)), sorted(fleet.column)
         one_by_one = [explain(fleet, request, [name]) for name in names]
         assert explain(fleet, request, names) == {name: why for one in one_by_one for name, why in one.items()}
-        found = place(fleet, request, quoted(names)) if names else NoRoom()
-        if isinstance(found, NoRoom):
+        found = place(fleet, request, quoted(names)) if names else NoFit()
+        if isinstance(found, NoFit):
             assert found.reasons == explain(fleet, request, names)
 
 
@@ -151,4 +151,4 @@ def test_a_node_that_gets_larger_gpus_has_another_reason() -> None:
         fleet.set_node(node, Inventory((Gpu(node, 0, "t4", 40),)))
     assert explain(fleet, request, NODES) == dict.fromkeys(NODES, TOO_LARGE)
     fleet.set_node(NODES[3], Inventory((Gpu(NODES[3], 0, "h100", 80),)), [Slice(NODES[3], 0, 60, 0)])
-    assert explain(fleet, request, NODES) == dict.fromkeys(NODES, TOO_LARGE) | {NODES[3]: NO_ROOM}
+    assert explain(fleet, request, NODES) == dict.fromkeys(NODES, TOO_LARGE) | {NODES[3]: NO_SINGLE_GPU}

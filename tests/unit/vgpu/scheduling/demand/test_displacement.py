@@ -1,4 +1,4 @@
-"""How much room a GPU takes with it, against counting it request by request and model by model."""
+"""How much capacity a GPU takes with it, against counting it request by request and model by model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.scheduling.demand.capacity import Capacity
-from vgpu.scheduling.demand.displacement import Demand, Need
+from vgpu.scheduling.demand.displacement import Demand, GpuNeed
+from vgpu.scheduling.demand.pool_capacity import PoolCapacity
 
 MODELS = ("a", "b", "c")
 needs = st.builds(
-    lambda mib, percent, models: Need(mib, 100 if mib < 0 else percent, tuple(sorted(models))),
+    lambda mib, percent, models: GpuNeed(mib, 100 if mib < 0 else percent, tuple(sorted(models))),
     st.sampled_from((-1, 1, 10, 40, 80)), st.sampled_from((0, 25, 100)), st.sets(st.sampled_from((*MODELS, "unknown")), max_size=2),
 )  # fmt: skip
 gpus = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), min_size=1, max_size=12)
 
 
-def capacity_of(models: dict[str, list[int]], mib: dict[str, int]) -> Capacity:
+def capacity_of(models: dict[str, list[int]], mib: dict[str, int]) -> PoolCapacity:
     """Free MiB of each GPU by model, and the size of a model's GPUs."""
-    capacity = Capacity()
+    capacity = PoolCapacity()
     for code, (model, free) in enumerate(models.items()):
         capacity.know(code)
         for each in free:
@@ -33,14 +33,14 @@ def capacity_of(models: dict[str, list[int]], mib: dict[str, int]) -> Capacity:
     return capacity
 
 
-def demand_of(seen: dict[Need, int], models: Sequence[str]) -> Demand:
+def demand_of(seen: dict[GpuNeed, int], models: Sequence[str]) -> Demand:
     """Each model is a pool."""
     return Demand.of(
         seen, len(models), lambda need: np.array([not need.models or one in need.models for one in models])
     )
 
 
-def slow(seen: dict[Need, int], free: dict[str, list[int]], mib: dict[str, int]) -> dict[str, float]:
+def slow(seen: dict[GpuNeed, int], free: dict[str, list[int]], mib: dict[str, int]) -> dict[str, float]:
     """The definition, one request after another."""
     free_gpus = {model: sum(parts) / mib[model] for model, parts in free.items()}
     lost = dict.fromkeys(free, 0.0)
@@ -61,7 +61,7 @@ def slow(seen: dict[Need, int], free: dict[str, list[int]], mib: dict[str, int])
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(needs, st.integers(1, 50), max_size=6), gpus)
-def test_it_is_what_counting_request_by_request_finds(seen: dict[Need, int], placed: list[tuple[int, int]]) -> None:
+def test_it_is_what_counting_request_by_request_finds(seen: dict[GpuNeed, int], placed: list[tuple[int, int]]) -> None:
     mib = {"a": 40, "b": 100, "c": 100}
     free: dict[str, list[int]] = {model: [] for model in MODELS}
     for at, part in placed:
@@ -74,7 +74,7 @@ def test_it_is_what_counting_request_by_request_finds(seen: dict[Need, int], pla
 @settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(needs, st.integers(1, 50), min_size=1, max_size=6), gpus)
 def test_all_free_gpus_together_displace_as_many_as_they_are(
-    seen: dict[Need, int], placed: list[tuple[int, int]]
+    seen: dict[GpuNeed, int], placed: list[tuple[int, int]]
 ) -> None:
     free = {model: [part for at, part in placed if MODELS[at] == model] for model in MODELS}
     assume(any(map(sum, free.values())))
@@ -85,12 +85,12 @@ def test_all_free_gpus_together_displace_as_many_as_they_are(
 
 def test_where_requests_run_anywhere_each_gpu_displaces_one() -> None:
     capacity = capacity_of({"a": [100, 50], "b": [100]}, {"a": 100, "b": 100})
-    displaced = demand_of({Need(10, 0, ()): 5, Need(-1, 100, ()): 3}, "ab").displaced(capacity)
+    displaced = demand_of({GpuNeed(10, 0, ()): 5, GpuNeed(-1, 100, ()): 3}, "ab").displaced(capacity)
     assert displaced.tolist() == pytest.approx([1, 1])
 
 
 def test_a_scarce_model_displaces_more_the_less_of_it_is_free() -> None:
-    seen, models = {Need(-1, 100, ()): 10, Need(-1, 100, ("a",)): 5}, {"a": 0, "b": 1}
+    seen, models = {GpuNeed(-1, 100, ()): 10, GpuNeed(-1, 100, ("a",)): 5}, {"a": 0, "b": 1}
     found = [
         demand_of(seen, list(models)).displaced(
             capacity_of({"a": [100] * left, "b": [100] * 8}, dict.fromkeys(models, 100))
@@ -104,19 +104,19 @@ def test_a_scarce_model_displaces_more_the_less_of_it_is_free() -> None:
 
 def test_large_gpus_are_scarce_for_those_that_fit_on_no_other() -> None:
     capacity = capacity_of({"small": [100] * 4, "large": [200] * 4}, {"small": 100, "large": 200})
-    small, large = demand_of({Need(100, 0, ()): 4, Need(200, 0, ()): 1}, ("small", "large")).displaced(capacity)
+    small, large = demand_of({GpuNeed(100, 0, ()): 4, GpuNeed(200, 0, ()): 1}, ("small", "large")).displaced(capacity)
     per_request = small / 1, large / 2
     assert per_request[1] > per_request[0]
 
 
 def test_only_so_many_requests_count_and_those_for_most_gpus_do() -> None:
-    seen = {Need(mib, 0, ()): mib for mib in range(1, 1001)}
+    seen = {GpuNeed(mib, 0, ()): mib for mib in range(1, 1001)}
     demand = demand_of(seen, "a")
     assert demand.gpus.tolist() == list(range(1000, 488, -1))
 
 
 def test_gpus_of_another_size_are_weighed_anew() -> None:
-    seen = {Need(100, 0, ()): 4, Need(200, 0, ()): 1}
+    seen = {GpuNeed(100, 0, ()): 4, GpuNeed(200, 0, ()): 1}
     demand = demand_of(seen, ("small", "large"))
     for mib in ({"small": 100, "large": 100}, {"small": 100, "large": 200}):
         capacity = capacity_of({"small": [100] * 4, "large": [mib["large"]] * 4}, mib)

@@ -15,10 +15,10 @@ from vgpu.api.grant import Slice
 from vgpu.api.inventory import Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.arrays import GpuArrays
-from vgpu.scheduling.demand.node_cache import KINDS, Recall
+from vgpu.scheduling.demand.node_cache import KINDS, NodeCache
 from vgpu.scheduling.demand.request_distribution import RequestDistribution
-from vgpu.scheduling.feasibility import Table
-from vgpu.scheduling.fleet import Candidates, Fleet
+from vgpu.scheduling.feasibility import FeasibilityTable
+from vgpu.scheduling.fleet import CandidateNodes, Fleet
 from vgpu.scheduling.policies.fragmentation import fragmentation
 
 MIB = 16_384
@@ -46,7 +46,7 @@ def inventory(name: str, kind: int) -> Inventory:
 
 
 def scores(fleet: Fleet, request: PodRequest, columns: list[int]) -> tuple[Any, Any]:
-    table = Table(fleet, request, Candidates(np.array(columns, np.intp), ()))
+    table = FeasibilityTable(fleet, request, CandidateNodes(np.array(columns, np.intp), ()))
     return table.fits, fragmentation(table.outcome())
 
 
@@ -89,8 +89,8 @@ def gpus(*free_mib: int) -> GpuArrays:
     return GpuArrays(free, np.full_like(free, 100), full, np.zeros_like(free), np.full(free.shape[1], 1000, np.int32))
 
 
-class Counting:
-    """Work that says how many nodes it was done for."""
+class CountedWork:
+    """Work that counts how many nodes it was done for."""
 
     def __init__(self) -> None:
         self.nodes: list[int] = []
@@ -101,7 +101,7 @@ class Counting:
 
 
 def test_the_work_is_done_again_for_the_nodes_that_changed_alone() -> None:
-    recall, work = Recall(), Counting()
+    recall, work = NodeCache(), CountedWork()
     for seen in (gpus(1, 2, 3, 4), gpus(1, 2, 3, 4), gpus(1, 2, 9, 4), gpus(5, 6, 7, 4), gpus(5, 6)):
         assert recall.of("a", seen, work).tolist() == seen.free_mib[0].tolist()
     assert work.nodes == [4, 1, 4, 2], "none, one, most and others of them"
@@ -125,7 +125,7 @@ def _cpu(one: GpuArrays) -> None:
 
 @pytest.mark.parametrize("change", [_free_percent, _total, _model, _cpu])
 def test_every_array_counts(change: Callable[[GpuArrays], None]) -> None:
-    recall, work = Recall(), Counting()
+    recall, work = NodeCache(), CountedWork()
     recall.of("a", gpus(1, 2, 3), work)
     other = gpus(1, 2, 3)
     change(other)
@@ -136,7 +136,7 @@ def test_every_array_counts(change: Callable[[GpuArrays], None]) -> None:
 @pytest.mark.parametrize("change", [_free_percent, _model, _cpu])
 def test_an_array_of_the_fleet_that_is_written_to_later_is_no_memory(change: Callable[[GpuArrays], None]) -> None:
     """Models, compute time and processors are read where the fleet keeps them."""
-    recall, work, seen = Recall(), Counting(), gpus(1, 2, 3)
+    recall, work, seen = NodeCache(), CountedWork(), gpus(1, 2, 3)
     recall.of("a", seen, work)
     change(seen)
     recall.of("a", seen, work)
@@ -162,7 +162,7 @@ def test_a_pod_that_takes_the_place_of_one_with_as_much_memory_and_less_compute_
 
 
 def test_few_kinds_are_kept_and_equal_arrays_once() -> None:
-    recall, work = Recall(), Counting()
+    recall, work = NodeCache(), CountedWork()
     for kind in range(KINDS + 3):
         recall.of(kind, gpus(1, kind), work)
     assert len(recall) == KINDS

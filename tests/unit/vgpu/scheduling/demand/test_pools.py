@@ -19,10 +19,10 @@ from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling import scarcity
 from vgpu.scheduling.demand import pools
-from vgpu.scheduling.demand.displacement import Need
-from vgpu.scheduling.feasibility import Table
+from vgpu.scheduling.demand.displacement import GpuNeed
+from vgpu.scheduling.feasibility import FeasibilityTable
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.nodes.constraints import ANYWHERE, Condition, NodeConstraints, Taint, Term, Toleration
+from vgpu.scheduling.nodes.constraints import ANYWHERE, LabelRequirement, NodeConstraints, Taint, Term, Toleration
 
 Step = tuple[str, object, object]
 
@@ -30,11 +30,11 @@ SIZES = {"small": 40, "large": 100}
 PROFILES = ("1g.10gb", "2g.20gb")
 KEYS, VALUES = ("zone", "disk"), ("a", "b")
 conditions = st.builds(
-    Condition, st.sampled_from(KEYS), st.sampled_from(("In", "NotIn", "Exists", "DoesNotExist")),
+    LabelRequirement, st.sampled_from(KEYS), st.sampled_from(("In", "NotIn", "Exists", "DoesNotExist")),
     st.sets(st.sampled_from(VALUES), min_size=1).map(lambda some: tuple(sorted(some))),
 )  # fmt: skip
 named = st.builds(
-    lambda names: Condition("metadata.name", "In", tuple(sorted(names)), by_name=True), st.sets(st.sampled_from(("n0", "n1")))
+    lambda names: LabelRequirement("metadata.name", "In", tuple(sorted(names)), by_name=True), st.sets(st.sampled_from(("n0", "n1")))
 )  # fmt: skip
 terms = st.lists(conditions | named, max_size=2).map(lambda some: Term(tuple(some)))
 taints = st.builds(
@@ -45,7 +45,7 @@ tolerations = st.builds(
     st.sampled_from(("", "NoSchedule", "NoExecute")),
 )  # fmt: skip
 plain = st.builds(
-    lambda key, value, tolerations: NodeConstraints(((Term((Condition(key, "In", (value,)),)),),), tuple(tolerations)),
+    lambda key, value, tolerations: NodeConstraints(((Term((LabelRequirement(key, "In", (value,)),)),),), tuple(tolerations)),
     st.sampled_from(KEYS), st.sampled_from(VALUES), st.lists(tolerations, max_size=1),
 )  # fmt: skip
 odd = st.builds(
@@ -96,11 +96,11 @@ def inventory(name: str, built: list[tuple[str, list[str]]]) -> Inventory:
 
 
 @dataclass
-class Slow:
+class SlowPools:
     """Nodes and pods as the watch reported them, and nothing that is worked out before it is read."""
 
     fleet: Fleet = field(default_factory=Fleet)
-    said: dict[str, tuple[Mapping[str, str], list[Taint]]] = field(default_factory=dict)
+    reported: dict[str, tuple[Mapping[str, str], list[Taint]]] = field(default_factory=dict)
     seen: list[tuple[PodRequest, NodeConstraints]] = field(default_factory=list)
     learnt: int = 0
     """How many of these the fleet has made tables of."""
@@ -111,7 +111,7 @@ class Slow:
             case "node", str(name), list(built):
                 fleet.set_node(name, inventory(name, built))
             case "say", str(name), (dict(of_node), list(tainted)):
-                self.said[name] = of_node, tainted
+                self.reported[name] = of_node, tainted
                 fleet.say(name, of_node, tainted)
             case "gone", str(name), _:
                 fleet.remove_node(name)
@@ -127,7 +127,7 @@ class Slow:
                     fleet.debit(name, Slice(gpu.uuid, 0, mib, 0))
 
     def admits(self, its: NodeConstraints, node: str) -> bool:
-        of_node, tainted = self.said.get(node, ({}, []))
+        of_node, tainted = self.reported.get(node, ({}, []))
         gpus = self.fleet.inventory[node].gpus
         return (
             all(any(term.conditions and all(true(one, node, of_node) for one in term.conditions) for term in group) for group in its.required)
@@ -136,9 +136,9 @@ class Slow:
             and (not its.shared or any(gpu.shareable for gpu in gpus))
         )  # fmt: skip
 
-    def needs(self, profile: str) -> Counter[Need]:
+    def needs(self, profile: str) -> Counter[GpuNeed]:
         """GPUs requested, or instances, pod by pod."""
-        found = Counter[Need]()
+        found = Counter[GpuNeed]()
         for request, its in self.seen:
             models, migs = (
                 tuple(request.models),
@@ -148,13 +148,13 @@ class Slow:
             if profile in migs:
                 others = tuple(one for one in migs if one != profile)
                 its = replace(its, profiles=others, shared=bool(rest)) if others or rest else its
-                found[Need(-1, 100, models, its)] += sum(
+                found[GpuNeed(-1, 100, models, its)] += sum(
                     part.gpus for part in request.containers if part.profile == profile
                 )
             elif not profile and rest:
                 largest = max(rest, key=lambda part: (part.kind == "whole", part.gpus, part.mib))
                 whole = largest.kind == "whole"
-                need = Need(
+                need = GpuNeed(
                     -1 if whole else largest.mib, 100 if whole else 0, models, replace(its, profiles=tuple(migs))
                 )
                 found[need] += largest.gpus
@@ -203,7 +203,7 @@ class Slow:
         return found
 
 
-def true(one: Condition, node: str, of_node: Mapping[str, str]) -> bool:
+def true(one: LabelRequirement, node: str, of_node: Mapping[str, str]) -> bool:
     value = node if one.by_name else of_node.get(one.key)
     match one.operator:
         case "In":
@@ -216,7 +216,7 @@ def true(one: Condition, node: str, of_node: Mapping[str, str]) -> bool:
             return value is None
 
 
-def compare(slow: Slow) -> None:
+def compare(slow: SlowPools) -> None:
     fleet = slow.fleet
     if len(slow.seen) > slow.learnt:
         slow.learnt = len(slow.seen)
@@ -237,8 +237,8 @@ def compare(slow: Slow) -> None:
             assert tenths[fleet.pool[row, fleet.column[node]]] == pytest.approx(expected, abs=0.51), (node, row)
 
 
-def report(slow: Slow, reported: list[Step], later: list[Step]) -> Iterator[None]:
-    """A fleet of seven, and then a look after each change."""
+def report(slow: SlowPools, reported: list[Step], later: list[Step]) -> Iterator[None]:
+    """A fleet of seven, and then a read after each change."""
     for what, one, other in reported:
         slow.do(what, one, other)
     compare(slow)
@@ -252,7 +252,7 @@ def report(slow: Slow, reported: list[Step], later: list[Step]) -> Iterator[None
 @settings(max_examples=examples(100), deadline=None)
 @given(reported, later)
 def test_each_gpu_is_as_scarce_as_a_check_of_each_node_finds(reported: list[Step], later: list[Step]) -> None:
-    slow = Slow()
+    slow = SlowPools()
     for _ in report(slow, reported, later):
         assert set(slow.fleet.pools.constraints) == set(slow.fleet.distribution.constraints()) - {ANYWHERE}, (
             "nothing is left out"
@@ -264,7 +264,7 @@ def test_each_gpu_is_as_scarce_as_a_check_of_each_node_finds(reported: list[Step
 def test_constraints_beyond_the_bounds_keep_requests_off_no_node(
     reported: list[Step], later: list[Step], most: tuple[int, int, int]
 ) -> None:
-    slow = Slow()
+    slow = SlowPools()
     with pytest.MonkeyPatch.context() as patch:
         for what, number in zip(("MOST_CONSTRAINTS", "MOST_CLASSES", "MOST_KEYS"), most, strict=True):
             patch.setattr(pools, what, number)
@@ -282,7 +282,7 @@ def of_labels(fleet: Fleet, **nodes: dict[str, str]) -> None:
 
 
 def on(**wanted: str) -> NodeConstraints:
-    return NodeConstraints((tuple(Term((Condition(key, "In", (value,)),)) for key, value in wanted.items()),))
+    return NodeConstraints((tuple(Term((LabelRequirement(key, "In", (value,)),)) for key, value in wanted.items()),))
 
 
 SHARE = PodRequest((GpuRequest("s", "share", 1, mib=10),))
@@ -356,7 +356,7 @@ def test_nodes_with_a_set_of_taints_beyond_the_bound_count_as_without(monkeypatc
     scarcity.of_gpus(fleet)
     a, b, c, d = (int(fleet.pool[0, fleet.column[name]]) for name in "abcd")
     assert a == d != b, "a has no taints any more"
-    assert c == b, "and c's count: nobody tolerates them, or b's"
+    assert c == b, "and c's count: no pod tolerates them, nor b's"
 
 
 def test_sets_of_taints_are_numbered_anew_only_when_one_is_of_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +395,7 @@ def test_a_share_is_weighed_by_the_pools_of_the_gpus_that_it_takes() -> None:
     for request in (SHARE, large):
         fleet.saw(request)
     for request in (SHARE, large):
-        outcome = Table(fleet, request, fleet.look_up(["a", "b"])).outcome()
+        outcome = FeasibilityTable(fleet, request, fleet.look_up(["a", "b"])).outcome()
         before, after = outcome.gpus
         weights, _ = scarcity.of_gpus(fleet)
         expected = ((before.free_mib - after.free_mib) * weights[fleet.pool[:, : fleet.width]]).sum(axis=0)

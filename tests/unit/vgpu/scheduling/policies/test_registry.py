@@ -1,4 +1,4 @@
-"""What each policy prefers, said on nodes small enough to see it."""
+"""What each policy prefers, on nodes small enough to see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds that are kept with a node, and terms that are counted late, change no answer: against a search that knows nothing of before."""
+"""Bounds that are kept with a node, and terms that are counted late, change no answer: against a search without any cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.examples import examples
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
-from vgpu.scheduling.victims.allocated_pod import UNSTARTED, AllocatedPod
-from vgpu.scheduling.victims.bound_cache import KEPT, KeptBounds
-from vgpu.scheduling.victims.bounds import Rules, Terms, lower_bounds
-from vgpu.scheduling.victims.choice import Search, least_eviction
+from vgpu.scheduling.victims.bound_cache import KEPT, CachedBounds
+from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms, lower_bounds
+from vgpu.scheduling.victims.eligibility import UNSTARTED, AllocatedPod
 from vgpu.scheduling.victims.node import NodeView
+from vgpu.scheduling.victims.victim_search import VictimSearch, least_eviction
 
 NODES = tuple(f"n{at}" for at in range(5))
 GPUS, GPU_MIB = 2, 100
@@ -29,7 +29,7 @@ REQUESTS = (
 
 
 @dataclass
-class Cluster:
+class NodeViews:
     """Views as they are kept, and what they are made of."""
 
     allocated_pods: dict[str, list[AllocatedPod]] = field(default_factory=dict)
@@ -69,19 +69,19 @@ def allocated_pods_of(draw: st.DrawFn, node: str) -> list[AllocatedPod]:
 
 
 @st.composite
-def terms_of(draw: st.DrawFn, node: str) -> Terms | None:
+def terms_of(draw: st.DrawFn, node: str) -> EvictionTerms | None:
     kind = draw(st.sampled_from(("none", "none", "cpu", "must", "aside", "beside", "refused")))
     uid = frozenset({f"{node}-p{draw(st.integers(0, 2))}"})
     return {
-        "none": Terms(), "cpu": Terms(frees={"cpu": draw(st.integers(1, 6))}), "must": Terms(must_go=uid),
-        "aside": Terms(aside=uid), "beside": Terms(beside_violations=1, beside_highest=2, beside=1), "refused": None,
+        "none": EvictionTerms(), "cpu": EvictionTerms(frees={"cpu": draw(st.integers(1, 6))}), "must": EvictionTerms(must_go=uid),
+        "aside": EvictionTerms(aside=uid), "beside": EvictionTerms(beside_violations=1, beside_highest=2, beside=1), "refused": None,
     }[kind]  # fmt: skip
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_search_with_kept_bounds_finds_what_one_without_finds_after_any_changes(data: st.DataObject) -> None:
-    cluster = Cluster()
+    cluster = NodeViews()
     for name in NODES:
         cluster.change(name, data.draw(allocated_pods_of(name)))
     for _ in range(data.draw(st.integers(2, 6))):
@@ -89,11 +89,11 @@ def test_a_search_with_kept_bounds_finds_what_one_without_finds_after_any_change
             cluster.change(name, data.draw(allocated_pods_of(name)))
         request, terms = data.draw(st.sampled_from(REQUESTS)), {name: data.draw(terms_of(name)) for name in NODES}
         headroom = {"tight": data.draw(st.integers(0, 2)), "loose": data.draw(st.integers(0, 9))}
-        rules = Rules(data.draw(st.integers(1, 4)), headroom, data.draw(st.booleans()), may_be_nobody=False)
+        rules = EvictionRules(data.draw(st.integers(1, 4)), headroom, data.draw(st.booleans()), may_be_nobody=False)
         only = {"n0": {"n0-1"}} if data.draw(st.booleans()) else {}
         apart = {name for name, one in terms.items() if one is not None and one.aside}
 
-        kept = Search(request, NODES, cluster.views.get, rules, only, terms=terms.get, apart=apart)
+        kept = VictimSearch(request, NODES, cluster.views.get, rules, only, terms=terms.get, apart=apart)
         known = {name: one for name, one in terms.items() if one is not None}
         anew = least_eviction(request, known, cluster.anew().get, replace(rules, terms=known), only)
         assert kept.whole() == anew
@@ -106,7 +106,7 @@ def test_a_search_with_kept_bounds_finds_what_one_without_finds_after_any_change
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_kept_bounds_are_those_worked_out_anew(data: st.DataObject) -> None:
-    cluster = Cluster()
+    cluster = NodeViews()
     for name in NODES:
         cluster.change(name, data.draw(allocated_pods_of(name)))
     for _ in range(6):
@@ -114,15 +114,15 @@ def test_kept_bounds_are_those_worked_out_anew(data: st.DataObject) -> None:
         cluster.change(name, data.draw(allocated_pods_of(name)))
         request = data.draw(st.sampled_from(REQUESTS))
         headroom = {"tight": data.draw(st.integers(0, 1)), "loose": data.draw(st.integers(0, 1))}
-        rules = Rules(data.draw(st.integers(1, 4)), headroom, data.draw(st.booleans()))
-        found = {view.name: bound for bound, view in KeptBounds(request, rules).of(cluster.views.values())}
+        rules = EvictionRules(data.draw(st.integers(1, 4)), headroom, data.draw(st.booleans()))
+        found = {view.name: bound for bound, view in CachedBounds(request, rules).of(cluster.views.values())}
         anew = {view.name: bound for bound, view in lower_bounds(list(cluster.anew().values()), request, rules, {})}
         assert found == anew
         assert all(len(view.bounds) <= KEPT for view in cluster.views.values())
 
 
-def test_terms_are_counted_only_of_nodes_that_promise_more_than_the_best() -> None:
-    cluster = Cluster()
+def test_terms_are_counted_only_of_nodes_with_a_bound_below_the_best() -> None:
+    cluster = NodeViews()
     for at in range(200):
         name = f"n{at:03}"
         pods = [
@@ -132,11 +132,11 @@ def test_terms_are_counted_only_of_nodes_that_promise_more_than_the_best() -> No
         cluster.change(name, pods)
     counted = list[str]()
 
-    def terms(name: str) -> Terms:
+    def terms(name: str) -> EvictionTerms:
         counted.append(name)
-        return Terms()
+        return EvictionTerms()
 
-    search = Search(REQUESTS[0], list(cluster.views), cluster.views.get, Rules(100), terms=terms)
+    search = VictimSearch(REQUESTS[0], list(cluster.views), cluster.views.get, EvictionRules(100), terms=terms)
     best = search.whole()
     assert best is not None
     assert (best.node, best.cost[3]) == ("n000", 0)
@@ -144,12 +144,14 @@ def test_terms_are_counted_only_of_nodes_that_promise_more_than_the_best() -> No
     assert search.searched == 1
 
 
-def test_a_node_where_allocated_pods_make_way_is_not_judged_as_if_they_stayed() -> None:
-    cluster = Cluster()
+def test_a_node_where_pods_end_by_themselves_is_not_judged_as_if_they_stayed() -> None:
+    cluster = NodeViews()
     for name in ("n0", "n1"):
         pods = [AllocatedPod(f"{name}-{row}", (Slice(f"{name}-{row}", row, GPU_MIB, 0),)) for row in (0, 1)]
         cluster.change(name, [AllocatedPod(one.uid, one.held, protected=name == "n0") for one in pods])
-    terms = {"n0": Terms(aside=frozenset({"n0-0"})), "n1": Terms()}
-    found = Search(REQUESTS[0], cluster.views, cluster.views.get, Rules(1), terms=terms.get, apart={"n0"}).whole()
+    terms = {"n0": EvictionTerms(aside=frozenset({"n0-0"})), "n1": EvictionTerms()}
+    found = VictimSearch(
+        REQUESTS[0], cluster.views, cluster.views.get, EvictionRules(1), terms=terms.get, apart={"n0"}
+    ).whole()
     assert found is not None
     assert (found.node, found.victims) == ("n0", ())

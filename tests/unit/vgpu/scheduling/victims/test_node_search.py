@@ -11,12 +11,13 @@ from tests.examples import examples
 from vgpu.api.grant import Slice
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost, cost_of
-from vgpu.scheduling.victims.bounds import Rules, Terms
-from vgpu.scheduling.victims.choice import least_eviction
+from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
+from vgpu.scheduling.victims.eligibility import AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost, cost_of
 from vgpu.scheduling.victims.node import NodeView
 from vgpu.scheduling.victims.node_search import Eviction
 from vgpu.scheduling.victims.sets import EXACT
+from vgpu.scheduling.victims.victim_search import least_eviction
 
 GPUS, GPU_MIB = 4, 100
 SEED = 21
@@ -56,7 +57,7 @@ def node(random_: random.Random) -> NodeView:
 
 
 def slow(view: NodeView, part: GpuRequest, cpu: int) -> Cost | None:
-    """By sums over the GPUs: which sets make room on enough of them."""
+    """By sums over the GPUs: which sets free enough of them."""
     pods = view.pods
     held = np.zeros((len(pods), GPUS), np.int64)
     for at, one in enumerate(pods):
@@ -82,8 +83,8 @@ def cpu_of(view: NodeView, sets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
 
 
 def searched(view: NodeView, part: GpuRequest, cpu: int) -> Eviction | None:
-    terms = {"n": Terms(frees={"cpu": cpu} if cpu else {})}
-    return least_eviction(PodRequest((part,)), ["n"], {"n": view}.get, Rules(10, terms=terms))
+    terms = {"n": EvictionTerms(frees={"cpu": cpu} if cpu else {})}
+    return least_eviction(PodRequest((part,)), ["n"], {"n": view}.get, EvictionRules(10, terms=terms))
 
 
 def test_for_several_gpus_of_a_node_with_many_pods_hardly_more_go_than_in_the_least_set() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.scheduling.victims.allocated_pod import UNSTARTED, AllocatedPod, Cost, cost_of
+from vgpu.scheduling.victims.eligibility import UNSTARTED, AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost, cost_of
 from vgpu.scheduling.victims.sets import EXACT, covers, least_of_all, least_set
 
 HEADROOM = {"tight": 0, "one": 1}

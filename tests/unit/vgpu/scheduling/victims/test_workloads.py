@@ -1,4 +1,4 @@
-"""Which Workloads go as a whole: against the walk through all sets, and what never goes."""
+"""Which Workloads are evicted as a whole: against the walk through all sets, and which never are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from vgpu.api.grant import Assignment
-from vgpu.scheduling.victims.allocated_pod import AllocatedPod, Cost, cost_of
+from vgpu.scheduling.victims.eligibility import AllocatedPod
+from vgpu.scheduling.victims.eviction_cost import Cost, cost_of
 from vgpu.scheduling.victims.node_search import Eviction
-from vgpu.scheduling.victims.workloads import EXACT, Suffices, Whole, WholeEviction, least_cost, least_wholes
+from vgpu.scheduling.victims.workloads import (
+    EXACT,
+    BoundWorkload,
+    Suffices,
+    WorkloadEviction,
+    least_cost,
+    least_workload_eviction,
+)
 
 PRIORITY = 10
 HEADROOM = {"tight": 0, "loose": 1}
@@ -31,18 +39,18 @@ def allocated_pods(draw: st.DrawFn, name: str) -> AllocatedPod:
 
 
 @st.composite
-def nodes(draw: st.DrawFn, most: int) -> tuple[list[Whole], dict[str, int], int]:
-    """Workloads, what each pod on the node has, and what the applicant needs. Single pods hold 1 each."""
-    wholes, held = [], {}
+def nodes(draw: st.DrawFn, most: int) -> tuple[list[BoundWorkload], dict[str, int], int]:
+    """Workloads, what each pod on the node has, and what the applicant needs. Single pods use 1 each."""
+    workloads, held = [], {}
     for at in range(draw(st.integers(0, most))):
         pods = tuple(draw(allocated_pods(f"w{at}p{pod}")) for pod in range(draw(st.integers(1, 3))))
-        wholes.append(Whole(f"default/w{at}", pods))
+        workloads.append(BoundWorkload(f"default/w{at}", pods))
         held |= {one.uid: draw(st.integers(0, 3)) for one in pods}
-    return wholes, held, draw(st.integers(1, 9))
+    return workloads, held, draw(st.integers(1, 9))
 
 
 def suffices(held: dict[str, int], needs: int) -> Suffices:
-    """As many single pods go, in their order, as are needed beside those that are gone."""
+    """As many single pods are evicted, in their order, as are needed beside those that are gone."""
 
     def answer(gone: frozenset[str]) -> tuple[Eviction, Sequence[AllocatedPod]] | None:
         lacking = max(0, needs - sum(held.get(uid, 0) for uid in gone))
@@ -54,11 +62,11 @@ def suffices(held: dict[str, int], needs: int) -> Suffices:
     return answer
 
 
-def every(wholes: Sequence[Whole], held: dict[str, int], needs: int) -> list[tuple[Cost, set[str]]]:
-    """Costs and keys of all sets that may go and suffice."""
+def every(workloads: Sequence[BoundWorkload], held: dict[str, int], needs: int) -> list[tuple[Cost, set[str]]]:
+    """Costs and keys of all sets that may be evicted and suffice."""
     found = []
-    for count in range(1, len(wholes) + 1):
-        for some in combinations(wholes, count):
+    for count in range(1, len(workloads) + 1):
+        for some in combinations(workloads, count):
             answer = suffices(held, needs)(frozenset(uid for one in some for uid in one.uids))
             pods = [pod for one in some for pod in one.pods]
             if answer is None or any(pod.protected or pod.priority >= PRIORITY for pod in pods):
@@ -70,33 +78,35 @@ def every(wholes: Sequence[Whole], held: dict[str, int], needs: int) -> list[tup
 
 
 def search(
-    wholes: Sequence[Whole], held: dict[str, int], needs: int, below: Cost | None = None
-) -> WholeEviction | None:
-    return [None, *least_wholes("n1", wholes, suffices(held, needs), PRIORITY, HEADROOM, below)][-1]
+    workloads: Sequence[BoundWorkload], held: dict[str, int], needs: int, below: Cost | None = None
+) -> WorkloadEviction | None:
+    return [None, *least_workload_eviction("n1", workloads, suffices(held, needs), PRIORITY, HEADROOM, below)][-1]
 
 
 @settings(max_examples=examples(500), deadline=None, derandomize=True)
 @given(nodes(EXACT), st.booleans())
-def test_the_least_set_of_few_workloads_is_found(case: tuple[list[Whole], dict[str, int], int], limited: bool) -> None:
-    wholes, held, needs = case
-    of_all = sorted(every(wholes, held, needs), key=lambda one: one[0])
+def test_the_least_set_of_few_workloads_is_found(
+    case: tuple[list[BoundWorkload], dict[str, int], int], limited: bool
+) -> None:
+    workloads, held, needs = case
+    of_all = sorted(every(workloads, held, needs), key=lambda one: one[0])
     below = of_all[len(of_all) // 2][0] if limited and of_all else None
-    found = search(wholes, held, needs, below)
+    found = search(workloads, held, needs, below)
     cheaper = [one for one in of_all if below is None or one[0] < below]
     assert (found is not None) is bool(cheaper)
     if found is not None:
-        assert (found.cost, {one.key for one in found.wholes}) == cheaper[0]
+        assert (found.cost, {one.key for one in found.workloads}) == cheaper[0]
 
 
 @settings(max_examples=examples(500), deadline=None, derandomize=True)
 @given(nodes(EXACT))
 def test_nothing_is_found_for_less_than_what_a_node_costs_at_least(
-    case: tuple[list[Whole], dict[str, int], int],
+    case: tuple[list[BoundWorkload], dict[str, int], int],
 ) -> None:
-    wholes, held, needs = case
-    bound = least_cost("n1", wholes, PRIORITY, HEADROOM)
-    assert (bound is None) is (not any(one.may_go(PRIORITY, HEADROOM) for one in wholes))
-    found = search(wholes, held, needs)
+    workloads, held, needs = case
+    bound = least_cost("n1", workloads, PRIORITY, HEADROOM)
+    assert (bound is None) is (not any(one.may_go(PRIORITY, HEADROOM) for one in workloads))
+    found = search(workloads, held, needs)
     if found is not None:
         assert bound is not None
         assert bound <= found.cost[:5]
@@ -105,16 +115,16 @@ def test_nothing_is_found_for_less_than_what_a_node_costs_at_least(
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(nodes(EXACT + 4))
 def test_of_many_workloads_what_is_found_suffices_and_none_could_stay(
-    case: tuple[list[Whole], dict[str, int], int],
+    case: tuple[list[BoundWorkload], dict[str, int], int],
 ) -> None:
-    wholes, held, needs = case
-    found = search(wholes, held, needs)
+    workloads, held, needs = case
+    found = search(workloads, held, needs)
     if found is None:
         return
-    keys = {one.key for one in found.wholes}
-    assert (found.cost, keys) in every(wholes, held, needs)
-    if sum(one.may_go(PRIORITY, HEADROOM) for one in wholes) > EXACT:
-        gone = {one.key: one.uids for one in found.wholes}
+    keys = {one.key for one in found.workloads}
+    assert (found.cost, keys) in every(workloads, held, needs)
+    if sum(one.may_go(PRIORITY, HEADROOM) for one in workloads) > EXACT:
+        gone = {one.key: one.uids for one in found.workloads}
         for key in keys if len(keys) > 1 else ():
             rest = frozenset(uid for other, uids in gone.items() if other != key for uid in uids)
             assert suffices(held, needs)(rest) is None
@@ -122,9 +132,11 @@ def test_of_many_workloads_what_is_found_suffices_and_none_could_stay(
 
 @settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(nodes(EXACT + 8))
-def test_a_step_is_short_however_many_workloads_there_are(case: tuple[list[Whole], dict[str, int], int]) -> None:
-    """Who searches does other things between two steps."""
-    wholes, held, needs = case
+def test_a_step_is_short_however_many_workloads_there_are(
+    case: tuple[list[BoundWorkload], dict[str, int], int],
+) -> None:
+    """The caller does other work between two steps."""
+    workloads, held, needs = case
     answer, calls = suffices(held, needs), 0
 
     def counted(gone: frozenset[str]) -> tuple[Eviction, Sequence[AllocatedPod]] | None:
@@ -132,22 +144,22 @@ def test_a_step_is_short_however_many_workloads_there_are(case: tuple[list[Whole
         calls += 1
         return answer(gone)
 
-    for _ in least_wholes("n1", wholes, counted, PRIORITY, HEADROOM):
+    for _ in least_workload_eviction("n1", workloads, counted, PRIORITY, HEADROOM):
         assert calls <= 2
         calls = 0
     assert calls <= 2
 
 
-def whole(name: str, *pods: AllocatedPod) -> Whole:
-    return Whole(f"default/{name}", pods)
+def workload(name: str, *pods: AllocatedPod) -> BoundWorkload:
+    return BoundWorkload(f"default/{name}", pods)
 
 
 def test_a_pod_on_another_node_counts_in_what_a_workload_costs() -> None:
-    wide = whole("wide", AllocatedPod("a", ()), AllocatedPod("elsewhere", (), service_class="latency-critical"))
-    narrow = whole("narrow", AllocatedPod("b", (), priority=5), AllocatedPod("c", ()))
+    wide = workload("wide", AllocatedPod("a", ()), AllocatedPod("elsewhere", (), service_class="latency-critical"))
+    narrow = workload("narrow", AllocatedPod("b", (), priority=5), AllocatedPod("c", ()))
     found = search([wide, narrow], {"a": 1, "b": 1}, 1)
     assert found is not None
-    assert [one.key for one in found.wholes] == ["default/narrow"]
+    assert [one.key for one in found.workloads] == ["default/narrow"]
 
 
 def test_no_workload_goes_of_which_one_pod_must_stay() -> None:
@@ -156,4 +168,4 @@ def test_no_workload_goes_of_which_one_pod_must_stay() -> None:
         AllocatedPod("x", (), protected=True),
         AllocatedPod("x", (), budgets=frozenset({"tight"})),
     ):
-        assert search([whole("w", AllocatedPod("a", ()), stays)], {"a": 1}, 1) is None
+        assert search([workload("w", AllocatedPod("a", ()), stays)], {"a": 1}, 1) is None

@@ -1,0 +1,259 @@
+"""The memory of one container: leases, shared memory and contexts of its processes, on each GPU of its grant.
+
+The ledger (`vgpu.memory.ledger`) decides on leases, and `arbiter.memory.contexts` evaluates readings of NVML. This module passes packets to the two,
+returns their answers, and updates the page with every answer. It handles neither files nor the question which processes may connect.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from arbiter import host
+from arbiter.connection import Connection
+from arbiter.identity import Identity, named
+from arbiter.memory.connections import Connections
+from arbiter.memory.contexts import Contexts, MeasureRequest, NodeMemory
+from arbiter.memory.meter import MemoryReading
+from arbiter.page import ContainerPage
+from vgpu.api.errors import BadDocument
+from vgpu.api.grant import GrantGpu
+from vgpu.memory.ledger import RECALLS, Ledger
+from vgpu.memory.over_limit import MeasuredProcess
+from vgpu.memory.records import Denied, Event, Granted, Recalled
+from vgpu.protocol import wire
+
+MIB: Final = 2**20
+
+
+class ContainerMemory:
+    """See the module. Without a GPU until `begin`; the three settings are the ledger's."""
+
+    def __init__(
+        self,
+        key: str,
+        connections: Connections,
+        page: ContainerPage,
+        node_memory: NodeMemory,
+        clock: Callable[[], float],
+        *,
+        opens_at_s: float,
+        recall_wait_s: float,
+        context_room_bytes: int,
+    ) -> None:
+        self.ledger, self.contexts = Ledger([]), Contexts()
+        self._gpus: tuple[GrantGpu, ...] = ()
+        self._key, self._connections, self._page = key, connections, page
+        self._node_memory, self._clock = node_memory, clock
+        self._opens_at_s, self._recall_wait_s = opens_at_s, recall_wait_s
+        self._context_room_bytes = context_room_bytes
+        self._leaving: deque[int] = deque()
+        self._settling = False
+        self._contexts_moved = False
+
+    def begin(self, gpus: tuple[GrantGpu, ...]) -> None:
+        """The grant directory now belongs to another container: start without leases. The processes of the one before have left."""
+        self._gpus = gpus
+        self.ledger = Ledger(
+            [gpu.mib * MIB for gpu in gpus],
+            self._opens_at_s,
+            self._recall_wait_s,
+            self._may_answer,
+            self._context_room_bytes,
+        )
+        self.contexts = Contexts()
+
+    def change(self, gpus: tuple[GrantGpu, ...]) -> None:
+        """The same GPUs with other limits."""
+        self._gpus = gpus
+        self._report(self.ledger.set_limits([gpu.mib * MIB for gpu in gpus], self._clock()))
+
+    def join(self, connection: Connection) -> int:
+        """A process gets its WELCOME. Returns the MiB that are promised to it for a context."""
+        self.ledger.join(connection.number)
+        if self.contexts.met(connection.pid):
+            self._charge_unconnected()
+        promised_mib = self._promise(connection) if connection.for_context and len(self._gpus) == 1 else 0
+        self.show()
+        return promised_mib
+
+    def leave(self, connection: Connection) -> None:
+        """Its connection ended. Its memory is leased to others, which may be gone too; the loop handles any number of them without recursion."""
+        self._contexts_moved |= bool(connection.contexts_s)
+        self.contexts.forget(connection.number, connection.pid)
+        if connection.welcomed:
+            self._leaving.append(connection.number)
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while self._leaving:
+                self._report(self.ledger.leave(self._leaving.popleft(), self._clock()))
+        finally:
+            self._settling = False
+
+    def handle(self, connection: Connection, seq: int, message: wire.Message) -> None:
+        """Handle a packet of a process after its WELCOME. Raises BadDocument."""
+        now_s, process = self._clock(), connection.number
+        match message:
+            case wire.Lease(gpu, need, want):
+                self._report(self.ledger.request(process, gpu, seq, need, want, now_s))
+            case wire.Return(gpu, amount):
+                given = self.ledger.give_back(process, gpu, amount, seq, now_s)
+                self._report(given if seq & RECALLS else [*given, Granted(process, gpu, seq, 0)])
+            case wire.Usage(gpu, used, leased, managed_mib):
+                self.ledger.state(process, gpu, used, leased, managed_mib * MIB)
+            case wire.Context(gpu, step, estimate):
+                self._context(connection, gpu, step, estimate, seq)
+            case wire.Hold():
+                self._hold(process, seq, message)
+            case wire.Drop(gpu, held, space, amount, key):
+                made = held == wire.HoldState.MADE
+                events = self.ledger.drop(process, gpu, bytes((space,)) + key, amount, now_s, made=made)
+                self._report([*events, Granted(process, gpu, seq, 0)])
+            case wire.Processes(gpu):
+                listed = self.contexts.listed(self.ledger, gpu, self._uuid(gpu), self._connections.welcomed())
+                connection.send(seq, wire.ProcessList(gpu, tuple(listed[: wire.PROCESSES_LIMIT])))
+            case _:
+                raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
+
+    def lease_exactly(self, connection: Connection, *, exact: bool) -> None:
+        """The process cannot return memory on recall, or can again."""
+        self._report(self.ledger.leases_exactly(connection.number, self._clock(), exact=exact))
+
+    def expire(self, now_s: float) -> None:
+        """Handle time-outs up to `now_s`."""
+        self._report(self.ledger.expire(now_s))
+
+    def measure(self, reading: MemoryReading) -> dict[str, list[MeasuredProcess]]:
+        """Evaluate a reading: charge contexts and answer the processes that wait for it. Returns, by GPU, the memory to compare with the limit."""
+        uuids = self.uuids
+        self._report(self.contexts.measure(self.ledger, uuids, self._connections.welcomed(), reading, self._clock()))
+        for waiting in self.contexts.answered(reading):
+            self._measured(waiting, uuids[waiting.gpu] in reading.gpus)
+        held = self.contexts.held(self._key, self.ledger, uuids, self._connections.welcomed(), reading)
+        self._charge_unconnected()
+        return held
+
+    @property
+    def uuids(self) -> list[str]:
+        """The GPUs of the grant."""
+        return [gpu.uuid for gpu in self._gpus]
+
+    def begun_contexts(self) -> dict[tuple[Identity, int], float] | None:
+        """Since when each process has had a context on each GPU; None if that is the same as at the last call."""
+        if not self._contexts_moved:
+            return None
+        self._contexts_moved = False
+        return {
+            (named(c.pid, c.pid_in_container), gpu): since
+            for c in self._connections.values()
+            for gpu, since in c.contexts_s.items()
+        }
+
+    def show(self) -> None:
+        """Publish the unleased bytes on the page."""
+        for gpu in range(len(self._gpus)):
+            self._page.show(gpu, self.ledger.unleased_bytes(gpu))
+
+    def _charge_unconnected(self) -> None:
+        """Charge the memory of processes that are not connected, so that it is leased to no other process."""
+        for gpu, of in enumerate(self._gpus):
+            self._report(self.ledger.charge_unconnected(gpu, self.contexts.unconnected_bytes(of.uuid), self._clock()))
+
+    def _promise(self, connection: Connection) -> int:
+        """The promised MiB. With several GPUs, the GPU of the context is unknown."""
+        cost_mib = -(-self._node_memory.costs.get(self._uuid(0), 0) // MIB)
+        return self.ledger.promise(connection.number, 0, cost_mib * MIB, self._clock()) // MIB
+
+    def _hold(self, process: int, seq: int, message: wire.Hold) -> None:
+        key = bytes((message.space,)) + message.key
+        match message.held:
+            case wire.HoldState.MADE:
+                self.ledger.make(process, message.gpu, key, message.amount)
+            case wire.HoldState.OPENED:
+                self._report(self.ledger.hold(process, message.gpu, seq, key, message.amount, self._clock()))
+            case wire.HoldState.STILL_OPEN:
+                self.ledger.restate_hold(process, message.gpu, key, message.amount)
+
+    def _context(self, connection: Connection, gpu: int, step: wire.Step, estimate_bytes: int, seq: int) -> None:
+        now_s, process = self._clock(), connection.number
+        if step == wire.Step.BEGIN:
+            cost = self._node_memory.costs.get(self._uuid(gpu), 0)
+            events = self.ledger.begin_context(process, gpu, seq, cost, now_s)
+            if cost == 0 and self.ledger.part_of(process, gpu).context_bytes == 0:
+                connection.unheld.add(gpu)
+            self._report(events)
+            return
+        if step == wire.Step.GROW:
+            self._grow(process, gpu, estimate_bytes, seq)
+            return
+        if step == wire.Step.GROWN:
+            self.ledger.settle_bound(process, gpu, now_s)
+            return
+        made = step == wire.Step.DONE
+        if made:
+            connection.contexts_s.setdefault(gpu, now_s)
+        else:
+            connection.contexts_s.pop(gpu, None)
+        self._contexts_moved = True
+        self.ledger.end_context(process, gpu, now_s, made=made)
+        if made:
+            self.ledger.restate_context(process, gpu, estimate_bytes)
+        waiting = MeasureRequest(process, gpu, seq, now_s, exact=made and gpu in connection.unheld, made=made)
+        connection.unheld.discard(gpu)
+        if self._node_memory.awaitable and self._node_memory.meter is not None:
+            self.contexts.wait(waiting)
+            self._node_memory.meter.hurry()
+        else:
+            self._measured(waiting, known=False)
+
+    def _grow(self, process: int, gpu: int, bound_bytes: int, seq: int) -> None:
+        """Without measurements, no bound would ever be settled."""
+        self._uuid(gpu)
+        if self._node_memory.awaitable:
+            self._report(self.ledger.bound_context(process, gpu, seq, bound_bytes, self._clock()))
+        else:
+            self._report([Granted(process, gpu, seq, bound_bytes)])
+
+    def _measured(self, waiting: MeasureRequest, known: bool) -> None:
+        connection = self._connections.get(waiting.process)
+        if connection is None:
+            return
+        part = self.ledger.part_of(waiting.process, waiting.gpu)
+        known = known and part.measured_bytes is not None
+        if known and waiting.made and part.context_bytes > 0:  # 0: it ended before the measurement
+            self._node_memory.learn(self._uuid(waiting.gpu), part.context_bytes)
+        unleased = self.ledger.unleased_bytes(waiting.gpu)
+        self._page.show(waiting.gpu, unleased)
+        answer = wire.Measured(waiting.gpu, known, part.context_bytes, unleased)
+        self._connections.attempt(connection, lambda: connection.send(waiting.seq, answer))
+
+    def _uuid(self, gpu: int) -> str:
+        if gpu >= len(self._gpus):
+            raise BadDocument(f"packet names GPU {gpu}: this container has {len(self._gpus)}, from 0")
+        return self._gpus[gpu].uuid
+
+    def _may_answer(self, process: int) -> bool:
+        connection = self._connections.get(process)
+        return connection is not None and connection.pid != 0 and host.runs(connection.pid)
+
+    def _report(self, events: list[Event]) -> None:
+        for event in events:
+            connection = self._connections.get(event.process)
+            if connection is not None:
+                self._connections.attempt(connection, lambda c=connection, e=event: self._report_one(c, e))  # type: ignore[misc]
+
+    def _report_one(self, connection: Connection, event: Event) -> None:
+        unleased = self.ledger.unleased_bytes(event.gpu)
+        self._page.show(
+            event.gpu, unleased
+        )  # before the answer: then a process that has read the answer reads an updated page
+        match event:
+            case Granted(_, gpu, seq, granted):
+                connection.send(seq, wire.Leased(gpu, False, granted, unleased))
+            case Denied(_, gpu, seq):
+                connection.send(seq, wire.Leased(gpu, True, 0, unleased))
+            case Recalled(_, gpu, recall, missing):
+                connection.send(recall, wire.Recall(gpu, missing))

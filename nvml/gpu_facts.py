@@ -1,0 +1,175 @@
+"""What a GPU is, as NVML reports it. States facts and decides nothing.
+
+What a GPU cannot report (an old driver, a virtual machine) has the neutral value: NUMA -1, no links, no MIG. What it must report and
+does not (its UUID, its memory) is an error that names the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from nvml.binding import nv
+from nvml.errors import NvmlError
+from nvml.messages import CountReply
+from nvml.naming import naming
+from vgpu.api.inventory import Gpu, MigInstance
+
+MIB: Final = 2**20
+GIB: Final = 2**30
+NUMA_WORDS: Final = 16
+"""64-bit words of a NUMA node set: 1,024 nodes, as many as Linux can have (CONFIG_NODES_SHIFT <= 10)."""
+
+_PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*)\s*\Z")
+"""The end of a MIG device's name, as drivers from R470 on write it: `NVIDIA H200 MIG 1g.18gb+me`."""
+
+T = TypeVar("T")
+
+
+def count() -> CountReply:
+    """How many GPUs there are, and the driver's version. Raises NvmlError."""
+    with naming("the number of GPUs"):
+        return CountReply(int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion()))
+
+
+def answers(uuid: str) -> str | None:
+    """None when the GPU answers and requests no reset; else why it does not, for a person."""
+    try:
+        with naming(f"GPU {uuid}"):
+            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+            nv.nvmlDeviceGetMemoryInfo(handle)
+    except NvmlError as error:
+        return str(error)
+    action = _recovery_action(handle)
+    return f"GPU {uuid}: the driver requests recovery action {action}" if action else None
+
+
+def _recovery_action(handle: Any) -> int:
+    """The driver's own word on what the GPU needs (0 = nothing), from R565 on; 0 where it has none."""
+    field = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return 0
+    try:
+        (value,) = nv.nvmlDeviceGetFieldValues(handle, [field])
+    except nv.NVMLError:
+        return 0
+    return int(value.value.uiVal) if value.nvmlReturn == nv.NVML_SUCCESS else 0
+
+
+def gpu_at(index: int) -> Gpu:
+    """The GPU with this index; its links by the PCI bus of the peer. Raises NvmlError."""
+    with naming(f"GPU {index}"):
+        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(nv.nvmlDeviceGetUUID(handle))
+    with naming(f"GPU {index} ({uuid})"):
+        total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
+        model = str(nv.nvmlDeviceGetName(handle))
+    mig = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), False)
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        model=model,
+        mib=total_bytes // MIB,
+        minor=_optional(lambda: int(nv.nvmlDeviceGetMinorNumber(handle)), index),
+        numa=_optional(lambda: _numa(handle), -1),
+        pci=_optional(lambda: str(nv.nvmlDeviceGetPciInfo(handle).busId), ""),
+        mig=mig,
+        instances=_instances(handle, total_bytes, uuid) if mig else (),
+        nvlinks=_nvlinks(handle),
+    )
+
+
+def _numa(handle: Any) -> int:
+    """The one NUMA node whose memory is nearest, -1 when there are several.
+
+    nvmlDeviceGetNumaNodeId means the node of the GPU's own memory, which only coherent platforms have: an H200 on x86
+    answers NOT_SUPPORTED (measured, driver 580).
+    """
+    words = nv.nvmlDeviceGetMemoryAffinity(handle, NUMA_WORDS, nv.NVML_AFFINITY_SCOPE_NODE)
+    nodes = [64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    return nodes[0] if len(nodes) == 1 else -1
+
+
+def _instances(handle: Any, total_bytes: int, uuid: str) -> tuple[MigInstance, ...]:
+    found = []
+    for at in range(_optional(lambda: int(nv.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
+        with naming(f"MIG instance {at} of GPU {uuid}"):
+            try:
+                instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
+            except (nv.NVMLError_NotFound, nv.NVMLError_InvalidArgument):
+                continue
+            found.append(_instance(handle, instance, total_bytes))
+    return tuple(found)
+
+
+def _instance(gpu: Any, instance: Any, total_bytes: int) -> MigInstance:
+    return MigInstance(
+        uuid=str(nv.nvmlDeviceGetUUID(instance)),
+        profile=_profile(gpu, instance, total_bytes),
+        mib=int(nv.nvmlDeviceGetMemoryInfo(instance).total) // MIB,
+        gpu_instance=int(nv.nvmlDeviceGetGpuInstanceId(instance)),
+        compute_instance=int(nv.nvmlDeviceGetComputeInstanceId(instance)),
+    )
+
+
+def _profile(gpu: Any, instance: Any, total_bytes: int) -> str:
+    """NVIDIA's name of the instance's profile, `+` written as `.` as Kubernetes resource names need it."""
+    found = _PROFILE_IN_NAME.search(_optional(lambda: str(nv.nvmlDeviceGetName(instance)), ""))
+    if found:
+        return found[1].replace("+", ".")
+    attributes = nv.nvmlDeviceGetAttributes_v2(instance)
+    compute, slices = int(attributes.computeInstanceSliceCount), int(attributes.gpuInstanceSliceCount)
+    head = f"{compute}c.{slices}g" if compute != slices else f"{slices}g"
+    size = f"{profile_gb(int(attributes.memorySizeMB) * MIB, total_bytes)}gb"
+    return f"{head}.{size}" + (".me" if _media_extensions(gpu, instance) else "")
+
+
+def profile_gb(instance_bytes: int, total_bytes: int) -> int:
+    """The number in a profile's name: the GPU's GiB, rounded up, times the instance's share of it in eighths, rounded up.
+
+    So 4,864 MiB of a 40,536 MiB GPU is `5gb`. As NVIDIA's tools name profiles.
+    """
+    eighths = -(-instance_bytes * 8 // total_bytes)
+    gib = -(-total_bytes // GIB)
+    return int(eighths * gib / 8 + 0.5)
+
+
+def _media_extensions(gpu: Any, instance: Any) -> bool:
+    """Is the instance of a `+me` profile? Only its GPU instance's profile number shows it."""
+
+    def requested() -> bool:
+        of_gpu = nv.nvmlDeviceGetGpuInstanceById(gpu, nv.nvmlDeviceGetGpuInstanceId(instance))
+        wanted = nv.nvmlGpuInstanceGetInfo(of_gpu).profileId
+        with_media = (nv.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1, nv.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1)
+        numbers = [_optional(partial(_profile_number, gpu, profile), -1) for profile in with_media]
+        return wanted in numbers
+
+    return _optional(requested, False)
+
+
+def _profile_number(gpu: Any, profile: int) -> int:
+    return int(nv.nvmlDeviceGetGpuInstanceProfileInfo(gpu, profile).id)
+
+
+def _nvlinks(handle: Any) -> dict[str, int]:
+    """PCI bus of the peer -> active links; `gather` maps buses to UUIDs."""
+    peers: dict[str, int] = {}
+    for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", 18)):
+        try:
+            if not nv.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            peer = str(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except nv.NVMLError:
+            continue
+        peers[peer] = peers.get(peer, 0) + 1
+    return peers
+
+
+def _optional(request: Callable[[], T], otherwise: T) -> T:
+    """What NVML answers, or `otherwise` when this GPU or driver does not know."""
+    try:
+        return request()
+    except nv.NVMLError:
+        return otherwise

@@ -1,0 +1,56 @@
+"""What GPUs this machine has: an inventory, gathered GPU by GPU.
+
+Each GPU is a call of its own, so that one that does not answer delays no other, and other callers are served in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nvml.errors import NvmlAway, NvmlError
+from nvml.queries import Nvml
+from vgpu.api.inventory import AccessMode, Gpu, Inventory
+
+
+def probe(nvml: Nvml, *, unit_mib: int, access: AccessMode, last: Inventory | None = None) -> Inventory:
+    """Everything NVML reports of this machine's GPUs.
+
+    A GPU that does not answer now and did in `last` stands as it was, unhealthy. Raises NvmlError when a GPU that was
+    never seen does not answer, or NVML as a whole does not.
+    """
+    counted = nvml.count()
+    gpus = []
+    for index in range(counted.count):
+        known = next((gpu for gpu in last.gpus if gpu.index == index), None) if last else None
+        try:
+            gpus.append(nvml.gpu_at(index, known.uuid if known is not None else ""))
+        except NvmlAway:
+            raise
+        except NvmlError:
+            if known is None:
+                raise
+            gpus.append(replace(known, healthy=False))
+    seen = {gpu.uuid for gpu in gpus}
+    lost = [gpu for gpu in (last.gpus if last else ()) if gpu.index >= counted.count and gpu.uuid not in seen]
+    gpus += [replace(gpu, healthy=False) for gpu in lost]
+    return Inventory(_linked(gpus), unit_mib=unit_mib, access=access, driver=counted.driver)
+
+
+def _linked(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+    """Peers by UUID. Links that end at no GPU (NVSwitches) join every GPU that has such links."""
+    by_pci = {gpu.pci: gpu.uuid for gpu in gpus if gpu.pci}
+    uuids = {gpu.uuid for gpu in gpus}
+    switched = {
+        gpu.uuid: sum(n for peer, n in gpu.nvlinks.items() if peer not in by_pci and peer not in uuids) for gpu in gpus
+    }
+    linked = []
+    for gpu in gpus:
+        peers = {
+            by_pci.get(peer, peer): links for peer, links in gpu.nvlinks.items() if peer in by_pci or peer in uuids
+        }
+        if switched[gpu.uuid]:
+            for other in gpus:
+                if other.uuid != gpu.uuid and switched[other.uuid]:
+                    peers[other.uuid] = peers.get(other.uuid, 0) + min(switched[gpu.uuid], switched[other.uuid])
+        linked.append(replace(gpu, nvlinks=peers))
+    return tuple(linked)

@@ -1,0 +1,57 @@
+"""A running plugin between a kubelet, an API server and the fake driver, and pods that share its GPUs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.builders import PodBuilder, pod
+from tests.fake import FakeDriver, fake_driver
+from tests.integration.deviceplugin.harness import Node, node
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.contract import uuid_of
+from vgpu.api.grant import Slice
+from vgpu.api.inventory import Inventory
+from vgpu.api.names import DEFAULT
+
+__all__ = ["fake_driver"]
+
+MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
+TWO_GPUS = "gpu t4 memory_mib=16384\ngpu t4 memory_mib=16384\n"
+
+Start = Callable[..., AbstractAsyncContextManager[Node]]
+
+
+@pytest.fixture
+def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
+    @asynccontextmanager
+    async def start(*options: str, gpus: str = TWO_GPUS, access: str = "cdi", seed: int = 0) -> AsyncIterator[Node]:
+        folder = Path(tempfile.mkdtemp(prefix="dp-"))
+        try:
+            async with node(fake_driver(gpus), folder, access=access, seed=seed) as made:
+                await made.start_plugin(*options)
+                await made.ready()
+                yield made
+        finally:
+            shutil.rmtree(folder)
+
+    return start
+
+
+def inventory(on: Node) -> Inventory:
+    assert on.api.inventory
+    return inventory_from_json(on.api.inventory)
+
+
+def sharing(name: str, on: Inventory, gpu: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
+    requests = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
+    return requests.assigned(Slice(on.gpus[gpu].uuid, gpu, units * 1024, core), container=container)
+
+
+def gpus_of(ids: tuple[str, ...]) -> set[str]:
+    return {uuid_of(one) for one in ids}

@@ -1,0 +1,101 @@
+"""The thread of one GPU with a double of what it calls: which switches a round makes, and what is locked meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from arbiter.gputime.container import GpuTimeContainer
+from arbiter.gputime.counters import GpuTimeCounters
+from arbiter.gputime.suspend_host import SuspendHost
+from arbiter.gputime.suspend_plan import SuspendPlan
+from arbiter.gputime.suspend_thread import SuspendThread
+from arbiter.gputime.timer import now_s
+from arbiter.gputime.watchdog import Watchdog
+from arbiter.stalls import Pulse
+from vgpu.gputime.scheduler import GpuTimeScheduler
+
+GPU = "GPU-0"
+
+
+class Switched:
+    """A container that notes each switch, and whether the scheduler's lock was held in it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.switches: list[tuple[str, bool, bool]] = []
+
+    def switch(self, gpu: str, on: bool) -> int:
+        """The driver's answer."""
+        self.switches.append((gpu, on, self._lock.locked()))
+        return 0
+
+
+class FixedDecisions:
+    """A scheduler that wants these switches, one after the other."""
+
+    def __init__(self, *wanted: bool) -> None:
+        self.clock = now_s
+        self.lock = threading.Lock()
+        self.pulse, self.policy, self.counters = Pulse(now_s), GpuTimeScheduler(), GpuTimeCounters()
+        self.suspend_plan = SuspendPlan(0.0)
+        self.watchdog = Watchdog(lambda _: (), self.counters, 0.0)
+        self.container = Switched(self.lock)
+        self.wanted = list(wanted)
+        self.noted: list[tuple[str, bool]] = []
+
+    def step(self, gpu: str) -> tuple[GpuTimeContainer, bool] | None:
+        """The next one, under the lock."""
+        assert self.lock.locked(), f"what to switch on {gpu} is decided under the lock"
+        return (cast(GpuTimeContainer, self.container), self.wanted.pop(0)) if self.wanted else None
+
+    def switched(self, container: Any, on: bool, status: int, took_s: float) -> None:
+        """It was done."""
+        assert self.lock.locked()
+        assert (container, status) == (self.container, 0)
+        assert took_s >= 0
+        self.noted.append(("switched", on))
+
+    def plan_suspends(self, gpu: str) -> None:
+        """Nothing is left to do."""
+        self.noted.append((gpu, self.lock.locked()))
+
+    def decide_again_s(self, _: str) -> float:
+        """When the thread is to come again."""
+        return now_s() + 60
+
+    def beat(self, _: str, late: bool) -> bool:
+        """No container looks."""
+        return late
+
+
+@pytest.fixture
+def decisions() -> FixedDecisions:
+    return FixedDecisions(False, True)
+
+
+@pytest.fixture
+def thread(decisions: FixedDecisions) -> Iterator[SuspendThread]:
+    made = SuspendThread(GPU, cast(SuspendHost, decisions))
+    yield made
+    made.stop()
+
+
+def test_a_round_makes_the_switches_that_are_decided_in_their_order_and_without_the_lock(
+    thread: SuspendThread, decisions: FixedDecisions
+) -> None:
+    thread.round([])
+    assert decisions.container.switches == [(GPU, False, False), (GPU, True, False)]
+    assert decisions.noted == [("switched", False), ("switched", True), (GPU, True)]
+
+
+def test_a_round_with_nothing_to_switch_computes_orders_and_calls_no_driver(
+    thread: SuspendThread, decisions: FixedDecisions
+) -> None:
+    decisions.wanted.clear()
+    thread.round([])
+    assert decisions.container.switches == []
+    assert decisions.noted == [(GPU, True)]

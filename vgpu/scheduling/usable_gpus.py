@@ -1,0 +1,139 @@
+"""What one pod may use on the nodes in view, and how much of it is free, before anything is tried.
+
+The pod's own conditions decide (models, UUIDs, a node's GPUs that a caller named), and what other pods left. Where the pod would go is not
+known here: `feasibility` tries it.
+
+Units and shapes as in `fleet`. A column is a node in view: every one that the fleet has when most are candidates, since
+reading all of them is quicker than picking out many; else the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import numpy as np
+
+from vgpu.api.inventory import Gpu, MigInstance
+from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
+from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet
+from vgpu.scheduling.mig_instances import InstanceCounts, on_node
+from vgpu.scheduling.packing import FreeGpus
+
+
+class UsableGpus:
+    """The nodes in view.
+
+    columns     which of the fleet's columns they are
+    names       by node in view; longer than the arrays if the fleet has columns to spare
+    is_candidate (nodes,) whether the node is a candidate: the arrays mean nothing for the others
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        request: PodRequest,
+        candidates: CandidateNodes,
+        only: Mapping[str, Set[str]],
+        *,
+        emptied: bool,
+    ) -> None:
+        """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod had anything."""
+        self.fleet, self.request, self._only, self._emptied = fleet, request, only, emptied
+        columns = candidates.columns
+        self.columns: slice | Columns
+        if 2 * len(columns) >= fleet.width:
+            self.columns, self.names = slice(0, fleet.width), fleet.names
+            self.is_candidate: Bools = np.zeros(fleet.width, np.bool_)
+            self.is_candidate[columns] = True
+        else:
+            self.columns, self.names = columns, [fleet.names[at] for at in columns.tolist()]
+            self.is_candidate = np.ones(len(columns), np.bool_)
+
+    def in_fleet(self, nodes: Columns) -> Columns:
+        """The fleet's columns of nodes in view."""
+        found: Columns = nodes if isinstance(self.columns, slice) else self.columns[nodes]
+        return found
+
+    def free_gpus(self, *, untouched: bool) -> FreeGpus:
+        """What is free, before the pod. Not to be written to. `untouched`: report also which GPUs no pod has any of."""
+        fleet, view = self.fleet, self.columns
+        allowed = self._allowed()
+        if self._emptied:
+            total = fleet.total_mib[:, view]
+            return FreeGpus(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
+        free = allowed & (fleet.containers[:, view] == 0) if untouched else allowed
+        return FreeGpus(fleet.free_mib[:, view], fleet.free_percent[:, view], allowed, free)
+
+    def instances(self, profile: str) -> InstanceCounts:
+        """Instances of a profile that the pod may use."""
+        request, known = self.request, self.fleet.mig.get(profile)
+        if known is None:
+            nothing = np.zeros((len(self.fleet.total_mib), len(self.is_candidate)), np.int32)
+            return InstanceCounts(nothing, nothing)
+        usable = self._models() if request.models or request.not_models else np.True_
+        free = (known.offered if self._emptied else known.free)[:, self.columns] * usable
+        free_mib = known.free_mib[:, self.columns] * usable
+        one_by_one = {at for _, at in self._homes(request.uuids | request.not_uuids)}
+        one_by_one |= {at for at in map(self._position, self._only) if at >= 0}
+        if request.uuids:
+            free[:], free_mib[:] = 0, 0
+        for at in one_by_one:
+            free[:, at], free_mib[:, at] = 0, 0
+            rows = {gpu.uuid: row for row, gpu in enumerate(self.fleet.inventory[self.names[at]].gpus)}
+            for gpu, instance in self.instances_on(self.names[at], profile):
+                free[rows[gpu.uuid], at] += 1
+                free_mib[rows[gpu.uuid], at] += instance.mib
+        return InstanceCounts(free, free_mib)
+
+    def instances_on(self, name: str, profile: str) -> list[tuple[Gpu, MigInstance]]:
+        """Those of one node."""
+        found = on_node(self.fleet, name, profile, emptied=self._emptied)
+        return [(gpu, instance) for gpu, instance in found if self._may_use(name, gpu, instance)]
+
+    def _allowed(self) -> Bools:
+        """(GPUs, nodes) GPUs that the pod may have a share of, or whole, when no other pod has them."""
+        request, allowed = self.request, self.fleet.shareable[:, self.columns] & self.is_candidate
+        if request.models or request.not_models:
+            allowed &= self._models()
+        if request.uuids:
+            named = np.zeros_like(allowed)
+            for row, at in self._homes(request.uuids):
+                named[row, at] = True
+            allowed &= named
+        for row, at in self._homes(request.not_uuids):
+            allowed[row, at] = False
+        for name, uuids in self._only.items():
+            at = self._position(name)
+            for row, gpu in enumerate(self.fleet.inventory[name].gpus if at >= 0 else ()):
+                allowed[row, at] &= gpu.uuid in uuids
+        return allowed
+
+    def _models(self) -> Bools:
+        """(GPUs, nodes) whether the pod's conditions allow the model."""
+        allowed = np.zeros(
+            len(self.fleet.models) + 1, np.bool_
+        )  # the last one is for rows without a GPU, which have -1
+        for model, code in self.fleet.models.items():
+            allowed[code] = self.request.allows_model(model)
+        by_gpu: Bools = allowed[self.fleet.model[:, self.columns]]
+        return by_gpu
+
+    def _homes(self, uuids: Set[str]) -> list[tuple[int, int]]:
+        """(row, node in view) of the GPUs that have or carry these UUIDs."""
+        found = [(row, self._position(node)) for uuid in uuids for node, row in self.fleet.homes(uuid)]
+        return [(row, at) for row, at in found if at >= 0]
+
+    def _position(self, name: str) -> int:
+        """Where in view a node is, -1 when it is no candidate."""
+        column = self.fleet.column.get(name, -1)
+        if isinstance(self.columns, slice):
+            return column if column >= 0 and self.is_candidate[column] else -1
+        found = np.flatnonzero(self.columns == column)
+        return int(found[0]) if len(found) else -1
+
+    def _may_use(self, name: str, gpu: Gpu, instance: MigInstance) -> bool:
+        """Do the pod's conditions and `only` allow an instance? It answers to its own UUID and to its GPU's."""
+        known = {gpu.uuid, instance.uuid}
+        return self.request.allows(gpu.model, known) and (
+            name not in self._only or not known.isdisjoint(self._only[name])
+        )
