@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +32,24 @@ class Helm:
 
     program: Path
 
-    def text(self, values: Mapping[str, Any] | Path | None = None, *, kube: str = "") -> str:
-        """Manifests as helm prints them, comments and hooks included. Raises Refused."""
+    def text(
+        self, values: Mapping[str, Any] | Path | None = None, *, kube: str = "", served: Collection[str] = ()
+    ) -> str:
+        """Manifests as helm prints them, comments and hooks included. `served`: kinds that the API server serves, such as v1/Pod; empty: helm knows
+        no cluster. Raises Refused."""
         given = ["-f", str(values)] if isinstance(values, Path) else set_values(values or {})
         version = kube or kubernetes_version()
-        return self("template", "tangram", str(CHART), "-n", NAMESPACE, "--kube-version", version, *given)
+        return self(
+            "template",
+            "tangram",
+            str(CHART),
+            "-n",
+            NAMESPACE,
+            "--kube-version",
+            version,
+            *given,
+            *(f"--api-versions={kind}" for kind in served),
+        )
 
     def notes(self, values: Mapping[str, Any] | Path, kubeconfig: Path) -> str:
         """What is printed after an installation, on a cluster that has no operators."""

@@ -78,6 +78,16 @@ def test_kube_scheduler_has_the_feature_gates_that_are_chosen_and_no_others(helm
         assert [one for one in command["command"] if "gates" in one] == flags
 
 
+def test_gangs_are_refused_where_the_api_server_serves_no_pod_groups(helm: Helm) -> None:
+    gangs = {"scheduler": {"kubeScheduler": {"featureGates": {"GenericWorkload": True}}}}
+    with pytest.raises(Refused, match="GenericWorkload=true, and the API server serves no PodGroups"):
+        helm.text(gangs, served=["v1/Pod", "scheduling.k8s.io/v1/PriorityClass"])
+    assert "--feature-gates=GenericWorkload=true" in helm.text(
+        gangs, served=["v1/Pod", "scheduling.k8s.io/v1alpha2/PodGroup"]
+    )
+    assert helm.text({}, served=["v1/Pod"])
+
+
 SCHEDULING: Final = {
     ("", "nodes", "get,list,watch"),
     ("", "pods", "get,list,watch"),

@@ -215,6 +215,16 @@ securityContext:
 {{- if and (not .Values.scheduler.leaderElect) (gt (int .Values.scheduler.replicas) 1) -}}
 {{- fail (printf "scheduler.replicas is %d with scheduler.leaderElect=false: several active schedulers would give one GPU away twice; it must be 0 or 1" (int .Values.scheduler.replicas)) -}}
 {{- end -}}
+{{- if and .Values.scheduler.kubeScheduler.featureGates.GenericWorkload (.Capabilities.APIVersions.Has "v1/Pod") -}}
+{{- /* "v1/Pod" is among them only if a cluster was read. */ -}}
+{{- $served := false -}}
+{{- range .Capabilities.APIVersions -}}
+{{- if regexMatch "^scheduling[.]k8s[.]io/[^/]+/PodGroup$" . -}}{{- $served = true -}}{{- end -}}
+{{- end -}}
+{{- if not $served -}}
+{{- fail "scheduler.kubeScheduler.featureGates has GenericWorkload=true, and the API server serves no PodGroups: kube-scheduler would wait for them and schedule no pod; turn the gate on in the API server first (docs/tasks/gangs.md)" -}}
+{{- end -}}
+{{- end -}}
 {{- if not (has .Values.webhook.placement.default .Values.webhook.placement.policies) -}}
 {{- fail (printf "webhook.placement.default is %s: pods that name no policy would be denied; it must be one of webhook.placement.policies, which are %s" .Values.webhook.placement.default (join ", " .Values.webhook.placement.policies)) -}}
 {{- end -}}
