@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -108,13 +108,13 @@ class DevicePlugin:
             self.usage_records, self.pods, processes, self._orphans_changed, until_idle=self.calls.until_idle
         )  # fmt: skip
         self.ledger = DeviceLedger(
-            self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self.calls.waiting,
+            self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.prestart = PreStart(
             names, unit_mib, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
-            clear=settings.clear_memory, waiting=self.calls.waiting,
+            clear=settings.clear_memory, waiting=self._call_waits,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
@@ -170,6 +170,13 @@ class DevicePlugin:
             await asyncio.to_thread(self.nvml_service.close)
             await self.remover.close()
             await self.records.close()
+
+    @contextmanager
+    def _call_waits(self) -> Iterator[None]:
+        """A call of the kubelet waits for news. If it is a pod, the kubelet has it from the API server, which answers again after an outage."""
+        self.cache.catch_up()
+        with self.calls.waiting():
+            yield
 
     def not_ready(self) -> str:
         """Why this node cannot serve pods; empty when it can."""

@@ -113,6 +113,8 @@ class Cache(Generic[T]):
         self.listed_s = float("-inf")
         """When the last complete list began: what was in the API by then has been reported, or is in `unknown`."""
         self._back_off = BackOff(*BACKOFF_S, jitter)
+        self._pausing: asyncio.Event | None = None
+        """Set to end the wait after a failure; None while there is no such wait."""
         self._changed = asyncio.Event()
         self._pending: dict[str, PendingCalls[T]] = {}
         self._owes = asyncio.Event()
@@ -139,6 +141,12 @@ class Cache(Generic[T]):
     async def changed(self) -> None:
         """Return after the next change of any object."""
         await self._changed.wait()
+
+    def catch_up(self) -> None:
+        """Try the API server again now if this waits after a failure, and soon again if that fails: a caller needs the current objects."""
+        if self._pausing is not None:
+            self._back_off.succeeded()
+            self._pausing.set()
 
     async def changes_within(self, seconds: float) -> bool:
         """Return when so much time has passed: did any object change meanwhile?"""
@@ -176,10 +184,10 @@ class Cache(Generic[T]):
                 if not self._version:
                     await self._list()
                 if not await self._watch():
-                    await self._sleep(self._back_off.failed())
+                    await self._pause(self._back_off.failed())
             except _RelistError as reason:
                 self._relist(str(reason))
-                await self._sleep(self._back_off.failed())
+                await self._pause(self._back_off.failed())
             except ApiError as error:
                 self._failures += 1
                 if error.gone:
@@ -187,7 +195,18 @@ class Cache(Generic[T]):
                 log.warning(
                     "lost the API server", path=self.path, error=str(error), failed_in_a_row=self._back_off.failures
                 )
-                await self._sleep(self._back_off.failed(error.retry_after_s))
+                await self._pause(self._back_off.failed(error.retry_after_s))
+
+    async def _pause(self, seconds: float) -> None:
+        """After a failure, or until a caller needs the API server's answer (`catch_up`)."""
+        self._pausing = asyncio.Event()
+        sleep, needed = asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(self._pausing.wait())
+        try:
+            await asyncio.wait((sleep, needed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._pausing = None
+            sleep.cancel()
+            needed.cancel()
 
     async def _list(self) -> None:
         """Read everything, report every difference, and take the version to watch from."""

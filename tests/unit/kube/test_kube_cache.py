@@ -310,6 +310,30 @@ async def test_failures_are_waited_out_ever_longer_and_never_all_at_once(api: Fa
         assert cache.statistics().failures == 3
 
 
+async def test_a_reader_that_needs_current_objects_ends_the_wait_after_an_outage(api: FakeApi) -> None:
+    waits: list[float] = []
+    waiting, twice = asyncio.Event(), asyncio.Event()
+
+    async def until_cancelled(wait_s: float) -> None:
+        waits.append(wait_s)
+        (waiting if len(waits) == 1 else twice).set()
+        await asyncio.Event().wait()
+
+    async with watching(api, sleep=until_cancelled, jitter=lambda: 0.0) as (cache, _):
+        cache.catch_up()  # nothing is waited for: without effect
+        cache._back_off.failures = 20
+        api.faults.append(answer_with("WATCH", PODS, 503))
+        api.cut()
+        api.put(pod("a").plain())
+        async with asyncio.timeout(10):
+            await waiting.wait()
+            cache.catch_up()
+            await twice.wait()
+            cache.catch_up()
+            assert await cache.wait_for(lambda: cache.get("default/a"), timeout_s=10) is not None
+        assert waits == pytest.approx([30.0, 0.2])
+
+
 async def test_a_server_that_ends_every_watch_at_once_is_not_requested_in_a_tight_loop(api: FakeApi) -> None:
     waits: list[float] = []
 
