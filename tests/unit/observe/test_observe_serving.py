@@ -21,7 +21,7 @@ from observe.bounds import Bounds, ClientConnection
 from observe.fair_loop import FairLoop
 from observe.ports import listen
 from observe.protocol import UNREADABLE, BoundedProtocol
-from observe.serving import App, Message, Server
+from observe.serving import BACKLOG, App, Message, Server
 from webhook.certs import CA_CERT, CERT, KEY, renewed
 
 BOUNDS = Bounds(
@@ -35,6 +35,7 @@ BOUNDS = Bounds(
     held_bytes=50_000,
 )
 BIG = b"x" * 8_000_000
+SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
 
 def app_of(bodies: list[bytes]) -> App:
@@ -114,6 +115,13 @@ async def test_a_request_within_the_bounds_is_answered_as_are_others_on_its_conn
             assert await reader.readuntil(b"ok") != b""
         writer.close()
         assert one.bodies == [b"a" * 1000] * 3
+
+
+async def test_a_flood_of_new_connections_waits_in_the_kernel() -> None:
+    async with running() as one:
+        info = one.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        (most,) = struct.unpack_from("I", info, 28)  # tcpi_sacked, of a socket that listens; <linux/tcp.h>
+        assert most == min(BACKLOG, SOMAXCONN)
 
 
 @pytest.mark.parametrize(
