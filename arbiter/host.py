@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from arbiter.grant_file import read_container_id, read_grant
-from vgpu.api.cgroup import Place, depth_of
+from vgpu.api.cgroup import CgroupOwner, depth_of
 from vgpu.api.cgroup import place_of as place_in
 from vgpu.api.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.api.errors import BadDocument
@@ -90,7 +90,7 @@ def key_of(pid: int, grants: Path, named_in: Path | None) -> str | None:
     return of[0] if of else None
 
 
-def place(pid: int) -> Place:
+def place(pid: int) -> CgroupOwner:
     """Its pod and container by its cgroup."""
     own = _read("self", "cgroup").decode(errors="replace")
     return place_in(_read(_living(pid), "cgroup").decode(errors="replace"), depth_of(own))
@@ -248,7 +248,7 @@ def kill(pid: int, started: int) -> bool:
     return True
 
 
-def kill_all(at: Place) -> int:
+def kill_all(at: CgroupOwner) -> int:
     """Kill every process of a container, by its cgroup, and those that they start meanwhile. Returns how many existed."""
     passed, ended = set[int](), 0
     for _ in range(KILL_LOOKS):

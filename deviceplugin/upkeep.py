@@ -20,7 +20,7 @@ from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
-from vgpu.api.grant import Assignment, Grant, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant
 from vgpu.api.names import Names
 
 EVERY_S: Final = 30.0
@@ -103,7 +103,8 @@ def remember_granted(grants: GrantDirectories, usage_records: UsageRecords, name
             found.setdefault(grant.uid, []).append(grant)
     for uid, of_pod in found.items():
         containers = {
-            grant.container: tuple(Slice(c.uuid, 0, c.mib, c.core_percent) for c in grant.gpus) for grant in of_pod
+            grant.container: tuple(AssignedGpu(c.uuid, 0, c.mib, c.core_percent) for c in grant.gpus)
+            for grant in of_pod
         }
         held = Assignment(containers).held()
         ids = [record.ids for record in grants.records().values() if record.uid == uid]

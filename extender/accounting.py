@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import structlog
 
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import Names
 from vgpu.api.request import PodRequest
@@ -72,7 +72,7 @@ class Accounting:
         self.repaired = 0
         """Nodes whose free capacity differed from a count anew."""
         self._allocations: dict[str, Allocation] = {}
-        self._by_node: dict[str, dict[str, tuple[Slice, ...]]] = {}
+        self._by_node: dict[str, dict[str, tuple[AssignedGpu, ...]]] = {}
         """Node -> pod UID -> slices."""
         self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
         """Size -> node -> pod UID -> UUIDs."""
@@ -96,7 +96,7 @@ class Accounting:
         allocation = self._allocations.get(uid)
         return allocation if allocation is not None and allocation.own else None
 
-    def on(self, node: str) -> Mapping[str, tuple[Slice, ...]]:
+    def on(self, node: str) -> Mapping[str, tuple[AssignedGpu, ...]]:
         """Pod UID -> what it has there."""
         return self._by_node.get(node, {})
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tangramctl.errors import BadOption, NoCapacity
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -24,7 +24,7 @@ HERE: Final = "this machine"
 class RunAllocation:
     """What a run was granted."""
 
-    piece: Slice
+    piece: AssignedGpu
     by: str
     """For a person: `pid 4711, python train.py`."""
 
@@ -35,12 +35,12 @@ def choose(
     holdings: Iterable[RunAllocation],
     foreign_mib: Mapping[str, int],
     hint: str = "",
-) -> Slice:
+) -> AssignedGpu:
     """The slice to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoCapacity when one
     would be."""
     held = list(holdings)
     rows = {gpu.uuid: gpu.index for gpu in inventory.gpus}
-    foreign = [Slice(uuid, rows[uuid], mib) for uuid, mib in foreign_mib.items() if mib > 0 and uuid in rows]
+    foreign = [AssignedGpu(uuid, rows[uuid], mib) for uuid, mib in foreign_mib.items() if mib > 0 and uuid in rows]
     fleet = Fleet()
     fleet.set_node(HERE, inventory, [*(holding.piece for holding in held), *foreign])
     answer = place(fleet, request, [HERE])

@@ -25,7 +25,7 @@ from tangramctl.machine import StateRoot
 from tangramctl.proc import boot_id, carried, start_ticks
 from vgpu.api.codec import grant_from_text, grant_to_text
 from vgpu.api.errors import BadDocument
-from vgpu.api.grant import Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Grant, GrantGpu
 
 VERSION: Final = 1
 NAMESPACE: Final = "tangramctl"
@@ -60,9 +60,9 @@ class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
         return "".join(c if c.isprintable() else "?" for c in " ".join(self.command))
 
     @property
-    def piece(self) -> Slice:
+    def piece(self) -> AssignedGpu:
         """What it has of its GPU."""
-        return Slice(self.uuid, self.index, self.mib, self.core_percent)
+        return AssignedGpu(self.uuid, self.index, self.mib, self.core_percent)
 
 
 class UnreadableRun(Run, frozen=True):
@@ -147,7 +147,7 @@ def _unread(machine: StateRoot, key: str, why: str) -> UnreadableRun:
     )  # fmt: skip
 
 
-def write(machine: StateRoot, command: tuple[str, ...], piece: Slice, terms: RunTerms) -> Run:
+def write(machine: StateRoot, command: tuple[str, ...], piece: AssignedGpu, terms: RunTerms) -> Run:
     """Grant a slice to this process and what it becomes. The directory appears whole."""
     key = secrets.token_hex(8)
     pid = os.getpid()

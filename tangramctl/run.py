@@ -29,7 +29,7 @@ from tangramctl.machine import DRIVER_LISTS, StateRoot, held, prepared, restrict
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
 from vgpu.api.contract import GRANT_DIRS
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.request import PodRequest
 
@@ -168,7 +168,7 @@ def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodReq
         return records.write(machine, options.command, piece, terms)
 
 
-def _model(inventory: Inventory, piece: Slice) -> str:
+def _model(inventory: Inventory, piece: AssignedGpu) -> str:
     gpu = inventory.gpu(piece.uuid)
     return gpu.model if gpu is not None else ""
 

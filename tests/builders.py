@@ -16,7 +16,7 @@ import msgspec
 
 from kube.objects import Node, Pod
 from vgpu.api.codec import assignment_to_json, inventory_to_json
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import AccessMode, Gpu, Inventory, MigInstance
 from vgpu.api.names import DEFAULT, Names
 
@@ -42,9 +42,9 @@ def mig_gpu(index: int, *profiles: str, node: str = "n1", mib: int = 81_920) -> 
     return gpu(index, mib, node, mig=True, instances=instances)
 
 
-def share(of: Gpu, mib: int, core: int = 0) -> Slice:
+def share(of: Gpu, mib: int, core: int = 0) -> AssignedGpu:
     """Part of a GPU."""
-    return Slice(of.uuid, of.index, mib, core)
+    return AssignedGpu(of.uuid, of.index, mib, core)
 
 
 def owner(kind: str, name: str, api_version: str = "batch/v1") -> dict[str, Any]:
@@ -131,7 +131,7 @@ class PodBuilder:
         """Bound to a node."""
         return replace(self, node=node)
 
-    def assigned(self, *slices: Slice, container: str = "main", text: str | None = None) -> PodBuilder:
+    def assigned(self, *slices: AssignedGpu, container: str = "main", text: str | None = None) -> PodBuilder:
         """Carrying an assignment; `text` for one that is not of our making."""
         text = assignment_to_json(Assignment({container: slices})) if text is None else text
         return replace(self, annotations=self.annotations | {self.names.assignment: text})

@@ -29,7 +29,7 @@ NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
 
-class Do(Enum):
+class ChannelCommand(Enum):
     """The request to the driver."""
 
     RESUME = "resume"
@@ -37,7 +37,7 @@ class Do(Enum):
     SUSPEND_ALL = "suspend, copies too"
 
 
-class Runs(Enum):
+class ChannelState(Enum):
     """The known state of a channel group's channels."""
 
     ON = "on"
@@ -54,7 +54,7 @@ class ChannelGroup:
 
     def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
         self.channels = channels
-        self.runs = Runs.ON if channels.fresh else Runs.UNSURE
+        self.runs = ChannelState.ON if channels.fresh else ChannelState.UNSURE
         """Unsure: an arbiter before this one may have stopped it."""
         self.partial = channels.unlisted
         """There are more channels than fit one list: it is never suspended, because the rest would continue to run."""
@@ -69,10 +69,15 @@ class ChannelGroup:
                 raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
             both = (*channels.compute, *channels.copy) if copies else channels.compute
             both = channels.compute if len(both) > rm.CHANNELS_LIMIT else both
-            lists = {Do.RESUME: both, Do.SUSPEND: channels.compute, Do.SUSPEND_ALL: both}
+            lists = {
+                ChannelCommand.RESUME: both,
+                ChannelCommand.SUSPEND: channels.compute,
+                ChannelCommand.SUSPEND_ALL: both,
+            }
             self._parameters = {
                 do: ctypes.create_string_buffer(
-                    rm.disable_parameters(channels.client, listed, disable=do is not Do.RESUME), rm.PARAMETERS_BYTES
+                    rm.disable_parameters(channels.client, listed, disable=do is not ChannelCommand.RESUME),
+                    rm.PARAMETERS_BYTES,
                 )
                 for do, listed in lists.items()
             }
@@ -89,18 +94,18 @@ class ChannelGroup:
     def suspend(self, *, copies: bool = False) -> int:
         """Suspend in mid-kernel, and with `copies` in mid-copy, unless it is suspended; not for a partial list. Returns the driver's status; if that is
         not `rm.OK`, the channels run, or `resume` makes them run."""
-        if self.runs is Runs.OFF:
+        if self.runs is ChannelState.OFF:
             return rm.OK
-        status = self._issue(self._arguments[Do.SUSPEND_ALL if copies else Do.SUSPEND])
-        self.runs = Runs.OFF if status == rm.OK else Runs.UNSURE
+        status = self._issue(self._arguments[ChannelCommand.SUSPEND_ALL if copies else ChannelCommand.SUSPEND])
+        self.runs = ChannelState.OFF if status == rm.OK else ChannelState.UNSURE
         if status != rm.OK:
             self.resume()
         return status
 
     def resume(self) -> int:
         """Resume. Harmless if nothing was suspended. After a status other than `rm.OK` an enable is still needed, which comes with a new list."""
-        status = self._issue(self._arguments[Do.RESUME])
-        self.runs = Runs.ON if status == rm.OK else Runs.UNSURE
+        status = self._issue(self._arguments[ChannelCommand.RESUME])
+        self.runs = ChannelState.ON if status == rm.OK else ChannelState.UNSURE
         return status
 
     def suspends_nobody(self) -> bool:

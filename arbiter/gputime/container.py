@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from arbiter.budget import MessageBudget
-from arbiter.gputime.channels import ChannelGroup, Runs
+from arbiter.gputime.channels import ChannelGroup, ChannelState
 from arbiter.gputime.obstacles import Obstacles
 from arbiter.gputime.process import ALL_CHANNEL_GROUPS_LIMIT, CHANNEL_GROUPS_LIMIT, GpuTimeProcess, is_full
 from arbiter.gputime.stray_channels import StrayChannels
@@ -109,25 +109,25 @@ class GpuTimeContainer:
         self._add_up(at_s)
         process = self.processes[number]
         match activity.what:
-            case wire.What.WORK | wire.What.IDLE:
-                process.working, process.drained = activity.what == wire.What.WORK, False
+            case wire.ActivityKind.WORK | wire.ActivityKind.IDLE:
+                process.working, process.drained = activity.what == wire.ActivityKind.WORK, False
                 process.kernels_only = process.working and bool(activity.value & wire.KERNELS_ONLY)
                 process.began_s = at_s if process.working else inf
                 self.reports.note_report(self.processes.values())
                 return self._moved(process, activity, at_s)
-            case wire.What.STILL:
+            case wire.ActivityKind.STILL:
                 process.kernels_only = process.kernels_only and bool(activity.value & wire.KERNELS_ONLY)
                 self.reports.note_report(self.processes.values())
                 return []
-            case wire.What.DRAINED:
+            case wire.ActivityKind.DRAINED:
                 process.drained = process.working
                 return []
-            case wire.What.YIELD | wire.What.END_YIELD:
-                process.yields = activity.what == wire.What.YIELD
+            case wire.ActivityKind.YIELD | wire.ActivityKind.END_YIELD:
+                process.yields = activity.what == wire.ActivityKind.YIELD
                 return []
-            case wire.What.HINT:
+            case wire.ActivityKind.HINT:
                 return [Hint(at_s, self.name, min(activity.value, 10_000_000) / 1e6)] if self.urgent else []
-            case wire.What.BEGIN_SECTION:
+            case wire.ActivityKind.BEGIN_SECTION:
                 return [BeginSection(at_s, self.name)] if self.urgent else []
             case _:
                 return [EndSection(at_s, self.name)] if self.urgent else []
@@ -174,7 +174,7 @@ class GpuTimeContainer:
     def contradicts(self, number: int, activity: wire.Activity, at_s: float, *, silent: bool) -> bool:
         """Whether this report shows that suspends have no effect. `silent`: the page may not have shown the heartbeat. A container that resumed itself is
         suspended again in any case."""
-        if activity.what is not wire.What.RESUMED:
+        if activity.what is not wire.ActivityKind.RESUMED:
             excused = self.gates or self.stray.any
             return self.evidence.take_activity(number, activity.what, at_s, off=self.shown_on is False, excused=excused)
         verdict = self.evidence.resumed(number, at_s, about_to=bool(activity.value & wire.ABOUT_TO), silent=silent)
@@ -220,13 +220,15 @@ class GpuTimeContainer:
         old = channel_groups.pop(key, None)
         if old is not None:
             self.replaced.append(old)
-            old.owes = new is not None and new.partial and old.runs is not Runs.ON
+            old.owes = new is not None and new.partial and old.runs is not ChannelState.ON
         if new is not None:
             if self.shown_on is False:
                 self.stray.comes(at_s, works=self.processes[number].working)
             new.partial |= self.processes[number].pid in self.obstacles.exempt
             if old is not None:
-                new.runs = Runs.UNSURE  # whatever it reports: the arbiter may have suspended what the old list names
+                new.runs = (
+                    ChannelState.UNSURE
+                )  # whatever it reports: the arbiter may have suspended what the old list names
             channel_groups[key] = new
 
     def sweep(self) -> list[ChannelGroup]:
@@ -317,20 +319,20 @@ class GpuTimeContainer:
 
     def is_on(self, gpu: str) -> bool:
         """Whether all of it runs on this GPU."""
-        return all(channel_group.runs is Runs.ON for channel_group in self.channel_groups(gpu))
+        return all(channel_group.runs is ChannelState.ON for channel_group in self.channel_groups(gpu))
 
     def is_off(self, gpu: str) -> bool:
         """Whether all of it is suspended on this GPU."""
-        return all(channel_group.runs is Runs.OFF for channel_group in self.channel_groups(gpu))
+        return all(channel_group.runs is ChannelState.OFF for channel_group in self.channel_groups(gpu))
 
     def to_do(self, gpu: str) -> bool | None:
         """The switch to make on this GPU: resume, suspend or None. An outstanding enable comes first, also if the container is to be suspended."""
         runs = {channel_group.runs for channel_group in self.channel_groups(gpu)}
-        if Runs.UNSURE in runs and not self.obstacles.trouble and not self.obstacles.denied:
+        if ChannelState.UNSURE in runs and not self.obstacles.trouble and not self.obstacles.denied:
             return True
         if self.to_run:
-            return True if Runs.OFF in runs else None
-        return False if Runs.ON in runs and not self.obstacles.trouble else None
+            return True if ChannelState.OFF in runs else None
+        return False if ChannelState.ON in runs and not self.obstacles.trouble else None
 
     def switch(self, gpu: str, on: bool) -> int:
         """Resume or suspend all its processes on a GPU. Returns the driver's status. A failed suspend is undone completely.
@@ -343,7 +345,7 @@ class GpuTimeContainer:
         if not on:
             return self.stop(channel_groups)
         for channel_group in channel_groups:
-            if channel_group.runs is Runs.UNSURE or (channel_group.runs is Runs.OFF and self.to_run):
+            if channel_group.runs is ChannelState.UNSURE or (channel_group.runs is ChannelState.OFF and self.to_run):
                 status = channel_group.resume() or status
                 if self.shown_on is False:
                     self.stray.resumes(self._clock, works=self.reports_work())
@@ -357,11 +359,11 @@ class GpuTimeContainer:
         status, joined = rm.OK, self.joined
         copies = self._copies and joined is not None and joined.service_class == BEST_EFFORT
         for channel_group in channel_groups:
-            if channel_group.runs is Runs.ON and not channel_group.partial:
+            if channel_group.runs is ChannelState.ON and not channel_group.partial:
                 status = channel_group.suspend(copies=copies) or status
         if status != rm.OK:
             for channel_group in channel_groups:
-                if channel_group.runs is Runs.OFF:
+                if channel_group.runs is ChannelState.OFF:
                     channel_group.resume()
         return status
 
@@ -382,8 +384,8 @@ class GpuTimeContainer:
         self.watchdog.note_report(at_s)
         for process in self.processes.values():
             for channel_group in process.channel_groups.values():
-                if channel_group.runs is Runs.OFF:
-                    channel_group.runs = Runs.UNSURE
+                if channel_group.runs is ChannelState.OFF:
+                    channel_group.runs = ChannelState.UNSURE
 
     def _add_up(self, at_s: float) -> None:
         if at_s > self.reports.added_until_s:

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from arbiter.connection import TOO_MANY, Connection
-from arbiter.gputime.channels import ChannelGroup, Runs
+from arbiter.gputime.channels import ChannelGroup, ChannelState
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.containers import GpuTimeContainers
 from arbiter.gputime.counters import GpuTimeCounters
@@ -113,7 +113,7 @@ class NodeScheduler:
                 container.grant = grant
                 self.containers.moved()
                 self.suspend_plan.discard()
-                self._know(container)
+                self._sync_policy(container)
                 self._decide()
 
     def never_suspend(self, name: str, pids: Mapping[int, str]) -> None:
@@ -121,7 +121,7 @@ class NodeScheduler:
         with self.lock:
             container = self.containers.set_exempt(name, pids)
             if container is not None:
-                self._obstructed(container)
+                self._obstacle_changed(container)
 
     def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
         """Set since when each process of a container has had a context on each GPU of its grant, by `now_s`."""
@@ -173,7 +173,7 @@ class NodeScheduler:
                 if container is None or container.joined is None or container.page is None:
                     continue
                 self.verdicts.weigh(container, at_s, seconds, whole=name in whole)
-                self._know(container)
+                self._sync_policy(container)
             self._decide()
 
     def close(self) -> None:
@@ -195,17 +195,17 @@ class NodeScheduler:
         """Handle a message of a process that came at `at_s`, and own its descriptor. Raises BadDocument."""
         at_s = max(at_s, self.policy.now_s)  # later events of others are recorded already and stay before it
         self.watchdog.note_report(container, message, at_s)
-        still = isinstance(message, wire.Activity) and message.what is wire.What.STILL
+        still = isinstance(message, wire.Activity) and message.what is wire.ActivityKind.STILL
         if self._awake_s and container.urgent and not still:
             self.suspend_threads.stay_awake(container, at_s + self._awake_s)
         match message:
             case wire.Activity():
-                self._weigh(container, connection.number, message, at_s)
+                self._check_report(container, connection.number, message, at_s)
                 if container.page is not None:
                     for event in container.take_activity(connection.number, message, at_s):
                         self._apply(event)
                     if container.gates:
-                        self._show(container, 0.0)
+                        self._publish_state(container, 0.0)
             case wire.Channels():
                 container.set_channels(connection.number, message, fd, at_s)
                 container.obstacles.changed_channels()
@@ -214,17 +214,17 @@ class NodeScheduler:
                 report_of_partial(container)
             case _:
                 raise BadDocument(f"{type(message).__name__.upper()} is invalid on a connection for GPU time")
-        self._know(container, at_s)
+        self._sync_policy(container, at_s)
         if isinstance(message, wire.Channels) and container.wanted:
-            self._show(container, 0.0)  # if it may not run, its gate stays shut until it is suspended
+            self._publish_state(container, 0.0)  # if it may not run, its gate stays shut until it is suspended
 
     def lose(self, container: GpuTimeContainer, connection: Connection) -> list[ChannelGroup]:
         """A process's connection ended. Returns its channel groups, which the caller now owns."""
         channel_groups = container.remove_process(connection.number, self.clock())
         container.obstacles.changed_channels()  # the known obstacles may have been of that process's channels
         self.suspend_plan.discard()
-        self._know(container)
-        self._show(container, 0.0)  # that process may have been the only one not switched yet, or the last one
+        self._sync_policy(container)
+        self._publish_state(container, 0.0)  # that process may have been the only one not switched yet, or the last one
         return channel_groups
 
     def stopped(self, container: GpuTimeContainer, at_s: float, status: int, took_s: float) -> None:
@@ -246,7 +246,7 @@ class NodeScheduler:
     def set_throttled(self, container: GpuTimeContainer, *, throttled: bool) -> None:
         """A container is not read for a while, or is again."""
         container.set_throttled(self.clock(), throttled=throttled)
-        self._know(container)
+        self._sync_policy(container)
 
     def step(self, gpu: str) -> tuple[GpuTimeContainer, bool] | None:
         """What to switch next on a GPU: suspends first, so that no container is resumed beside one that is to run alone."""
@@ -271,8 +271,8 @@ class NodeScheduler:
             container.evidence.unread_connections |= self.suspend_threads.reader_of(container).unread(container)
         if status != rm.OK:
             self.verdicts.refused(container, on, status, self.clock())
-            self._show(container, 0.0)  # its launches are delayed instead
-        self._show(container, took_s)
+            self._publish_state(container, 0.0)  # its launches are delayed instead
+        self._publish_state(container, took_s)
 
     def decide_again_s(self, gpu: str) -> float:
         """When a container of this GPU needs the next decision, if no event comes before."""
@@ -287,14 +287,14 @@ class NodeScheduler:
                 container.page.beat(self.suspend_threads.alive_ms(container))
                 looks |= container.page.waits
             if late:
-                self._doubt(container)
+                self._mark_unsure(container)
             if self.verdicts.tries(container, self.clock()):
-                self._show(container, 0.0)
+                self._publish_state(container, 0.0)
                 self.suspend_threads.wake(container)
             if container.obstacles.check_channels(self.clock(), len(container.grant.gpus)):
-                self._obstructed(container)
+                self._obstacle_changed(container)
             if self.verdicts.forgets(container, self.clock()):
-                self._know(container)
+                self._sync_policy(container)
         return looks
 
     def fail(self) -> None:
@@ -314,7 +314,7 @@ class NodeScheduler:
         self.policy.apply(event)
         self._undecided = True
 
-    def _know(self, container: GpuTimeContainer, at_s: float | None = None) -> None:
+    def _sync_policy(self, container: GpuTimeContainer, at_s: float | None = None) -> None:
         """Update a container's parameters in the policy. A container without channels stays, and so do its debts."""
         parameters, at_s = container.parameters(), self.clock() if at_s is None else at_s
         if container.page is None:  # a new container may have the same name by now
@@ -330,27 +330,27 @@ class NodeScheduler:
             for event in container.work_events(at_s):
                 self._apply(event)
 
-    def _weigh(self, container: GpuTimeContainer, number: int, activity: wire.Activity, at_s: float) -> None:
+    def _check_report(self, container: GpuTimeContainer, number: int, activity: wire.Activity, at_s: float) -> None:
         silent_s = 0.0
-        if activity.what is wire.What.RESUMED:
+        if activity.what is wire.ActivityKind.RESUMED:
             self.suspend_plan.discard()
             self.suspend_threads.wake(container)
             silent_s = self.suspend_threads.silent_s(container, at_s)
         self.verdicts.take_activity(container, number, activity, at_s, silent_s)
 
-    def _doubt(self, container: GpuTimeContainer) -> None:
+    def _mark_unsure(self, container: GpuTimeContainer) -> None:
         container.doubt(self.clock())
         self.suspend_plan.discard()
         self.suspend_threads.wake(container)
 
-    def _obstructed(self, container: GpuTimeContainer) -> None:
+    def _obstacle_changed(self, container: GpuTimeContainer) -> None:
         """An obstacle to suspending the container appeared or ended."""
         self.suspend_plan.discard()
-        self._know(container)
-        self._show(container, 0.0)
+        self._sync_policy(container)
+        self._publish_state(container, 0.0)
         self.suspend_threads.wake(container)
 
-    def _show(self, container: GpuTimeContainer, took_s: float) -> None:
+    def _publish_state(self, container: GpuTimeContainer, took_s: float) -> None:
         """Publish to its processes and the policy whether it is on, once that is true on all of its GPUs. A container without channels counts as switched
         at once: while it may not run, a new process waits at the gate until the arbiter has its channels and has suspended it."""
         if container.joined is None or container.page is None:
@@ -384,7 +384,7 @@ class NodeScheduler:
                 container.wanted = wanted
                 self.suspend_plan.discard(container.gpus)
                 if container.gates or all(map(container.is_on, container.gpus)):
-                    self._show(container, 0.0)
+                    self._publish_state(container, 0.0)
                 self.suspend_threads.wake(container)
         for suspend_thread in self.suspend_threads.all():
             # a thread in a call of the driver delays no other thread
@@ -394,6 +394,6 @@ class NodeScheduler:
         with self.lock:
             channel_groups = self.containers.channel_groups()
         for denied, channel_group in channel_groups:
-            if not denied or channel_group.runs is Runs.OFF:
+            if not denied or channel_group.runs is ChannelState.OFF:
                 channel_group.resume()
         return [channel_group for _, channel_group in channel_groups]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from arbiter.gputime.channels import ChannelGroup, Runs
+from arbiter.gputime.channels import ChannelGroup, ChannelState
 
 PROCESSES_LIMIT: Final = 1024
 """Processes of one container with a connection for GPU time. As for leases."""
@@ -41,7 +41,7 @@ class GpuTimeProcess:
     @property
     def runs(self) -> bool:
         """Whether any of its channels may run."""
-        return any(channel_group.runs is not Runs.OFF for channel_group in self.channel_groups.values())
+        return any(channel_group.runs is not ChannelState.OFF for channel_group in self.channel_groups.values())
 
 
 def is_full(process: GpuTimeProcess, processes: Iterable[GpuTimeProcess]) -> bool:

@@ -57,16 +57,16 @@ class SuspendEvidence:
             process.worked_off = False
         self._off_since_s = inf
 
-    def take_activity(self, number: int, what: wire.What, at_s: float, *, off: bool, excused: bool) -> bool:
+    def take_activity(self, number: int, what: wire.ActivityKind, at_s: float, *, off: bool, excused: bool) -> bool:
         """A process sent this report. `off`: its container is suspended; `excused`: its reports are no evidence now. Returns whether the verdict
         changed."""
         process = self._processes[number]
         if number in self.unread_connections or excused or at_s < process.resuming_until_s:
             process.worked_off = False
             return False
-        if what is wire.What.WORK:
+        if what is wire.ActivityKind.WORK:
             process.worked_off = at_s - self._off_since_s > INEFFECTIVE_S and bool(process.channel_groups)
-        elif what is wire.What.IDLE and process.worked_off and off:
+        elif what is wire.ActivityKind.IDLE and process.worked_off and off:
             process.worked_off = False
             return self.effect.ended(at_s)
         return False

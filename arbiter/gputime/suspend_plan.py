@@ -19,7 +19,7 @@ from arbiter.gputime.container import GpuTimeContainer
 from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.protocol import wire
 
-BEGINS: Final = (wire.What.WORK, wire.What.HINT, wire.What.BEGIN_SECTION)
+BEGINS: Final = (wire.ActivityKind.WORK, wire.ActivityKind.HINT, wire.ActivityKind.BEGIN_SECTION)
 
 
 class PlannedSuspend(NamedTuple):
@@ -61,7 +61,7 @@ class SuspendPlan:
         planned = self._gpus.get(gpu)
         if not planned or not isinstance(message, wire.Activity) or message.what not in BEGINS:
             return None
-        if message.what is wire.What.HINT and message.value > self._lead_us:
+        if message.what is wire.ActivityKind.HINT and message.value > self._lead_us:
             return None
         return planned.get(container)
 

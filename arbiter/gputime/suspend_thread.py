@@ -22,7 +22,7 @@ import structlog
 
 from arbiter.budget import CHANNELS_COST
 from arbiter.connection import BAD_PACKET, Connection, PeerGone
-from arbiter.gputime.channels import ChannelGroup, Runs
+from arbiter.gputime.channels import ChannelGroup, ChannelState
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.suspend_host import SuspendHost
 from arbiter.gputime.suspend_plan import PlannedSuspend
@@ -160,11 +160,11 @@ class SuspendThread:
 
     def _wait(self) -> list[tuple[int, int]]:
         while (at_s := self._clock()) < self.awake_until_s:
-            self.comes(at_s)
+            self.note_progress(at_s)
             self._warm_up.play(at_s)
             if self._nap.ends_early():
                 break
-        self.comes(self._timer.at_s)
+        self.note_progress(self._timer.at_s)
         self._sleeps = True
         ready = self._epoll.poll()
         self._sleeps = False
@@ -172,13 +172,13 @@ class SuspendThread:
 
     def round(self, ready: Iterable[tuple[int, int]]) -> None:
         """One round: read these descriptors, then switch."""
-        self.comes(0.0)
+        self.note_progress(0.0)
         for fd, events in ready:
             self._ready(fd, events)
         self._end_throttling()
         self._switch()
 
-    def comes(self, due_s: float) -> None:
+    def note_progress(self, due_s: float) -> None:
         """The thread is awake, and due again at that time, or now."""
         at_s = self._clock()
         if at_s - self._due_s >= STALL_S:
@@ -192,14 +192,14 @@ class SuspendThread:
         self._scheduler.stalled(self.uuid, since_s, at_s)
         self._beat(at_s)
 
-    def _calls(self) -> float:
+    def _begin_driver_call(self) -> float:
         """A call to the driver begins; its duration is unknown."""
-        self.comes(inf)
+        self.note_progress(inf)
         began_s = self._clock()
         self._scheduler.pulse.expect(began_s)
         return began_s
 
-    def _called(self, began_s: float) -> float:
+    def _end_driver_call(self, began_s: float) -> float:
         """The call has returned; under the lock. Returns its duration, or the usual one if the arbiter was stalled during the call."""
         self._due_s = self.alive_at_s = at_s = self._clock()
         if at_s - began_s < STALL_S or (since_s := self._scheduler.pulse.stalled_since(began_s, at_s)) is None:
@@ -262,11 +262,11 @@ class SuspendThread:
         """Suspend as planned, without the lock as for every switch, then handle the message like any other."""
         self._scheduler.lock.release()
         try:
-            at_s = self._calls()
+            at_s = self._begin_driver_call()
             status = planned.container.stop(planned.channel_groups)
         finally:
             self._scheduler.lock.acquire()
-        took_s = self._called(at_s)
+        took_s = self._end_driver_call(at_s)
         self._handle(container, connection, fd, message, at_s)
         self._scheduler.stopped(planned.container, at_s, status, took_s)
 
@@ -294,7 +294,9 @@ class SuspendThread:
         channel_groups = self._scheduler.lose(container, connection)
         self._give_up([*container.sweep(), *channel_groups])
         if lives:
-            self._to_resume += [channel_group for channel_group in channel_groups if channel_group.runs is not Runs.ON]
+            self._to_resume += [
+                channel_group for channel_group in channel_groups if channel_group.runs is not ChannelState.ON
+            ]
         connection.sock.close()
 
     def _give_up(self, channel_groups: list[ChannelGroup]) -> None:
@@ -323,11 +325,11 @@ class SuspendThread:
 
     def _close_dropped(self) -> None:
         if self._to_resume:
-            began_s = self._calls()
+            began_s = self._begin_driver_call()
             for channel_group in self._to_resume:
                 channel_group.resume()
             with self._scheduler.lock:
-                self._called(began_s)
+                self._end_driver_call(began_s)
         for channel_group in self._to_close:
             channel_group.close()
         self._to_resume, self._to_close = [], []
@@ -349,18 +351,18 @@ class SuspendThread:
                     self._resume_again(stopped)
                 return
             container, on = step
-            began_s = self._calls()
+            began_s = self._begin_driver_call()
             status = container.switch(self.uuid, on)
             with scheduler.lock:
-                scheduler.switched(container, on, status, self._called(began_s))
+                scheduler.switched(container, on, status, self._end_driver_call(began_s))
 
     def _resume_again(self, stopped: GpuTimeContainer) -> None:
-        began_s = self._calls()
+        began_s = self._begin_driver_call()
         for channel_group in stopped.channel_groups(self.uuid):
-            if channel_group.runs is not Runs.OFF:
+            if channel_group.runs is not ChannelState.OFF:
                 channel_group.resume()
         with self._scheduler.lock:
-            self._called(began_s)
+            self._end_driver_call(began_s)
 
     def _resume_stopped(self, at_s: float) -> GpuTimeContainer | None:
         if at_s - self._watchdog_at_s < WATCHDOG_S:

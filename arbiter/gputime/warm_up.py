@@ -19,7 +19,7 @@ from vgpu.protocol import wire
 
 EVERY_S: Final = 0.001
 """Guessed: ten naps."""
-_PACKET: Final = wire.encode(0, wire.Activity(wire.What.WORK))
+_PACKET: Final = wire.encode(0, wire.Activity(wire.ActivityKind.WORK))
 
 
 class WarmUp:

@@ -24,9 +24,9 @@ class Watchdog:
     def note_report(self, container: GpuTimeContainer, message: wire.Message, at_s: float) -> None:
         """The container sent a message. A report of launches does not show that it runs."""
         what = message.what if isinstance(message, wire.Activity) else None
-        if what is wire.What.IDLE:
+        if what is wire.ActivityKind.IDLE:
             container.watchdog.ended(at_s, self._wait_s)
-        if what is not wire.What.STILL:
+        if what is not wire.ActivityKind.STILL:
             container.watchdog.note_report(at_s)
 
     def resume_stopped(self, gpu: str, at_s: float) -> GpuTimeContainer | None:

@@ -15,7 +15,7 @@ import structlog
 
 from arbiter import host
 from arbiter.memory.meter import MemoryReading
-from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.api.cgroup import NOWHERE, CgroupOwner
 from vgpu.api.grant import Grant
 from vgpu.api.names import OverLimitAction
 from vgpu.memory.bypass import (
@@ -76,7 +76,7 @@ class _LastReading:
     held: Mapping[str, Sequence[MeasuredProcess]]
     unconnected_usage: frozenset[int]
     """Pids of the processes that are not connected."""
-    place: Place
+    place: CgroupOwner
     """The container's cgroup; without an ID = unknown so far."""
 
 
@@ -99,7 +99,7 @@ class BypassEnforcement:
         held: Mapping[str, Sequence[MeasuredProcess]],
         unconnected_usage: Collection[int],
         at_s: float,
-        place: Place = NOWHERE,
+        place: CgroupOwner = NOWHERE,
     ) -> list[KillStatus]:
         """Evaluate a reading and its unconnected processes. Returns the killed processes. `place`: the container's cgroup."""
         if not held:  # its GPUs did not answer: the last result stays valid
@@ -173,7 +173,7 @@ class BypassEnforcement:
         )  # fmt: skip
 
 
-def _end(grant: Grant, place: Place) -> int:
+def _end(grant: Grant, place: CgroupOwner) -> int:
     """Kill all processes of the container, because one of them starts the others repeatedly. Returns how many existed."""
     count = host.kill_all(place)
     if count:

@@ -37,7 +37,7 @@ from arbiter.memory.exempt_processes import ExemptProcesses
 from arbiter.memory.meter import MemoryReading, UnchangedReadings
 from arbiter.open_files import is_spare
 from arbiter.page import ContainerPage
-from vgpu.api.cgroup import Place
+from vgpu.api.cgroup import CgroupOwner
 from vgpu.api.contract import CONTAINER_ID, GRANT, SOCKET
 from vgpu.api.enforcement import Reason, reported
 from vgpu.api.errors import BadDocument
@@ -241,7 +241,7 @@ class ServedContainer:
         held = self.memory.measure(reading)
         self.exempt.take(uuids, reading)
         kills = overlimit.look(self.over_limit, self.grant, reading, held)
-        place = Place(self.grant.uid, self.container_id)
+        place = CgroupOwner(self.grant.uid, self.container_id)
         kills += self.bypass.take(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
         self._remember(kills)
         self.memory.show()

@@ -23,7 +23,7 @@ from arbiter.reader_thread import ReaderThread
 from nvml.errors import NvmlError
 from nvml.messages import MOST_MAPS
 from nvml.queries import Nvml
-from vgpu.api.cgroup import Place
+from vgpu.api.cgroup import CgroupOwner
 from vgpu.memory.attribution import Owners
 from vgpu.memory.unlisted import suspected
 
@@ -63,7 +63,7 @@ class DeviceOpeners:
     def __init__(
         self,
         nvml: Nvml,
-        place: Callable[[int], Place] = host.place,
+        place: Callable[[int], CgroupOwner] = host.place,
         started: Callable[[int], int] = host.started_at,
         proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,

@@ -22,7 +22,7 @@ from arbiter.reader_thread import ReaderThread
 from nvml.errors import NvmlError, NvmlOpening
 from nvml.messages import ProcessUsage
 from nvml.queries import Nvml
-from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.api.cgroup import NOWHERE, CgroupOwner
 
 PERIOD_S: Final = 1.0
 """Specified."""
@@ -46,7 +46,7 @@ class SeenProcess:
     pid_inside: int
     mps_server: bool = False
     """It is an MPS server: the work of its clients runs on its channels."""
-    place: Place = NOWHERE
+    place: CgroupOwner = NOWHERE
     """Its pod and container, by its cgroup."""
 
 

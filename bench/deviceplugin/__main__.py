@@ -43,7 +43,7 @@ from tests.builders import PodBuilder, pod
 from tests.fake import start_fake_driver
 from tests.integration.deviceplugin.harness import PluginNode, plugin_node
 from vgpu.api.codec import inventory_from_json
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 
@@ -89,7 +89,7 @@ class Kubelet:
 
 def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
     """A pod of one container with 8 units and 5 percent of a GPU."""
-    piece = Slice(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
+    piece = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
     return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
 
 

@@ -52,7 +52,7 @@ ATTACKS: Final = (
     Attack("lease", "packets", (*HELLO, "-packet", _hex(wire.Lease(0, MIB, MIB)))),
     Attack("context", "packets", (*HELLO, "-packet", _hex(wire.Context(0, wire.Step.DONE, 0)))),
     Attack("list", "packets", (*HELLO, "-packet", _hex(wire.Processes(0)))),
-    Attack("work", "packets", (*FOR_GPU_TIME, "-packet", _hex(wire.Activity(wire.What.WORK, 0)))),
+    Attack("work", "packets", (*FOR_GPU_TIME, "-packet", _hex(wire.Activity(wire.ActivityKind.WORK, 0)))),
     Attack("questions", "questions", (*HELLO, "-packet", _hex(wire.Processes(0)))),
 )
 

@@ -33,7 +33,7 @@ from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.gputime.conftest import Program
 from vgpu.api.codec import inventory_from_json
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.protocol.status import decode_status
 
@@ -47,7 +47,7 @@ PARTS = ("plugin", "arbiter", "nvml")
 
 def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
     """A pod of one container with 8 units and 10 percent of a GPU."""
-    piece = Slice(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
+    piece = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
     return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
 
 

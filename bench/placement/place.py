@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -48,7 +48,9 @@ def fleet(nodes: int) -> Fleet:
             )
             for row in range(GPUS)
         )  # fmt: skip
-        used = [Slice(c.uuid, c.index, int(random.integers(0, 70)) * 1024, int(random.integers(0, 80))) for c in gpus]
+        used = [
+            AssignedGpu(c.uuid, c.index, int(random.integers(0, 70)) * 1024, int(random.integers(0, 80))) for c in gpus
+        ]
         built.set_node(name, Inventory(gpus), [piece for piece in used if piece.mib])
     return built
 

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from deviceplugin.allocation import NodePod
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 
 MIB: Final = 2**20
@@ -37,7 +37,7 @@ class GpuMemory:
     """One of `USES`."""
 
 
-def memory_of(gpu: Gpu, slices: Collection[Slice]) -> GpuMemory:
+def memory_of(gpu: Gpu, slices: Collection[AssignedGpu]) -> GpuMemory:
     """Of this GPU, with the slices of it and of its instances that pods have."""
     if gpu.mig:
         used = {piece.uuid for piece in slices}
@@ -52,9 +52,9 @@ def memory_of(gpu: Gpu, slices: Collection[Slice]) -> GpuMemory:
     return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
 
 
-def memory_by_gpu(inventory: Inventory, slices: Iterable[Slice]) -> Iterator[tuple[Gpu, GpuMemory]]:
+def memory_by_gpu(inventory: Inventory, slices: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
     """Every GPU of the node. Slices of a GPU that the node no longer has are left out."""
-    of_gpu: dict[str, list[Slice]] = {}
+    of_gpu: dict[str, list[AssignedGpu]] = {}
     uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
     for piece in slices:
         of_gpu.setdefault(uuids.get(piece.uuid, ""), []).append(piece)

@@ -26,7 +26,7 @@ from deviceplugin.grants import checked_file as sealed
 from deviceplugin.grants.atomic_file import create_temporary, discard_temporary, make_folder
 from vgpu.api.codec import check_slice
 from vgpu.api.errors import BadDocument
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Orphan
 
 FOLDER: Final = "pods"
@@ -44,7 +44,7 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uid: str
     namespace: str
     pod: str
-    held: tuple[Slice, ...]
+    held: tuple[AssignedGpu, ...]
     """What it occupies at its peak, one slice a GPU or MIG instance."""
     ids: dict[str, tuple[str, ...]] = {}
     """Resource -> device IDs that the kubelet gave it, sorted."""

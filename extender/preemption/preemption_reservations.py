@@ -16,7 +16,7 @@ from itertools import takewhile
 
 from extender.accounting import Allocation
 from extender.state import State
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.reservations import Reservation
 
@@ -111,7 +111,7 @@ class PreemptionReservations:
             allocations.allocate(reservation.uid, part)
 
 
-def _free_part(fleet: Fleet, node: str, piece: Slice) -> Slice | None:
+def _free_part(fleet: Fleet, node: str, piece: AssignedGpu) -> AssignedGpu | None:
     """The free part of a slice, None if nothing of it is free."""
     if piece.kind == "mig":
         offered = {one.uuid for gpu in fleet.inventory[node].gpus for one in gpu.offered_instances}

@@ -18,7 +18,7 @@ from extender.state import State
 from kube.cache import Cache
 from kube.objects import Pod
 from kube.pod_requests import requests_of, total_of
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.names import DEFAULT_CLASS
 from vgpu.scheduling.victims.eligibility import PODS, AllocatedPod, started_at
 from vgpu.scheduling.victims.node import NodeView
@@ -190,7 +190,7 @@ class VictimCandidates:
             self._history.protected(pod, self._replicas.__getitem__),
         )  # fmt: skip
 
-    def _allocated_pod(self, uid: str, held: tuple[Slice, ...], pod: Pod | None) -> AllocatedPod:
+    def _allocated_pod(self, uid: str, held: tuple[AssignedGpu, ...], pod: Pod | None) -> AllocatedPod:
         if pod is None:
             return AllocatedPod(uid, held, protected=True)
         service_class = pod.metadata.annotation(self._state.names.service_class) or DEFAULT_CLASS

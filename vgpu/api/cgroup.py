@@ -40,7 +40,7 @@ _DELETED: Final = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CgroupOwner:
     """Where a process is. Empty = its cgroup does not show it."""
 
     pod: str = ""
@@ -49,7 +49,7 @@ class Place:
     """The runtime's ID, as the pod's containerStatuses have it behind `://`. Empty also for a process in the pod's own cgroup."""
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = CgroupOwner()
 
 
 def is_container_id(text: str) -> bool:
@@ -57,7 +57,7 @@ def is_container_id(text: str) -> bool:
     return re.fullmatch(_ID, text) is not None
 
 
-def place_of(text: str, depth: int = 0) -> Place:
+def place_of(text: str, depth: int = 0) -> CgroupOwner:
     """The place of a process of this node; `NOWHERE` for one that is in no pod. `depth`: as `depth_of` the reader's own text.
 
     Of the hierarchies of version 1, the first that names a container counts, else the first that names a pod.
@@ -71,14 +71,14 @@ def depth_of(own: str) -> int:
     return max((len(_places(path)) - 1 for path in _paths(own) if _places(path)), default=0)
 
 
-def _places(path: str) -> list[Place]:
+def _places(path: str) -> list[CgroupOwner]:
     """One for each pod that a path names, the outermost first. The name of a container stands right behind its pod's."""
     names = path.removesuffix(_DELETED).split("/")
     places = []
     for name, inner in zip(names, [*names[1:], ""], strict=True):
         if pod := _POD.match(name):
             container = _CONTAINER.match(inner)
-            places.append(Place(pod[1].replace("_", "-"), pod[2] or (container[1] if container else "")))
+            places.append(CgroupOwner(pod[1].replace("_", "-"), pod[2] or (container[1] if container else "")))
     return places
 
 

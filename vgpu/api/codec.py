@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
 from vgpu.api.inventory import MOST_GPUS_OF_A_NODE, MOST_ORPHANS, AccessMode, Gpu, Inventory, Orphan, kind_of_uuid
 from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_OVER_LIMIT_ACTION, LEVELS, OVER_LIMIT_ACTIONS, Kind
 from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
@@ -115,7 +115,7 @@ def _check_orphan(orphan: Orphan) -> None:
         check_slice(where, piece)
 
 
-def check_slice(where: str, piece: Slice) -> Slice:
+def check_slice(where: str, piece: AssignedGpu) -> AssignedGpu:
     """The slice, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
     if piece.kind == "mig":
         _profile(where, piece.profile)
@@ -173,15 +173,15 @@ def assignment_from_json(text: str) -> Assignment:
     )
 
 
-def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[Slice, ...]:
+def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[AssignedGpu, ...]:
     where = f"assignment of container {container}"
     if len({piece.uuid for piece in pieces}) < len(pieces):
         raise BadDocument(f"{where}: a GPU stands twice among its {len(pieces)}: each must be another one")
     return tuple(_slice(where, piece) for piece in pieces)
 
 
-def _slice(where: str, piece: _SliceDocument) -> Slice:
-    return check_slice(where, Slice(piece.uuid, piece.index, piece.mib, piece.core, piece.kind, piece.profile))
+def _slice(where: str, piece: _SliceDocument) -> AssignedGpu:
+    return check_slice(where, AssignedGpu(piece.uuid, piece.index, piece.mib, piece.core, piece.kind, piece.profile))
 
 
 def grant_to_text(grant: Grant) -> str:

@@ -12,7 +12,7 @@ from vgpu.api.names import DEFAULT_CLASS, DEFAULT_LEVEL, DEFAULT_OVER_LIMIT_ACTI
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class AssignedGpu:
     """A container's part of one GPU."""
 
     uuid: str
@@ -31,7 +31,7 @@ class Slice:
 class Assignment:
     """Per container of a pod, the GPUs it was given."""
 
-    containers: dict[str, tuple[Slice, ...]]
+    containers: dict[str, tuple[AssignedGpu, ...]]
     """In the order in which the pod starts them: a sidecar that stands before an init container runs beside it."""
     init: frozenset[str] = frozenset()
     """Containers that run to completion before later ones start, so that those reuse what they were given."""
@@ -42,14 +42,14 @@ class Assignment:
         """UUIDs that a container sees, in order."""
         return tuple(piece.uuid for piece in self.containers.get(container, ()))
 
-    def held(self) -> tuple[Slice, ...]:
-        """What the pod occupies at its peak, one slice a GPU, sorted by UUID.
+    def held(self) -> tuple[AssignedGpu, ...]:
+        """What the pod occupies at its peak, one entry for each GPU, sorted by UUID.
 
         Per GPU the largest of: everything that keeps running together, and each init container together with the
         sidecars started before it. So counts the kubelet, which hands an init container's devices on, and the scheduler.
         """
-        running: dict[str, Slice] = {}
-        peak: dict[str, Slice] = {}
+        running: dict[str, AssignedGpu] = {}
+        peak: dict[str, AssignedGpu] = {}
         for name, pieces in self.containers.items():
             for piece in pieces:
                 together = _together(running.get(piece.uuid), piece)
@@ -59,13 +59,13 @@ class Assignment:
         return tuple(peak[uuid] for uuid in sorted(peak))
 
 
-def _together(one: Slice | None, other: Slice) -> Slice:
+def _together(one: AssignedGpu | None, other: AssignedGpu) -> AssignedGpu:
     if one is None:
         return other
     return replace(other, mib=one.mib + other.mib, core_percent=one.core_percent + other.core_percent)
 
 
-def _larger(one: Slice | None, other: Slice) -> Slice:
+def _larger(one: AssignedGpu | None, other: AssignedGpu) -> AssignedGpu:
     if one is None:
         return other
     return replace(other, mib=max(one.mib, other.mib), core_percent=max(one.core_percent, other.core_percent))

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 
 AccessMode = Literal["cdi", "nvidia"]
 """How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
@@ -83,7 +83,7 @@ class Orphan:
     uid: str
     namespace: str
     pod: str
-    held: tuple[Slice, ...]
+    held: tuple[AssignedGpu, ...]
     """What it occupies at its peak, one slice a GPU or MIG instance."""
 
     @property

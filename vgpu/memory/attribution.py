@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vgpu.api.cgroup import Place
+from vgpu.api.cgroup import CgroupOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Owners:
             self._of_pod.setdefault(owner.uid, []).append(owner)
             self._keys.add(owner.key)
 
-    def of(self, place: Place, shown: str | None) -> tuple[str, ...]:
+    def of(self, place: CgroupOwner, shown: str | None) -> tuple[str, ...]:
         """Keys of the grants that a process may belong to, sorted: one = it does; several = they count as one; none = it has no grant.
 
         `shown`: the key of the grant directory that is mounted where the process sees it.

@@ -166,7 +166,7 @@ class Channels:
     """The process has never reported channels to an arbiter before, so none has suspended these."""
 
 
-class What(IntEnum):
+class ActivityKind(IntEnum):
     """The state of a process's work."""
 
     WORK = 1
@@ -192,7 +192,7 @@ class What(IntEnum):
 class Activity:
     """Library: reports the process's GPU work."""
 
-    what: What
+    what: ActivityKind
     value: int = 0
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.protocol.messages import (
     Activity,
+    ActivityKind,
     Channels,
     Context,
     Drop,
@@ -36,13 +37,35 @@ from vgpu.protocol.messages import (
     Usage,
     Welcome,
     WelcomeGpu,
-    What,
 )  # fmt: skip
 
 __all__ = [
-    "Activity", "Channels", "Context", "Drop", "Error", "Hello", "Hold", "HoldState", "Lease", "Leased", "ListedProcess",
-    "Measured", "Message", "ProcessList", "Processes", "Recall", "Report", "Return", "Space", "Step", "Usage",
-    "Welcome", "WelcomeGpu", "What", "decode", "encode",
+    "Activity",
+    "ActivityKind",
+    "Channels",
+    "Context",
+    "Drop",
+    "Error",
+    "Hello",
+    "Hold",
+    "HoldState",
+    "Lease",
+    "Leased",
+    "ListedProcess",
+    "Measured",
+    "Message",
+    "ProcessList",
+    "Processes",
+    "Recall",
+    "Report",
+    "Return",
+    "Space",
+    "Step",
+    "Usage",
+    "Welcome",
+    "WelcomeGpu",
+    "decode",
+    "encode",
 ]  # fmt: skip
 
 MAGIC: Final = 0x52474E54
@@ -284,10 +307,10 @@ def _channels(
     return Channels(_gpu(gpu), client, subdevice, compute, copy, bool(flags & UNLISTED), bool(flags & FRESH))
 
 
-def _what(what: int) -> What:
-    if not What.WORK <= what <= What.RESUMED:
-        raise BadDocument(f"packet ACTIVITY has state {what}: it must be {What.WORK} to {What.RESUMED}")
-    return What(what)
+def _what(what: int) -> ActivityKind:
+    if not ActivityKind.WORK <= what <= ActivityKind.RESUMED:
+        raise BadDocument(f"packet ACTIVITY has state {what}: it must be {ActivityKind.WORK} to {ActivityKind.RESUMED}")
+    return ActivityKind(what)
 
 
 def _held(held: int) -> HoldState:

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest, peak
 from vgpu.scheduling import scarcity
@@ -120,20 +120,21 @@ class FeasibilityTable:
         """The GPUs of every container on node `at` in view, which must fit."""
         gpus = self.fleet.inventory[self.names[at]].gpus
         taken = self._taken(at)
-        given: dict[str, tuple[Slice, ...]] = {}
+        given: dict[str, tuple[AssignedGpu, ...]] = {}
         for bundle, rows in zip(self._bundles, taken, strict=False):
             for request in bundle.requests:
                 given[request.container] = tuple(
-                    Slice(gpus[row].uuid, gpus[row].index, request.mib, request.core_percent) for row in rows
+                    AssignedGpu(gpus[row].uuid, gpus[row].index, request.mib, request.core_percent) for row in rows
                 )
         if self._wholes:
             pieces = [
-                Slice(gpus[row].uuid, gpus[row].index, gpus[row].mib, FULL_CORE_PERCENT, "whole") for row in taken[-1]
+                AssignedGpu(gpus[row].uuid, gpus[row].index, gpus[row].mib, FULL_CORE_PERCENT, "whole")
+                for row in taken[-1]
             ]
             given |= _dealt(pieces, self._wholes)
         for profile, wanted in self._profiles.items():
             pieces = [
-                Slice(instance.uuid, gpu.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
+                AssignedGpu(instance.uuid, gpu.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
                 for gpu, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
             ]
             given |= _dealt(pieces, self.request.of_profile(profile))
@@ -375,9 +376,9 @@ def _bundles(shares: Sequence[GpuRequest]) -> list[_Bundle]:
     return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
 
 
-def _dealt(pieces: Sequence[Slice], requests: Sequence[GpuRequest]) -> dict[str, tuple[Slice, ...]]:
+def _dealt(pieces: Sequence[AssignedGpu], requests: Sequence[GpuRequest]) -> dict[str, tuple[AssignedGpu, ...]]:
     """Pieces per container: each after those of the containers that keep running, so that an init container's are reused."""
-    dealt: dict[str, tuple[Slice, ...]] = {}
+    dealt: dict[str, tuple[AssignedGpu, ...]] = {}
     first = 0
     for request in requests:
         dealt[request.container] = tuple(pieces[first : first + request.gpus])

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.demand.pool_capacity import PoolCapacity
@@ -178,7 +178,7 @@ class Fleet:
                     if not self._homes[uuid]:
                         del self._homes[uuid]
 
-    def set_node(self, name: str, inventory: Inventory, held: Iterable[Slice] = ()) -> None:
+    def set_node(self, name: str, inventory: Inventory, held: Iterable[AssignedGpu] = ()) -> None:
         """Add a node, or replace what is known of it. `held` is what all its pods occupy: nothing else is kept."""
         at = self.column[name] if name in self.column else self._new_column(name)
         if self.inventory.get(name) is not inventory:
@@ -214,11 +214,11 @@ class Fleet:
         self.pools.leave(at)
         self._free_columns.append(at)
 
-    def debit(self, node: str, piece: Slice) -> None:
+    def debit(self, node: str, piece: AssignedGpu) -> None:
         """A pod now has this part of a GPU. A node or GPU that is not known is passed over: `set_node` counts its pods anew."""
         self._apply(node, piece, 1)
 
-    def credit(self, node: str, piece: Slice) -> None:
+    def credit(self, node: str, piece: AssignedGpu) -> None:
         """A pod no longer has this part of a GPU. The reverse of `debit`."""
         self._apply(node, piece, -1)
 
@@ -299,7 +299,7 @@ class Fleet:
             **{f"free {profile}": instances.free.copy() for profile, instances in self.mig.items()},
         }
 
-    def _apply(self, node: str, piece: Slice, sign: int) -> None:
+    def _apply(self, node: str, piece: AssignedGpu, sign: int) -> None:
         at = self.column.get(node)
         if at is None:
             return
@@ -328,7 +328,7 @@ class Fleet:
         self.moment += 1
         self.changed[at] = self.moment
 
-    def _row(self, node: str, piece: Slice) -> int | None:
+    def _row(self, node: str, piece: AssignedGpu) -> int | None:
         gpus = self.inventory[node].gpus
         if 0 <= piece.index < len(gpus) and gpus[piece.index].uuid == piece.uuid:
             return piece.index

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -74,7 +74,7 @@ def fleet_of(scene: Scene) -> Fleet:
             )
             for row in range(len(used))
         )  # fmt: skip
-        held = [Slice(f"{name}{row}", row, tenths, 0) for row, tenths in enumerate(used) if tenths]
+        held = [AssignedGpu(f"{name}{row}", row, tenths, 0) for row, tenths in enumerate(used) if tenths]
         fleet.set_node(name, Inventory(gpus, 1), held)
     for _ in range(64 if scene.typical else 0):
         fleet.saw(request_of(replace(scene, tenths=scene.typical), "fragmentation"))

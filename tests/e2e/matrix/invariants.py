@@ -11,7 +11,7 @@ from typing import Final
 
 from tests.e2e.matrix.seen import GpuProcess, Seen, SeenPod
 from vgpu.api.contract import devices
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.names import DEFAULT
 
 PAGE_MIB: Final = 2
@@ -28,14 +28,14 @@ REST_SLACK_S: Final = 0.5
 
 def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
     """Memory and core over pods of the API, orphans, and processes that still run."""
-    holders: dict[str, tuple[str, tuple[Slice, ...]]] = {
+    holders: dict[str, tuple[str, tuple[AssignedGpu, ...]]] = {
         pod.uid: (pod.key, pod.assignment.held()) for pod in seen.pods if pod.assignment and not pod.finished
     }
     for orphan in seen.inventory.orphans:
         holders.setdefault(orphan.uid, (orphan.key, orphan.held))
     for process in seen.processes:
         if process.grant is not None and process.uid not in holders:
-            pieces = tuple(Slice(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
+            pieces = tuple(AssignedGpu(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
             holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", pieces
     mib, core, keys = Counter[str](), Counter[str](), dict[str, list[str]]()
     for key, pieces in holders.values():

@@ -15,7 +15,7 @@ from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.contract import uuid_of
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 
@@ -50,7 +50,7 @@ def inventory(on: Node) -> Inventory:
 
 def sharing(name: str, on: Inventory, gpu: int, units: int, core: int = 0, container: str = "main") -> PodBuilder:
     requests = pod(name).asking(mib=units * 1024, core=core, container=container).on("n1")
-    return requests.assigned(Slice(on.gpus[gpu].uuid, gpu, units * 1024, core), container=container)
+    return requests.assigned(AssignedGpu(on.gpus[gpu].uuid, gpu, units * 1024, core), container=container)
 
 
 def gpus_of(ids: tuple[str, ...]) -> set[str]:

@@ -29,7 +29,7 @@ from tests.integration.deviceplugin.plugin_kit import (
     sharing,
 )
 from vgpu.api.codec import grant_from_text
-from vgpu.api.grant import GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, GrantGpu
 from vgpu.api.names import DEFAULT
 
 __all__ = ["fake_driver", "running"]
@@ -248,7 +248,7 @@ async def test_an_init_container_and_its_app_container_have_a_grant_each(running
         from vgpu.api.codec import assignment_to_json
         from vgpu.api.grant import Assignment
 
-        pieces = {"setup": (Slice(gpu.uuid, 0, 4096),), "main": (Slice(gpu.uuid, 0, 4096, 20),)}
+        pieces = {"setup": (AssignedGpu(gpu.uuid, 0, 4096),), "main": (AssignedGpu(gpu.uuid, 0, 4096, 20),)}
         one = one.assigned(text=assignment_to_json(Assignment(pieces, frozenset({"setup"}))))
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
@@ -267,8 +267,10 @@ async def test_whole_gpus_and_mig_instances_are_given_by_uuid(running: Start) ->
         instance = next(i for i in has.gpus[1].instances if i.profile == "2g.10gb")
         assert made.kubelet.healthy(GPU) == {has.gpus[0].uuid}
         await made.kubelet.until(lambda: made.kubelet.healthy(DEFAULT.mig("2g.10gb")) == {instance.uuid})
-        whole = pod("w").asking(gpus=1).on("n1").assigned(Slice(has.gpus[0].uuid, 0, has.gpus[0].mib, 100, "whole"))
-        piece = Slice(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
+        whole = (
+            pod("w").asking(gpus=1).on("n1").assigned(AssignedGpu(has.gpus[0].uuid, 0, has.gpus[0].mib, 100, "whole"))
+        )
+        piece = AssignedGpu(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
         mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(piece)
         for one, resource, uuid in ((whole, GPU, has.gpus[0].uuid), (mig, DEFAULT.mig("2g.10gb"), instance.uuid)):
             made.api.put(one.plain())

@@ -18,7 +18,7 @@ from tests.builders import pod
 from tests.integration.gputime.conftest import GPUS, Node, until
 from tests.signals import send_signal
 from vgpu.api.codec import assignment_to_json
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.names import DEFAULT
 
 LC, BE = "latency-critical", "best-effort"
@@ -147,7 +147,7 @@ def test_an_edit_of_a_running_pods_annotation_takes_effect_within_two_seconds(no
     grants, pods = GrantDirectories(node.folder, Path("none")), NodePods(DEFAULT, 1024, ("default",))
     grants.update(record)
     class_updater = ServiceClassUpdater(pods, grants, lambda: None)
-    text = assignment_to_json(Assignment({"main": (Slice(GPUS[0], 0, 1024),)}, service_class=BE))
+    text = assignment_to_json(Assignment({"main": (AssignedGpu(GPUS[0], 0, 1024),)}, service_class=BE))
     placed = replace(pod("a").asking(mib=1024).on("n1").assigned(text=text), uid=record.uid)
     pods.on_change(None, placed.build())
     class_updater.once()

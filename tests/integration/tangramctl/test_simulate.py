@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot, snapshot_to_json
 
@@ -36,7 +36,7 @@ def files(tmp_path: Path) -> list[str | Path]:
 def snapshot(tmp_path: Path) -> Path:
     """Node full has a GPU that is taken by three quarters, node sick takes no pods."""
     inventories = [Inventory((Gpu(uuid, 0, "t4", 16384),)) for uuid in GPUS]
-    held = Assignment({"main": (Slice(GPUS[0], 0, 12288, 50),)})
+    held = Assignment({"main": (AssignedGpu(GPUS[0], 0, 12288, 50),)})
     nodes = (
         NodeRecord("full", inventories[0]),
         NodeRecord("roomy", inventories[1]),

@@ -22,7 +22,7 @@ from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol import wire
 from vgpu.protocol.status import GpuTimeStatus
-from vgpu.protocol.wire import Activity, Channels, What
+from vgpu.protocol.wire import Activity, ActivityKind, Channels
 
 A = "GPU-00000000-0000-0000-0000-00000000000a"
 B = "GPU-00000000-0000-0000-0000-00000000000b"
@@ -153,10 +153,10 @@ class Container:
         self.send(message, (fd or self.node.device) if compute else None)
 
     def works(self) -> None:
-        self.send(Activity(What.WORK))
+        self.send(Activity(ActivityKind.WORK))
 
     def idles(self) -> None:
-        self.send(Activity(What.IDLE))
+        self.send(Activity(ActivityKind.IDLE))
 
     def process_budget(self, much: float) -> None:
         self.node.scheduler.containers[self.name].budget.spend(-much)

@@ -17,7 +17,7 @@ from arbiter.gputime.suspend_thread import SuspendThread
 from arbiter.stalls import Pulse
 from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode
 from vgpu.protocol import wire
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 SUSPEND_S, RESUME_S = 0.0006, 0.0003
 ROUND_S = 50e-6
@@ -43,7 +43,7 @@ class Program:
     looked_at_s: float = 0.0
     resumes: int = 0
 
-    def sends(self, what: What, value: int = 0) -> None:
+    def sends(self, what: ActivityKind, value: int = 0) -> None:
         with suppress(BlockingIOError):  # the arbiter does not read: the library drops it, too
             self.container.send(Activity(what, value))
 
@@ -58,14 +58,14 @@ class Program:
     def starts(self, at_s: float) -> None:
         if self.left_s == 0 and at_s >= self.again_at_s:
             self.left_s = self.kernel_s
-            self.sends(What.WORK)
+            self.sends(ActivityKind.WORK)
 
     def runs(self, seconds: float, part: float, at_s: float) -> None:
         self.ran_s += seconds * part
         self.left_s -= seconds * part
         if self.left_s <= 1e-9:
             self.left_s, self.again_at_s = 0.0, at_s + self.pause_s
-            self.sends(What.IDLE)
+            self.sends(ActivityKind.IDLE)
 
     def next_s(self, at_s: float, part: float) -> float:
         """When it does something next."""
@@ -81,10 +81,10 @@ class Program:
         off = self.page[wire.GPU_TIME_AT // 8 + 1] & 1
         if off and at_s > self.page_beat_s + STALE_S:
             if self.reports:
-                self.sends(What.RESUMED, wire.ABOUT_TO)
+                self.sends(ActivityKind.RESUMED, wire.ABOUT_TO)
             driver.goes_on_by_itself(self.container)
             if self.reports:
-                self.sends(What.RESUMED)
+                self.sends(ActivityKind.RESUMED)
             self.resumes += 1
 
 
@@ -119,7 +119,7 @@ class Simulation:
     def run(self, seconds: float) -> None:
         until_s = self.now_s + seconds
         while True:
-            self.suspend_thread.comes(self.suspend_thread._timer.at_s)
+            self.suspend_thread.note_progress(self.suspend_thread._timer.at_s)
             ready = self.suspend_thread._epoll.poll(0)
             due_s = self.suspend_thread._timer.at_s
             if not ready and self.now_s < due_s:
@@ -132,7 +132,7 @@ class Simulation:
 
     def stall(self, seconds: float) -> None:
         """Now: between two rounds of the thread, or in its next call to the driver."""
-        self.suspend_thread.comes(self.suspend_thread._timer.at_s)
+        self.suspend_thread.note_progress(self.suspend_thread._timer.at_s)
         self._stop(seconds)
 
     def stall_in_call(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from arbiter.memory.meter import MemoryReading, Meter, SeenProcess
 from nvml.messages import AnyReply, AnyRequest, ProcessesReply, ProcessUsage
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, a_grant, wait_for
-from vgpu.api.cgroup import Place
+from vgpu.api.cgroup import CgroupOwner
 from vgpu.api.codec import grant_to_text
 from vgpu.api.contract import CONTAINER_ID
 from vgpu.api.enforcement import Finding, Reason
@@ -137,7 +137,7 @@ def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connect
     process = node.process("b2")
     pid = os.getpid()
     for _ in range(2):
-        seen = {pid: SeenProcess(0, None, 0, place=Place(B, C1))}
+        seen = {pid: SeenProcess(0, None, 0, place=CgroupOwner(B, C1))}
         meter._report(MemoryReading(meter._clock(), {GPU: {pid: 900 * MIB}}, seen))
     wait_for(lambda: not meter._readings)
     with server.lock:

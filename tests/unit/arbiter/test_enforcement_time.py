@@ -21,7 +21,7 @@ from vgpu.api.enforcement import NO_CHANNELS_S, LimitState, Reason
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.trial_verdict import Suspendability
 from vgpu.protocol import wire
-from vgpu.protocol.wire import Activity, Channels, What
+from vgpu.protocol.wire import Activity, ActivityKind, Channels
 
 VISIBLE_S = 5.0
 """Specified."""
@@ -130,7 +130,7 @@ def test_a_client_of_mps_is_gated_whatever_channels_it_reports(
     arbiter = arbiters()
     process = arbiter.process_with_context()
     scheduler = arbiter.channels()
-    scheduler.send(Activity(What.WORK))
+    scheduler.send(Activity(ActivityKind.WORK))
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)  # its cap of 30 %
     meter._report(mps_client())
     wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS, Reason.GATED}, VISIBLE_S)
@@ -170,7 +170,7 @@ def test_a_context_without_channels_has_its_launches_delayed_until_they_come(
     if mps:
         meter._report(mps_server())
     wait_for(lambda: set(arbiter.reasons()) == {Reason.MPS if mps else Reason.NO_CHANNELS, Reason.GATED}, VISIBLE_S)
-    scheduler.send(Activity(What.WORK))
+    scheduler.send(Activity(ActivityKind.WORK))
     page = process.page
     assert page is not None
     wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
@@ -197,7 +197,7 @@ def test_a_driver_that_does_not_suspend_is_reported(
     arbiter.process_with_context()
     scheduler = arbiter.channels()
     wait_for(lambda: set(arbiter.reasons()) == {reason, Reason.GATED}, VISIBLE_S)
-    scheduler.send(Activity(What.WORK))
+    scheduler.send(Activity(ActivityKind.WORK))
     wait_for(lambda: arbiter.scheduler.statuses()["k"].working, VISIBLE_S)
     assert driver.calls == []
 
@@ -209,7 +209,9 @@ def test_a_thread_of_a_gpu_that_hangs_in_the_driver_is_reported_while_it_hangs(
     driver.before = lambda _client, disable: None if not disable else (let_go.wait(20), None)[1]
     arbiter = arbiters()
     arbiter.process_with_context()
-    arbiter.channels().send(Activity(What.WORK))  # it is suspended at its cap of 30 %, which is the call that hangs
+    arbiter.channels().send(
+        Activity(ActivityKind.WORK)
+    )  # it is suspended at its cap of 30 %, which is the call that hangs
     try:
         wait_for(lambda: Reason.ARBITER_STALLED in arbiter.reasons(), VISIBLE_S)
     finally:
@@ -227,7 +229,7 @@ def test_a_process_without_a_thread_is_never_suspended_and_is_gated(
     wait_for(lambda: set(arbiter.reasons()) == {Reason.NO_THREAD, Reason.GATED}, VISIBLE_S)
     page = process.page
     assert page is not None
-    scheduler.send(Activity(What.WORK))
+    scheduler.send(Activity(ActivityKind.WORK))
     wait_for(lambda: page[wire.GPU_TIME_AT // 8 + 1] >> 32, VISIBLE_S)  # its cap of 30 %
     assert not any(disable for _, disable in driver.calls)
 
@@ -236,7 +238,7 @@ def test_a_suspended_process_that_loses_its_thread_is_resumed(arbiters: Callable
     arbiter = arbiters()
     process = arbiter.process_with_context()
     scheduler = arbiter.channels()
-    scheduler.send(Activity(What.WORK))
+    scheduler.send(Activity(ActivityKind.WORK))
     wait_for(lambda: driver.channels_off(CLIENT), VISIBLE_S)  # its cap of 30 %
     process.send(wire.Report(1, True))
     wait_for(lambda: Reason.NO_THREAD in arbiter.reasons(), VISIBLE_S)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from deviceplugin.allocation import DeviceRequest, NodePod
 from deviceplugin.device_ledger import DeviceLedger
 from vgpu.api.contract import devices
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import DEFAULT, Names
 from vgpu.api.request import GpuRequest
@@ -39,7 +39,7 @@ def node_pod(name: str, order: int, *requests: GpuRequest, on: Sequence[int] | d
     where = on if isinstance(on, dict) else {request.container: on for request in requests}
     containers = {
         request.container: tuple(
-            Slice(uuid(i), i, request.mib, request.core_percent, request.kind, request.profile)
+            AssignedGpu(uuid(i), i, request.mib, request.core_percent, request.kind, request.profile)
             for i in where[request.container]
         )
         for request in requests

@@ -25,7 +25,7 @@ from tests.builders import pod
 from tests.fake_api import FakeApi, answer_with, lose_reply, say_raw
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.codec import assignment_to_json
-from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
 from vgpu.api.names import DEFAULT
 
 MEM = DEFAULT.gpu_mem
@@ -74,7 +74,7 @@ class NodeUnderAdmission:
 
     def there(self, phase: str = "Pending") -> None:
         """The pod, where only the API server knows it."""
-        text = assignment_to_json(Assignment({"main": (Slice(uuid(0), 0, 1024),)}))
+        text = assignment_to_json(Assignment({"main": (AssignedGpu(uuid(0), 0, 1024),)}))
         one = pod("a").asking(mib=1024).on("n1").assigned(text=text).with_phase(phase, started=True)
         self.api.put(one.plain(), reported=False)
 
@@ -246,7 +246,7 @@ async def test_what_a_pod_uses_is_in_its_record_before_it_starts(on: Any) -> Non
         await node.start(MEM, IDS)
         (record_file,) = node.usage_records
         assert (record_file.uid, record_file.namespace, record_file.pod) == ("uid-default-a", "default", "a")
-        assert record_file.held == (Slice(uuid(0), 0, 1024),)
+        assert record_file.held == (AssignedGpu(uuid(0), 0, 1024),)
         assert record_file.ids == {MEM: tuple(IDS)}
         again = UsageRecords(node.grants.folder("x").parents[1], "boot")
         again.load()
@@ -255,10 +255,10 @@ async def test_what_a_pod_uses_is_in_its_record_before_it_starts(on: Any) -> Non
 
 async def test_a_whole_gpu_is_in_the_record_of_its_pod_before_it_starts(on: Any) -> None:
     async with on() as node:
-        text = assignment_to_json(Assignment({"main": (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),)}))
+        text = assignment_to_json(Assignment({"main": (AssignedGpu(uuid(0), 0, 16 * 1024, 100, "whole"),)}))
         one = pod("a").asking(gpus=1).on("n1").assigned(text=text).with_phase("Pending", started=True)
         node.api.put(one.plain(), reported=False)
         await node.start(DEFAULT.gpu, [uuid(0)])
         (record_file,) = node.usage_records
-        assert record_file.held == (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),)
+        assert record_file.held == (AssignedGpu(uuid(0), 0, 16 * 1024, 100, "whole"),)
         assert record_file.ids == {DEFAULT.gpu: (uuid(0),)}

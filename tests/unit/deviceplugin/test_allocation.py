@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.unit.deviceplugin.builders import KnownPods, ModelKubelet, inventory, node_pod, share, uuid
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.names import DEFAULT
 from vgpu.api.request import GpuRequest
 
@@ -200,13 +200,13 @@ def test_preferred_devices_contain_what_the_kubelet_demands_and_nothing_off_the_
 def test_an_assignment_that_contradicts_the_request_is_reported() -> None:
     requests = (share("main", 4, 30),)
 
-    def found(*pieces: Slice) -> str:
+    def found(*pieces: AssignedGpu) -> str:
         return contradiction(requests, Assignment({"main": pieces})) or ""
 
-    assert found(Slice(uuid(0), 0, 4096, 30)) == ""
-    assert "assigned 8192 MiB and 30 percent" in found(Slice(uuid(0), 0, 8192, 30))
+    assert found(AssignedGpu(uuid(0), 0, 4096, 30)) == ""
+    assert "assigned 8192 MiB and 30 percent" in found(AssignedGpu(uuid(0), 0, 8192, 30))
     assert "assigned 0 GPUs and requests 1" in found()
-    assert "assigned a whole" in found(Slice(uuid(0), 0, 4096, 30, "whole"))
+    assert "assigned a whole" in found(AssignedGpu(uuid(0), 0, 4096, 30, "whole"))
 
 
 def test_a_pod_being_deleted_is_meant_last() -> None:

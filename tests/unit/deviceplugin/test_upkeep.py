@@ -22,7 +22,7 @@ from deviceplugin.upkeep import Upkeep, enter_started, needed, remember_granted
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.contract import grant_key
-from vgpu.api.grant import Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Grant, GrantGpu
 from vgpu.api.names import DEFAULT
 
 MEM, CORE, GPU = DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu
@@ -43,7 +43,7 @@ def usage_records(tmp_path: Path) -> UsageRecords:
 
 
 def started(name: str, core: int = 0) -> PodBuilder:
-    requests = pod(name).asking(mib=4096, core=core).on("n1").assigned(Slice(uuid(0), 0, 4096, core))
+    requests = pod(name).asking(mib=4096, core=core).on("n1").assigned(AssignedGpu(uuid(0), 0, 4096, core))
     return requests.with_phase("Running", started=True)
 
 
@@ -61,12 +61,12 @@ def holding(name: str, resource: str, *ids: str) -> ContainerDevices:
 def test_a_pod_that_has_started_has_a_record_with_all_devices_that_the_kubelet_names(
     usage_records: UsageRecords,
 ) -> None:
-    pods = node_pods(started("a", 30), pod("b").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 4096)))
+    pods = node_pods(started("a", 30), pod("b").asking(mib=4096).on("n1").assigned(AssignedGpu(uuid(0), 0, 4096)))
     holdings = [holding("a", MEM, "x-1", "x-0"), holding("a", CORE, "x-7"), holding("gone", MEM, "x-9")]
     enter_started(holdings, pods, usage_records)
     assert list(usage_records) == [
         UsageRecord(
-            "uid-default-a", "default", "a", (Slice(uuid(0), 0, 4096, 30),),
+            "uid-default-a", "default", "a", (AssignedGpu(uuid(0), 0, 4096, 30),),
             {CORE: ("x-7",), MEM: ("x-0", "x-1")}, "boot",
         )
     ]  # fmt: skip
@@ -89,7 +89,7 @@ def test_after_an_upgrade_what_a_pod_uses_is_known_from_its_grants(
         grants.write(grants.prepare(record), Grant("default", "a", "uid-a", container, (GrantGpu(uuid(0), mib, 10),)))
     remember_granted(grants, usage_records, DEFAULT)
     (record_file,) = usage_records
-    assert (record_file.uid, record_file.held) == ("uid-a", (Slice(uuid(0), 0, 3072, 20),))
+    assert (record_file.uid, record_file.held) == ("uid-a", (AssignedGpu(uuid(0), 0, 3072, 20),))
     assert set(record_file.ids[MEM]) == {f"{uuid(0)}-1024", f"{uuid(0)}-2048"}
     remember_granted(grants, usage_records, DEFAULT)
     assert list(usage_records) == [record_file]

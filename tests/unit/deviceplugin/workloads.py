@@ -13,7 +13,7 @@ from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.api.codec import assignment_to_json
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.names import DEFAULT
 
 MEM: Final = DEFAULT.gpu_mem
@@ -48,9 +48,9 @@ class SimulatedPod:
         return {MEM: units} | ({CORE: self.core} if container == "main" and self.core else {})
 
     @property
-    def pieces(self) -> dict[str, tuple[Slice, ...]]:
+    def pieces(self) -> dict[str, tuple[AssignedGpu, ...]]:
         return {
-            container: (Slice(uuid(self.gpu), self.gpu, units * 1024, self.wants(container, units).get(CORE, 0)),)
+            container: (AssignedGpu(uuid(self.gpu), self.gpu, units * 1024, self.wants(container, units).get(CORE, 0)),)
             for container, units in self.containers
         }
 

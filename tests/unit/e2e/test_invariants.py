@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.matrix.invariants import INVARIANTS, broken, grant_directories_are_never_reused
 from tests.e2e.matrix.seen import GpuProcess, Preemption, Seen, SeenPod, Share, Tried
 from vgpu.api.contract import devices
-from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
 from vgpu.api.inventory import Gpu, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 from vgpu.protocol.status import ContainerStatus, GpuStatus, ProcessStatus, StatusDocument, UnenforcedStatus
@@ -19,7 +19,7 @@ from vgpu.protocol.status import ContainerStatus, GpuStatus, ProcessStatus, Stat
 GPU: Final = "GPU-224c6868-4065-4e03-b95e-5c9f0cbbd0ed"
 OTHER: Final = "GPU-e6b40555-0c21-481a-9384-dcbc96993dee"
 POD, KEY, FOLDER, PID = "uid-a", "ns/a", "folder-a", 100
-ORPHAN: Final = Orphan("uid-o", "ns", "o", (Slice(GPU, 0, 41 * 1024, 10),))
+ORPHAN: Final = Orphan("uid-o", "ns", "o", (AssignedGpu(GPU, 0, 41 * 1024, 10),))
 UNENFORCED: Final = UnenforcedStatus("no-channels", ("gpu-time",))
 
 
@@ -46,7 +46,7 @@ def well() -> Seen:
     return Seen(
         inventory=inventory,
         allocatable={resource: len(ids) for resource, ids in devices(inventory, DEFAULT).items()},
-        pods=(SeenPod(POD, KEY, Assignment({"main": (Slice(GPU, 0, 40 * 1024, 30),)})),),
+        pods=(SeenPod(POD, KEY, Assignment({"main": (AssignedGpu(GPU, 0, 40 * 1024, 30),)})),),
         processes=(process(),),
         grants={FOLDER: grant()},
         status=StatusDocument((container(),)),
@@ -65,7 +65,7 @@ def late(seen: Seen) -> Seen:
 PLANTED: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "an orphan without capacity": ("I1", {"inventory": replace(well().inventory, orphans=(ORPHAN,))}, "82944 MiB and 40 %"),
     "an uncounted process": ("I1", {"processes": (process(), process(pid=7, uid="uid-gone", grant=grant("uid-gone", 41 * 1024)))}, "82944 MiB"),
-    "core given twice": ("I1", {"pods": (*well().pods, SeenPod("uid-b", "ns/b", Assignment({"main": (Slice(GPU, 0, 1024, 71),)})))}, "101 %"),
+    "core given twice": ("I1", {"pods": (*well().pods, SeenPod("uid-b", "ns/b", Assignment({"main": (AssignedGpu(GPU, 0, 1024, 71),)})))}, "101 %"),
     "another GPU": ("I2", {"tried": (Tried(KEY, frozenset({OTHER.partition("-")[2]}), "took", "OUT_OF_MEMORY"),)}, "sees"),
     "a device too many": ("I3", {"kubelet": {(POD, "gpu-mem", GPU): 41, (POD, "gpu-core", GPU): 30}}, "the kubelet counts"),
     "devices of another GPU": ("I3", {"kubelet": {(POD, "gpu-mem", OTHER): 40, (POD, "gpu-core", GPU): 30}}, "the kubelet counts"),

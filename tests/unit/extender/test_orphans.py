@@ -16,7 +16,7 @@ from kube.objects import Node
 from tests.builders import NodeBuilder, gpu, mig_gpu, node, pod, share
 from tests.examples import examples
 from vgpu.api.codec import inventory_to_json
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import Placement
@@ -26,7 +26,7 @@ from vgpu.scheduling.snapshot import drift, snapshot_from_json, snapshot_to_json
 FULL_MIB = 81_920
 
 
-def orphan(name: str, *held: Slice) -> Orphan:
+def orphan(name: str, *held: AssignedGpu) -> Orphan:
     return Orphan(f"uid-default-{name}", "default", name, held)
 
 
@@ -104,7 +104,10 @@ def test_an_orphans_whole_gpu_and_mig_instance_are_assigned_to_no_other_pod() ->
     big, small = gpu(0), mig_gpu(1, "1g.10gb", "1g.10gb")
     one = node("n1").with_inventory(big, small)
     instance = small.instances[0]
-    held = Slice(big.uuid, 0, big.mib, 100, "whole"), Slice(instance.uuid, 1, instance.mib, 100, "mig", "1g.10gb")
+    held = (
+        AssignedGpu(big.uuid, 0, big.mib, 100, "whole"),
+        AssignedGpu(instance.uuid, 1, instance.mib, 100, "mig", "1g.10gb"),
+    )
     state = state_of(reporting(one, orphan("a", *held)))
     assert free(state, "n1") == (0, 0)
     assert state.fleet.mig["1g.10gb"].free[1, state.fleet.column["n1"]] == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tangramctl.choose import RunAllocation, choose
 from tangramctl.errors import BadOption, NoCapacity
 from tangramctl.request import gpus_named, memory_mib, request
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 
 LETTERS = "abcdef0123"
@@ -27,7 +27,7 @@ def machine(*sizes_mib: int) -> Inventory:
 
 
 def holding(of: Gpu, mib: int, core_percent: int = 0) -> RunAllocation:
-    return RunAllocation(Slice(of.uuid, of.index, mib, core_percent), "pid 1, x")
+    return RunAllocation(AssignedGpu(of.uuid, of.index, mib, core_percent), "pid 1, x")
 
 
 def preference(mib: int, core_percent: int = 0, uuids: Sequence[str] = ()) -> object:

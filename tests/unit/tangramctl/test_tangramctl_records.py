@@ -16,9 +16,9 @@ from tangramctl import records
 from tangramctl.errors import Broken
 from tangramctl.machine import StateRoot, prepared
 from vgpu.api.codec import grant_from_text
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 
-PIECE = Slice("GPU-aaaaaaaa-0000-0000-0000-000000000000", 0, 1024, 30)
+PIECE = AssignedGpu("GPU-aaaaaaaa-0000-0000-0000-000000000000", 0, 1024, 30)
 TERMS = records.RunTerms("best-effort", 4, clear=True, model="T4")
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from tangramctl import records, screen, service, view
 from tangramctl.errors import Broken
 from tangramctl.machine import StateRoot, prepared, try_lock
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.protocol.status import (
     ContainerStatus,
     GpuStatus,
@@ -37,7 +37,7 @@ from vgpu.protocol.status import (
 
 MIB = 2**20
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
-PIECE = Slice(UUID, 3, 1024, 30)
+PIECE = AssignedGpu(UUID, 3, 1024, 30)
 TERMS = records.RunTerms("best-effort", 4, clear=False, model="T4")
 
 

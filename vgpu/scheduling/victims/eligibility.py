@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 
 UNSTARTED: Final = 10**14
 """Later than any time of four digits a year: a pod that has not started is the youngest."""
@@ -27,7 +27,7 @@ class AllocatedPod(msgspec.Struct, frozen=True, gc=False):
     """A pod with GPUs on a node. Thousands are made at once: a dataclass takes seven times as long."""
 
     uid: str
-    held: tuple[Slice, ...]
+    held: tuple[AssignedGpu, ...]
     priority: int = 0
     service_class: str = "standard"
     started: int = UNSTARTED

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import CLASSES
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
@@ -55,7 +55,7 @@ class NodeView:
         self.name, self.inventory, self.pods = name, inventory, tuple(allocated_pods)
         gpus = {gpu.uuid: (row, gpu.mib) for row, gpu in enumerate(inventory.gpus)}
         owner, rows, mib, percent = list[int](), list[int](), list[int](), list[int]()
-        mig = list[tuple[int, Slice]]()
+        mig = list[tuple[int, AssignedGpu]]()
         for at, one in enumerate(self.pods):
             for piece in one.held:
                 if piece.kind == "mig":

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
 from vgpu.gputime.watchdog import PROOF
-from vgpu.protocol.wire import KERNELS_ONLY, Activity, What
+from vgpu.protocol.wire import KERNELS_ONLY, Activity, ActivityKind
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_container_under_a_core_limit_that_another_process_stopped_is_resumed(
 def test_a_container_whose_work_the_driver_does_not_see_any_more_is_still_resumed(node: GpuTimeNode, driver: Driver):
     """Perhaps the driver does not count it because another process stopped it, more often than the watchdog resumed it meanwhile."""
     one = node.container("a")
-    one.send(Activity(What.WORK, KERNELS_ONLY))
+    one.send(Activity(ActivityKind.WORK, KERNELS_ONLY))
     wait_for(lambda: node.channel_groups("a") == 1 and node.status("a").working)
     with node.scheduler.lock:
         node.scheduler.containers["a"].reports.ended_work.ended = True

@@ -16,7 +16,7 @@ from arbiter.gputime.suspend_thread import PACKETS_A_ROUND
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode, open_descriptors
 from vgpu.protocol import wire
-from vgpu.protocol.wire import Activity, Channels, What
+from vgpu.protocol.wire import Activity, ActivityKind, Channels
 
 
 @pytest.fixture
@@ -140,9 +140,9 @@ def test_a_message_that_makes_no_sense_ends_its_connection_and_leaves_no_descrip
     "packet",
     [
         b"x" * 40,
-        wire.encode(1, Activity(What.WORK))[:-1],
-        wire.encode(1, Activity(What.WORK)).replace(b"TNGR\x01", b"TNGR\x02"),
-        wire.encode(1, Activity(What.WORK))[:16] + b"\xff" * 16,
+        wire.encode(1, Activity(ActivityKind.WORK))[:-1],
+        wire.encode(1, Activity(ActivityKind.WORK)).replace(b"TNGR\x01", b"TNGR\x02"),
+        wire.encode(1, Activity(ActivityKind.WORK))[:16] + b"\xff" * 16,
     ],
     ids=["noise", "cut", "other version", "unknown activity"],
 )
@@ -188,7 +188,7 @@ def test_a_container_that_floods_is_read_later_and_no_other_is(node: GpuTimeNode
 
     def flood() -> None:
         flooder.sock.setblocking(True)
-        packet = wire.encode(1, Activity(What.YIELD))
+        packet = wire.encode(1, Activity(ActivityKind.YIELD))
         sent = 0
         with suppress(OSError):  # hung up on at the end, in the middle of a send
             while not stop.is_set() and sent < 100_000:
@@ -254,17 +254,19 @@ def test_thousands_of_connects_leave_nothing_behind(node: GpuTimeNode):
 def test_a_section_that_never_ends_is_ended(node: GpuTimeNode, driver: Driver):
     background, urgent = node.container("be", "best-effort"), node.container("lc", "latency-critical")
     background.works()
-    urgent.send(Activity(What.BEGIN_SECTION))
+    urgent.send(Activity(ActivityKind.BEGIN_SECTION))
     wait_for(lambda: driver.off(background))
     wait_for(lambda: not driver.off(background), 3)
 
 
-@pytest.mark.parametrize("what", [What.HINT, What.BEGIN_SECTION, What.END_SECTION])
-def test_a_container_that_is_not_latency_critical_announces_nothing(node: GpuTimeNode, driver: Driver, what: What):
+@pytest.mark.parametrize("what", [ActivityKind.HINT, ActivityKind.BEGIN_SECTION, ActivityKind.END_SECTION])
+def test_a_container_that_is_not_latency_critical_announces_nothing(
+    node: GpuTimeNode, driver: Driver, what: ActivityKind
+):
     one, other = node.container("a"), node.container("b", "best-effort")
     other.works()
     one.send(Activity(what, 2**63))
-    one.send(Activity(What.IDLE))
+    one.send(Activity(ActivityKind.IDLE))
     assert node.is_quiet()
     assert not driver.off(other)
 
@@ -277,8 +279,8 @@ def test_a_container_that_dies_in_any_step_leaves_every_other_running(node: GpuT
     steps = [
         dies.reports_channels,
         dies.works,
-        lambda: dies.send(Activity(What.HINT, 10_000_000)),
-        lambda: dies.send(Activity(What.BEGIN_SECTION)),
+        lambda: dies.send(Activity(ActivityKind.HINT, 10_000_000)),
+        lambda: dies.send(Activity(ActivityKind.BEGIN_SECTION)),
         lambda: wait_for(lambda: driver.off(other)),
     ]
     for one in steps[:step]:

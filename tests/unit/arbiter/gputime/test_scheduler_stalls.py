@@ -14,7 +14,7 @@ from tests.unit.arbiter.gputime_kit import Driver
 from tests.unit.arbiter.stalls_kit import Program, Simulation, simulation
 from vgpu.api.enforcement import STALL_SHOWN_S, ContainerFacts, ProcessFacts, Reason, enforcement
 from vgpu.gputime.suspend_effect import FIRST_S, TIMES
-from vgpu.protocol.wire import ABOUT_TO, What
+from vgpu.protocol.wire import ABOUT_TO, ActivityKind
 
 SEEDS, ROUNDS = 25, 40
 OVER_S = 2.0
@@ -124,8 +124,8 @@ def test_a_container_that_resumes_itself_though_the_arbiter_lives_has_its_launch
     program = sim.add("a", 10, inf, 0.0, reports=True)
     sim.run(1.0)
     for _ in range(TIMES):
-        program.sends(What.RESUMED, ABOUT_TO)
-        program.sends(What.RESUMED)
+        program.sends(ActivityKind.RESUMED, ABOUT_TO)
+        program.sends(ActivityKind.RESUMED)
         sim.run(0.2)
     assert mode(sim) == ("gate", "")
     sim.run(FIRST_S + 0.3)

@@ -23,7 +23,7 @@ from vgpu.api.codec import grant_to_text
 from vgpu.gputime.events import from_lines, to_lines
 from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.protocol import wire
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_thread_that_fails_resumes_every_container_and_ends_the_arbiter(
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(GpuTimeScheduler, "decide", broken)
-    urgent.send(Activity(What.IDLE))
+    urgent.send(Activity(ActivityKind.IDLE))
     assert node.failed.wait(5)
     assert driver.owed() == 0
     monkeypatch.undo()
@@ -156,7 +156,7 @@ def test_a_thread_with_the_schedulers_lock_never_takes_the_servers(driver: Drive
             sock.connect(str(folder / "k/arbiter.sock"))
             sock.send(wire.encode(1, wire.Hello(1, wire.FOR_GPU_TIME, "test")))
             assert isinstance(wire.decode(sock.recv(8192))[1], wire.Welcome)
-            sock.send(wire.encode(1, Activity(What.WORK)))
+            sock.send(wire.encode(1, Activity(ActivityKind.WORK)))
             status_of(server)
     (folder / "k/grant").unlink()
     (folder / "k/arbiter.sock").unlink()

@@ -20,7 +20,7 @@ from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.activity_check import PROVEN_S, UnreportedWork
 from vgpu.gputime.suspend_effect import TIMES
 from vgpu.protocol import wire
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_throttled_container_counts_as_working_meanwhile(node: GpuTimeNode, dr
         flooder.sock.setblocking(True)
         with suppress(OSError):  # hung up on at the end, in the middle of a send
             while not stop.is_set():
-                for what in (What.WORK, What.IDLE):
+                for what in (ActivityKind.WORK, ActivityKind.IDLE):
                     flooder.sock.send(wire.encode(1, Activity(what)))
 
     thread = threading.Thread(target=flood)
@@ -222,7 +222,7 @@ def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = Tr
     grant = Grant("ns", "a", "uid", "main", (GrantGpu(A, 1, core),), "standard", 2)
     container = GpuTimeContainer("a", grant, None, at_s[0] - 1, caps_unreported=True)
     container.processes[1] = GpuTimeProcess(1)
-    container.take_activity(1, Activity(What.WORK if works else What.IDLE), at_s[0] - 1)
+    container.take_activity(1, Activity(ActivityKind.WORK if works else ActivityKind.IDLE), at_s[0] - 1)
     container.record_switch(at_s[0] - 1, on=on)
     for at, seconds in zip(at_s, seen_s, strict=True):
         container.weigh(at, seconds)
@@ -255,7 +255,7 @@ def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
 def test_a_pause_speaks_for_a_container_that_reported_work_in_it() -> None:
     """What the next look sees may be of before its end: the driver counts late."""
     container = judged([10, 11], [0.0, 1.0], works=False)
-    container.take_activity(1, Activity(What.WORK), 11)
+    container.take_activity(1, Activity(ActivityKind.WORK), 11)
     container.weigh(11 + LOOK_MOST_S + 1, 1.0)
     assert container.reports.unreported_work.seconds == 0
 
@@ -274,7 +274,7 @@ def test_reports_of_a_gated_container_count_while_it_may_not_run() -> None:
     container.processes[1] = GpuTimeProcess(1)
     for _ in range(TIMES):
         container.evidence.effect.ended(9.0)
-    container.take_activity(1, Activity(What.WORK), 9.0)
+    container.take_activity(1, Activity(ActivityKind.WORK), 9.0)
     container.record_switch(9.0, on=False)
     for at in range(10, 20):
         container.weigh(float(at), 1.0)
@@ -307,7 +307,7 @@ def is_working(node: GpuTimeNode) -> bool:
 @pytest.fixture
 def working(node: GpuTimeNode) -> GpuTimeNode:
     """A container that launched kernels and never reports their end."""
-    node.container("a").send(Activity(What.WORK, wire.KERNELS_ONLY))
+    node.container("a").send(Activity(ActivityKind.WORK, wire.KERNELS_ONLY))
     wait_for(lambda: node.status("a").working)
     return node
 
@@ -317,7 +317,7 @@ def test_reported_work_that_the_driver_does_not_see_ends_and_a_word_brings_it_ba
         see(working)
     assert not is_working(working)
     assert working.scheduler.counters.unreported_ends == 1
-    working.containers[0].send(Activity(What.STILL, wire.KERNELS_ONLY))
+    working.containers[0].send(Activity(ActivityKind.STILL, wire.KERNELS_ONLY))
     wait_for(lambda: is_working(working))
 
 
@@ -328,7 +328,7 @@ def test_where_the_driver_could_not_see_it_reported_work_stays(working: GpuTimeN
 
 
 def test_a_copy_that_follows_a_kernel_keeps_the_work(working: GpuTimeNode) -> None:
-    working.containers[0].send(Activity(What.STILL, 0))
+    working.containers[0].send(Activity(ActivityKind.STILL, 0))
     wait_for(lambda: not any(p.kernels_only for p in working.scheduler.containers["a"].processes.values()))
     for _ in range(10):
         see(working)

@@ -14,7 +14,7 @@ from tests.unit.arbiter.gputime_kit import A as GPU
 from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
 from vgpu.api.enforcement import Reason
 from vgpu.gputime.trial_verdict import Suspendability
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 MANY = tuple(range(3, 67))
 
@@ -130,7 +130,7 @@ def test_what_waits_at_the_gate_is_not_paid_for_while_nothing_is_on_the_gpu(deni
     urgent.works()
     wait_for(lambda: denied.gate("be"))
     assert denied.status("be").on, "what it launched before runs on, as far as anyone knows"
-    gated.send(Activity(What.DRAINED))
+    gated.send(Activity(ActivityKind.DRAINED))
     wait_for(lambda: not denied.status("be").on)
     before = denied.status("be")
     wait_for(lambda: denied.status("be").off_s > before.off_s + 0.05)
@@ -146,7 +146,7 @@ def test_no_container_is_off_at_an_open_gate(denied: GpuTimeNode) -> None:
     gated = denied.container("be")
     gated.works()
     wait_for(lambda: denied.status("be").working)
-    gated.send(Activity(What.DRAINED))
+    gated.send(Activity(ActivityKind.DRAINED))
     assert denied.is_quiet()
     assert denied.status("be").on
 
@@ -157,10 +157,10 @@ def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: G
     for one in (first, second, urgent):
         one.works()
     wait_for(lambda: denied.gate("be") and denied.status("be").processes == 2)
-    first.send(Activity(What.DRAINED))
+    first.send(Activity(ActivityKind.DRAINED))
     assert denied.is_quiet()
     assert denied.status("be").on
-    second.send(Activity(What.DRAINED))
+    second.send(Activity(ActivityKind.DRAINED))
     wait_for(lambda: not denied.status("be").on)
 
 
@@ -170,7 +170,7 @@ def test_a_drained_report_of_a_container_with_doubted_reports_does_not_count(den
     gated.works()
     urgent.works()
     wait_for(lambda: denied.gate("be"))
-    gated.send(Activity(What.DRAINED))
+    gated.send(Activity(ActivityKind.DRAINED))
     wait_for(lambda: not denied.status("be").on)
     with denied.scheduler.lock:
         container = denied.scheduler.containers["be"]
@@ -178,7 +178,7 @@ def test_a_drained_report_of_a_container_with_doubted_reports_does_not_count(den
             container._caps_unreported, container.reports.unreported_work.proven = True, True
         else:
             container.throttled = True
-        denied.scheduler._show(container, 0.0)
+        denied.scheduler._publish_state(container, 0.0)
     assert denied.status("be").on
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
-from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, What
+from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, ActivityKind
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_what_a_process_did_before_it_was_met_is_paid(node: GpuTimeNode):
     one = node.container("a", core=20)
     wait_for(lambda: node.channel_groups("a") == 1)
     before = node.status("a").on_s
-    one.send(Activity(What.WORK, KERNELS_ONLY | 40_000 << LATE_SHIFT))
+    one.send(Activity(ActivityKind.WORK, KERNELS_ONLY | 40_000 << LATE_SHIFT))
     one.idles()
     wait_for(lambda: node.status("a").on_s >= before + 0.04)
 
@@ -107,7 +107,7 @@ def test_the_gate_of_a_suspended_container_without_processes_is_shut_until_the_n
 ):
     """However short its processes live, none computes for free before the arbiter has met it."""
     first = node.container("a", core=5)
-    first.send(Activity(What.WORK, 150_000 << LATE_SHIFT))
+    first.send(Activity(ActivityKind.WORK, 150_000 << LATE_SHIFT))
     wait_for(lambda: driver.off(first) and not node.status("a").on)
     assert not node.gate("a")
     first.close()

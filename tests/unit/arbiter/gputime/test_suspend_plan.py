@@ -13,12 +13,12 @@ from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.events import Event, Switched, from_lines, to_lines
 from vgpu.gputime.scheduler import GpuTimeScheduler
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 REPORTS: dict[str, Callable[[Container], None]] = {
     "work": Container.works,
-    "a section": lambda container: container.send(Activity(What.BEGIN_SECTION)),
-    "work in 1.5 ms": lambda container: container.send(Activity(What.HINT, 1500)),
+    "a section": lambda container: container.send(Activity(ActivityKind.BEGIN_SECTION)),
+    "work in 1.5 ms": lambda container: container.send(Activity(ActivityKind.HINT, 1500)),
 }
 SLOW_S = 0.05
 """Of a suspend, where a test looks at what is counted meanwhile."""
@@ -36,7 +36,9 @@ def node(driver: Driver) -> Iterator[GpuTimeNode]:
 def ordered(node: GpuTimeNode, name: str = "lc", gpu: str = A) -> str:
     """Who would be stopped first for a container's work."""
     with node.scheduler.lock:
-        order = node.scheduler.suspend_plan.suspend_for(gpu, node.scheduler.containers[name], Activity(What.WORK))
+        order = node.scheduler.suspend_plan.suspend_for(
+            gpu, node.scheduler.containers[name], Activity(ActivityKind.WORK)
+        )
         return order.container.name if order is not None else ""
 
 
@@ -98,7 +100,7 @@ def test_a_request_stops_a_neighbour_before_the_policy_is_called(
     assert (watched.heard, watched.locked) == ([False], [False])
     urgent.works()
     urgent.idles()
-    urgent.send(Activity(What.END_SECTION))
+    urgent.send(Activity(ActivityKind.END_SECTION))
     wait_for(lambda: not driver.off(background))
 
 
@@ -181,7 +183,7 @@ def test_a_container_that_becomes_urgent_while_another_is_suspended_is_not_suspe
 
 def test_work_that_is_announced_for_later_suspends_no_container_yet(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
-    urgent.send(Activity(What.HINT, 400_000))
+    urgent.send(Activity(ActivityKind.HINT, 400_000))
     wait_for(lambda: any(type(event).__name__ == "Hint" for event in events(node)))
     assert node.is_quiet()
     assert True not in driver.calls_about(background)
@@ -265,15 +267,15 @@ def test_a_plan_ends_with_the_class_that_it_was_computed_for(node: GpuTimeNode, 
 def test_a_container_that_yields_and_is_lowered_suspends_no_other_by_a_hint(node: GpuTimeNode, driver: Driver) -> None:
     urgent, background = a_pair(node)
     node.scheduler.change("be", Grant("default", "be", "uid-be", "main", (GrantGpu(A, 1024, 0),), "best-effort", 4))
-    urgent.send(Activity(What.YIELD))
+    urgent.send(Activity(ActivityKind.YIELD))
     wait_for(lambda: node.scheduler.policy._states["lc"].urgency == (2, 2))
     given(node)
     assert ordered(node) == "be", "best-effort now, and still before one of a later level"
     grant = Grant("default", "lc", "uid-lc", "main", (GrantGpu(A, 1024, 0),), "best-effort", 2)
     node.scheduler.change("lc", grant)
     assert ordered(node) == ""
-    urgent.send(Activity(What.HINT, 100))
-    urgent.send(Activity(What.END_YIELD))
+    urgent.send(Activity(ActivityKind.HINT, 100))
+    urgent.send(Activity(ActivityKind.END_YIELD))
     wait_for(lambda: not any(process.yields for process in node.scheduler.containers["lc"].processes.values()))
     assert True not in driver.calls_about(background)
 

@@ -24,7 +24,7 @@ from nvml.queries import Nvml
 from tests.examples import examples
 from tests.unit.arbiter.conftest import wait_for
 from vgpu.api.grant import Grant, GrantGpu
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 WATCHED = {"a": (frozenset({"0", "1"}), frozenset({1, 2})), "b": (frozenset({"0"}), frozenset({3}))}
 SPANS = st.lists(st.tuples(st.floats(0.02, 3.0), st.floats(0.02, 3.0)), min_size=1, max_size=10)
@@ -251,7 +251,7 @@ class Honest:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             works, until_s = until_next(self._spans, self.now_s)
-            self.container.take_activity(1, Activity(What.WORK if works else What.IDLE), self.now_s)
+            self.container.take_activity(1, Activity(ActivityKind.WORK if works else ActivityKind.IDLE), self.now_s)
             until_s = min(until_s, end_s)
             if works:
                 self._worked.append((self.now_s, until_s))

@@ -8,7 +8,7 @@ from arbiter.connection import Connection, PeerGone
 from arbiter.gputime.warm_up import EVERY_S, WarmUp
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
-from vgpu.protocol.wire import Activity, What
+from vgpu.protocol.wire import Activity, ActivityKind
 
 
 def test_each_message_is_read_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_each_message_is_read_and_none_is_left(monkeypatch: pytest.MonkeyPatch) 
     for ms in range(10_000):  # more than its budget has at once
         warm_up.play(100.0 + ms * EVERY_S * 1.01)
         warm_up.play(100.0 + ms * EVERY_S * 1.01 + EVERY_S / 2)
-    assert read == [(None, Activity(What.WORK))] * 10_000
+    assert read == [(None, Activity(ActivityKind.WORK))] * 10_000
     assert plain(warm_up._connection) is None
     warm_up.close()
     assert [warm_up._us.fileno(), warm_up._connection.sock.fileno()] == [-1, -1], "both ends are closed"
@@ -37,7 +37,7 @@ def test_one_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch
     for ms in range(2000):  # until its socket is full, and on
         warm_up.play(100.0 + ms * EVERY_S * 1.01)
     short[0] = False
-    assert warm_up._connection.receive_with_fd() == (None, Activity(What.WORK))
+    assert warm_up._connection.receive_with_fd() == (None, Activity(ActivityKind.WORK))
     warm_up.close()
 
 

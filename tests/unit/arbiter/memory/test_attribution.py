@@ -14,7 +14,7 @@ from arbiter.metrics import ArbiterCollector
 from arbiter.server import ArbiterServer
 from arbiter.status import status_of
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, HandMeter, a_grant, wait_for
-from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.api.cgroup import NOWHERE, CgroupOwner
 from vgpu.api.contract import CONTAINER_ID
 from vgpu.api.enforcement import Reason
 
@@ -37,7 +37,7 @@ def server(node: ArbiterNode, meter: HandMeter) -> ArbiterServer:
 
 
 def reads(
-    server: ArbiterServer, meter: HandMeter, *held: tuple[int, int | None, Place], times: int = 3, uuid: str = GPU
+    server: ArbiterServer, meter: HandMeter, *held: tuple[int, int | None, CgroupOwner], times: int = 3, uuid: str = GPU
 ) -> None:
     """So many readings, a second apart."""
     for _ in range(times):
@@ -61,7 +61,7 @@ def of(server: ArbiterServer, key: str) -> dict[Reason, tuple[int, ...]]:
 
 
 def test_a_container_id_reports_which_container_is_over_its_limit(server: ArbiterServer, meter: HandMeter) -> None:
-    reads(server, meter, (LOST, 1500, Place(POD, Y)))
+    reads(server, meter, (LOST, 1500, CgroupOwner(POD, Y)))
     assert over(server) == {"b1": False, "b2": True}
     assert of(server, "b2")[Reason.OVER_LIMIT] == (LOST,)
     assert of(server, "b1") == {}
@@ -71,35 +71,35 @@ def test_a_container_id_reports_which_container_is_over_its_limit(server: Arbite
 def test_until_it_is_known_the_grants_of_the_pod_count_as_one(
     server: ArbiterServer, meter: HandMeter, mib: int, *, exceeded: bool
 ) -> None:
-    reads(server, meter, (LOST, mib, Place(POD, X)))
+    reads(server, meter, (LOST, mib, CgroupOwner(POD, X)))
     assert any(over(server).values()) == exceeded
     assert Reason.UNCONNECTED in of(server, "b1")
 
 
 def test_what_its_siblings_hold_counts_first(node: ArbiterNode, server: ArbiterServer, meter: HandMeter) -> None:
-    reads(server, meter, (LOST, 900, Place(POD, Y)), (LOST + 1, 1000, Place(POD, Z)))
+    reads(server, meter, (LOST, 900, CgroupOwner(POD, Y)), (LOST + 1, 1000, CgroupOwner(POD, Z)))
     assert over(server) == {"b1": False, "b2": False}
     assert node.process("b1").lease(101 * MIB).refused, "it is charged to the grant with free memory"
-    reads(server, meter, (LOST, 900, Place(POD, Y)), (LOST + 1, 1200, Place(POD, Z)))
+    reads(server, meter, (LOST, 900, CgroupOwner(POD, Y)), (LOST + 1, 1200, CgroupOwner(POD, Z)))
     assert any(over(server).values())
 
 
 def test_the_id_that_comes_later_is_taken_up(node: ArbiterNode, server: ArbiterServer, meter: HandMeter) -> None:
-    reads(server, meter, (LOST, 1500, Place(POD, X)))
+    reads(server, meter, (LOST, 1500, CgroupOwner(POD, X)))
     assert over(server) == {"b1": False, "b2": False}
     (node.folder / "b1" / CONTAINER_ID).write_text(f"{X}\n")
     wait_for(lambda: server.containers["b1"].container_id == X)
-    reads(server, meter, (LOST, 1500, Place(POD, X)))
+    reads(server, meter, (LOST, 1500, CgroupOwner(POD, X)))
     assert over(server) == {"b1": True, "b2": False}
 
 
 @pytest.mark.parametrize(
     ("place", "pod"),
-    [(NOWHERE, ""), (Place("another", X), "another")],
+    [(NOWHERE, ""), (CgroupOwner("another", X), "another")],
     ids=["a process of the node", "a pod without a grant"],
 )
 def test_memory_that_belongs_to_no_grant_is_in_status_and_metrics_until_it_is_gone(
-    server: ArbiterServer, meter: HandMeter, place: Place, pod: str
+    server: ArbiterServer, meter: HandMeter, place: CgroupOwner, pod: str
 ) -> None:
     reads(server, meter, (LOST, 700, place), times=1)
     assert status_of(server).ungranted == (), "it may be just ending"
@@ -127,7 +127,7 @@ def test_a_process_with_memory_of_a_gpu_which_its_container_was_not_granted_belo
     """By a way around the devices it was given."""
     node.allocate("c", replace(a_grant(uuids=(OTHER_GPU,)), uid="another"))
     wait_for(lambda: "c" in server.containers and server.containers["c"].grant)
-    reads(server, meter, (LOST, 700, Place(POD, Y)), uuid=OTHER_GPU)
+    reads(server, meter, (LOST, 700, CgroupOwner(POD, Y)), uuid=OTHER_GPU)
     assert [(one.gpu, one.pid, one.pod) for one in status_of(server).ungranted] == [(OTHER_GPU, LOST, POD)]
 
 
@@ -164,15 +164,15 @@ def test_a_reading_is_as_the_one_before_only_where_each_process_belongs_to_the_g
 ) -> None:
     attributor = Attributor()
 
-    def unchanged(place: Place) -> bool:
+    def unchanged(place: CgroupOwner) -> bool:
         reading = MemoryReading(
             0.0, {GPU: {LOST: MIB}}, {LOST: SeenProcess(1, None, 0, place=place)}, unchanged=frozenset({GPU})
         )
         with server.lock:
             return GPU in attributor.take(reading, server.containers).unchanged
 
-    assert [unchanged(Place(POD, Y)) for _ in range(3)] == [False, True, True]
-    assert [unchanged(Place(POD, X)) for _ in range(3)] == [False] * 3, "it is either container's"
+    assert [unchanged(CgroupOwner(POD, Y)) for _ in range(3)] == [False, True, True]
+    assert [unchanged(CgroupOwner(POD, X)) for _ in range(3)] == [False] * 3, "it is either container's"
     (node.folder / "b1" / CONTAINER_ID).write_text(f"{X}\n")
     wait_for(lambda: server.containers["b1"].container_id == X)
-    assert [unchanged(Place(POD, X)) for _ in range(3)] == [False, True, True]
+    assert [unchanged(CgroupOwner(POD, X)) for _ in range(3)] == [False, True, True]

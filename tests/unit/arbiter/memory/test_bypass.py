@@ -25,7 +25,7 @@ from nvml.errors import NvmlAway
 from nvml.messages import AnyReply, AnyRequest, MapsReply, MapsRequest
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, MIB, ArbiterNode, HandMeter, a_grant, wait_for
-from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.api.cgroup import NOWHERE, CgroupOwner
 from vgpu.api.enforcement import Reason
 from vgpu.memory.bypass import Traces
 
@@ -190,7 +190,7 @@ def test_a_container_that_starts_one_after_the_other_is_ended_with_the_third(
     server = begin(RULES)
     container = server.containers["k"]
     assert container.grant is not None
-    at = Place(container.grant.uid, "c" * 64)
+    at = CgroupOwner(container.grant.uid, "c" * 64)
     monkeypatch.setattr(host, "place", lambda pid: at if pid == victim.pid else NOWHERE)
     container.container_id = at.container if known else ""
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def test_a_container_that_starts_one_after_the_other_is_ended_with_the_third(
 
 
 def test_what_a_container_starts_while_it_is_ended_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    at, there = Place("u", "c" * 64), [11]
+    at, there = CgroupOwner("u", "c" * 64), [11]
 
     def kill(pid: int, started: int) -> bool:
         there.extend([pid + 1] * (started == pid < 13))
@@ -216,9 +216,9 @@ def test_what_a_container_starts_while_it_is_ended_ends_with_it(monkeypatch: pyt
 
 
 def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    at, started, killed = Place("u", "c" * 64), {11: 5}, list[int]()
+    at, started, killed = CgroupOwner("u", "c" * 64), {11: 5}, list[int]()
 
-    def place(pid: int) -> Place:
+    def place(pid: int) -> CgroupOwner:
         """The first time, and the process ends right after it."""
         was, started[pid] = started[pid], 9
         return at if was == 5 else NOWHERE
@@ -233,10 +233,10 @@ def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypat
 
 def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """To examine all processes of the node takes a second at worst, and the arbiter serves no process meanwhile."""
-    at, looked = Place("u", "c" * 64), list[int]()
+    at, looked = CgroupOwner("u", "c" * 64), list[int]()
     pids = list(range(100, 200))
 
-    def place(pid: int) -> Place:
+    def place(pid: int) -> CgroupOwner:
         looked.append(pid)
         return at if pid >= 199 else NOWHERE
 

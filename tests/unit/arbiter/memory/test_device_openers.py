@@ -15,18 +15,18 @@ from nvml.errors import NvmlAway, NvmlError
 from nvml.messages import MOST_MAPS, AnyReply, AnyRequest, DescriptorsReply, DescriptorsRequest
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, OTHER_GPU, wait_for
-from vgpu.api.cgroup import NOWHERE, Place
+from vgpu.api.cgroup import NOWHERE, CgroupOwner
 from vgpu.memory.attribution import Owner, Owners
 
 X, Y, Z = "c0" * 32, "d1" * 32, "e2" * 32
 OWNERS = Owners([Owner("a", "A", X), Owner("b", "B", Y), Owner("c1", "C"), Owner("c2", "C")])
 PLACES = {
-    11: Place("A", X),
-    12: Place("A", X),
-    21: Place("B", Y),
-    31: Place("C", Z),
+    11: CgroupOwner("A", X),
+    12: CgroupOwner("A", X),
+    21: CgroupOwner("B", Y),
+    31: CgroupOwner("C", Z),
     41: NOWHERE,
-    51: Place("other", Z),
+    51: CgroupOwner("other", Z),
 }
 ALL = frozenset({"a", "b", "c1", "c2"})
 

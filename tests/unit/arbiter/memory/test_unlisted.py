@@ -15,7 +15,7 @@ from arbiter.server import ArbiterServer
 from arbiter.status import status_of
 from nvml.queries import Nvml
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, HandMeter, Nobody, Process, a_grant, wait_for
-from vgpu.api.cgroup import Place
+from vgpu.api.cgroup import CgroupOwner
 from vgpu.protocol import wire
 
 LOST = 999_999
@@ -207,7 +207,7 @@ def test_the_container_that_may_hold_it_is_looked_for_and_in_the_status(
     seeing.found = {GPU: Opener("k", (7, 8)), OTHER_GPU: Opener("gone", (9,))}
     reads(server, meter, 2560, {LOST: 1}, times=1)
     assert (dict(seeing.wanted.keys), seeing.wanted.known) == ({GPU: frozenset({"k"})}, {LOST, SELF})
-    assert seeing.wanted.owners.of(Place("uid-a"), None) == ("k",)
+    assert seeing.wanted.owners.of(CgroupOwner("uid-a"), None) == ("k",)
     (one,) = status_of(server).unlisted
     assert (one.uid, one.pod, one.container, one.pids) == ("uid-a", "default/a", "main", (7, 8))
     seeing.found = {GPU: Opener("gone", (7,))}

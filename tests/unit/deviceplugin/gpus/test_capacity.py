@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from deviceplugin.allocation import NodePod
 from deviceplugin.gpus.capacity import MIB, USES, CapacityCollector, memory_by_gpu
 from tests.unit.deviceplugin.builders import node_pod, share, uuid
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
 from vgpu.api.request import GpuRequest
 
@@ -45,7 +45,7 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
         else {one.uuid: [False] * one.mib}
         for one in gpus
     }
-    slices = [Slice("GPU-of-another-node", 0, 5)]
+    slices = [AssignedGpu("GPU-of-another-node", 0, 5)]
     wholes, shares = set[str](), set[str]()
     for at, part, mib, whole in wanted:
         if at >= len(gpus):
@@ -56,18 +56,18 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
                 continue
             chosen = one.instances[part]
             places[one.uuid][chosen.uuid] = [True] * chosen.mib
-            slices.append(Slice(chosen.uuid, at, chosen.mib, 0, "mig", chosen.profile))
+            slices.append(AssignedGpu(chosen.uuid, at, chosen.mib, 0, "mig", chosen.profile))
             continue
         cells = places[one.uuid][one.uuid]
         if whole and not any(cells):
             cells[:] = [True] * one.mib
             wholes.add(one.uuid)
-            slices.append(Slice(one.uuid, at, one.mib, 100, "whole"))
+            slices.append(AssignedGpu(one.uuid, at, one.mib, 100, "whole"))
         elif not whole and cells.count(False) >= mib:
             for cell in [n for n, taken in enumerate(cells) if not taken][:mib]:
                 cells[cell] = True
             shares.add(one.uuid)
-            slices.append(Slice(one.uuid, at, mib))
+            slices.append(AssignedGpu(one.uuid, at, mib))
     for one, found in memory_by_gpu(Inventory(tuple(gpus)), slices):
         cells = [cell for part in places[one.uuid].values() for cell in part]
         assert found.capacity_mib == len(cells)
@@ -78,7 +78,7 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
 
 
 def test_a_gpu_that_shrank_under_its_pods_has_nothing_free() -> None:
-    ((_, found),) = memory_by_gpu(Inventory((gpu(0, 4),)), [Slice(uuid(0), 0, 6)])
+    ((_, found),) = memory_by_gpu(Inventory((gpu(0, 4),)), [AssignedGpu(uuid(0), 0, 6)])
     assert (found.capacity_mib, found.allocated_mib, found.free_mib) == (4, 6, 0)
 
 
@@ -89,7 +89,7 @@ def scraped(inventory: Inventory, *pods: NodePod) -> CollectorRegistry:
 
 
 def test_pods_and_orphans_are_allocated_in_bytes_per_gpu_and_per_node() -> None:
-    orphan = Orphan("gone", "default", "b", (Slice(uuid(1), 1, 1024),))
+    orphan = Orphan("gone", "default", "b", (AssignedGpu(uuid(1), 1, 1024),))
     inventory = Inventory((gpu(0, 8192), gpu(1, 8192)), orphans=(orphan,))
     found = scraped(inventory, node_pod("a", 0, share("main", 4), on=[0]))
     of_gpu = {"node": "n1", "gpu_index": "0", "gpu_uuid": uuid(0), "model": "H100"}
@@ -105,7 +105,8 @@ def test_whole_gpus_and_instances_are_counted_per_pod_and_shares_are_not() -> No
     inventory = Inventory((gpu(0, 8192), gpu(1, 8192), gpu(2, 8192, instances=(1024,))))
     whole = node_pod("a", 0, GpuRequest("main", "whole", 2), on=[0, 1])
     mig = replace(
-        node_pod("b", 1, on={}), assignment=Assignment({"main": (Slice(part.uuid, 2, 1024, 0, "mig", part.profile),)})
+        node_pod("b", 1, on={}),
+        assignment=Assignment({"main": (AssignedGpu(part.uuid, 2, 1024, 0, "mig", part.profile),)}),
     )
     found = scraped(inventory, whole, mig, node_pod("c", 2, share("main", 4), on=[0]))
     rows = [s.labels | {"n": s.value} for m in found.collect() if m.name == "tangram_pod_gpus" for s in m.samples]

@@ -18,8 +18,8 @@ from nvml.messages import (
     AnyRequest,
     CountReply,
     CountRequest,
+    GpuAtRequest,
     GpuReply,
-    GpuRequest,
     HealthReply,
     HealthRequest,
     OpenReply,
@@ -86,7 +86,7 @@ class FakeNvmlConnection:
         match request:
             case CountRequest():
                 return CountReply(len(self.gpus), "580")
-            case GpuRequest(index):
+            case GpuAtRequest(index):
                 return GpuReply(self.gpus[index])
             case HealthRequest(uuid):
                 return HealthReply(f"GPU {uuid}: silent" if self.silent else None)

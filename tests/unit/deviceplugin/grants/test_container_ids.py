@@ -19,11 +19,13 @@ from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.contract import CONTAINER_ID, grant_for
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.names import DEFAULT
 
 X, Y = "c0" * 32, "d1" * 32
-SIZED = Assignment({name: (Slice(uuid(0), 0, 4096),) for name in ("first", "main", "side")}, init=frozenset({"first"}))
+SIZED = Assignment(
+    {name: (AssignedGpu(uuid(0), 0, 4096),) for name in ("first", "main", "side")}, init=frozenset({"first"})
+)
 
 
 def shared(name: str = "a") -> PodBuilder:

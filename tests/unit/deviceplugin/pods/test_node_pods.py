@@ -17,7 +17,7 @@ from deviceplugin.pod_resources import ContainerDevices, holders, naming
 from deviceplugin.pods.node_pods import NodePods
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, node_pod, share, uuid
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import DEFAULT
 from vgpu_pb import podresources_pb2 as pb
@@ -26,7 +26,7 @@ MEM, CORE = DEFAULT.gpu_mem, DEFAULT.gpu_core
 
 
 def sharing(name: str, units: int = 4, gpu: int = 0) -> PodBuilder:
-    return pod(name).asking(mib=units * 1024).on("n1").assigned(Slice(uuid(gpu), gpu, units * 1024))
+    return pod(name).asking(mib=units * 1024).on("n1").assigned(AssignedGpu(uuid(gpu), gpu, units * 1024))
 
 
 def node_pods(*pods: PodBuilder) -> NodePods:
@@ -66,7 +66,7 @@ def test_a_pod_made_again_under_its_name_is_another() -> None:
             "annotation tangram.sh/assignment: assignment cannot be read",
         ),
         (pod("p").asking(mib=4096).on("n1").assigned(text='{"v":2}'), "version 2"),
-        (pod("p").asking(mib=4096).on("n1").assigned(Slice(uuid(0), 0, 8192)), "is assigned 8192 MiB"),
+        (pod("p").asking(mib=4096).on("n1").assigned(AssignedGpu(uuid(0), 0, 8192)), "is assigned 8192 MiB"),
         (pod("p").asking(mib=4096).on("n1").assigned(), "is assigned 0 GPUs and requests 1"),
     ],
 )

@@ -17,12 +17,12 @@ from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from tests.unit.deviceplugin.builders import KnownPods, inventory, node_pod, share, uuid
 from vgpu.api.errors import Refused
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Orphan
 from vgpu.api.names import DEFAULT
 
 MEM, GPU = DEFAULT.gpu_mem, DEFAULT.gpu
-HELD = (Slice(uuid(0), 0, 12 * 1024, 30),)
+HELD = (AssignedGpu(uuid(0), 0, 12 * 1024, 30),)
 
 
 class NodeWithProcesses:
@@ -48,7 +48,7 @@ class NodeWithProcesses:
         self.looks += 1
         return frozenset(self.alive.intersection(uids))
 
-    def runs(self, uid: str, held: tuple[Slice, ...] = HELD, ids: tuple[str, ...] = ()) -> None:
+    def runs(self, uid: str, held: tuple[AssignedGpu, ...] = HELD, ids: tuple[str, ...] = ()) -> None:
         self.api[uid] = object()
         self.alive.add(uid)
         self.records.enter(UsageRecord(uid, "default", uid, held), {MEM: ids})
@@ -229,7 +229,7 @@ async def test_devices_of_a_living_process_are_neither_named_nor_given(node: Nod
     pods = KnownPods()
     pods.show(started)
     pods.admitted(started)
-    node.runs(started.uid, (Slice(uuid(0), 0, 4096),), tuple(all_ids[:4]))
+    node.runs(started.uid, (AssignedGpu(uuid(0), 0, 4096),), tuple(all_ids[:4]))
     pods.show(node_pod("b", 1, share("main", 4), on=[0]))
     ledger = ledger_of(node, pods)
     preferred = await ledger.prefer(MEM, all_ids, [], 4)
@@ -242,7 +242,7 @@ async def test_devices_of_a_living_process_are_neither_named_nor_given(node: Nod
 def beside_a_pod_that_is_ending(node: NodeWithProcesses) -> tuple[list[str], KnownPods]:
     """IDs of two GPUs, and a pod that was assigned half of the first. Processes of a deleted pod still use three quarters of it."""
     all_ids = [f"{uuid(number)}-{slot}" for number in range(2) for slot in range(16)]
-    node.runs("a", (Slice(uuid(0), 0, 12288),), tuple(all_ids[:12]))
+    node.runs("a", (AssignedGpu(uuid(0), 0, 12288),), tuple(all_ids[:12]))
     node.lost("a")
     pods = KnownPods()
     pods.show(node_pod("b", 0, share("main", 8), on=[0]))
@@ -280,7 +280,7 @@ async def test_devices_of_a_pod_that_has_not_started_are_the_kubelets_to_give(no
 async def test_a_whole_gpu_of_an_orphan_is_refused(node: NodeWithProcesses) -> None:
     from vgpu.api.request import GpuRequest
 
-    node.runs("a", (Slice(uuid(0), 0, 16 * 1024, 100, "whole"),))
+    node.runs("a", (AssignedGpu(uuid(0), 0, 16 * 1024, 100, "whole"),))
     node.lost("a")
     pods = KnownPods()
     pods.show(node_pod("b", 0, GpuRequest("main", "whole", 1), on=[0]))

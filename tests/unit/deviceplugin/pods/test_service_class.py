@@ -17,7 +17,7 @@ from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import uuid
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.contract import grant_for
-from vgpu.api.grant import Assignment, Grant, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant
 from vgpu.api.names import CLASSES, DEFAULT, LEVELS
 
 LC, STANDARD, BE = CLASSES
@@ -26,7 +26,7 @@ numbers = st.sampled_from([*map(str, LEVELS), "", "5", "-1", "2 ", "two", "9" * 
 
 
 def placed(service_class: str = STANDARD, level: int = 2, name: str = "a", /, **annotations: str) -> PodBuilder:
-    assignment = Assignment({"main": (Slice(uuid(0), 0, 4096),)}, service_class=service_class, level=level)
+    assignment = Assignment({"main": (AssignedGpu(uuid(0), 0, 4096),)}, service_class=service_class, level=level)
     text = assignment_to_json(assignment)
     return pod(name).asking(mib=4096).on("n1").annotated(**annotations).assigned(text=text)
 

@@ -11,15 +11,15 @@ from structlog.testing import capture_logs
 from deviceplugin.grants import checked_file as sealed
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from tests.unit.deviceplugin.builders import uuid
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Orphan
 from vgpu.api.names import DEFAULT
 
 MEM, CORE = DEFAULT.gpu_mem, DEFAULT.gpu_core
-HELD = (Slice(uuid(0), 0, 4096, 30), Slice(uuid(1), 1, 81920, 100, "whole"))
+HELD = (AssignedGpu(uuid(0), 0, 4096, 30), AssignedGpu(uuid(1), 1, 81920, 100, "whole"))
 
 
-def record(uid: str = "uid-a", pod: str = "a", held: tuple[Slice, ...] = HELD) -> UsageRecord:
+def record(uid: str = "uid-a", pod: str = "a", held: tuple[AssignedGpu, ...] = HELD) -> UsageRecord:
     return UsageRecord(uid, "default", pod, held)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.api.cgroup import NOWHERE, Place, depth_of, is_container_id, place_of
+from vgpu.api.cgroup import NOWHERE, CgroupOwner, depth_of, is_container_id, place_of
 
 A = "1b2c3d4e-0a1b-4c5d-8e9f-001122334455"
 B = "9f8e7d6c-5b4a-4321-9876-aabbccddeeff"
@@ -58,7 +58,7 @@ def test_the_pod_stands_in_the_name_of_its_cgroup(text: str, pods: tuple[str, ..
 
 C, D = "c0" * 32, "d1" * 32
 """IDs of containers."""
-AT = Place(A, C)
+AT = CgroupOwner(A, C)
 SLICE = "0::/kubepods.slice"
 BURSTABLE, BEST_EFFORT = (f"{SLICE}/kubepods-{c}.slice/kubepods-{c}-pod{A_}.slice" for c in ("burstable", "besteffort"))
 
@@ -68,7 +68,7 @@ PLACES = {
     "version 2, systemd, containerd, BestEffort": (f"{BEST_EFFORT}/cri-containerd-{C}.scope", AT),
     "version 2, systemd, CRI-O": (f"{BURSTABLE}/crio-{C}.scope", AT),
     "version 2, systemd, CRI-O with crun": (f"{BURSTABLE}/crio-{C}.scope/container", AT),
-    "version 2, systemd, CRI-O's monitor": (f"{BURSTABLE}/crio-conmon-{C}.scope", Place(A)),
+    "version 2, systemd, CRI-O's monitor": (f"{BURSTABLE}/crio-conmon-{C}.scope", CgroupOwner(A)),
     "version 2, systemd, cri-dockerd": (f"{BURSTABLE}/docker-{C}.scope", AT),
     "version 2, cgroupfs, containerd, Guaranteed": (f"0::/kubepods/pod{A}/{C}", AT),
     "version 2, cgroupfs, containerd, Burstable": (f"0::/kubepods/burstable/pod{A}/{C}", AT),
@@ -99,16 +99,16 @@ PLACES = {
     ),
     "a reader in a cgroup namespace, cgroupfs": (f"0::/../../pod{A}/{C}", AT),
     "a reader in the same pod": (f"0::/../cri-containerd-{C}.scope", NOWHERE),
-    "a static pod": (f"0::/kubepods/burstable/pod{STATIC}/{C}", Place(STATIC, C)),
-    "a static pod, systemd": (f"{SLICE}/kubepods-pod{STATIC}.slice/crio-{C}.scope", Place(STATIC, C)),
+    "a static pod": (f"0::/kubepods/burstable/pod{STATIC}/{C}", CgroupOwner(STATIC, C)),
+    "a static pod, systemd": (f"{SLICE}/kubepods-pod{STATIC}.slice/crio-{C}.scope", CgroupOwner(STATIC, C)),
     "systemd inside the container": (f"{BURSTABLE}/cri-containerd-{C}.scope/system.slice/sshd.service", AT),
     "docker inside the container": (f"{BURSTABLE}/cri-containerd-{C}.scope/docker/{D}", AT),
     "a cgroup that is gone": (f"0::/kubepods/pod{A}/{C} (deleted)", AT),
-    "the pod's own cgroup": (f"0::/kubepods/pod{A}", Place(A)),
-    "a container that is no hexadecimal": (f"0::/kubepods/pod{A}/{C[:-1]}g", Place(A)),
+    "the pod's own cgroup": (f"0::/kubepods/pod{A}", CgroupOwner(A)),
+    "a container that is no hexadecimal": (f"0::/kubepods/pod{A}/{C[:-1]}g", CgroupOwner(A)),
     "a lie: another pod's name in one's own cgroup": (f"0::/kubepods/pod{A}/{C}/kubepods/pod{B}/{D}", AT),
     "a lie: another container's name": (f"0::/kubepods/pod{A}/{C}/{D}", AT),
-    "a lie: a name in the pod's cgroup, not a container's": (f"0::/kubepods/pod{A}/init/pod{B}/{D}", Place(A)),
+    "a lie: a name in the pod's cgroup, not a container's": (f"0::/kubepods/pod{A}/init/pod{B}/{D}", CgroupOwner(A)),
     "a lie: one hierarchy of several": (f"4:a:/kubepods/pod{A}/{C}/pod{B}/{D}\n3:b:/kubepods/pod{A}/{C}", AT),
     "the node's own process": ("0::/system.slice/kubelet.service", NOWHERE),
     "nothing": ("", NOWHERE),
@@ -116,7 +116,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("text", "place"), PLACES.values(), ids=PLACES)
-def test_a_process_is_in_the_container_whose_id_stands_behind_its_pod(text: str, place: Place) -> None:
+def test_a_process_is_in_the_container_whose_id_stands_behind_its_pod(text: str, place: CgroupOwner) -> None:
     assert place_of(f"{text}\n" if text else "") == place
 
 
@@ -135,7 +135,7 @@ OUTER = f"0::/kubepods/burstable/pod{B}/{D}/kubelet/kubepods"
     ],
     ids=["a pod of the node", "its lie", "the outer node's", "an outermost node", "a namespace", "unknown"],
 )
-def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_count(own: str, text: str, place: Place) -> None:
+def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_count(own: str, text: str, place: CgroupOwner) -> None:
     assert place_of(text, depth_of(own)) == place
 
 

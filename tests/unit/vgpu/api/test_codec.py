@@ -22,7 +22,7 @@ from vgpu.api.codec import (
     inventory_to_json,
 )
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.api.grant import Assignment, Grant, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
 from vgpu.api.names import CLASSES, OVER_LIMIT_ACTIONS, OverLimitAction
 
@@ -39,7 +39,10 @@ NODE = Inventory(
     driver="580.65.06",
 )
 POD = Assignment(
-    {"init": (Slice(A, 0, 512, 30),), "main": (Slice(A, 0, 1024), Slice(M, 3, 9856, 100, "mig", "1g.10gb"))},
+    {
+        "init": (AssignedGpu(A, 0, 512, 30),),
+        "main": (AssignedGpu(A, 0, 1024), AssignedGpu(M, 3, 9856, 100, "mig", "1g.10gb")),
+    },
     frozenset({"init"}),
     "best-effort",
     4,
@@ -55,7 +58,7 @@ each_document = pytest.mark.parametrize(("read", "text"), READERS, ids=["invento
 
 uuids = st.integers(0, 2**128 - 1).map(lambda number: f"GPU-{UUID(int=number)}")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
-slices = st.builds(Slice, uuids, st.integers(0, 255), st.integers(0, 2**24 - 1), st.integers(0, 100))
+slices = st.builds(AssignedGpu, uuids, st.integers(0, 255), st.integers(0, 2**24 - 1), st.integers(0, 100))
 pieces = st.lists(slices, max_size=4, unique_by=lambda piece: piece.uuid).map(tuple)
 
 
@@ -68,7 +71,7 @@ def test_the_three_documents_come_back_as_they_went() -> None:
 
 @given(st.dictionaries(names, pieces, max_size=4), st.sampled_from(CLASSES), st.integers(0, 4), st.data())
 def test_any_assignment_comes_back_as_it_went(
-    containers: dict[str, tuple[Slice, ...]], service_class: str, level: int, data: st.DataObject
+    containers: dict[str, tuple[AssignedGpu, ...]], service_class: str, level: int, data: st.DataObject
 ) -> None:
     init = frozenset(name for name in containers if data.draw(st.booleans()))
     assignment = Assignment(containers, init, service_class, level)
@@ -225,7 +228,7 @@ def test_a_name_that_would_forge_a_line_is_never_written() -> None:
         grant_to_text(Grant("a", "b", "c", "d\nlevel 0", GRANT.gpus))
 
 
-ORPHAN = Orphan("uid-1", "default", "pod", (Slice(A, 0, 1024, 30),))
+ORPHAN = Orphan("uid-1", "default", "pod", (AssignedGpu(A, 0, 1024, 30),))
 
 
 def test_a_reader_from_before_there_were_orphans_passes_over_them() -> None:
@@ -243,10 +246,10 @@ def test_a_reader_from_before_there_were_orphans_passes_over_them() -> None:
         ((replace(ORPHAN, uid=""),), "orphan default/pod: uid is ''"),
         ((replace(ORPHAN, pod="a b"),), "pod is 'a b': it must be 1 to 253 visible characters"),
         ((replace(ORPHAN, held=()),), "number of GPUs is 0: it must be 1 to 64"),
-        ((replace(ORPHAN, held=(Slice(A, 0, -1),)),), "mib is -1: it must be 0 to"),
-        ((replace(ORPHAN, held=(Slice("GPU-1", 0, 1),)),), "is no GPU UUID"),
-        ((replace(ORPHAN, held=(Slice(M, 0, 1, 0, "mig", "x"),)),), "it must be a MIG profile"),
-        ((replace(ORPHAN, held=(Slice(A, 0, 1, 0, "share", "1g.5gb"),)),), "it must be empty for kind share"),
+        ((replace(ORPHAN, held=(AssignedGpu(A, 0, -1),)),), "mib is -1: it must be 0 to"),
+        ((replace(ORPHAN, held=(AssignedGpu("GPU-1", 0, 1),)),), "is no GPU UUID"),
+        ((replace(ORPHAN, held=(AssignedGpu(M, 0, 1, 0, "mig", "x"),)),), "it must be a MIG profile"),
+        ((replace(ORPHAN, held=(AssignedGpu(A, 0, 1, 0, "share", "1g.5gb"),)),), "it must be empty for kind share"),
         ((ORPHAN, ORPHAN), "inventory names orphan uid-1 twice"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vgpu.api.contract import DEVICE_ID_LIMIT, devices, grant_for, grant_key, uuid_of
 from vgpu.api.errors import BadDocument
-from vgpu.api.grant import Assignment, GrantGpu, Slice
+from vgpu.api.grant import AssignedGpu, Assignment, GrantGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.names import DEFAULT
 
@@ -54,7 +54,7 @@ def test_a_grant_folder_depends_on_the_set_of_ids_and_not_on_their_order(ids: li
 
 
 def test_a_container_without_a_share_gets_no_grant() -> None:
-    assignment = Assignment({"main": (Slice(A, 0, 8, 30),), "whole": (Slice(B, 1, 8, 100, "whole"),)})
+    assignment = Assignment({"main": (AssignedGpu(A, 0, 8, 30),), "whole": (AssignedGpu(B, 1, 8, 100, "whole"),)})
     assert grant_for(assignment, "main", namespace="n", pod="p", uid="u").gpus == (GrantGpu(A, 8, 30),)
     for name in ("whole", "ghost"):
         with pytest.raises(BadDocument, match=f"gives container {name} no share: it must be one of main"):

@@ -43,7 +43,7 @@ MESSAGES = st.one_of(
     st.builds(wire.Hold, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Drop, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Report, st.integers(1, wire.REASONS_LIMIT), st.booleans()),
-    st.builds(wire.Activity, st.sampled_from(wire.What), U64),
+    st.builds(wire.Activity, st.sampled_from(wire.ActivityKind), U64),
     st.builds(wire.ProcessList, GPU, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
 
@@ -121,7 +121,9 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert len(kinds) == 17
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
-    assert {what.name: in_c[what.name] for what in wire.What} == {what.name: what.value for what in wire.What}
+    assert {what.name: in_c[what.name] for what in wire.ActivityKind} == {
+        what.name: what.value for what in wire.ActivityKind
+    }
     assert {held.name: in_c[held.name] for held in wire.HoldState} == {held.name: held.value for held in wire.HoldState}
     assert {space.name: in_c[space.name] for space in wire.Space} == {space.name: space.value for space in wire.Space}
     assert in_c["FOR_GPU_TIME"] == wire.FOR_GPU_TIME

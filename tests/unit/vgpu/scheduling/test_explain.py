@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.explain import Scattered, scattered
@@ -21,7 +21,7 @@ def fleet_of(nodes: dict[str, list[Used]]) -> Fleet:
     fleet = Fleet()
     for name, used in nodes.items():
         gpus = tuple(Gpu(f"{name}-{row}", row, "t4" if row % 2 else "a100", 100) for row in range(len(used)))
-        held = [Slice(gpu.uuid, gpu.index, *some) for gpu, some in zip(gpus, used, strict=True) if some != (0, 0)]
+        held = [AssignedGpu(gpu.uuid, gpu.index, *some) for gpu, some in zip(gpus, used, strict=True) if some != (0, 0)]
         fleet.set_node(name, Inventory(gpus), held)
     return fleet
 

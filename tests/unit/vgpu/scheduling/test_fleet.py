@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.nodes.name_index import Quoted
 
 NODES, ROWS = ("a", "b"), 3
 slices = st.builds(
-    lambda row, mib, percent, whole: Slice(f"c{row}", row + 2, mib, percent, "whole" if whole else "share"),
+    lambda row, mib, percent, whole: AssignedGpu(f"c{row}", row + 2, mib, percent, "whole" if whole else "share"),
     st.integers(0, ROWS), st.integers(1, 50), st.integers(0, 100), st.booleans(),
 )  # fmt: skip
 inventories = st.permutations(range(ROWS)).flatmap(
@@ -34,7 +34,7 @@ def test_after_any_events_the_records_equal_the_sum_over_the_pods_that_are_left(
     fleet, held = Fleet(), {node: [] for node in NODES}
     known: dict[str, Inventory] = {}
     for node, event in events:
-        if isinstance(event, Slice):
+        if isinstance(event, AssignedGpu):
             held[node].append(event)
             fleet.debit(node, event)
         elif isinstance(event, Inventory):
@@ -104,9 +104,9 @@ def test_two_allocated_pods_of_one_gpu_or_instance_are_reported() -> None:
     fleet = Fleet()
     mig = Gpu("m", 1, "h100", 10, mig=True, instances=(MigInstance("i", "1g.10gb", 5, 0, 0),))
     fleet.set_node("n", Inventory((Gpu("c", 0, "t4", 10), mig)))
-    for piece in (Slice("c", 0, 6, 60), Slice("i", 1, 5, 100, "mig", "1g.10gb")):
+    for piece in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
         fleet.debit("n", piece)
         assert fleet.overcommitted() == []
-    for piece in (Slice("c", 0, 6, 60), Slice("i", 1, 5, 100, "mig", "1g.10gb")):
+    for piece in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
         fleet.debit("n", piece)
     assert fleet.overcommitted() == [("n", "c", -2, -20), ("n", "i", -5, -100)]

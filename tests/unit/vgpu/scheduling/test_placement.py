@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Assignment, Slice
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -74,7 +74,9 @@ def ways(fleet: Fleet, node: str, request: PodRequest) -> Iterator[Assignment]:
         yield Assignment(
             {
                 part.container: tuple(
-                    Slice(c.uuid, c.index, c.mib if part.kind == "whole" else part.mib, part.core_percent, part.kind)
+                    AssignedGpu(
+                        c.uuid, c.index, c.mib if part.kind == "whole" else part.mib, part.core_percent, part.kind
+                    )
                     for c in chosen
                 )
                 for part, chosen in zip(request.containers, choice, strict=True)
@@ -117,7 +119,7 @@ def used_fleets(draw: st.DrawFn) -> Fleet:
             for row in range(count)
         ]
         held = [
-            Slice(c.uuid, c.index, draw(st.integers(1, c.mib)), draw(st.sampled_from([0, 30, 60, 100])))
+            AssignedGpu(c.uuid, c.index, draw(st.integers(1, c.mib)), draw(st.sampled_from([0, 30, 60, 100])))
             for c in gpus
             if draw(st.booleans())
         ]
@@ -218,12 +220,15 @@ def test_init_containers_and_sidecars_share_a_gpu_with_enough_free_for_their_pea
 def test_a_pod_that_the_tightest_gpus_lead_into_a_corner_is_still_placed() -> None:
     fleet = fleet_of(n=[60, 40])
     request = PodRequest((share("a", 30), share("b", 40), share("c", 30)))
-    assert placed(place(fleet, request, ["n"])).assignment.held() == (Slice("n-0", 0, 60), Slice("n-1", 1, 40))
+    assert placed(place(fleet, request, ["n"])).assignment.held() == (
+        AssignedGpu("n-0", 0, 60),
+        AssignedGpu("n-1", 1, 40),
+    )
 
 
 def test_compute_rules_a_tight_gpu_out_and_another_is_found() -> None:
     fleet = fleet_of(n=[50, 100])
-    fleet.debit("n", Slice("n-0", 0, 1, 60))
+    fleet.debit("n", AssignedGpu("n-0", 0, 1, 60))
     request = PodRequest((share("big", 49, 10), share("busy", 45, 40), share("also", 45, 60)))
     assert has_room(fleet, "n", placed(place(fleet, request, ["n"])).assignment)
 
@@ -251,7 +256,7 @@ def test_a_share_larger_than_any_number_of_the_fleet_is_refused_and_not_wrapped(
 
 def test_a_reason_that_eviction_cannot_help_is_reported_from_one_that_it_can() -> None:
     fleet = fleet_of(full=[10], small=[5])
-    fleet.debit("full", Slice("full-0", 0, 8))
+    fleet.debit("full", AssignedGpu("full-0", 0, 8))
     assert explain(fleet, PodRequest((share("m", 8),)), ["full", "small"]) == {
         "full": NO_SINGLE_GPU,
         "small": TOO_LARGE,
@@ -292,9 +297,9 @@ def test_gpus_of_a_model_that_is_not_allowed_are_none_and_not_too_few() -> None:
 def test_a_pod_of_the_same_size_that_is_starting_keeps_the_others_on_its_gpu() -> None:
     fleet, request = fleet_of(n=[10, 10]), PodRequest((share("m", 6),))
     assert placed(place(fleet, request, ["n"], {"n": {"n-1"}})).assignment.uuids("m") == ("n-1",)
-    fleet.debit("n", Slice("n-1", 1, 6))
+    fleet.debit("n", AssignedGpu("n-1", 1, 6))
     assert explain(fleet, request, ["n"], {"n": {"n-1"}}) == {"n": SWAP_RISK}
-    fleet.debit("n", Slice("n-0", 0, 6))
+    fleet.debit("n", AssignedGpu("n-0", 0, 6))
     assert explain(fleet, request, ["n"], {"n": {"n-1"}}) == {"n": NO_SINGLE_GPU}
 
 
@@ -312,7 +317,7 @@ def test_a_condition_on_model_or_uuid_is_kept(conditions: dict[str, frozenset[st
     fleet.set_node("n", Inventory((gpu("n-0", 7), gpu("n-1", 9, model="h100"))))
     request = PodRequest((share("m", 1),), **conditions)  # type: ignore[arg-type]
     (piece,) = placed(place(fleet, request, ["n"])).assignment.containers["m"]
-    assert piece == Slice(expected, 7 if expected == "n-0" else 9, 1)
+    assert piece == AssignedGpu(expected, 7 if expected == "n-0" else 9, 1)
 
 
 def test_whole_gpus_of_an_init_container_are_handed_on_but_not_those_of_a_running_sidecar() -> None:
@@ -325,13 +330,13 @@ def test_whole_gpus_of_an_init_container_are_handed_on_but_not_those_of_a_runnin
 
 def test_a_whole_gpu_is_an_unused_one_and_the_smallest_of_those() -> None:
     fleet = fleet_of(n=[10, 40, 20])
-    fleet.debit("n", Slice("n-0", 0, 1))
+    fleet.debit("n", AssignedGpu("n-0", 0, 1))
     assert placed(place(fleet, PodRequest((whole("m"),)), ["n"])).assignment.uuids("m") == ("n-2",)
 
 
 def test_a_share_leaves_the_whole_gpu_that_the_same_pod_needs() -> None:
     fleet = fleet_of(n=[10, 40])
-    fleet.debit("n", Slice("n-1", 1, 10))
+    fleet.debit("n", AssignedGpu("n-1", 1, 10))
     request = PodRequest((share("s", 8), whole("w")))
     assert placed(place(fleet, request, ["n"])).assignment.containers["w"][0].uuid == "n-0"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -37,9 +37,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
             model = draw(st.sampled_from(["t4", "h100"]))
             made = instances(draw, uuid) if mig else ()
             gpus.append(Gpu(uuid, row, model, draw(st.integers(10, 30)), mig=mig, healthy=healthy, instances=made))
-            held += [Slice(i.uuid, row, i.mib, 100, "mig", i.profile) for i in made if draw(st.booleans())]
+            held += [AssignedGpu(i.uuid, row, i.mib, 100, "mig", i.profile) for i in made if draw(st.booleans())]
             if not mig and draw(st.booleans()):
-                held.append(Slice(uuid, row, draw(st.integers(1, 10)), 20))
+                held.append(AssignedGpu(uuid, row, draw(st.integers(1, 10)), 20))
         fleet.set_node(node, Inventory(tuple(gpus)), held)
     fleet.remove_node("gone")
     return fleet
@@ -151,7 +151,7 @@ def test_a_pod_without_a_gpu_rates_each_node_one_less_for_each_gpu_that_is_free(
     fleet: Fleet, requested: list[str]
 ) -> None:
     for name in fleet.column:
-        fleet.debit(name, Slice(f"{name}-0", 0, 1, 1))  # parts of a GPU add up
+        fleet.debit(name, AssignedGpu(f"{name}-0", 0, 1, 1))  # parts of a GPU add up
     assert spare(fleet, requested) == {
         name: max(0, 10 - ceil(free_gpus(fleet, name))) if name in fleet else 10 for name in requested
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.vgpu.scheduling.test_placement_named import quoted
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.feasibility import FeasibilityTable
@@ -42,7 +42,7 @@ def inventory(draw: st.DrawFn, node: str) -> Inventory:
     )  # fmt: skip
 
 
-def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, Slice]]) -> None:
+def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, AssignedGpu]]) -> None:
     """As the watch reports it."""
     node = draw(st.sampled_from(NODES))
     kind = draw(st.sampled_from(("debit", "debit", "credit", "cpu", "inventory", "gone", "saw", "taint")))
@@ -56,7 +56,7 @@ def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, Slice]]) -> None
         fleet.set_cpu(node, draw(st.integers(0, 4000)))
     elif kind == "debit" and node in fleet:
         gpu = draw(st.sampled_from(fleet.inventory[node].gpus))
-        held.append((node, Slice(gpu.uuid, gpu.index, draw(st.integers(1, 4)), 20)))
+        held.append((node, AssignedGpu(gpu.uuid, gpu.index, draw(st.integers(1, 4)), 20)))
         fleet.debit(*held[-1])
     elif kind == "credit" and held:
         fleet.credit(*held.pop(draw(st.integers(0, len(held) - 1))))
@@ -79,7 +79,7 @@ def scores_of(table: FeasibilityTable | None) -> dict[str, tuple[object, ...]]:
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_pods_are_placed_as_without_kept_tables_after_any_changes(data: st.DataObject) -> None:
-    fleet, held, templates = Fleet(), list[tuple[str, Slice]](), [data.draw(requests()) for _ in range(3)]
+    fleet, held, templates = Fleet(), list[tuple[str, AssignedGpu]](), [data.draw(requests()) for _ in range(3)]
     for node in NODES[: data.draw(st.integers(1, len(NODES)))]:
         fleet.set_node(node, inventory(data.draw, node))
         fleet.set_cpu(node, data.draw(st.sampled_from((1000, 4000))))
@@ -108,7 +108,7 @@ def test_a_table_is_kept_for_the_next_pod_of_a_template_and_for_few_templates() 
         fleet.set_node(node, Inventory((Gpu(node, 0, "t4", 100),)))
     request = PodRequest((GpuRequest("main", "share", 1, mib=1),))
     first = table_of_all(fleet, request, "tightest")
-    fleet.debit(NODES[3], Slice(NODES[3], 0, 30, 0))
+    fleet.debit(NODES[3], AssignedGpu(NODES[3], 0, 30, 0))
     assert isinstance(first, CachedTable)
     assert table_of_all(fleet, request, "tightest") is first
     for mib in range(2, KEPT + 2):
@@ -131,7 +131,7 @@ def test_tables_of_other_pods_are_not_kept() -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_reasons_are_those_of_tables_made_anew_after_any_changes(data: st.DataObject) -> None:
-    fleet, held, templates = Fleet(), list[tuple[str, Slice]](), [data.draw(requests()) for _ in range(2)]
+    fleet, held, templates = Fleet(), list[tuple[str, AssignedGpu]](), [data.draw(requests()) for _ in range(2)]
     for node in NODES[: data.draw(st.integers(1, len(NODES)))]:
         fleet.set_node(node, inventory(data.draw, node))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -150,5 +150,5 @@ def test_a_node_that_gets_larger_gpus_has_another_reason() -> None:
     for node in NODES:
         fleet.set_node(node, Inventory((Gpu(node, 0, "t4", 40),)))
     assert explain(fleet, request, NODES) == dict.fromkeys(NODES, TOO_LARGE)
-    fleet.set_node(NODES[3], Inventory((Gpu(NODES[3], 0, "h100", 80),)), [Slice(NODES[3], 0, 60, 0)])
+    fleet.set_node(NODES[3], Inventory((Gpu(NODES[3], 0, "h100", 80),)), [AssignedGpu(NODES[3], 0, 60, 0)])
     assert explain(fleet, request, NODES) == dict.fromkeys(NODES, TOO_LARGE) | {NODES[3]: NO_SINGLE_GPU}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import gpu, mig_gpu
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.arrays import GpuArrays
@@ -68,7 +68,7 @@ def test_whatever_changes_the_scores_are_those_of_a_fresh_look(steps: list[tuple
         elif name in fleet:
             first = fleet.inventory[name].gpus[0]
             if what == "debit":
-                fleet.debit(name, Slice(first.uuid, 0, other * 2048, 10 * other))
+                fleet.debit(name, AssignedGpu(first.uuid, 0, other * 2048, 10 * other))
             elif what == "cpu":
                 fleet.set_cpu(name, other * 1000)
         if what != "request" or not len(fleet):
@@ -151,10 +151,10 @@ def test_a_pod_that_takes_the_place_of_one_with_as_much_memory_and_less_compute_
         fleet.saw(request)
     columns = sorted(fleet.column.values())
     first = fleet.inventory["n1"].gpus[0]
-    fleet.debit("n1", Slice(first.uuid, 0, 4096, 10))
+    fleet.debit("n1", AssignedGpu(first.uuid, 0, 4096, 10))
     scores(fleet, REQUESTS[0], columns)
-    fleet.credit("n1", Slice(first.uuid, 0, 4096, 10))
-    fleet.debit("n1", Slice(first.uuid, 0, 4096, 90))
+    fleet.credit("n1", AssignedGpu(first.uuid, 0, 4096, 10))
+    fleet.debit("n1", AssignedGpu(first.uuid, 0, 4096, 90))
     _, reported = scores(fleet, REQUESTS[1], columns)
     fleet.distribution._recall.forget()
     _, fresh = scores(fleet, REQUESTS[1], columns)

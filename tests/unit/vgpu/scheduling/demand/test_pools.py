@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling import scarcity
@@ -122,9 +122,9 @@ class SlowPools:
                 gpu = fleet.inventory[name].gpus[0]
                 if gpu.instances:
                     first = gpu.instances[0]
-                    fleet.debit(name, Slice(first.uuid, 0, 10, 100, "mig", first.profile))
+                    fleet.debit(name, AssignedGpu(first.uuid, 0, 10, 100, "mig", first.profile))
                 elif fleet.free_mib[0, fleet.column[name]] >= mib:
-                    fleet.debit(name, Slice(gpu.uuid, 0, mib, 0))
+                    fleet.debit(name, AssignedGpu(gpu.uuid, 0, mib, 0))
 
     def admits(self, its: NodeConstraints, node: str) -> bool:
         of_node, tainted = self.reported.get(node, ({}, []))

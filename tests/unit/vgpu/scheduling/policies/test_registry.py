@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import POLICY_NAMES
 from vgpu.api.request import GpuRequest, PodRequest
@@ -27,7 +27,9 @@ def fleet_of(**nodes: list[int]) -> Fleet:
     fleet = Fleet()
     for name, free in nodes.items():
         gpus = tuple(Gpu(f"{name}-{row}", row, "t4", 100) for row in range(len(free)))
-        fleet.set_node(name, Inventory(gpus), [Slice(f"{name}-{r}", r, 100 - f) for r, f in enumerate(free) if f < 100])
+        fleet.set_node(
+            name, Inventory(gpus), [AssignedGpu(f"{name}-{r}", r, 100 - f) for r, f in enumerate(free) if f < 100]
+        )
     return fleet
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.victims.bound_cache import KEPT, CachedBounds
@@ -59,7 +59,7 @@ def allocated_pods_of(draw: st.DrawFn, node: str) -> list[AllocatedPod]:
         budgets = frozenset(draw(st.lists(st.sampled_from(BUDGETS), max_size=1)))
         pods.append(
             AllocatedPod(
-                f"{node}-p{at}", (Slice(f"{node}-{row}", row, mib, 0),), draw(st.integers(0, 3)),
+                f"{node}-p{at}", (AssignedGpu(f"{node}-{row}", row, mib, 0),), draw(st.integers(0, 3)),
                 draw(st.sampled_from(("latency-critical", "standard", "best-effort"))),
                 draw(st.sampled_from((UNSTARTED, 10, 20))), budgets, draw(st.integers(0, 6)) == 0,
                 {"cpu": draw(st.integers(0, 3))},
@@ -126,7 +126,7 @@ def test_terms_are_counted_only_of_nodes_with_a_bound_below_the_best() -> None:
     for at in range(200):
         name = f"n{at:03}"
         pods = [
-            AllocatedPod(f"{name}-p{row}", (Slice(f"{name}-{row}", row, GPU_MIB, 0),), at % 50, started=10)
+            AllocatedPod(f"{name}-p{row}", (AssignedGpu(f"{name}-{row}", row, GPU_MIB, 0),), at % 50, started=10)
             for row in (0, 1)
         ]
         cluster.change(name, pods)
@@ -147,7 +147,7 @@ def test_terms_are_counted_only_of_nodes_with_a_bound_below_the_best() -> None:
 def test_a_node_where_pods_end_by_themselves_is_not_judged_as_if_they_stayed() -> None:
     cluster = NodeViews()
     for name in ("n0", "n1"):
-        pods = [AllocatedPod(f"{name}-{row}", (Slice(f"{name}-{row}", row, GPU_MIB, 0),)) for row in (0, 1)]
+        pods = [AllocatedPod(f"{name}-{row}", (AssignedGpu(f"{name}-{row}", row, GPU_MIB, 0),)) for row in (0, 1)]
         cluster.change(name, [AllocatedPod(one.uid, one.held, protected=name == "n0") for one in pods])
     terms = {"n0": EvictionTerms(aside=frozenset({"n0-0"})), "n1": EvictionTerms()}
     found = VictimSearch(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.victims.bounds import EvictionRules, EvictionTerms
@@ -38,7 +38,7 @@ def node(random_: random.Random) -> NodeView:
         for row in rows:
             free[row] -= size
         service_class = random_.choice(("standard", "standard", "best-effort", "latency-critical"))
-        held = tuple(Slice(f"c{row}", row, size) for row in rows)
+        held = tuple(AssignedGpu(f"c{row}", row, size) for row in rows)
         started = random_.choice((10, 20, 30))
         requests = {"cpu": random_.randint(0, 4)}
         pods.append(

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from vgpu.api.grant import Slice
+from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
@@ -26,12 +26,12 @@ HEADROOM = {"tight": 0, "one": 1}
 RANK = {"latency-critical": 0, "standard": 1, "best-effort": 2}
 
 
-def piece(node: str, row: int, mib: int, percent: int = 0) -> Slice:
-    return Slice(f"{node}-{row}", row, mib, percent)
+def piece(node: str, row: int, mib: int, percent: int = 0) -> AssignedGpu:
+    return AssignedGpu(f"{node}-{row}", row, mib, percent)
 
 
 def allocated_pod(
-    uid: str, *held: Slice, priority: int = 0, service_class: str = "standard", **more: object
+    uid: str, *held: AssignedGpu, priority: int = 0, service_class: str = "standard", **more: object
 ) -> AllocatedPod:
     return AllocatedPod(uid, held, priority, service_class, **more)  # type: ignore[arg-type]
 
@@ -293,7 +293,7 @@ def test_a_set_must_meet_the_callers_own_condition() -> None:
 
 def test_the_pod_with_the_mig_instance_is_evicted() -> None:
     instances = tuple(MigInstance(f"m{at}", "1g.10gb", 10, at, 0) for at in range(2))
-    held = [Slice(f"m{at}", 0, 10, 100, "mig", "1g.10gb") for at in range(2)]
+    held = [AssignedGpu(f"m{at}", 0, 10, 100, "mig", "1g.10gb") for at in range(2)]
     there = Inventory((Gpu("c", 0, "a100", 80, mig=True, instances=instances),))
     view = NodeView("n", there, [allocated_pod("a", held[0], priority=2), allocated_pod("b", held[1], priority=1)])
     request = PodRequest((GpuRequest("main", "mig", 1, profile="1g.10gb"),))
