@@ -116,7 +116,7 @@ class PreStart:
     async def __call__(self, resource: str, ids: Sequence[str]) -> Sequence[str]:
         """Make a container with these devices ready to start. Answers the keys of the grant directories that it may have.
 
-        Raises Refused, KubeletSilent, OSError.
+        Raises Refused, KubeletUnreachable, OSError.
         """
         if resource == self._names.gpu_core:
             return ()  # its container has gpu-mem too, and that call does the work

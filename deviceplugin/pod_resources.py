@@ -62,12 +62,12 @@ class PodResources:
         """The question that waits for the one under way."""
 
     async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
-        """Every device under our domain that a container has. Raises KubeletSilent."""
+        """Every device under our domain that a container has. Raises KubeletUnreachable."""
         answer = pb.ListPodResourcesResponse.FromString(await self._list())
         return tuple(_holdings(answer.pod_resources, f"{domain}/"))
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
-        """The pod with exactly these devices, as the function `holders` answers. Raises KubeletSilent."""
+        """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
     async def close(self) -> None:

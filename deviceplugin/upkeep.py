@@ -124,7 +124,7 @@ async def restore(
     usage_records: UsageRecords,
     names: Names,
 ) -> None:
-    """After a start: enter into the ledger what was allocated, by the kubelet's and the plugin's own records. Raises KubeletSilent."""
+    """After a start: enter into the ledger what was allocated, by the kubelet's and the plugin's own records. Raises KubeletUnreachable."""
     try:
         holdings = await records.holdings(names.domain)
     except KubeletUnreachable:
@@ -177,7 +177,7 @@ class Upkeep:
                 log.warning("upkeep was left out this time", error=str(error))
 
     async def once(self) -> None:
-        """Collect garbage and compare the records. Raises KubeletSilent, OSError."""
+        """Collect garbage and compare the records. Raises KubeletUnreachable, OSError."""
         holdings = await self._records.holdings(self._names.domain)
         found = drift(holdings, self._pods.node_pods(), self._names)
         self._metrics.set_drift(found)

@@ -141,7 +141,7 @@ def tags(mirror: Path) -> list[str]:
 
 
 def of_tag(mirror: Path, tag: str) -> Facts:
-    """Raises Unreadable that names the tag."""
+    """Raises UnreadableHeader that names the tag."""
     cache: dict[str, str] = {}
 
     def read(path: str) -> str:
@@ -156,7 +156,7 @@ def of_tag(mirror: Path, tag: str) -> Facts:
 
 
 def python_text(of: Mapping[str, Facts]) -> str:
-    """The table for the arbiter. Raises Unreadable where tags differ: then one table is not enough."""
+    """The table for the arbiter. Raises UnreadableHeader where tags differ: then one table is not enough."""
     one = _agreed(of)
     branches = sorted({int(tag.split(".")[0]) for tag in of})
     lines = [

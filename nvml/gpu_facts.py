@@ -154,7 +154,7 @@ def _profile_number(gpu: Any, profile: int) -> int:
 
 
 def _nvlinks(handle: Any) -> dict[str, int]:
-    """PCI bus of the peer -> active links; `gather` maps buses to UUIDs."""
+    """PCI bus of the peer -> active links; `inventory` maps buses to UUIDs."""
     peers: dict[str, int] = {}
     for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", 18)):
         try:

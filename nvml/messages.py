@@ -30,7 +30,7 @@ default, 208 KiB."""
 MOST_MAPS: Final = 16
 """Processes whose maps, or descriptors, one request names. More are requested one after the other."""
 MOST_PROCESSES: Final = 3000
-"""Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so so many fit on no GPU."""
+"""Of one GPU in a reply. More are left out: a process with a context has some hundred MiB, so no GPU fits so many."""
 
 Found = Literal["driver root", "loader"]
 """Where the management library was found."""

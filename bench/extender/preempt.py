@@ -95,8 +95,8 @@ def called(kept: Kept, path: str, body: bytes) -> tuple[float, Any]:
     """Milliseconds, and the answer."""
     request = posted(path, body)
     started = time.perf_counter()
-    _, body = kept.send(request)
-    return (time.perf_counter() - started) * 1000, json.loads(body)
+    _, answer = kept.send(request)
+    return (time.perf_counter() - started) * 1000, json.loads(answer)
 
 
 class Cluster:

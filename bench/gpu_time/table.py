@@ -59,8 +59,8 @@ def _goals(rows: list[Row]) -> list[str]:
         "| what was to be reached; over all repeats together, p50 / p99 where there are two figures | goal | seen |",
         "|---|---|---|",
     ]
-    rows = ((one, one.seen if one.met else f"**{one.seen}**, not met") for one in goals.lines(values))
-    return head + [f"| {one.what} | {one.goal} | {seen} |" for one, seen in rows]
+    lines = ((one, one.seen if one.met else f"**{one.seen}**, not met") for one in goals.lines(values))
+    return head + [f"| {one.what} | {one.goal} | {seen} |" for one, seen in lines]
 
 
 def _latency(rows: list[Row]) -> list[str]:

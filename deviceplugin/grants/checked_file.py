@@ -48,7 +48,7 @@ _versions = msgspec.json.Decoder(_Version)
 
 
 def write(path: AnyPath, body: object, *, durable: bool, temporary: AnyPath | None = None) -> None:
-    """Replace the record. `durable` waits until it outlives a loss of power; `temporary` as `files.write_atomically` has it. Raises OSError."""
+    """Replace the record. `durable` waits until it outlives a loss of power; `temporary` as `atomic_file.write_atomically` has it. Raises OSError."""
     text = msgspec.json.encode(body)
     sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
     write_atomically(path, msgspec.json.encode(sealed), 0o600, durable=durable, temporary=temporary)

@@ -1,7 +1,7 @@
 """The records of allocations and the grants, as they were read or written last: found by device IDs and by pod, without a walk.
 
 A start of a container needs those of a few directories, and a node may have hundreds. A file is read again only when
-its version differs (`files.FileVersion`). Written in several threads: a content and its version are one entry, and the indices have a lock.
+its version differs (`atomic_file.FileVersion`). Written in several threads: a content and its version are one entry, and the indices have a lock.
 """
 
 from __future__ import annotations

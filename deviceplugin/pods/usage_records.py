@@ -4,7 +4,7 @@ The API server forgets a pod that is deleted by force; its processes run on. Thi
 GPUs, MiB and percent (or whole GPU, MIG instance), and the device IDs that the kubelet must not give to another pod meanwhile.
 It goes when the API has no such pod and no process of it lives.
 
-A record is begun in one file for all of them, which is made beforehand (`files.create_temporary`) or was the record of a pod that is gone.
+A record is begun in one file for all of them, which is made beforehand (`atomic_file.create_temporary`) or was the record of a pod that is gone.
 
 Works on files alone. `orphan_finder` decides which pods are gone.
 """

@@ -4,7 +4,7 @@
                          --> kube-scheduler does not call --> `evictor` reserves, nominates, evicts
 
 `pod_changed` stands between the watch and the state, so that a reservation takes freed capacity at the moment when it comes free. No
-decision is made here: `verb` and `victims` answer kube-scheduler, `planner` and `evictor` evict where it does not call.
+decision is made here: `verb` and `preempt_call` answer kube-scheduler, `planner` and `evictor` evict where it does not call.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ check of its own. Therefore the victims of a node are chosen anew, among the pod
 is left out if it is unknown, if a proposed victim is not on it, or if no pod has to be evicted there: kube-scheduler treats an empty list
 as an error.
 
-The answer names one node, the least by the keys of `vgpu.scheduling.victims.victim_search`. kube-scheduler knows no service classes: left to
+The answer names one node, the least by the keys of `vgpu.scheduling.victims.eviction_cost`. kube-scheduler knows no service classes: left to
 choose, it would rather evict one standard pod than two best-effort ones. With one node in the answer the extender also knows where capacity
 is being freed, and reserves it before the first victim has ended.
 

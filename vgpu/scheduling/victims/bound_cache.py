@@ -1,7 +1,7 @@
 """What the cheapest set on each node costs at least, whatever else a search requires there: kept with the node's view.
 
 A bound of `bounds` follows from the view, the request, the preemptor's priority and the budgets that allow no eviction. What else applies on
-a node (`Terms`, GPUs to which the pod is restricted) only leaves out sets, so these bounds stay below the costs, unless pods end by themselves.
+a node (`EvictionTerms`, GPUs to which the pod is restricted) only leaves out sets, so these bounds stay below the costs, unless pods end by themselves.
 Searches for pods of one template therefore find them ready, but for nodes that changed.
 """
 

@@ -1,6 +1,6 @@
 """What the cheapest set of victims on each of many nodes costs at least, by sums: so that few nodes need a real search.
 
-A bound compares as a cost does (`vgpu.scheduling.victims.eligibility`) and is never above that of the cheapest set. Each of its numbers is the least that any set has
+A bound compares as a cost does (`vgpu.scheduling.victims.eviction_cost`) and is never above that of the cheapest set. Each of its numbers is the least that any set has
 whose earlier numbers are the least: a set with a higher one before costs more anyway. So once it is known that for example no latency-critical pod has to be evicted, none
 of them counts any more for the numbers that follow.
 
@@ -31,7 +31,7 @@ MOST_TOGETHER: Final = 2**53
 """No set of pods frees as much, as each counts for `MOST` at most."""
 
 Bound: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...], str]
-"""As `vgpu.scheduling.victims.eligibility.Cost`, without the names of pods."""
+"""As `vgpu.scheduling.victims.eviction_cost.Cost`, without the names of pods."""
 
 
 @dataclass(frozen=True, slots=True)

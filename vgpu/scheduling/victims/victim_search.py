@@ -1,7 +1,7 @@
 """Choose the pods to evict so that one pod fits.
 
 Pure, as `placement` is: it reads which pod has what (`NodeView`), and answers the least set of pods on one node whose leaving makes the
-request fit, or None. It evicts no pod and knows no Kubernetes. What least means stands in `allocated_pod`.
+request fit, or None. It evicts no pod and knows no Kubernetes. `eviction_cost` defines which set is least.
 
 How it is kept short
     What the least set of each node costs at least is known by sums, of many nodes at once (`bounds`). Nodes are searched in that order, until the

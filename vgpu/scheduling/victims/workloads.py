@@ -1,6 +1,6 @@
 """Choose Workloads to evict as a whole, so that one pod fits: all their pods on all nodes, or none.
 
-Pure. A Workload costs what all its pods cost together (`allocated_pod`), wherever they are; beside it single pods of the node may
+Pure. A Workload costs what all its pods cost together (`eviction_cost`), wherever they are; beside it single pods of the node may
 have to be evicted. The caller determines which single pods those are when some Workloads are gone.
 
 What is guaranteed
