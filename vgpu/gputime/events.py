@@ -72,11 +72,11 @@ class Hint(_Event, frozen=True, tag_field="type", tag=str.lower):
     in_s: float
 
 
-class BeginSection(_Event, frozen=True, tag_field="type", tag=str.lower):
+class BeginSection(_Event, frozen=True, tag_field="type", tag="begin"):
     """The container reports that a section of work begins."""
 
 
-class EndSection(_Event, frozen=True, tag_field="type", tag=str.lower):
+class EndSection(_Event, frozen=True, tag_field="type", tag="end"):
     """The container reports that the section, or its announced work, is over."""
 
 

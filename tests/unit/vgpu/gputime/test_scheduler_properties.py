@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from vgpu.gputime.events import (
     Late,
     Leave,
     SchedulingParameters,
+    Stalled,
     Switched,
     Work,
     from_lines,
@@ -217,6 +219,16 @@ def test_a_trace_written_down_and_replayed_makes_the_same_decisions(
     for event in from_lines(to_lines(events)):
         other.apply(event)
     assert other.decide(now_s).on == one.decide(now_s).on
+
+
+def test_the_types_in_a_recorded_file_stay_as_they_are() -> None:
+    one_of_each: list[Event] = [
+        Join(1.0, "a", container()), Leave(1.0, "a"), Work(1.0, "a"), Idle(1.0, "a"), Hint(1.0, "a", 0.1), BeginSection(1.0, "a"),
+        EndSection(1.0, "a"), Switched(1.0, "a", True, 0.0), Stalled(1.0, "a", 0.5), Late(1.0, "a", 0.1),
+    ]  # fmt: skip
+    assert [msgspec.json.decode(line)["type"] for line in to_lines(one_of_each).splitlines()] == [
+        "join", "leave", "work", "idle", "hint", "begin", "end", "switched", "stalled", "late",
+    ]  # fmt: skip
 
 
 def test_a_damaged_trace_names_its_line() -> None:
