@@ -143,9 +143,10 @@ class Cache(Generic[T]):
         await self._changed.wait()
 
     def catch_up(self) -> None:
-        """Try the API server again now if this waits after a failure, and soon again if that fails: a caller needs the current objects."""
+        """Try the API server again now if this waits after a failure, and soon again if a try fails, also one in progress: a caller needs the
+        current objects."""
+        self._back_off.succeeded()
         if self._pausing is not None:
-            self._back_off.succeeded()
             self._pausing.set()
 
     async def changes_within(self, seconds: float) -> bool:

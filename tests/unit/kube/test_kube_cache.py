@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -16,48 +15,10 @@ from kube.objects import Pod
 from kube.paths import PODS
 from kube.pending_calls import DEPARTURES
 from tests.builders import PodBuilder, pod
-from tests.fake_api import FakeApi, answer_with, say_raw
+from tests.fake_api import FakeApi
+from tests.unit.kube.cache_kit import api, watching
 
-
-class Log(list[tuple[str, str, str]]):
-    """What on_change got: (added | changed | gone, key, resource version)."""
-
-    def __call__(self, old: Pod | None, new: Pod | None) -> None:
-        kind = "gone" if new is None else "added" if old is None else "changed"
-        kept = new or old
-        assert kept is not None
-        self.append((kind, kept.key, kept.metadata.resource_version))
-
-    @property
-    def kinds(self) -> list[tuple[str, str]]:
-        return [(kind, key) for kind, key, _ in self]
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    async with FakeApi() as server:
-        yield server
-
-
-@asynccontextmanager
-async def watching(api: FakeApi, **options: Any) -> AsyncIterator[tuple[Cache[Pod], Log]]:
-    log = Log()
-
-    async def no_wait(_: float) -> None:
-        await asyncio.sleep(0)
-
-    options = {"sleep": no_wait, "on_change": log} | options
-    async with api.client() as client:
-        cache = Cache(client, PODS, Pod, **options)
-        task = asyncio.create_task(cache.run())
-        try:
-            async with asyncio.timeout(10):
-                await cache.has_synced.wait()
-                await api.watched()
-            yield cache, log
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+__all__ = ["api"]
 
 
 async def seen(cache: Cache[Pod], true: Callable[[], bool]) -> None:
@@ -292,57 +253,6 @@ async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: 
         await seen(cache, lambda: cache.get("default/a") is not None)
         assert cache.statistics().bookmarks == 1
         assert cache.statistics().lists == 1, "version 99 was not gone"
-
-
-async def test_failures_are_waited_out_ever_longer_and_never_all_at_once(api: FakeApi) -> None:
-    waits: list[float] = []
-
-    async def note(wait_s: float) -> None:
-        waits.append(wait_s)
-
-    api.faults += [
-        answer_with("GET", PODS, 500),
-        answer_with("GET", PODS, 503),
-        say_raw("GET", PODS, b"<html>"),
-    ]
-    async with watching(api, sleep=note, jitter=lambda: 0.5) as (cache, _):
-        assert waits == pytest.approx([0.15, 0.3, 0.6])
-        assert cache.statistics().failures == 3
-
-
-async def test_a_reader_that_needs_current_objects_ends_the_wait_after_an_outage(api: FakeApi) -> None:
-    waits: list[float] = []
-    waiting, twice = asyncio.Event(), asyncio.Event()
-
-    async def until_cancelled(wait_s: float) -> None:
-        waits.append(wait_s)
-        (waiting if len(waits) == 1 else twice).set()
-        await asyncio.Event().wait()
-
-    async with watching(api, sleep=until_cancelled, jitter=lambda: 0.0) as (cache, _):
-        cache.catch_up()  # nothing is waited for: without effect
-        cache._back_off.failures = 20
-        api.faults.append(answer_with("WATCH", PODS, 503))
-        api.cut()
-        api.put(pod("a").plain())
-        async with asyncio.timeout(10):
-            await waiting.wait()
-            cache.catch_up()
-            await twice.wait()
-            cache.catch_up()
-            assert await cache.wait_for(lambda: cache.get("default/a"), timeout_s=10) is not None
-        assert waits == pytest.approx([30.0, 0.2])
-
-
-async def test_a_server_that_ends_every_watch_at_once_is_not_requested_in_a_tight_loop(api: FakeApi) -> None:
-    waits: list[float] = []
-
-    async def note(wait_s: float) -> None:
-        waits.append(wait_s)
-
-    api.faults += [say_raw("WATCH", PODS, b"") for _ in range(3)]
-    async with watching(api, sleep=note, jitter=lambda: 0.0):
-        assert waits == pytest.approx([0.2, 0.4, 0.8])
 
 
 async def test_selectors_are_sent_and_an_object_that_leaves_the_selection_is_gone(api: FakeApi) -> None:
