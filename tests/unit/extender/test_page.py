@@ -14,7 +14,7 @@ from vgpu.api.grant import Assignment
 from vgpu.api.inventory import Inventory
 from vgpu.scheduling import placement
 from vgpu.scheduling.demand.request_distribution import Typical
-from vgpu.scheduling.reservations import STAGES as RESERVED
+from vgpu.scheduling.reservations import STAGES
 from vgpu.scheduling.snapshot import (
     POD_STAGES,
     Free,
@@ -49,8 +49,8 @@ def test_every_reason_stands_on_the_page_with_whether_eviction_helps() -> None:
 def test_every_stage_and_how_long_it_lasts_stands_on_the_page() -> None:
     rows = {row[0].strip("`| "): row[2] for row in table("stage")}
     assert tuple(rows) == POD_STAGES
-    assert set(POD_STAGES) - RESERVED.keys() == {"seen bound", "orphaned"}
-    for stage, rule in RESERVED.items():
+    assert set(POD_STAGES) - STAGES.keys() == {"seen bound", "orphaned"}
+    for stage, rule in STAGES.items():
         assert (f"{rule.life_s:g} s" in rows[stage]) is (rule.lapse in ("time", "received")), stage
     assert "list" in rows["bound"]
 
