@@ -343,7 +343,7 @@ class GpuTimeContainer:
         """
         channel_groups, status = self.channel_groups(gpu), rm.OK
         if not on:
-            return self.stop(channel_groups)
+            return self.suspend(channel_groups)
         for channel_group in channel_groups:
             if channel_group.runs is ChannelState.UNSURE or (channel_group.runs is ChannelState.OFF and self.to_run):
                 status = channel_group.resume() or status
@@ -351,7 +351,7 @@ class GpuTimeContainer:
                     self.stray.resumes(self._clock, works=self.reports_work())
         return status
 
-    def stop(self, channel_groups: Sequence[ChannelGroup]) -> int:
+    def suspend(self, channel_groups: Sequence[ChannelGroup]) -> int:
         """Suspend the groups that certainly run. Returns the driver's status. A failed suspend is undone completely; partial lists are skipped.
 
         Called without any lock, as `switch`.

@@ -227,7 +227,7 @@ class NodeScheduler:
         self._publish_state(container, 0.0)  # that process may have been the only one not switched yet, or the last one
         return channel_groups
 
-    def stopped(self, container: GpuTimeContainer, at_s: float, status: int, took_s: float) -> None:
+    def suspended(self, container: GpuTimeContainer, at_s: float, status: int, took_s: float) -> None:
         """A planned suspend is complete, for a message of `at_s` that has been handled since: the policy decides as of that time."""
         self._decide(at_s)
         self.switched(container, False, status, took_s)

@@ -45,7 +45,7 @@ class SuspendHost(Protocol):
     def switched(self, container: GpuTimeContainer, on: bool, status: int, took_s: float) -> None:
         """It was resumed or suspended, or the driver refused."""
 
-    def stopped(self, container: GpuTimeContainer, at_s: float, status: int, took_s: float) -> None:
+    def suspended(self, container: GpuTimeContainer, at_s: float, status: int, took_s: float) -> None:
         """It was suspended as planned, for a message of `at_s`."""
 
     def stalled(self, gpu: str, since_s: float, at_s: float) -> None:

@@ -263,12 +263,12 @@ class SuspendThread:
         self._scheduler.lock.release()
         try:
             at_s = self._begin_driver_call()
-            status = planned.container.stop(planned.channel_groups)
+            status = planned.container.suspend(planned.channel_groups)
         finally:
             self._scheduler.lock.acquire()
         took_s = self._end_driver_call(at_s)
         self._handle(container, connection, fd, message, at_s)
-        self._scheduler.stopped(planned.container, at_s, status, took_s)
+        self._scheduler.suspended(planned.container, at_s, status, took_s)
 
     def _handle(
         self, container: GpuTimeContainer, connection: Connection, fd: int | None, message: wire.Message, at_s: float
