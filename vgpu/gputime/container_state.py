@@ -45,10 +45,10 @@ class ContainerState:
     """Whether it had work when it announced more. The end of that work is not the end of the announced work."""
     paid_until_s: float = -inf
     """Up to when its last running time with work is recorded."""
-    time_slice_left_s: float = 0.0
+    slice_left_s: float = 0.0
     """The remaining part of its time slice."""
     waits_since_s: float | None = None
-    starvation_slice_left_s: float = 0.0
+    starvation_left_s: float = 0.0
     """The remaining part of the slice granted against starvation."""
     usage: GpuTimeUsage = field(default_factory=GpuTimeUsage)
     urgency: tuple[int, int] = field(init=False)

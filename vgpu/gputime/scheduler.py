@@ -132,7 +132,7 @@ class GpuTimeScheduler:
             if not state.active(self._now_s):
                 continue
             if not self._solvent(state):
-                why[name], state.time_slice_left_s, state.waits_since_s = "no credit", 0.0, None
+                why[name], state.slice_left_s, state.waits_since_s = "no credit", 0.0, None
             else:
                 ready.append(name)
         self._feed_the_starving(ready)
@@ -163,7 +163,7 @@ class GpuTimeScheduler:
             (other, s) for other, s in self._astir.items() if not s.container.gpus.isdisjoint(state.container.gpus)
         ]
         rivals = [(other, s) for other, s in beside if s.active(self._now_s)]
-        if any(s.starvation_slice_left_s or s.urgency <= state.urgency for _, s in rivals):
+        if any(s.starvation_left_s or s.urgency <= state.urgency for _, s in rivals):
             return []
         return [other for other, s in rivals if s.on and s.working]
 
@@ -188,7 +188,7 @@ class GpuTimeScheduler:
         if not state.working:
             if not state.active(self._now_s):
                 # after idleness it has no accumulated priority and no remaining time slice
-                state.served, state.time_slice_left_s = max(state.served, self._least_served(state.container)), 0.0
+                state.served, state.slice_left_s = max(state.served, self._least_served(state.container)), 0.0
             state.begin(self._now_s)
 
     def _idle(self, state: ContainerState) -> None:
@@ -209,7 +209,7 @@ class GpuTimeScheduler:
         """How long a container keeps the GPU after its work: the grace of a request, or a pause in its time slice while equals wait for the GPU."""
         if state.urgency[0] == LATENCY_CRITICAL:
             return self._settings.grace_s
-        if not (state.on and state.time_slice_left_s and state.pause_s < min(self.suspend_s, state.work_s)):
+        if not (state.on and state.slice_left_s and state.pause_s < min(self.suspend_s, state.work_s)):
             return 0.0
         waiting = (other for other in self._astir.values() if other.working and other.waits_since_s is not None)
         return self.suspend_s if any(state.shares_slices_with(other) for other in waiting) else 0.0
@@ -267,8 +267,8 @@ class GpuTimeScheduler:
             return
         state.pay(passed_s * rate)
         state.paid_until_s = self._now_s + passed_s
-        state.time_slice_left_s = time_left_s(state.time_slice_left_s, passed_s, self._little_s)
-        state.starvation_slice_left_s = time_left_s(state.starvation_slice_left_s, passed_s, self._little_s)
+        state.slice_left_s = time_left_s(state.slice_left_s, passed_s, self._little_s)
+        state.starvation_left_s = time_left_s(state.starvation_left_s, passed_s, self._little_s)
 
     def _crowd(self) -> dict[str, int]:
         """Number of running containers with work, by GPU: the driver slices its time between them."""
@@ -304,10 +304,10 @@ class GpuTimeScheduler:
             since_s = state.waits_since_s
             if (
                 since_s is not None
-                and not state.starvation_slice_left_s
+                and not state.starvation_left_s
                 and self._now_s - since_s >= self._settings.starve_after_s - self._little_s
             ):
-                state.starvation_slice_left_s = self._settings.starve_slice_s
+                state.starvation_left_s = self._settings.starve_slice_s
 
     def _choose(self, ready: list[str], why: dict[str, str]) -> set[str]:
         sliced = self._gpus_by_slices(ready)
@@ -320,7 +320,7 @@ class GpuTimeScheduler:
         for name in order:
             state = self._states[name]
             gpus = state.container.gpus
-            alone = state.starvation_slice_left_s > 0 or any(sliced[gpu] for gpu in gpus)
+            alone = state.starvation_left_s > 0 or any(sliced[gpu] for gpu in gpus)
             blocked = [gpu for gpu in gpus if gpu in taken and (alone or taken[gpu] != state.urgency)]
             if blocked:
                 why[name] = "waits"
@@ -331,7 +331,7 @@ class GpuTimeScheduler:
             lent_s = min((kept[gpu] for gpu in gpus if gpu in kept), default=inf)
             if alone:
                 self._take_quantum(state, ready, lent_s)
-            why[name] = "starved" if state.starvation_slice_left_s else "slice" if alone else "shares"
+            why[name] = "starved" if state.starvation_left_s else "slice" if alone else "shares"
             on.add(name)
             taken.update(dict.fromkeys(gpus, None if alone else state.urgency))
         return on
@@ -352,27 +352,27 @@ class GpuTimeScheduler:
     def _order(self, name: str) -> tuple[bool, tuple[int, int], bool, float, str]:
         state = self._states[name]
         return (
-            not state.starvation_slice_left_s,
+            not state.starvation_left_s,
             state.urgency,
-            not (state.on and state.time_slice_left_s),
+            not (state.on and state.slice_left_s),
             state.served,
             name,
         )
 
     def _take_quantum(self, state: ContainerState, ready: Iterable[str], lent_s: float) -> None:
         """Continue its time slice or start one, for at most `lent_s`."""
-        if state.on and state.time_slice_left_s:
+        if state.on and state.slice_left_s:
             return
         others = map(self._states.__getitem__, ready)
         part = state.container.weight / sum(
             other.container.weight for other in others if state.shares_slices_with(other)
         )
-        state.time_slice_left_s = min(lent_s, max(self._settings.quantum_least_s, part * self._settings.frame_s))
+        state.slice_left_s = min(lent_s, max(self._settings.quantum_least_s, part * self._settings.frame_s))
 
     def _left_s(self, on: Iterable[str], gpu: str) -> float:
         """How long the containers that run on a GPU can keep it at most."""
         return max(
-            (s.time_slice_left_s or inf for s in map(self._states.__getitem__, on) if gpu in s.container.gpus),
+            (s.slice_left_s or inf for s in map(self._states.__getitem__, on) if gpu in s.container.gpus),
             default=0.0,
         )
 
@@ -397,10 +397,10 @@ class GpuTimeScheduler:
         if 0 < state.cap < 1 and state.on and self._solvent(state):
             costs = state.container.pace - state.cap  # a second
             times.append(now_s + (state.credit_s - self.suspend_s) / costs if costs > 0 else inf)
-        if on and state.time_slice_left_s and not wanted.isdisjoint(state.container.gpus):
-            times.append(now_s + state.time_slice_left_s)
-        if on and state.starvation_slice_left_s:
-            times.append(now_s + state.starvation_slice_left_s)
-        if state.waits_since_s is not None and not state.starvation_slice_left_s:
+        if on and state.slice_left_s and not wanted.isdisjoint(state.container.gpus):
+            times.append(now_s + state.slice_left_s)
+        if on and state.starvation_left_s:
+            times.append(now_s + state.starvation_left_s)
+        if state.waits_since_s is not None and not state.starvation_left_s:
             times.append(state.waits_since_s + self._settings.starve_after_s)
         return min((at for at in times if at > now_s), default=inf)
