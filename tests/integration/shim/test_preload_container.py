@@ -48,12 +48,12 @@ def test_the_attack_has_its_outcome_where_the_library_comes_last(own_measured: S
         try:
             assert process.stdout is not None
             seen: list[str] = []
-            held = ""
-            while not held and (line := process.stdout.readline()):
+            allocated = ""
+            while not allocated and (line := process.stdout.readline()):
                 seen.append(line)
-                held = line if " holds " in line or " refused" in line else ""
-            mib = int(held.split(" holds ")[1].split()[0]) if " holds " in held else 0
-            assert held, seen
+                allocated = line if " allocated " in line or " refused" in line else ""
+            mib = int(allocated.split(" allocated ")[1].split()[0]) if " allocated " in allocated else 0
+            assert allocated, seen
             if row.outcome is Outcome.HARMLESS:
                 assert (0 if row.name == "dlmopen" else 1) <= mib <= LIMIT_MIB, seen  # which gets no context
             else:
