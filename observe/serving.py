@@ -17,7 +17,7 @@ from observe.refusals import RefusalCounter, not_counted
 
 BACKLOG: Final = 4096
 """Connections that wait in the kernel to be accepted; net.core.somaxconn's default. A client beyond them tries again after 1 s, as long as the kubelet waits
-for a probe. A flood of 2,000 connections that come again as soon as they are closed filled uvicorn's 2,048 (ListenOverflows of /proc/net/netstat);
+for a probe. Floods of new connections overflowed uvicorn's 2,048 (ListenOverflows of /proc/net/netstat);
 4,096 are accepted within 0.7 s (6,500 a second measured)."""
 
 OPTIONS: Final[dict[str, Any]] = {
