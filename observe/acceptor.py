@@ -47,11 +47,12 @@ class Acceptor:
         self.connections = ClientConnections(bounds, refused)
         self._sock, self._config, self._state = sock, config, state
         self._loop = asyncio.get_running_loop()
+        requests = FairQueue(bounds.requests_per_s, bounds.requests_at_once)
         new = FairQueue(bounds.handshakes_per_s, bounds.handshakes_at_once)
         self._reading: ReadOrder = self._loop.clients if isinstance(self._loop, FairLoop) else ReadAsReady()
         self._closing = FairQueue()
         pace = Pace(bounds.long_bytes_per_s, bounds.body_bytes)
-        self._listener = Listener(self.connections, FairQueue(), new, self._closing, FairQueue(), pace, self._reading)
+        self._listener = Listener(self.connections, requests, new, self._closing, FairQueue(), pace, self._reading)
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         with suppress(OSError):  # a socket of another family has no such option

@@ -21,7 +21,6 @@ from typing import Any, Final
 from observe.access import Access
 from observe.bounds import OPERATIONS
 from observe.fair_loop import run_fairly
-from observe.fairness import FairQueue
 from observe.page import ANSWER, PATHS, REQUEST, REVIEW, Page, text, unknown
 from observe.refusals import REASONS
 from observe.serving import App, Message, Server
@@ -40,13 +39,6 @@ BURST_S: Final = 5.0
 
 ANSWER_S: Final = 0.9
 """Within the second that the kubelet's probes wait by default."""
-
-ANSWERS_PER_S: Final = 200.0
-"""Requests that are answered a second in a flood, all clients together; the address that had the fewest of late comes first. 50 clients that request
-without a pause had 5,000 a second, which took a processor from the program (p99 of the filter 2.5 times the control, measured). A probe waits at most 5 ms."""
-
-ANSWERS_AT_ONCE: Final = 200.0
-"""Answers before clients are a flood."""
 
 REVIEW_S: Final = 6.0
 """For a token; the program times out before."""
@@ -132,15 +124,6 @@ def address_of(scope: Message) -> str:
 
 def operations_app(page_of: Callable[[str], Awaitable[Page]], access: Access | None = None) -> App:
     """GET and HEAD, as ASGI."""
-    answers = FairQueue(ANSWERS_PER_S, ANSWERS_AT_ONCE)
-
-    async def paced(address: str) -> None:
-        begun = asyncio.Event()
-        withdraw = answers.submit(address, begun.set)
-        try:
-            await begun.wait()
-        finally:
-            withdraw()
 
     async def answer(scope: Message) -> Page:
         if scope["method"] not in ("GET", "HEAD"):
@@ -152,7 +135,6 @@ def operations_app(page_of: Callable[[str], Awaitable[Page]], access: Access | N
         return await page_of(scope["path"])
 
     async def app(scope: Message, _receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]) -> None:
-        await paced(address_of(scope))
         page = await answer(scope)
         headers = [(b"content-type", page.content_type.encode()), (b"content-length", b"%d" % len(page.body))]
         if page.status == HTTPStatus.UNAUTHORIZED:

@@ -117,6 +117,24 @@ async def test_a_request_within_the_bounds_is_answered_as_are_others_on_its_conn
         assert one.bodies == [b"a" * 1000] * 3
 
 
+async def test_requests_of_a_flood_wait_and_a_request_from_elsewhere_comes_before_them() -> None:
+    async with running(replace(BOUNDS, request_s=10, requests_per_s=2, requests_at_once=2)) as one:
+        began_s = asyncio.get_running_loop().time()
+        flood = [await one.connect() for _ in range(8)]
+        for _, writer in flood:
+            writer.write(post(b"flood"))
+        reader, writer = await one.connect("127.0.0.2")
+        writer.write(post(b"probe"))
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        assert one.bodies.index(b"probe") <= 4, "of eight that came before"
+        assert len(one.bodies) <= 2 + 2 * (asyncio.get_running_loop().time() - began_s)
+        for _, gone in flood:
+            gone.close()
+        assert await one.send(post(b"after")) == b"HTTP/1.1 200 OK"
+        assert one.bodies.count(b"flood") < len(flood), "a request whose client is gone keeps no place"
+        writer.close()
+
+
 async def test_a_flood_of_new_connections_waits_in_the_kernel() -> None:
     async with running() as one:
         info = one.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
