@@ -133,7 +133,7 @@ async def measure(
             made.api.remove(one.plain())
             disk.append(await asyncio.to_thread(fsync_s, made.state / f"fsync-{number}"))
         cpu_ms = 1000 * (cpu_s(made.process.pid) - cpu_before_s) / rounds
-        empty = [(await kubelet.does("arguments", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
+        empty = [(await kubelet.does("options", times=CALLS, gpu_mem=1))["took_us"] / 1e6 for _ in range(rounds)]
         return offered["devices"][DEFAULT.gpu_mem], taken, empty, disk, memory_mib(made.process.pid), cpu_ms
 
 
