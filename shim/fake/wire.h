@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 9u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 10u /* of the page and of the message */
 
 /* One of NVIDIA's documented MIG profiles of a GPU model; daemon/models.def. */
 struct fake_profile {
@@ -103,7 +103,10 @@ struct fake_slot {
     uint32_t contexts[FAKE_UNITS];
     _Atomic uint32_t error[FAKE_UNITS]; /* a kernel failed: the CUresult that its process is answered from then on; 0 = none */
     _Atomic uint64_t queued_ns[FAKE_UNITS], ran_ns[FAKE_UNITS];
-    _Atomic uint32_t held[FAKE_UNITS];                    /* its kernels do not run */
+    _Atomic uint32_t held[FAKE_UNITS];                    /* its kernels and fills do not run */
+    _Atomic uint32_t copies_held[FAKE_UNITS];             /* its copies do not run */
+    _Atomic uint32_t steps[FAKE_UNITS];                   /* threads that write to memory for its work now */
+    _Atomic uint32_t suspends[FAKE_UNITS];                /* so far, of either kind */
     _Atomic uint64_t sampled_ns[FAKE_GPUS][FAKE_SAMPLES]; /* ran_ns of whole GPUs, then */
     struct fake_kernel_object object[FAKE_OBJECTS];
 };
@@ -123,10 +126,11 @@ struct fake_fault { /* common/fault.h */
 };
 
 /* Memory that several processes may reference. It is charged to one of them, the first that still has a reference. */
-#define FAKE_SHARED 4096u
+#define FAKE_SHARED 16384u
 struct fake_object {
-    uint64_t id; /* 0 = free */
-    uint64_t offset, bytes;
+    uint64_t id;               /* its place in object[] + FAKE_SHARED x a number of its own; 0 = free */
+    uint64_t offset, capacity; /* in the file */
+    uint64_t bytes;            /* charged */
     uint32_t unit, owner;
     uint16_t references[FAKE_SLOTS]; /* by slot */
 };
@@ -152,6 +156,7 @@ struct fake_page {
     struct fake_slot slot[FAKE_SLOTS];
     _Atomic uint32_t regions; /* given so far; a region is never given again */
     uint32_t objects;         /* all that were ever used are below. Under the lock, as what follows */
+    uint32_t objects_full;    /* below it none is free */
     uint64_t last_object;
     struct fake_object object[FAKE_SHARED];
 };

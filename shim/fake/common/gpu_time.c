@@ -7,6 +7,9 @@
  */
 #include "page.h"
 
+#include <time.h>
+
+enum { STEP_LOOK_NS = 20000, STEP_MOST_NS = 20000000 };
 #define HELD_LOOK_NS 200000000u /* a waiter checks again this often although no bell rang: the process that should ring it may have died */
 
 static bool runs(const struct fake_slot *of, uint32_t unit)
@@ -111,12 +114,47 @@ bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct
     return held || ran < counter->end_ns;
 }
 
-void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held)
+void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held, bool copies_held)
 {
+    struct fake_slot *of = &page->slot[slot];
     begin(page, unit);
-    atomic_store(&page->slot[slot].held[unit], held ? 1 : 0);
+    if (held > atomic_load(&of->held[unit]) || copies_held > atomic_load(&of->copies_held[unit]))
+        atomic_fetch_add(&of->suspends[unit], 1);
+    atomic_store(&of->held[unit], held ? 1 : 0);
+    atomic_store(&of->copies_held[unit], copies_held ? 1 : 0);
     end(page, unit);
     bell_ring(&page->unit[unit].time_bell);
+}
+
+bool gpu_step_begin(struct fake_page *page, uint32_t slot, uint32_t unit, bool copy, uint32_t *suspends)
+{
+    struct fake_slot *of = &page->slot[slot];
+    atomic_fetch_add(&of->steps[unit], 1);
+    *suspends = atomic_load(&of->suspends[unit]);
+    if (atomic_load(copy ? &of->copies_held[unit] : &of->held[unit]) == 0)
+        return true;
+    atomic_fetch_sub(&of->steps[unit], 1);
+    return false;
+}
+
+bool gpu_step_undisturbed(const struct fake_page *page, uint32_t slot, uint32_t unit, uint32_t suspends)
+{
+    return atomic_load(&page->slot[slot].suspends[unit]) == suspends;
+}
+
+bool gpu_step_end(struct fake_page *page, uint32_t slot, uint32_t unit, uint32_t suspends)
+{
+    atomic_fetch_sub(&page->slot[slot].steps[unit], 1);
+    return gpu_step_undisturbed(page, slot, unit, suspends);
+}
+
+void gpu_steps_wait(const struct fake_page *page, uint32_t slot)
+{
+    const struct timespec pause = {.tv_nsec = STEP_LOOK_NS};
+    const uint64_t last = page_now_ns() + STEP_MOST_NS;
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
+        while (atomic_load(&page->slot[slot].steps[unit]) > 0 && page_now_ns() < last)
+            nanosleep(&pause, NULL);
 }
 
 void gpu_time_drop(struct fake_page *page, uint32_t slot)

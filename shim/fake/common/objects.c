@@ -1,27 +1,41 @@
 /* objects.c - memory that several processes may reference: IPC handles and shareable VMM handles.
  *
  * Its bytes are charged to one process, the owner. If the owner drops its last reference and others have one, the charge moves to
- * one of them; when the last reference is gone, the memory is freed.
+ * one of them; when the last reference is gone, the memory is freed and its content dropped, whose region it may be in.
  */
 #include "page.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
-/* Under the page's lock. ID 0: one that is free. NULL: there is none. */
+/* Under the page's lock. NULL: there is none. */
 static struct fake_object *find(struct fake_page *page, uint64_t id)
 {
-    for (uint32_t i = 0; i < page->objects && i < FAKE_SHARED; i++)
-        if (page->object[i].id == id)
-            return &page->object[i];
-    return id == 0 && page->objects < FAKE_SHARED ? &page->object[page->objects++] : NULL;
+    struct fake_object *object = &page->object[id % FAKE_SHARED];
+    return id != 0 && object->id == id ? object : NULL;
+}
+
+static struct fake_object *find_free(struct fake_page *page)
+{
+    while (page->objects_full < FAKE_SHARED && page->object[page->objects_full].id != 0)
+        page->objects_full++;
+    return page->objects_full < FAKE_SHARED ? &page->object[page->objects_full] : NULL;
+}
+
+static uint32_t place_of(const struct fake_page *page, const struct fake_object *object)
+{
+    return (uint32_t)(object - page->object);
 }
 
 uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like)
 {
     page_lock(page);
-    struct fake_object *made = find(page, 0);
-    const uint64_t id = made != NULL ? ++page->last_object : 0;
+    struct fake_object *made = find_free(page);
+    uint64_t id = 0;
     if (made != NULL) {
+        const uint32_t place = place_of(page, made);
+        id = ++page->last_object * FAKE_SHARED + place;
+        page->objects = place >= page->objects ? place + 1 : page->objects;
         *made = like;
         made->owner = slot;
         made->references[slot] = 1;
@@ -34,7 +48,7 @@ uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object li
 bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is)
 {
     page_lock(page);
-    struct fake_object *found = id != 0 ? find(page, id) : NULL;
+    struct fake_object *found = find(page, id);
     const bool good = found != NULL && found->references[slot] < UINT16_MAX;
     if (good) {
         found->references[slot]++;
@@ -44,46 +58,80 @@ bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct
     return good;
 }
 
-/* If the owner has no reference any more, the object gets another owner, or is freed. */
-static void settle(struct fake_page *page, struct fake_object *object)
+/* If the owner has no reference any more, the object gets another owner, or is freed (true). */
+static bool settle(struct fake_page *page, struct fake_object *object)
 {
     const uint32_t owner = object->owner % FAKE_SLOTS;
     uint32_t heir = 0;
     if (object->references[owner] > 0)
-        return;
+        return false;
     while (heir < FAKE_SLOTS && object->references[heir] == 0)
         heir++;
     uint64_t *used = page->unit[object->unit % FAKE_UNITS].used_bytes;
     const uint64_t moved = object->bytes < used[owner] ? object->bytes : used[owner];
     used[owner] -= moved;
-    if (heir < FAKE_SLOTS)
-        used[heir] += moved;
     object->owner = heir;
-    if (heir == FAKE_SLOTS)
-        object->id = 0;
+    if (heir < FAKE_SLOTS) {
+        used[heir] += moved;
+        return false;
+    }
+    const uint32_t place = place_of(page, object);
+    page->objects_full = place < page->objects_full ? place : page->objects_full;
+    object->id = 0;
+    return true;
 }
 
-void object_release(struct fake_page *page, uint32_t slot, uint64_t id)
+bool object_release(struct fake_page *page, uint32_t slot, uint64_t id)
 {
+    bool last = false;
     page_lock(page);
-    struct fake_object *found = id != 0 ? find(page, id) : NULL;
+    struct fake_object *found = find(page, id);
     if (found != NULL && found->references[slot] > 0) {
         found->references[slot]--;
-        settle(page, found);
+        last = settle(page, found);
     }
     page_unlock(page);
+    return last;
 }
 
-bool objects_drop_slot(struct fake_page *page, uint32_t slot)
+void objects_drop_slot(struct fake_page *page, uint32_t slot, int page_fd)
 {
-    bool shared = false;
     page_lock(page);
     for (struct fake_object *object = page->object; object < page->object + page->objects && object < page->object + FAKE_SHARED; object++) {
         object->references[slot] = 0;
-        if (object->id != 0)
-            settle(page, object);
-        shared |= object->id != 0 && object->offset / FAKE_REGION_BYTES == page->slot[slot].region;
+        if (object->id != 0 && settle(page, object))
+            file_wipe(page_fd, object->offset, object->capacity);
     }
     page_unlock(page);
-    return shared;
+}
+
+struct extent {
+    uint64_t start, end;
+};
+
+static int by_start(const void *a, const void *b)
+{
+    const struct extent *x = a, *y = b;
+    return x->start < y->start ? -1 : x->start > y->start;
+}
+
+void objects_wipe_region(struct fake_page *page, uint32_t region, int page_fd)
+{
+    static struct extent kept[FAKE_SHARED];
+    const uint64_t start = region * FAKE_REGION_BYTES, end = start + FAKE_REGION_BYTES;
+    size_t count = 0;
+    page_lock(page);
+    for (const struct fake_object *object = page->object; object < page->object + page->objects && object < page->object + FAKE_SHARED; object++)
+        if (object->id != 0 && object->offset >= start && object->offset < end)
+            kept[count++] = (struct extent){object->offset, object->offset + object->capacity};
+    page_unlock(page);
+    qsort(kept, count, sizeof kept[0], by_start);
+    uint64_t next = start;
+    for (size_t i = 0; i < count; i++) {
+        if (kept[i].start > next)
+            file_wipe(page_fd, next, kept[i].start - next);
+        next = kept[i].end > next ? kept[i].end : next;
+    }
+    if (next < end)
+        file_wipe(page_fd, next, end - next);
 }

@@ -37,13 +37,16 @@ int new_memfd(const char *name);
 
 /* objects.c - memory that several processes reference. */
 
-/* 0: there are too many. The caller's slot has one reference to it. */
+/* 0: there are FAKE_SHARED already. The caller's slot has one reference to it. */
 uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like);
 /* False: there is no such object. */
 bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is);
-void object_release(struct fake_page *page, uint32_t slot, uint64_t id);
-/* The slot has ended, and its references with it. True: others still have some of its region. */
-bool objects_drop_slot(struct fake_page *page, uint32_t slot);
+/* True: that was the last reference to it. What is in its bytes of the file is the caller's to drop. */
+bool object_release(struct fake_page *page, uint32_t slot, uint64_t id);
+/* The slot has ended, and its references with it. Objects that nobody references any more are wiped. */
+void objects_drop_slot(struct fake_page *page, uint32_t slot, int page_fd);
+/* Drops what is in the region, but for objects in it that others still reference. */
+void objects_wipe_region(struct fake_page *page, uint32_t region, int page_fd);
 
 /* gpu_time.c - how long the kernels of each slot ran. */
 
@@ -60,8 +63,17 @@ struct gpu_time_counter {
 /* Brings the number up to now, or leaves it as it is while the slot is suspended. False: the kernel has ended and all is shown. */
 bool gpu_time_count(struct fake_page *page, uint32_t slot, uint32_t unit, struct gpu_time_counter *counter, _Atomic uint32_t *number);
 
-/* A suspended slot does not run. Its work stays where it is. */
-void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held);
+/* A suspended slot does not run. Its work stays where it is. The same for its copies. */
+void gpu_time_suspend(struct fake_page *page, uint32_t slot, uint32_t unit, bool held, bool copies_held);
+
+/* A step of work that writes to memory: a copy, or else work of the compute channels. No step begins while its channels are
+ * suspended. gpu_step_end is false if there was a suspend meanwhile: memory may have been saved in the middle of the step, and
+ * it must be done again. */
+bool gpu_step_begin(struct fake_page *page, uint32_t slot, uint32_t unit, bool copy, uint32_t *suspends);
+bool gpu_step_end(struct fake_page *page, uint32_t slot, uint32_t unit, uint32_t suspends);
+bool gpu_step_undisturbed(const struct fake_page *page, uint32_t slot, uint32_t unit, uint32_t suspends); /* the same in the middle of it */
+/* After a suspend: returns when no step of the slot writes any more, or 20 ms later if its process is stopped in one. */
+void gpu_steps_wait(const struct fake_page *page, uint32_t slot);
 /* The slot ends: what it had queued is gone. */
 void gpu_time_drop(struct fake_page *page, uint32_t slot);
 /* Brings ran_ns of the unit and of its slots up to now. */
@@ -75,8 +87,8 @@ uint32_t gpu_time_busy(const struct fake_page *page, uint32_t unit);
 
 bool channel_is(const struct fake_kernel_object *object);
 bool channel_is_compute(const struct fake_kernel_object *object);
-/* Called with the page's lock held. A compute channel that is disabled keeps the whole process off the unit: one of the eight
- * costs as much as all. */
+/* Called with the page's lock held. A compute channel that is disabled keeps all kernels and fills of the process off the unit: one of
+ * the eight costs as much as all. A copy channel that is disabled stops its copies. */
 void channels_apply(struct fake_page *page, uint32_t slot);
 
 #endif

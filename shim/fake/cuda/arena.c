@@ -98,17 +98,21 @@ struct physical *physical_new(int device, uint64_t bytes, uint64_t charged, bool
 void physical_drop(struct physical *physical)
 {
     SCOPED tables = locked(&cuda.lock);
+    bool last = true;
     if (--physical->users > 0)
         return;
-    if (physical->object != 0) { /* another process may still read these pages: never use them again */
+    if (physical->object != 0) {
         client_catch_up(&cuda.client);
-        object_release(cuda.client.page, cuda.client.slot, physical->object);
+        last = object_release(cuda.client.page, cuda.client.slot, physical->object);
+    } else {
+        give(physical->device, physical->charged, physical->managed);
+    }
+    if (last && (physical->touched || physical->object != 0)) /* others may have written there */
+        file_wipe(cuda.client.page_fd, physical->offset, physical->capacity);
+    if (!last || physical->imported) { /* these addresses of its maker's are never used again */
         handle_free(physical);
         return;
     }
-    give(physical->device, physical->charged, physical->managed);
-    if (physical->touched)
-        arena_wipe(physical->offset, physical->capacity);
     physical->handle.kind = HANDLE_DEAD;
     physical->next_free = cuda.arena_free[physical->class];
     cuda.arena_free[physical->class] = physical;

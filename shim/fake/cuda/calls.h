@@ -8,8 +8,8 @@
  *   PAIR(function, parameters, find, valid, first, second)     two answers, in `first` and `second`: either may be NULL
  *   TEXT(function, parameters, find, format...)                a text, in `answer` of `capacity` bytes
  *   ACCEPT(function, parameters, find, valid, otherwise)       nothing is done: CUDA_SUCCESS, or otherwise if it is not valid
- *   NOW(function, parameters, call)                            a copy or fill that first waits for the context's work
- *   LATER(function, parameters, on, type, call)                one on a stream: that is captured as a node of that type, or at once
+ *   NOW(function, parameters, call)                            a copy or fill, the `job` that the call sets: it waits for work before and for it
+ *   LATER(function, parameters, on, type, call)                one on a stream: that is captured as a node of that type, or queued
  *
  * `find` is what must succeed first, and sets what the row uses: `ctx`, `stream`, `span`, `pool` or `memory`; a ?: b is a,
  * or b if a succeeded, and a call may begin so, too. What is not `valid`, or has no place for its answer, is `otherwise`,
@@ -48,8 +48,10 @@
     FUNCTION(function, parameters, (void)0, find, answer != NULL && capacity > 0, CUDA_ERROR_INVALID_VALUE,                        \
              snprintf(answer, (size_t)capacity, __VA_ARGS__); return CUDA_SUCCESS)
 #define ACCEPT(function, parameters, find, valid, otherwise) CALL(function, parameters, find, valid, otherwise, CUDA_SUCCESS)
-#define NOW(function, parameters, ...) CALL(function, parameters, current(&ctx), true, CUDA_SUCCESS, context_idle(ctx) ?: __VA_ARGS__)
+#define NOW(function, parameters, ...)                                                                                         \
+    FUNCTION(function, parameters, struct job job, current(&ctx), true, CUDA_SUCCESS, return legacy_idle(ctx) ?: __VA_ARGS__ ?: job_now(ctx, job))
 #define LATER(function, parameters, on, type, ...)                                                                             \
-    CALL(function, parameters, stream_captures(on, &stream, CU_GRAPH_NODE_TYPE_##type, &captured), !captured, CUDA_SUCCESS, __VA_ARGS__)
+    FUNCTION(function, parameters, struct job job, stream_get(on, &stream), true, CUDA_SUCCESS,                                \
+             return __VA_ARGS__ ?: stream_job(stream, CU_GRAPH_NODE_TYPE_##type, &job))
 
 #endif

@@ -157,7 +157,7 @@ static CUresult context_new(CUcontext *made, unsigned flags, CUdevice device)
 static CUresult context_end(CUcontext ctx)
 {
     depth -= depth > 0 && stack[depth - 1] == ctx && !ctx->primary;
-    work_wait(ctx->device, atomic_load(&ctx->done_ns));
+    context_idle(ctx);
     ctx->live = false;
     channels_free(ctx->device, ctx->channels);
     count_context(ctx, -1);
@@ -168,6 +168,14 @@ static CUresult context_end(CUcontext ctx)
 
 CUresult context_idle(CUcontext ctx)
 {
+    jobs_wait(ctx, NULL);
+    work_wait(ctx->device, atomic_load(&ctx->done_ns));
+    return sticky(ctx->device);
+}
+
+CUresult legacy_idle(CUcontext ctx)
+{
+    jobs_wait(ctx, ctx->stream);
     work_wait(ctx->device, atomic_load(&ctx->done_ns));
     return sticky(ctx->device);
 }

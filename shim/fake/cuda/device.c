@@ -12,13 +12,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct cuda cuda = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .primaries = PTHREAD_MUTEX_INITIALIZER, .client = {.socket = -1}};
+struct cuda cuda = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .primaries = PTHREAD_MUTEX_INITIALIZER,
+                    .step = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .client = {.socket = -1}};
 
 static void forked(void)
 {
     if (cuda.client.socket >= 0)
         close(cuda.client.socket); /* else the daemon would not see the parent end */
     cuda.client.socket = -1;
+    static const pthread_mutex_t free_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    cuda.lock = cuda.step = free_lock; /* the thread that had one of them is not here */
     if (atomic_load(&cuda.state) == STATE_READY)
         atomic_store(&cuda.state, STATE_FORKED); /* as the real driver: CUDA does not survive fork */
 }

@@ -44,28 +44,37 @@ CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made)
     return CUDA_SUCCESS;
 }
 
-static struct work kernel_of(CUfunction function, uint64_t ns)
+static struct work kernel_of(CUfunction function, const struct job *job)
 {
-    return (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .function = function, .ns = ns, .local = function->local, .runtime = function->runtime};
+    return (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .function = function, .job = *job, .local = function->local, .runtime = function->runtime};
 }
 
-CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made)
+CUresult node_kernel(CUgraph graph, CUfunction function, const struct job *job, CUgraphNode *made)
 {
-    uint64_t ns;
+    return node_add(graph, kernel_of(function, job), made);
+}
+
+static CUresult add_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made)
+{
+    struct job job;
     CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
-    TRY(function_ns(function, parameters, extra, &ns));
-    return node_add(graph, kernel_of(function, ns), made);
+    TRY(function_job(function, parameters, extra, &job));
+    return node_kernel(graph, function, &job, made);
 }
 
 /* The node is one of the graph that was instantiated; the executable graph has a copy of it at the same place. */
-static CUresult exec_kernel(CUgraph exec, CUgraphNode node, CUfunction function)
+static CUresult exec_kernel(CUgraph exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *how)
 {
+    const CUfunction function = how->func != NULL ? how->func : (CUfunction)how->kern;
     CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_VALUE);
     CUgraphNode copy = exec->first;
     for (CUgraphNode before = node->graph->first; before != node && before != NULL && copy != NULL; before = before->next)
         copy = copy->next;
     CHECK(copy != NULL && copy->work.type == CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
-    copy->work = kernel_of(function, copy->work.ns);
+    struct job job = {.kind = JOB_TIME, .ns = copy->work.job.ns};
+    if (how->kernelParams != NULL)
+        TRY(function_job(function, how->kernelParams, how->extra, &job));
+    copy->work = kernel_of(function, &job);
     return CUDA_SUCCESS;
 }
 
@@ -130,11 +139,13 @@ static CUresult run(CUgraph graph, CUstream stream)
     for (CUgraphNode node = graph->first; node != NULL; node = node->next) {
         if (node->work.type == CU_GRAPH_NODE_TYPE_KERNEL) {
             TRY(losses_launch(stream->ctx, node->work.local, node->work.runtime));
-            stream_queue(stream, node->work.ns);
+            TRY(launch_job(stream, &node->work.job));
         } else if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
             TRY(run_alloc(node->work.at));
         } else if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
-            memory_free(node->work.at, SPAN_DEVICE);
+            free_behind(stream, node->work.at);
+        } else if (node->work.type == CU_GRAPH_NODE_TYPE_MEMCPY || node->work.type == CU_GRAPH_NODE_TYPE_MEMSET || node->work.type == CU_GRAPH_NODE_TYPE_HOST) {
+            TRY(stream_job(stream, node->work.type, &node->work.job));
         } else if (node->work.type == CU_GRAPH_NODE_TYPE_GRAPH) {
             TRY(run(node->work.child, stream));
         }

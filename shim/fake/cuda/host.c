@@ -38,4 +38,17 @@ static CUresult attribute_of(void *data, CUpointer_attribute attribute, const st
     }
 }
 
+/* An attribute that the memory does not have is 0, and no error. */
+static CUresult attributes_of(unsigned count, const CUpointer_attribute *attributes, void **data, CUdeviceptr at)
+{
+    const struct span *span = span_find((uintptr_t)at);
+    for (unsigned i = 0; i < count; i++) {
+        const CUresult rc = attribute_of(data[i], attributes[i], span, at);
+        CHECK(rc == CUDA_SUCCESS || attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER, rc);
+        if (rc != CUDA_SUCCESS)
+            *(uintptr_t *)data[i] = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
 #include "host.def"

@@ -3,8 +3,8 @@
 #define TANGRAM_FAKE_CUDA_INTERNAL_H
 
 #include "check.h"
+#include "jobs.h"
 #include "missing.h"
-#include "state.h"
 
 #include <string.h>
 
@@ -55,6 +55,7 @@ CUresult ready(void); /* CUDA_ERROR_NOT_INITIALIZED before cuInit and after fork
 CUresult current(CUcontext *ctx); /* or the error that the process is left with */
 bool context_ok(CUcontext ctx);
 CUresult context_idle(CUcontext ctx); /* waits for its work */
+CUresult legacy_idle(CUcontext ctx); /* the same, but not for jobs of streams that its legacy stream does not wait for */
 CUresult losses_launch(CUcontext ctx, uint64_t local, bool heap); /* before a kernel that needs these */
 bool losses_runtime(CUcontext ctx);
 bool losses_stream(CUcontext ctx);
@@ -62,13 +63,14 @@ CUresult losses_stream_end(CUcontext ctx);
 
 /* stream.c */
 CUresult stream_get(CUstream handle, CUstream *stream); /* resolves NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */
-/* Work on a stream that happens at once; a stream that is captured gets a node of that type instead. */
-CUresult stream_captures(CUstream handle, CUstream *stream, CUgraphNodeType type, bool *captured);
+/* A job of a stream; a stream that is captured gets a node of that type instead. */
+CUresult stream_job(CUstream stream, CUgraphNodeType type, const struct job *job);
 uint64_t stream_queue(CUstream stream, uint64_t ns);
 /* After a kernel failed, its error; the process cannot recover (measured, also for its other contexts on the device). */
 CUresult sticky(int device);
 void trap(int device, uint32_t error, uint64_t done_ns);
-CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for */
+void fail_now(int device, uint32_t error);
+CUresult synchronize(int device, uint64_t done_ns); /* what the program waits for, when it has waited for jobs */
 /* Runs on a thread of its own, with a copy of what is given, which it frees. */
 CUresult beside(void *(*run)(void *given), const void *given, size_t bytes);
 
@@ -89,7 +91,11 @@ bool image_is_text(const char *image);
 uint64_t image_local(const char *entry); /* of the kernel whose ".entry" that is in PTX text; NULL: 0 */
 
 /* launch.c */
-CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns);
+/* What a launch of it with these parameters is. */
+CUresult function_job(CUfunction function, void **parameters, void **extra, struct job *job);
+CUresult launch_job(CUstream stream, const struct job *job);
+/* Its error comes, and it counts, as it takes its time: ns, until end_ns. */
+CUresult kernel_started(int device, uint32_t error, uint64_t counter, uint64_t ns, uint64_t end_ns);
 
 /* arena.c */
 /* NULL: the GPU is full. Its first user is the caller. */
@@ -112,7 +118,7 @@ CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct spa
 struct span *span_from(CUdeviceptr at, unsigned kinds); /* the one that begins there */
 CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise);
 void spans_of_context_gone(CUcontext ctx);
-/* Marks the target as written, so that its pages are dropped when it is freed. False: no such device memory. */
+/* Is all of that memory that CUDA knows and may use? span_touch: marks it as written, so that its pages are dropped when it is freed. */
 bool span_touch(CUdeviceptr at, size_t bytes);
 bool span_covers(CUdeviceptr at, size_t bytes);
 
@@ -124,6 +130,7 @@ CUresult memory_own(CUcontext ctx, enum span_kind kind, enum pages pages, size_t
 bool owner_lives(const struct owned *owned);
 CUresult owned_free(struct owned *owned);
 CUresult memory_free(CUdeviceptr at, unsigned kinds); /* of these kinds, or of a pool or graph */
+CUresult free_behind(CUstream stream, CUdeviceptr at); /* the same when jobs before it in the stream have ended */
 
 /* pool.c */
 CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool);
@@ -148,7 +155,8 @@ CUresult physical_get(CUmemGenericAllocationHandle handle, struct physical **phy
 struct work {
     CUgraphNodeType type;
     CUfunction function;
-    uint64_t ns, local; /* of a kernel */
+    struct job job; /* of a kernel, copy, fill or host function */
+    uint64_t local; /* of a kernel */
     bool runtime;
     CUdeviceptr at; /* of an allocation or a free */
     CUgraph child;
@@ -164,7 +172,7 @@ struct CUgraph_st {
     CUgraphNode first;
 };
 CUresult node_add(CUgraph graph, struct work work, CUgraphNode *made); /* made may be NULL */
-CUresult node_kernel(CUgraph graph, CUfunction function, void **parameters, void **extra, CUgraphNode *made);
+CUresult node_kernel(CUgraph graph, CUfunction function, const struct job *job, CUgraphNode *made);
 CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CUgraphNode *made);
 
 #endif

@@ -18,7 +18,36 @@ static bool parameter(const char *word, void **parameters, void **extra, void *v
     return true;
 }
 
-CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns)
+/* What follows "at=" and so on: a parameter, or a number as it stands. */
+static bool word_value(CUfunction function, unsigned number, void **parameters, void **extra, uint64_t *value)
+{
+    static const size_t bytes[WORDS] = {
+#define WORD(name, key, size) size,
+#include "does.def"
+    };
+    const char *word = function->word[number];
+    if (word != NULL && strncmp(word, "param", sizeof "param" - 1) == 0)
+        return parameter(word, parameters, extra, value, bytes[number]);
+    *value = word != NULL ? strtoull(word, NULL, 10) : *value;
+    return true;
+}
+
+/* Its cells, and what it does to them. */
+static CUresult function_effect(CUfunction function, void **parameters, void **extra, struct job *job)
+{
+    uint64_t value[WORDS] = {[WORD_TIMES] = 1, [WORD_BYTES] = sizeof(uint32_t)};
+    for (unsigned i = 0; i < WORDS; i++)
+        CHECK(word_value(function, i, parameters, extra, &value[i]), CUDA_ERROR_INVALID_VALUE);
+    const uint64_t to = value[job->kind == JOB_WAIT ? WORD_SETS : WORD_TO];
+    CHECK((value[WORD_AT] | value[WORD_BYTES] | to) % sizeof(uint32_t) == 0, CUDA_ERROR_INVALID_VALUE);
+    job->area = (struct area){.at = value[WORD_AT], .width = value[WORD_BYTES], .rows = job->kind == JOB_ADD ? value[WORD_TIMES] : 1};
+    job->ends = AT_DEVICE;
+    job->value = (uint32_t)value[WORD_SEED];
+    job->to = to;
+    return CUDA_SUCCESS;
+}
+
+static CUresult function_ns(CUfunction function, void **parameters, void **extra, uint64_t *ns)
 {
     uint32_t us = 0;
     *ns = function->ns;
@@ -27,6 +56,15 @@ CUresult function_ns(CUfunction function, void **parameters, void **extra, uint6
     CHECK(parameter(function->us_parameter, parameters, extra, &us, sizeof us), CUDA_ERROR_INVALID_VALUE);
     *ns = (uint64_t)us * 1000;
     return CUDA_SUCCESS;
+}
+
+CUresult function_job(CUfunction function, void **parameters, void **extra, struct job *job)
+{
+    *job = (struct job){.kind = (enum job_kind)function->does, .error = function->error};
+    TRY(function_ns(function, parameters, extra, &job->ns));
+    CHECK(function->counter_parameter == NULL || parameter(function->counter_parameter, parameters, extra, &job->counter, sizeof job->counter),
+          CUDA_ERROR_INVALID_VALUE);
+    return function->does == JOB_TIME ? CUDA_SUCCESS : function_effect(function, parameters, extra, job);
 }
 
 /* A kernel that counts while it runs: //fake NAME counter=param0.
@@ -65,34 +103,56 @@ static void *count(void *given)
     return NULL;
 }
 
-/* A kernel of ns that ends at done_ns counts at that address. */
-static CUresult counter_start(int device, uintptr_t at, uint64_t ns, uint64_t done_ns)
+CUresult kernel_started(int device, uint32_t error, uint64_t counter, uint64_t ns, uint64_t end_ns)
 {
-    const struct counting of = {device, at, {.start_ns = done_ns - ns, .end_ns = done_ns, .step_ns = COUNT_NS}};
-    if (number_at(at) != NULL)
+    const struct counting of = {device, counter, {.start_ns = end_ns - ns, .end_ns = end_ns, .step_ns = COUNT_NS}};
+    trap(device, error, end_ns);
+    if (counter == 0)
+        return CUDA_SUCCESS;
+    if (number_at(counter) != NULL)
         return beside(count, &of, sizeof of);
-    trap(device, CUDA_ERROR_ILLEGAL_ADDRESS, done_ns);
+    trap(device, CUDA_ERROR_ILLEGAL_ADDRESS, end_ns);
     return CUDA_SUCCESS;
+}
+
+/* The usual one: nothing but time, at once. */
+static bool is_plain(CUstream stream, CUfunction function)
+{
+    return function->does == JOB_TIME && function->counter_parameter == NULL && stream->capture == NULL && !jobs_before(stream);
+}
+
+static CUresult launch_plain(CUstream stream, CUfunction function, void **parameters, void **extra)
+{
+    uint64_t ns;
+    TRY(function_ns(function, parameters, extra, &ns));
+    TRY(losses_launch(stream->ctx, function->local, function->runtime));
+    trap(stream->ctx->device, function->error, stream_queue(stream, ns));
+    return CUDA_SUCCESS;
+}
+
+CUresult launch_job(CUstream stream, const struct job *job)
+{
+    if (job->kind != JOB_TIME || jobs_before(stream))
+        return job_submit(stream, job);
+    return kernel_started(stream->ctx->device, job->error, job->counter, job->ns, stream_queue(stream, job->ns));
 }
 
 static CUresult launch(const CUlaunchConfig *how, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream;
-    uint64_t ns, counter = 0;
+    struct job job;
     TRY(stream_get(how->hStream, &stream));
     CHECK(handle_is(function, HANDLE_FUNCTION), CUDA_ERROR_INVALID_HANDLE);
     CHECK(how->gridDimX > 0 && how->gridDimY > 0 && how->gridDimZ > 0, CUDA_ERROR_INVALID_VALUE);
     const uint64_t threads = (uint64_t)how->blockDimX * how->blockDimY * how->blockDimZ;
     CHECK(threads > 0 && threads <= 1024, CUDA_ERROR_INVALID_VALUE);
-    TRY(function_ns(function, parameters, extra, &ns));
+    if (is_plain(stream, function))
+        return launch_plain(stream, function, parameters, extra);
+    TRY(function_job(function, parameters, extra, &job));
     if (stream->capture != NULL)
-        return node_kernel(stream->capture, function, parameters, extra, NULL);
+        return node_kernel(stream->capture, function, &job, NULL);
     TRY(losses_launch(stream->ctx, function->local, function->runtime));
-    const bool counts = function->counter_parameter != NULL;
-    CHECK(!counts || parameter(function->counter_parameter, parameters, extra, &counter, sizeof counter), CUDA_ERROR_INVALID_VALUE);
-    const uint64_t done_ns = stream_queue(stream, ns);
-    trap(stream->ctx->device, function->error, done_ns);
-    return counts ? counter_start(stream->ctx->device, counter, ns, done_ns) : CUDA_SUCCESS;
+    return launch_job(stream, &job);
 }
 
 static CUresult launch_each(const CUDA_LAUNCH_PARAMS *list, unsigned devices)

@@ -195,4 +195,12 @@ CUresult memory_free(CUdeviceptr at, unsigned kinds)
     return span->kind != SPAN_GRAPH ? span_gone(&cuda.spans, span) : CUDA_SUCCESS; /* its address stays the graph's */
 }
 
+CUresult free_behind(CUstream stream, CUdeviceptr at)
+{
+    if (!jobs_before(stream))
+        return memory_free(at, SPAN_DEVICE);
+    CHECK(span_from(at, SPAN_DEVICE | SPAN_POOL | SPAN_GRAPH | SPAN_IPC) != NULL, CUDA_ERROR_INVALID_VALUE);
+    return job_submit(stream, &(struct job){.kind = JOB_FREE, .area.at = at});
+}
+
 #include "memory.def"

@@ -5,9 +5,10 @@
  *     //fake NAME us=param0       its first parameter, an unsigned 32-bit number of microseconds
  *     //fake NAME us=250 error=719   and ends in that error
  *     //fake NAME us=250 counter=param0   and counts meanwhile (launch.c)
+ *     //fake NAME us=250 does=add at=param0 bytes=param1   and does that to memory (does.def, steps.c)
  *     //fake NAME local=4096      bytes of local memory, if not those of its .local arrays
  * Variables lose memory at load, in blocks of their own, as measured (image.c). All other kernels take the description's
- * kernel_us. A kernel computes nothing.
+ * kernel_us. A kernel computes nothing but what its comment says.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -116,6 +117,36 @@ static const char *parameter_word(const char *word)
     return word != NULL && strncmp(word, "param", 5) == 0 && word[5] >= '0' && word[5] <= '9' ? word : NULL;
 }
 
+/* What the comment says that it does to memory. */
+static CUresult function_effect(CUfunction function, const char *text)
+{
+    static const char *const keys[WORDS] = {
+#define WORD(name, key, bytes) " " key "=",
+#include "does.def"
+    };
+    static const struct {
+        const char *name;
+        enum job_kind job;
+        unsigned needs[3];
+    } effects[] = {
+#define DOES(name, job, ...) {#name, job, {__VA_ARGS__}},
+#include "does.def"
+    };
+    const char *does = fake_word(text, function->name, " does=");
+    if (does == NULL)
+        return CUDA_SUCCESS;
+    for (unsigned i = 0; i < WORDS; i++)
+        function->word[i] = fake_word(text, function->name, keys[i]);
+    for (size_t i = 0; i < sizeof effects / sizeof effects[0]; i++)
+        if (strncmp(does, effects[i].name, strlen(effects[i].name)) == 0) {
+            function->does = (int)effects[i].job;
+            for (unsigned need = 0; need < 3; need++)
+                CHECK(function->word[effects[i].needs[need]] != NULL, CUDA_ERROR_INVALID_IMAGE);
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_IMAGE;
+}
+
 static CUresult function_new(CUfunction *made, CUmodule module, const char *name)
 {
     const char *text = module->text != NULL ? module->text : "", *entry = find_word(text, ".entry", name);
@@ -128,7 +159,7 @@ static CUresult function_new(CUfunction *made, CUmodule module, const char *name
              .error = (uint32_t)fake_number(text, name, " error=", 0),
              .local = fake_number(text, name, " local=", image_local(entry))));
     snprintf((*made)->name, sizeof (*made)->name, "%s", name);
-    return CUDA_SUCCESS;
+    return function_effect(*made, text);
 }
 
 static int function_attribute(CUfunction function, CUfunction_attribute attribute)

@@ -39,7 +39,7 @@ CUresult token_import(void *shareable, CUmemAllocationHandleType type, uint64_t 
 
 bool object_share(struct physical *physical)
 {
-    const struct fake_object like = {.offset = physical->offset, .bytes = physical->charged, .unit = cuda.device[physical->device].unit};
+    const struct fake_object like = {.offset = physical->offset, .capacity = physical->capacity, .bytes = physical->charged, .unit = cuda.device[physical->device].unit};
     if (physical->object == 0)
         physical->object = object_new(cuda.client.page, cuda.client.slot, like);
     return physical->object != 0;
@@ -60,7 +60,8 @@ CUresult physical_import(uint64_t id, struct physical **made)
     CHECK(object_reference(cuda.client.page, cuda.client.slot, id, &is), CUDA_ERROR_INVALID_VALUE);
     const int device = device_of_unit(is.unit);
     if (device >= 0)
-        return MAKE(made, HANDLE_PHYSICAL, physical, .device = device, .offset = is.offset, .charged = is.bytes, .object = id, .users = 1);
+        return MAKE(made, HANDLE_PHYSICAL, physical, .device = device, .offset = is.offset, .capacity = is.capacity, .charged = is.bytes, .object = id,
+                    .users = 1, .imported = true);
     object_release(cuda.client.page, cuda.client.slot, id);
     return CUDA_ERROR_INVALID_VALUE;
 }

@@ -41,6 +41,7 @@ static void unmap(const struct span *span)
 CUresult span_gone(void **tree, struct span *span)
 {
     SCOPED tables = locked(&cuda.lock);
+    SCOPED step = locked(&cuda.step);
     tdelete(span, tree, by_address);
     unmap(span);
     if (span->physical != NULL)
@@ -104,20 +105,29 @@ void spans_of_context_gone(CUcontext ctx)
     }
 }
 
-bool span_covers(CUdeviceptr at, size_t bytes)
+/* Maps that follow each other are one range; nothing else is. */
+static bool covers(uintptr_t at, size_t bytes, bool touch)
 {
     SCOPED tables = locked(&cuda.lock);
-    const struct span *span = span_find((uintptr_t)at);
-    return span != NULL && (span->kind != SPAN_MAPPED || span->usable) && bytes <= span->base + span->bytes - (uintptr_t)at;
+    for (size_t left = bytes, inside; left > 0; left -= inside, at += inside) {
+        struct span *span = span_find(at);
+        CHECK(span != NULL && (span->kind != SPAN_MAPPED || span->usable), false);
+        inside = span->base + span->bytes - at;
+        inside = inside < left ? inside : left;
+        CHECK(inside == left || span->kind == SPAN_MAPPED, false);
+        span->touched |= touch;
+        if (touch && span->physical != NULL)
+            span->physical->touched = true;
+    }
+    return true;
+}
+
+bool span_covers(CUdeviceptr at, size_t bytes)
+{
+    return covers((uintptr_t)at, bytes, false);
 }
 
 bool span_touch(CUdeviceptr at, size_t bytes)
 {
-    SCOPED tables = locked(&cuda.lock);
-    CHECK(span_covers(at, bytes), false);
-    struct span *span = span_find((uintptr_t)at);
-    span->touched = true;
-    if (span->physical != NULL)
-        span->physical->touched = true;
-    return true;
+    return covers((uintptr_t)at, bytes, true);
 }

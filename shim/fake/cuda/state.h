@@ -40,6 +40,7 @@ struct CUstream_st {
     int priority;
     unsigned long long id;
     _Atomic uint64_t done_ns; /* what the process will have run on the unit when its last work is done */
+    _Atomic uint64_t job;     /* the last one, 0 = none */
     CUgraph capture;          /* the graph being captured into, or NULL */
 };
 
@@ -72,6 +73,7 @@ struct CUevent_st {
     bool recorded;
     int device;               /* after whose work it comes */
     _Atomic uint64_t done_ns; /* reached when the process has run so much there */
+    _Atomic uint64_t job;     /* and this one has ended */
     _Atomic uint64_t seen_ns; /* CLOCK_MONOTONIC at which it was first seen to be; 0 = not yet */
 };
 
@@ -117,6 +119,13 @@ struct CUmod_st {
     char *text; /* "" when the image is binary: every name is found then */
 };
 
+/* does.def */
+enum {
+#define WORD(name, key, bytes) WORD_##name,
+#include "does.def"
+    WORDS
+};
+
 struct CUfunc_st {
     struct handle handle;
     CUmodule module;
@@ -127,6 +136,8 @@ struct CUfunc_st {
     uint32_t error; /* in which it ends, 0 = well */
     uint64_t local; /* bytes a thread */
     bool runtime;   /* prints or allocates */
+    int does;       /* enum job_kind; JOB_TIME: nothing */
+    const char *word[WORDS]; /* where what follows "at=" and so on is in the module's text, or NULL */
 };
 
 /* A device's pools that are there without being made, and its current one. The last two are device 0's for want of a place. */
@@ -148,7 +159,7 @@ struct physical {
     uint64_t charged;          /* to the GPU */
     uint64_t object;         /* shared with other processes under this number, 0 = not */
     unsigned users, handles; /* handles: those of users that the program has */
-    bool touched, managed;
+    bool touched, managed, imported;
     CUmemAllocationProp how;
     struct physical *next_free;
 };
@@ -193,6 +204,7 @@ enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };
 struct cuda {
     pthread_mutex_t lock;
     pthread_mutex_t primaries; /* retain, release and reset of primary contexts; taken before lock */
+    pthread_mutex_t step;      /* of steps.c; taken after lock */
     _Atomic int state;
     struct client client;
     int devices;

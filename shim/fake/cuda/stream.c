@@ -20,13 +20,6 @@ CUresult stream_get(CUstream handle, CUstream *stream)
     return CUDA_SUCCESS;
 }
 
-CUresult stream_captures(CUstream handle, CUstream *stream, CUgraphNodeType type, bool *captured)
-{
-    TRY(stream_get(handle, stream));
-    *captured = (*stream)->capture != NULL;
-    return *captured ? node_add((*stream)->capture, (struct work){.type = type}, NULL) : CUDA_SUCCESS;
-}
-
 static void raise_to(_Atomic uint64_t *at, uint64_t ns)
 {
     uint64_t was = atomic_load_explicit(at, memory_order_relaxed);
@@ -60,6 +53,12 @@ void trap(int device, uint32_t error, uint64_t done_ns)
     atomic_store(&of->trap, error);
 }
 
+void fail_now(int device, uint32_t error)
+{
+    uint32_t none = 0;
+    atomic_compare_exchange_strong(&cuda.client.page->slot[cuda.client.slot].error[cuda.device[device].unit], &none, error);
+}
+
 uint64_t stream_queue(CUstream stream, uint64_t ns)
 {
     const uint64_t end = gpu_time_queue(cuda.client.page, cuda.client.slot, cuda.device[stream->ctx->device].unit, ns);
@@ -84,33 +83,26 @@ CUresult beside(void *(*run)(void *given), const void *given, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-struct host_call {
-    CUhostFn run;
-    CUstreamCallback callback;
-    CUstream stream;
-    void *data;
-    int device;
-    uint64_t done_ns;
-};
-
-static void *host_thread(void *given)
+/* on: the stream as the program calls it. */
+static CUresult host_call(struct job *job, CUstream on, CUhostFn run, CUstreamCallback callback, void *data)
 {
-    const struct host_call call = *(struct host_call *)given;
-    free(given);
-    work_wait(call.device, call.done_ns);
-    if (call.run != NULL)
-        call.run(call.data);
-    else
-        call.callback(call.stream, CUDA_SUCCESS, call.data);
-    return NULL;
+    *job = (struct job){.kind = JOB_HOST, .run = run, .callback = callback, .on = on, .data = data};
+    return must(run != NULL || callback != NULL, CUDA_ERROR_INVALID_VALUE);
 }
 
-/* on: the stream as the program calls it. */
-static CUresult host_call(CUstream stream, CUstream on, CUhostFn run, CUstreamCallback callback, void *data)
+CUresult stream_job(CUstream stream, CUgraphNodeType type, const struct job *job)
 {
-    CHECK(run != NULL || callback != NULL, CUDA_ERROR_INVALID_VALUE);
-    const struct host_call call = {run, callback, on, data, stream->ctx->device, atomic_load(&stream->done_ns)};
-    return beside(host_thread, &call, sizeof call);
+    if (stream->capture != NULL)
+        return node_add(stream->capture, (struct work){.type = type, .job = *job}, NULL);
+    return job->kind == JOB_HOST ? job_submit(stream, job) : job_later(stream, *job);
+}
+
+static CUresult stream_synchronize(CUstream stream)
+{
+    if (stream == stream->ctx->stream)
+        return legacy_idle(stream->ctx) ?: synchronize(stream->ctx->device, 0);
+    job_wait(atomic_load(&stream->job));
+    return synchronize(stream->ctx->device, atomic_load(&stream->done_ns));
 }
 
 /* Events. One that was never recorded stands behind nothing. */
@@ -125,7 +117,7 @@ static CUresult event_ok(CUevent event)
 static bool event_done(CUevent event)
 {
     uint64_t unseen = 0;
-    CHECK(work_done(event->device, atomic_load(&event->done_ns)), false);
+    CHECK(job_ended(atomic_load(&event->job)) && work_done(event->device, atomic_load(&event->done_ns)), false);
     atomic_compare_exchange_strong(&event->seen_ns, &unseen, page_now_ns());
     return true;
 }
@@ -134,10 +126,17 @@ static CUresult event_record(CUevent event, CUstream stream)
 {
     event->device = stream->ctx->device;
     atomic_store(&event->done_ns, atomic_load(&stream->done_ns));
+    atomic_store(&event->job, atomic_load(&stream->job));
     atomic_store(&event->seen_ns, 0);
     event->recorded = true;
     event_done(event); /* behind nothing, it is there now */
     return CUDA_SUCCESS;
+}
+
+static CUresult event_synchronize(CUevent event)
+{
+    job_wait(atomic_load(&event->job));
+    return synchronize(event->device, atomic_load(&event->done_ns));
 }
 
 static float milliseconds_between(CUevent start, CUevent end)
@@ -150,6 +149,9 @@ static float milliseconds_between(CUevent start, CUevent end)
 
 static CUresult stream_follows(CUstream stream, CUevent event)
 {
+    const uint64_t job = atomic_load(&event->job);
+    if (!job_ended(job))
+        TRY(job_submit(stream, &(struct job){.kind = JOB_TIME, .after = job}));
     if (event->device == stream->ctx->device)
         raise_to(&stream->done_ns, atomic_load(&event->done_ns));
     else

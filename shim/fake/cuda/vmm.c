@@ -41,6 +41,7 @@ static CUresult handle_create(CUmemGenericAllocationHandle *made, size_t bytes, 
     struct physical *physical = physical_new(how->location.id, bytes, bytes, false);
     TRY(handle_to(physical, made));
     physical->how = *how;
+    physical->touched = true; /* a mapping of it may be written by anyone */
     return CUDA_SUCCESS;
 }
 
@@ -95,6 +96,7 @@ static CUresult map(CUdeviceptr at, size_t bytes, struct physical *physical)
 
 static void open_map(struct span *span, CUmemAccess_flags access)
 {
+    SCOPED step = locked(&cuda.step);
     span->usable = access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     span->flags = (unsigned)access;
     mprotect((void *)span->base, span->bytes, span->usable ? PROT_READ | PROT_WRITE : PROT_NONE);

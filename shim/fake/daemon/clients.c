@@ -29,8 +29,9 @@ static struct {
 static void drop(uint32_t slot)
 {
     const uint32_t region = driver.page->slot[slot].region;
-    if (!objects_drop_slot(driver.page, slot) && region > 0 && region < FAKE_REGIONS) /* else the rest of it stays, too */
-        file_wipe(clients.page_fd, region * FAKE_REGION_BYTES, FAKE_REGION_BYTES);
+    objects_drop_slot(driver.page, slot, clients.page_fd);
+    if (region > 0 && region < FAKE_REGIONS)
+        objects_wipe_region(driver.page, region, clients.page_fd);
     empty_slot(slot);
     close(clients.polled[slot].fd);
     clients.polled[slot].fd = -1;

@@ -117,8 +117,8 @@ static void print_process(uint32_t slot, uint32_t unit)
     if (channels == 0 && atomic_load(&of->queued_ns[unit]) == 0)
         return;
     gpu_time_settle(driver.page, unit);
-    printf("pid=%d unit=%u channels=%u enables_owed=%u held=%u queued_us=%" PRIu64 " ran_us=%" PRIu64 "\n", (int)of->pid, unit, channels, owed,
-           atomic_load(&of->held[unit]), atomic_load(&of->queued_ns[unit]) / 1000, atomic_load(&of->ran_ns[unit]) / 1000);
+    printf("pid=%d unit=%u channels=%u enables_owed=%u held=%u copies_held=%u queued_us=%" PRIu64 " ran_us=%" PRIu64 "\n", (int)of->pid, unit, channels, owed,
+           atomic_load(&of->held[unit]), atomic_load(&of->copies_held[unit]), atomic_load(&of->queued_ns[unit]) / 1000, atomic_load(&of->ran_ns[unit]) / 1000);
 }
 
 void print_kernel(char **word)

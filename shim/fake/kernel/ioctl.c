@@ -179,6 +179,16 @@ static void take_time(const struct NVOS54 *in)
     nanosleep(&pause, NULL);
 }
 
+/* What a suspended process was about to write is written when the suspend returns. */
+static void wait_for_steps(const struct fake_page *page, const struct NVOS54 *in)
+{
+    if (in->cmd != NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS || in->status != NV_OK)
+        return;
+    const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list = (const void *)(uintptr_t)in->params;
+    if (list->bDisable)
+        gpu_steps_wait(page, slot_of(list->hClientList[0]));
+}
+
 static int fail(int error)
 {
     errno = error;
@@ -201,6 +211,8 @@ static int kernel_ioctl(struct fake_page *page, unsigned escape, size_t bytes, v
 #include "requests.def"
         known = misuse(page, false, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
     page_unlock(page);
+    if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
+        wait_for_steps(page, argument);
     return known ? 0 : fail(EINVAL);
 }
 

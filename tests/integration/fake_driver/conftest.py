@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -71,6 +71,70 @@ def worker() -> Iterator[Callable[..., Worker]]:
             made.must("cuInit")
             made.must("context", device)
         return made
+
+    yield start
+    for one in started:
+        one.end()
+
+
+class Owner:
+    """A child process whose kernels compute (owner.py), with the kernel driver's double: its channels can be suspended.
+
+    The first one of a driver has slot 0, from which its channels' names follow.
+    """
+
+    COMPUTE: ClassVar = [0x5C001001 + at for at in range(8)]
+    COPIES: ClassVar = [0x5C000101 + group * 0x10 + at for group in range(3) for at in range(4)]
+
+    def __init__(self, driver: FakeDriver, **env: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "owner.py")],
+            env=driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"), PYTHONPATH=str(REPOSITORY), **env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.answer() == "ready"
+        self.client = 0xC1D00000 | self.process.pid << 10 & 0xFFC00
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the process died"
+        return json.loads(line)
+
+    def do(self, expression: str) -> Any:
+        """The value of a Python expression there; each line of several is one."""
+        assert self.process.stdin is not None
+        value = None
+        for line in filter(None, map(str.strip, expression.splitlines())):
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            value = self.answer()
+        return value
+
+    def suspend(self, channels: list[int], by: Owner | None = None) -> None:
+        assert (by or self).do(f"switch({self.client}, {channels}, True)") == 0
+
+    def resume(self, channels: list[int], by: Owner | None = None) -> None:
+        assert (by or self).do(f"switch({self.client}, {channels}, False)") == 0
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def owner() -> Iterator[Callable[..., Owner]]:
+    """Factory: a process whose kernels compute, on device 0."""
+    started: list[Owner] = []
+
+    def start(driver: FakeDriver, **env: str) -> Owner:
+        started.append(Owner(driver, **env))
+        return started[-1]
 
     yield start
     for one in started:

@@ -111,7 +111,7 @@ def test_a_full_gpu_still_allocates_from_its_blocks(fake_driver, worker):
     assert one.request("alloc", 1)[0] == OUT_OF_MEMORY
 
 
-def test_a_small_piece_opened_by_another_process_is_the_same_memory(fake_driver, worker):
+def test_a_small_part_opened_by_another_process_is_the_same_memory(fake_driver, worker):
     driver = fake_driver(ROOMY)
     owner, guest = worker(driver), worker(driver)
     owner.must("alloc", 512)
