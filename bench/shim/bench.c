@@ -1,6 +1,7 @@
 /* bench.c - what calls cost, in nanoseconds each; run.py starts it with and without the library.
  *
  *   bench calls        name,ns lines: the median of 9 batches
+ *   bench pairs        the same of cuMemAlloc and cuMemFree in turns, by size
  *   bench start N      name,ns: start /bin/true and wait, the median of N times
  */
 #include <dlfcn.h>
@@ -278,7 +279,30 @@ static void first_call(void)
     need(release(at), "cuMemFree");
 }
 
-static void calls(void)
+/* One after the other, as a program without an allocator of its own does it. */
+static void pairs(void)
+{
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } sizes[] = {{"512_B", 512}, {"2_MiB", (size_t)2 << 20}, {"20_MiB", (size_t)20 << 20}, {"512_MiB", (size_t)512 << 20}};
+    enum { SIZES = sizeof sizes / sizeof *sizes, PAIRS = 5000 };
+    double batch[BATCHES];
+    CUdeviceptr at;
+    for (unsigned size = 0; size < SIZES; size++) {
+        for (unsigned b = 0; b < BATCHES; b++) {
+            double start = now_ns();
+            for (unsigned i = 0; i < PAIRS; i++) {
+                need(allocate(&at, sizes[size].bytes), "cuMemAlloc");
+                need(release(at), "cuMemFree");
+            }
+            batch[b] = (now_ns() - start) / PAIRS;
+        }
+        printf("cuMemAlloc_cuMemFree_%s,%.1f\n", sizes[size].name, median(batch));
+    }
+}
+
+static void calls(void (*of)(void))
 {
     void *context, *module;
     library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -308,6 +332,11 @@ static void calls(void)
     need(use(context), "cuCtxSetCurrent");
     need(load(&module, ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"), "cuModuleLoadData");
     need(get_function(&function, module, "nothing"), "cuModuleGetFunction");
+    of();
+}
+
+static void all_calls(void)
+{
     first_call();
     look_ups();
     fflush(stdout);
@@ -344,6 +373,6 @@ int main(int count, char **words)
     if (count == 3 && strcmp(words[1], "start") == 0)
         starts((unsigned)atoi(words[2]));
     else
-        calls();
+        calls(count == 2 && strcmp(words[1], "pairs") == 0 ? pairs : all_calls);
     return 0;
 }

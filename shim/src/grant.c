@@ -6,58 +6,20 @@
  */
 #include "process.h"
 
+#include "lines.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* Specified: vgpu/api/contract.py, GRANT_DIRS. The second is that of the release before, whose containers may get this library. */
 static const char *const mounts[] = {"/.tangram", "/run/tangram"};
 enum { MOUNTS = sizeof mounts / sizeof *mounts };
 
 /* Specified: docs/reference/protocol.md. tests/contract/domain/grant-cases.yaml keeps this and vgpu/api/codec.py in step. */
-enum { TEXT_LIMIT = 64 * 1024, NAMESPACE_LIMIT = 63, NAME_LIMIT = 253, GPU_MIB_LIMIT = 16777215, PERCENT_LIMIT = 100 };
-
-struct reader {
-    const char *at, *end; /* what is left */
-    const char *line;     /* the line taken last, without its newline */
-    size_t length;
-    unsigned number;
-    char *why;
-    size_t why_bytes;
-};
-
-static bool refuse(struct reader *in, const char *expected)
-{
-    int shown = in->length > 60 ? 60 : (int)in->length;
-    snprintf(in->why, in->why_bytes, "line %u: found \"%.*s\", expected %s", in->number, shown, in->line, expected);
-    return false;
-}
-
-static bool next_line(struct reader *in, const char *expected)
-{
-    in->number++;
-    in->line = in->at;
-    const char *stop = memchr(in->at, '\n', (size_t)(in->end - in->at));
-    in->length = (size_t)((stop ? stop : in->end) - in->at);
-    if (stop == NULL || memchr(in->line, 0, in->length) != NULL)
-        return refuse(in, expected);
-    in->at = stop + 1;
-    return true;
-}
-
-/* The value after "key ", in place; NULL when the line is another one. */
-static const char *field(struct reader *in, const char *key, size_t *length)
-{
-    size_t prefix = strlen(key);
-    if (in->length <= prefix + 1 || memcmp(in->line, key, prefix) != 0 || in->line[prefix] != ' ')
-        return NULL;
-    *length = in->length - prefix - 1;
-    return in->line + prefix + 1;
-}
+enum { NAMESPACE_LIMIT = 63, NAME_LIMIT = 253 };
 
 /* Printable ASCII without a space: what every Kubernetes name is, and what nothing that forges a line could be. */
 static bool is_word(const char *text, size_t length, size_t most)
@@ -68,13 +30,13 @@ static bool is_word(const char *text, size_t length, size_t most)
     return length >= 1 && length <= most;
 }
 
-static bool expect_field(struct reader *in, const char *key, const char *expected)
+static bool expect_field(struct lines *in, const char *key, const char *expected)
 {
     size_t length;
-    if (!next_line(in, expected))
+    if (!lines_next(in, expected))
         return false;
-    const char *value = field(in, key, &length);
-    return (value != NULL && is_word(value, length, NAME_LIMIT)) || refuse(in, expected);
+    const char *value = lines_field(in, key, &length);
+    return (value != NULL && is_word(value, length, NAME_LIMIT)) || lines_refuse(in, expected);
 }
 
 static bool is_pod(const char *value, size_t length)
@@ -82,11 +44,6 @@ static bool is_pod(const char *value, size_t length)
     const char *slash = memchr(value, '/', length), *end = value + length;
     return slash != NULL && is_word(value, (size_t)(slash - value), NAMESPACE_LIMIT) &&
            is_word(slash + 1, (size_t)(end - slash - 1), NAME_LIMIT) && memchr(slash + 1, '/', (size_t)(end - slash - 1)) == NULL;
-}
-
-static bool is(const char *value, size_t length, const char *text)
-{
-    return length == strlen(text) && memcmp(value, text, length) == 0;
 }
 
 static bool hex(char c, uint8_t *value)
@@ -122,124 +79,82 @@ bool uuid_parse(const char *text, size_t length, uint8_t uuid[16])
     return true;
 }
 
-/* " key=" and digits, without a sign or leading zeros. */
-static bool number(const char **at, const char *end, const char *key, uint64_t most, uint64_t *value)
-{
-    size_t prefix = strlen(key);
-    if ((size_t)(end - *at) <= prefix || memcmp(*at, key, prefix) != 0)
-        return false;
-    *at += prefix;
-    const char *first = *at;
-    for (*value = 0; *at < end && **at >= '0' && **at <= '9'; (*at)++) {
-        *value = *value * 10 + (uint64_t)(**at - '0');
-        if (*value > most)
-            return false;
-    }
-    return *at > first && (*first != '0' || *at == first + 1);
-}
-
 #define GRANT_GPU "card"
 #define GPU_LINE "card <GPU uuid> mib=<1-16777215> core_percent=<0-100>"
 
-static bool gpu_line(struct reader *in, struct grant *grant)
+static bool gpu_line(struct lines *in, struct grant *grant)
 {
     size_t length;
-    const char *at = field(in, GRANT_GPU, &length);
+    const char *at = lines_field(in, GRANT_GPU, &length);
     struct gpu *gpu = &grant->gpu[grant->gpus];
     if (at == NULL || grant->gpus == GPUS_LIMIT)
-        return refuse(in, grant->gpus == GPUS_LIMIT ? "end, after 64 GPUs" : GPU_LINE ", or end");
+        return lines_refuse(in, grant->gpus == GPUS_LIMIT ? "end, after 64 GPUs" : GPU_LINE ", or end");
     const char *end = at + length, *space = memchr(at, ' ', length);
     uint64_t mib, percent;
     if (space == NULL || memcmp(at, "GPU-", length < 4 ? length : 4) != 0 || !uuid_parse(at, (size_t)(space - at), gpu->uuid))
-        return refuse(in, GPU_LINE);
-    if (!number(&space, end, " mib=", GPU_MIB_LIMIT, &mib) || mib == 0 ||
-        !number(&space, end, " core_percent=", PERCENT_LIMIT, &percent) || space != end)
-        return refuse(in, GPU_LINE);
+        return lines_refuse(in, GPU_LINE);
+    if (!text_number(&space, end, " mib=", GRANT_MIB_LIMIT, &mib) || mib == 0 ||
+        !text_number(&space, end, " core_percent=", GRANT_PERCENT_LIMIT, &percent) || space != end)
+        return lines_refuse(in, GPU_LINE);
     for (unsigned i = 0; i < grant->gpus; i++)
         if (memcmp(grant->gpu[i].uuid, gpu->uuid, sizeof gpu->uuid) == 0)
-            return refuse(in, "each GPU once");
+            return lines_refuse(in, "each GPU once");
     gpu->at = grant->gpus++;
+    gpu->guarantee_bytes = mib * MIB;
     atomic_store(&gpu->limit_bytes, mib * MIB);
     atomic_store(&gpu->wire, -1);
     return true;
 }
 
-/* Fills grant->GPU from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
-static bool is_line(const struct reader *in, const char *text)
-{
-    return is(in->line, in->length, text);
-}
-
 /* The lines that may stand before the GPUs, and then the line behind them. The guard is the node's business. */
-static bool options(struct reader *in, struct grant *grant)
+static bool options(struct lines *in, struct grant *grant)
 {
-    if (!next_line(in, GPU_LINE ", or end"))
+    if (!lines_next(in, GPU_LINE ", or end"))
         return false;
-    if ((is_line(in, "guard report") || is_line(in, "guard evict") || is_line(in, "guard kill")) &&
-        !next_line(in, GPU_LINE ", or end"))
+    if ((lines_is(in, "guard report") || lines_is(in, "guard evict") || lines_is(in, "guard kill")) &&
+        !lines_next(in, GPU_LINE ", or end"))
         return false;
-    grant->clear = is_line(in, "clear yes");
-    return !(grant->clear || is_line(in, "clear no")) || next_line(in, GPU_LINE ", or end");
+    grant->clear = lines_is(in, "clear yes");
+    return !(grant->clear || lines_is(in, "clear no")) || lines_next(in, GPU_LINE ", or end");
 }
 
+/* Fills grant->GPU from the text. False, with a sentence in `why`, when it is not a grant of version 1 in every line. */
 bool grant_read(const char *text, size_t length, struct grant *grant, char *why, size_t why_bytes)
 {
-    struct reader in = {.at = text, .end = text + length, .line = text, .why = why, .why_bytes = why_bytes};
+    struct lines in = lines_of(text, length, why, why_bytes);
     size_t n;
     const char *value;
-    if (!next_line(&in, "tangram-grant 1"))
+    if (!lines_next(&in, "tangram-grant 1"))
         return false;
-    value = field(&in, "tangram-grant", &n);
-    if (value == NULL || !is(value, n, "1"))
-        return refuse(&in, "tangram-grant 1 (this library reads version 1)");
-    if (!next_line(&in, "pod <namespace>/<name>"))
+    value = lines_field(&in, "tangram-grant", &n);
+    if (value == NULL || !text_is(value, n, "1"))
+        return lines_refuse(&in, "tangram-grant 1 (this library reads version 1)");
+    if (!lines_next(&in, "pod <namespace>/<name>"))
         return false;
-    value = field(&in, "pod", &n);
+    value = lines_field(&in, "pod", &n);
     if (value == NULL || !is_pod(value, n))
-        return refuse(&in, "pod <namespace>/<name>");
+        return lines_refuse(&in, "pod <namespace>/<name>");
     if (!expect_field(&in, "uid", "uid <pod uid>") || !expect_field(&in, "container", "container <name>"))
         return false;
 #define CLASS_LINE "class latency-critical, standard or best-effort"
-    if (!next_line(&in, CLASS_LINE))
+    if (!lines_next(&in, CLASS_LINE))
         return false;
-    value = field(&in, "class", &n);
-    if (value == NULL || !(is(value, n, "latency-critical") || is(value, n, "standard") || is(value, n, "best-effort")))
-        return refuse(&in, CLASS_LINE);
-    if (!next_line(&in, "level 0-4"))
+    value = lines_field(&in, "class", &n);
+    if (value == NULL || !(text_is(value, n, "latency-critical") || text_is(value, n, "standard") || text_is(value, n, "best-effort")))
+        return lines_refuse(&in, CLASS_LINE);
+    if (!lines_next(&in, "level 0-4"))
         return false;
-    value = field(&in, "level", &n);
+    value = lines_field(&in, "level", &n);
     if (value == NULL || n != 1 || *value < '0' || *value > '4')
-        return refuse(&in, "level 0-4");
+        return lines_refuse(&in, "level 0-4");
     if (!options(&in, grant))
         return false;
-    while (!is_line(&in, "end"))
-        if (!gpu_line(&in, grant) || !next_line(&in, GPU_LINE ", or end"))
+    while (!lines_is(&in, "end"))
+        if (!gpu_line(&in, grant) || !lines_next(&in, GPU_LINE ", or end"))
             return false;
     if (grant->gpus == 0) /* it would limit nothing in its container */
-        return refuse(&in, GPU_LINE " at least once");
-    if (in.at != in.end)
-        return next_line(&in, "nothing after end") && refuse(&in, "nothing after end");
-    return true;
-}
-
-static bool slurp(const char *path, char *text, size_t *length)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t got = 0;
-    *length = 0;
-    while (*length <= TEXT_LIMIT && (got = read(fd, text + *length, TEXT_LIMIT + 1 - *length)) != 0) {
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            break;
-        *length += (size_t)got;
-    }
-    close(fd);
-    if (*length > TEXT_LIMIT)
-        errno = EFBIG;
-    return got >= 0 && *length <= TEXT_LIMIT;
+        return lines_refuse(&in, GPU_LINE " at least once");
+    return lines_end(&in);
 }
 
 /* When the library is loaded: later the program may have locked itself out of its own files. */
@@ -278,11 +193,11 @@ static enum grant_state load(struct grant *grant)
     int needs = snprintf(grant->socket, sizeof grant->socket, "%.*s/arbiter.sock", folder, slash ? path : ".");
     char why[256];
     size_t length;
-    char *text = malloc(TEXT_LIMIT + 1);
+    char *text = malloc(LINES_TEXT_LIMIT + 1);
     bool good = false;
     if (text == NULL || needs < 0 || (size_t)needs >= sizeof grant->socket)
         snprintf(why, sizeof why, "its path is too long");
-    else if (!slurp(path, text, &length))
+    else if (!lines_load(path, text, &length))
         snprintf(why, sizeof why, "%s", strerror(errno));
     else
         good = grant_read(text, length, grant, why, sizeof why);
@@ -292,6 +207,8 @@ static enum grant_state load(struct grant *grant)
         grant->closed.closed = true;
         warn(WARN_GRANT, "grant %s cannot be read (%s): GPU memory is refused to this process", path, why);
     }
+    if (good)
+        burst_look();
     return good ? GRANT_GOOD : GRANT_BAD;
 }
 

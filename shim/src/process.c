@@ -106,6 +106,7 @@ static void in_child(void)
     pages_forget_all(&tangram.array_pages);
     pages_forget_all(&tangram.module_pages);
     vmm_forget_all();
+    elastic_forget_all();
     pools_forget_all();
     late_forget_all();
     shared_forget_all();
@@ -127,6 +128,10 @@ static void in_child(void)
         atomic_store(&tangram.grant.gpu[i].unused_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].leased_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].managed_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].elastic_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].kept_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].kept_least_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].away_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].stated_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].stated_managed_mib, 0);
         atomic_store(&tangram.grant.gpu[i].wire, -1);
@@ -199,7 +204,7 @@ EXPORT int tangram_memory(unsigned at, struct tangram_memory *out)
     if (grant_ready() != GRANT_GOOD || at >= tangram.grant.gpus)
         return -1;
     struct gpu *gpu = &tangram.grant.gpu[at];
-    uint64_t unused = atomic_load(&gpu->unused_bytes), leased = atomic_load(&gpu->leased_bytes);
+    uint64_t unused = atomic_load(&gpu->unused_bytes) + atomic_load(&gpu->kept_bytes), leased = atomic_load(&gpu->leased_bytes);
     out->limit_bytes = atomic_load(&gpu->limit_bytes);
     out->leased_bytes = leased;
     out->used_bytes = leased > unused ? leased - unused : 0; /* read one after the other: never below zero */

@@ -23,6 +23,7 @@
 #include "gputime/capture.h"
 #include "memory/bound.h"
 #include "memory/context.h"
+#include "elastic/elastic.h"
 #include "memory/shared.h"
 #include "link/link.h"
 #include "views/management.h"
@@ -50,6 +51,9 @@ enum warning {
     WARN_NO_UUID,
     WARN_NO_CHANNELS,
     WARN_GRAPHICS,
+    WARN_BURST,
+    WARN_UNSWAPPABLE,
+    WARN_ELASTIC_IPC,
     WARNINGS
 };
 
@@ -58,15 +62,24 @@ struct gpu {
     uint8_t uuid[16];
     bool closed;
     unsigned at;                     /* index in tangram.grant.gpu */
+    uint64_t guarantee_bytes;        /* as the grant states it */
     _Atomic uint64_t limit_bytes;    /* of the container */
+    _Atomic bool bursts;             /* the container may have more than is guaranteed: burst.c */
     _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
     _Atomic int wire;                /* the arbiter's index of this GPU; -1 before WELCOME or when it has none */
     _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */
     _Atomic uint64_t stated_bytes;   /* use as last reported to the arbiter */
     _Atomic uint32_t stated_managed_mib;
+    _Atomic uint64_t elastic_bytes;  /* of blocks; of them: */
+    _Atomic uint64_t kept_bytes;     /* in regions without a live request */
+    _Atomic uint64_t kept_least_bytes; /* the least that was kept since it was last looked at */
+    _Atomic uint64_t away_bytes;     /* whose content is in the host pool */
     _Atomic bool calls_heap;         /* a module that calls printf or malloc was loaded: what that takes is taken. module.c */
 };
+
+/* Specified: docs/reference/protocol.md. */
+enum { GRANT_MIB_LIMIT = 16777215, GRANT_PERCENT_LIMIT = 100 };
 
 enum grant_state { GRANT_UNREAD, GRANT_NONE, GRANT_GOOD, GRANT_BAD };
 
@@ -88,7 +101,8 @@ struct owned {
 };
 enum owned_kind {
     OWNED_ARRAY = 1, OWNED_MIPMAP, OWNED_EXTERNAL, OWNED_IPC, OWNED_GRAPH, OWNED_TILES, OWNED_STACK, OWNED_HEAP, OWNED_FUNCTION, OWNED_MODULE,
-    OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED
+    OWNED_LIBRARY, OWNED_CODE, OWNED_LATE, OWNED_VARIABLES, OWNED_THERE, OWNED_USED,
+    OWNED_ELASTIC /* freed in a stream's order: late.c */
 };
 #define OWNED_AS(kind, handle) ((uint64_t)(handle) ^ (uint64_t)(kind) << 59) /* above the 57 bits of any address */
 
@@ -181,6 +195,7 @@ struct tangram {
     pthread_mutex_t bounding;          /* or a bound on what a context may grow by */
     struct bound bounds[CONTEXT_GPUS]; /* by GPU->at */
     struct vmm vmm;
+    struct elastic elastic;
     _Atomic(struct gpu *) only_gpu;   /* the GPU of the process's one device; NULL = not known, or several devices */
     _Atomic unsigned contexts_gone;   /* counts, so that threads drop their cached contexts */
     pthread_mutex_t pools_lock;
@@ -249,6 +264,7 @@ bool lease_take(struct gpu *gpu, uint64_t bytes); /* without a request to the ar
 void lease_give_back(struct gpu *gpu, uint64_t bytes);
 uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes);
 uint64_t lease_surplus_bytes(struct gpu *gpu);
+uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes); /* how much of so much that is idle will not be needed soon */
 uint64_t lease_free_bytes(struct gpu *gpu);
 uint64_t lease_chunk_bytes(struct gpu *gpu);
 uint32_t lease_managed_mib(struct gpu *gpu); /* as USAGE states it */
@@ -269,6 +285,7 @@ void table_forget_all(void);
  * which the driver gave that handle. Call both without locks, the second after the driver's success. */
 struct table_moment {
     uint64_t serial[SHARDS];
+    uint64_t elastic; /* number of the last elastic allocation */
 };
 void table_now(struct table_moment *moment);
 void table_forget_context(CUcontext context, struct gpu *gpu, const struct table_moment *before);
@@ -287,6 +304,7 @@ void sparse_forget(const void *array);
 
 /* helper.c: after cuInit; the helper calls nothing of the driver's once the program ends. */
 void helper_watch_end(void);
+bool helper_ended(void); /* the program ends: the helper calls the driver no more */
 
 /* state.c */
 void state_set(enum wire_reason reason, bool active); /* anywhere, with or without locks */

@@ -82,6 +82,15 @@ static void leased(uint32_t seq, const struct wire_leased *in)
     }
 }
 
+/* Locked. A request that no thread waits for any more is not noted. */
+static void pending(uint32_t seq)
+{
+    if (link_->lease.seq == 0 || link_->lease.seq != seq)
+        return;
+    link_->lease.pending_ms = now_ms();
+    pthread_cond_broadcast(&link_->changed);
+}
+
 /* Locked. Always answered, with 0 bytes if need be: the arbiter waits for it. */
 static bool recall(uint32_t seq, const struct wire_amount *in)
 {
@@ -118,13 +127,27 @@ static void listed(uint32_t seq, const struct wire_process_list *in)
     answers(&link_->processes, seq);
 }
 
+/* Not locked, before a recall is answered: what is kept of elastic memory is leased, and used by nothing. */
+static void make_room(const struct wire_amount *in)
+{
+    struct gpu *gpu = gpu_of_wire(in->gpu);
+    uint64_t unused = gpu != NULL ? atomic_load(&gpu->unused_bytes) : 0;
+    if (gpu != NULL && unused < in->bytes && atomic_load(&gpu->kept_bytes) > 0 && !helper_ended())
+        elastic_trim(gpu, in->bytes - unused);
+}
+
 bool link_handle(const struct wire_packet *packet)
 {
     bool good = true;
+    if (packet->header.type == WIRE_RECALL)
+        make_room(&packet->body.amount);
     pthread_mutex_lock(&link_->lock);
     switch (packet->header.type) {
     case WIRE_LEASED:
         leased(packet->header.seq, &packet->body.leased);
+        break;
+    case WIRE_PENDING:
+        pending(packet->header.seq);
         break;
     case WIRE_RECALL:
         good = recall(packet->header.seq, &packet->body.amount);

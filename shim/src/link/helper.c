@@ -46,6 +46,11 @@ static void driver_leave(void)
     atomic_store(&end_.inside, 0);
 }
 
+bool helper_ended(void)
+{
+    return atomic_load(&end_.ended);
+}
+
 static void program_ends(void)
 {
     struct timespec moment = {0, 100000};
@@ -99,14 +104,26 @@ static void look(struct rounds *rounds)
     rounds->look_ms = now_ms() + look_every_ms(rounds);
 }
 
+/* A recall may release elastic memory. */
+static void read_memory(void)
+{
+    driver_enter();
+    link_read();
+    driver_leave();
+}
+
 static void state_things(struct rounds *rounds)
 {
+    burst_look();
+    if (driver_enter())
+        elastic_surplus();
+    driver_leave();
     bool good = link_once_a_second();
     pthread_mutex_lock(&link_->lock);
     good = good && state_report();
     pthread_mutex_unlock(&link_->lock);
     if (!good)
-        link_read(); /* finds out that the connection is over */
+        read_memory(); /* finds out that the connection is over */
     spare_sockets_fill();
     link_look_for_page();
     time_link_look_for_page();
@@ -130,7 +147,7 @@ static void *helper(void *unused)
         uint64_t now = now_ms();
         int came = poll(ready, 2, due_ms > now ? (int)(due_ms - now) : 0);
         if (came > 0 && ready[0].revents != 0)
-            link_read();
+            read_memory();
         if (came > 0 && ready[1].revents != 0)
             time_link_read();
         now = now_ms();

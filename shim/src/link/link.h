@@ -54,6 +54,7 @@ struct spare_sockets {
 struct awaited {
     uint32_t seq; /* 0 = none */
     bool answered;
+    uint64_t pending_ms; /* when the arbiter last answered that it waits for memory of other containers; 0 = never */
 };
 
 enum link_stage {

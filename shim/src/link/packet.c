@@ -202,6 +202,7 @@ static uint32_t least_body(uint16_t type)
     case WIRE_LEASED:
         return sizeof(struct wire_leased);
     case WIRE_RECALL:
+    case WIRE_PENDING:
         return sizeof(struct wire_amount);
     case WIRE_ERROR:
         return sizeof(struct wire_error);

@@ -50,14 +50,17 @@ static void wait_for_packet(uint64_t deadline_ms)
         link_pump(deadline_ms);
 }
 
-/* Locked. Until the answer is there: false when it does not come in time or at all. A helper may have connected to the next arbiter before this
+/* Locked. Until the answer is there: false when it does not come in time or at all. Each PENDING renews that time. A helper may have connected to the next arbiter before this
  * thread wakes: the connection of the query has ended all the same. */
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     const uint32_t ended = link_->ended;
-    uint64_t deadline_ms = now_ms() + (uint64_t)patience_ms;
-    while (!awaited->answered && link_->ended == ended && now_ms() < deadline_ms)
+    const uint64_t begun_ms = now_ms();
+    for (uint64_t deadline_ms = begun_ms + (uint64_t)patience_ms; !awaited->answered && link_->ended == ended && now_ms() < deadline_ms;) {
         wait_for_packet(deadline_ms);
+        if (awaited->pending_ms > begun_ms)
+            deadline_ms = awaited->pending_ms + (uint64_t)patience_ms;
+    }
     awaited->seq = 0;
     if (!awaited->answered && link_->ended == ended && patience_ms >= PATIENCE_MS)
         atomic_store(&link_->silent, true);

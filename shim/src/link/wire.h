@@ -27,10 +27,23 @@ enum wire_type {
     WIRE_ACTIVITY = 14,
     WIRE_HOLD = 15,
     WIRE_DROP = 16,
-    WIRE_REPORT = 17
+    WIRE_REPORT = 17,
+    WIRE_BURST = 18,
+    WIRE_SWAPPABLE = 19,
+    WIRE_SWAP_OUT = 20,
+    WIRE_BLOCKS = 21,
+    WIRE_UNMAP = 22,
+    WIRE_UNMAPPED = 23,
+    WIRE_SWAP_IN = 24,
+    WIRE_FILLED = 25,
+    WIRE_CANCEL = 26,
+    WIRE_UNABLE = 27,
+    WIRE_PENDING = 28
 };
 
-enum wire_hello_flags { WIRE_FOR_GPU_TIME = 1, WIRE_FOR_CONTEXT = 2 };
+enum wire_hello_flags { WIRE_FOR_GPU_TIME = 1, WIRE_FOR_CONTEXT = 2, WIRE_FOR_BURST = 4 };
+
+enum wire_lease_kind { WIRE_RESIDENT = 0, WIRE_ELASTIC = 1 }; /* elastic: memory in blocks that can be swapped out */
 
 enum wire_activity {
     WIRE_WORK = 1,
@@ -54,7 +67,18 @@ enum {
 enum wire_held { WIRE_MADE = 1, WIRE_OPENED = 2, WIRE_STILL_OPEN = 3 };
 enum wire_space { WIRE_IPC = 1, WIRE_POOL = 2 };
 
-enum { WIRE_UNLISTED = 1, WIRE_FRESH = 2, WIRE_CHANNELS_LIMIT = 64 };
+enum { WIRE_UNLISTED = 1, WIRE_FRESH = 2, WIRE_AWAY = 4, WIRE_CHANNELS_LIMIT = 64 };
+
+enum { WIRE_BLOCKS_LIMIT = 64 };             /* of one packet */
+#define WIRE_MORE_BLOCKS UINT32_C(0x80000000) /* bit of the count of BLOCKS: another packet follows */
+
+/* Why the library cannot do what the arbiter ordered, in UNABLE. */
+enum wire_unable_reason {
+    WIRE_NO_ELASTIC_MEMORY = 1,
+    WIRE_UNKNOWN_BLOCK = 2, /* the process has no such block in the state that the order needs */
+    WIRE_NO_DESCRIPTOR = 3,
+    WIRE_DRIVER = 4 /* the driver refused */
+};
 
 /* What a process cannot enforce, in REPORT. */
 enum wire_reason {
@@ -93,7 +117,7 @@ struct wire_welcome {
 };
 
 struct wire_lease {
-    uint32_t gpu, pad;
+    uint32_t gpu, kind;
     uint64_t need_bytes, want_bytes;
 };
 
@@ -102,8 +126,8 @@ struct wire_leased {
     uint64_t granted_bytes, unleased_bytes;
 };
 
-struct wire_amount { /* RETURN and RECALL */
-    uint32_t gpu, pad;
+struct wire_amount { /* RETURN, RECALL, SWAP_OUT and PENDING */
+    uint32_t gpu, kind; /* of RETURN: enum wire_lease_kind; else 0 */
     uint64_t bytes;
 };
 
@@ -161,6 +185,34 @@ struct wire_report {
     uint32_t reason, active; /* enum wire_reason; 1 = it began, 0 = it ended */
 };
 
+struct wire_burst {
+    uint32_t gpu, pad;
+    uint64_t guarantee_bytes, limit_bytes; /* in all; limit = guarantee: no burst */
+};
+
+struct wire_swappable {
+    uint32_t gpu, reason; /* 0 = its elastic memory can be swapped */
+    uint64_t elastic_bytes, away_bytes;
+};
+
+struct wire_block {
+    uint64_t id, bytes;
+};
+
+struct wire_blocks { /* a descriptor of each comes along, in this order */
+    uint32_t gpu, count;
+    struct wire_block block[WIRE_BLOCKS_LIMIT]; /* only `count` of them are sent */
+};
+
+struct wire_ids { /* UNMAP, UNMAPPED, SWAP_IN, FILLED */
+    uint32_t gpu, count;
+    uint64_t id[WIRE_BLOCKS_LIMIT];
+};
+
+struct wire_unable { /* UNABLE */
+    uint32_t gpu, reason;  /* enum wire_unable */
+};
+
 /* The arbiter's state of a container's GPU time, and its own, in the page, WIRE_GPU_TIME_AT bytes from its start. */
 enum {
     WIRE_GPU_TIME_AT = 1024,
@@ -168,7 +220,8 @@ enum {
     WIRE_UNDERSTANDS_GROW = 2,
     WIRE_UNDERSTANDS_STILL = 4,
     WIRE_UNDERSTANDS_DRAINED = 8,
-    WIRE_UNDERSTANDS_RESUMED = 16
+    WIRE_UNDERSTANDS_RESUMED = 16,
+    WIRE_UNDERSTANDS_BURST = 32
 };
 struct wire_gpu_time {
     _Atomic uint64_t beat_ms;  /* changes while the arbiter runs: CLOCK_MONOTONIC, of its time namespace; 0 = no beat yet */
@@ -210,5 +263,8 @@ _Static_assert(sizeof(struct wire_shared) == 88, "HOLD, DROP");
 _Static_assert(sizeof(struct wire_channels) == 536 && sizeof(struct wire_work) == 16, "CHANNELS, ACTIVITY");
 _Static_assert(sizeof(struct wire_gpu_time) == 24 && sizeof(struct wire_report) == 8, "GPU time of the page, REPORT");
 _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
+_Static_assert(sizeof(struct wire_burst) == 24 && sizeof(struct wire_swappable) == 24, "BURST, SWAPPABLE");
+_Static_assert(sizeof(struct wire_blocks) == 1032 && sizeof(struct wire_ids) == 520, "BLOCKS, UNMAP");
+_Static_assert(sizeof(struct wire_unable) == 8, "UNABLE");
 
 #endif

@@ -81,9 +81,10 @@ static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at,
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct owned was;                                                                                                      \
+        CUresult rc;                                                                                                           \
         if (!table_disown(at, &was))                                                                                           \
-            return tangram.driver.name(at, stream);                                                                            \
-        CUresult rc = tangram.driver.name(at, stream);                                                                         \
+            return elastic_free_async(at, stream, per_thread, &rc) ? rc : tangram.driver.name(at, stream);                     \
+        rc = tangram.driver.name(at, stream);                                                                                  \
         if (rc != CUDA_SUCCESS || was.of != NULL || !late_free(&was, stream, per_thread))                                      \
             settle_free(rc, &was);                                                                                             \
         return rc;                                                                                                             \

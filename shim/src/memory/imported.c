@@ -14,6 +14,9 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
     struct owned made;
     CUdeviceptr base = at;
     size_t bytes;
+    struct elastic_found elastic;
+    if (elastic_find(at, &elastic))
+        warn(WARN_ELASTIC_IPC, "memory of a container that may burst has no IPC handle: the driver makes none for memory that can be swapped");
     CUresult rc = tangram.driver.cuIpcGetMemHandle(handle, at);
     if (rc != CUDA_SUCCESS || grant_ready() != GRANT_GOOD)
         return rc;

@@ -93,13 +93,17 @@ void lease_give_back(struct gpu *gpu, uint64_t bytes)
     }
 }
 
+uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes)
+{
+    uint64_t chunk = lease_chunk_bytes(gpu);
+    return idle_bytes > CHUNKS_KEPT * chunk ? idle_bytes - chunk : 0;
+}
+
 /* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */
 uint64_t lease_surplus_bytes(struct gpu *gpu)
 {
-    uint64_t unused = atomic_load(&gpu->unused_bytes), chunk = lease_chunk_bytes(gpu);
-    if (unused == atomic_load(&gpu->leased_bytes))
-        return unused;
-    return unused > CHUNKS_KEPT * chunk ? unused - chunk : 0;
+    uint64_t unused = atomic_load(&gpu->unused_bytes);
+    return unused == atomic_load(&gpu->leased_bytes) ? unused : lease_surplus_of(gpu, unused);
 }
 
 /* A lease is subtracted on the page and not received yet, or returned and not added on the page yet. */
@@ -125,6 +129,8 @@ uint64_t lease_free_bytes(struct gpu *gpu)
     } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
     uint64_t leased = atomic_load_explicit(&gpu->leased_bytes, memory_order_relaxed);
     uint64_t limit = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
+    uint64_t kept = atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed); /* of elastic memory: leased, and released when it is needed */
+    unused += kept;
     uint64_t used = leased > unused ? leased - unused : 0;
     uint64_t free_bytes = unused + unleased;
     if (used >= limit)

@@ -17,8 +17,11 @@
 
 bool reserve(struct gpu *gpu, uint64_t bytes)
 {
-    return lease_reserve(gpu, bytes) ||
-           (atomic_load(&gpu->limit_bytes) >= bytes && pools_reclaim(gpu) && lease_reserve(gpu, bytes));
+    if (lease_reserve(gpu, bytes))
+        return true;
+    if (atomic_load(&gpu->limit_bytes) < bytes)
+        return false;
+    return (elastic_trim(gpu, bytes) > 0 && lease_reserve(gpu, bytes)) || (pools_reclaim(gpu) && lease_reserve(gpu, bytes));
 }
 
 bool taking_begin(struct taking *taking, struct gpu *gpu, enum linear what, uint64_t bytes)
@@ -122,6 +125,10 @@ void memory_gone(const struct owned *was)
 {
     struct owned left = *was;
     unsigned kind = (unsigned)(was->at >> 59);
+    if (kind == OWNED_ELASTIC) {
+        elastic_gone(OWNED_AS(OWNED_ELASTIC, was->at));
+        return;
+    }
     uint64_t mark = kind == 0 ? was->bytes & OWNED_MANAGED : 0;
     enum page_end end = PAGE_UNKNOWN;
     left.bytes ^= mark;
@@ -173,10 +180,13 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
     struct gpu *gpu = current_gpu();
     if (gpu == NULL) /* this GPU is not shared: stay out of the way */
         return tangram.driver.cuMemAlloc_v2(at, bytes);
+    CUresult rc;
+    if (elastic_wanted(gpu) && elastic_alloc(gpu, at, bytes, &rc))
+        return cleared(rc, at, bytes);
     struct taking taking;
     if (!taking_begin(&taking, gpu, PLAIN, bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuMemAlloc_v2(at, bytes);
+    rc = tangram.driver.cuMemAlloc_v2(at, bytes);
     return cleared(taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0), at, bytes);
 }
 
@@ -195,6 +205,12 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int fl
     return taking_end(&taking, rc, rc == CUDA_SUCCESS ? *at : 0);
 }
 
+/* What the driver accepts; anything else is left to it. */
+static bool is_pitch_element(unsigned int element)
+{
+    return element == 4 || element == 8 || element == 16;
+}
+
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     NEEDS(cuMemAllocPitch_v2);
@@ -202,10 +218,17 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width,
     if (gpu == NULL)
         return tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     struct taking taking;
+    CUresult rc;
     uint64_t bytes, planned = pitch_planned(width);
-    if (planned < width || __builtin_mul_overflow(planned, height, &bytes) || !taking_begin(&taking, gpu, PLAIN, bytes))
+    if (planned < width || __builtin_mul_overflow(planned, height, &bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
+    if (elastic_wanted(gpu) && is_pitch_element(element) && pitch != NULL && elastic_alloc(gpu, at, bytes, &rc)) {
+        *pitch = rc == CUDA_SUCCESS ? planned : *pitch;
+        return cleared(rc, at, bytes);
+    }
+    if (!taking_begin(&taking, gpu, PLAIN, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    rc = tangram.driver.cuMemAllocPitch_v2(at, pitch, width, height, element);
     bool taken = rc == CUDA_SUCCESS;
     rc = taking_end_pitch(&taking, rc, taken ? *at : 0, taken ? *pitch : 0, planned, height);
     return cleared(rc, at, taken ? *pitch * height : 0);
@@ -215,9 +238,10 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at)
 {
     NEEDS(cuMemFree_v2);
     struct owned was;
+    CUresult rc;
     if (!table_disown(at, &was))
-        return tangram.driver.cuMemFree_v2(at);
-    CUresult rc = tangram.driver.cuMemFree_v2(at);
+        return elastic_free(at, &rc) ? rc : tangram.driver.cuMemFree_v2(at);
+    rc = tangram.driver.cuMemFree_v2(at);
     settle_free(rc, &was);
     return rc;
 }

@@ -13,8 +13,14 @@
             return CUDA_ERROR_NOT_SUPPORTED;                                                                                   \
     } while (0)
 
-/* Reserves bytes of the GPU from the lease; if they do not fit, idle pools are trimmed first. */
+/* Reserves bytes of the GPU from the lease; if they do not fit, what is kept of elastic memory is released, and idle pools are trimmed first. */
 bool reserve(struct gpu *gpu, uint64_t bytes);
+
+/* Is linear memory of this GPU to be served from blocks that can be swapped? */
+static inline bool elastic_wanted(struct gpu *gpu)
+{
+    return UNLIKELY(atomic_load_explicit(&gpu->bursts, memory_order_relaxed)) && elastic_able(gpu);
+}
 
 /* One call that takes linear memory: begin it, call the driver, end it. */
 struct taking {

@@ -280,6 +280,7 @@ void table_now(struct table_moment *moment)
         number_all(&tangram.shard[i]);
     for (unsigned i = 0; i < SHARDS; i++)
         moment->serial[i] = atomic_load_explicit(&tangram.shard[i].serial, memory_order_relaxed);
+    moment->elastic = atomic_load_explicit(&tangram.elastic.numbers, memory_order_relaxed);
 }
 
 void table_forget_context(CUcontext context, struct gpu *gpu, const struct table_moment *before)
@@ -294,6 +295,7 @@ void table_forget_context(CUcontext context, struct gpu *gpu, const struct table
                 bury(&entries[j].owned);
         free(entries);
     }
+    elastic_forget_context(context, gpu, before->elastic);
     pools_may_have_shrunk(gpu);
 }
 

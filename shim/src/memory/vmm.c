@@ -255,6 +255,9 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *at)
 {
     NEEDS(cuMemRetainAllocationHandle);
+    struct elastic_found elastic;
+    if (elastic_find((uintptr_t)at, &elastic))
+        return CUDA_ERROR_INVALID_VALUE; /* as for any memory of cuMemAlloc */
     CUresult rc = tangram.driver.cuMemRetainAllocationHandle(handle, at);
     if (rc != CUDA_SUCCESS)
         return rc;

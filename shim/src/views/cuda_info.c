@@ -14,6 +14,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     if (gpu == NULL)
         return rc;
     uint64_t ours = lease_free_bytes(gpu);
+    *free_bytes += atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed);
     if (*free_bytes > ours)
         *free_bytes = ours;
     *total_bytes = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);

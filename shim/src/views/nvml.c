@@ -30,6 +30,7 @@ static void view(struct gpu *gpu, unsigned long long *total, unsigned long long 
     if (!link_unleased(gpu, &unleased)) /* nvidia-smi: no thread has connected to the arbiter yet */
         link_wait();
     uint64_t ours = lease_free_bytes(gpu);
+    *free_now += atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed);
     if (*free_now > ours)
         *free_now = ours;
     if (*free_now > limit)

@@ -2,7 +2,7 @@
 
     alloc(100)  ->  [0, 140001234]        a CUresult, then what came back
 
-Expressions find what is here, in gpu_code.py and in gpu_graphs.py. Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
+Expressions find what is here, in gpu_code.py, in gpu_graphs.py and in gpu_pointers.py. Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 
 import gpu_code
 import gpu_graphs
+import gpu_pointers
 from gpu_driver import MIB, cuda
 from gpu_structs import (
     Access,
@@ -357,7 +358,7 @@ def bytes_at(at: int, count: int) -> list[object]:
 
 
 def main() -> None:
-    names = vars(gpu_code) | vars(gpu_graphs) | globals()
+    names = vars(gpu_code) | vars(gpu_graphs) | vars(gpu_pointers) | globals()
     for line in sys.stdin:
         print(json.dumps(eval(line, names)), flush=True)
 

@@ -75,7 +75,7 @@ def test_a_block_is_held_until_it_is_released_and_unmapped(stage: Stage) -> None
     assert probe.request("create", size, 0)[0] == 0
 
 
-def test_a_block_is_charged_to_the_gpu_it_lies_on_and_not_to_the_current_one(stage: Stage) -> None:
+def test_a_block_is_charged_to_the_gpu_it_is_on_and_not_to_the_current_one(stage: Stage) -> None:
     stage.grant((GPUS[0], 1000), (GPUS[1], 100))
     probe = stage.probe(device=0)
     assert probe.request("create", 200 * MIB, 1)[0] == OUT_OF_MEMORY

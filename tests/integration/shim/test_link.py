@@ -132,7 +132,7 @@ def test_a_process_that_starts_beside_a_stopped_arbiter_is_refused_once_slowly_a
     wait_for(lambda: probe.request("use", 0) == [0])
 
 
-def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_look_at_free_memory(own_stage: Stage) -> None:
+def test_an_arbiter_that_is_away_is_waited_for_once_and_never_by_a_query_of_free_memory(own_stage: Stage) -> None:
     probe = own_stage.probe(TANGRAM_WAIT_MS="2000")
     assert probe.alloc(1) == 0
     own_stage.stop_arbiter()

@@ -91,7 +91,7 @@ def test_utilisation_is_the_containers_own(measured: Stage, neighbour: Stage) ->
     mine.must("busy(1)")
 
 
-def test_a_program_that_only_looks_is_in_no_list(measured: Stage) -> None:
+def test_a_program_that_only_queries_is_in_no_list(measured: Stage) -> None:
     assert look(measured)["compute"] == [[], [], []]
 
 

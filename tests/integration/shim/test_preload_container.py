@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.attacks import loading
-from tests.e2e.attacks.attack import LIMIT_MIB, Outcome
+from tests.e2e.attacks.attack import LIMIT_MIB, Attack, Outcome
 from tests.integration.shim.conftest import GPUS, Stage, wait_for
 from tests.integration.shim.test_preload import own
 from tests.mounting import with_grant
@@ -38,7 +38,7 @@ chroot /mnt /sbin/ldconfig -X
 
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"needs {PYTHON}, whose _ctypes is a library")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_attack_has_its_outcome_where_the_library_comes_last(own_measured: Stage, row: loading.Attack) -> None:
+def test_the_attack_has_its_outcome_where_the_library_comes_last(own_measured: Stage, row: Attack) -> None:
     stage = own_measured
     stage.grant((GPUS[0], LIMIT_MIB))
     then = CONTAINER.format(folder=stage.folder, library=own(stage), fake=stage.build / "fake", programs=PROGRAMS)

@@ -18,6 +18,8 @@ from vgpu.protocol import wire
 WAIT_S = 60
 PROMISE_MS = 500
 """For so long after HELLO a library relies on the reservation; specified."""
+PATIENCE_S = 2.0
+"""How long a request waits for the answer of a silent arbiter; specified."""
 TRIES = 5
 """To have a process begin within that time, on a busy machine."""
 
@@ -130,3 +132,46 @@ def test_a_promise_that_came_late_is_not_relied_on(stage: Stage) -> None:
         assert isinstance(begun, wire.Context)
         first.send(seq, wire.Leased(0, True, 0, 0))
         assert worker.finish()[0] == OUT_OF_MEMORY
+
+
+def test_a_request_that_waits_for_other_containers_is_waited_for_as_long_as_the_arbiter_reports_it(
+    stage: Stage,
+) -> None:
+    """Longer than for an arbiter that is silent."""
+    worker = stage.bare_worker()
+    worker.start("use() and alloc(100)")
+    with arbiter(stage) as peer:
+        seq, lease = begun_and_first_lease(peer)
+        assert lease == wire.Lease(0, lease.need_bytes, lease.want_bytes, wire.LeaseKind.RESIDENT)
+        for _ in range(6):
+            threading.Event().wait(PATIENCE_S / 4)
+            peer.send(seq, wire.Pending(0, MIB))
+        peer.send(seq, wire.Leased(0, False, lease.need_bytes, 0))
+        assert worker.finish()[0] == 0
+
+
+def test_a_request_of_which_the_arbiter_reports_nothing_any_more_is_refused(stage: Stage) -> None:
+    worker = stage.bare_worker()
+    worker.start("use() and alloc(100)")
+    with arbiter(stage) as peer:
+        seq, _ = begun_and_first_lease(peer)
+        peer.send(seq + 1, wire.Pending(0, MIB))  # of another request
+        threading.Event().wait(PATIENCE_S / 4)
+        peer.send(seq, wire.Pending(0, MIB))
+        began_s = time.monotonic()
+        assert worker.finish()[0] == OUT_OF_MEMORY
+        assert time.monotonic() - began_s >= PATIENCE_S * 0.9, "since the last report"
+
+
+def begun_and_first_lease(peer: Peer) -> tuple[int, wire.Lease]:
+    """The context is granted; the request that a thread waits for."""
+    while True:
+        seq, message = peer.receive(wire.Context | wire.Lease)  # type: ignore[arg-type]
+        if isinstance(message, wire.Lease) and message.need_bytes > 0:
+            return seq, message
+        if isinstance(message, wire.Lease):
+            peer.send(seq, wire.Leased(0, True, 0, 0))
+        elif isinstance(message, wire.Context) and message.step == wire.Step.BEGIN:
+            peer.send(seq, wire.Leased(0, False, CONTEXT_MIB * MIB, 0))
+        elif isinstance(message, wire.Context) and message.step == wire.Step.DONE:
+            peer.send(seq, wire.Measured(0, True, CONTEXT_MIB * MIB, 0))

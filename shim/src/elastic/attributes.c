@@ -1,0 +1,128 @@
+/* attributes.c - what the program is told about an elastic pointer: what the driver answers for a plain allocation.
+ *
+ * Measured beside each other on an H200 with driver 580 (docs/development/elastic-memory.md). The driver's answers for mapped memory differ in
+ * a few, and it has none while a block is away. Three are not a plain allocation's, because the memory does not have these properties: it
+ * has no legacy IPC handle, no RDMA and no hardware decompression.
+ */
+#include "hooks/hook.h"
+#include "memory/memory.h"
+
+#include <string.h>
+
+static const uint64_t BUFFER_IDS = UINT64_C(1) << 62; /* of ours; the driver counts its own from 1 */
+
+static CUresult put(void *data, const void *value, size_t bytes)
+{
+    memcpy(data, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult put_word(void *data, uint64_t value)
+{
+    return put(data, &value, sizeof value);
+}
+
+static CUresult put_number(void *data, unsigned value)
+{
+    return put(data, &value, sizeof value);
+}
+
+static CUresult attribute_of(const struct elastic_found *found, void *data, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        return put_word(data, (uintptr_t)found->context);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        return put_word(data, at);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        return put_word(data, BUFFER_IDS | found->number);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        return put_word(data, found->at);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        return put_word(data, found->requested);
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        return put_word(data, found->mapping);
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        return put_word(data, found->mapped);
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        return put_word(data, BUFFER_IDS | found->block);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return put_word(data, 0);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return put_number(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return put_number(data, (unsigned)found->device);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        return put_number(data, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return put_number(data, 1);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+        return put_number(data, 0);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        put_word(data, 0);
+        return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+        elastic_unable(ELASTIC_P2P_TOKENS); /* before they are known */
+        break;
+    default: /* SYNC_MEMOPS, and what later drivers have */
+        break;
+    }
+    return tangram.driver.cuPointerGetAttribute(data, attribute, at);
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    NEEDS(cuPointerGetAttribute);
+    struct elastic_found found;
+    if (data == NULL || !elastic_find(at, &found))
+        return tangram.driver.cuPointerGetAttribute(data, attribute, at);
+    return attribute_of(&found, data, attribute, at);
+}
+
+/* An attribute that the pointer does not have is 0 here, and no error; one that no driver has is one. */
+EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr at)
+{
+    NEEDS(cuPointerGetAttributes);
+    struct elastic_found found;
+    if (count == 0 || attributes == NULL || data == NULL || !elastic_find(at, &found))
+        return tangram.driver.cuPointerGetAttributes(count, attributes, data, at);
+    for (unsigned i = 0; i < count; i++) {
+        CUresult rc = data[i] != NULL ? attribute_of(&found, data[i], attributes[i], at) : CUDA_ERROR_INVALID_VALUE;
+        if (rc != CUDA_SUCCESS && (data[i] == NULL || attributes[i] != CU_POINTER_ATTRIBUTE_HOST_POINTER))
+            return rc;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* No driver sets SYNC_MEMOPS on such memory. A program that sets it passes the memory to another device: what it allocates next is plain. */
+EXPORT CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    NEEDS(cuPointerSetAttribute);
+    if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && value != NULL && *(const unsigned *)value != 0)
+        elastic_unable(ELASTIC_SYNC_MEMOPS);
+    return tangram.driver.cuPointerSetAttribute(value, attribute, at);
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr at)
+{
+    NEEDS(cuMemGetAddressRange_v2);
+    struct elastic_found found;
+    if (!elastic_find(at, &found))
+        return tangram.driver.cuMemGetAddressRange_v2(base, bytes, at);
+    if (base != NULL)
+        *base = found.at;
+    if (bytes != NULL)
+        *bytes = found.requested;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type, unsigned long long flags)
+{
+    NEEDS(cuMemGetHandleForAddressRange);
+    elastic_unable(ELASTIC_ADDRESS_RANGE); /* before another device knows it */
+    return tangram.driver.cuMemGetHandleForAddressRange(handle, at, bytes, type, flags);
+}

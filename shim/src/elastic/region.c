@@ -1,0 +1,212 @@
+/* region.c - regions and their blocks: what the driver is called for, and which region an address is in. */
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct elastic *const elastic = &tangram.elastic;
+
+/* A POSIX descriptor can be made of it, by which the copier imports it. */
+CUresult block_make(struct elastic_block *block, CUdevice device)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    CUresult rc = tangram.driver.cuMemCreate(&block->handle, block->bytes, &prop, 0);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = tangram.driver.cuMemMap(block->at, block->bytes, 0, block->handle, 0);
+    if (rc != CUDA_SUCCESS)
+        tangram.driver.cuMemRelease(block->handle);
+    return rc;
+}
+
+CUresult block_open(const struct elastic_region *region, uint64_t at, uint64_t bytes)
+{
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = region->device},
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return tangram.driver.cuMemSetAccess(at, bytes, &access, 1);
+}
+
+/* The first `blocks` of its blocks and its addresses go back to the driver. */
+static bool release(struct elastic_region *region, unsigned blocks)
+{
+    bool whole = true;
+    for (unsigned i = 0; i < blocks; i++) {
+        const struct elastic_block *block = &region->block[i];
+        const bool unmapped = tangram.driver.cuMemUnmap(block->at, block->bytes) == CUDA_SUCCESS;
+        whole = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS && unmapped && whole;
+    }
+    return whole && tangram.driver.cuMemAddressFree(region->base, region->bytes) == CUDA_SUCCESS;
+}
+
+static void forget(struct elastic_region *region)
+{
+    if (region == NULL)
+        return;
+    free(region->first);
+    free(region->starts);
+    free(region);
+}
+
+static CUresult fill(struct elastic_region *region)
+{
+    CUresult rc = tangram.driver.cuMemAddressReserve(&region->base, region->bytes, 0, 0, 0);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    unsigned made = 0;
+    for (uint64_t at = 0; at < region->bytes; at += ELASTIC_BLOCK, made++) {
+        const uint64_t left = region->bytes - at;
+        struct elastic_block *block = &region->block[made];
+        *block = (struct elastic_block){.at = region->base + at, .bytes = left < ELASTIC_BLOCK ? left : ELASTIC_BLOCK, .region = region};
+        if ((rc = block_make(block, region->device)) != CUDA_SUCCESS)
+            break;
+    }
+    if (rc == CUDA_SUCCESS)
+        rc = block_open(region, region->base, region->bytes);
+    if (rc != CUDA_SUCCESS)
+        release(region, made);
+    return rc;
+}
+
+/* Its memory is reserved in the lease. */
+struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, bool small, CUresult *rc)
+{
+    const unsigned blocks = (unsigned)((bytes + ELASTIC_BLOCK - 1) / ELASTIC_BLOCK);
+    struct elastic_region *region = calloc(1, sizeof *region + blocks * sizeof *region->block);
+    *rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (region == NULL)
+        return NULL;
+    region->gpu = gpu;
+    region->device = device;
+    region->bytes = bytes;
+    region->blocks = blocks;
+    region->starts = small ? calloc(bytes / PAGE_GRAIN, sizeof *region->starts) : NULL;
+    region->first = heap_region(0, bytes);
+    if (region->first != NULL && (region->starts != NULL || !small)) {
+        CUstreamCaptureMode mode = relax(); /* the program may capture here: what is ours is no part of that */
+        *rc = fill(region);
+        relax_end(mode);
+    }
+    if (*rc != CUDA_SUCCESS) {
+        forget(region);
+        return NULL;
+    }
+    region->first->at = region->base;
+    return region;
+}
+
+/* What the driver did not take back stays charged, and is noted nowhere. */
+bool region_end(struct elastic_region *region)
+{
+    CUstreamCaptureMode mode = relax();
+    const bool whole = release(region, region->blocks);
+    relax_end(mode);
+    forget(region);
+    return whole;
+}
+
+static bool grow_for(void **items, size_t count, size_t *capacity)
+{
+    if (count <= *capacity)
+        return true;
+    const size_t more = count * 2 > 64 ? count * 2 : 64;
+    void *moved = realloc(*items, more * sizeof(void *));
+    if (moved == NULL)
+        return false;
+    *items = moved;
+    *capacity = more;
+    return true;
+}
+
+/* Locked. How many regions begin at or below the address. */
+static size_t regions_upto(uint64_t at)
+{
+    size_t low = 0, high = elastic->regions;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (elastic->region[middle]->base <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Locked. How many blocks have lower ids. */
+static size_t blocks_below(uint64_t id)
+{
+    size_t low = 0, high = elastic->blocks;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (elastic->block[middle]->id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+struct elastic_block *block_of(uint64_t id)
+{
+    const size_t i = blocks_below(id);
+    return i < elastic->blocks && elastic->block[i]->id == id ? elastic->block[i] : NULL;
+}
+
+bool region_list(struct elastic_region *region)
+{
+    if (!grow_for((void **)&elastic->region, elastic->regions + 1, &elastic->regions_capacity) ||
+        !grow_for((void **)&elastic->block, elastic->blocks + region->blocks, &elastic->blocks_capacity))
+        return false;
+    const size_t i = regions_upto(region->base);
+    memmove(&elastic->region[i + 1], &elastic->region[i], (elastic->regions - i) * sizeof(void *));
+    elastic->region[i] = region;
+    elastic->regions++;
+    for (unsigned j = 0; j < region->blocks; j++) {
+        region->block[j].id = ++elastic->ids; /* so the list of blocks stays sorted */
+        elastic->block[elastic->blocks++] = &region->block[j];
+    }
+    if (region->starts != NULL)
+        elastic->small_bytes[region->gpu->at] += region->bytes;
+    atomic_fetch_add(&region->gpu->elastic_bytes, region->bytes);
+    atomic_store(&elastic->any, true);
+    return true;
+}
+
+void region_unlist(struct elastic_region *region)
+{
+    const size_t i = regions_upto(region->base) - 1;
+    elastic->regions--;
+    memmove(&elastic->region[i], &elastic->region[i + 1], (elastic->regions - i) * sizeof(void *));
+    const size_t first = blocks_below(region->block[0].id); /* its blocks follow each other */
+    elastic->blocks -= region->blocks;
+    memmove(&elastic->block[first], &elastic->block[first + region->blocks], (elastic->blocks - first) * sizeof(void *));
+    if (region->starts != NULL)
+        elastic->small_bytes[region->gpu->at] -= region->bytes;
+    atomic_fetch_sub(&region->gpu->elastic_bytes, region->bytes);
+}
+
+struct elastic_region *region_of(uint64_t at)
+{
+    const size_t i = regions_upto(at);
+    struct elastic_region *region = i > 0 ? elastic->region[i - 1] : NULL;
+    return region != NULL && at - region->base < region->bytes ? region : NULL;
+}
+
+struct elastic_block *region_block(struct elastic_region *region, uint64_t at)
+{
+    return &region->block[(at - region->base) / ELASTIC_BLOCK];
+}
+
+struct range *region_range(struct elastic_region *region, uint64_t at)
+{
+    struct range *range = region->first;
+    if (region->starts != NULL) {
+        size_t grain = (at - region->base) / PAGE_GRAIN;
+        while (grain > 0 && region->starts[grain] == NULL)
+            grain--;
+        range = region->starts[grain];
+    }
+    return range != NULL && range->state == RANGE_LIVE && at - range->at < range->requested ? range : NULL;
+}
