@@ -1,0 +1,1 @@
+"""Memory of containers above their guarantee, in the node's memory and back."""
