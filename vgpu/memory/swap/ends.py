@@ -1,0 +1,106 @@
+"""The ends of waiting: a container that does not give way, and one whose memory cannot come back.
+
+over limit  A container above its guarantee is late while another waits for memory within that other's guarantee on the same GPU, and it either was ordered
+            to give way, is suspended and has not given way, or cannot swap and the others' excess is not enough. After
+            `reclaim_timeout_s` of such time it is over its limit. Time without a ready copier and pool does not count, nor does the
+            time in which it moved memory, at `bytes_per_s_least`: slow progress is progress, but a block now and then is not.
+unable      If only another's excess waits, it keeps its memory after that time, and counts as unable to swap until it reports that it can.
+stranded    A container with work whose memory is away is stranded after `stranded_after_s` of time in which the guarantees that others use, and wait
+            for, leave no room for it. Waiting for a turn, a copier, a pool or a container that does not give way does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from vgpu.memory.swap.actions import Action, CancelSwapOut, OverLimit, Report, Stranded
+from vgpu.memory.swap.container import ContainerState, Late
+from vgpu.memory.swap.plan import Plan
+from vgpu.memory.swap.room import GpuRoom
+from vgpu.memory.swap.settings import SwapSettings
+
+
+class Ends:
+    """Counts the times of the module for the containers of one node."""
+
+    def __init__(self, settings: SwapSettings, rooms: Mapping[str, GpuRoom]) -> None:
+        self._settings, self._rooms = settings, rooms
+
+    def pass_time(self, state: ContainerState, passed_s: float, now_s: float) -> None:
+        """Count the time until `now_s` by the state of the last decision."""
+        if not self._counts(state):
+            return
+        if state.late_for is not None:
+            state.late_s += passed_s
+        if state.lacks_room and state.busy(now_s):
+            state.no_room_s += passed_s
+
+    def moved_out(self, state: ContainerState, moved_bytes: int) -> None:
+        """It gives way."""
+        state.late_s = max(0.0, state.late_s - moved_bytes / self._settings.bytes_per_s_least)
+
+    def decide(self, states: Iterable[ContainerState], plan: Plan) -> list[Action]:
+        """What has ended, after a decision."""
+        actions: list[Action] = []
+        for state in states:
+            late_for = self._late_for(state, plan)
+            if late_for != state.late_for:
+                state.late_for, state.late_s, state.is_over_limit = late_for, 0.0, False
+            state.lacks_room = (
+                state.direction is None
+                and state.is_away
+                and any(
+                    not plan.budget.guarantees_leave_room(state, gpu) for gpu, one in state.memory.items() if one.away
+                )
+            )
+            if not state.lacks_room:
+                state.no_room_s, state.is_stranded = 0.0, False
+            actions += self._over(state)
+            if state.no_room_s >= self._settings.stranded_after_s and not state.is_stranded:
+                state.is_stranded = True
+                actions.append(Stranded(state.name, "the guarantees of others leave no room for its memory"))
+        return actions
+
+    def next_s(self, state: ContainerState, now_s: float) -> float:
+        """When the next of its times ends; inf = none runs."""
+        if not self._counts(state):
+            return inf
+        late_s = stranded_s = inf
+        if state.late_for is not None and not state.is_over_limit:
+            late_s = now_s + self._settings.reclaim_timeout_s - state.late_s
+        if state.lacks_room and state.busy(now_s) and not state.is_stranded:
+            stranded_s = now_s + self._settings.stranded_after_s - state.no_room_s
+        return min(late_s, stranded_s)
+
+    def _counts(self, state: ContainerState) -> bool:
+        if state.late_for is None and not state.lacks_room:
+            return False
+        return all(self._rooms[gpu].ready for gpu, one in state.memory.items() if one.excess)
+
+    def _late_for(self, state: ContainerState, plan: Plan) -> Late | None:
+        if state.direction != "out" and (state.able or not plan.short):
+            return None
+        above = [gpu for gpu, one in state.memory.items() if one.present > one.guarantee]
+        claimed = [gpu for gpu in above if plan.claims.get(gpu, set()) - {state.name}]
+        if state.direction == "out":
+            if state.suspended_at_s is None or state.moving.isdisjoint(above):
+                return None
+            if not state.moving.isdisjoint(claimed):
+                return "claim"
+            return None if state.cancelled else "excess"
+        cannot = not state.able and not plan.short.isdisjoint(claimed)
+        return "claim" if cannot else None
+
+    def _over(self, state: ContainerState) -> list[Action]:
+        if state.late_for is None or state.late_s < self._settings.reclaim_timeout_s or state.is_over_limit:
+            return []
+        after = f"{self._settings.reclaim_timeout_s:g} s"
+        if state.late_for == "claim":
+            state.is_over_limit = True
+            return [
+                OverLimit(state.name, f"above its guarantee, it did not give way to another's guarantee within {after}")
+            ]
+        state.able, state.late_for = False, None
+        state.cancel()
+        return [CancelSwapOut(state.name), Report(state.name, f"it did not give way within {after}")]
