@@ -60,6 +60,10 @@ def _ignore(_uid: str, _node: str) -> None:
     pass
 
 
+def _never(_uid: str) -> bool:
+    return False
+
+
 class Accounting:
     """Every allocation, and the fleet that they leave."""
 
@@ -73,7 +77,7 @@ class Accounting:
         """Nodes whose free capacity differed from a count anew."""
         self._allocations: dict[str, Allocation] = {}
         self._by_node: dict[str, dict[str, tuple[AssignedGpu, ...]]] = {}
-        """Node -> pod UID -> slices."""
+        """Node -> pod UID -> GPUs."""
         self._starting: dict[Size, dict[str, dict[str, frozenset[str]]]] = {}
         """Size -> node -> pod UID -> UUIDs."""
         self._versions: dict[str, int] = {}
@@ -111,22 +115,22 @@ class Accounting:
             return
         self.release(uid)
         self._allocations[uid] = allocation
-        slices = allocation.assignment.held()
-        self._by_node.setdefault(allocation.node, {})[uid] = slices
+        gpus = allocation.assignment.held()
+        self._by_node.setdefault(allocation.node, {})[uid] = gpus
         self._versions[allocation.node] = self.version(allocation.node) + 1
-        for piece in slices:
-            self.fleet.debit(allocation.node, piece)
+        for assigned in gpus:
+            self.fleet.debit(allocation.node, assigned)
         for size, uuids in allocation.sizes.items():
             self._starting.setdefault(size, {}).setdefault(allocation.node, {})[uid] = uuids
         self.on_move(uid, allocation.node if allocation.own else "")
 
     def release(self, uid: str) -> bool:
-        """The pod has nothing any more. Answers whether it had something."""
+        """The pod has nothing any more. Returns whether it had something."""
         allocation = self._allocations.pop(uid, None)
         if allocation is None:
             return False
-        for piece in self._by_node[allocation.node].pop(uid):
-            self.fleet.credit(allocation.node, piece)
+        for assigned in self._by_node[allocation.node].pop(uid):
+            self.fleet.credit(allocation.node, assigned)
         self._versions[allocation.node] = self.version(allocation.node) + 1
         if not self._by_node[allocation.node]:
             del self._by_node[allocation.node]
@@ -150,11 +154,11 @@ class Accounting:
             return
         if inventory.access == "cdi":
             self._cdi.add(name)
-        held = [piece for slices in self._by_node.get(name, {}).values() for piece in slices]
+        held = [assigned for gpus in self._by_node.get(name, {}).values() for assigned in gpus]
         self.fleet.set_node(name, inventory, held)
 
     def recount(self, node: str) -> bool:
-        """Count a node anew from its allocations, and repair the fleet where it differed. Answers whether it was right."""
+        """Count a node anew from its allocations, and repair the fleet where it differed. Returns whether it was right."""
         if node not in self.fleet:
             return True
         at = self.fleet.column[node]
@@ -169,11 +173,14 @@ class Accounting:
         log.error("a node's free capacity was wrong and is repaired", node=node)
         return False
 
-    def only(self, request: PodRequest, names: Names) -> dict[str, Set[str]]:
+    def only(
+        self, request: PodRequest, names: Names, starts_later: Callable[[str], bool] = _never
+    ) -> dict[str, Set[str]]:
         """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting.
 
         Only with access mode cdi: there the devices come from Allocate, which cannot distinguish the two pods. A pod that is to have the
-        emptiest GPU is not restricted to another: bind waits instead (`extender.bind.BindOrder`).
+        emptiest GPU is not restricted to another, and no pod is restricted by one of which `starts_later(uid)` is true: bind waits instead
+        (`extender.bind.BindOrder`).
         """
         if POLICIES[request.policy].order == "emptiest":
             return {}
@@ -182,7 +189,9 @@ class Accounting:
             for size in part.resources(names).items():
                 starting = self._starting.get(size, {})
                 for node in self._cdi & starting.keys():
-                    for uuids in starting[node].values():
+                    for uid, uuids in starting[node].items():
+                        if starts_later(uid):
+                            continue
                         same = uuids if len(uuids) == part.gpus else NOTHING
                         narrowed[node] = narrowed.get(node, same) & same
         return narrowed

@@ -13,6 +13,7 @@ from tests.integration.extender.conftest import GANG_GATES
 from tests.integration.extender.following import WatchedCluster, watched
 from tests.integration.extender.harness import allocated_pods
 from tests.integration.extender.scheduling import SchedulerPair, Stack, Thing, node_object, pod_object
+from vgpu.api.inventory import AccessMode
 from vgpu.scheduling.gangs import QUIET_S
 from vgpu.scheduling.snapshot import Snapshot
 
@@ -110,10 +111,13 @@ def tainted(built: NodeBuilder) -> Thing:
 
 
 @asynccontextmanager
-async def running(stack: Stack, *, popped_at_once: bool, before: Sequence[Thing] = ()) -> AsyncIterator[GangSetup]:
-    """`popped_at_once`: kube-scheduler tries a gang again at once where nothing else waits. `before`: extenders that it calls before ours."""
+async def running(
+    stack: Stack, *, popped_at_once: bool, before: Sequence[Thing] = (), access: AccessMode = "nvidia"
+) -> AsyncIterator[GangSetup]:
+    """`popped_at_once`: kube-scheduler tries a gang again at once where nothing else waits. `before`: extenders that it calls before ours. `access`: how
+    the node's containers get their devices."""
     stack.flags = (f"--feature-gates={GANG_GATES},SchedulerPopFromBackoffQ={popped_at_once}",)
-    async with watched(stack.api, node("n1").with_gpus(GPUS), made=tainted) as cluster:
+    async with watched(stack.api, node("n1").with_gpus(GPUS).with_access(access), made=tainted) as cluster:
         made = GangSetup(cluster, await stack.pair(before=before))
         yield made
         await made.no_groups()

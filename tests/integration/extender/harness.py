@@ -279,8 +279,8 @@ class ExtenderOnApiServer:
         """UUID -> MiB over all bound pods, as the API server reports them."""
         mib: dict[str, int] = {}
         for pod in self.bound():
-            for piece in assignment_from_json(pod["metadata"]["annotations"][DEFAULT.assignment]).held():
-                mib[piece.uuid] = mib.get(piece.uuid, 0) + piece.mib
+            for assigned in assignment_from_json(pod["metadata"]["annotations"][DEFAULT.assignment]).held():
+                mib[assigned.uuid] = mib.get(assigned.uuid, 0) + assigned.mib
         return mib
 
     async def leave(self) -> None:

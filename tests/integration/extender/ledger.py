@@ -28,7 +28,7 @@ Thing = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class AssignedPiece:
+class AssignedShare:
     """What one container has of one GPU."""
 
     gpu: str
@@ -42,7 +42,7 @@ class AssignmentLedger:
 
     gpus: dict[str, dict[str, int]]
     wrong: list[str] = field(default_factory=list)
-    held: dict[str, tuple[AssignedPiece, ...]] = field(default_factory=dict)
+    held: dict[str, tuple[AssignedShare, ...]] = field(default_factory=dict)
     """UID -> what a bound pod has on its node."""
     alive: dict[str, Thing] = field(default_factory=dict)
     """UID -> pod as last seen."""
@@ -88,16 +88,16 @@ class AssignmentLedger:
 
     def gpus_of(self, uid: str) -> set[str]:
         """UUIDs of the GPUs that a pod has, or had when it was last bound."""
-        return {piece.gpu for piece in _pieces(json.loads(self._where[uid][1]))}
+        return {share.gpu for share in _shares(json.loads(self._where[uid][1]))}
 
     def used(self) -> tuple[Counter[str], Counter[str]]:
         """GPU -> MiB, and GPU -> percent, counted from nothing."""
         mib: Counter[str] = Counter()
         percent: Counter[str] = Counter()
-        for pieces in self.held.values():
-            for piece in pieces:
-                mib[piece.gpu] += piece.mib
-                percent[piece.gpu] += piece.percent
+        for shares in self.held.values():
+            for share in shares:
+                mib[share.gpu] += share.mib
+                percent[share.gpu] += share.percent
         return mib, percent
 
     def differences(self, believed: Snapshot) -> list[str]:
@@ -116,31 +116,31 @@ class AssignmentLedger:
     def _bound(self, uid: str, pod: Thing, node: str, text: str) -> None:
         self.bound_ever += 1
         containers = json.loads(text)["containers"]
-        pieces = _pieces({"containers": containers})
-        self.held[uid] = pieces
+        shares = _shares({"containers": containers})
+        self.held[uid] = shares
         for name, of_it in containers.items():
             visible = pod["metadata"]["annotations"].get(f"{DOMAIN}/gpus.{name}", "").split(",")
             if sorted(visible) != sorted(one["uuid"] for one in of_it):
                 self._note(pod, f"container {name} sees {visible} and is assigned {of_it}")
-        if sum(piece.mib for piece in pieces) != _requested_mib(pod):
-            self._note(pod, f"requests {_requested_mib(pod)} MiB and has {pieces}")
-        for piece in pieces:
-            if piece.gpu not in self.gpus[node]:
-                self._note(pod, f"is on node {node} and has {piece.gpu}, which is none of its GPUs")
+        if sum(share.mib for share in shares) != _requested_mib(pod):
+            self._note(pod, f"requests {_requested_mib(pod)} MiB and has {shares}")
+        for share in shares:
+            if share.gpu not in self.gpus[node]:
+                self._note(pod, f"is on node {node} and has {share.gpu}, which is none of its GPUs")
                 continue
-            self._on.setdefault(piece.gpu, set()).add(uid)
-            self._check(pod, piece.gpu, self.gpus[node][piece.gpu])
+            self._on.setdefault(share.gpu, set()).add(uid)
+            self._check(pod, share.gpu, self.gpus[node][share.gpu])
 
     def _check(self, pod: Thing, gpu: str, room_mib: int) -> None:
-        there = [piece for uid in self._on[gpu] for piece in self.held[uid] if piece.gpu == gpu]
-        mib, percent = sum(piece.mib for piece in there), sum(piece.percent for piece in there)
+        there = [share for uid in self._on[gpu] for share in self.held[uid] if share.gpu == gpu]
+        mib, percent = sum(share.mib for share in there), sum(share.percent for share in there)
         if mib > room_mib or percent > GPU_PERCENT:
             self._note(pod, f"brings GPU {gpu} to {mib} of {room_mib} MiB and {percent} of {GPU_PERCENT} percent")
 
     def _ended(self, uid: str) -> None:
         self.alive.pop(uid, None)
-        for piece in self.held.pop(uid, ()):
-            self._on.get(piece.gpu, set()).discard(uid)
+        for share in self.held.pop(uid, ()):
+            self._on.get(share.gpu, set()).discard(uid)
 
     def _note(self, pod: Thing, what: str) -> None:
         self.wrong.append(f"pod {pod['metadata']['name']} {what}")
@@ -154,9 +154,9 @@ def _requests(pod: Thing) -> bool:
     )
 
 
-def _pieces(document: Thing) -> tuple[AssignedPiece, ...]:
+def _shares(document: Thing) -> tuple[AssignedShare, ...]:
     return tuple(
-        AssignedPiece(one["uuid"], one["mib"], one.get("core", 0))
+        AssignedShare(one["uuid"], one["mib"], one.get("core", 0))
         for of_it in document["containers"].values()
         for one in of_it
     )

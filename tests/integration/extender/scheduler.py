@@ -38,7 +38,7 @@ class Scheduler:
         error: str = (await self.call("bind", body))["Error"]
         return error
 
-    async def look(self, path: str) -> httpx.Response:
+    async def get(self, path: str) -> httpx.Response:
         return await self._http.get(f"http://127.0.0.1:{self.extender.metrics_port}{path}")
 
     def free_mib(self, name: str) -> int:

@@ -44,9 +44,9 @@ async def test_filter_and_bind_make_one_write_that_carries_the_assignment(api: F
     (binding,) = api.bindings
     assert binding["metadata"]["uid"] == "uid-default-a"
     annotations = binding["metadata"]["annotations"]
-    (piece,) = assignment_from_json(annotations["tangram.sh/assignment"]).containers["main"]
-    assert (piece.mib, piece.core_percent) == (8192, 30)
-    assert annotations["tangram.sh/gpus.main"] == piece.uuid
+    (assigned,) = assignment_from_json(annotations["tangram.sh/assignment"]).containers["main"]
+    assert (assigned.mib, assigned.core_percent) == (8192, 30)
+    assert annotations["tangram.sh/gpus.main"] == assigned.uuid
 
 
 async def test_a_reply_that_was_lost_after_the_pod_was_bound_is_a_success(api: FakeApi) -> None:
@@ -91,7 +91,7 @@ async def test_a_binding_whose_outcome_cannot_be_read_stays_reserved_until_the_w
         assert scheduler.free_mib("n1") == (0 if after else FULL_MIB)
 
 
-async def test_a_conflict_that_cannot_be_looked_into_frees_nothing(api: FakeApi) -> None:
+async def test_a_conflict_whose_cause_cannot_be_read_frees_nothing(api: FakeApi) -> None:
     asking = pod("a").asking(mib=FULL_MIB)
     api.put(asking.plain())
     async with running(api) as scheduler:
@@ -283,12 +283,12 @@ async def test_nothing_is_placed_before_pods_and_nodes_are_known(api: FakeApi) -
         body = {"Pod": asking.plain(), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-v"}]}}}
         assert (await scheduler.call("preempt", json.dumps(body).encode()))["NodeNameToMetaVictims"] == {}
         assert scheduler.extender.preemption.verb.missed, "kube-scheduler does not repeat the call"
-        ready = await scheduler.look("/readyz")
+        ready = await scheduler.get("/readyz")
         assert (ready.status_code, ready.text) == (503, f"{error}\n")
-        assert (await scheduler.look("/healthz")).status_code == 200
+        assert (await scheduler.get("/healthz")).status_code == 200
         go.set()
         await scheduler.extender.pods.has_synced.wait()
-        assert (await scheduler.look("/readyz")).status_code == 200
+        assert (await scheduler.get("/readyz")).status_code == 200
         assert (await scheduler.filter(asking, "n1"))["NodeNames"] == ["n1"]
 
 
@@ -311,7 +311,7 @@ async def test_for_a_body_that_cannot_be_read_no_node_is_rated_and_the_log_shows
             assert [await scheduler.call(verb, body) for body in UNREADABLE] == [[]] * len(UNREADABLE)
         warned = [one["event"] for one in logged if one["log_level"] == "warning"]
         assert warned == [f"{verb}: the request cannot be read"] * len(UNREADABLE)
-        metrics = (await scheduler.look("/metrics")).text
+        metrics = (await scheduler.get("/metrics")).text
     assert f'tangram_extender_requests_total{{outcome="error",verb="{verb}"}} {len(UNREADABLE)}.0' in metrics
 
 
@@ -345,7 +345,7 @@ async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeyp
         assert result["Error"] == "filter failed: ZeroDivisionError: ours"
         api.put(pod("a").asking(mib=8192).plain())
         assert await scheduler.bind(pod("a").asking(mib=8192), "n1") == "bind failed: ZeroDivisionError: ours"
-        metrics = (await scheduler.look("/metrics")).text
+        metrics = (await scheduler.get("/metrics")).text
         assert 'tangram_extender_requests_total{outcome="error",verb="filter"} 1.0' in metrics
 
 
@@ -353,7 +353,7 @@ async def test_metrics_report_what_is_reserved_and_how_old_the_caches_are(api: F
     asking = pod("a").asking(mib=8192)
     async with running(api) as scheduler:
         await scheduler.filter(asking, "n1")
-        lines = (await scheduler.look("/metrics")).text.splitlines()
+        lines = (await scheduler.get("/metrics")).text.splitlines()
     values = {line.rsplit(" ", 1)[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
     assert values['tangram_extender_reservations{stage="reserved"}'] == "1.0"
     assert values["tangram_extender_nodes"] == "2.0"

@@ -190,7 +190,7 @@ async def test_where_kueue_is_not_served_no_pod_is_evicted(api: FakeApi) -> None
     api.put(urgent().plain())
     async with running(api, kueue=True) as scheduler:
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {}
-        metrics = (await scheduler.look("/metrics")).text
+        metrics = (await scheduler.get("/metrics")).text
         assert 'tangram_extender_cache_synced{cache="workloads"} 0.0' in metrics
 
 
@@ -202,7 +202,7 @@ async def test_a_controller_that_cannot_be_read_keeps_its_pods(api: FakeApi) -> 
     async with running(api, kueue=True) as scheduler:
         await knows(scheduler)
         assert await preempt(scheduler, urgent(), n1=uids("a")) == {}
-        assert "tangram_extender_unread_controllers 1.0" in (await scheduler.look("/metrics")).text
+        assert "tangram_extender_unread_controllers 1.0" in (await scheduler.get("/metrics")).text
 
 
 async def test_a_release_that_serves_the_older_version_alone_is_read(api: FakeApi) -> None:

@@ -37,8 +37,8 @@ async def test_a_pod_gets_node_and_assignment_in_one_write(cluster: ExtenderOnAp
     (after,) = cluster.versions(asking)
     assert is_assigned(after)
     annotations = after["metadata"]["annotations"]
-    (piece,) = assignment_from_json(annotations[DEFAULT.assignment]).containers["main"]
-    assert (piece.mib, piece.core_percent, annotations[DEFAULT.gpus_of("main")]) == (8192, 30, piece.uuid)
+    (assigned,) = assignment_from_json(annotations[DEFAULT.assignment]).containers["main"]
+    assert (assigned.mib, assigned.core_percent, annotations[DEFAULT.gpus_of("main")]) == (8192, 30, assigned.uuid)
     snapshot = await extender.comes_to(lambda now: allocated_pods(now) == {"a": "seen bound"})
     assert sorted(free_mib(snapshot, "n1")) == [FULL_MIB - 8192, FULL_MIB]
 

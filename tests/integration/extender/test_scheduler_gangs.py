@@ -131,3 +131,12 @@ async def test_a_gang_that_fits_is_not_kept_from_it_by_one_that_does_not(setup: 
     await setup.refused(large)
     await setup.bound(await setup.create(*members("small")))
     assert setup.count(large) == 0
+
+
+@pytest.mark.timeout(240)
+async def test_pods_of_a_gang_with_equal_requests_get_different_gpus_where_allocate_chooses_the_devices(
+    gang_stack: Stack,
+) -> None:
+    async with running(gang_stack, popped_at_once=False, access="cdi") as setup:
+        await setup.group("gang", GPUS)
+        await setup.bound(await setup.create(*members("gang")))

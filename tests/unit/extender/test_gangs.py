@@ -10,9 +10,10 @@ import pytest
 from extender.gangs import CHECK_S, GangKeeper
 from extender.reasons import GANG_YIELDS
 from extender.state import State
+from extender.watch_intake import WatchIntake
 from kube.paths import POD_GROUPS, POD_GROUPS_API
 from kube.pod_groups import PodGroup
-from tests.builders import gpu, pod, share
+from tests.builders import gpu, node, pod, share
 from tests.fake_api import FakeApi
 from tests.unit.extender.extender_parts import FULL_MIB, ExtenderParts
 from tests.unit.extender.ganging import GPUS, Ganging, group
@@ -59,9 +60,9 @@ def test_the_capacity_of_pods_that_failed_before_they_were_bound_is_free_for_oth
 ):
     ganging = Ganging()
     ganging.cycle(GPUS)
-    for version, node in ((2, "n1"), (3, "")):
+    for version, nominated in ((2, "n1"), (3, "")):
         for built in ganging.pods:
-            ganging.report(built.at_version(version).nominated_to(node))
+            ganging.report(built.at_version(version).nominated_to(nominated))
     assert not ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
     ganging.parts.now_s += QUIET_S
     ganging.keeper.expire()
@@ -79,7 +80,7 @@ def test_pods_that_wait_are_retried_when_a_gang_yields_to_them() -> None:
     assert ganging.filter(pod("other").asking(mib=FULL_MIB)).node_names
 
 
-def test_a_nomination_to_another_node_does_not_say_that_a_pod_is_to_be_bound() -> None:
+def test_a_nomination_to_another_node_does_not_show_that_a_pod_is_to_be_bound() -> None:
     ganging = Ganging()
     ganging.report(ganging.pods[0].at_version(2).nominated_to("n2"))
     ganging.cycle()
@@ -287,7 +288,7 @@ def test_a_pod_without_a_gpu_is_never_one_that_waits_for_capacity() -> None:
     assert ganging.parts.preemption.waiting() == []
 
 
-async def test_pod_groups_are_looked_for_until_the_api_server_serves_them() -> None:
+async def test_pod_groups_are_requested_until_the_api_server_serves_them() -> None:
     slept_s = []
     async with FakeApi() as api, api.client() as client:
 
@@ -312,3 +313,14 @@ async def test_pod_groups_are_looked_for_until_the_api_server_serves_them() -> N
     assert slept_s == [CHECK_S, CHECK_S]
     assert "default/gang" in keeper.gangs
     assert keeper.statistics()["podgroups"].synced
+
+
+def test_pods_of_a_gang_with_equal_requests_are_placed_on_different_gpus_though_the_kubelet_could_mistake_them() -> (
+    None
+):
+    """With access mode cdi. They are bound one after the other (`extender.bind.BindOrder`)."""
+    ganging = Ganging()
+    WatchIntake(ganging.parts.state).node_changed(None, node("n1").with_gpus(GPUS).with_access("cdi").build())
+    ganging.cycle(GPUS)
+    assigned = [ganging.parts.state.allocations.get(one.build().uid) for one in ganging.pods]
+    assert len({one.assignment.uuids("main") for one in assigned if one is not None}) == GPUS
