@@ -69,7 +69,7 @@ class Attention:
         """Is there something to read?"""
         return bool(self._poll.poll(0, 1))
 
-    def piece(self) -> None:
+    def serve(self) -> None:
         """Serve some of its ready descriptors."""
         began_s = self._processor_s()
         for fd, _ in self._poll.poll(0, EVENTS_A_PIECE):

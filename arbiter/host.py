@@ -28,7 +28,7 @@ LIBRARY_THREAD: Final = "tangram"
 """The name of the library's thread. Specified: shim/src/link/helper.c."""
 THREADS_LOOKED_AT: Final = 256
 """A process can have any number. Guessed: the library starts its own with the first context."""
-NAMED_LOOKED_AT: Final = 4
+NAMED_EXAMINED: Final = 4
 """Threads of a process with the library's name that are examined. The library starts one; a program can give any number that name."""
 READ_BYTES: Final = 2**20
 """Bytes read from one file of a process. The process decides its length: it may have 100,000 mounts. The rest is ignored: a grant whose mount is there
@@ -36,7 +36,7 @@ counts as not mounted."""
 MOST_PIDS: Final = 16_384
 """Processes of the node that are examined to find those of some containers: some 1.3 s at worst, a process takes 0.08 ms (measured). Guessed: nodes
 have hundreds."""
-KILL_LOOKS: Final = 4
+KILL_ROUNDS: Final = 4
 """Rounds of killing: a container's processes may start others meanwhile. Guessed: its first process ends in the first round, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("Tt")
@@ -251,7 +251,7 @@ def kill(pid: int, started: int) -> bool:
 def kill_all(at: CgroupOwner) -> int:
     """Kill every process of a container, by its cgroup, and those that they start meanwhile. Returns how many existed."""
     passed, ended = set[int](), 0
-    for _ in range(KILL_LOOKS):
+    for _ in range(KILL_ROUNDS):
         there = dict[int, int]()
         for pid in _some_pids():
             if pid in passed:
@@ -293,7 +293,7 @@ def _has_ended(thread: int | str) -> bool:
 def _threads(pid: int, name: str) -> list[str]:
     """Folders in /proc of its threads with this name."""
     named = (thread for thread in _all_threads(pid) if _read(thread, "comm") == f"{name}\n".encode())
-    return list(itertools.islice(named, NAMED_LOOKED_AT))
+    return list(itertools.islice(named, NAMED_EXAMINED))
 
 
 def _all_threads(pid: int) -> list[str]:

@@ -122,7 +122,7 @@ class ArbiterServer:
             attention = self._attention.get(container)
             if attention is None:  # its directory was removed meanwhile
                 continue
-            attention.piece()
+            attention.serve()
             if (until_s := attention.rest_s(self._clock())) is not None:
                 self._rest(container, until_s)
             if self._clock() - begun_s > ROUND_S:
@@ -160,11 +160,11 @@ class ArbiterServer:
         if meter is None:
             return
         for taken in meter.taken():
-            reading = self.attributor.take(taken, self.containers)
+            reading = self.attributor.attribute(taken, self.containers)
             for container in self.containers.values():
-                if container.take(reading):
+                if container.evaluate(reading):
                     self._settle(container)
-            self.unlisted_memory.take(reading, self.containers)
+            self.unlisted_memory.evaluate(reading, self.containers)
             self._trace()
 
     def _trace(self) -> None:
@@ -176,7 +176,7 @@ class ArbiterServer:
 
     def _traced(self) -> None:
         """The tracer has results: evaluate them now, because a bypassing process may be gone at the next reading."""
-        if self.node_memory.tracer is not None and self.node_memory.tracer.any_looks():
+        if self.node_memory.tracer is not None and self.node_memory.tracer.any_results():
             for container in self.containers.values():
                 container.traced()
 

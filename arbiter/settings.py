@@ -141,7 +141,7 @@ class ArbiterSettings(ProgramSettings):
     )
     cap_unreported: bool = Field(
         False,
-        description="unreported work that check-usage finds counts against the container: it is scheduled as best-effort with work; on a GPU honest containers were found, too",
+        description="unreported work that check-usage finds counts against the container: it is scheduled as best-effort with work; on a GPU, containers that report all their work were found, too",
     )
     restarts: int = Field(
         0, ge=0, description="how often tangram-arbiter-supervisor has started the arbiter again; it sets this"

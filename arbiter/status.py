@@ -51,7 +51,7 @@ DOCUMENTS_AT_ONCE: Final = 100.0
 """Guessed: the device plugin reads it every 0.8 s."""
 AT_ONCE: Final = 64
 """Readers that are accepted before sending continues. Guessed."""
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 """Period of the check that the socket exists, while no client connects."""
 COMMAND_S: Final = 10.0
 """How long a connected process's command line is cached: some programs change theirs. Guessed."""
@@ -100,7 +100,7 @@ class StatusSocket:
         documents, readers, waiting = Documents(self._server), Readers(), PendingReaders()
         while not self._closing.is_set():
             try:
-                if readers.wait(None if waiting.full else self._listener, documents.wait_s(waiting.kinds, LOOK_S)):
+                if readers.wait(None if waiting.full else self._listener, documents.wait_s(waiting.kinds, CHECK_S)):
                     waiting.add(_accepted(self._listener))
                 elif not waiting.kinds:
                     self._put_back()

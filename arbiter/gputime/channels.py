@@ -3,7 +3,9 @@
 The process passes its own descriptor and the client to which every channel of the list belongs. The kernel driver rejects a client
 that was not made through that descriptor. So a process can only report its own channels, whatever numbers it sends.
 
-The kernel driver counts disables, and needs as many enables. A channel group has at most one disable outstanding.
+The kernel driver counts disables, and needs as many enables. A channel group that may run has at most one disable outstanding. Of a group that must
+not run in any case, because memory of its process is away, the arbiter may not know whether it is suspended: then it is suspended once more, and
+resumed as often as it may have been suspended.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
 
-class ChannelCommand(Enum):
-    """The request to the driver."""
+ENABLES_LIMIT: Final = 16
+"""Enables of one resume, and those of a process that came with memory away: each arbiter and each connection since may have suspended it once more. Guessed; an
+enable takes 0.3 ms."""
 
-    RESUME = "resume"
-    SUSPEND = "suspend"
-    SUSPEND_ALL = "suspend, copies too"
+
+COMPUTE: Final = 1
+COPIES: Final = 2
+"""The kinds of channels; a call names one kind or both."""
 
 
 class ChannelState(Enum):
@@ -46,20 +50,34 @@ class ChannelState(Enum):
     """Some may be disabled: an enable must come before anything else. An enable of enabled channels has no effect."""
 
 
+class _ChannelList:
+    """The channels of one kind of a group. `fresh`: no arbiter has suspended them. `held`: several may have, one after the other."""
+
+    def __init__(self, bit: int, channels: tuple[int, ...], *, fresh: bool, held: bool) -> None:
+        self.bit = bit
+        """Identifies the kind in a call for several."""
+        self.channels = channels
+        self.state = ChannelState.ON if fresh or not channels else ChannelState.UNSURE
+        self.disables = 0 if self.state is ChannelState.ON else ENABLES_LIMIT if held else 1
+        """How many enables the driver may need."""
+
+
 class ChannelGroup:
     """Owns `fd`. Raises BadDocument for an unusable descriptor or list; then it has closed the descriptor.
 
-    With `copies` it can also be suspended with its copy channels, if both fit one list; a resume then resumes both.
+    It can also be suspended with its copy channels; a resume then resumes both. `held`: memory of its process is away, or is about to be, so
+    it is never resumed. Only the thread of its GPU suspends it; several threads may resume it.
     """
 
-    def __init__(self, channels: Channels, fd: int, *, copies: bool = False) -> None:
+    def __init__(self, channels: Channels, fd: int, *, held: bool = False) -> None:
         self.channels = channels
-        self.runs = ChannelState.ON if channels.fresh else ChannelState.UNSURE
-        """Unsure: an arbiter before this one may have stopped it."""
+        self.held = held
         self.partial = channels.unlisted
         """There are more channels than fit one list: it is never suspended, because the rest would continue to run."""
         self.owes = False
         """Replaced by a partial list: to be resumed once more before it is closed."""
+        self._compute = _ChannelList(COMPUTE, channels.compute, fresh=channels.fresh, held=held)
+        self._copies = _ChannelList(COPIES, channels.copy, fresh=channels.fresh, held=held)
         self._fd = fd
         self._lock = threading.Lock()
         """Protects the descriptor from being closed, and its number reused, during a call."""
@@ -67,19 +85,17 @@ class ChannelGroup:
             _check(fd)
             if not channels.compute:
                 raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
-            both = (*channels.compute, *channels.copy) if copies else channels.compute
-            both = channels.compute if len(both) > rm.CHANNELS_LIMIT else both
-            lists = {
-                ChannelCommand.RESUME: both,
-                ChannelCommand.SUSPEND: channels.compute,
-                ChannelCommand.SUSPEND_ALL: both,
-            }
+            both = (*channels.compute, *channels.copy)
+            self._fits = len(both) <= rm.CHANNELS_LIMIT
+            """Whether one call can name all its channels."""
+            lists = {COMPUTE: channels.compute, COPIES: channels.copy, COMPUTE | COPIES: both if self._fits else ()}
             self._parameters = {
-                do: ctypes.create_string_buffer(
-                    rm.disable_parameters(channels.client, listed, disable=do is not ChannelCommand.RESUME),
-                    rm.PARAMETERS_BYTES,
+                (kinds, disable): ctypes.create_string_buffer(
+                    rm.disable_parameters(channels.client, listed, disable=disable), rm.PARAMETERS_BYTES
                 )
-                for do, listed in lists.items()
+                for kinds, listed in lists.items()
+                if listed
+                for disable in (False, True)
             }
         except (OSError, BadDocument) as error:
             os.close(fd)
@@ -91,22 +107,66 @@ class ChannelGroup:
             for do, parameters in self._parameters.items()
         }
 
+    @property
+    def runs(self) -> ChannelState:
+        """Of its compute channels. Unsure: an arbiter before this one may have suspended them."""
+        return self._compute.state
+
+    @property
+    def stands(self) -> bool:
+        """Whether none of its channels runs, copy channels included. Not of a list with as many copy channels as it can name: there may be more."""
+        whole = len(self.channels.copy) < rm.CHANNELS_LIMIT and not self.channels.unlisted
+        return whole and all(one.state is ChannelState.OFF for one in (self._compute, self._copies) if one.channels)
+
+    def doubt(self) -> None:
+        """What of it is suspended may have been resumed, or is about to be."""
+        for one in (self._compute, self._copies):
+            if one.state is ChannelState.OFF:
+                one.state = ChannelState.UNSURE
+
+    def replace(self, old: ChannelGroup) -> None:
+        """The process replaced `old` by this list, whatever it reports: the arbiter may have suspended what the old list names."""
+        for one, before in ((self._compute, old._compute), (self._copies, old._copies)):
+            if one.channels:
+                one.state = ChannelState.UNSURE
+                one.disables = max(1, one.disables, before.disables)
+
     def suspend(self, *, copies: bool = False) -> int:
         """Suspend in mid-kernel, and with `copies` in mid-copy, unless it is suspended; not for a partial list. Returns the driver's status; if that is
-        not `rm.OK`, the channels run, or `resume` makes them run."""
-        if self.runs is ChannelState.OFF:
-            return rm.OK
-        status = self._issue(self._arguments[ChannelCommand.SUSPEND_ALL if copies else ChannelCommand.SUSPEND])
-        self.runs = ChannelState.OFF if status == rm.OK else ChannelState.UNSURE
-        if status != rm.OK:
-            self.resume()
-        return status
+        not `rm.OK`, the channels run, or `resume` makes them run. Copy channels that do not fit the same list are suspended only if it is held."""
+        lists = [self._compute, *([self._copies] if copies and (self._fits or self.held) else [])]
+        for together in self._calls([one for one in lists if one.channels and one.state is not ChannelState.OFF]):
+            status = self._issue(together, disable=True)
+            for one in together:
+                one.state = ChannelState.OFF if status == rm.OK else ChannelState.UNSURE
+                one.disables += 1
+            if status != rm.OK:
+                self.resume()
+                return status
+        return rm.OK
 
     def resume(self) -> int:
-        """Resume. Harmless if nothing was suspended. After a status other than `rm.OK` an enable is still needed, which comes with a new list."""
-        status = self._issue(self._arguments[ChannelCommand.RESUME])
-        self.runs = ChannelState.ON if status == rm.OK else ChannelState.UNSURE
-        return status
+        """Resume, unless it is held. Harmless if nothing was suspended. After a status other than `rm.OK` an enable is still needed, which comes with a new
+        list."""
+        lists = [self._compute, *([self._copies] if self._copies.state is not ChannelState.ON else [])]
+        self.doubt()
+        # The order matters: whoever sets `held` and then finds the group halted can be sure that no enable follows.
+        if self.held:
+            return rm.OK
+        for together in self._calls(lists):
+            for _ in range(min(ENABLES_LIMIT, max(1, *(one.disables for one in together)))):
+                status = self._issue(together, disable=False)
+                if status != rm.OK:
+                    for one in together:
+                        one.state = ChannelState.UNSURE
+                    return status
+            for one in together:
+                one.state, one.disables = ChannelState.ON, 0
+        return rm.OK
+
+    def _calls(self, lists: list[_ChannelList]) -> list[list[_ChannelList]]:
+        """The lists that each call to the driver names."""
+        return [lists] if lists and self._fits else [[one] for one in lists]
 
     def suspends_nobody(self) -> bool:
         """Whether the driver reports that it suspended a channel that does not exist. Then it interprets the call as another one."""
@@ -114,7 +174,7 @@ class ChannelGroup:
             rm.disable_parameters(self.channels.client, (rm.NO_CHANNEL,), disable=True), rm.PARAMETERS_BYTES
         )
         argument = rm.control(self.channels.client, self.channels.subdevice, ctypes.addressof(parameters))
-        return self._issue(argument) == rm.OK
+        return self._call(argument) == rm.OK
 
     def close(self) -> None:
         """Close the descriptor: while it is open, the process's memory outlives the process. No call is made after that."""
@@ -123,7 +183,10 @@ class ChannelGroup:
         if fd >= 0:
             os.close(fd)
 
-    def _issue(self, argument: bytearray) -> int:
+    def _issue(self, lists: list[_ChannelList], *, disable: bool) -> int:
+        return self._call(self._arguments[sum(one.bit for one in lists), disable])
+
+    def _call(self, argument: bytearray) -> int:
         with self._lock:
             if self._fd < 0:
                 return NO_ANSWER

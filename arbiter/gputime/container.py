@@ -26,10 +26,8 @@ from vgpu.api.grant import Grant
 from vgpu.api.names import CLASSES
 from vgpu.gputime import resource_manager as rm
 from vgpu.gputime.events import BeginSection, EndSection, Event, Hint, Idle, Late, SchedulingParameters, Work
-from vgpu.gputime.usage import GpuTimeUsage
 from vgpu.gputime.watchdog import ContainerWatchdog
 from vgpu.protocol import wire
-from vgpu.protocol.status import GpuTimeStatus
 
 BEST_EFFORT: Final = CLASSES[-1]
 FREE_WEIGHT: Final = 100.0
@@ -71,6 +69,8 @@ class GpuTimeContainer:
         """As the policy knows it."""
         self.shown_working: bool | None = None
         """The same."""
+        self.blocked = False
+        """Memory of it is away, or is about to be: it must not run."""
         self.throttled = False
         """It has used its budget and is not read: meanwhile it counts as working."""
         self.watchdog_resumes = 0
@@ -213,7 +213,7 @@ class GpuTimeContainer:
                     f"packet CHANNELS names one client too many: at most {CHANNEL_GROUPS_LIMIT} of a process and {ALL_CHANNEL_GROUPS_LIMIT} of a container"
                 )
             taken, fd = fd, None
-            new = ChannelGroup(channels, taken, copies=self._copies) if taken is not None else None
+            new = ChannelGroup(channels, taken, held=self.blocked) if taken is not None else None
         finally:
             if fd is not None:
                 os.close(fd)
@@ -226,9 +226,7 @@ class GpuTimeContainer:
                 self.stray.comes(at_s, works=self.processes[number].working)
             new.partial |= self.processes[number].pid in self.obstacles.exempt
             if old is not None:
-                new.runs = (
-                    ChannelState.UNSURE
-                )  # whatever it reports: the arbiter may have suspended what the old list names
+                new.replace(old)
             channel_groups[key] = new
 
     def sweep(self) -> list[ChannelGroup]:
@@ -276,46 +274,30 @@ class GpuTimeContainer:
         working = [process for process in self.processes.values() if process.working]
         return bool(working) and all(process.drained for process in working) and not (self.throttled or self.distrusted)
 
-    def status(self, usage: GpuTimeUsage, credit_s: float, at_s: float) -> GpuTimeStatus:
-        """For the status document and metrics."""
-        return GpuTimeStatus(
-            on=self.shown_on is not False,
-            working=self.has_reported_work(),
-            processes=sum(1 for process in self.processes.values() if process.channel_groups),
-            requested_percent=max(gpu.core_percent for gpu in self.grant.gpus),
-            on_s=usage.on_s,
-            off_s=usage.off_s,
-            capped_s=usage.capped_s,
-            suspends=usage.suspends,
-            trouble=self.obstacles.why,
-            mode="gate" if self.gates or self.evidence.effect.doubted else "suspend",
-            watchdog_resumes=self.watchdog_resumes,
-            clearing_s=usage.clearing_s,
-            suspended_s=usage.suspended_s,
-            arrivals=usage.arrivals,
-            credit_s=credit_s,
-            unreported=self.reports.unreported_work.proven,
-            stopped=self.watchdog.stopped(at_s),
-            seen_s=self.reports.seen_s,
-            resumes=self.evidence.resumes,
-        )
-
     @property
     def to_run(self) -> bool:
         """Whether all its channels are to be enabled. Also true of a container that is to be suspended if they do not all fit one list, or if its driver
-        does not suspend."""
+        does not suspend; never of a blocked one."""
+        if self.blocked:
+            return False
         return (
             self.wanted or self.obstacles.partial or self.obstacles.denied or bool(self.obstacles.gpus_without_channels)
         )
 
-    def channel_groups(self, gpu: str) -> list[ChannelGroup]:
-        """The channel groups of all its processes on this GPU."""
+    def channel_groups(self, gpu: str = "") -> list[ChannelGroup]:
+        """The channel groups of all its processes on this GPU, or on all."""
         return [
             channel_group
             for process in list(self.processes.values())
             for (at, _), channel_group in list(process.channel_groups.items())
-            if self.grant.gpus[at].uuid == gpu
+            if gpu in ("", self.grant.gpus[at].uuid)
         ]
+
+    def block(self, *, blocked: bool) -> None:
+        """Whether it must not run, whatever the policy decides."""
+        self.blocked = blocked
+        for channel_group in self.channel_groups():
+            channel_group.held = blocked
 
     def is_on(self, gpu: str) -> bool:
         """Whether all of it runs on this GPU."""
@@ -326,7 +308,11 @@ class GpuTimeContainer:
         return all(channel_group.runs is ChannelState.OFF for channel_group in self.channel_groups(gpu))
 
     def to_do(self, gpu: str) -> bool | None:
-        """The switch to make on this GPU: resume, suspend or None. An outstanding enable comes first, also if the container is to be suspended."""
+        """The switch to make on this GPU: resume, suspend or None. An outstanding enable comes first, also if the container is to be suspended, unless it
+        is blocked."""
+        if self.blocked:
+            possible = not self.obstacles.trouble and not self.obstacles.denied
+            return False if possible and any(map(_is_to_halt, self.channel_groups(gpu))) else None
         runs = {channel_group.runs for channel_group in self.channel_groups(gpu)}
         if ChannelState.UNSURE in runs and not self.obstacles.trouble and not self.obstacles.denied:
             return True
@@ -352,15 +338,16 @@ class GpuTimeContainer:
         return status
 
     def suspend(self, channel_groups: Sequence[ChannelGroup]) -> int:
-        """Suspend the groups that certainly run. Returns the driver's status. A failed suspend is undone completely; partial lists are skipped.
+        """Suspend the groups that certainly run; of a blocked container all that may run, with their copy channels. Returns the driver's status. A failed suspend is undone completely; partial lists are skipped.
 
         Called without any lock, as `switch`.
         """
         status, joined = rm.OK, self.joined
         copies = self._copies and joined is not None and joined.service_class == BEST_EFFORT
         for channel_group in channel_groups:
-            if channel_group.runs is ChannelState.ON and not channel_group.partial:
-                status = channel_group.suspend(copies=copies) or status
+            runs = _is_to_halt(channel_group) if self.blocked else channel_group.runs is ChannelState.ON
+            if runs and not channel_group.partial:
+                status = channel_group.suspend(copies=copies or self.blocked) or status
         if status != rm.OK:
             for channel_group in channel_groups:
                 if channel_group.runs is ChannelState.OFF:
@@ -382,12 +369,15 @@ class GpuTimeContainer:
         self.evidence.unsure()
         self.reports.resumed()
         self.watchdog.note_report(at_s)
-        for process in self.processes.values():
-            for channel_group in process.channel_groups.values():
-                if channel_group.runs is ChannelState.OFF:
-                    channel_group.runs = ChannelState.UNSURE
+        for channel_group in self.channel_groups():
+            channel_group.doubt()
 
     def _add_up(self, at_s: float) -> None:
         if at_s > self.reports.added_until_s:
             may_run = self.shown_on is not False or self.gates
             self.reports.add_up(at_s, may_run=may_run, works=self.has_reported_work() and not self.drained)
+
+
+def _is_to_halt(channel_group: ChannelGroup) -> bool:
+    """Whether some of its channels may run and can be suspended."""
+    return not channel_group.partial and not channel_group.stands

@@ -63,6 +63,10 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
         if name in self:
             self[name].obstacles.contexts_s = dict(begun_s)
 
+    def has_contexts(self, name: str) -> bool:
+        """Whether a process of it has a context, whether or not it has connected here."""
+        return bool(self._contexts.get(name))
+
     def to_report(self, at_s: float) -> set[str]:
         """Names of the containers with unreported work, or that another process stops."""
         return {name for name, one in self.items() if one.reports.unreported_work.proven or one.watchdog.stopped(at_s)}

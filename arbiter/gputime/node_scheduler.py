@@ -12,12 +12,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
 from math import inf
 from typing import Final
 
 from arbiter.connection import TOO_MANY, Connection
+from arbiter.gputime.blocks import Blocks
 from arbiter.gputime.channels import ChannelGroup, ChannelState
 from arbiter.gputime.container import GpuTimeContainer
+from arbiter.gputime.container_status import status_of
 from arbiter.gputime.containers import GpuTimeContainers
 from arbiter.gputime.counters import GpuTimeCounters
 from arbiter.gputime.log_messages import report_of_partial, report_of_stall
@@ -35,7 +38,7 @@ from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.gputime import resource_manager as rm
 from vgpu.gputime.decision import Decision
-from vgpu.gputime.events import Event, Join, Leave, Stalled, Switched
+from vgpu.gputime.events import Block, Event, Join, Leave, Stalled, Switched
 from vgpu.gputime.scheduler import GpuTimeScheduler
 from vgpu.gputime.timing import Timing
 from vgpu.gputime.trial_verdict import Suspendability
@@ -71,8 +74,8 @@ class NodeScheduler:
         self.counters = GpuTimeCounters()
         self.ending = False
         """No further container is suspended, and all are resumed."""
-        self._failed, self._awake_s, self._copies = failed, awake_s, copies
-        self._cap_unreported, self._processes = cap_unreported, processes
+        self._failed, self._awake_s, self._processes = failed, awake_s, processes
+        self._new = partial(GpuTimeContainer, copies=copies, caps_unreported=cap_unreported, clock=clock)
         self.suspend_threads = SuspendThreads(lambda uuid: SuspendThread(uuid, self), self.pulse, clock)
         self.verdicts = ContainerVerdicts(self.counters, suspending)
         self.watchdog = Watchdog(self.containers.depending, self.counters, watchdog_s)
@@ -80,22 +83,16 @@ class NodeScheduler:
         self._undecided = True
         """Whether an event came after the last decision."""
         self.suspend_plan = SuspendPlan(self.policy.lead_s)
+        self.blocks = Blocks(self.lock, self.containers, clock, self._apply, self._obstacle_changed)
 
     def adopt(self, name: str, grant: Grant, page: ContainerPage, connection: Connection) -> None:
         """Take ownership of a connection for GPU time."""
         with self.lock:
             container = self.containers.get(name)
             if container is None:
-                container = GpuTimeContainer(
-                    name,
-                    grant,
-                    page,
-                    self.clock(),
-                    copies=self._copies,
-                    caps_unreported=self._cap_unreported,
-                    clock=self.clock,
-                )
+                container = self._new(name, grant, page, self.clock())
                 self.containers.add(container)
+                self.blocks.admit(container)
                 self.verdicts.judge(container, self.clock())
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(container.processes) >= most:
@@ -131,6 +128,7 @@ class NodeScheduler:
     def drop(self, name: str) -> None:
         """The grant is gone, or names another container now: close its processes' connections. Its page may be closed after this."""
         with self.lock:
+            self.blocks.forget(name)
             container = self.containers.remove(name)
             if container is None:
                 return
@@ -147,7 +145,7 @@ class NodeScheduler:
         with self.lock:
             self._decide()  # so that the status is current
             return {
-                name: container.status(self.policy.usage(name), self.policy.credit_s(name), self.clock())
+                name: status_of(container, self.policy.usage(name), self.policy.credit_s(name), self.clock())
                 for name, container in self.containers.items()
                 if container.joined is not None
             }
@@ -207,6 +205,8 @@ class NodeScheduler:
                     if container.gates:
                         self._publish_state(container, 0.0)
             case wire.Channels():
+                if message.away:
+                    self.blocks.away(container, connection.number)
                 container.set_channels(connection.number, message, fd, at_s)
                 container.obstacles.changed_channels()
                 self.verdicts.judge(container, self.clock())
@@ -254,9 +254,7 @@ class NodeScheduler:
             self._decide()
         starts = None
         for container in self.containers.depending(gpu):
-            if gpu not in container.gpus:
-                continue  # this thread only reads it
-            todo = container.to_do(gpu)
+            todo = container.to_do(gpu) if gpu in container.gpus else None  # else this thread only reads it
             if todo is False:
                 return container, False
             if todo is True and (starts is None or not container.wanted):
@@ -324,6 +322,8 @@ class NodeScheduler:
             container.joined = parameters
             self.containers.moved()
             self._apply(Join(at_s, container.name, parameters))
+            if container.blocked:
+                self._apply(Block(at_s, container.name))
             for uuid in parameters.gpus:
                 self.suspend_threads.of(uuid)
         if container.joined is not None:
@@ -344,7 +344,7 @@ class NodeScheduler:
         self.suspend_threads.wake(container)
 
     def _obstacle_changed(self, container: GpuTimeContainer) -> None:
-        """An obstacle to suspending the container appeared or ended."""
+        """An obstacle to suspending it, or a block, appeared or ended."""
         self.suspend_plan.discard()
         self._sync_policy(container)
         self._publish_state(container, 0.0)
@@ -386,8 +386,7 @@ class NodeScheduler:
                 if container.gates or all(map(container.is_on, container.gpus)):
                     self._publish_state(container, 0.0)
                 self.suspend_threads.wake(container)
-        for suspend_thread in self.suspend_threads.all():
-            # a thread in a call of the driver delays no other thread
+        for suspend_thread in self.suspend_threads.all():  # a thread in a call of the driver delays no other thread
             suspend_thread.wake_at(self.decide_again_s(suspend_thread.uuid))
 
     def _release_all(self) -> list[ChannelGroup]:

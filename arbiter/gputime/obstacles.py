@@ -87,15 +87,17 @@ class Obstacles:
             for channel_group in process.channel_groups.values():
                 channel_group.partial = channel_group.channels.unlisted or process.pid in pids
 
-    def check_channels(self, at_s: float, gpus: int) -> bool:
-        """Returns whether the set of GPUs on which a process reports no channels has changed."""
+    def without_channels(self) -> dict[tuple[Identity, int], float]:
+        """Since when each process has had a context on a GPU on which it reports no channels."""
         seated = {
             (named(p.pid, p.pid_in_container), gpu) for p in self._processes.values() for gpu, _ in p.channel_groups
         }
+        return {key: since for key, since in self.contexts_s.items() if key not in seated}
+
+    def check_channels(self, at_s: float, gpus: int) -> bool:
+        """Returns whether the set of GPUs on which a process reports no channels for long has changed."""
         silent = (
-            gpu
-            for (process, gpu), since in self.contexts_s.items()
-            if at_s - since >= NO_CHANNELS_S and (process, gpu) not in seated and gpu < gpus
+            gpu for (_, gpu), since in self.without_channels().items() if at_s - since >= NO_CHANNELS_S and gpu < gpus
         )
         before, self.gpus_without_channels = self.gpus_without_channels, frozenset(silent)
         return self.gpus_without_channels != before

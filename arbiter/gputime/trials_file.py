@@ -31,12 +31,12 @@ class TrialsFile:
 
     def of(self, uuids: Iterable[str]) -> Suspendability:
         """The present verdict for these GPUs together."""
-        self._look()
+        self._refresh()
         named = self._trials.driver if self._trials is not None and self._trials.boot_id == self._boot_id else ""
         driver = text_of(self._version) or named
         return suspendability(self._trials, uuids, boot_id=self._boot_id, driver=driver, known=rm.is_known(driver))
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)

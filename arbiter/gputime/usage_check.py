@@ -56,18 +56,18 @@ class UsageCheck:
         try:
             while not self._reader.pause(PERIOD_S):
                 try:
-                    self._look()
+                    self._check()
                 except NvmlError as error:
                     self._complain("", str(error))
         except Exception:  # noqa: BLE001 - the arbiter must not end because the check failed
             _log.exception("usage reports are not compared with the GPU time that NVML counts any more")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Raises NvmlError if no GPU answers."""
         watched = self._scheduler.watched()
         gpus: dict[str, tuple[Busy, float]] = {}
         failed = None
-        for uuid, found in self._look_at(sorted({uuid for uuids, _ in watched.values() for uuid in uuids})).items():
+        for uuid, found in self._busy(sorted({uuid for uuids, _ in watched.values() for uuid in uuids})).items():
             if isinstance(found, NvmlError):
                 failed = found
                 self._complain(uuid, str(found))
@@ -77,23 +77,23 @@ class UsageCheck:
         if failed is not None and not gpus:
             raise failed
         self._trouble.pop("", None)
-        pids = {pid for look, _ in gpus.values() for pid in look.percent}
+        pids = {pid for reading, _ in gpus.values() for pid in reading.percent}
         connected = frozenset(pid for _, of in watched.values() for pid in of)
         self._scheduler.usage_check(
             add_up(watched, gpus, self._owners_of(pids, connected)), seen_whole(watched, gpus), now_s()
         )
 
-    def _look_at(self, uuids: Iterable[str]) -> dict[str, tuple[Busy, float] | NvmlError]:
+    def _busy(self, uuids: Iterable[str]) -> dict[str, tuple[Busy, float] | NvmlError]:
         """By GPU, the processes that computed since the last reading, and the covered seconds: up to the driver's latest sample. Raises NvmlAway."""
         at_us = time.time_ns() // 1000
-        since_us = {uuid: look_since_us(self._seen_us.get(uuid, 0), at_us) for uuid in uuids}
+        since_us = {uuid: read_since_us(self._seen_us.get(uuid, 0), at_us) for uuid in uuids}
         found: dict[str, tuple[Busy, float] | NvmlError] = {}
-        for uuid, look in self._nvml.busy_of(since_us, at_us + AHEAD_US).items():
-            if isinstance(look, NvmlError):
-                found[uuid] = look
+        for uuid, reading in self._nvml.busy_of(since_us, at_us + AHEAD_US).items():
+            if isinstance(reading, NvmlError):
+                found[uuid] = reading
             else:
-                self._seen_us[uuid] = look.seen_us
-                found[uuid] = look, (look.seen_us - since_us[uuid]) / 1e6
+                self._seen_us[uuid] = reading.seen_us
+                found[uuid] = reading, (reading.seen_us - since_us[uuid]) / 1e6
         return found
 
     def _complain(self, gpu: str, why: str) -> None:
@@ -120,7 +120,7 @@ class UsageCheck:
         return {pid: owner for pid, owner in owners.items() if owner}
 
 
-def look_since_us(seen_us: int, at_us: int) -> int:
+def read_since_us(seen_us: int, at_us: int) -> int:
     """The start of the time that a reading at `at_us` covers, if the last one had samples up to `seen_us`. If that is in the future, the clock was
     set back since, and the earlier samples are ignored."""
     return max(seen_us if seen_us <= at_us + AHEAD_US else 0, at_us - REMEMBERED_US)
@@ -149,17 +149,17 @@ def add_up(
     """
     seconds = {}
     for name, (uuids, connected) in watched.items():
-        looks = [gpus[uuid] for uuid in uuids if uuid in gpus]
+        readings = [gpus[uuid] for uuid in uuids if uuid in gpus]
         parts = [
             sum(
                 percent
-                for pid, percent in look.percent.items()
+                for pid, percent in reading.percent.items()
                 if (owners[pid] == name if pid in owners else pid in connected)
             )
-            for look, _ in looks
+            for reading, _ in readings
         ]
-        if looks:
+        if readings:
             seconds[name] = max(
-                min(1.0, part / WHOLE) * covered_s for part, (_, covered_s) in zip(parts, looks, strict=True)
+                min(1.0, part / WHOLE) * covered_s for part, (_, covered_s) in zip(parts, readings, strict=True)
             )
     return seconds

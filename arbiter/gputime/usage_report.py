@@ -64,17 +64,17 @@ class UsageReports:
         passed_s, reported_s, silent_s = (now - then for now, then in zip(self.weighed, since, strict=True))
         if passed_s > LOOK_MOST_S or self._resumed:
             self._resumed = False
-            return self.unreported_work.look(passed_s, reported_s, 0.0)
+            return self.unreported_work.evaluate(passed_s, reported_s, 0.0)
         self._beyond_s = FADE * self._beyond_s + seen_s - reported_s
         self._of_silent_s = FADE * self._of_silent_s + silent_s
         if self._of_silent_s > 0:
             self.pace = round(min(1.0, max(0.0, self._beyond_s / self._of_silent_s)), 2)
-        return self.unreported_work.look(passed_s, reported_s, seen_s)
+        return self.unreported_work.evaluate(passed_s, reported_s, seen_s)
 
     def ends(self, seen_s: float | None) -> bool:
         """The driver counted `seen_s` for its processes since the last reading; None = it may not have counted them. Returns whether its reported
         work has ended with that."""
-        return self.ended_work.look(self._reported_s, seen_s)
+        return self.ended_work.evaluate(self._reported_s, seen_s)
 
     def note_report(self, processes: Iterable[GpuTimeProcess]) -> None:
         """One of its processes reported work or its end: restart the count with the work of all processes."""

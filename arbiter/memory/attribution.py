@@ -45,7 +45,7 @@ class Attributor:
         self._of: dict[int, tuple[str, ...]] = {}
         """For each process of the last reading, the grants to which it may belong."""
 
-    def take(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> MemoryReading:
+    def attribute(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> MemoryReading:
         """The reading with the grant of each process."""
         grants = {key: one.grant for key, one in containers.items() if one.grant is not None}
         owners = Owners(Owner(key, grant.uid, containers[key].container_id) for key, grant in grants.items())

@@ -92,7 +92,7 @@ class BypassEnforcement:
         self._ended: set[tuple[int, int]] = set()
         """Processes that were killed and are still listed."""
 
-    def take(
+    def evaluate(
         self,
         grant: Grant,
         reading: MemoryReading,
@@ -128,7 +128,7 @@ class BypassEnforcement:
             uuid: [ProcessMemory(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of]
             for uuid, of in held.items()
         }
-        found = self._detector.look(reading.at_s, {gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, shares)
+        found = self._detector.evaluate(reading.at_s, {gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, shares)
         self._found = {uuid: one for uuid, one in self._found.items() if uuid not in held}
         self._found |= {one.uuid: one for one in found}
         self._action = self._rules.now(at_s)

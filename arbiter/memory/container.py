@@ -1,9 +1,9 @@
 """One grant directory: its socket, its grant, and which processes it accepts.
 
-A directory belongs to a set of device IDs, so it may serve one pod after another. A grant that names another pod or container
-ends the connections of the one before; the same grant with other limits changes the ledger in place. If a grant cannot be
-read, existing leases stay and the arbiter rejects new processes with the reason. `arbiter.memory.container_memory` handles the
-messages of a process after WELCOME.
+The device plugin makes a directory for one container of one pod and never uses it again. New limits in its grant change the
+ledger in place. A grant that names another pod, container or GPU ends all connections, so that no process keeps the leases of
+another container. If a grant cannot be read, existing leases stay and the arbiter rejects new processes with the reason.
+`arbiter.memory.container_memory` handles the messages of a process after WELCOME.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class ServedContainer:
         ledger = self.ledger.deadline_s()
         return min(waiting if ledger is None else [*waiting, ledger], default=None)
 
-    def take(self, reading: MemoryReading) -> bool:
+    def evaluate(self, reading: MemoryReading) -> bool:
         """Evaluate a reading of NVML: charge contexts, answer requests that wait for it, and check the limit. Returns whether there was anything to do."""
         if self.grant is None:
             return False
@@ -239,10 +239,10 @@ class ServedContainer:
         if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.over_limit.excesses:
             return False
         held = self.memory.measure(reading)
-        self.exempt.take(uuids, reading)
-        kills = overlimit.look(self.over_limit, self.grant, reading, held)
+        self.exempt.evaluate(uuids, reading)
+        kills = overlimit.evaluate(self.over_limit, self.grant, reading, held)
         place = CgroupOwner(self.grant.uid, self.container_id)
-        kills += self.bypass.take(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
+        kills += self.bypass.evaluate(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
         self._remember(kills)
         self.memory.show()
         return True
@@ -319,6 +319,8 @@ class ServedContainer:
             self.memory.lease_exactly(connection, exact=active)
 
     def _hello(self, connection: Connection, hello: wire.Hello) -> None:
+        if hello.flags & wire.FOR_BURST:
+            raise BadDocument("HELLO for bursts: this arbiter's page does not show that it serves them")
         connection.pid_in_container = hello.pid
         connection.for_gpu_time = bool(hello.flags & wire.FOR_GPU_TIME)
         connection.for_context = bool(hello.flags & wire.FOR_CONTEXT)

@@ -97,10 +97,12 @@ class ContainerMemory:
         """Handle a packet of a process after its WELCOME. Raises BadDocument."""
         now_s, process = self._clock(), connection.number
         match message:
-            case wire.Lease(gpu, need, want):
-                self._report(self.ledger.request(process, gpu, seq, need, want, now_s))
-            case wire.Return(gpu, amount):
-                given = self.ledger.give_back(process, gpu, amount, seq, now_s)
+            case wire.Lease(gpu, need, want, kind):
+                elastic = kind is wire.LeaseKind.ELASTIC
+                self._report(self.ledger.request(process, gpu, seq, need, want, now_s, elastic=elastic))
+            case wire.Return(gpu, amount, kind):
+                elastic = kind is wire.LeaseKind.ELASTIC
+                given = self.ledger.give_back(process, gpu, amount, seq, now_s, elastic=elastic)
                 self._report(given if seq & RECALLS else [*given, Granted(process, gpu, seq, 0)])
             case wire.Usage(gpu, used, leased, managed_mib):
                 self.ledger.state(process, gpu, used, leased, managed_mib * MIB)
@@ -116,7 +118,7 @@ class ContainerMemory:
                 listed = self.contexts.listed(self.ledger, gpu, self._uuid(gpu), self._connections.welcomed())
                 connection.send(seq, wire.ProcessList(gpu, tuple(listed[: wire.PROCESSES_LIMIT])))
             case _:
-                raise BadDocument(f"{type(message).__name__.upper()} is sent by the arbiter only")
+                raise BadDocument(f"{type(message).__name__.upper()} is invalid on a connection for memory")
 
     def lease_exactly(self, connection: Connection, *, exact: bool) -> None:
         """The process cannot return memory on recall, or can again."""

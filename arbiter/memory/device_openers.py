@@ -32,9 +32,9 @@ EVERY_S: Final = 1.0
 PART: Final = 10
 """The pause after a search is at least this many times its duration: a process of one thread costs
 0.06 ms, one of 100 threads and 100 descriptors 70 ms on a busy machine (measured)."""
-LOOK_S: Final = 5.0
+SEARCH_S: Final = 5.0
 """Time limit of one search. After it, the result is unknown. Guessed: a search of 1,000 processes takes 0.1 s."""
-MOST_LOOKED_AT: Final = 256
+MOST_SEARCHED: Final = 256
 """Largest number of processes of a GPU's containers that are examined; with more, the result is unknown. Guessed."""
 _log = structlog.get_logger()
 
@@ -94,7 +94,7 @@ class DeviceOpeners:
             self.found = {uuid: one for uuid, one in self.found.items() if one.key in wanted.keys.get(uuid, ())}
             self._changed.notify()
 
-    def look(self) -> None:
+    def search(self) -> None:
         """Search once on all wanted GPUs. Raises NvmlError."""
         with self._changed:
             wanted = self._wanted
@@ -123,7 +123,7 @@ class DeviceOpeners:
                     return
             began_s = self._clock()
             try:
-                self.look()
+                self.search()
                 self._trouble = ""
             except Exception as error:  # noqa: BLE001 - without it no container is named; the memory is reported all the same
                 self._fails(error)
@@ -149,15 +149,15 @@ class DeviceOpeners:
             keys = wanted.owners.of(at, None)
             if not there.isdisjoint(keys):
                 found[pid] = keys
-        if len(found) > MOST_LOOKED_AT:
+        if len(found) > MOST_SEARCHED:
             raise NvmlError(
-                f"containers of these GPUs have {len(found)} processes: at most {MOST_LOOKED_AT} are looked at"
+                f"containers of these GPUs have {len(found)} processes: at most {MOST_SEARCHED} are searched"
             )
         return found
 
     def _opens(self, pids: tuple[int, ...]) -> dict[int, bool | None]:
         """Whether each process has a GPU open. A process that has ended meanwhile has none."""
-        until_s = self._clock() + LOOK_S
+        until_s = self._clock() + SEARCH_S
         processes = [(pid, self._started(pid)) for pid in pids]
         found: dict[int, bool | None] = dict.fromkeys(pids)
         for at in range(0, len(processes), MOST_MAPS):

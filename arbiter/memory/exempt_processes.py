@@ -43,7 +43,7 @@ class ExemptProcesses:
         """Whether the process with this host pid is a client of an MPS server."""
         return any(pid in gpu.clients for gpu in self._gpus.values())
 
-    def take(self, uuids: Iterable[str], reading: MemoryReading) -> None:
+    def evaluate(self, uuids: Iterable[str], reading: MemoryReading) -> None:
         """Evaluate a reading of NVML. `uuids`: the GPUs of the grant."""
         gpus = {}
         for uuid in uuids:

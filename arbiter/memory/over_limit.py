@@ -43,11 +43,11 @@ class Kills:
         return tuple(kill for killed_at_s, kill in self._kills if at_s - killed_at_s < REMEMBERED_S)
 
 
-def look(
+def evaluate(
     detector: OverLimitDetector, grant: Grant, reading: MemoryReading, held: dict[str, list[MeasuredProcess]]
 ) -> list[KillStatus]:
     """Evaluate a reading and act on it. Returns the killed processes."""
-    newly = detector.look({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
+    newly = detector.evaluate({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
     about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.over_limit_action}
     for excess in newly:
         _log.error("a container uses more GPU memory than it was granted", **about, **_reported(excess))

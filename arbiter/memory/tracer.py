@@ -40,7 +40,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Result:
     of: Suspect
     at_s: float
     """When the examination ended."""
@@ -61,11 +61,11 @@ class Tracer:
         self._reader = ReaderThread("tracer", self._run)
         self._changed = self._reader.changed
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when processes were examined since the last call of `any_looks`."""
+        """Readable when processes were examined since the last call of `any_results`."""
         self._connected: set[int] = set()
         """Connected pids; their number is bounded even if no thread processes them."""
         self._suspects: tuple[Suspect, ...] = ()
-        self._looks: dict[int, _Look] = {}
+        self._results: dict[int, _Result] = {}
         """By pid. Only the thread changes it, as a whole, so that the loop may read it at any time."""
         self._trouble = ""
 
@@ -93,7 +93,7 @@ class Tracer:
                 self._suspects = tuple(suspects)
                 self._changed.notify()
 
-    def any_looks(self) -> bool:
+    def any_results(self) -> bool:
         """Whether any process was examined since the last call."""
         try:
             os.eventfd_read(self.fd)
@@ -104,8 +104,8 @@ class Tracer:
     def traces(self, pid: int, started: int) -> Traces | None:
         """The facts about an unconnected process; None = not examined since its last connection."""
         with self._changed:
-            look = self._looks.get(pid) if pid not in self._connected else None
-        return look.traces if look is not None and look.of.started == started else None
+            result = self._results.get(pid) if pid not in self._connected else None
+        return result.traces if result is not None and result.of.started == started else None
 
     def _run(self) -> None:
         while True:
@@ -114,11 +114,11 @@ class Tracer:
                 if self._reader.closing:
                     return
                 connected, self._connected = self._connected, set()
-                self._looks = {pid: look for pid, look in self._looks.items() if pid not in connected}
+                self._results = {pid: result for pid, result in self._results.items() if pid not in connected}
                 due = self._due()
             try:
                 self._known.add(connected)
-                self._look(due)
+                self._examine(due)
             except Exception:  # noqa: BLE001 - without it bypassing processes count as unconnected, which are reported
                 _log.exception("processes that are not connected could not be examined")
                 self._suspects = ()  # until the next reading
@@ -128,29 +128,29 @@ class Tracer:
         """The processes not examined recently, the longest waiting first. Drops those that are not suspects any more."""
         now_s = self._clock()
         suspects = set(self._suspects)
-        if not all(look.of in suspects for look in self._looks.values()):
-            self._looks = {pid: look for pid, look in self._looks.items() if look.of in suspects}
-        old = [one for one in self._suspects if now_s - self._looked_at_s(one) >= AGAIN_S]
-        return tuple(sorted(old, key=self._looked_at_s)[:MOST])
+        if not all(result.of in suspects for result in self._results.values()):
+            self._results = {pid: result for pid, result in self._results.items() if result.of in suspects}
+        old = [one for one in self._suspects if now_s - self._examined_at_s(one) >= AGAIN_S]
+        return tuple(sorted(old, key=self._examined_at_s)[:MOST])
 
-    def _looked_at_s(self, one: Suspect) -> float:
-        look = self._looks.get(one.pid)
-        return look.at_s if look is not None and look.of == one else -inf
+    def _examined_at_s(self, one: Suspect) -> float:
+        result = self._results.get(one.pid)
+        return result.at_s if result is not None and result.of == one else -inf
 
-    def _look(self, due: tuple[Suspect, ...]) -> None:
+    def _examine(self, due: tuple[Suspect, ...]) -> None:
         for at in range(0, len(due), MOST_MAPS):
             batch = due[at : at + MOST_MAPS]
             began_s = self._clock()
             mapped = self._mapped(batch)
             now_s = self._clock()
-            self._looks = self._looks | {
-                one.pid: _Look(one, now_s, self._found(one, has, began_s, now_s))
+            self._results = self._results | {
+                one.pid: _Result(one, now_s, self._found(one, has, began_s, now_s))
                 for one, has in zip(batch, mapped, strict=True)
             }
             os.eventfd_write(self.fd, 1)
 
     def _found(self, one: Suspect, has: bool | None, began_s: float, now_s: float) -> Traces:
-        connected, before = self._known.of(one.pid, one.started), self._looks.get(one.pid)
+        connected, before = self._known.of(one.pid, one.started), self._results.get(one.pid)
         since_s = before.traces.replaced_s if before is not None and before.of == one else inf
         replaced_s = min(since_s, now_s) if connected and has is False else inf
         return Traces(connected, has, self._mounted(one.pid), replaced_s, began_s)

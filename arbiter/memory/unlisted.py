@@ -16,7 +16,7 @@ from arbiter.memory.device_openers import DeviceOpeners, Opener, OpenerSearch
 from arbiter.memory.meter import MemoryReading
 from vgpu.memory.attribution import Owner, Owners
 from vgpu.memory.records import Part
-from vgpu.memory.unlisted import Holder, Unlisted, UnlistedDetector, difference, slack_bytes
+from vgpu.memory.unlisted import Holder, Unlisted, UnlistedDetector, difference, tolerance_bytes
 from vgpu.protocol.status import UnlistedStatus
 
 APART_S: Final = 0.5
@@ -48,7 +48,7 @@ class UnlistedMemory:
         openers = self.openers.found if self.openers is not None else {}
         return tuple(_status(one, openers.get(one.uuid), containers) for one in self.found)
 
-    def take(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> None:
+    def evaluate(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> None:
         """Evaluate a reading. A GPU that did not answer keeps its result; a GPU that no grant names any more is dropped."""
         if reading.at_s - self._read_s < APART_S:
             return
@@ -58,7 +58,7 @@ class UnlistedMemory:
         reported = {uuid for uuid in read if _left(uuid, reading) is not None}
         self.known = ((self.known & wanted) - read) | reported
         before = frozenset(self._detector.found)
-        self._detector.look(reading.at_s, {uuid: _judged(uuid, reading, containers) for uuid in read})
+        self._detector.evaluate(reading.at_s, {uuid: _judged(uuid, reading, containers) for uuid in read})
         self._detector.forget(but=wanted)
         self._report(before, reading.at_s)
         if self.openers is not None:
@@ -104,14 +104,14 @@ def _left(uuid: str, reading: MemoryReading) -> int | None:
 
 
 def _judged(uuid: str, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> Unlisted | None:
-    """Unlisted memory beyond the slack; None also if that is unknown. The charge is looked up only if it matters."""
+    """Unlisted memory beyond the tolerance; None also if that is unknown. The charge is looked up only if it matters."""
     listed, used_bytes, left_bytes = reading.gpus[uuid], reading.used.get(uuid), _left(uuid, reading)
-    if used_bytes is None or left_bytes is None or left_bytes <= slack_bytes(len(listed)):
+    if used_bytes is None or left_bytes is None or left_bytes <= tolerance_bytes(len(listed)):
         return None
     charged, of_nobody_bytes = _charged(uuid, containers)
     holders = {pid: _holder(listed.get(pid, 0), charged.get(pid, ())) for pid in listed.keys() | charged.keys()}
     left_bytes = difference(used_bytes, holders.values(), of_nobody_bytes)
-    beyond = left_bytes is not None and left_bytes > slack_bytes(len(holders))
+    beyond = left_bytes is not None and left_bytes > tolerance_bytes(len(holders))
     return Unlisted(uuid, left_bytes or 0, used_bytes) if beyond else None
 
 

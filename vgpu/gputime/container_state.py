@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -26,6 +26,8 @@ class ContainerState:
     served: float
     """Seconds that it ran, per unit of weight. Orders containers of equal urgency."""
     on: bool = True
+    blocked: bool = False
+    """It may not run: some of its memory is away, or is about to be."""
     working: bool = False
     idle_since_s: float | None = None
     """When its last work ended."""
@@ -70,9 +72,19 @@ class ContainerState:
 
     def rests(self, now_s: float, credit_most_s: float) -> bool:
         """Whether its state stays the same until its next event: it is on, has no work and none announced, and its credit is at the maximum."""
-        if self.working or not self.on or now_s < max(self.announced_until_s, self.kept_until_s):
+        if self.working or self.blocked or not self.on or now_s < max(self.announced_until_s, self.kept_until_s):
             return False
         return not self.cap or self.credit_s >= credit_most_s
+
+    def block(self) -> None:
+        """It may not run until `unblock`. It waits for memory then and not for GPU time, so it has no claim to time against starvation."""
+        self.blocked = True
+        self.waits_since_s, self.starvation_left_s, self.slice_left_s = None, 0.0, 0.0
+
+    def unblock(self, least_served: float) -> None:
+        """It may run again, as after idleness: it has no accumulated priority over containers that ran meanwhile."""
+        if self.blocked:
+            self.blocked, self.served = False, max(self.served, least_served)
 
     def shares_slices_with(self, other: ContainerState) -> bool:
         """Whether both share a GPU with equal urgency. True of a container and itself."""
@@ -119,7 +131,30 @@ class ContainerState:
         self.announced_from_s, self.announced_until_s, self.announced_due_s = inf, -inf, inf
 
 
-def unequal(states: Sequence[ContainerState]) -> bool:
+def crowd_of(states: Iterable[ContainerState], now_s: float) -> dict[str, int]:
+    """Number of running containers with work, by GPU: the driver slices its time between them."""
+    crowd: dict[str, int] = {}
+    for state in states:
+        if state.on and state.active(now_s):
+            for gpu in state.container.gpus:
+                crowd[gpu] = crowd.get(gpu, 0) + 1
+    return crowd
+
+
+def gpus_by_slices(ready: Iterable[ContainerState]) -> dict[str, bool]:
+    """GPU -> whether its most urgent containers need time slices on it."""
+    first: dict[str, list[ContainerState]] = {}
+    for state in ready:
+        for gpu in state.container.gpus:
+            rivals = first.setdefault(gpu, [])
+            if not rivals or state.urgency < rivals[0].urgency:
+                first[gpu] = [state]
+            elif state.urgency == rivals[0].urgency:
+                rivals.append(state)
+    return {gpu: _unequal(states) for gpu, states in first.items()}
+
+
+def _unequal(states: Sequence[ContainerState]) -> bool:
     """Whether these containers, of one urgency on one GPU, need time slices. Between equals without caps the driver itself slices time well."""
     weights = {state.container.weight for state in states}
     return len(weights) > 1 or any(state.cap or len(state.container.gpus) > 1 for state in states)

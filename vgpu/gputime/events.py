@@ -100,7 +100,15 @@ class Late(_Event, frozen=True, tag_field="type", tag=str.lower):
     late_s: float
 
 
-Event = Join | Leave | Work | Idle | Hint | BeginSection | EndSection | Switched | Stalled | Late
+class Block(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """The container may not run from now on, whatever else happens: its memory is being swapped out, or is away."""
+
+
+class Unblock(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """All memory of the container is on its GPUs again."""
+
+
+Event = Join | Leave | Work | Idle | Hint | BeginSection | EndSection | Switched | Stalled | Late | Block | Unblock
 _decoder = msgspec.json.Decoder(Event)
 
 

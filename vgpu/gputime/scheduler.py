@@ -16,6 +16,8 @@ The rules, in their order
                between two kernels, and would be suspended and resumed for each pause. It pays for that time. If its pauses are usually longer
                than its work, or than a switch, it does not keep the GPU. A container without work stays running or suspended: a
                switch costs half a millisecond and gains nothing. Suspended and without credit it stays suspended.
+    blocks     A container whose memory is swapped out, or is about to be, never runs, whatever the other rules say. It does not pay for that time,
+               does not count as waiting, and has no priority for it afterwards.
     stalls     While the arbiter is stalled, nothing is switched. The time that a container then runs adds at most three frames of debt, uses no
                time slice and does not count as waiting. Every other debt stays.
 
@@ -32,10 +34,11 @@ from math import inf
 from typing import Final
 
 from vgpu.api.names import CLASSES
-from vgpu.gputime.container_state import EWMA, ContainerState, unequal
+from vgpu.gputime.container_state import EWMA, ContainerState, crowd_of, gpus_by_slices
 from vgpu.gputime.decision import Decision
 from vgpu.gputime.events import (
     BeginSection,
+    Block,
     EndSection,
     Event,
     Hint,
@@ -46,6 +49,7 @@ from vgpu.gputime.events import (
     SchedulingParameters,
     Stalled,
     Switched,
+    Unblock,
     Work,
 )
 from vgpu.gputime.timing import LITTLE_S, Timing, little_s, time_left_s
@@ -121,6 +125,10 @@ class GpuTimeScheduler:
                 self._switched(state, event)
             case Late(late_s=late_s):
                 self._late_work(state, late_s)
+            case Block():
+                state.block()
+            case Unblock():
+                state.unblock(self._least_served(state.container))
 
     def decide(self, now_s: float) -> Decision:
         """Which containers are to run from now on. Cost: O(containers with work x log) plus O(GPUs), and a little for each of the others."""
@@ -129,9 +137,11 @@ class GpuTimeScheduler:
         why = dict.fromkeys(self._states, "idle")
         ready = []
         for name, state in self._astir.items():
-            if not state.active(self._now_s):
+            if state.blocked:
+                why[name] = "blocked"
+            elif not state.active(self._now_s):
                 continue
-            if not self._solvent(state):
+            elif not self._solvent(state):
                 why[name], state.slice_left_s, state.waits_since_s = "no credit", 0.0, None
             else:
                 ready.append(name)
@@ -157,12 +167,12 @@ class GpuTimeScheduler:
         With this list a switch can begin before the call of `decide`, which would suspend all of these and perhaps others. Valid until the next event.
         """
         state = self._states.get(name)
-        if state is None or state.cap or len(state.container.gpus) > 1 or state.active(self._now_s):
+        if state is None or state.blocked or state.cap or len(state.container.gpus) > 1 or state.active(self._now_s):
             return []
         beside = [
             (other, s) for other, s in self._astir.items() if not s.container.gpus.isdisjoint(state.container.gpus)
         ]
-        rivals = [(other, s) for other, s in beside if s.active(self._now_s)]
+        rivals = [(other, s) for other, s in beside if s.active(self._now_s) and not s.blocked]
         if any(s.starvation_left_s or s.urgency <= state.urgency for _, s in rivals):
             return []
         return [other for other, s in rivals if s.on and s.working]
@@ -225,7 +235,7 @@ class GpuTimeScheduler:
     def _stalled(self, event: Stalled) -> None:
         """If another GPU's thread recorded time meanwhile, it did so for the present state: nothing could be switched."""
         self._advance(event.since_s)
-        early_s, crowd, before = self._now_s - event.since_s, self._crowd(), []
+        early_s, crowd, before = self._now_s - event.since_s, crowd_of(self._astir.values(), self._now_s), []
         for state in self._astir.values():
             if event.name in state.container.gpus:
                 rate = state.rate(crowd) if state.on and state.active(self._now_s) else 0.0
@@ -236,7 +246,7 @@ class GpuTimeScheduler:
 
     def _least_served(self, container: SchedulingParameters) -> float:
         """The least served time among the containers with which it will share the GPU by time slices."""
-        here = (state for state in self._astir.values() if state.active(self._now_s))
+        here = (state for state in self._astir.values() if state.active(self._now_s) and not state.blocked)
         return min((state.served for state in here if not state.container.gpus.isdisjoint(container.gpus)), default=0.0)
 
     def _advance(self, now_s: float) -> None:
@@ -247,7 +257,7 @@ class GpuTimeScheduler:
         if passed_s <= 0:
             return
         self._little_s = little_s(now_s)
-        crowd, late = self._crowd(), self._late()
+        crowd, late = crowd_of(self._astir.values(), self._now_s), self._late()
         for name, state in self._astir.items():
             state.usage.suspended_s += 0.0 if state.on else passed_s
             if state.active(self._now_s):
@@ -260,6 +270,8 @@ class GpuTimeScheduler:
 
     def _pass_active(self, state: ContainerState, passed_s: float, rate: float) -> None:
         if not state.on:
+            if state.blocked:
+                return
             if self._solvent(state):
                 state.usage.off_s += passed_s
             else:
@@ -269,15 +281,6 @@ class GpuTimeScheduler:
         state.paid_until_s = self._now_s + passed_s
         state.slice_left_s = time_left_s(state.slice_left_s, passed_s, self._little_s)
         state.starvation_left_s = time_left_s(state.starvation_left_s, passed_s, self._little_s)
-
-    def _crowd(self) -> dict[str, int]:
-        """Number of running containers with work, by GPU: the driver slices its time between them."""
-        crowd: dict[str, int] = {}
-        for state in self._astir.values():
-            if state.on and state.active(self._now_s):
-                for gpu in state.container.gpus:
-                    crowd[gpu] = crowd.get(gpu, 0) + 1
-        return crowd
 
     def _is_wanted(self, name: str) -> bool:
         return self._wanted is None or name in self._wanted
@@ -310,7 +313,7 @@ class GpuTimeScheduler:
                 state.starvation_left_s = self._settings.starve_slice_s
 
     def _choose(self, ready: list[str], why: dict[str, str]) -> set[str]:
-        sliced = self._gpus_by_slices(ready)
+        sliced = gpus_by_slices(map(self._states.__getitem__, ready))
         order = sorted(ready, key=self._order)
         on: set[str] = set()
         taken: dict[str, tuple[int, int] | None] = {}
@@ -335,19 +338,6 @@ class GpuTimeScheduler:
             on.add(name)
             taken.update(dict.fromkeys(gpus, None if alone else state.urgency))
         return on
-
-    def _gpus_by_slices(self, ready: Iterable[str]) -> dict[str, bool]:
-        """GPU -> whether its most urgent containers need time slices on it."""
-        first: dict[str, list[ContainerState]] = {}
-        for name in ready:
-            state = self._states[name]
-            for gpu in state.container.gpus:
-                rivals = first.setdefault(gpu, [])
-                if not rivals or state.urgency < rivals[0].urgency:
-                    first[gpu] = [state]
-                elif state.urgency == rivals[0].urgency:
-                    rivals.append(state)
-        return {gpu: unequal(states) for gpu, states in first.items()}
 
     def _order(self, name: str) -> tuple[bool, tuple[int, int], bool, float, str]:
         state = self._states[name]
@@ -387,6 +377,8 @@ class GpuTimeScheduler:
     def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
         """When this container alone requires a new decision."""
         state, now_s = self._states[name], self._now_s
+        if state.blocked:
+            return inf
         times = [state.announced_from_s, state.announced_until_s]
         if not self._solvent(state):
             times.append(now_s + (state.cap * self._settings.frame_s - state.credit_s) / state.cap)

@@ -2,7 +2,9 @@
 
 Decides how much can be granted; the ledger decides to which process (`vgpu.memory.ledger`). Code that a process loads later, kernel by kernel, makes its
 context grow when the container may be full already. So the ledger reserves memory beside each context for its growth (the context room); together
-at most a sixteenth of the limit. Bytes.
+at most a sixteenth of the limit.
+
+A container that may burst has two limits: its guarantee for resident memory, and a higher one for all, elastic leases included. Bytes.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from vgpu.memory.records import LeaseRequest, ProcessRecord, Promise
+from vgpu.memory.records import Granted, LeaseRequest, ProcessRecord, Promise
 from vgpu.memory.shared import Shared
 
 ROOM_SHARE: Final = 16
 """The context room of all contexts of a GPU is at most this part of the limit. Guessed: a container of 1 GiB reserves 64 MiB."""
+
+
+SHARE_OF_REST: Final = 4
+"""Beyond its need a request gets at most this part of the free memory, so that chunks shrink near the limit. Guessed."""
 
 
 @dataclass(slots=True)
@@ -23,12 +29,17 @@ class GpuAccounts:
     """The sums of one GPU. A record's context changes between `take_out` and `put_back` only."""
 
     limit_bytes: int
+    """Of resident memory, and of all memory if the container may not burst."""
     room_each_bytes: int = 0
     """Reserved beside each context."""
     records: dict[int, ProcessRecord] = field(default_factory=dict)
     requests: deque[LeaseRequest] = field(default_factory=deque)
     shared: Shared = field(default_factory=Shared)
+    burst_bytes: int = 0
+    """Of all memory, if that is more; smaller values have no effect."""
     leased_bytes: int = 0
+    elastic_bytes: int = 0
+    """The elastic part of all leases."""
     context_bytes: int = 0
     room_bytes: int = 0
     """Sum of the context room of all contexts, before its upper bound applies."""
@@ -45,17 +56,30 @@ class GpuAccounts:
     @property
     def unleased_bytes(self) -> int:
         """Bytes that no process has leased for allocations or contexts, and that are not reserved beside a context."""
-        return max(0, self.limit_bytes - self._taken_bytes(self.room_bytes))
+        return max(0, self.most_bytes(elastic=True) - self._taken_bytes(self.room_bytes))
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that can be leased: neither used nor promised."""
-        return max(0, self.limit_bytes - self._taken_bytes(self.room_bytes) - self.promised_bytes)
+        """Bytes that can be leased for resident memory: neither used nor promised."""
+        return self.left_bytes(elastic=False, promised_bytes=self.promised_bytes)
+
+    def most_bytes(self, *, elastic: bool) -> int:
+        """The limit of resident memory, or of all."""
+        return max(self.limit_bytes, self.burst_bytes) if elastic else self.limit_bytes
+
+    def left_bytes(self, *, elastic: bool, promised_bytes: int = 0) -> int:
+        """Bytes that can be leased for memory of this kind, if this much is promised. Resident memory needs room below both limits."""
+        taken_bytes = self._taken_bytes(self.room_bytes) + promised_bytes
+        left_bytes = self.most_bytes(elastic=True) - taken_bytes
+        if not elastic:
+            left_bytes = min(left_bytes, self.limit_bytes - taken_bytes + self.elastic_bytes)
+        return max(0, left_bytes)
 
     def has_room(self, record: ProcessRecord, bound_bytes: int) -> bool:
         """Whether its contexts may grow by `bound_bytes`. The context room is used first."""
         taken_bytes = self._taken_bytes(self.room_bytes - min(bound_bytes, self._room_of(record)))
-        return taken_bytes + bound_bytes + self.promised_bytes <= self.limit_bytes
+        after_bytes = taken_bytes + bound_bytes + self.promised_bytes
+        return after_bytes - self.elastic_bytes <= self.limit_bytes and after_bytes <= self.most_bytes(elastic=True)
 
     def lose(self, process: int) -> bool:
         """A process disconnected: remove its bytes from the sums. Returns whether it had any on this GPU."""
@@ -65,15 +89,42 @@ class GpuAccounts:
         self.shared.leave(process)
         self.heirs_moved()
         self.leased_bytes -= record.leased_bytes
+        self.elastic_bytes -= record.elastic_bytes
         self.take_out(record)
         self.promises.pop(process, None)
         return True
 
-    def shrink(self, record: ProcessRecord, amount_bytes: int) -> None:
-        """A part of its lease ends."""
+    def grant(self, number: int, request: LeaseRequest, free_bytes: int) -> Granted:
+        """Grant a request of GPU `number`, and of the `free_bytes` a part in advance unless it needed a recall."""
+        record = self.records[request.process]
+        if request.key:
+            self.shared.open(request.key, request.process, request.need_bytes)
+            return Granted(request.process, number, request.seq, request.need_bytes)
+        if request.bound:
+            self.bound(record, request.need_bytes)
+            return Granted(request.process, number, request.seq, request.need_bytes)
+        spare_bytes = 0 if request.recalled else (free_bytes - request.need_bytes) // SHARE_OF_REST
+        granted_bytes = min(request.want_bytes, request.need_bytes + spare_bytes)
+        if request.context:
+            self.charge(record, record.context.bytes + granted_bytes, made_bytes=record.made_bytes)
+            return Granted(request.process, number, request.seq, record.context.bytes)
+        record.leased_bytes += granted_bytes
+        record.context.moved(record.leased_bytes)
+        self.leased_bytes += granted_bytes
+        self._set_elastic(record, record.elastic_bytes + granted_bytes * request.elastic)
+        return Granted(request.process, number, request.seq, granted_bytes)
+
+    def shrink(self, record: ProcessRecord, amount_bytes: int, *, elastic: bool = False) -> None:
+        """A part of its lease ends. A process that states its lease to a new arbiter does not state the elastic part: what is missing of one kind is of the
+        other."""
         record.context.moved(record.leased_bytes)
         record.leased_bytes -= amount_bytes
         self.leased_bytes -= amount_bytes
+        self._set_elastic(record, min(record.leased_bytes, max(0, record.elastic_bytes - amount_bytes * elastic)))
+
+    def _set_elastic(self, record: ProcessRecord, elastic_bytes: int) -> None:
+        self.elastic_bytes += elastic_bytes - record.elastic_bytes
+        record.elastic_bytes = elastic_bytes
 
     def charge(self, record: ProcessRecord, context_bytes: int, *, made_bytes: int) -> None:
         """Its contexts use `context_bytes`."""

@@ -14,7 +14,7 @@ grant, **and** it has not connected since it started. Unknown facts count in fav
 
 A program that replaces itself (execve) keeps its process and its start time, so the process was connected although the new program never was. The
 kernel unmaps the library and closes its connection, and no library is ever unloaded otherwise. So a process that was connected, is not now, and has no
-library, runs another program: it counts as newly started. (So does a program without the library that speaks the protocol itself and disconnects.)
+library, runs another program: it counts as newly started. (So does a program without the library that uses the protocol itself and disconnects.)
 For a moment every program is without the library, before the loader has mapped it, and a reading may still show the memory of the former program. So
 such a process bypasses only if it had no library both before and after a reading that found GPU memory. If it connects, it is connected.
 
@@ -73,7 +73,7 @@ class Traces:
     """Whether its mount namespace has a grant."""
     replaced_s: float = inf
     """If it was connected: since when it has been without the library and a new connection."""
-    looked_s: float = -inf
+    examined_s: float = -inf
     """When these facts were read."""
 
 
@@ -82,7 +82,7 @@ def bypassing(traces: Traces | None, reading_s: float = inf) -> bool | None:
     if traces is None:
         return None
     if traces.connected is not False:
-        return traces.connected is True and traces.mapped is False and traces.replaced_s < reading_s < traces.looked_s
+        return traces.connected is True and traces.mapped is False and traces.replaced_s < reading_s < traces.examined_s
     if traces.mapped is False or traces.mounted is False:
         return True
     return None if traces.mapped is None else False
@@ -135,7 +135,7 @@ class BypassDetector:
     beyond_bytes: int = 0
     _rows: dict[str, _Streak] = field(default_factory=dict)
 
-    def look(
+    def evaluate(
         self, at_s: float, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[ProcessMemory]]
     ) -> tuple[Bypass, ...]:
         """Evaluate a reading of some GPUs, or the last reading again once more facts about its processes are known. The result is valid until a

@@ -41,8 +41,6 @@ STATED_MOST: Final = 2**50
 """A PiB, which no GPU has: sums of stated sizes stay within 64 bits."""
 PROMISE_S: Final = 1.0
 """How long a promise is valid. Specified: a library relies on half of it (docs/reference/protocol.md)."""
-SHARE_OF_REST: Final = 4
-"""Beyond its need a request gets at most this part of the free memory, so that chunks shrink near the limit. Guessed."""
 
 
 def _never(_: int) -> bool:
@@ -108,11 +106,21 @@ class Ledger:
             events += self._decide(number, now_s)
         return events
 
-    def request(self, process: int, gpu: int, seq: int, need_bytes: int, want_bytes: int, now_s: float) -> list[Event]:
+    def request(
+        self,
+        process: int,
+        gpu: int,
+        seq: int,
+        need_bytes: int,
+        want_bytes: int,
+        now_s: float,
+        *,
+        elastic: bool = False,
+    ) -> list[Event]:
         """A process requests at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         record = self._record(process, gpu)
         record.known = True
-        self._queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes)))
+        self._queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
         return self._decide(gpu, now_s)
 
     def promise(self, process: int, gpu: int, context_bytes: int, now_s: float) -> int:
@@ -191,12 +199,14 @@ class Ledger:
         self._gpus[gpu].put_back(record)
         return self._decide(gpu, now_s) if context.bytes < before_bytes else []
 
-    def give_back(self, process: int, gpu: int, amount_bytes: int, seq: int, now_s: float) -> list[Event]:
-        """A process returns a part of its lease, or answers the recall `seq`. Raises BadDocument."""
+    def give_back(
+        self, process: int, gpu: int, amount_bytes: int, seq: int, now_s: float, *, elastic: bool = False
+    ) -> list[Event]:
+        """A process returns a part of its resident or elastic lease, or answers the recall `seq`. Raises BadDocument."""
         record = self._record(process, gpu)
         if amount_bytes > record.leased_bytes:
             raise BadDocument(f"RETURN of {amount_bytes} bytes of GPU {gpu}: 0 to {record.leased_bytes} are leased")
-        self._gpus[gpu].shrink(record, amount_bytes)
+        self._gpus[gpu].shrink(record, amount_bytes, elastic=elastic)
         if record.recall and seq == record.recall:
             record.recall = 0
             for request in self._gpus[gpu].requests:
@@ -267,10 +277,12 @@ class Ledger:
         promises_s = [promise.until_s for gpu in self._gpus for promise in gpu.promises.values()]
         return min(requests_s + promises_s, default=None)
 
-    def set_limits(self, limits_bytes: Sequence[int], now_s: float) -> list[Event]:
-        """The same GPUs have other limits. Existing leases stay."""
-        for gpu, limit in zip(self._gpus, limits_bytes, strict=True):
-            gpu.limit_bytes = limit
+    def set_limits(
+        self, limits_bytes: Sequence[int], now_s: float, bursts_bytes: Sequence[int] | None = None
+    ) -> list[Event]:
+        """The same GPUs have other limits: for resident memory, and with `bursts_bytes` higher ones for all. Existing leases stay."""
+        for gpu, limit, burst in zip(self._gpus, limits_bytes, bursts_bytes or limits_bytes, strict=True):
+            gpu.limit_bytes, gpu.burst_bytes = limit, burst
         return self._decide_all(now_s)
 
     def charge_unconnected(self, gpu: int, amount_bytes: int, now_s: float) -> list[Event]:
@@ -326,21 +338,21 @@ class Ledger:
         events: list[Event] = []
         while gpu.requests and now_s >= self._opens_at_s:
             request = gpu.requests[0]
-            free_bytes = gpu.free_bytes
+            free_bytes = gpu.left_bytes(elastic=request.elastic, promised_bytes=gpu.promised_bytes)
             missing_bytes = gpu.shared.missing_bytes(request.key, request.need_bytes)
             full = bool(request.key) and gpu.shared.full()
             if missing_bytes <= free_bytes and not full:
-                events.append(self._grant(number, request, free_bytes))
+                events.append(gpu.grant(number, request, free_bytes))
             elif (
                 not request.recalled
                 and not full
-                and (wanted := self._recall(number, request, missing_bytes - free_bytes, now_s))
+                and (wanted := self._recall(number, request, missing_bytes, free_bytes, now_s))
             ):
                 request.requested_at_s, request.until_s = now_s, now_s + self._recall_wait_s
                 return events + wanted
             elif request.waits_for and (now_s < request.until_s or self._worth_waiting(request, now_s)):
                 return events
-            elif gpu.promises and missing_bytes <= gpu.unleased_bytes and not full:
+            elif gpu.promises and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
                 return events
             else:
@@ -356,37 +368,20 @@ class Ledger:
             return self._opens_at_s
         return head.until_s if head.waits_for else inf
 
-    def _grant(self, number: int, request: LeaseRequest, free_bytes: int) -> Granted:
-        gpu = self._gpus[number]
-        record = gpu.records[request.process]
-        if request.key:
-            gpu.shared.open(request.key, request.process, request.need_bytes)
-            return Granted(request.process, number, request.seq, request.need_bytes)
-        if request.bound:
-            gpu.bound(record, request.need_bytes)
-            return Granted(request.process, number, request.seq, request.need_bytes)
-        spare_bytes = 0 if request.recalled else (free_bytes - request.need_bytes) // SHARE_OF_REST
-        granted_bytes = min(request.want_bytes, request.need_bytes + spare_bytes)
-        if request.context:
-            gpu.charge(record, record.context.bytes + granted_bytes, made_bytes=record.made_bytes)
-            return Granted(request.process, number, request.seq, record.context.bytes)
-        record.leased_bytes += granted_bytes
-        record.context.moved(record.leased_bytes)
-        gpu.leased_bytes += granted_bytes
-        return Granted(request.process, number, request.seq, granted_bytes)
-
     def _worth_waiting(self, request: LeaseRequest, now_s: float) -> bool:
         """After the short wait: whether some process will still answer."""
         request.waits_for = {process for process in request.waits_for if self._may_answer(process)}
         request.until_s = min(now_s + self._recall_wait_s, request.requested_at_s + RECALL_MOST_S)
         return bool(request.waits_for) and now_s < request.until_s
 
-    def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
+    def _recall(
+        self, number: int, request: LeaseRequest, needed_bytes: int, free_bytes: int, now_s: float
+    ) -> list[Event]:
         """Recall from every sibling that has unused memory. A sibling that still owes an answer gets no further recall."""
         gpu = self._gpus[number]
         request.recalled = True
         events: list[Event] = []
-        if missing_bytes + gpu.free_bytes > gpu.limit_bytes:
+        if needed_bytes > gpu.most_bytes(elastic=request.elastic):
             return events
         for process, record in gpu.records.items():
             if process == request.process or record.leased_bytes == 0 or record.recall or process in self._exact:
@@ -394,5 +389,5 @@ class Ledger:
             self._recalls = self._recalls % 0x7FFFFFFF + 1
             record.recall, record.recalled_at_s = RECALLS | self._recalls, now_s
             request.waits_for.add(process)
-            events.append(Recalled(process, number, record.recall, missing_bytes))
+            events.append(Recalled(process, number, record.recall, needed_bytes - free_bytes))
         return events

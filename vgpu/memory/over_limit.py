@@ -47,7 +47,7 @@ class OverLimitDetector:
     """GPUs on which the container is over its limit now, by UUID."""
     _in_a_row: dict[str, int] = field(default_factory=dict)
 
-    def look(
+    def evaluate(
         self, limits_bytes: Mapping[str, int], held: Mapping[str, Sequence[MeasuredProcess]]
     ) -> tuple[Excess, ...]:
         """Evaluate a reading of some GPUs. Returns the new excesses; the state of a GPU that was not read stays unchanged."""

@@ -30,6 +30,8 @@ class Part:
 @dataclass(slots=True)
 class ProcessRecord:
     leased_bytes: int = 0
+    elastic_bytes: int = 0
+    """The elastic part of the lease."""
     used_bytes: int = 0
     managed_bytes: int = 0
     """The managed part of the used memory."""
@@ -95,6 +97,8 @@ class LeaseRequest:
     """The bytes are for a context, not for allocations."""
     bound: bool = False
     """The bytes are for calls of unknown cost."""
+    elastic: bool = False
+    """The bytes are for memory that can be swapped out."""
     key: bytes = b""
     """The bytes are for memory of this key, which the process opened; empty otherwise."""
     recalled: bool = False

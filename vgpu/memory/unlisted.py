@@ -10,8 +10,8 @@ The difference has harmless parts. Figures of an H200 with driver 580.159.04:
 - NVML lists managed memory for no process. A process states its size, but the driver allocates it in steps of 128 MiB,
   and a process keeps the rest of a step (bench/granularity/results-h200.csv; paths.csv: 75.6 MiB beyond the charge).
 
-So a process explains the memory that NVML lists for it plus its stated managed memory, or its charge if that is more; `SLACK_BYTES` and
-`SLACK_EACH_BYTES` are tolerated. The charge is more if a process has `__managed__` variables: they are charged, not listed, and not stated as
+So a process explains the memory that NVML lists for it plus its stated managed memory, or its charge if that is more; `TOLERANCE_BYTES` and
+`TOLERANCE_EACH_BYTES` are tolerated. The charge is more if a process has `__managed__` variables: they are charged, not listed, and not stated as
 managed memory. An unused lease explains nothing, but it counts as used if its use is unknown:
 
 - lease or statement changed recently: later allocations are not stated yet;
@@ -33,9 +33,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SLACK_BYTES: Final = 64 * 2**20
+TOLERANCE_BYTES: Final = 64 * 2**20
 """For each GPU, for memory that other drivers use themselves. Guessed: nothing was measured."""
-SLACK_EACH_BYTES: Final = 136 * 2**20
+TOLERANCE_EACH_BYTES: Final = 136 * 2**20
 """For each process with memory there. Measured: a step of managed memory and, rounded up, the unlisted part of a context."""
 STAYS_S: Final = 1.8
 """Two seconds, and readings that do not begin to the millisecond. Guessed: a context is listed well within a second."""
@@ -86,9 +86,9 @@ def difference(used_bytes: int | None, holders: Iterable[Holder], charged_bytes:
     return max(0, rest_bytes)
 
 
-def slack_bytes(processes: int) -> int:
+def tolerance_bytes(processes: int) -> int:
     """The tolerated difference if this many processes have memory."""
-    return SLACK_BYTES + processes * SLACK_EACH_BYTES
+    return TOLERANCE_BYTES + processes * TOLERANCE_EACH_BYTES
 
 
 class UnlistedDetector:
@@ -98,10 +98,10 @@ class UnlistedDetector:
         self.found: dict[str, Unlisted] = {}
         """By GPU, by its last reading."""
         self._row_s: dict[str, tuple[float, float]] = {}
-        """When the first and the last reading of an unbroken row began that showed more than the slack."""
+        """When the first and the last reading of an unbroken row began that showed more than the tolerance."""
 
-    def look(self, at_s: float, seen: Mapping[str, Unlisted | None]) -> None:
-        """A reading that began at `at_s`. `seen`: the memory of some GPUs beyond the slack, None = none, or unknown. Other GPUs stay unchanged."""
+    def evaluate(self, at_s: float, seen: Mapping[str, Unlisted | None]) -> None:
+        """A reading that began at `at_s`. `seen`: the memory of some GPUs beyond the tolerance, None = none, or unknown. Other GPUs stay unchanged."""
         for uuid, one in seen.items():
             if one is None:
                 self._row_s.pop(uuid, None)

@@ -37,6 +37,15 @@ class Welcome:
     """Reserved for a context on the first GPU, if the process begins one soon; 0 = nothing is."""
 
 
+class LeaseKind(IntEnum):
+    """What a lease is for."""
+
+    RESIDENT = 0
+    """Memory that stays on the GPU. Every lease of a library that does not know kinds."""
+    ELASTIC = 1
+    """Memory in blocks that can be swapped out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Library: requests a lease of at least the needed bytes, at best the wanted bytes."""
@@ -44,6 +53,7 @@ class Lease:
     gpu: int
     need_bytes: int
     want_bytes: int
+    kind: LeaseKind = LeaseKind.RESIDENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class Return:
 
     gpu: int
     bytes: int
+    kind: LeaseKind = LeaseKind.RESIDENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +175,8 @@ class Channels:
     """There are more compute channels than fit one list: not all can be suspended."""
     fresh: bool = False
     """The process has never reported channels to an arbiter before, so none has suspended these."""
+    away: bool = False
+    """Memory of the process is swapped out: its channels must not be enabled."""
 
 
 class ActivityKind(IntEnum):
@@ -247,7 +260,124 @@ class Report:
     """False = the reason has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Arbiter: the limits of the container on a GPU now. Equal limits: it may not burst."""
+
+    gpu: int
+    guarantee_bytes: int
+    limit_bytes: int
+    """In all, the guarantee included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swappable:
+    """Library: the process's elastic memory on a GPU, and whether it can be swapped."""
+
+    gpu: int
+    reason: int
+    """Why it cannot be swapped now, 1 to 31; 0 = it can."""
+    elastic_bytes: int
+    """Of whole blocks, also of those that are away."""
+    away_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Arbiter: all channels of the container are suspended. The library names blocks of at least this many bytes."""
+
+    gpu: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One physical block of elastic memory. `id`: the library's own, never used twice in a process."""
+
+    id: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Library: blocks to copy. A descriptor of each comes along, in the same order."""
+
+    gpu: int
+    blocks: tuple[Block, ...]
+    more: bool = False
+    """Another message with further blocks of the same order follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmap:
+    """Arbiter: the content of these blocks is saved. The library unmaps and releases them."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """Library: it has unmapped and released these blocks."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Arbiter: the library makes and maps these blocks again, and answers with Blocks."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Arbiter: these blocks have their content again and are resident."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Arbiter: the present SwapOut ends. Blocks that no Unmap names stay."""
+
+    gpu: int
+
+
+class UnableReason(IntEnum):
+    """Why the library cannot do what the arbiter ordered."""
+
+    NO_ELASTIC_MEMORY = 1
+    """The process has no memory on that GPU that can be swapped."""
+    UNKNOWN_BLOCK = 2
+    """It has no such block in the state that the order needs."""
+    NO_DESCRIPTOR = 3
+    """No file descriptor is free."""
+    DRIVER = 4
+    """The driver refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unable:
+    """Library: it cannot do what the arbiter ordered; the answer in place of Blocks or Unmapped."""
+
+    gpu: int
+    reason: UnableReason
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Arbiter, with the seq of a Lease: the request waits until other containers have given memory back."""
+
+    gpu: int
+    missing_bytes: int
+
+
+SwapMessage = Burst | Swappable | SwapOut | Blocks | Unmap | Unmapped | SwapIn | Filled | Cancel | Unable | Pending
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-    | Channels | Activity | Hold | Drop | Report
+    | Channels | Activity | Hold | Drop | Report | SwapMessage
 )  # fmt: skip

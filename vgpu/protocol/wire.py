@@ -12,21 +12,29 @@ from functools import lru_cache
 from typing import Final
 
 from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.protocol import swap_wire
 from vgpu.protocol.messages import (
     Activity,
     ActivityKind,
+    Block,
+    Blocks,
+    Burst,
+    Cancel,
     Channels,
     Context,
     Drop,
     Error,
+    Filled,
     Hello,
     Hold,
     HoldState,
     Lease,
     Leased,
+    LeaseKind,
     ListedProcess,
     Measured,
     Message,
+    Pending,
     Processes,
     ProcessList,
     Recall,
@@ -34,38 +42,22 @@ from vgpu.protocol.messages import (
     Return,
     Space,
     Step,
+    SwapIn,
+    SwapOut,
+    Swappable,
+    Unable,
+    UnableReason,
+    Unmap,
+    Unmapped,
     Usage,
     Welcome,
     WelcomeGpu,
 )  # fmt: skip
 
 __all__ = [
-    "Activity",
-    "ActivityKind",
-    "Channels",
-    "Context",
-    "Drop",
-    "Error",
-    "Hello",
-    "Hold",
-    "HoldState",
-    "Lease",
-    "Leased",
-    "ListedProcess",
-    "Measured",
-    "Message",
-    "ProcessList",
-    "Processes",
-    "Recall",
-    "Report",
-    "Return",
-    "Space",
-    "Step",
-    "Usage",
-    "Welcome",
-    "WelcomeGpu",
-    "decode",
-    "encode",
+    "Activity", "ActivityKind", "Block", "Blocks", "Burst", "Cancel", "Channels", "Context", "Drop", "Error", "Filled", "Hello", "Hold", "HoldState",
+    "Lease", "LeaseKind", "Leased", "ListedProcess", "Measured", "Message", "Pending", "ProcessList", "Processes", "Recall", "Report", "Return", "Space",
+    "Step", "SwapIn", "SwapOut", "Swappable", "Unable", "UnableReason", "Unmap", "Unmapped", "Usage", "Welcome", "WelcomeGpu", "decode", "encode",
 ]  # fmt: skip
 
 MAGIC: Final = 0x52474E54
@@ -87,6 +79,7 @@ UNDERSTANDS_GROW: Final = 2
 UNDERSTANDS_STILL: Final = 4
 UNDERSTANDS_DRAINED: Final = 8
 UNDERSTANDS_RESUMED: Final = 16
+UNDERSTANDS_BURST: Final = 32
 """Bits of the features."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
@@ -100,11 +93,14 @@ CHANNELS_LIMIT: Final = 64
 """Channels of one kind, of one client on one GPU; the kernel driver's own limit for a list."""
 UNLISTED: Final = 1
 FRESH: Final = 2
+AWAY: Final = 4
 """Flags of a CHANNELS."""
 FOR_GPU_TIME: Final = 1
 """Flag of a HELLO: this connection reports channels and work, and leases nothing."""
 FOR_CONTEXT: Final = 2
 """Flag of a HELLO: the driver is being initialised, and a context may follow."""
+FOR_BURST: Final = 4
+"""Flag of a HELLO: this connection receives the burst limits and orders to swap, and leases nothing."""
 PAGE_BYTES: Final = 4096
 """The page of unleased bytes that comes with WELCOME: one u64 for each GPU."""
 LIBRARY_VERSION_BYTES: Final = 32
@@ -133,6 +129,7 @@ _PROCESS = struct.Struct("<IIQ")
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
     Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16, Report: 17,
+    **swap_wire.TYPES,
 }  # fmt: skip
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
@@ -156,11 +153,13 @@ def _body(message: Message) -> bytes:
             return _WELCOME.pack(len(gpus), promised_mib) + b"".join(
                 _GPU.pack(gpu.uuid, gpu.limit_bytes, gpu.core_percent, gpu.service_class) for gpu in gpus
             )
-        case Lease(gpu, need, want):
-            return _LEASE.pack(gpu, 0, need, want)
+        case Lease(gpu, need, want, kind):
+            return _LEASE.pack(gpu, kind, need, want)
         case Leased(gpu, refused, granted, unleased):
             return _LEASED.pack(gpu, int(refused), granted, unleased)
-        case Return(gpu, amount) | Recall(gpu, amount):
+        case Return(gpu, amount, kind):
+            return _AMOUNT.pack(gpu, kind, amount)
+        case Recall(gpu, amount):
             return _AMOUNT.pack(gpu, 0, amount)
         case Usage(gpu, used, leased, managed_mib):
             return _USAGE.pack(gpu, managed_mib, used, leased)
@@ -172,8 +171,8 @@ def _body(message: Message) -> bytes:
             return _MEASURED.pack(gpu, int(known), context, unleased)
         case Processes(gpu):
             return _GPU_ONLY.pack(gpu, 0)
-        case Channels(gpu, client, subdevice, compute, copy, unlisted, fresh):
-            counts = len(compute), len(copy), UNLISTED * unlisted | FRESH * fresh
+        case Channels(gpu, client, subdevice, compute, copy, unlisted, fresh, away):
+            counts = len(compute), len(copy), UNLISTED * unlisted | FRESH * fresh | AWAY * away
             return _CHANNELS.pack(gpu, client, subdevice, *counts, *_list(compute), *_list(copy))
         case Activity(what, value):
             return _ACTIVITY.pack(what, 0, value)
@@ -185,6 +184,8 @@ def _body(message: Message) -> bytes:
             return _GPU_ONLY.pack(gpu, len(processes)) + b"".join(
                 _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
             )
+        case _:
+            return swap_wire.body(message)
 
 
 def decode(packet: bytes) -> tuple[int, Message]:
@@ -209,11 +210,17 @@ def decode(packet: bytes) -> tuple[int, Message]:
         return seq, _welcome(body)
     if number == _TYPES[ProcessList]:
         return seq, _process_list(body)
-    if number not in _BODY_BYTES:
+    if number not in _NAMES:
         raise BadDocument(f"packet is of type {number}: types are 1 to {max(_NAMES)}")
-    if len(body) != _BODY_BYTES[number]:
-        raise BadDocument(f"{_NAMES[number]} has a body of {len(body)} bytes: it must be {_BODY_BYTES[number]}")
-    return seq, _message(number, body)
+    swaps = number in swap_wire.NUMBERS
+    needed = swap_wire.size_bytes(number, body) if swaps else _BODY_BYTES[number]
+    if len(body) != needed:
+        raise BadDocument(f"packet {_NAMES[number]} has a body of {len(body)} bytes: it must be {needed}")
+    if not swaps:
+        return seq, _message(number, body)
+    swap = swap_wire.message(number, body)
+    _gpu(swap.gpu)
+    return seq, swap
 
 
 def _message(number: int, body: bytes) -> Message:
@@ -222,14 +229,17 @@ def _message(number: int, body: bytes) -> Message:
             pid, flags, version = _HELLO.unpack(body)
             return Hello(pid, _hello_flags(flags), _text(version))
         case 3:
-            gpu, _, need, want = _LEASE.unpack(body)
-            return Lease(_gpu(gpu), need, want)
+            gpu, kind, need, want = _LEASE.unpack(body)
+            return Lease(_gpu(gpu), need, want, _lease_kind(kind))
         case 4:
             gpu, refused, granted, unleased = _LEASED.unpack(body)
             return Leased(_gpu(gpu), bool(refused), granted, unleased)
-        case 5 | 6:
+        case 5:
+            gpu, kind, amount = _AMOUNT.unpack(body)
+            return Return(_gpu(gpu), amount, _lease_kind(kind))
+        case 6:
             gpu, _, amount = _AMOUNT.unpack(body)
-            return (Return if number == 5 else Recall)(_gpu(gpu), amount)
+            return Recall(_gpu(gpu), amount)
         case 7:
             gpu, managed_mib, used, leased = _USAGE.unpack(body)
             return Usage(_gpu(gpu), used, leased, managed_mib)
@@ -287,11 +297,19 @@ def _process_list(body: bytes) -> ProcessList:
 
 
 def _hello_flags(flags: int) -> int:
-    if flags not in (0, FOR_GPU_TIME, FOR_CONTEXT):
+    if flags not in (0, FOR_GPU_TIME, FOR_CONTEXT, FOR_BURST):
         raise BadDocument(
-            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_GPU_TIME} for GPU time, or {FOR_CONTEXT} before a context"
+            f"packet HELLO has flags {flags:#x}: they must be 0, {FOR_GPU_TIME} for GPU time, {FOR_CONTEXT} before a context, or {FOR_BURST} for bursts"
         )
     return flags
+
+
+def _lease_kind(kind: int) -> LeaseKind:
+    if kind not in (LeaseKind.RESIDENT, LeaseKind.ELASTIC):
+        raise BadDocument(
+            f"packet LEASE or RETURN is of kind {kind}: {LeaseKind.RESIDENT} resident or {LeaseKind.ELASTIC} elastic"
+        )
+    return LeaseKind(kind)
 
 
 def _list(channels: tuple[int, ...]) -> list[int]:
@@ -304,7 +322,9 @@ def _channels(
     if computes > CHANNELS_LIMIT or copies > CHANNELS_LIMIT:
         raise BadDocument(f"packet CHANNELS of {computes} and {copies} channels: at most {CHANNELS_LIMIT} of a kind")
     compute, copy = channels[:computes], channels[CHANNELS_LIMIT : CHANNELS_LIMIT + copies]
-    return Channels(_gpu(gpu), client, subdevice, compute, copy, bool(flags & UNLISTED), bool(flags & FRESH))
+    return Channels(
+        _gpu(gpu), client, subdevice, compute, copy, bool(flags & UNLISTED), bool(flags & FRESH), bool(flags & AWAY)
+    )
 
 
 def _what(what: int) -> ActivityKind:

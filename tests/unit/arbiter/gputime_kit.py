@@ -83,8 +83,11 @@ class Driver:
 
     def goes_on_by_itself(self, container: Container, client: int | None = None) -> None:
         """The process enabled its channels."""
+        self.enables_its_own(container.client if client is None else client)
+
+    def enables_its_own(self, client: int) -> None:
         with self._lock:
-            self._start(container.client if client is None else client)
+            self._start(client)
 
     def _start(self, client: int) -> None:
         for of, channel in list(self._count):

@@ -22,7 +22,7 @@ from vgpu.protocol.wire import Activity, ActivityKind
 SUSPEND_S, RESUME_S = 0.0006, 0.0003
 ROUND_S = 50e-6
 """Of the thread, beside its calls."""
-STALE_S, LOOK_S = 0.6, 0.2
+STALE_S, CHECK_S = 0.6, 0.2
 """Of the library's watchdog."""
 START_S = 1000.0
 
@@ -75,7 +75,7 @@ class Program:
 
     def watches(self, driver: Driver, at_s: float) -> None:
         """As the library does five times a second."""
-        if at_s < self.looked_at_s + LOOK_S:
+        if at_s < self.looked_at_s + CHECK_S:
             return
         self.looked_at_s = at_s
         off = self.page[wire.GPU_TIME_AT // 8 + 1] & 1
@@ -177,7 +177,7 @@ class Simulation:
     def _next_s(self) -> float:
         parts = self._parts()
         times = [one.next_s(self.now_s, parts.get(at, 0.0)) for at, one in enumerate(self.programs)]
-        looks = [one.looked_at_s + LOOK_S for one in self.programs]
+        looks = [one.looked_at_s + CHECK_S for one in self.programs]
         return max(min(times, default=inf), self.now_s) if self.now_s >= min(looks) else min(*times, *looks)
 
     def _pass(self, until_s: float) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arbiter.page import FEATURES
 from tests.examples import examples
 from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant
 from vgpu.memory.ledger import RECALLS
@@ -34,12 +35,13 @@ def started(node: ArbiterNode) -> ArbiterNode:
         (wire.Lease(5, 1, 1), "packet names GPU 5: this container has 1, from 0"),
         (wire.Return(0, 1), "RETURN of 1 bytes of GPU 0: 0 to 0 are leased"),
         (wire.Hello(1, 0, "x"), "HELLO twice on one connection"),
-        (wire.Recall(0, 1), "RECALL is sent by the arbiter only"),
+        (wire.Recall(0, 1), "RECALL is invalid on a connection for memory"),
         (wire.Context(5, wire.Step.BEGIN, 0), "packet names GPU 5: this container has 1, from 0"),
         (wire.Context(5, wire.Step.DONE, 0), "packet names GPU 5: this container has 1, from 0"),
         (wire.Processes(5), "packet names GPU 5: this container has 1, from 0"),
-        (wire.Measured(0, True, 0, 0), "MEASURED is sent by the arbiter only"),
-        (wire.ProcessList(0, ()), "PROCESSLIST is sent by the arbiter only"),
+        (wire.Swappable(0, 0, 0, 0), "SWAPPABLE is invalid on a connection for memory"),
+        (wire.Measured(0, True, 0, 0), "MEASURED is invalid on a connection for memory"),
+        (wire.ProcessList(0, ()), "PROCESSLIST is invalid on a connection for memory"),
         (wire.Usage(0, 0, 2**50 + 1), f"USAGE of {2**50 + 1} bytes leased of GPU 0: at most {2**50}"),
     ],
 )
@@ -56,6 +58,15 @@ def test_a_lease_before_hello_is_refused(started: ArbiterNode) -> None:
     process = started.connect()
     process.send(wire.Lease(0, 1, 1))
     assert process.receive() == wire.Error(1, "LEASE before WELCOME: HELLO comes first")
+
+
+def test_a_connection_for_bursts_is_refused_while_the_page_offers_none(started: ArbiterNode) -> None:
+    assert not FEATURES & wire.UNDERSTANDS_BURST
+    process = started.connect()
+    process.send(wire.Hello(1, wire.FOR_BURST, "x"))
+    error = process.receive()
+    assert isinstance(error, wire.Error)
+    assert error.text.startswith("HELLO for bursts")
 
 
 def test_bad_packets_are_counted(started: ArbiterNode) -> None:

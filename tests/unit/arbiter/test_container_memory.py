@@ -149,7 +149,7 @@ def test_a_directory_that_is_removed_ends_its_connections(started: ArbiterNode) 
     wait_for(lambda: "k" not in started.server.containers)  # type: ignore[union-attr]
 
 
-def test_a_directory_given_to_another_pod_ends_the_connections_of_the_one_before(started: ArbiterNode) -> None:
+def test_a_grant_that_names_another_pod_ends_the_connections(started: ArbiterNode) -> None:
     one = started.process()
     one.lease(LIMIT)
     started.write("k", a_grant(pod="b"))

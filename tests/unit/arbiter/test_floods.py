@@ -90,9 +90,9 @@ def work() -> Iterator[Callable[[float], Work]]:
 def test_a_container_that_had_its_part_rests_until_it_has_some_again(work: Callable[[float], Work]) -> None:
     one = work(attention.MS_AT_ONCE / 1000 / 4)
     for _ in range(3):
-        one.attention.piece()
+        one.attention.serve()
         assert one.attention.rest_s(0.0) is None
-    one.attention.piece()
+    one.attention.serve()
     until_s = one.attention.rest_s(0.0) or 0.0
     assert until_s == pytest.approx(attention.MS_AGAIN / attention.MS_A_SECOND)
     assert one.attention.throttles == 1
@@ -102,7 +102,7 @@ def test_a_container_that_had_its_part_rests_until_it_has_some_again(work: Calla
 def test_the_container_that_had_less_comes_first(work: Callable[[float], Work]) -> None:
     much, little = work(0.02), work(0.001)
     for one in (much, little):
-        one.attention.piece()
+        one.attention.serve()
     assert sorted([much.attention, little.attention], key=lambda one: one.had) == [little.attention, much.attention]
 
 

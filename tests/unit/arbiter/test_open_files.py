@@ -85,7 +85,7 @@ class Short:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_folder_that_cannot_be_read_for_want_of_files_is_read_at_the_next_look(
+def test_a_folder_that_cannot_be_read_for_want_of_files_is_read_at_the_next_check(
     node: ArbiterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.start()

@@ -46,9 +46,9 @@ class Relay:
     """An arbiter with readings and processes of the test's making."""
 
     def __init__(self, node: ArbiterNode, meter: HandMeter, stack: ExitStack, action: OverLimitAction) -> None:
-        self.node, self.meter, self.looks, self._stack = node, meter, Looks(), stack
+        self.node, self.meter, self.results, self._stack = node, meter, Looks(), stack
         known = KnownProcesses(None, "b", lambda: 0)
-        self.tracer = Tracer(Nvml(self.looks), known, lambda _: True, meter._clock)
+        self.tracer = Tracer(Nvml(self.results), known, lambda _: True, meter._clock)
         self.tracer.start()
         stack.callback(self.tracer.close)
         rules = BypassRules(action, beyond_bytes=100 * MIB, trace_source=self.tracer)
@@ -69,14 +69,14 @@ class Relay:
         at_s = self.meter._clock()
         seen = {one.pid: SeenProcess(host.started_at(one.pid), "k", 0) for one in held}
         self.meter._report(MemoryReading(at_s, {GPU: dict.fromkeys(seen, mib * MIB)}, seen))
-        wait_for(lambda: not self.meter._readings and self._looked_at(at_s, seen))
+        wait_for(lambda: not self.meter._readings and self._examined(at_s, seen))
 
-    def _looked_at(self, at_s: float, pids: Collection[int]) -> bool:
+    def _examined(self, at_s: float, pids: Collection[int]) -> bool:
         with self.server.lock:
             unconnected_usage = self.server.containers["k"].contexts.suspects() & set(pids)
-        looks = self.tracer._looks
-        looked = all(pid in looks and looks[pid].traces.looked_s > at_s for pid in unconnected_usage)
-        return looked and not select.select([self.tracer.fd], [], [], 0)[0]
+        results = self.tracer._results
+        examined = all(pid in results and results[pid].traces.examined_s > at_s for pid in unconnected_usage)
+        return examined and not select.select([self.tracer.fd], [], [], 0)[0]
 
     def connects(self, one: subprocess.Popen[bytes]) -> None:
         """As a process whose connection has ended since."""
@@ -160,12 +160,12 @@ def test_what_was_found_stands_while_the_gpu_does_not_answer(make: MAKE) -> None
     assert status_of(relay.server).containers[0].unenforced == found.unenforced
 
 
-def test_programs_that_are_gone_before_they_are_looked_at_break_no_row(make: MAKE) -> None:
+def test_programs_that_are_gone_before_they_are_examined_break_no_row(make: MAKE) -> None:
     relay = make()
     for seen in (True, False, True, False, True):
         one = relay.process()
         if not seen:
-            relay.looks.unknown.add(one.pid)
+            relay.results.unknown.add(one.pid)
         relay.reads(one)
     assert ended(one)
 
@@ -178,12 +178,12 @@ def test_an_innocent_process_that_starts_where_others_bypassed_lives(make: MAKE)
         relay.reads(one)
     assert ended(one)
     innocent, unread, late = relay.process(), relay.process(), relay.process()
-    relay.looks.mapped.add(innocent.pid)
-    relay.looks.unknown.add(unread.pid)
+    relay.results.mapped.add(innocent.pid)
+    relay.results.unknown.add(unread.pid)
     for _ in range(5):
         relay.reads(innocent, unread, mib=5000)
     relay.tracer.connected(late.pid)
-    relay.looks.mapped.add(late.pid)
+    relay.results.mapped.add(late.pid)
     for _ in range(3):
         relay.reads(innocent, unread, late, mib=5000)
     assert [kill.pid for kill in relay.server.killed()] == [one.pid]
@@ -193,7 +193,7 @@ def test_an_innocent_process_that_starts_where_others_bypassed_lives(make: MAKE)
 def test_beside_one_that_bypasses_the_innocent_live(make: MAKE) -> None:
     relay = make()
     innocent, bypasses = relay.process(), relay.process()
-    relay.looks.mapped.add(innocent.pid)
+    relay.results.mapped.add(innocent.pid)
     for _ in range(3):
         relay.reads(innocent, bypasses, mib=5000)
     assert ended(bypasses)
@@ -205,11 +205,11 @@ def test_beside_one_that_bypasses_the_innocent_live(make: MAKE) -> None:
 def test_a_program_that_connected_and_became_another_is_ended(make: MAKE) -> None:
     relay = make()
     one = relay.process()
-    relay.looks.mapped.add(one.pid)
+    relay.results.mapped.add(one.pid)
     relay.connects(one)
     relay.reads(one)
     relay.reads(one)
-    relay.looks.mapped.discard(one.pid)  # execve
+    relay.results.mapped.discard(one.pid)  # execve
     relay.reads(one)
     assert status_of(relay.server).containers[0].bypasses == ()
     for _ in range(2):
@@ -225,9 +225,9 @@ def test_a_program_that_becomes_another_with_the_library_lives(make: MAKE) -> No
     one = relay.process()
     relay.connects(one)
     for _ in range(6):
-        relay.looks.mapped.discard(one.pid)
+        relay.results.mapped.discard(one.pid)
         relay.reads(one, mib=5000)
-        relay.looks.mapped.add(one.pid)
+        relay.results.mapped.add(one.pid)
         relay.reads(one, mib=5000)
         relay.connects(one)
     assert one.poll() is None

@@ -125,10 +125,10 @@ def test_a_container_that_is_not_there_any_more_is_not_judged(node: GpuTimeNode)
 
 
 def test_a_throttled_container_counts_as_working_meanwhile(node: GpuTimeNode, driver: Driver, monkeypatch):
-    """Else a flood of messages would hide work, and a container of many processes would be taken for a liar."""
+    """Else a flood of messages would hide work, and a container of many processes would count as one with unreported work."""
     reported: list[float] = []
     monkeypatch.setattr(
-        UnreportedWork, "look", lambda _, passed_s, reported_s, __: reported.append(reported_s / passed_s)
+        UnreportedWork, "evaluate", lambda _, passed_s, reported_s, __: reported.append(reported_s / passed_s)
     )
     flooder = node.container("flood", "best-effort")
     node.status("flood")
@@ -205,7 +205,7 @@ def test_without_cap_unreported_it_is_reported_and_nothing_follows(driver: Drive
     node.close()
 
 
-def test_a_verdict_that_no_look_confirms_ends(node: GpuTimeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_no_reading_confirms_ends(node: GpuTimeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when NVML is gone, or the GPU: no verdict lasts for ever."""
     node.container("liar")
     accuse(node, "liar")
@@ -243,7 +243,7 @@ def judged(at_s: list[float], seen_s: list[float], *, works: bool, on: bool = Tr
         ([10, 11, 11, 12], [1.0, 1.0, 0.0, 1.0], 1.8),
     ],
 )
-def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
+def test_evidence_against_a_container_is_what_was_seen_and_never_what_a_pause_hid(
     at_s: list[float], seen_s: list[float], unreported_s: float
 ) -> None:
     container = judged(at_s, seen_s, works=False)
@@ -252,7 +252,7 @@ def test_what_speaks_against_one_is_what_was_seen_and_never_what_a_pause_hid(
     assert container.reports.seen_s == pytest.approx(sum(seen_s[1:]))
 
 
-def test_a_pause_speaks_for_a_container_that_reported_work_in_it() -> None:
+def test_a_pause_counts_for_a_container_that_reported_work_in_it() -> None:
     """What the next look sees may be of before its end: the driver counts late."""
     container = judged([10, 11], [0.0, 1.0], works=False)
     container.take_activity(1, Activity(ActivityKind.WORK), 11)

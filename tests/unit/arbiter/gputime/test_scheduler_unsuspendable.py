@@ -151,7 +151,7 @@ def test_no_container_is_off_at_an_open_gate(denied: GpuTimeNode) -> None:
     assert denied.status("be").on
 
 
-def test_one_process_that_waits_at_the_gate_does_not_speak_for_another(denied: GpuTimeNode) -> None:
+def test_one_process_that_waits_at_the_gate_is_no_evidence_for_another(denied: GpuTimeNode) -> None:
     first, second = denied.container("be"), denied.container("be")
     urgent = denied.container("lc", "latency-critical")
     for one in (first, second, urgent):

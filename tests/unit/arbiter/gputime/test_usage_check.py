@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from arbiter.gputime import usage_check as usage_check
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.process import GpuTimeProcess
-from arbiter.gputime.usage_check import AHEAD_US, REMEMBERED_US, UsageCheck, add_up, look_since_us, seen_whole
+from arbiter.gputime.usage_check import AHEAD_US, REMEMBERED_US, UsageCheck, add_up, read_since_us, seen_whole
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.messages import AnyReply, AnyRequest, Busy, ErrorReply, UtilisationReply, UtilisationRequest
 from nvml.queries import Nvml
@@ -106,18 +106,18 @@ def test_a_gpu_that_does_not_answer_keeps_the_others_checked_and_is_reported_onc
         return Busy({1: 50, 3: 100}, since_us + 1_000_000)
 
     scheduler = NodeScheduler()
-    looking = usage_check_of(scheduler, monkeypatch, busy)
+    check = usage_check_of(scheduler, monkeypatch, busy)
     with capture_logs() as log:
         for _ in range(3):
-            looking._look()
+            check._check()
         assert scheduler.reported == [{"a": 0.5}] * 3
         assert [line["gpu"] for line in log] == ["0"]
         broken.clear()
-        looking._look()
+        check._check()
         assert scheduler.reported[-1] == {"a": 0.5, "b": 1.0}
         broken.update("01")
         with pytest.raises(NvmlError):
-            looking._look()
+            check._check()
         assert [line["gpu"] for line in log] == ["0", "0", "1"], "logged again, for it had answered meanwhile"
     assert len(scheduler.reported) == 4
 
@@ -134,10 +134,10 @@ def test_nvml_that_does_not_answer_is_reported_once_and_an_error_of_ours_ends_it
         raise NvmlAway("no library")
 
     monkeypatch.setattr(usage_check, "PERIOD_S", 0.0)
-    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
+    check = usage_check_of(NodeScheduler(), monkeypatch, busy)
     with capture_logs() as log:
-        looking.start()
-        wait_for(lambda: not looking._reader.alive, 30)
+        check.start()
+        wait_for(lambda: not check._reader.alive, 30)
     assert [line["log_level"] for line in log] == ["warning", "error"]
     assert log[1]["event"] == "usage reports are not compared with the GPU time that NVML counts any more"
 
@@ -150,7 +150,7 @@ def test_without_an_answer_no_other_gpu_is_read(monkeypatch: pytest.MonkeyPatch)
         raise NvmlAway("no child")
 
     with pytest.raises(NvmlAway):
-        usage_check_of(NodeScheduler(), monkeypatch, busy)._look()
+        usage_check_of(NodeScheduler(), monkeypatch, busy)._check()
     assert requested == ["0"], "each of eight would cost three seconds"
 
 
@@ -161,7 +161,7 @@ def test_a_gpu_of_which_a_call_hung_keeps_the_others_checked(monkeypatch: pytest
         return Busy({1: 50}, since_us + 1_000_000)
 
     scheduler = NodeScheduler()
-    usage_check_of(scheduler, monkeypatch, busy)._look()
+    usage_check_of(scheduler, monkeypatch, busy)._check()
     assert scheduler.reported == [{"a": 0.5}]
 
 
@@ -174,27 +174,27 @@ def test_nvml_that_answers_late_does_not_keep_the_arbiter_from_ending(monkeypatc
         raise NvmlAway("late")
 
     monkeypatch.setattr(usage_check, "PERIOD_S", 0.0)
-    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
-    looking.start()
+    check = usage_check_of(NodeScheduler(), monkeypatch, busy)
+    check.start()
     assert hung.wait(30)
-    ended = threading.Thread(target=looking.close, daemon=True)
+    ended = threading.Thread(target=check.close, daemon=True)
     ended.start()
     ended.join(30)
     try:
         assert not ended.is_alive()
     finally:
         go_on.set()
-    wait_for(lambda: not looking._reader.alive, 30)
+    wait_for(lambda: not check._reader.alive, 30)
 
 
 def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_started_with(tmp_path: Path) -> None:
     grants = tmp_path / "grants"
     run = {"TANGRAM_GRANT": f"{grants}/0a/grant", "PATH": os.environ["PATH"]}
-    looking = UsageCheck(NodeScheduler(), Nvml(Counts(no_process)), grants, named_in=grants)  # type: ignore[arg-type]
+    check = UsageCheck(NodeScheduler(), Nvml(Counts(no_process)), grants, named_in=grants)  # type: ignore[arg-type]
     on_a_node = UsageCheck(NodeScheduler(), Nvml(Counts(no_process)), grants)  # type: ignore[arg-type]
     with subprocess.Popen(["sleep", "60"], env=run) as child:
         wait_for(
-            lambda: looking._owners_of([child.pid], set()) == {child.pid: "0a"}, 30
+            lambda: check._owners_of([child.pid], set()) == {child.pid: "0a"}, 30
         )  # it has an environment a moment later
         assert on_a_node._owners_of([child.pid], set()) == {}, "containers choose their environment"
         child.kill()
@@ -202,11 +202,11 @@ def test_a_process_of_a_run_that_never_connected_counts_for_the_run_it_was_start
 
 def test_what_was_seen_before_the_clock_was_set_back_is_forgotten() -> None:
     at_us = 1_700_000_000_000_000
-    assert look_since_us(at_us - 1_000_000, at_us) == at_us - 1_000_000
-    assert look_since_us(at_us - 9_000_000, at_us) == at_us - REMEMBERED_US
-    assert look_since_us(at_us + 500_000, at_us) == at_us + 500_000, "the driver's clock is a little ahead"
-    assert look_since_us(at_us + AHEAD_US + 1, at_us) == at_us - REMEMBERED_US
-    assert look_since_us(0, at_us) == at_us - REMEMBERED_US
+    assert read_since_us(at_us - 1_000_000, at_us) == at_us - 1_000_000
+    assert read_since_us(at_us - 9_000_000, at_us) == at_us - REMEMBERED_US
+    assert read_since_us(at_us + 500_000, at_us) == at_us + 500_000, "the driver's clock is a little ahead"
+    assert read_since_us(at_us + AHEAD_US + 1, at_us) == at_us - REMEMBERED_US
+    assert read_since_us(0, at_us) == at_us - REMEMBERED_US
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +218,9 @@ def test_a_clock_that_is_set_back_does_not_stop_the_check(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(usage_check.time, "time_ns", lambda: int(clock_s[0] * 1e9))
     monkeypatch.setattr(NodeScheduler, "watched", lambda _: {"b": WATCHED["b"]})
-    looking = usage_check_of(NodeScheduler(), monkeypatch, busy)
+    check = usage_check_of(NodeScheduler(), monkeypatch, busy)
     for clock_s[0] in (2000.0, 2001.0, 1000.0, 1001.0):
-        looking._look()
+        check._check()
     assert requested == [(1998.0, 2001.0), (2000.0, 2002.0), (998.0, 1001.0), (1000.0, 1002.0)]
 
 
@@ -268,7 +268,7 @@ class Honest:
 @settings(max_examples=examples(40), deadline=None)
 @given(SPANS, st.floats(0.0, 1.0), st.lists(st.one_of(st.just(1.0), st.floats(0.2, 30.0)), min_size=10, max_size=30))
 @example([(30.0, 2.0)], 0.0, [27.0, 32.0, 32.0])  # all its work right before each look
-def test_a_container_that_reports_all_its_work_is_never_accused_whatever_the_pauses_between_looks(
+def test_a_container_that_reports_all_its_work_is_never_accused_whatever_the_pauses_between_readings(
     spans: list[tuple[float, float]], late_s: float, pauses_s: list[float]
 ) -> None:
     one = Honest(spans, late_s)
@@ -286,11 +286,11 @@ def test_a_container_that_reports_all_its_work_is_never_accused_whatever_the_pau
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(usage_check, "now_s", lambda: one.now_s)
         patch.setattr(usage_check.time, "time_ns", lambda: int(one.now_s * 1e9))
-        looking = usage_check_of(Only(), patch, one.busy)
+        check = usage_check_of(Only(), patch, one.busy)
         one.run(5.0)
         for pause_s in pauses_s:
             one.run(pause_s)
-            looking._look()
+            check._check()
             assert not one.container.reports.unreported_work.proven
     assert one.container.reports.unreported_work.seconds < 1.5, "no more than what is on its way"
 

@@ -169,7 +169,7 @@ def test_a_reading_is_as_the_one_before_only_where_each_process_belongs_to_the_g
             0.0, {GPU: {LOST: MIB}}, {LOST: SeenProcess(1, None, 0, place=place)}, unchanged=frozenset({GPU})
         )
         with server.lock:
-            return GPU in attributor.take(reading, server.containers).unchanged
+            return GPU in attributor.attribute(reading, server.containers).unchanged
 
     assert [unchanged(CgroupOwner(POD, Y)) for _ in range(3)] == [False, True, True]
     assert [unchanged(CgroupOwner(POD, X)) for _ in range(3)] == [False] * 3, "it is either container's"

@@ -63,7 +63,7 @@ def tracer(looks: Looks) -> Iterator[Tracer]:
 def seen(tracer: Tracer, pid: int, started: int) -> Traces | None:
     """But for when."""
     found = tracer.traces(pid, started)
-    return replace(found, replaced_s=inf, looked_s=-inf) if found is not None else None
+    return replace(found, replaced_s=inf, examined_s=-inf) if found is not None else None
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_is_looked_at_once_a_second_at_most_and_forgotten_when_it_is_no_suspect(
+def test_a_process_is_examined_once_a_second_at_most_and_forgotten_when_it_is_no_suspect(
     tracer: Tracer, looks: Looks
 ) -> None:
     one = Suspect(7, 5)
@@ -99,7 +99,7 @@ def test_without_an_answer_maps_are_unknown(tracer: Tracer, looks: Looks) -> Non
     wait_for(lambda: seen(tracer, 7, 5) == Traces(False, None, True))
 
 
-def test_more_processes_than_one_request_names_are_looked_at_one_after_the_other(tracer: Tracer, looks: Looks) -> None:
+def test_more_processes_than_one_request_names_are_examined_one_after_the_other(tracer: Tracer, looks: Looks) -> None:
     tracer.suspect([Suspect(pid, 5) for pid in range(1, 41)])
     wait_for(lambda: all(tracer.traces(pid, 5) for pid in range(1, 41)))
     assert [len(one) for one in looks.requested] == [16, 16, 8]
@@ -231,7 +231,7 @@ def test_a_process_that_is_given_the_pid_of_one_of_the_container_lives(monkeypat
     assert killed == []
 
 
-def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_others_are_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """To examine all processes of the node takes a second at worst, and the arbiter serves no process meanwhile."""
     at, looked = CgroupOwner("u", "c" * 64), list[int]()
     pids = list(range(100, 200))
@@ -248,7 +248,7 @@ def test_processes_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host, "started_at", lambda pid: pid)
     monkeypatch.setattr(host, "place", place)
     monkeypatch.setattr(host, "kill", kill)
-    assert host.kill_all(at) == host.KILL_LOOKS
+    assert host.kill_all(at) == host.KILL_ROUNDS
     assert len(looked) == len(set(looked))
 
 
@@ -303,7 +303,7 @@ def test_every_container_reports_that_processes_are_not_visible(start: tuple[Han
     assert [(one.reason, one.limits) for one in status.unenforced] == [(Reason.UNATTRIBUTED, ("memory",))]
 
 
-def test_a_tracer_that_cannot_look_goes_on(looks: Looks) -> None:
+def test_a_tracer_that_cannot_examine_a_process_continues(looks: Looks) -> None:
     broken = threading.Event()
 
     def fails(_: int) -> bool:

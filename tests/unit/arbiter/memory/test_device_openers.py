@@ -51,7 +51,7 @@ class Plugin:
 
 
 @dataclass
-class Looking:
+class SearchedNode:
     """A node with a process for each of PLACES."""
 
     proc: Path
@@ -71,34 +71,34 @@ class Looking:
             lambda: self.now_s,
         )
 
-    def look(self, times: int = 2, known: frozenset[int] = frozenset(), **keys: frozenset[str]) -> dict[str, Opener]:
+    def search(self, times: int = 2, known: frozenset[int] = frozenset(), **keys: frozenset[str]) -> dict[str, Opener]:
         of = {GPU: keys.get("keys", ALL)} | ({OTHER_GPU: keys["other"]} if "other" in keys else {})
         self.openers.want(OpenerSearch(of, OWNERS, known))
         for _ in range(times):
-            self.openers.look()
+            self.openers.search()
         return dict(self.openers.found)
 
 
 @pytest.fixture
-def looking(tmp_path: Path) -> Looking:
-    return Looking(tmp_path)
+def node(tmp_path: Path) -> SearchedNode:
+    return SearchedNode(tmp_path)
 
 
-def test_a_look_at_memory_that_went_is_none_at_memory_that_comes(looking: Looking) -> None:
-    looking.plugin.opens = {11: True}
-    assert looking.look(1) == {}
-    looking.openers.want(OpenerSearch())
-    assert looking.look(1) == {}
-    assert looking.look(1) == {GPU: Opener("a", (11,))}
+def test_a_search_for_memory_that_is_gone_does_not_count_for_memory_that_appears(node: SearchedNode) -> None:
+    node.plugin.opens = {11: True}
+    assert node.search(1) == {}
+    node.openers.want(OpenerSearch())
+    assert node.search(1) == {}
+    assert node.search(1) == {GPU: Opener("a", (11,))}
 
 
-def test_the_only_container_with_such_processes_is_named_after_two_looks(looking: Looking) -> None:
-    looking.plugin.opens = {11: True, 12: True, 21: False}
-    assert looking.look(1) == {}
-    assert looking.look(1) == {GPU: Opener("a", (11, 12))}
-    assert sorted(looking.plugin.requested[0]) == [11, 12, 21, 31], "processes of no container there are not looked at"
-    looking.plugin.opens = {}
-    assert looking.look(1) == {}
+def test_the_only_container_with_such_processes_is_named_after_two_searches(node: SearchedNode) -> None:
+    node.plugin.opens = {11: True, 12: True, 21: False}
+    assert node.search(1) == {}
+    assert node.search(1) == {GPU: Opener("a", (11, 12))}
+    assert sorted(node.plugin.requested[0]) == [11, 12, 21, 31], "processes of no container there are not searched"
+    node.plugin.opens = {}
+    assert node.search(1) == {}
 
 
 @pytest.mark.parametrize(
@@ -111,70 +111,72 @@ def test_the_only_container_with_such_processes_is_named_after_two_looks(looking
     ],
     ids=lambda of: of if isinstance(of, str) else "",
 )
-def test_no_container_is_named_if(looking: Looking, opens: dict[int, bool | None], why: str) -> None:
-    looking.plugin.opens = opens
-    assert looking.look() == {}, why
+def test_no_container_is_named_if(node: SearchedNode, opens: dict[int, bool | None], why: str) -> None:
+    node.plugin.opens = opens
+    assert node.search() == {}, why
 
 
-def test_a_process_that_nvml_lists_or_that_is_connected_is_no_candidate(looking: Looking) -> None:
-    looking.plugin.opens = {11: True, 21: True}
-    assert looking.look(known=frozenset({21})) == {GPU: Opener("a", (11,))}
-    assert all(21 not in pids for pids in looking.plugin.requested)
+def test_a_process_that_nvml_lists_or_that_is_connected_is_no_candidate(node: SearchedNode) -> None:
+    node.plugin.opens = {11: True, 21: True}
+    assert node.search(known=frozenset({21})) == {GPU: Opener("a", (11,))}
+    assert all(21 not in pids for pids in node.plugin.requested)
 
 
-def test_a_process_that_has_ended_meanwhile_is_no_secret(looking: Looking) -> None:
-    looking.plugin.opens = {11: True, 21: None}
-    looking.ended.add(21)
-    assert looking.look() == {GPU: Opener("a", (11,))}
+def test_a_process_that_has_ended_meanwhile_is_no_secret(node: SearchedNode) -> None:
+    node.plugin.opens = {11: True, 21: None}
+    node.ended.add(21)
+    assert node.search() == {GPU: Opener("a", (11,))}
 
 
-def test_each_gpu_has_its_own_containers(looking: Looking) -> None:
-    looking.plugin.opens = {11: True, 21: True}
-    found = looking.look(keys=frozenset("a"), other=frozenset("b"))
+def test_each_gpu_has_its_own_containers(node: SearchedNode) -> None:
+    node.plugin.opens = {11: True, 21: True}
+    found = node.search(keys=frozenset("a"), other=frozenset("b"))
     assert found == {GPU: Opener("a", (11,)), OTHER_GPU: Opener("b", (21,))}
-    looking.openers.want(OpenerSearch({GPU: frozenset("b")}, OWNERS))
-    assert looking.openers.found == {}, "the container has no share there any more"
+    node.openers.want(OpenerSearch({GPU: frozenset("b")}, OWNERS))
+    assert node.openers.found == {}, "the container has no share there any more"
 
 
-def test_so_many_are_looked_at_at_once_and_so_many_in_all(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_one_call_and_of_a_search_are_limited(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(openers, "MOST_MAPS", 3)
-    looking.look(1)
-    assert [len(pids) for pids in looking.plugin.requested] == [3, 1]
-    assert {pid for pids in looking.plugin.requested for pid in pids} == {11, 12, 21, 31}
+    node.search(1)
+    assert [len(pids) for pids in node.plugin.requested] == [3, 1]
+    assert {pid for pids in node.plugin.requested for pid in pids} == {11, 12, 21, 31}
     assert MOST_MAPS >= 3
-    monkeypatch.setattr(openers, "MOST_LOOKED_AT", 3)
-    with pytest.raises(NvmlError, match="have 4 processes: at most 3 are looked at"):
-        looking.look(1)
+    monkeypatch.setattr(openers, "MOST_SEARCHED", 3)
+    with pytest.raises(NvmlError, match="have 4 processes: at most 3 are searched"):
+        node.search(1)
     monkeypatch.setattr(openers, "MOST_PIDS", 3)
     with pytest.raises(NvmlError, match="more than 3 processes"):
-        looking.look(1)
+        node.search(1)
 
 
 def test_a_search_that_takes_too_long_reports_the_rest_as_unknown(
-    looking: Looking, monkeypatch: pytest.MonkeyPatch
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openers, "MOST_MAPS", 2)
-    looking.plugin.opens = {11: True}
-    assert looking.look() == {GPU: Opener("a", (11,))}
-    monkeypatch.setattr(openers, "LOOK_S", 0.0)
-    assert looking.look() == {}
+    node.plugin.opens = {11: True}
+    assert node.search() == {GPU: Opener("a", (11,))}
+    monkeypatch.setattr(openers, "SEARCH_S", 0.0)
+    assert node.search() == {}
 
 
-def test_the_thread_looks_while_there_is_something_to_look_for_and_survives_a_plugin_that_is_away(
-    looking: Looking, monkeypatch: pytest.MonkeyPatch
+def test_the_thread_searches_while_a_search_is_wanted_and_survives_a_plugin_that_is_away(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openers, "EVERY_S", 0.01)
-    looking.plugin.opens = {11: True}
-    looking.openers.start()
+    node.plugin.opens = {11: True}
+    node.openers.start()
     try:
-        looking.openers.want(OpenerSearch({GPU: ALL}, OWNERS))
-        wait_for(lambda: looking.openers.found)
-        looking.plugin.away = True
-        wait_for(lambda: not looking.openers.found)
-        looking.plugin.away = False
-        wait_for(lambda: looking.openers.found)
-        looking.openers.want(OpenerSearch())
-        assert looking.openers.found == {}
+        node.openers.want(OpenerSearch({GPU: ALL}, OWNERS))
+        wait_for(lambda: node.openers.found)
+        node.plugin.away = True
+        wait_for(lambda: not node.openers.found)
+        node.plugin.away = False
+        wait_for(lambda: node.openers.found)
+        node.openers.want(OpenerSearch())
+        assert node.openers.found == {}
     finally:
-        looking.openers.close()
-    assert not looking.openers._reader.alive
+        node.openers.close()
+    assert not node.openers._reader.alive

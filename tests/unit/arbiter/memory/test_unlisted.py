@@ -99,7 +99,13 @@ def test_readings_in_a_hurry_do_not_make_it_sooner(server: ArbiterServer, meter:
         (200, {LOST: 1}, None),
         (202, {LOST: 1}, 201),
     ],
-    ids=["beside a listed one", "within the slack of two", "shared memory is listed twice", "the slack of one", "more"],
+    ids=[
+        "beside a listed one",
+        "within the tolerance of two",
+        "shared memory is listed twice",
+        "the tolerance of one",
+        "more",
+    ],
 )
 def test_what_nvml_lists_explains_it(
     server: ArbiterServer, meter: HandMeter, used: int, listed: Listed, left: int | None
@@ -197,7 +203,7 @@ class Seeing(DeviceOpeners):
         self.wanted = wanted
 
 
-def test_the_container_that_may_hold_it_is_looked_for_and_in_the_status(
+def test_the_container_that_may_have_it_is_searched_for_and_in_the_status(
     node: ArbiterNode, server: ArbiterServer, meter: HandMeter
 ) -> None:
     node.process("k")

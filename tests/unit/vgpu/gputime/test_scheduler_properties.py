@@ -17,6 +17,7 @@ from tests.unit.vgpu.gputime.gpu_model import (
 from vgpu.api.errors import BadDocument
 from vgpu.gputime.events import (
     BeginSection,
+    Block,
     EndSection,
     Event,
     Hint,
@@ -27,6 +28,7 @@ from vgpu.gputime.events import (
     SchedulingParameters,
     Stalled,
     Switched,
+    Unblock,
     Work,
     from_lines,
     to_lines,
@@ -47,7 +49,7 @@ happenings = st.lists(
     st.tuples(
         st.floats(0.0, 0.1),
         st.sampled_from(NAMES),
-        st.sampled_from(["join", "leave", "work", "idle", "hint", "begin", "end", "obey"]),
+        st.sampled_from(["join", "leave", "work", "idle", "hint", "begin", "end", "block", "unblock", "obey"]),
         containers,
     ),
     max_size=60,
@@ -84,7 +86,15 @@ def play(
             made = [Switched(now_s, other, other in wanted, 0.0006) for other in on if (other in wanted) != on[other]]
             on = {other: other in wanted for other in on}
         else:
-            kind = {"work": Work, "idle": Idle, "begin": BeginSection, "end": EndSection}.get(what)
+            kinds = {
+                "work": Work,
+                "idle": Idle,
+                "begin": BeginSection,
+                "end": EndSection,
+                "block": Block,
+                "unblock": Unblock,
+            }
+            kind = kinds.get(what)
             made = [kind(now_s, name) if kind else Hint(now_s, name, 0.004)]
         for event in made:
             scheduler.apply(event)
@@ -107,7 +117,8 @@ def test_no_decision_leaves_a_gpu_empty_or_gives_it_twice(list_: list[Happening]
     assert decision.on <= here.keys()
     assert decision.decide_again_s > now_s
     assert decision.why.keys() == here.keys()
-    may_run = {name for name, why in decision.why.items() if why not in ("idle", "no credit")}
+    may_run = {name for name, why in decision.why.items() if why not in ("idle", "no credit", "blocked")}
+    assert not {name for name, why in decision.why.items() if why == "blocked"} & decision.on
     running = may_run & decision.on
     for gpu in "01":
         takers = {name for name in running if gpu in here[name].gpus}
@@ -225,9 +236,10 @@ def test_the_types_in_a_recorded_file_stay_as_they_are() -> None:
     one_of_each: list[Event] = [
         Join(1.0, "a", container()), Leave(1.0, "a"), Work(1.0, "a"), Idle(1.0, "a"), Hint(1.0, "a", 0.1), BeginSection(1.0, "a"),
         EndSection(1.0, "a"), Switched(1.0, "a", True, 0.0), Stalled(1.0, "a", 0.5), Late(1.0, "a", 0.1),
+        Block(1.0, "a"), Unblock(1.0, "a"),
     ]  # fmt: skip
     assert [msgspec.json.decode(line)["type"] for line in to_lines(one_of_each).splitlines()] == [
-        "join", "leave", "work", "idle", "hint", "begin", "end", "switched", "stalled", "late",
+        "join", "leave", "work", "idle", "hint", "begin", "end", "switched", "stalled", "late", "block", "unblock",
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def test_work_that_ends_under_suspends_again_and_again_is_held_back() -> None:
     assert doubted().doubted
 
 
-def test_time_suspended_with_work_that_does_not_end_speaks_for_suspends() -> None:
+def test_time_suspended_with_work_that_does_not_end_is_evidence_for_suspends() -> None:
     effect = SuspendEffect()
     for _ in range(TIMES - 1):
         effect.ended(0.0)

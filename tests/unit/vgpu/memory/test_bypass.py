@@ -65,14 +65,14 @@ def test_unknown_facts_count_in_favour_of_the_process(traces: Traces) -> None:
 @pytest.mark.parametrize(
     ("traces", "goes_around"),
     [
-        (Traces(True, False, True, replaced_s=9, looked_s=11), True),
-        (Traces(True, False, True, replaced_s=9, looked_s=9.5), False),
-        (Traces(True, False, True, replaced_s=11, looked_s=11), False),
+        (Traces(True, False, True, replaced_s=9, examined_s=11), True),
+        (Traces(True, False, True, replaced_s=9, examined_s=9.5), False),
+        (Traces(True, False, True, replaced_s=11, examined_s=11), False),
         (Traces(True, False, True), False),
-        (Traces(True, True, True, replaced_s=9, looked_s=11), False),
-        (Traces(True, None, True, replaced_s=9, looked_s=11), False),
-        (Traces(True, True, False, replaced_s=9, looked_s=11), False),
-        (Traces(None, False, False, replaced_s=9, looked_s=11), False),
+        (Traces(True, True, True, replaced_s=9, examined_s=11), False),
+        (Traces(True, None, True, replaced_s=9, examined_s=11), False),
+        (Traces(True, True, False, replaced_s=9, examined_s=11), False),
+        (Traces(None, False, False, replaced_s=9, examined_s=11), False),
     ],
     ids=[
         "without the library before and after the reading", "perhaps with it since", "perhaps loading when it was looked at", "not seen without it",
@@ -99,30 +99,30 @@ def test_no_process_is_killed_in_the_first_minute_or_if_processes_are_not_visibl
 
 
 def over(
-    patience: BypassDetector, *held: ProcessMemory, times: int = READINGS, first_s: float = 0.0
+    detector: BypassDetector, *held: ProcessMemory, times: int = READINGS, first_s: float = 0.0
 ) -> tuple[Bypass, ...]:
     """What the last of so many readings answers."""
     found: tuple[Bypass, ...] = ()
     for at in range(times):
-        found = patience.look(first_s + at, {GPU: 100}, {GPU: held})
+        found = detector.evaluate(first_s + at, {GPU: 100}, {GPU: held})
     return found
 
 
 def test_it_takes_three_readings_in_a_row_beyond_limit_room_and_slack() -> None:
-    patience, process = BypassDetector(beyond_bytes=20), ProcessMemory(7, 121, bypassing=True)
-    assert over(patience, process, times=2) == ()
-    assert patience.look(2, {GPU: 100}, {GPU: [ProcessMemory(7, 120, bypassing=True)]}) == ()
-    assert over(patience, process, times=2, first_s=3) == ()
-    assert patience.look(5, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
-    assert patience.look(6, {GPU: 100}, {}) == (), "a GPU that was not read is not judged"
-    assert patience.look(7, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
+    detector, process = BypassDetector(beyond_bytes=20), ProcessMemory(7, 121, bypassing=True)
+    assert over(detector, process, times=2) == ()
+    assert detector.evaluate(2, {GPU: 100}, {GPU: [ProcessMemory(7, 120, bypassing=True)]}) == ()
+    assert over(detector, process, times=2, first_s=3) == ()
+    assert detector.evaluate(5, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
+    assert detector.evaluate(6, {GPU: 100}, {}) == (), "a GPU that was not read is not judged"
+    assert detector.evaluate(7, {GPU: 100}, {GPU: [process]}) == (Bypass(GPU, 121, 100, (7,)),)
 
 
 def test_readings_that_are_hurried_count_once() -> None:
-    patience, process = BypassDetector(), ProcessMemory(7, 200, bypassing=True)
-    assert all(not patience.look(at * APART_S / 10, {GPU: 100}, {GPU: [process]}) for at in range(10))
-    assert patience.look(APART_S, {GPU: 100}, {GPU: [process]}) == ()
-    assert patience.look(2 * APART_S, {GPU: 100}, {GPU: [process]})
+    detector, process = BypassDetector(), ProcessMemory(7, 200, bypassing=True)
+    assert all(not detector.evaluate(at * APART_S / 10, {GPU: 100}, {GPU: [process]}) for at in range(10))
+    assert detector.evaluate(APART_S, {GPU: 100}, {GPU: [process]}) == ()
+    assert detector.evaluate(2 * APART_S, {GPU: 100}, {GPU: [process]})
 
 
 @pytest.mark.parametrize(
@@ -180,31 +180,33 @@ ONE, UNSEEN, INNOCENT, NOBODY = (
 def test_the_container_is_judged_over_readings_whichever_process_bypasses(
     readings: list[ProcessMemory], ends: tuple[int, ...]
 ) -> None:
-    patience, found = BypassDetector(), ()
+    detector, found = BypassDetector(), ()
     for at, one in enumerate(readings):
-        found = patience.look(at, {GPU: 100}, {GPU: [one]})
+        found = detector.evaluate(at, {GPU: 100}, {GPU: [one]})
     assert tuple(pid for one in found for pid in one.pids) == ends
 
 
 @pytest.mark.parametrize(("later_s", "ends"), [(1, (7,)), (KNOWN_S - 1, (7,)), (KNOWN_S + 1, ())])
 def test_a_container_that_is_known_to_bypass_is_so_for_a_minute(later_s: float, ends: tuple[int, ...]) -> None:
-    patience = BypassDetector()
-    assert over(patience, ONE)
-    assert patience.look(READINGS, {GPU: 100}, {GPU: []}) == ()
-    assert patience.look(READINGS - 1 + later_s, {GPU: 100}, {GPU: [ProcessMemory(8, 90), ProcessMemory(9, 90)]}) == ()
-    found = patience.look(
+    detector = BypassDetector()
+    assert over(detector, ONE)
+    assert detector.evaluate(READINGS, {GPU: 100}, {GPU: []}) == ()
+    assert (
+        detector.evaluate(READINGS - 1 + later_s, {GPU: 100}, {GPU: [ProcessMemory(8, 90), ProcessMemory(9, 90)]}) == ()
+    )
+    found = detector.evaluate(
         READINGS - 1 + later_s + 0.1, {GPU: 100}, {GPU: [ProcessMemory(7, 200, bypassing=True), INNOCENT]}
     )
     assert tuple(pid for one in found for pid in one.pids) == ends
 
 
 def test_a_reading_is_judged_again_as_more_becomes_known_of_it() -> None:
-    patience = BypassDetector()
+    detector = BypassDetector()
     for at in range(READINGS):
-        assert patience.look(at, {GPU: 100}, {GPU: [UNSEEN]}) == ()
-        found = patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]})
+        assert detector.evaluate(at, {GPU: 100}, {GPU: [UNSEEN]}) == ()
+        found = detector.evaluate(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]})
         assert bool(found) is (at == READINGS - 1)
-        assert patience.look(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]}) == found, "it counts once"
+        assert detector.evaluate(at, {GPU: 100}, {GPU: [replace(UNSEEN, bypassing=True)]}) == found, "it counts once"
 
 
 SHARES = st.lists(
@@ -232,10 +234,10 @@ def counted(readings: list[list[ProcessMemory]], most: int) -> int:
 def test_only_processes_that_bypass_are_named_and_only_after_three_readings_over(
     readings: list[list[ProcessMemory]], beyond: int
 ) -> None:
-    patience, known = BypassDetector(beyond), False
+    detector, known = BypassDetector(beyond), False
     readings = [list({one.pid: one for one in held}.values()) for held in readings]
     for at, held in enumerate(readings):
-        found = patience.look(float(at), {GPU: 100}, {GPU: held})
+        found = detector.evaluate(float(at), {GPU: 100}, {GPU: held})
         total = sum(one.held_bytes for one in held)
         bypasses = any(one.bypassing for one in held)
         known |= bypasses and counted(readings[: at + 1], 100 + beyond) >= READINGS

@@ -143,7 +143,7 @@ def test_lease_and_context_are_never_less_than_what_nvml_saw(context: int, steps
 
 
 @pytest.mark.parametrize("used", [0, 60, 100])
-def test_a_process_that_lies_about_its_use_gains_nothing(used: int) -> None:
+def test_a_process_that_misstates_its_use_gains_nothing(used: int) -> None:
     measure = ContextMeasure()
     measure.moved(100)
     for second in range(4):

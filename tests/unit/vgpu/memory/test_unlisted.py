@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from vgpu.memory.unlisted import (
     APART_S,
-    SLACK_BYTES,
     STAYS_S,
+    TOLERANCE_BYTES,
     Holder,
     Unlisted,
     UnlistedDetector,
     difference,
-    slack_bytes,
     suspected,
+    tolerance_bytes,
 )
 
 MIB = 2**20
@@ -53,7 +53,7 @@ def test_one_process_more_never_makes_it_more(used: int, of: list[Holder], more:
     assert before is not None
     assert after is not None
     assert after <= before
-    assert slack_bytes(len(of)) <= slack_bytes(len(of) + 1)
+    assert tolerance_bytes(len(of)) <= tolerance_bytes(len(of) + 1)
 
 
 @given(st.lists(st.tuples(amounts, amounts)), st.integers(0, 5000))
@@ -116,19 +116,19 @@ def test_a_process_with_an_unknown_amount_makes_it_unknown(of: list[Holder], at:
     assert difference(None, []) is None
 
 
-def test_an_idle_gpu_and_processes_as_an_h200_shows_them_are_within_the_slack() -> None:
+def test_an_idle_gpu_and_processes_as_an_h200_shows_them_are_within_the_tolerance() -> None:
     """Measured: 5.56 to 5.62 MiB beside each context; managed memory is stated, and taken in steps of 128 MiB."""
-    assert SLACK_BYTES > 0
+    assert TOLERANCE_BYTES > 0
     for count in (1, 2, 8):
         listed = [Holder(1000 * MIB)] * count
         left = difference(count * 1006 * MIB, listed)
         assert left == count * 6 * MIB
-        assert left < slack_bytes(count)
+        assert left < tolerance_bytes(count)
     for stated in (0, 7482):
         managed = [Holder(518 * MIB, (7482 + 518) * MIB, stated * MIB, still=True)]
         left = difference((518 + 6 + 7552) * MIB, managed)
         assert left == 76 * MIB
-        assert left < slack_bytes(1)
+        assert left < tolerance_bytes(1)
 
 
 @example([(1, SOME), (APART_S + 1, SOME), (1, SOME), (1, SOME), (APART_S + 1, SOME)])
@@ -138,7 +138,7 @@ def test_it_is_found_once_every_reading_of_so_long_showed_it(steps: list[tuple[f
     for step_s, one in steps:
         at_s += step_s
         shown.append((at_s, one))
-        detector.look(at_s, {GPU: one})
+        detector.evaluate(at_s, {GPU: one})
         assert (GPU in detector.found) == stays(shown)
 
 
@@ -154,24 +154,24 @@ def stays(shown: list[tuple[float, Unlisted | None]]) -> bool:
 def test_a_gpu_that_does_not_answer_keeps_its_result_and_an_unread_one_is_dropped() -> None:
     detector = UnlistedDetector()
     for at_s in (0.0, 1.0, 2.0):
-        detector.look(at_s, {GPU: SOME})
-    detector.look(3.0, {OTHER: None})
+        detector.evaluate(at_s, {GPU: SOME})
+    detector.evaluate(3.0, {OTHER: None})
     assert detector.found == {GPU: SOME}
     detector.forget(but=[GPU])
     assert detector.found == {GPU: SOME}
     detector.forget(but=[OTHER])
     assert detector.found == {}
-    detector.look(4.0, {GPU: SOME})
+    detector.evaluate(4.0, {GPU: SOME})
     assert detector.found == {}, "its row begins anew"
 
 
 @pytest.mark.parametrize("apart_s", [1.0, 1.9, 5.0])
 def test_it_takes_two_readings_at_least(apart_s: float) -> None:
     detector = UnlistedDetector()
-    detector.look(0.0, {GPU: SOME})
+    detector.evaluate(0.0, {GPU: SOME})
     assert detector.found == {}
     for number in range(1, 4):
-        detector.look(number * apart_s, {GPU: SOME})
+        detector.evaluate(number * apart_s, {GPU: SOME})
     assert detector.found == {GPU: SOME}
 
 

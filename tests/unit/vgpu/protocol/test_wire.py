@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 from vgpu.api.enforcement import REPORTED
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.protocol import wire
+from vgpu.protocol import swap_wire, wire
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 GPU = st.integers(0, wire.GPUS_LIMIT - 1)
 WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=31)
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
+IDS = st.lists(U64, min_size=1, max_size=swap_wire.BLOCKS_LIMIT).map(tuple)
+BLOCKS = st.lists(st.builds(wire.Block, U64, U64), min_size=1, max_size=swap_wire.BLOCKS_LIMIT).map(tuple)
 KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
-    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_GPU_TIME, wire.FOR_CONTEXT]), WORDS),
+    st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_GPU_TIME, wire.FOR_CONTEXT, wire.FOR_BURST]), WORDS),
     st.builds(
         wire.Welcome,
         st.lists(st.builds(wire.WelcomeGpu, st.binary(min_size=16, max_size=16), U64, U32, U32), max_size=64).map(
@@ -30,19 +32,27 @@ MESSAGES = st.one_of(
         ),
         U32,
     ),
-    st.builds(wire.Lease, GPU, U64, U64),
+    st.builds(wire.Lease, GPU, U64, U64, st.sampled_from(wire.LeaseKind)),
     st.builds(wire.Leased, GPU, st.booleans(), U64, U64),
-    st.builds(wire.Return, GPU, U64),
+    st.builds(wire.Return, GPU, U64, st.sampled_from(wire.LeaseKind)),
     st.builds(wire.Recall, GPU, U64),
     st.builds(wire.Usage, GPU, U64, U64, U32),
     st.builds(wire.Error, U32, WORDS),
     st.builds(wire.Context, GPU, st.sampled_from(wire.Step), U64),
     st.builds(wire.Measured, GPU, st.booleans(), U64, U64),
     st.builds(wire.Processes, GPU),
-    st.builds(wire.Channels, GPU, U32, U32, CHANNELS, CHANNELS, st.booleans(), st.booleans()),
+    st.builds(wire.Channels, GPU, U32, U32, CHANNELS, CHANNELS, st.booleans(), st.booleans(), st.booleans()),
     st.builds(wire.Hold, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Drop, GPU, st.sampled_from(wire.HoldState), st.sampled_from(wire.Space), U64, KEY),
     st.builds(wire.Report, st.integers(1, wire.REASONS_LIMIT), st.booleans()),
+    st.builds(wire.Burst, GPU, U64, U64),
+    st.builds(wire.Swappable, GPU, st.integers(0, swap_wire.REASONS_LIMIT), U64, U64),
+    st.builds(wire.SwapOut, GPU, U64),
+    st.builds(wire.Blocks, GPU, BLOCKS, st.booleans()),
+    *(st.builds(kind, GPU, IDS) for kind in (wire.Unmap, wire.Unmapped, wire.SwapIn, wire.Filled)),
+    st.builds(wire.Cancel, GPU),
+    st.builds(wire.Unable, GPU, st.sampled_from(wire.UnableReason)),
+    st.builds(wire.Pending, GPU, U64),
     st.builds(wire.Activity, st.sampled_from(wire.ActivityKind), U64),
     st.builds(wire.ProcessList, GPU, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
@@ -56,10 +66,11 @@ def test_every_message_comes_back_as_it_went(seq: int, message: wire.Message) ->
     assert wire.decode(packet) == (seq, message)
 
 
-@given(st.integers(3, 2**32 - 1))
+@given(st.integers(3, 2**32 - 1).filter(lambda flags: flags != wire.FOR_BURST))
 def test_unknown_flags_are_rejected(flags: int) -> None:
     with pytest.raises(
-        BadDocument, match=f"HELLO has flags {flags:#x}: they must be 0, 1 for GPU time, or 2 before a context"
+        BadDocument,
+        match=f"HELLO has flags {flags:#x}: they must be 0, 1 for GPU time, 2 before a context, or 4 for bursts",
     ):
         wire.decode(wire.encode(1, wire.Hello(1, flags, "x")))
 
@@ -118,7 +129,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[4] / "shim/src/link/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 17
+    assert len(kinds) == 28
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.ActivityKind} == {
@@ -128,6 +139,13 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert {space.name: in_c[space.name] for space in wire.Space} == {space.name: space.value for space in wire.Space}
     assert in_c["FOR_GPU_TIME"] == wire.FOR_GPU_TIME
     assert in_c["FOR_CONTEXT"] == wire.FOR_CONTEXT
+    assert in_c["FOR_BURST"] == wire.FOR_BURST
+    assert in_c["UNDERSTANDS_BURST"] == wire.UNDERSTANDS_BURST
+    assert in_c["AWAY"] == wire.AWAY
+    assert in_c["BLOCKS_LIMIT"] == swap_wire.BLOCKS_LIMIT
+    assert f"WIRE_MORE_BLOCKS UINT32_C({swap_wire.MORE:#x})" in header
+    assert {kind.name: in_c[kind.name] for kind in wire.LeaseKind} == {kind.name: kind.value for kind in wire.LeaseKind}
+    assert {why.name: in_c[why.name] for why in wire.UnableReason} == {why.name: why.value for why in wire.UnableReason}
     assert in_c["GPU_TIME_AT"] == wire.GPU_TIME_AT
     assert wire.WORDS_AT + 8 == wire.GPU_TIME_AT + 24
     assert "sizeof(struct wire_gpu_time) == 24" in header
@@ -185,11 +203,46 @@ def test_unknown_states_and_key_types_are_rejected(at: int, value: int, error: s
         wire.decode(bytes(packet))
 
 
+@pytest.mark.parametrize("message", [wire.Unmap(0, (5,)), wire.Filled(0, (5,)), wire.Blocks(0, (wire.Block(5, 6),))])
+@pytest.mark.parametrize("count", [0, 65, 2**31 - 1])
+def test_a_list_of_no_blocks_or_of_too_many_is_refused_by_number(message: wire.Message, count: int) -> None:
+    packet = bytearray(wire.encode(1, message))
+    struct.pack_into("<I", packet, 20, count)
+    with pytest.raises(BadDocument, match=rf"names {count} blocks: 1 to 64|packet BLOCKS has a body of 24 bytes"):
+        wire.decode(bytes(packet))
+
+
+def test_a_list_of_blocks_has_the_size_of_its_count() -> None:
+    packet = bytearray(wire.encode(1, wire.Blocks(0, (wire.Block(5, 6), wire.Block(7, 8)), more=True)))
+    struct.pack_into("<I", packet, 20, swap_wire.MORE | 1)
+    with pytest.raises(BadDocument, match="packet BLOCKS has a body of 40 bytes: it must be 24"):
+        wire.decode(bytes(packet))
+
+
+@pytest.mark.parametrize(
+    ("message", "value", "error"),
+    [
+        (wire.Lease(0, 1, 2), 2, "LEASE or RETURN is of kind 2: 0 resident or 1 elastic"),
+        (wire.Return(0, 1), 2, "LEASE or RETURN is of kind 2: 0 resident or 1 elastic"),
+        (wire.Swappable(0, 0, 1, 1), 32, "SWAPPABLE has reason 32: 0 to 31"),
+        (wire.Unable(0, wire.UnableReason.DRIVER), 0, "UNABLE has reason 0: 1 to 4"),
+        (wire.Unable(0, wire.UnableReason.DRIVER), 5, "UNABLE has reason 5: 1 to 4"),
+    ],
+)
+def test_unknown_kinds_and_reasons_of_elastic_memory_are_refused_by_number(
+    message: wire.Message, value: int, error: str
+) -> None:
+    packet = bytearray(wire.encode(1, message))
+    struct.pack_into("<I", packet, 20, value)
+    with pytest.raises(BadDocument, match=error):
+        wire.decode(bytes(packet))
+
+
 def _number(kind: type[wire.Message]) -> int:
     values: dict[str, object] = {
         "gpus": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
         "step": wire.Step.BEGIN, "held": wire.HoldState.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
-        "compute": (), "copy": (), "active": False,
+        "compute": (), "copy": (), "active": False, "kind": wire.LeaseKind.RESIDENT, "ids": (), "blocks": (), "more": False,
     }  # fmt: skip
     made: Any = kind
     message = made(**{name: values.get(name, 1 if name == "reason" else 0) for name in kind.__dataclass_fields__})
