@@ -1,6 +1,6 @@
 """Give containers the devices that their pod was assigned, and all that comes with them: one program on each GPU node.
 
-Where to look
+Where to find what
     app                  the parts and how they meet; Events
     registration         serving and registering each resource with the kubelet
     service              the kubelet's device plugin API: ListAndWatch, GetPreferredAllocation, Allocate, PreStartContainer

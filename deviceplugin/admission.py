@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,12 @@ from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.grant_directories import GrantDirectories, GrantDirectory
 from deviceplugin.grants.lookup import as_far_as_another, containers_of
+from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from kube.errors import ApiError
 from kube.objects import Pod
+from vgpu.api.burst import BurstLimits
 from vgpu.api.contract import grant_for
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
@@ -100,6 +102,7 @@ class PreStart:
         ledger: DeviceLedger,
         grants: GrantDirectories,
         usage_records: UsageRecords,
+        bursts: BurstUpdater,
         inventory: Callable[[], Inventory],
         fetch: Callable[[str, str], Awaitable[Pod | None]],
         over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION,
@@ -111,10 +114,10 @@ class PreStart:
         self._pods, self._records, self._ledger, self._grants = pods, records, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
         self._over_limit_action, self._clear, self._usage_records = over_limit_action, clear, usage_records
-        self._waiting = waiting
+        self._waiting, self._bursts = waiting, bursts
 
     async def __call__(self, resource: str, ids: Sequence[str]) -> Sequence[str]:
-        """Make a container with these devices ready to start. Answers the keys of the grant directories that it may have.
+        """Make a container with these devices ready to start. Returns the keys of the grant directories that it may have.
 
         Raises Refused, KubeletUnreachable, OSError.
         """
@@ -134,7 +137,7 @@ class PreStart:
             self._verify_devices(starting, *self._given(starting, resource, ids))
             await self._write_in_turn(self._enter, starting.node_pod, resource, ids)
             return ()
-        keys = await self._write_in_turn(self._grant, starting, ids)
+        keys = await self._write_in_turn(self._grant, starting, ids, self._bursts.limits(starting.node_pod))
         await self._grants.durability.ended(keys)
         await self._arbiter_listens(keys, starting.pod)
         self._grants.durability.rest()
@@ -198,8 +201,8 @@ class PreStart:
         node_pod = self._pods.read(pod) if pod else None
         return (pod, node_pod) if pod and isinstance(node_pod, NodePod) else None
 
-    def _grant(self, starting: StartingPod, ids: Sequence[str]) -> list[str]:
-        """Write the grants of all containers of the pod that have these devices. Answers the keys of their directories."""
+    def _grant(self, starting: StartingPod, ids: Sequence[str], bursts: Mapping[str, BurstLimits]) -> list[str]:
+        """Write the grants, and limits above them, of all containers of the pod that have these devices. Returns the keys of their directories."""
         node_pod = starting.node_pod
         folders = as_far_as_another(self._grants.newest(ids), node_pod.uid)
         containers = self._containers(starting, folders, ids)
@@ -210,6 +213,7 @@ class PreStart:
         for folder in folders:
             if folder.key in containers:
                 self._write(node_pod, containers[folder.key], folder, ids)
+                self._bursts.files.write(folder.key, bursts.get(containers[folder.key]))
         return list(containers)
 
     def _containers(

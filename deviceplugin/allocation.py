@@ -4,7 +4,7 @@ The kubelet names no pod. It admits one pod at a time: container by container in
 resource by resource in *random* order. So the pod that a call is for follows from the pods that wait, their requests, and what was allocated since.
 This module draws that conclusion and is pure: it uses no gRPC, no clock and no Kubernetes.
 
-Two pods of the same size on different GPUs look the same at the first request. Then one is guessed; the pod in flight is
+Two pods of the same size on different GPUs cannot be told apart at the first request. Then one is guessed; the pod in flight is
 kept until a request does not fit it; a request that shows the guess to be wrong moves what was given to the pod that explains all
 of it. What the kubelet may mix up so are pods of equal counts: per GPU, its records stay right.
 """
@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
+from vgpu.api.burst import Burst
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.grant import Assignment
@@ -49,7 +50,13 @@ class NodePod:
     ignored: tuple[str, ...] = ()
     """Why annotations of class and level do not count, in sentences; the assignment has what does."""
     earlier: frozenset[str] = frozenset()
-    """Its containers that look for the library where the release before mounted it, too."""
+    """Its containers in which the library must also be where the release before mounted it."""
+    started: str = ""
+    """When the kubelet admitted it (status.startTime); empty = not yet."""
+    bursts: Mapping[str, Burst] = field(default_factory=dict)
+    """Container -> limits above its guarantee, as its annotations request them now."""
+    burst_ignored: str = ""
+    """Why its annotations of bursts do not count, in a sentence."""
 
     def __str__(self) -> str:
         return f"pod {self.namespace}/{self.name}"
@@ -104,28 +111,28 @@ class Choice:
     """The kubelet's devices lie on other GPUs: it took a pod of the same size for this one."""
 
 
-def assigned(node_pod: NodePod, request: GpuRequest, resource: str, names: Names) -> dict[str, int]:
+def assigned_devices(node_pod: NodePod, request: GpuRequest, resource: str, names: Names) -> dict[str, int]:
     """UUID -> devices of `resource` that the container's assignment means. Empty when it does not match the request."""
-    pieces = node_pod.assignment.containers.get(request.container, ())
+    gpus = node_pod.assignment.containers.get(request.container, ())
     quantity = request.resources(names).get(resource, 0)
-    if len(pieces) != request.gpus or quantity % max(1, len(pieces)):
+    if len(gpus) != request.gpus or quantity % max(1, len(gpus)):
         return {}
-    return {piece.uuid: quantity // len(pieces) for piece in pieces}
+    return {gpu.uuid: quantity // len(gpus) for gpu in gpus}
 
 
 def contradiction(requests: Iterable[GpuRequest], assignment: Assignment) -> str | None:
     """Why an assignment cannot be what Tangram decided for these requests, or None."""
     for request in requests:
-        pieces = assignment.containers.get(request.container)
-        if pieces is None or len(pieces) != request.gpus:
-            found = 0 if pieces is None else len(pieces)
+        gpus = assignment.containers.get(request.container)
+        if gpus is None or len(gpus) != request.gpus:
+            found = 0 if gpus is None else len(gpus)
             return f"container {request.container} is assigned {found} GPUs and requests {request.gpus}"
-        for piece in pieces:
-            if piece.kind != request.kind or piece.profile != request.profile:
-                return f"container {request.container} is assigned a {piece.kind} {piece.profile} and requests a {request.kind} {request.profile}"
-            if request.kind == "share" and (piece.mib, piece.core_percent) != (request.mib, request.core_percent):
+        for gpu in gpus:
+            if gpu.kind != request.kind or gpu.profile != request.profile:
+                return f"container {request.container} is assigned a {gpu.kind} {gpu.profile} and requests a {request.kind} {request.profile}"
+            if request.kind == "share" and (gpu.mib, gpu.core_percent) != (request.mib, request.core_percent):
                 return (
-                    f"container {request.container} is assigned {piece.mib} MiB and {piece.core_percent} percent of {piece.uuid}"
+                    f"container {request.container} is assigned {gpu.mib} MiB and {gpu.core_percent} percent of {gpu.uuid}"
                     f" and requests {request.mib} MiB and {request.core_percent} percent"
                 )
     return None
@@ -165,7 +172,7 @@ def _next(node_pod: NodePod, given: Given, request: DeviceRequest, names: Names)
         left = {r: n for r, n in wanted.resources(names).items() if (wanted.container, r) not in given}
         if left:
             fits = left.get(request.resource) == request.quantity
-            gpus = assigned(node_pod, wanted, request.resource, names) if fits else {}
+            gpus = assigned_devices(node_pod, wanted, request.resource, names) if fits else {}
             return Choice(node_pod, wanted.container, gpus, place) if gpus else None
     return None
 
@@ -256,13 +263,12 @@ def check_capacity(
     and whose processes may run on. Raises Refused."""
     mib, percent, whole, instances = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     held = [node_pod.assignment.held() for node_pod in node_pods if _uses_any(node_pod, gpus)]
-    for pieces in (*held, *(orphan.held for orphan in orphans)):
-        for piece in pieces:
-            if piece.uuid in gpus:
-                mib[piece.uuid] += piece.mib if piece.kind == "share" else 0
-                percent[piece.uuid] += piece.core_percent if piece.kind == "share" else 0
-                whole[piece.uuid] += piece.kind == "whole"
-                instances[piece.uuid] += piece.kind == "mig"
+    for assigned in chain(*held, *(orphan.held for orphan in orphans)):
+        if assigned.uuid in gpus:
+            mib[assigned.uuid] += assigned.mib if assigned.kind == "share" else 0
+            percent[assigned.uuid] += assigned.core_percent if assigned.kind == "share" else 0
+            whole[assigned.uuid] += assigned.kind == "whole"
+            instances[assigned.uuid] += assigned.kind == "mig"
     for uuid in gpus:
         gpu = inventory.gpu(uuid)
         if gpu is None:
@@ -277,19 +283,19 @@ def check_capacity(
 
 def _gone(orphans: Iterable[Orphan], uuid: str) -> str:
     """Which of the pods that use a GPU have left the API, as the end of a sentence."""
-    names = sorted(orphan.key for orphan in orphans if any(piece.uuid == uuid for piece in orphan.held))
+    names = sorted(orphan.key for orphan in orphans if any(gpu.uuid == uuid for gpu in orphan.held))
     them = f"pod{'s' if len(names) > 1 else ''} {', '.join(names)}"
     return f", counting {them}, deleted by force, whose processes still run" if names else ""
 
 
 def _gpus_of_pod(node_pod: NodePod) -> set[str]:
-    return {piece.uuid for pieces in node_pod.assignment.containers.values() for piece in pieces}
+    return {gpu.uuid for gpus in node_pod.assignment.containers.values() for gpu in gpus}
 
 
 def _uses_any(node_pod: NodePod, gpus: Collection[str]) -> bool:
-    for pieces in node_pod.assignment.containers.values():
-        for piece in pieces:
-            if piece.uuid in gpus:
+    for assigned_gpus in node_pod.assignment.containers.values():
+        for assigned in assigned_gpus:
+            if assigned.uuid in gpus:
                 return True
     return False
 

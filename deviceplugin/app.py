@@ -28,6 +28,7 @@ from deviceplugin.grants.mount_check import REASON as MISPLACED
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
+from deviceplugin.pods.burst import IGNORED, BurstUpdater
 from deviceplugin.pods.limit_violations import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, LimitViolation
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
@@ -59,7 +60,7 @@ SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
 INSTALL_RETRY_S: Final = 5.0
 GRANTS_S: Final = 2.0
-"""Between looks whether each grant is there. A look costs some microseconds a directory."""
+"""Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
 
@@ -93,7 +94,9 @@ class DevicePlugin:
         self.calls = CallsInProgress()
         processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
         self.offer = Offer(names, unit_mib)
-        self.pods = NodePods(names, unit_mib, frozenset(settings.latency_critical_namespaces))
+        self.pods = NodePods(
+            names, unit_mib, frozenset(settings.latency_critical_namespaces), settings.burst_max if settings.burst_enabled else None,
+        )  # fmt: skip
         self.metrics = Metrics(settings.node_name, self.offer.inventory, self.pods.node_pods)
         self.cache: Cache[Pod] = Cache(
             client, paths.PODS, PreloadingPod, on_change=self.pods.on_change, shrink=without_variables,
@@ -111,8 +114,9 @@ class DevicePlugin:
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
+        self.bursts = BurstUpdater(self.pods, self.grants, self.offer.inventory, self, self.calls.until_idle)
         self.prestart = PreStart(
-            names, unit_mib, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
+            names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
             clear=settings.clear_memory, waiting=self._call_waits,
         )  # fmt: skip
@@ -158,6 +162,7 @@ class DevicePlugin:
                     self.upkeep.run,
                     self.status_watch.run,
                     self.class_updater.run,
+                    self.bursts.run,
                     self.container_ids.run,
                     self.mount_check.run,
                     self._to_kubelet,
@@ -251,6 +256,11 @@ class DevicePlugin:
         """An annotation of a pod's class or level does not count: report it to the pod's user."""
         self.recorder.event(about(pod), CLASS_IGNORED, note, "Warning")
 
+    def burst_reduced(self, pod: Pod, reason: str, note: str) -> None:
+        """A burst does not apply as its pod requests it: report it to the pod's user."""
+        self.metrics.bursts_reduced.labels("ignored" if reason == IGNORED else "limited").inc()
+        self.recorder.event(about(pod), reason, note, "Warning")
+
     def arbiter_unreachable(self, trouble: Trouble) -> None:
         """The arbiter did not report which containers are over their limit."""
         self.metrics.arbiter_unreachable.labels(trouble).inc()
@@ -312,6 +322,7 @@ class DevicePlugin:
             try:
                 if back := await asyncio.to_thread(self.grants.put_back):
                     log.warning("what a container was granted was missing and is put back", paths=back)
+                self.bursts.once()  # a file of it may be missing too, or a GPU have changed
             except OSError as error:
                 log.error("what a container was granted cannot be put back", error=str(error), retry_s=GRANTS_S)
 

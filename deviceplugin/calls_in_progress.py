@@ -1,7 +1,7 @@
 """Which calls of the kubelet are being answered now, so that work that can wait does not compete with them for the interpreter.
 
 An admission causes more work than its answers: grant directories are made for the next one, the pod's change is followed, the node's processes
-are looked at. One thread runs at a time, so all of that would be time that the kubelet waits. Such work begins after `until_idle`, and
+are examined. One thread runs at a time, so all of that would be time that the kubelet waits. Such work begins after `until_idle`, and
 in a thread it calls `yield_to_kubelet` now and then. Both are bounded: a call may itself wait for that work, and a node may never be calm.
 """
 

@@ -43,8 +43,8 @@ FLIGHT_S: Final = 10.0
 log = structlog.get_logger("deviceplugin.device_ledger")
 
 
-class Pods(Protocol):
-    """Where the ledger learns of pods."""
+class AssignedPods(Protocol):
+    """The pods of this node that have an assignment, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def node_pods(self) -> Sequence[NodePod]:
         """Every pod of this node with a readable assignment that is not finished."""
@@ -61,7 +61,7 @@ class DeviceLedger:
 
     def __init__(
         self,
-        pods: Pods,
+        pods: AssignedPods,
         inventory: Callable[[], Inventory],
         names: Names,
         *,
@@ -74,7 +74,7 @@ class DeviceLedger:
         self.done: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
         """Pod UID -> (container, resource) -> device IDs."""
         self._had: dict[str, dict[str, frozenset[str]]] = {}
-        """Resource -> device ID -> UIDs of pods that `done` may name with it: where to look. A pod may have lost it since."""
+        """Resource -> device ID -> UIDs of pods that `done` may name with it: where to search. A pod may have lost it since."""
         self.swaps = 0
         """Allocations whose devices lie on another GPU than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
@@ -118,7 +118,7 @@ class DeviceLedger:
         return None
 
     async def allocate(self, resource: str, ids: Collection[str]) -> Choice:
-        """Enter the kubelet's choice into the ledger. Answers whose it is. Raises Refused."""
+        """Enter the kubelet's choice into the ledger. Returns whose it is. Raises Refused."""
         request, these = DeviceRequest(resource, len(ids)), frozenset(ids)
         tired = self._gave_up_on == request
         self._gave_up_on = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from deviceplugin.allocation import NodePod, assigned
+from deviceplugin.allocation import NodePod, assigned_devices
 from deviceplugin.pod_resources import ContainerDevices
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import BadDocument
@@ -35,7 +35,7 @@ def drift(holdings: Iterable[ContainerDevices], node_pods: Iterable[NodePod], na
         if node_pod is None or request is None:
             continue
         difference.update((held.resource, _gpu(one)) for one in held.ids)
-        for uuid, count in assigned(node_pod, request, held.resource, names).items():
+        for uuid, count in assigned_devices(node_pod, request, held.resource, names).items():
             difference[held.resource, uuid] -= count
     there = {(held.namespace, held.pod) for held in listed}
     for node_pod in known.values():
@@ -49,7 +49,7 @@ def _all_of(node_pod: NodePod, names: Names) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for request in node_pod.requests:
         for resource in () if request.init else request.resources(names):
-            for uuid, count in assigned(node_pod, request, resource, names).items():
+            for uuid, count in assigned_devices(node_pod, request, resource, names).items():
                 found[resource, uuid] += count
     return found
 

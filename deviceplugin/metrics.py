@@ -72,6 +72,10 @@ class Metrics:
         self.failed_removals = counter(
             "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted.", ("reason",),
         )  # fmt: skip
+        self.bursts_reduced = counter(
+            "tangram_deviceplugin_bursts_reduced_total",
+            "Bursts that do not apply as a pod requests them: its annotations cannot be read (ignored), or the GPU has less (limited).", ("reason",),
+        )  # fmt: skip
         self.over_limit = gauge(
             "tangram_deviceplugin_over_limit_containers", "Containers that use more memory than they were granted, as the arbiter finds.",
         )  # fmt: skip
@@ -111,8 +115,8 @@ class Metrics:
         """Replace the series of pods that the API lacks and whose processes run on."""
         self.orphans.clear()
         for orphan in orphans:
-            for piece in orphan.held:
-                self.orphans.labels(orphan.namespace, orphan.pod, piece.uuid).set(piece.mib * MIB)
+            for gpu in orphan.held:
+                self.orphans.labels(orphan.namespace, orphan.pod, gpu.uuid).set(gpu.mib * MIB)
 
     def set_drift(self, found: Mapping[tuple[str, str], int]) -> None:
         """Replace the series of drift."""

@@ -108,7 +108,7 @@ class PodResources:
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:
     """The pods of an encoded ListPodResourcesResponse in which any of these device IDs stands, and perhaps others.
 
-    A full node's answer names thousands of IDs, and each costs time once Python looks at it. So the pods are found by their
+    A full node's answer names thousands of IDs, and each costs time once Python reads it. So the pods are found by their
     lengths (field 1, protobuf's encoding), and only those are decoded in whose bytes an ID is found.
     """
     named_at = deque(sorted(at for one in ids for at in _all_of(one.encode(), answer)))

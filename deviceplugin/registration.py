@@ -22,8 +22,8 @@ from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
 
 API_VERSION: Final = "v1beta1"
-LOOK_S: Final = 0.5
-"""How often kubelet.sock is looked at: a kubelet is known again within this after its start. A look costs some 10 us."""
+CHECK_S: Final = 0.5
+"""How often kubelet.sock is checked: a kubelet is known again within this after its start. A check costs some 10 us."""
 REGISTER_DEADLINE_S: Final = 5.0
 BACKOFF_S: Final = (0.2, 5.0)
 """First and longest wait after a registration that failed, doubled each time."""
@@ -105,7 +105,7 @@ class KubeletRegistration:
     async def _wait_for_change(self) -> None:
         version = self._offer.version
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CHECK_S):
                 await self._offer.changed_since(version)
         except TimeoutError:
             return

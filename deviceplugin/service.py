@@ -150,7 +150,7 @@ class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
         self._observer.served(call, self.resource, time.perf_counter() - began_s)
 
     def _listed(self) -> list[pb.Device]:
-        # No NUMA node is named: the GPU is chosen before the kubelet looks, and a topology hint could only force another one.
+        # No NUMA node is named: the GPU is chosen before the kubelet decides, and a topology hint could only force another one.
         return [pb.Device(ID=device.id, health=HEALTH[device.healthy]) for device in self._offer.devices(self.resource)]
 
     async def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:

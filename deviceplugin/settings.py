@@ -13,9 +13,9 @@ from vgpu.api.quantity import MEMORY_UNITS_MIB
 
 
 class DevicePluginSettings(ProgramSettings):
-    """Tangram's device plugin: offers this node's GPUs in pieces to the kubelet, and gives each container what its pod was assigned.
+    """Tangram's device plugin: offers shares of this node's GPUs to the kubelet, and gives each container what its pod was assigned.
 
-    One runs on each node that has GPUs, as root, beside the arbiter. It finds the driver by looking under the driver root (a folder with lib/libnvidia-ml.so.1 or usr/lib/.../libnvidia-ml.so.1, dev/nvidia0, ...), publishes what it finds as the node's annotation tangram.sh/inventory, and registers tangram.sh/gpu-mem, gpu-core, gpu and mig-<profile> with the kubelet.
+    One runs on each node that has GPUs, as root, beside the arbiter. It finds the driver under the driver root (a folder with lib/libnvidia-ml.so.1 or usr/lib/.../libnvidia-ml.so.1, dev/nvidia0, ...), publishes what it finds as the node's annotation tangram.sh/inventory, and registers tangram.sh/gpu-mem, gpu-core, gpu and mig-<profile> with the kubelet.
 
     tangram-deviceplugin --node-name "$(hostname)" --kubeconfig ~/.kube/config --driver-root /usr/local/nvidia --access cdi
 
@@ -61,6 +61,13 @@ class DevicePluginSettings(ProgramSettings):
         ["*"], description="namespaces whose pods may be latency-critical, also by an edit; * = all"
     )
     clear_memory: bool = Field(False, description="whether memory is zeroed before a container is handed it")
+    burst_enabled: bool = Field(
+        False, description="whether containers may use more than their guarantee; under development: leave it off"
+    )
+    burst_max: dict[str, str] = Field(
+        {},
+        description="namespace, or * for every other one, to the largest burst limit of memory that its pods may have; empty: no bound",
+    )
     proc_root: Path = Field(
         Path("/proc"), description="the node's /proc, as seen from here: whose processes still run is read there"
     )
@@ -78,7 +85,7 @@ class DevicePluginSettings(ProgramSettings):
     )
     health_s: float = Field(5.0, gt=0, le=3600, description="seconds between questions to each GPU whether it is well")
     probe_s: float = Field(
-        60.0, gt=0, le=86_400, description="seconds between looks at which GPUs and MIG instances exist"
+        60.0, gt=0, le=86_400, description="seconds between checks which GPUs and MIG instances exist"
     )
 
     nvml_start_s: float = Field(

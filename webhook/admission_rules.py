@@ -50,3 +50,10 @@ class AdmissionRules:
     """PriorityClass -> service class of pods that name the one and not the other."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """Service class -> PriorityClass given to pods that name none; empty = none is given."""
+    burst_enabled: bool = False
+    """Whether containers may use more than their guarantee. Else annotations of bursts are checked and have no effect."""
+    burst_default: Mapping[str, str] = field(default_factory=dict)
+    """Namespace, or * for every other one -> memory limit of pods that write none: a quantity or `max`."""
+    burst_max: Mapping[str, str] = field(default_factory=dict)
+    """Namespace, or * for every other one -> the largest memory limit that its pods may write, a quantity or `max`. A namespace without any may
+    not burst; empty = there is no bound."""

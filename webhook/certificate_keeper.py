@@ -33,7 +33,7 @@ from webhook.metrics import Metrics
 from webhook.tls import ServingContext
 
 ATTEMPTS: Final = 5
-"""Writes lost to another replica before a round gives up. Two replicas need two."""
+"""Writes lost to another replica before a round ends. Two replicas need two."""
 
 log = structlog.get_logger()
 

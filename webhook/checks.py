@@ -50,9 +50,10 @@ def unknown_annotations(pod: AdmissionPod, names: Names) -> None:
     known = sorted(names.user_annotations)
     domain = f"{names.domain}/"
     for key in pod.metadata.annotations or {}:
-        if names.ours(key) and key not in known:
+        if names.ours(key) and key not in known and not names.burst_annotation(key):
             named = key.removeprefix(domain)  # all share the domain
-            near = get_close_matches(named, [one.removeprefix(domain) for one in known], n=1, cutoff=ALIKE)
+            words = [one.removeprefix(domain) for one in (*known, *names.burst_annotations)]
+            near = get_close_matches(named, words, n=1, cutoff=ALIKE)
             rather = f"did you mean {domain}{near[0]}?" if near else f"it must be one of {', '.join(known)}"
             raise BadRequest(f"annotation {key} is unknown to Tangram: {rather}")
 

@@ -9,8 +9,8 @@ What a pod that requests GPUs gets
     its containers      NVIDIA_VISIBLE_DEVICES and TANGRAM_GPUS, read at start from the annotation that the Binding brings
     shares              our library in front of LD_PRELOAD; the mounts come from the device plugin
     other containers    NVIDIA_VISIBLE_DEVICES=void, because images often carry `all`
-    the pod             scheduler, service class (that of its priority class, if the operator set one); runtime class, priority class and
-                       placement policy if the operator set them
+    the pod             scheduler, service class (that of its priority class, if the operator set one); runtime class, priority class,
+                       placement policy and burst limit if the operator set them
 
 A priority class needs care: the API server's Priority plugin has run before and has written spec.priority. It runs again
 after a webhook changed the pod and refuses a number that does not match the class, so the number is taken out with it
@@ -33,6 +33,7 @@ from vgpu.api.quantity import counted, rounds_up
 from vgpu.api.request import GpuRequest, PodRequest, pod_request
 from webhook import checks
 from webhook.admission_rules import STOCK_SCHEDULER, AdmissionRules
+from webhook.burst import burst
 from webhook.objects import AdmissionContainer, AdmissionPod, pod_of
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -96,7 +97,9 @@ def mutate(document: Mapping[str, Any], rules: AdmissionRules, namespace: str = 
     namespace = namespace or pod.metadata.namespace or DEFAULT_NAMESPACE
     patch = Patch()
     warnings = [*_confine(pod, request, rules, namespace), *checks.without_effect(pod, request, rules.names)]
-    service_class = checks.service_class(pod, rules, namespace)
+    added, notes = burst(pod, request, rules, namespace)
+    warnings += notes
+    added[rules.names.service_class] = checks.service_class(pod, rules, namespace)
     requests = {request.container: request for request in request.containers}
     for path, container in pod.located():
         wanted = requests.get(container.name)
@@ -105,7 +108,7 @@ def mutate(document: Mapping[str, Any], rules: AdmissionRules, namespace: str = 
         else:
             warnings += _normalise(patch, path, container, wanted, rules)
             _inject(patch, path, container, wanted, rules)
-    _pod_wide(patch, pod, service_class, rules)
+    _pod_wide(patch, pod, added, rules)
     return Admitted(tuple(patch.ops), tuple(warnings))
 
 
@@ -179,9 +182,9 @@ def _prepend(patch: Patch, path: str, container: AdmissionContainer, added: list
         patch.set(f"{path}/env/0", entry)
 
 
-def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: AdmissionRules) -> None:
+def _pod_wide(patch: Patch, pod: AdmissionPod, wanted: dict[str, str], rules: AdmissionRules) -> None:
+    """`wanted` are annotations of pods that lack them, the service class among them."""
     spec, annotations = pod.spec, pod.metadata.annotations
-    wanted = {rules.names.service_class: service_class}
     if rules.default_policy != DEFAULT_POLICY:
         wanted[rules.names.placement] = rules.default_policy
     missing = {key: value for key, value in wanted.items() if key not in (annotations or {})}
@@ -190,7 +193,7 @@ def _pod_wide(patch: Patch, pod: AdmissionPod, service_class: str, rules: Admiss
         patch.set("/spec/schedulerName", rules.scheduler_name)
     if rules.runtime_class and not spec.runtime_class_name:
         patch.set("/spec/runtimeClassName", rules.runtime_class)
-    priority_class = rules.priority_classes.get(service_class)
+    priority_class = rules.priority_classes.get(wanted[rules.names.service_class])
     if priority_class and not spec.priority_class_name:
         patch.set("/spec/priorityClassName", priority_class)
         if spec.priority is not None:

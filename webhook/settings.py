@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from observe.options import ProgramSettings, config
+from vgpu.api.burst import BurstBound, amount_mib
 from vgpu.api.confinement import NODE_FOLDERS
+from vgpu.api.errors import BadRequest
 from vgpu.api.names import CLASSES, DEFAULT_POLICY, POLICY_NAMES, Names
 from vgpu.api.quantity import MEMORY_UNITS_MIB, MIB, whole_number
 from webhook.admission_rules import EVERYWHERE, LARGEST_GPU_MIB, AdmissionRules
@@ -55,6 +58,16 @@ class Settings(ProgramSettings):
     )
     priority_classes: dict[str, str] = Field(
         {}, description="Service class to PriorityClass, for pods that name none. Empty: none is given."
+    )
+    burst_enabled: bool = Field(
+        False, description="Whether containers may use more than their guarantee. Under development: leave it off."
+    )
+    burst_default: dict[str, str] = Field(
+        {}, description="Namespace, or * for every other one, to the burst limit of memory of pods that write none."
+    )
+    burst_max: dict[str, str] = Field(
+        {},
+        description="Namespace, or * for every other one, to the largest burst limit of memory that its pods may write. Empty: no bound.",
     )
 
     host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a pod's own address
@@ -110,6 +123,24 @@ class Settings(ProgramSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _defaults_to_bursts_that_it_allows(self) -> Self:
+        for namespace, text in self.burst_max.items():
+            self._burst_mib(text, f"burst_max of namespace {namespace}")
+        for namespace, text in self.burst_default.items():
+            what, bound = f"burst_default of namespace {namespace}", BurstBound.of(namespace, self.burst_max)
+            most = 0 if bound.most is None else self._burst_mib(bound.most, "burst_max")
+            if self._burst_mib(text, what) > most:
+                raise ValueError(f"{what} is {text}: it must be at most its burst_max, which is {bound.most}")
+        return self
+
+    def _burst_mib(self, text: str, what: str) -> float:
+        try:
+            mib = amount_mib(text, unit_mib=MEMORY_UNITS_MIB[self.memory_unit], what=what)
+        except BadRequest as error:
+            raise ValueError(str(error)) from None
+        return inf if mib is None else mib
+
     @field_validator("priority_classes")
     @classmethod
     def _names_classes(cls, mapping: dict[str, str]) -> dict[str, str]:
@@ -146,6 +177,9 @@ class Settings(ProgramSettings):
             latency_critical_namespaces=frozenset(self.latency_critical_namespaces),
             classes_by_priority_class=self.classes_by_priority_class,
             priority_classes=self.priority_classes,
+            burst_enabled=self.burst_enabled,
+            burst_default=self.burst_default,
+            burst_max=self.burst_max,
         )
 
     def locations(self) -> CertificateLocations:

@@ -37,27 +37,27 @@ class GpuMemory:
     """One of `USES`."""
 
 
-def memory_of(gpu: Gpu, slices: Collection[AssignedGpu]) -> GpuMemory:
-    """Of this GPU, with the slices of it and of its instances that pods have."""
+def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
+    """Of this GPU, with the parts of it and of its instances that pods have."""
     if gpu.mig:
-        used = {piece.uuid for piece in slices}
+        used = {one.uuid for one in assigned}
         instances = gpu.instances
         free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
         allocated = sum(one.mib for one in instances if one.uuid in used)
         return GpuMemory(sum(one.mib for one in instances), allocated, free, "mig" if gpu.healthy else "unhealthy")
-    whole = any(piece.kind == "whole" for piece in slices)
-    allocated = gpu.mib if whole else sum(piece.mib for piece in slices)
-    use = "whole" if whole else "shared" if slices else "free"
+    whole = any(one.kind == "whole" for one in assigned)
+    allocated = gpu.mib if whole else sum(one.mib for one in assigned)
+    use = "whole" if whole else "shared" if assigned else "free"
     free = max(0, gpu.mib - allocated) if gpu.healthy else 0
     return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
 
 
-def memory_by_gpu(inventory: Inventory, slices: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
-    """Every GPU of the node. Slices of a GPU that the node no longer has are left out."""
+def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
+    """Every GPU of the node. Parts of a GPU that the node no longer has are left out."""
     of_gpu: dict[str, list[AssignedGpu]] = {}
     uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
-    for piece in slices:
-        of_gpu.setdefault(uuids.get(piece.uuid, ""), []).append(piece)
+    for one in assigned:
+        of_gpu.setdefault(uuids.get(one.uuid, ""), []).append(one)
     for gpu in inventory.gpus:
         yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
 

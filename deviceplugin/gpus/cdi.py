@@ -1,4 +1,4 @@
-"""The CDI specification of this node's GPUs, made by looking at the driver root.
+"""The CDI specification of this node's GPUs, made from the files of the driver root.
 
 One device for each GPU and each MIG instance, named by UUID; what every container with a GPU needs besides (control devices, the
 driver's user-side libraries under the names that programs load, nvidia-smi, the persistence daemon's socket) once for all.
@@ -80,7 +80,7 @@ def spec(inventory: Inventory, root: DriverRoot) -> dict[str, Any]:
 
 
 def write(folder: Path, inventory: Inventory, root: DriverRoot) -> bool:
-    """Put the specification where container runtimes look. Answers whether it changed. Raises OSError."""
+    """Write the specification where container runtimes read it. Returns whether it changed. Raises OSError."""
     content = msgspec.json.format(msgspec.json.encode(spec(inventory, root)), indent=2) + b"\n"
     path = folder / SPEC_FILE
     if path.exists() and path.read_bytes() == content:

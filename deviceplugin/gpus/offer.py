@@ -33,7 +33,7 @@ class Offer:
         return self._inventory
 
     def resources(self) -> tuple[str, ...]:
-        """Every resource that the node offers or ever offered since we began: those that went have no devices."""
+        """Every resource that the node offers or has offered since the start: those that are gone have no devices."""
         return tuple(self._devices)
 
     def devices(self, resource: str) -> tuple[Device, ...]:

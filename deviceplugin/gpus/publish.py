@@ -1,6 +1,6 @@
 """Keep the node's inventory annotation saying what the node has.
 
-Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and looked at now and
+Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and checked now and
 then in case the watch is not there: the extender places by it.
 """
 
@@ -24,7 +24,7 @@ from vgpu.api.codec import inventory_to_json
 from vgpu.api.errors import BadDocument
 
 VERIFY_S: Final = 60.0
-"""Between looks at the annotation when nothing changed. Guessed: one GET of a node a minute is little."""
+"""Between checks of the annotation when nothing changed. Guessed: one GET of a node a minute is little."""
 BACKOFF_S: Final = (0.5, 30.0)
 """First and longest wait after an attempt that failed. Guessed."""
 
@@ -98,7 +98,7 @@ class Publisher:
         return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations={key: text} if text else None))
 
     async def publish(self) -> bool:
-        """Make the annotation right. Answers whether it was wrong. Raises ApiError."""
+        """Make the annotation right. Returns whether it was wrong. Raises ApiError."""
         key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
         node = msgspec.json.decode(await self._client.get(self._path), type=Node)
         if node.metadata.annotation(key) == text:

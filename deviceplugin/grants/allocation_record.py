@@ -29,7 +29,7 @@ WHAT: Final = "allocation"
 _HASH: Final = 16
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})[0-9a-f]{7}\Z")
 MOST_NAMES: Final = 4096
-"""Of directories, that are not taken apart again: a start looks at those of its IDs several times. Guessed."""
+"""Of directories, that are not taken apart again: a start reads those of its IDs several times. Guessed."""
 UNKNOWN_PLACE: Final = -1
 
 

@@ -21,7 +21,7 @@ AnyPath = str | os.PathLike[str]
 
 class FileVersion(NamedTuple):
     """Of a file: another one has other content. A writer in place, with as many bytes and within one tick of the kernel's
-    clock (some milliseconds) of the look before, is not seen; what this module writes is a new file each time."""
+    clock (some milliseconds) of the check before, is not seen; what this module writes is a new file each time."""
 
     inode: int
     size: int
@@ -105,7 +105,7 @@ def sync(path: AnyPath) -> None:
 
 
 def discard_temporary(path: AnyPath) -> Path:
-    """Remove what a writer of `path` left that was killed. Answers where it would be."""
+    """Remove what a writer of `path` left that was killed. Returns where it would be."""
     temporary = Path(temporary_path(path))
     temporary.unlink(missing_ok=True)
     return temporary

@@ -14,20 +14,13 @@ import structlog
 
 from deviceplugin.calls_in_progress import without_waiting
 from deviceplugin.grants.allocation_record import Record
+from deviceplugin.pods.node_pods import NodePods
 from kube.objects import Pod
 from vgpu.api.cgroup import is_container_id
 
 RETRY_S: Final = 5.0
 
 log = structlog.get_logger("deviceplugin.grants.container_ids")
-
-
-class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
-
-    def pods(self) -> Mapping[str, Pod]: ...
-
-    async def changed(self) -> None: ...
 
 
 class ContainerIdFiles(Protocol):
@@ -44,7 +37,7 @@ class ContainerIds:
     """Writes what is new after each change of any pod of the node. `until_idle` as `calls_in_progress.CallsInProgress.until_idle`."""
 
     def __init__(
-        self, pods: Pods, grants: ContainerIdFiles, until_idle: Callable[[], Awaitable[None]] = without_waiting
+        self, pods: NodePods, grants: ContainerIdFiles, until_idle: Callable[[], Awaitable[None]] = without_waiting
     ) -> None:
         self._pods, self._grants, self._until_idle = pods, grants, until_idle
         self._written: dict[str, str] = {}
@@ -64,7 +57,7 @@ class ContainerIds:
             await self._until_idle()
 
     def once(self) -> None:
-        """One look at every pod that has changed; files are written only for IDs that are new. Raises OSError."""
+        """Check every pod that has changed once; files are written only for IDs that are new. Raises OSError."""
         before = self._named
         self._named = {
             uid: before[uid] if uid in before and before[uid][0] is pod else (pod, ids_of(pod))

@@ -9,6 +9,7 @@
         libtangram.so             hard link to the library as it was at allocation
         socket/, arbiter.sock     the way to the arbiter (`sockets`)
         grant                     the container's limits; written before each start
+        burst                     limits above them, of a container that has any (`burst_files`)
         container                 the runtime's ID of the container, soon after each start (`container_ids`)
         allocation.json           the allocation record, so that a restart of the plugin loses nothing
 
@@ -112,7 +113,7 @@ class GrantDirectories:
         return f"{self._grants}/{key}/{name}"
 
     def install(self) -> Path:
-        """Put the library and the preload files in place. Answers the library's path. Raises OSError."""
+        """Install the library and the preload files. Returns the library's path. Raises OSError."""
         installed = self._library.install()
         for name in ("grants", "sockets"):
             make_folder(self._root / name)
@@ -131,7 +132,7 @@ class GrantDirectories:
         return not os.path.exists(self._in(key, SOCKET_DIR))
 
     def prepare(self, record: Record) -> str:
-        """A directory for a new allocation: it has the library and no grant yet. Answers its key. Raises OSError.
+        """A directory for a new allocation: it has the library and no grant yet. Returns its key. Raises OSError.
 
         A kill loses nothing of it. A loss of power may, until `sync_to_disk` has returned.
         """
@@ -178,7 +179,7 @@ class GrantDirectories:
             sync(path)
 
     def restore(self, key: str) -> list[str]:
-        """Put back what is missing of what a container mounts. Answers what was. Raises OSError."""
+        """Put back what is missing of what a container mounts. Returns what was. Raises OSError."""
         folder, missing = f"{self._grants}/{key}", self._library.restore_preload()
         if make_folder(folder):
             missing.append(folder)
@@ -201,7 +202,7 @@ class GrantDirectories:
         self._granted.put(key, grant, version_of(path))
 
     def identify(self, key: str, container_id: str) -> bool:
-        """Write whose container the directory is, for the arbiter. Answers whether that is new. Raises OSError."""
+        """Write whose container the directory is, for the arbiter. Returns whether that is new. Raises OSError."""
         path, content = self._in(key, CONTAINER_ID), f"{container_id}\n".encode()
         if content_of(path) == content:
             return False
@@ -273,7 +274,7 @@ class GrantDirectories:
 
     @property
     def damaged_count(self) -> int:
-        """Records that cannot be read, of those looked at."""
+        """Records that cannot be read, of those that were read."""
         return len(self._damaged)
 
     def update(self, record: Record) -> None:
@@ -294,14 +295,14 @@ class GrantDirectories:
 
     def newest(self, ids: Collection[str]) -> Iterator[GrantDirectory]:
         """As `of_ids`. Each is read when it is reached: a container needs the first or two, and hundreds may be behind them."""
-        return map(self.look, sorted(self.keys_of(ids), key=order_of, reverse=True))
+        return map(self.directory, sorted(self.keys_of(ids), key=order_of, reverse=True))
 
     def keys_of(self, ids: Collection[str]) -> set[str]:
         """Names of the directories of exactly these IDs."""
         alike = hash_of(ids)
         return set(of_ids({*self._listing.alike(alike), *self._known.alike(alike)}, ids))
 
-    def look(self, key: str) -> GrantDirectory:
+    def directory(self, key: str) -> GrantDirectory:
         """One directory. A record that is missing is answered from memory."""
         grant, record = self.read(key), self.record(key)
         if record is not None or key in self._damaged:
@@ -359,7 +360,7 @@ class GrantDirectories:
         ended: Collection[str] = (),
         ended_older_than_s: float = 0.0,
     ) -> list[str]:
-        """Remove the directories that are not in `kept` and untouched for so long, with a record that can be read. Answers their keys.
+        """Remove the directories that are not in `kept` and untouched for so long, with a record that can be read. Returns their keys.
 
         `ended` are those whose pod is known to have ended. Libraries of earlier installations are removed too: a grant that uses one has its own link.
         """
@@ -382,7 +383,7 @@ class GrantDirectories:
 
     def _forget_gone(self, kept: Collection[str]) -> None:
         """Forget directories that another process removed, but for `kept`. Allocate may make others meanwhile: what it remembers of them stays."""
-        known, granted = set(self._known.keys()), set(self._granted.keys())  # before the look at the disk
+        known, granted = set(self._known.keys()), set(self._granted.keys())  # before the disk is read
         there = {*self.keys(), *kept}
         for key in known - there:
             self._known.forget(key)

@@ -34,7 +34,7 @@ class Library:
         """Name of a preload file -> its version that was right."""
 
     def install(self) -> Path:
-        """Put the library and the preload files in place. Answers the library's path. Raises OSError."""
+        """Install the library and the preload files. Returns the library's path. Raises OSError."""
         content = self._source.read_bytes()
         self.installed = self._root / "lib" / hashlib.sha256(content).hexdigest()[:16] / LIBRARY
         for folder in (self._root, self.installed.parent.parent, self.installed.parent):
@@ -47,7 +47,7 @@ class Library:
         return self.installed
 
     def restore_preload(self) -> list[str]:
-        """Answers the names of those that were missing or changed. Raises OSError."""
+        """Returns the names of those that were missing or changed. Raises OSError."""
         missing = []
         for name, content in _PRELOADS.items():
             path = f"{self._root}/{name}"

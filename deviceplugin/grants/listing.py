@@ -1,7 +1,7 @@
 """The names of the grant directories, remembered between two changes of the folder that they lie in.
 
 A start needs them several times, and a node may have hundreds. The folder's time of change shows whether a process made, renamed or removed
-one since. That time is as coarse as the kernel's tick (some milliseconds): `scan` looks in any case, and upkeep calls it.
+one since. That time is as coarse as the kernel's tick (some milliseconds): `scan` reads in any case, and upkeep calls it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 LEFTOVER: Final = "."
 """Names of directories that are not complete begin so. The arbiter passes over them."""
 ALIKE: Final = 16
-"""Characters of a beginning that is looked for: the hash of the device IDs (`allocation_record`)."""
+"""Characters of a beginning that is searched for: the hash of the device IDs (`allocation_record`)."""
 
 
 class Listing:
@@ -31,7 +31,7 @@ class Listing:
     def scan(self) -> frozenset[str]:
         """The names on the disk now. Raises OSError."""
         found: list[str] = []
-        changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next look
+        changed_ns = self._time_ns()  # before: what is made meanwhile is found at the next scan
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             found += [entry.name for entry in entries if entry.name[:1] != LEFTOVER and entry.is_dir()]
         alike: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """Check, after a container has started, that its grant is where the library is searched for; if not, report it to the pod's user.
 
-The kubelet calls before the container is made, and not afterwards. So the mounts of the pod's processes are looked at for some seconds.
+The kubelet calls before the container is made, and not afterwards. So the mounts of the pod's processes are read for some seconds.
 An image may have a symbolic link where the grant belongs: the library is not loaded then, and no process of it has to use the GPU for us to see that.
 What such a process does to the GPU is the arbiter's to see. Without the node's processes (`node.hostPID: false`) nothing is seen here.
 """
@@ -18,8 +18,8 @@ from deviceplugin.grants.allocation_record import Record
 from kube.objects import Pod
 from vgpu.api.mountinfo import misplaced
 
-LOOK_S: Final = 0.5
-LOOKS: Final = 3
+CHECK_S: Final = 0.5
+CHECKS: Final = 3
 """In a row that find it misplaced: the runtime makes one mount after another. One less for a container that is gone by then: the arbiter may have
 killed it. Guessed."""
 TIMEOUT_S: Final = 60.0
@@ -29,8 +29,8 @@ REASON: Final = "GrantMisplaced"
 log = structlog.get_logger("deviceplugin.grants.mount_check")
 
 
-class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
+class PodsByUid(Protocol):
+    """The pods of this node by UID, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def pod(self, uid: str) -> Pod | None: ...
 
@@ -51,21 +51,21 @@ class MountCheck:
     """Of a node. `report` gets the pod, the container and a sentence."""
 
     def __init__(
-        self, pods: Pods, grants: GrantRecords, processes: Mounts, report: Callable[[Pod, str, str], None],
+        self, pods: PodsByUid, grants: GrantRecords, processes: Mounts, report: Callable[[Pod, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._pods, self._grants, self._processes, self._report, self._clock = pods, grants, processes, report, clock
         self._until: dict[str, float] = {}
-        """Key -> when to stop looking."""
-        self._looks: dict[str, list[str]] = {}
-        """Key -> why it was not found, by the last looks in a row."""
+        """Key -> when to stop checking."""
+        self._checks: dict[str, list[str]] = {}
+        """Key -> why it was not found, by the last checks in a row."""
         self._starting = asyncio.Event()
 
     def starting(self, keys: Iterable[str]) -> None:
         """Containers with these grant directories are about to start."""
         for key in keys:
             self._until[key] = self._clock() + TIMEOUT_S
-            self._looks.pop(key, None)
+            self._checks.pop(key, None)
             self._starting.set()
 
     async def run(self) -> None:
@@ -74,22 +74,22 @@ class MountCheck:
             await self._starting.wait()
             self._starting.clear()
             while self._until:
-                await asyncio.sleep(LOOK_S)
-                found = await asyncio.to_thread(self._look, self._wanted())
+                await asyncio.sleep(CHECK_S)
+                found = await asyncio.to_thread(self._check, self._wanted())
                 gone = {
-                    key: whys[-1] for key, whys in self._looks.items() if key not in found and len(whys) == LOOKS - 1
+                    key: whys[-1] for key, whys in self._checks.items() if key not in found and len(whys) == CHECKS - 1
                 }
                 for key, why in (found | gone).items():
                     self._judge(key, why)
                 self._until = {key: until for key, until in self._until.items() if until > self._clock()}
-                self._looks = {key: whys for key, whys in self._looks.items() if key in self._until}
+                self._checks = {key: whys for key, whys in self._checks.items() if key in self._until}
 
     def _wanted(self) -> dict[str, str]:
         """Key -> UID of the pod."""
         records = self._grants.records()
         return {key: records[key].uid for key in self._until if key in records}
 
-    def _look(self, uids: Mapping[str, str]) -> dict[str, str]:
+    def _check(self, uids: Mapping[str, str]) -> dict[str, str]:
         """Key -> why its container does not find it; empty where any process does."""
         found: dict[str, str] = {}
         for uid, mountinfo in self._processes.mounts(frozenset(uids.values())):
@@ -99,10 +99,10 @@ class MountCheck:
         return found
 
     def _judge(self, key: str, why: str) -> None:
-        whys = self._looks[key] = [*self._looks.get(key, ()), why] if why else []
-        if 0 < len(whys) < LOOKS:
+        whys = self._checks[key] = [*self._checks.get(key, ()), why] if why else []
+        if 0 < len(whys) < CHECKS:
             return
-        self._looks.pop(key, None)
+        self._checks.pop(key, None)
         self._until.pop(key, None)
         record = self._grants.records().get(key)
         if not why or record is None:

@@ -26,8 +26,8 @@ import structlog
 from deviceplugin.grants.atomic_file import discard_temporary, make_folder
 from vgpu.api.contract import SOCKET, SOCKET_DIR
 
-LOOK_S: Final = 0.25
-"""Between looks for a new socket of the arbiter, while there are directories of an earlier plugin: two calls for each. Guessed: a process
+CHECK_S: Final = 0.25
+"""Between checks for a new socket of the arbiter, while there are directories of an earlier plugin: two calls for each. Guessed: a process
 that starts meanwhile waits, for 30 s and more."""
 TARGET: Final = f"{SOCKET_DIR}/{SOCKET}"
 SPARE: Final = f".{SOCKET_DIR}"
@@ -48,7 +48,7 @@ class Sockets:
         return self._root / key / SOCKET
 
     def make(self, key: str, spare: str = "") -> bool:
-        """The folder that is mounted, of what is a `spare` grant directory if that has one. Answers whether it is new. Raises OSError,
+        """The folder that is mounted, of what is a `spare` grant directory if that has one. Returns whether it is new. Raises OSError,
         also when it is anything but a folder: the arbiter may write beside it, and what is named here gets into a container."""
         folder = f"{self._root}/{key}"
         if spare:
@@ -66,7 +66,7 @@ class Sockets:
         return False
 
     def furnish(self, folder: str) -> bool:
-        """What a grant directory needs so that its container finds the socket. Answers whether it was missing. Raises OSError."""
+        """What a grant directory needs so that its container finds the socket. Returns whether it was missing. Raises OSError."""
         link = f"{folder}/{SOCKET}"
         try:
             right = os.readlink(link) == TARGET
@@ -84,7 +84,7 @@ class Sockets:
         shutil.rmtree(self._root / key, ignore_errors=True)
 
     def collect(self, keys: Callable[[], Collection[str]]) -> None:
-        """Remove all but these: a plugin that was killed had begun them, or an earlier one removed the rest. `keys` is called after a look at
+        """Remove all but these: a plugin that was killed had begun them, or an earlier one removed the rest. `keys` is called after a read of
         what is there, since others may be made meanwhile."""
         with suppress(FileNotFoundError):
             there = os.listdir(self._root)
@@ -94,7 +94,7 @@ class Sockets:
                     self.remove(name)
 
     def link_earlier(self) -> bool:
-        """Put the arbiter's sockets into directories that an earlier plugin made. Answers whether there are any."""
+        """Put the arbiter's sockets into directories that an earlier plugin made. Returns whether there are any."""
         any_there = False
         for key in self._earlier():
             any_there = True
@@ -105,7 +105,7 @@ class Sockets:
                 if self._failed.get(key) != str(error):
                     self._failed[key] = str(error)
                     log.error(
-                        "the arbiter's socket cannot be put where an older container looks for it",
+                        "the arbiter's socket cannot be put where an older container expects it",
                         key=key,
                         error=str(error),
                     )
@@ -114,7 +114,7 @@ class Sockets:
     async def run(self) -> None:
         """Until the last directory of an earlier plugin is gone, or cancelled."""
         while self.link_earlier():  # noqa: ASYNC110 (another process makes them)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     def _link(self, key: str) -> None:
         source, link = self.path(key), self._grants / key / SOCKET

@@ -18,6 +18,7 @@ from kube import paths
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Pod
+from vgpu.api.burst import Burst, BurstBound, bursts_of
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import BadDocument, BadRequest
 from vgpu.api.names import DEFAULT_POLICY, Names
@@ -46,11 +47,17 @@ def requests_of(pod: Pod, names: Names, unit_mib: int) -> PodRequest:
 
 
 def read(
-    pod: Pod, order: tuple[int, str], names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)
+    pod: Pod,
+    order: tuple[int, str],
+    names: Names,
+    unit_mib: int,
+    urgent: Collection[str] = (EVERY,),
+    burst_max: Mapping[str, str] | None = None,
 ) -> NodePod | UnreadablePod | None:
     """The pod as a container, or why it is none; None when it requests nothing of ours or is finished.
 
-    `urgent`: namespaces that may have latency-critical work.
+    `urgent`: namespaces that may have latency-critical work. `burst_max`: the largest burst limit of each (`BurstBound.of`); None = there are
+    no bursts on this node.
     """
     if pod.finished:
         return None
@@ -78,10 +85,24 @@ def read(
     waiting, leaving = pod.status.start_time is None, meta.deletion_timestamp is not None
     found = service_class_of(meta.annotations or {}, assignment, meta.namespace, names, urgent)
     assignment = replace(assignment, service_class=found.service_class, level=found.level)
+    bursts, burst_ignored = _bursts(pod, request, names, unit_mib, burst_max)
     return NodePod(
         meta.uid, meta.namespace, meta.name, order, requests, assignment, waiting, leaving, request.over_limit_action, found.ignored,
-        containers_with_earlier_preload(pod),
+        containers_with_earlier_preload(pod), pod.status.start_time or "", bursts, burst_ignored,
     )  # fmt: skip
+
+
+def _bursts(
+    pod: Pod, request: PodRequest, names: Names, unit_mib: int, burst_max: Mapping[str, str] | None
+) -> tuple[Mapping[str, Burst], str]:
+    """What the annotations request above the guarantees, and why they do not count."""
+    if burst_max is None:
+        return {}, ""
+    annotations, bound = pod.metadata.annotations or {}, BurstBound.of(pod.metadata.namespace, burst_max)
+    try:
+        return bursts_of(annotations, request, names=names, unit_mib=unit_mib, bound=bound), ""
+    except BadRequest as error:
+        return {}, f"{error}; the pod runs at its guarantee"
 
 
 def _raw_requests(pod: Pod, names: Names) -> tuple[DeviceRequest, ...]:
@@ -94,8 +115,14 @@ def _raw_requests(pod: Pod, names: Names) -> tuple[DeviceRequest, ...]:
 class NodePods:
     """All pods of this node that request our resources. Fed by a watch through `on_change`."""
 
-    def __init__(self, names: Names, unit_mib: int, urgent: Collection[str] = (EVERY,)) -> None:
-        self._names, self._unit_mib, self._urgent = names, unit_mib, urgent
+    def __init__(
+        self,
+        names: Names,
+        unit_mib: int,
+        urgent: Collection[str] = (EVERY,),
+        burst_max: Mapping[str, str] | None = None,
+    ) -> None:
+        self._names, self._unit_mib, self._urgent, self._burst_max = names, unit_mib, urgent, burst_max
         self._known: dict[str, NodePod | UnreadablePod] = {}
         self._pods: dict[str, Pod] = {}
         self._orders: dict[str, tuple[int, str]] = {}
@@ -114,7 +141,7 @@ class NodePods:
         return self._synced()
 
     def on_change(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod of this node came, changed or went."""
+        """A pod of this node was added, changed or removed."""
         self._node_pods = None
         if old is not None and (new is None or new.uid != old.uid):
             for record in (self._known, self._pods, self._orders):
@@ -131,7 +158,7 @@ class NodePods:
 
     def read(self, pod: Pod, order: tuple[int, str] = (0, "")) -> NodePod | UnreadablePod | None:
         """As the module's `read`, for this node."""
-        return read(pod, order, self._names, self._unit_mib, self._urgent)
+        return read(pod, order, self._names, self._unit_mib, self._urgent, self._burst_max)
 
     def node_pods(self) -> Sequence[NodePod]:
         """Every pod of this node with a readable assignment that is not finished."""
@@ -186,7 +213,7 @@ class NodePods:
 
 
 def initialized(pod: Pod) -> bool:
-    """Have all init containers that run to completion ended well, as far as the API server knows?"""
+    """Have all init containers that run to completion succeeded, by the pod's conditions?"""
     return any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions)
 
 

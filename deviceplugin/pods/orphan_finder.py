@@ -1,7 +1,7 @@
 """Pods that the API no longer has and whose processes run on: found, counted, reported.
 
 A pod that is deleted by force leaves the API at once; the kubelet ends its processes later, or cannot. Until the last one is gone it
-uses its GPUs, and invariant I1 counts it. From the moment the API loses a pod, the pod is a suspect and its capacity stays reserved. A look at
+uses its GPUs, and invariant I1 counts it. From the moment the API loses a pod, the pod is a suspect and its capacity stays reserved. A check of
 the node's processes then clears it or makes it an orphan, which the inventory reports to the extender.
 
 Decides nothing about processes (`processes`) and nothing about pods that the API has.
@@ -21,17 +21,17 @@ from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from kube.objects import Pod
 from vgpu.api.inventory import Orphan
 
-LOOK_S: Final = 0.25
-"""Between looks while the API lacks a pod that has a usage record. Each costs some 20 us for each process that was seen, once a pod."""
+CHECK_S: Final = 0.25
+"""Between checks while the API lacks a pod that has a usage record. Each costs some 20 us for each process that was seen, once a pod."""
 REST_S: Final = 0.5
-"""At least so long between looks, unless a call of the kubelet waits: pods that go together are looked at together. Guessed."""
+"""At least so long between checks, unless a call of the kubelet waits: pods that go together are checked together. Guessed."""
 RETRY_S: Final = 1.0
 
 log = structlog.get_logger("deviceplugin.pods.orphan_finder")
 
 
-class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
+class ApiPods(Protocol):
+    """The pods of this node that the API has, as `deviceplugin.pods.node_pods.NodePods` has them. Until `synced`, some may be missing."""
 
     @property
     def synced(self) -> bool: ...
@@ -56,11 +56,11 @@ class OrphanFinder:
     def __init__(
         self,
         records: UsageRecords,
-        pods: Pods,
+        pods: ApiPods,
         processes: LivingProcesses,
         report: Callable[[tuple[Orphan, ...]], None],
         *,
-        look_s: float = LOOK_S,
+        check_s: float = CHECK_S,
         until_idle: Callable[[], Awaitable[None]] = without_waiting,
     ) -> None:
         self.reported: tuple[Orphan, ...] = ()
@@ -68,7 +68,7 @@ class OrphanFinder:
         self.blind = False
         """The node's processes cannot be seen: no pod is an orphan."""
         self._records, self._pods, self._processes, self._report = records, pods, processes, report
-        self._look_s, self._until_idle = look_s, until_idle
+        self._check_s, self._until_idle = check_s, until_idle
         self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
 
@@ -80,7 +80,7 @@ class OrphanFinder:
         return [record for record in self._records if record.uid not in known]
 
     async def changed(self) -> None:
-        """Return when fewer pods use the node's GPUs. The next look does not wait while a caller waits for this."""
+        """Return when fewer pods use the node's GPUs. The next check does not wait while a caller waits for this."""
         self._wanted.set()
         await self._changed.wait()
 
@@ -100,7 +100,7 @@ class OrphanFinder:
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                async with asyncio.timeout(self._look_s if self.still_using() else None):
+                async with asyncio.timeout(self._check_s if self.still_using() else None):
                     await self._pods.changed()
             except TimeoutError:
                 continue
@@ -109,7 +109,7 @@ class OrphanFinder:
                     await self._wanted.wait()
 
     async def once(self) -> None:
-        """One look. Raises OSError."""
+        """Check once. Raises OSError."""
         suspects = {record.uid: record for record in self.still_using()}
         living = await self.living(suspects) if suspects else frozenset[str]()
         gone = suspects.keys() - living - self._pods.pods().keys()  # the API may have it again: the watch was behind
@@ -142,7 +142,7 @@ class OrphanFinder:
             if orphan.uid not in before:
                 log.warning(
                     "a pod is not in the API any more and its processes run on: its capacity stays reserved",
-                    pod=orphan.key, uid=orphan.uid, gpus=[piece.uuid for piece in orphan.held],
+                    pod=orphan.key, uid=orphan.uid, gpus=[gpu.uuid for gpu in orphan.held],
                 )  # fmt: skip
         for orphan in self.reported:
             if orphan.uid not in {one.uid for one in now}:

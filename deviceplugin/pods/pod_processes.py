@@ -1,6 +1,6 @@
 """Which pods have living processes on this node, from the node's /proc. What a cgroup's name means is decided in `vgpu.api.cgroup`.
 
-A look reads one file of each process of the node, some 10 us each, and `yield_to_kubelet` is called between some of them.
+A check reads one file of each process of the node, some 10 us each, and `yield_to_kubelet` is called between some of them.
 
 Each process may be gone at any moment, which is no error. A zombie does not count: its memory is freed. A process whose first thread
 has ended and whose others run does count, though the kernel shows it as a zombie.
@@ -34,7 +34,7 @@ class PodProcesses:
     def __init__(self, proc: Path = PROC, yield_to_kubelet: Callable[[], None] = lambda: None) -> None:
         self._proc, self._yield_to_kubelet = proc, yield_to_kubelet
         self._seen: dict[str, str] = {}
-        """Pod UID -> a process of it that lived when we looked last."""
+        """Pod UID -> a process of it that lived at the last check."""
 
     @property
     def blind(self) -> bool:
@@ -73,7 +73,7 @@ class PodProcesses:
                 self._yield_to_kubelet()
             content = self._cgroup(pid)
             if b"pod" not in content:
-                continue  # so nearly all: what a look costs is reading them
+                continue  # so nearly all: what a check costs is reading them
             if not names.isdisjoint(name.replace(b"_", b"-") for name in _NAMED.findall(content)):
                 yield pid, content
 

@@ -50,7 +50,7 @@ class Remover:
         """Pod UID -> its removal, under way or done. One that failed is not here: the next occasion may try again."""
 
     def remove(self, pod: Pod, reason: Reason) -> bool:
-        """Begin. Answers False when this pod's removal is under way or done."""
+        """Begin. Returns False when this pod's removal is under way or done."""
         if pod.uid in self._tasks:
             return False
         task = asyncio.get_running_loop().create_task(self._until_deleted(pod))

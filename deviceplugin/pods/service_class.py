@@ -72,8 +72,8 @@ def service_class_of(
     return ServiceClass(service_class, level, tuple(ignored))
 
 
-class Pods(Protocol):
-    """The pods of this node, as `deviceplugin.pods.node_pods.NodePods` has them."""
+class ObservedPods(Protocol):
+    """The pods of this node and their changes, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
     def node_pods(self) -> Collection[NodePod]: ...
 
@@ -94,7 +94,7 @@ class ServiceClassUpdater:
 
     def __init__(
         self,
-        pods: Pods,
+        pods: ObservedPods,
         grants: GrantDirectories,
         observer: Observer,
         until_idle: Callable[[], Awaitable[None]] = without_waiting,
@@ -116,7 +116,7 @@ class ServiceClassUpdater:
             await self._until_idle()
 
     def once(self) -> None:
-        """One look at every pod; files are read only for those whose terms are new. Raises OSError."""
+        """Check every pod once; files are read only for those whose terms are new. Raises OSError."""
         now = {node_pod.uid: node_pod for node_pod in self._pods.node_pods()}
         self._report(now)
         fresh = {uid for uid, node_pod in now.items() if self._written.get(uid) != _class_and_level(node_pod)}

@@ -43,7 +43,7 @@ from vgpu.protocol.status import (
 )
 
 EVERY_S: Final = 0.8
-"""Between looks. The arbiter's readings are a second apart, so each is seen."""
+"""Between checks. The arbiter's readings are a second apart, so each is seen."""
 DEADLINE_S: Final = 2.0
 """For one answer, which takes milliseconds."""
 LARGEST_DOCUMENT: Final = 16 * 2**20
@@ -111,7 +111,7 @@ class StatusWatch:
             await asyncio.sleep(EVERY_S)
 
     async def once(self) -> None:
-        """One look. Never raises for what the arbiter does."""
+        """Check once. Never raises for what the arbiter does."""
         try:
             status = decode_status(await read_document(self._socket))
         except OSError as error:
@@ -140,7 +140,7 @@ class StatusWatch:
             if key not in self._reported:
                 pod = self._pod(offence.uid)
                 if pod is None:
-                    continue  # the watch may be late: look again
+                    continue  # the watch may be late: check again
                 log.warning("over the memory limit", pod=pod.key, uid=pod.uid, note=offence.note)
                 self._observer.over_limit(pod, offence)
             reported.add(key)
@@ -148,12 +148,12 @@ class StatusWatch:
         self._observer.over_limit_now(sum(offence.reason == REASON for offence in found))
 
     def _follow_kills(self, kills: Iterable[KillStatus], reported: frozenset[_Key]) -> None:
-        """A container that is killed for being over its limit is over it for a moment only, so a look may miss that."""
+        """A container that is killed for being over its limit is over it for a moment only, so a check may miss that."""
         known = set()
         for kill in kills:
             pod = self._pod(kill.uid)
             if pod is None:
-                continue  # the watch may be late: look again
+                continue  # the watch may be late: check again
             known.add(kill.id)
             offence = kill_violation(kill)
             if kill.id not in self._kills and _key(offence) not in reported:
@@ -179,7 +179,7 @@ class StatusWatch:
                 key = (uid, name, one.reason)
                 pod = self._pod(uid)
                 if pod is None or key in self._unenforced_s:
-                    continue  # the watch may be late: look again
+                    continue  # the watch may be late: check again
                 self._unenforced_s[key] = now_s
                 note = unenforced_note(name, one.reason, one.limits)
                 log.warning("a limit is not enforced", pod=pod.key, uid=uid, container=name, reason=one.reason)

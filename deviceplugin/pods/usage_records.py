@@ -24,7 +24,7 @@ import structlog
 
 from deviceplugin.grants import checked_file as sealed
 from deviceplugin.grants.atomic_file import create_temporary, discard_temporary, make_folder
-from vgpu.api.codec import check_slice
+from vgpu.api.codec import check_assigned_gpu
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Orphan
@@ -45,7 +45,7 @@ class UsageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespace: str
     pod: str
     held: tuple[AssignedGpu, ...]
-    """What it occupies at its peak, one slice a GPU or MIG instance."""
+    """What it occupies at its peak, one part a GPU or MIG instance."""
     ids: dict[str, tuple[str, ...]] = {}
     """Resource -> device IDs that the kubelet gave it, sorted."""
     boot: str = ""
@@ -167,6 +167,6 @@ class UsageRecords:
             raise BadDocument(
                 f"{path} is about pod UID {record.uid[:80]}: it must be about the one that it is named by"
             )
-        for piece in record.held:
-            check_slice(f"{path}: pod {record.namespace}/{record.pod}", piece)
+        for assigned in record.held:
+            check_assigned_gpu(f"{path}: pod {record.namespace}/{record.pod}", assigned)
         return record

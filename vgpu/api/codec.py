@@ -51,7 +51,7 @@ class _InventoryDocument(msgspec.Struct):
     inventory: _InventoryFields
 
 
-class _SliceDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class _AssignedGpuDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     uuid: str
     index: int
     mib: int
@@ -64,7 +64,7 @@ class _AssignmentDocument(
     msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, rename={"service_class": "class"}
 ):
     v: int
-    containers: dict[str, list[_SliceDocument]]
+    containers: dict[str, list[_AssignedGpuDocument]]
     service_class: str
     level: int
     init: list[str] = []
@@ -111,21 +111,21 @@ def _check_orphan(orphan: Orphan) -> None:
         if not _WORD.match(value):
             raise BadDocument(f"{where}: {what} is {value[:80]!r}: it must be 1 to 253 visible characters")
     _within(where, "number of GPUs", len(orphan.held), 1, MOST_GPUS_OF_A_NODE)
-    for piece in orphan.held:
-        check_slice(where, piece)
+    for gpu in orphan.held:
+        check_assigned_gpu(where, gpu)
 
 
-def check_slice(where: str, piece: AssignedGpu) -> AssignedGpu:
-    """The slice, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
-    if piece.kind == "mig":
-        _profile(where, piece.profile)
-    elif piece.profile:
-        raise BadDocument(f"{where}: profile is {piece.profile!r}: it must be empty for kind {piece.kind}")
-    _uuid(where, piece.uuid, "MIG" if piece.kind == "mig" else "GPU")
-    _within(where, "index", piece.index, 0, LARGEST_INDEX)
-    _within(where, "mib", piece.mib, 0, LARGEST_GPU_MIB)
-    _within(where, "core", piece.core_percent, 0, FULL_CORE_PERCENT)
-    return piece
+def check_assigned_gpu(where: str, gpu: AssignedGpu) -> AssignedGpu:
+    """The AssignedGpu, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
+    if gpu.kind == "mig":
+        _profile(where, gpu.profile)
+    elif gpu.profile:
+        raise BadDocument(f"{where}: profile is {gpu.profile!r}: it must be empty for kind {gpu.kind}")
+    _uuid(where, gpu.uuid, "MIG" if gpu.kind == "mig" else "GPU")
+    _within(where, "index", gpu.index, 0, LARGEST_INDEX)
+    _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
+    _within(where, "core", gpu.core_percent, 0, FULL_CORE_PERCENT)
+    return gpu
 
 
 def _check_gpu(gpu: Gpu) -> None:
@@ -150,8 +150,8 @@ def _once(what: str, values: list[Any]) -> None:
 def assignment_to_json(assignment: Assignment) -> str:
     """The pod annotation."""
     containers = {
-        name: [_SliceDocument(s.uuid, s.index, s.mib, s.core_percent, s.kind, s.profile) for s in slices]
-        for name, slices in assignment.containers.items()
+        name: [_AssignedGpuDocument(s.uuid, s.index, s.mib, s.core_percent, s.kind, s.profile) for s in gpus]
+        for name, gpus in assignment.containers.items()
     }
     document = _AssignmentDocument(
         VERSION, containers, assignment.service_class, assignment.level, sorted(assignment.init)
@@ -166,22 +166,22 @@ def assignment_from_json(text: str) -> Assignment:
     if unknown:
         raise BadDocument(f"assignment: init names {min(unknown)!r}: it must be one of its containers")
     return Assignment(
-        {name: _slices(name, pieces) for name, pieces in document.containers.items()},
+        {name: _assigned_gpus(name, gpus) for name, gpus in document.containers.items()},
         init=frozenset(document.init),
         service_class=_known("assignment", "class", document.service_class, CLASSES),
         level=_within("assignment", "level", document.level, LEVELS.start, LEVELS.stop - 1),
     )
 
 
-def _slices(container: str, pieces: list[_SliceDocument]) -> tuple[AssignedGpu, ...]:
+def _assigned_gpus(container: str, gpus: list[_AssignedGpuDocument]) -> tuple[AssignedGpu, ...]:
     where = f"assignment of container {container}"
-    if len({piece.uuid for piece in pieces}) < len(pieces):
-        raise BadDocument(f"{where}: a GPU stands twice among its {len(pieces)}: each must be another one")
-    return tuple(_slice(where, piece) for piece in pieces)
+    if len({gpu.uuid for gpu in gpus}) < len(gpus):
+        raise BadDocument(f"{where}: a GPU stands twice among its {len(gpus)}: each must be another one")
+    return tuple(_assigned_gpu(where, gpu) for gpu in gpus)
 
 
-def _slice(where: str, piece: _SliceDocument) -> AssignedGpu:
-    return check_slice(where, AssignedGpu(piece.uuid, piece.index, piece.mib, piece.core, piece.kind, piece.profile))
+def _assigned_gpu(where: str, gpu: _AssignedGpuDocument) -> AssignedGpu:
+    return check_assigned_gpu(where, AssignedGpu(gpu.uuid, gpu.index, gpu.mib, gpu.core, gpu.kind, gpu.profile))
 
 
 def grant_to_text(grant: Grant) -> str:
@@ -208,21 +208,22 @@ def grant_from_text(text: str) -> Grant:
     if len(text) > GRANT_BYTES_LIMIT:
         raise BadDocument(f"grant has {len(text)} characters: at most {GRANT_BYTES_LIMIT} are read")
     lines = text.split("\n")
-    version = _field(lines, 0, "tangram-grant")
-    if version != str(VERSION):
-        newer = re.match(r"[1-9][0-9]{0,9}\Z", version)
-        raise (NewerVersion if newer else BadDocument)(
-            f"grant is of version {version[:80]!r}: this Tangram reads version {VERSION}"
-        )
+    check_version(lines, "grant")
     whose = lines[1] if len(lines) > 1 else ""
     pod = _POD.match(whose)
     if not pod:
         raise BadDocument(f"grant line 2: found {whose[:80]!r}, expected 'pod <namespace>/<name>'")
-    service_class = _known("grant line 5", "class", _field(lines, 4, "class"), CLASSES)
-    level = _known("grant line 6", "level", _field(lines, 5, "level"), tuple(str(level) for level in LEVELS))
+    service_class = _known("grant line 5", "class", field_of_line(lines, 4, "class", "grant"), CLASSES)
+    level = _known(
+        "grant line 6", "level", field_of_line(lines, 5, "level", "grant"), tuple(str(level) for level in LEVELS)
+    )
     over_limit_action, at = _optional(lines, 6, "guard", OVER_LIMIT_ACTIONS, DEFAULT_OVER_LIMIT_ACTION)
     clear, at = _optional(lines, at, "clear", ("yes", "no"), "no")
-    uid, container, gpus = _field(lines, 2, "uid"), _field(lines, 3, "container"), _gpus(lines, at)
+    uid, container, gpus = (
+        field_of_line(lines, 2, "uid", "grant"),
+        field_of_line(lines, 3, "container", "grant"),
+        gpu_lines(lines, at, "grant"),
+    )
     return Grant(pod[1], pod[2], uid, container, gpus, service_class, int(level), over_limit_action, clear == "yes")
 
 
@@ -230,42 +231,55 @@ def _optional(lines: list[str], at: int, key: str, allowed: tuple[_Word, ...], d
     """The value of a line that may be left out, and where the next line is."""
     if not (at < len(lines) and lines[at].startswith(f"{key} ")):
         return default, at
-    return _known(f"grant line {at + 1}", key, _field(lines, at, key), allowed), at + 1
+    return _known(f"grant line {at + 1}", key, field_of_line(lines, at, key, "grant"), allowed), at + 1
 
 
-def _gpus(lines: list[str], at: int) -> tuple[GrantGpu, ...]:
+def check_version(lines: list[str], what: str) -> None:
+    """The first line of a file of lines is `tangram-<what> <version>`, of a version that is read. Raises BadDocument, NewerVersion."""
+    version = field_of_line(lines, 0, f"tangram-{what}", what)
+    if version != str(VERSION):
+        newer = re.match(r"[1-9][0-9]{0,9}\Z", version)
+        raise (NewerVersion if newer else BadDocument)(
+            f"{what} is of version {version[:80]!r}: this Tangram reads version {VERSION}"
+        )
+
+
+def gpu_lines(lines: list[str], at: int, what: str) -> tuple[GrantGpu, ...]:
+    """Limits on each GPU, a line each, from line `at` (0 = the first) to `end`, which ends the document. `what` names the document in an error.
+
+    Raises BadDocument.
+    """
     gpus: dict[str, GrantGpu] = {}
     for number, line in enumerate(lines[at:], at + 1):
         if line == "end":
             if not lines[number:]:
-                raise BadDocument(f"grant line {number}: 'end' has no line break after it: it was cut off")
+                raise BadDocument(f"{what} line {number}: 'end' has no line break after it: it was cut off")
             if lines[number:] != [""]:
-                raise BadDocument(f"grant line {number + 1}: found text after 'end'")
+                raise BadDocument(f"{what} line {number + 1}: found text after 'end'")
             if not gpus:
-                raise BadDocument(
-                    f"grant line {number}: found 'end' after 0 GPUs: a grant has 1 to {MOST_GPUS_OF_A_NODE}"
-                )
+                raise BadDocument(f"{what} line {number}: found 'end' after 0 GPUs: it has 1 to {MOST_GPUS_OF_A_NODE}")
             return tuple(gpus.values())
         found = _GPU.match(line)
         if not found:
             raise BadDocument(
-                f"grant line {number}: found {line[:80]!r}, expected 'card <uuid> mib=<n> core_percent=<0-100>' or 'end'"
+                f"{what} line {number}: found {line[:80]!r}, expected 'card <uuid> mib=<n> core_percent=<0-100>' or 'end'"
             )
-        where = f"grant line {number}"
+        where = f"{what} line {number}"
         uuid = _uuid(where, found[1], "GPU")
         if uuid in gpus:
             raise BadDocument(f"{where}: GPU {uuid} stands twice: each must be another one")
         _within(where, "number of GPUs", len(gpus) + 1, 1, MOST_GPUS_OF_A_NODE)
         mib = _within(where, "mib", int(found[2]), 1, LARGEST_GPU_MIB)
         gpus[uuid] = GrantGpu(uuid, mib, _within(where, "core_percent", int(found[3]), 0, FULL_CORE_PERCENT))
-    raise BadDocument(f"grant ends after line {len(lines)} without 'end': it was cut off")
+    raise BadDocument(f"{what} ends after line {len(lines)} without 'end': it was cut off")
 
 
-def _field(lines: list[str], at: int, key: str) -> str:
+def field_of_line(lines: list[str], at: int, key: str, what: str) -> str:
+    """The value on a line `key value`; `what` names the document in an error. Raises BadDocument."""
     line = lines[at] if at < len(lines) else ""
     found, _, value = line.partition(" ")
     if found != key or not _WORD.match(value):
-        raise BadDocument(f"grant line {at + 1}: found {line[:80]!r}, expected '{key} <value>'")
+        raise BadDocument(f"{what} line {at + 1}: found {line[:80]!r}, expected '{key} <value>'")
     return value
 
 

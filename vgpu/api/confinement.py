@@ -49,7 +49,7 @@ NODE_FOLDERS: Final[dict[str, str]] = {
 """Folder or socket of every node -> what is there. Guessed to be all that widely used distributions have."""
 
 HARMLESS: Final = ("/dev/shm", "/dev/hugepages", "/dev/infiniband")  # noqa: S108 - folders of the node, not ours
-"""Below a folder of the node and without a GPU; programs that talk over RDMA mount them."""
+"""Below a folder of the node and without a GPU; programs that use RDMA mount them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def way_out(rights: Rights) -> str | None:
 
 
 def folder_behind(path: str, folders: Mapping[str, str]) -> str | None:
-    """Which of `folders` a hostPath shows, because it is one, lies in one or has one below it; None when it shows none."""
+    """Which of `folders` a hostPath shows, because it is one, is in one or has one below it; None when it shows none."""
     shown = _clean(path)
     if any(_within(shown, harmless) for harmless in HARMLESS):
         return None

@@ -23,7 +23,7 @@ volume with it cannot remove the mount point."""
 EARLIER_CONTAINER_DIR: Final = "/run/tangram"
 """Where the release before had it, and where its containers have it until they end."""
 GRANT_DIRS: Final = (CONTAINER_DIR, EARLIER_CONTAINER_DIR)
-"""In the order in which they are looked at."""
+"""In the order in which they are tried."""
 LIBRARY: Final = "libtangram.so"
 CONTAINER_LIBRARY: Final = f"{CONTAINER_DIR}/{LIBRARY}"
 PRELOAD_FILE: Final = "/etc/ld.so.preload"
@@ -33,6 +33,8 @@ PRELOAD: Final = "preload"
 PRELOAD_TEXTS: Final = {PRELOAD: f"{CONTAINER_LIBRARY}\n", "ld.so.preload": f"{EARLIER_CONTAINER_LIBRARY}\n"}
 """Such files of this release and of the one before, whose containers mount theirs at each restart."""
 GRANT: Final = "grant"
+BURST: Final = "burst"
+"""In the grant directory of a container that may use more than its grant: how much in all (`vgpu.api.burst`)."""
 CONTAINER_ID: Final = "container"
 """In the grant directory: the container runtime's ID of the container, once the pod's status has it."""
 SOCKET: Final = "arbiter.sock"
@@ -107,7 +109,7 @@ def uuid_of(device_id: str) -> str:
 
 
 def grant_key(device_ids: Iterable[str]) -> str:
-    """Name of the grant directory for these device IDs and whatever else tells one allocation from another: the same strings give the same name."""
+    """Name of the grant directory for these device IDs and whatever else distinguishes one allocation from another: the same strings give the same name."""
     return hashlib.sha256("\n".join(sorted(device_ids)).encode()).hexdigest()[:32]
 
 
@@ -147,8 +149,8 @@ def grant_for(
 
     Raises BadDocument when the assignment gives it none: a grant without GPUs would limit nothing.
     """
-    slices = assignment.containers.get(container, ())
-    gpus = tuple(GrantGpu(s.uuid, s.mib, s.core_percent) for s in slices if s.kind == "share")
+    assigned = assignment.containers.get(container, ())
+    gpus = tuple(GrantGpu(s.uuid, s.mib, s.core_percent) for s in assigned if s.kind == "share")
     if not gpus:
         shared = [name for name, given in assignment.containers.items() if any(s.kind == "share" for s in given)]
         raise BadDocument(

@@ -1,6 +1,6 @@
 """The state of a container's limits: enforced, refused, or unenforced for a reason. There is no fourth.
 
-A limit (GPU memory, GPU time) is `enforced` where nothing speaks against it, `refused` where no process gets any of the resource,
+A limit (GPU memory, GPU time) is `enforced` where no reason is known against it, `refused` where no process gets any of the resource,
 and `unenforced` where a process uses the GPU and a reason of the table below applies. The state is a function of what is known
 now and of nothing else: a reason ends when its cause does. docs/reference/enforcement.md is this table for users.
 

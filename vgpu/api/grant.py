@@ -40,7 +40,7 @@ class Assignment:
 
     def uuids(self, container: str) -> tuple[str, ...]:
         """UUIDs that a container sees, in order."""
-        return tuple(piece.uuid for piece in self.containers.get(container, ()))
+        return tuple(gpu.uuid for gpu in self.containers.get(container, ()))
 
     def held(self) -> tuple[AssignedGpu, ...]:
         """What the pod occupies at its peak, one entry for each GPU, sorted by UUID.
@@ -50,12 +50,12 @@ class Assignment:
         """
         running: dict[str, AssignedGpu] = {}
         peak: dict[str, AssignedGpu] = {}
-        for name, pieces in self.containers.items():
-            for piece in pieces:
-                together = _together(running.get(piece.uuid), piece)
-                peak[piece.uuid] = _larger(peak.get(piece.uuid), together)
+        for name, gpus in self.containers.items():
+            for gpu in gpus:
+                together = _together(running.get(gpu.uuid), gpu)
+                peak[gpu.uuid] = _larger(peak.get(gpu.uuid), together)
                 if name not in self.init:
-                    running[piece.uuid] = together
+                    running[gpu.uuid] = together
         return tuple(peak[uuid] for uuid in sorted(peak))
 
 

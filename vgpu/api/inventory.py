@@ -84,7 +84,7 @@ class Orphan:
     namespace: str
     pod: str
     held: tuple[AssignedGpu, ...]
-    """What it occupies at its peak, one slice a GPU or MIG instance."""
+    """What it occupies at its peak, one part a GPU or MIG instance."""
 
     @property
     def key(self) -> str:
@@ -94,7 +94,7 @@ class Orphan:
     @property
     def assignment(self) -> Assignment:
         """What it still uses. Which of its containers uses which GPU is not known, so each GPU counts as one container's."""
-        return Assignment({f"orphan-{at}": (piece,) for at, piece in enumerate(self.held)})
+        return Assignment({f"orphan-{at}": (gpu,) for at, gpu in enumerate(self.held)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,40 @@ class Names:
         return f"{self.domain}/over-limit"
 
     @property
+    def gpu_mem_burst(self) -> str:
+        """Annotation: memory that a container may have in all, written as gpu-mem, or `max`. Of the pod, or of one container (`of_container`)."""
+        return f"{self.domain}/gpu-mem-burst"
+
+    @property
+    def gpu_core_burst(self) -> str:
+        """Annotation: compute time that a container may have in all while others leave it idle, written as gpu-core; likewise."""
+        return f"{self.domain}/gpu-core-burst"
+
+    @property
+    def gpu_mem_burst_wait(self) -> str:
+        """Annotation: seconds for which an allocation above gpu-mem may wait until others give way; likewise."""
+        return f"{self.domain}/gpu-mem-burst-wait"
+
+    @property
+    def burst_annotations(self) -> tuple[str, ...]:
+        """The annotations of bursts, as they are written for a whole pod."""
+        return self.gpu_mem_burst, self.gpu_core_burst, self.gpu_mem_burst_wait
+
+    def of_container(self, annotation: str, container: str) -> str:
+        """The annotation for one container, where each may have its own."""
+        return f"{annotation}.{container}"
+
+    def burst_annotation(self, key: str) -> tuple[str, str] | None:
+        """(annotation of bursts, container or "" for the whole pod) that a key stands for; None when it is no such key."""
+        for annotation in self.burst_annotations:
+            if key == annotation:
+                return annotation, ""
+            container = key.removeprefix(f"{annotation}.")
+            if container not in ("", key):
+                return annotation, container
+        return None
+
+    @property
     def assignment(self) -> str:
         """Annotation that we write with the Binding: per container the GPUs, MiB, core percent, class (JSON)."""
         return f"{self.domain}/assignment"

@@ -77,7 +77,7 @@ def fleet_of(scene: Scene) -> Fleet:
         held = [AssignedGpu(f"{name}{row}", row, tenths, 0) for row, tenths in enumerate(used) if tenths]
         fleet.set_node(name, Inventory(gpus, 1), held)
     for _ in range(64 if scene.typical else 0):
-        fleet.saw(request_of(replace(scene, tenths=scene.typical), "fragmentation"))
+        fleet.record(request_of(replace(scene, tenths=scene.typical), "fragmentation"))
     return fleet
 
 

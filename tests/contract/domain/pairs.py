@@ -1,6 +1,6 @@
 """Documents as earlier versions of Tangram wrote them, and what they mean.
 
-    NAME.inventory.json, NAME.assignment.json, NAME.grant      a document, byte for byte
+    NAME.inventory.json, NAME.assignment.json, NAME.grant, NAME.burst      a document, byte for byte
     NAME.<kind>.means.yaml                                     what it means, every field spelled out, or `refused: why`
 
 A document that is here was written on some cluster, and pods that it speaks of may still run: it is never changed, and it is read for
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import yaml
 
+from vgpu.api.burst import burst_from_text, burst_to_text
 from vgpu.api.codec import (
     assignment_from_json,
     assignment_to_json,
@@ -31,11 +32,13 @@ READ: Final[dict[str, Callable[[str], Any]]] = {
     ".inventory.json": inventory_from_json,
     ".assignment.json": assignment_from_json,
     ".grant": grant_from_text,
+    ".burst": burst_from_text,
 }
 WRITE: Final[dict[str, Callable[[Any], str]]] = {
     ".inventory.json": inventory_to_json,
     ".assignment.json": assignment_to_json,
     ".grant": grant_to_text,
+    ".burst": burst_to_text,
 }
 DOCUMENTS: Final = sorted(path for suffix in READ for path in FOLDER.glob(f"*{suffix}"))
 

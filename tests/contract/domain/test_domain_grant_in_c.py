@@ -33,11 +33,11 @@ Reader: TypeAlias = Callable[[bytes], list[str]]
 
 @pytest.fixture(scope="module")
 def in_c(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """shim/tests/read_grant.c with shim/src/grant.c."""
+    """shim/tests/read_grant.c with shim/src/grant.c and shim/src/lines.c."""
     library = tmp_path_factory.mktemp("reader") / "read_grant.so"
     command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC"]
     command += [f"-I{ROOT}/shim/include", f"-I{ROOT}/shim/src"]
-    sources = [ROOT / "shim/tests/read_grant.c", ROOT / "shim/src/grant.c"]
+    sources = [ROOT / "shim/tests/read_grant.c", ROOT / "shim/src/grant.c", ROOT / "shim/src/lines.c"]
     subprocess.run([*command, "-o", library, *sources], check=True)
     function = ctypes.CDLL(str(library)).read_grant
     function.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
@@ -119,9 +119,7 @@ SCRAPS += [line.encode() for line in LINES] + [b"16777215", b"16777216", b"42949
 
 @settings(max_examples=examples(1500), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 80) | st.just(0), st.sampled_from(SCRAPS) | st.binary(max_size=3)), max_size=4))  # fmt: skip
-def test_whatever_becomes_of_a_grant_both_readers_say_the_same(
-    in_c: Reader, changes: list[tuple[int, int, bytes]]
-) -> None:
+def test_whatever_becomes_of_a_grant_both_readers_agree(in_c: Reader, changes: list[tuple[int, int, bytes]]) -> None:
     text = TEXT.encode()
     for at, gone, put in changes:
         text = text[:at] + put + text[at + gone :]

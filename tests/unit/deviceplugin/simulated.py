@@ -280,9 +280,9 @@ class SimulatedNode:
         for process in self.processes:  # I2: what it mounted is there, and has what its pod was assigned
             assert process.mount.stat().st_ino == process.inode
             grant = grant_from_text((process.mount / "grant").read_text())
-            (piece,) = process.of.pieces[process.container]
+            (assigned,) = process.of.gpus[process.container]
             assert (grant.uid, grant.pod, grant.container) == (process.of.uid, process.of.name, process.container)
-            assert grant.gpus == (GrantGpu(piece.uuid, piece.mib, piece.core_percent),)
+            assert grant.gpus == (GrantGpu(assigned.uuid, assigned.mib, assigned.core_percent),)
             assert str((process.mount / "arbiter.sock").readlink()) == "socket/arbiter.sock"
             assert (process.mount / "socket").is_dir()  # over it is mounted what follows
             assert (self.state / "sockets" / process.mount.name).is_dir()
@@ -327,10 +327,10 @@ class SimulatedNode:
 def sums(held: Any) -> tuple[Counter[str], Counter[str]]:
     """GPU -> MiB, and GPU -> percent."""
     mib, percent = Counter[str](), Counter[str]()
-    for pieces in held:
-        for piece in pieces:
-            mib[piece.uuid] += piece.mib
-            percent[piece.uuid] += piece.core_percent
+    for gpus in held:
+        for assigned in gpus:
+            mib[assigned.uuid] += assigned.mib
+            percent[assigned.uuid] += assigned.core_percent
     return mib, percent
 
 

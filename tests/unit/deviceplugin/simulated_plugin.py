@@ -16,11 +16,13 @@ from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.metrics import Metrics
+from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.usage_records import UsageRecords
 from deviceplugin.service import DevicePluginService
 from deviceplugin.upkeep import Upkeep, restore
+from kube.objects import Pod
 from tests.unit.deviceplugin.builders import inventory
 from tests.unit.deviceplugin.workloads import CORE, MEM
 from vgpu.api.names import DEFAULT
@@ -71,6 +73,7 @@ class SilentObserver:
     def served(self, call: str, resource: str, seconds: float) -> None: ...
     def refused(self, call: str, request: DeviceRequest, error: Exception) -> None: ...
     def forget_the_gone(self, alive: Collection[str]) -> None: ...
+    def burst_reduced(self, pod: Pod, reason: str, note: str) -> None: ...
 
 
 class SimulatedPlugin:
@@ -95,7 +98,10 @@ class SimulatedPlugin:
         parts: Any = {
             "pods": self.pods, "records": machine, "ledger": self.ledger, "grants": self.grants, "usage_records": self.usage_records,
         }  # fmt: skip
-        self.prestart = PreStart(DEFAULT, 1024, inventory=self.offer.inventory, fetch=machine.fetch, **parts)
+        bursts = BurstUpdater(self.pods, self.grants, self.offer.inventory, SilentObserver())
+        self.prestart = PreStart(
+            DEFAULT, 1024, bursts=bursts, inventory=self.offer.inventory, fetch=machine.fetch, **parts
+        )
         self.services = {
             resource: DevicePluginService(
                 resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self.prestart,

@@ -19,11 +19,13 @@ from deviceplugin.admission import ApiUnavailable, PodGone, PreStart, StartRefus
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import RECORD, Record
 from deviceplugin.grants.grant_directories import GrantDirectories
+from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.usage_records import UsageRecords
 from tests.builders import pod
 from tests.fake_api import FakeApi, answer_with, lose_reply, say_raw
 from tests.unit.deviceplugin.builders import inventory, uuid
+from tests.unit.deviceplugin.simulated_plugin import SilentObserver
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
 from vgpu.api.names import DEFAULT
@@ -57,7 +59,7 @@ class NodeUnderAdmission:
     arbiters: list[socket.socket] = field(default_factory=list)
 
     def allocated(self, name: str = "a") -> str:
-        """The kubelet called Allocate for the pod; the arbiter listens. Answers the key."""
+        """The kubelet called Allocate for the pod; the arbiter listens. Returns the key."""
         record = Record(tuple(IDS), f"uid-default-{name}", "default", name, "main", (uuid(0),), 0.0, 0)
         key = self.grants.prepare(record)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,7 +110,7 @@ def on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         async with FakeApi() as api, api.client() as client:
             start = PreStart(
                 DEFAULT, 1024, pods=pods, records=records, ledger=DeviceLedger(pods, inventory, DEFAULT), grants=grants,
-                usage_records=usage_records, inventory=inventory, fetch=partial(fetch_pod, client),
+                usage_records=usage_records, bursts=BurstUpdater(pods, grants, inventory, SilentObserver()), inventory=inventory, fetch=partial(fetch_pod, client),
             )  # fmt: skip
             node = NodeUnderAdmission(api, grants, start, records, usage_records)
             try:

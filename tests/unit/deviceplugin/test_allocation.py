@@ -200,8 +200,8 @@ def test_preferred_devices_contain_what_the_kubelet_demands_and_nothing_off_the_
 def test_an_assignment_that_contradicts_the_request_is_reported() -> None:
     requests = (share("main", 4, 30),)
 
-    def found(*pieces: AssignedGpu) -> str:
-        return contradiction(requests, Assignment({"main": pieces})) or ""
+    def found(*gpus: AssignedGpu) -> str:
+        return contradiction(requests, Assignment({"main": gpus})) or ""
 
     assert found(AssignedGpu(uuid(0), 0, 4096, 30)) == ""
     assert "assigned 8192 MiB and 30 percent" in found(AssignedGpu(uuid(0), 0, 8192, 30))

@@ -48,7 +48,7 @@ class SimulatedPod:
         return {MEM: units} | ({CORE: self.core} if container == "main" and self.core else {})
 
     @property
-    def pieces(self) -> dict[str, tuple[AssignedGpu, ...]]:
+    def gpus(self) -> dict[str, tuple[AssignedGpu, ...]]:
         return {
             container: (AssignedGpu(uuid(self.gpu), self.gpu, units * 1024, self.wants(container, units).get(CORE, 0)),)
             for container, units in self.containers
@@ -56,7 +56,7 @@ class SimulatedPod:
 
     @property
     def assignment(self) -> Assignment:
-        return Assignment(self.pieces, frozenset(self.pieces) & {"setup"})
+        return Assignment(self.gpus, frozenset(self.gpus) & {"setup"})
 
     def seen(self) -> Pod:
         """As the watch shows it."""

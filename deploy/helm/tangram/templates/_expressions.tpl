@@ -31,6 +31,27 @@
 ('/' + {{ . }}.split('/').filter(part, !(part in ['', '.'])).join('/')).matches(r'^(?s:(?:.*/)?\.\.(?:/.*)?|/|/etc|/etc/ld\.so\.preload(?:/.*)?|/\.tangram(?:/.*)?|(?:/var)?/run/tangram(?:/.*)?|/proc/[^/]+/.*)$')
 {{- end -}}
 
+{{/* A quantity, rounded down: asInteger refuses 8.5Gi. Call with the CEL of the text. */}}
+{{- define "tangram.cel.number" -}}
+int(quantity({{ . }}).asApproximateFloat())
+{{- end -}}
+
+{{/* A quantity of memory in MiB, as gpu-mem is read. Call with (list $ "CEL of the text"). */}}
+{{- define "tangram.cel.mib" -}}
+{{- $number := include "tangram.cel.number" (index . 1) -}}
+({{ $number }} >= 1048576 ? {{ $number }} / 1048576 : {{ $number }} * {{ get (dict "1Gi" 1024 "512Mi" 512 "256Mi" 256) (index . 0).Values.memoryUnit }})
+{{- end -}}
+
+{{/* Is a text a whole positive quantity, below 1e15? Call with the CEL of the text. */}}
+{{- define "tangram.cel.whole" -}}
+(isQuantity({{ . }}) && quantity({{ . }}).asApproximateFloat() >= 1.0 && quantity({{ . }}).asApproximateFloat() < 1e15 && double({{ include "tangram.cel.number" . }}) == quantity({{ . }}).asApproximateFloat())
+{{- end -}}
+
+{{/* Is annotation `k` of a burst for container `c`? A container's own replaces the pod's. */}}
+{{- define "tangram.cel.burstOf" -}}
+(k.matches('/gpu-(mem|core)-burst[.]') ? k.endsWith('.' + c.name) : !((k + '.' + c.name) in variables.annotations))
+{{- end -}}
+
 {{/* Is annotation `k` one that only Tangram writes on pods? */}}
 {{- define "tangram.cel.ownAnnotation" -}}
 (k == '{{ .Values.domain }}/assignment' || k.startsWith('{{ .Values.domain }}/gpus.'))

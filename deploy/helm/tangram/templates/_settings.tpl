@@ -136,6 +136,8 @@ env:
     value: {{ .Values.scheduler.extender.port | quote }}
   - name: TANGRAM_EXTENDER_METRICS_PORT
     value: {{ .Values.scheduler.extender.metricsPort | quote }}
+  - name: TANGRAM_EXTENDER_BURST_ENABLED
+    value: {{ .Values.burst.enabled | quote }}
   - name: TANGRAM_EXTENDER_BIND_TIMEOUT_S
     value: {{ sub (int .Values.scheduler.extender.httpTimeoutSeconds) 1 | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTION

@@ -45,7 +45,7 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
         else {one.uuid: [False] * one.mib}
         for one in gpus
     }
-    slices = [AssignedGpu("GPU-of-another-node", 0, 5)]
+    assigned = [AssignedGpu("GPU-of-another-node", 0, 5)]
     wholes, shares = set[str](), set[str]()
     for at, part, mib, whole in wanted:
         if at >= len(gpus):
@@ -56,19 +56,19 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
                 continue
             chosen = one.instances[part]
             places[one.uuid][chosen.uuid] = [True] * chosen.mib
-            slices.append(AssignedGpu(chosen.uuid, at, chosen.mib, 0, "mig", chosen.profile))
+            assigned.append(AssignedGpu(chosen.uuid, at, chosen.mib, 0, "mig", chosen.profile))
             continue
         cells = places[one.uuid][one.uuid]
         if whole and not any(cells):
             cells[:] = [True] * one.mib
             wholes.add(one.uuid)
-            slices.append(AssignedGpu(one.uuid, at, one.mib, 100, "whole"))
+            assigned.append(AssignedGpu(one.uuid, at, one.mib, 100, "whole"))
         elif not whole and cells.count(False) >= mib:
             for cell in [n for n, taken in enumerate(cells) if not taken][:mib]:
                 cells[cell] = True
             shares.add(one.uuid)
-            slices.append(AssignedGpu(one.uuid, at, mib))
-    for one, found in memory_by_gpu(Inventory(tuple(gpus)), slices):
+            assigned.append(AssignedGpu(one.uuid, at, mib))
+    for one, found in memory_by_gpu(Inventory(tuple(gpus)), assigned):
         cells = [cell for part in places[one.uuid].values() for cell in part]
         assert found.capacity_mib == len(cells)
         assert found.allocated_mib == sum(cells)

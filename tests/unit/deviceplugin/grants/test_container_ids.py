@@ -107,7 +107,7 @@ def test_a_plugin_that_was_away_writes_what_it_missed(node: NodeWithGrants, tmp_
     assert fresh.id(key) == X
 
 
-def test_an_id_that_could_not_be_written_is_written_at_the_next_look(
+def test_an_id_that_could_not_be_written_is_written_at_the_next_check(
     node: NodeWithGrants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = node.allocates(shared(), "main", "x")

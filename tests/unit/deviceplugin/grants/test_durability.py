@@ -156,8 +156,8 @@ def test_a_start_reads_no_further_than_the_directory_of_another_pod(
         keys.append(grants.prepare(Record(ids, f"uid-{name}", "default", name, "main", (uuid(0),), 0.0, 0)))
         if number < 5:
             grants.write(keys[-1], Grant("default", name, f"uid-{name}", "main", (GrantGpu(uuid(0), 1024),)))
-    looked: list[str] = []
-    look = grants.look
-    monkeypatch.setattr(grants, "look", lambda key: looked.append(key) or look(key))
+    read: list[str] = []
+    directory = grants.directory
+    monkeypatch.setattr(grants, "directory", lambda key: read.append(key) or directory(key))
     assert [folder.key for folder in as_far_as_another(grants.newest(ids), "uid-p5")] == [keys[5], keys[4]]
-    assert looked == [keys[5], keys[4]]
+    assert read == [keys[5], keys[4]]

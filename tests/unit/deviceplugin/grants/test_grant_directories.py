@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -13,38 +12,17 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
-from deviceplugin.grants import checked_file as sealed
-from deviceplugin.grants.allocation_record import RECORD, Record, of_ids, order_of
+from deviceplugin.grants.allocation_record import RECORD, of_ids, order_of
 from deviceplugin.grants.grant_directories import GrantDirectories
 from tests.examples import examples
 from tests.unit.deviceplugin.builders import uuid
+from tests.unit.deviceplugin.grants.grants_kit import record, record_of, restarted
 from vgpu.api.codec import grant_from_text
 from vgpu.api.contract import PRELOAD_TEXTS, grant_key
 from vgpu.api.grant import Grant, GrantGpu
 
 GRANT = Grant("default", "a", "uid-a", "main", (GrantGpu(uuid(0), 4096, 30),))
-
-
-def record(*slots: int, pod: str = "a") -> Record:
-    return Record(
-        tuple(f"{uuid(0)}-{slot}" for slot in slots), f"uid-{pod}", "default", pod, "main", (uuid(0),), 0.0, 0
-    )
-
-
-def record_of(grants: GrantDirectories, key: str) -> Record:
-    found = grants.record(key)
-    assert found is not None
-    return found
-
-
-@pytest.fixture
-def grants(tmp_path: Path) -> GrantDirectories:
-    (tmp_path / "image.so").write_bytes(b"version 1")
-    made = GrantDirectories(tmp_path / "state", tmp_path / "image.so")
-    made.install()
-    return made
 
 
 def test_installing_puts_the_library_under_its_content_and_the_preload_file_beside_it(
@@ -58,7 +36,9 @@ def test_installing_puts_the_library_under_its_content_and_the_preload_file_besi
     assert again.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_new_library_leaves_the_old_one_to_those_who_have_it(grants: GrantDirectories, tmp_path: Path) -> None:
+def test_a_new_library_leaves_the_old_one_to_the_containers_that_have_it(
+    grants: GrantDirectories, tmp_path: Path
+) -> None:
     old = grants.folder(grants.prepare(record(0))) / "libtangram.so"
     (tmp_path / "image.so").write_bytes(b"version 2")
     grants.install()
@@ -171,64 +151,6 @@ def test_a_grant_is_written_whole_and_read_back(grants: GrantDirectories) -> Non
     assert grants.read(key) == grant_from_text((grants.folder(key) / "grant").read_text()) == GRANT
 
 
-def sealed_as(body: object, version: int = sealed.VERSION, checksum: str = "") -> bytes:
-    text = msgspec.json.encode(body)
-    found = checksum or hashlib.sha256(text).hexdigest()
-    return msgspec.json.encode({"v": version, "sha256": found, "body": msgspec.Raw(text)})
-
-
-PLAIN = msgspec.to_builtins(record(0))
-UNREADABLE = {
-    "empty": (b"", "has 0 bytes that are no allocation"),
-    "truncated": (b"{", "has 1 bytes that are no allocation"),
-    "truncated in its body": (sealed_as(PLAIN)[:-30], "bytes that are no allocation"),
-    "no text": (b"\xff\xfe", "has 2 bytes that are no allocation"),
-    "no version": (b'{"ids": []}', "no allocation: Object missing required field `v`"),
-    "corrupt": (sealed_as(PLAIN, checksum="0" * 64), "is damaged: its checksum is "),
-    "one letter changed": (sealed_as(PLAIN).replace(b"uid-a", b"uid-b"), "it must be '"),
-    "version of later": (b'{"v": 3, "shape": "of later"}', "allocation.json is of version 3: this device plugin reads versions 1 to 2"),
-    "version 0": (b'{"v": 0}', "is of version 0: this device plugin reads versions 1 to 2"),
-    "version 1, wrong type": (b'{"ids": 3, "v": 1}', "no allocation: Expected `array`, got `int` - at `$.ids`"),
-    "more in it": (sealed_as(PLAIN | {"more": 1}), "no allocation: Object contains unknown field `more`"),
-    "of another directory": (sealed_as(record(1)), "is about directory "),
-    "endless": (b" " * (sealed.LARGEST + 1), f"bytes: allocation has at most {sealed.LARGEST}"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "sentence"), UNREADABLE.values(), ids=UNREADABLE)
-def test_a_record_that_cannot_be_read_is_reported_once_and_its_folder_kept(
-    grants: GrantDirectories, content: bytes, sentence: str
-) -> None:
-    key = grants.prepare(record(0))
-    before = record_of(grants, key)
-    record_file = grants.folder(key) / RECORD
-    record_file.write_bytes(content)
-    os.utime(grants.folder(key), (1000, 1000))
-    with capture_logs() as logs:
-        for _ in range(3):
-            assert grants.record(key) is None
-            assert grants.collect((), now=2000.0, older_than_s=300.0) == []
-    (line,) = logs
-    assert sentence in line["error"]
-    assert str(record_file) in line["error"]
-    (folder,) = grants.of_ids(record(0).ids)
-    assert (folder.record, folder.trouble, folder.later) == (None, line["error"], "of version 3" in sentence)
-    assert grants.damaged_count == 1
-    grants.update(before)
-    assert grants.record(key) == before
-    assert grants.damaged_count == 0
-    os.utime(grants.folder(key), (1000, 1000))
-    assert grants.collect((), now=2000.0, older_than_s=300.0) == [key]
-
-
-def test_a_record_that_is_missing_is_reported_where_it_is_looked_for(grants: GrantDirectories, tmp_path: Path) -> None:
-    key = grants.prepare(record(0))
-    (grants.folder(key) / RECORD).unlink()
-    (found,) = restarted(tmp_path / "state", tmp_path / "image.so").of_ids(record(0).ids)
-    assert (found.key, found.record) == (key, None)
-    assert found.trouble == f"{grants.folder(key) / RECORD} is missing"
-
-
 def test_an_allocation_outlives_a_boot(tmp_path: Path) -> None:
     (tmp_path / "image.so").write_bytes(b"version 1")
     before = GrantDirectories(tmp_path / "state", tmp_path / "image.so", boot="first")
@@ -278,7 +200,7 @@ def test_a_directory_that_is_made_while_others_are_removed_stays_and_is_remember
     assert [key for key in made if not grants.socket(key).parent.is_dir()] == []
 
 
-def test_who_looks_at_the_records_while_a_directory_is_removed_does_not_bring_it_back(
+def test_a_read_of_the_records_while_a_directory_is_removed_does_not_restore_it(
     grants: GrantDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, rename = grants.prepare(record(0)), Path.rename
@@ -302,12 +224,6 @@ def test_folders_of_pods_that_have_ended_go_sooner(grants: GrantDirectories) -> 
     assert grants.collect((), now=1960.0, **patience) == []
     assert grants.collect((), now=2000.0, **patience) == [ended]
     assert list(grants.keys()) == [other]
-
-
-def restarted(root: Path, image: Path | None = None) -> GrantDirectories:
-    grants = GrantDirectories(root, image or root / "image.so")
-    grants.install()
-    return grants
 
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])

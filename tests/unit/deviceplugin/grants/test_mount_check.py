@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin.grants import mount_check as mounted
 from deviceplugin.grants.allocation_record import Record
-from deviceplugin.grants.mount_check import LOOKS, TIMEOUT_S, MountCheck
+from deviceplugin.grants.mount_check import CHECKS, TIMEOUT_S, MountCheck
 from kube.objects import Metadata, Pod
 
 KEY, UID = "k" * 32, "uid-a"
@@ -45,7 +45,7 @@ class NodeWithMounts:
 
 async def looked(node: NodeWithMounts, monkeypatch: pytest.MonkeyPatch) -> NodeWithMounts:
     """Until it has looked as long as it wants."""
-    monkeypatch.setattr(mounted, "LOOK_S", 0.0)
+    monkeypatch.setattr(mounted, "CHECK_S", 0.0)
     looking = MountCheck(node, node, node, node.report, clock=lambda: node.now)
     looking.starting([KEY, "a directory without a record"])
     task = asyncio.create_task(looking.run())
@@ -58,14 +58,14 @@ async def looked(node: NodeWithMounts, monkeypatch: pytest.MonkeyPatch) -> NodeW
     return node
 
 
-async def test_a_grant_in_its_place_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grant_in_its_place_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await looked(NodeWithMounts([], [(UID, mount("/.tangram"))]), monkeypatch)
     assert (node.looked, node.reported) == (2, [])
 
 
 async def test_a_grant_behind_a_link_of_the_image_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node = await looked(NodeWithMounts([(UID, mount("/shared")), (UID, "")]), monkeypatch)
-    assert node.looked == LOOKS
+    assert node.looked == CHECKS
     ((uid, container, note),) = node.reported
     assert (uid, container) == (UID, "main")
     assert "its grant is mounted at /shared instead of /.tangram" in note

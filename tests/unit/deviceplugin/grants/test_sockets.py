@@ -76,7 +76,7 @@ def test_a_container_finds_the_socket_behind_its_two_mounts(grants: GrantDirecto
         assert not listens(grants.folder(key) / "arbiter.sock"), "the grant directory itself has no socket"
 
 
-def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_where_it_looks(
+def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_at_its_path(
     grants: GrantDirectories,
 ) -> None:
     folder = of_earlier(grants)
@@ -93,7 +93,7 @@ def test_a_container_of_an_earlier_plugin_finds_each_new_socket_of_the_arbiter_w
     assert not (folder / "socket").exists(), "its container has no mount there"
 
 
-async def test_nobody_looks_for_sockets_where_no_earlier_plugin_made_a_directory(grants: GrantDirectories) -> None:
+async def test_no_socket_is_searched_for_where_no_earlier_plugin_made_a_directory(grants: GrantDirectories) -> None:
     grants.prepare(record())
     await grants.sockets.run()
 
@@ -138,7 +138,7 @@ def test_a_link_in_place_of_a_folder_that_is_mounted_refuses_the_start(
         grants.restore(key)
 
 
-def test_only_a_socket_is_put_where_an_older_container_looks(grants: GrantDirectories, short_path: Path) -> None:
+def test_only_a_socket_is_put_at_the_path_of_an_older_container(grants: GrantDirectories, short_path: Path) -> None:
     folder = of_earlier(grants)
     grants.socket(folder.name).parent.mkdir()
     grants.socket(folder.name).write_bytes(b"no socket")

@@ -36,7 +36,7 @@ class NodeWithProcesses:
         self.reported: list[tuple[Orphan, ...]] = []
         self.records = UsageRecords(folder, "boot")
         self.change = asyncio.Event()
-        self.orphan_finder = OrphanFinder(self.records, self, self, self.reported.append, look_s=0.01)
+        self.orphan_finder = OrphanFinder(self.records, self, self, self.reported.append, check_s=0.01)
 
     def pods(self) -> dict[str, Any]:
         return self.api
@@ -151,7 +151,7 @@ async def test_where_processes_cannot_be_seen_that_is_reported_once_and_capacity
     assert list(node.records) == []
 
 
-async def test_the_loop_looks_again_while_there_is_an_orphan_and_only_then(node: NodeWithProcesses) -> None:
+async def test_the_loop_checks_again_while_there_is_an_orphan_and_only_then(node: NodeWithProcesses) -> None:
     node.runs("a")
     work = asyncio.create_task(node.orphan_finder.run())
     await asyncio.sleep(0.05)
@@ -290,7 +290,7 @@ async def test_a_whole_gpu_of_an_orphan_is_refused(node: NodeWithProcesses) -> N
         await ledger_of(node, pods).allocate(GPU, [uuid(0)])
 
 
-async def test_pods_that_go_together_are_looked_at_together_unless_a_call_waits(
+async def test_pods_that_go_together_are_checked_together_unless_a_call_waits(
     node: NodeWithProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphan_finder, "REST_S", 30.0)

@@ -114,7 +114,7 @@ def test_on_a_node_that_runs_inside_a_pod_the_nodes_own_pods_live(proc: FakeProc
     assert (B, "mounts of 10\n") in list(PodProcesses(proc.folder).mounts({A, B, C}))
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_no_error(proc: FakeProc) -> None:
+def test_a_process_that_ends_while_it_is_read_is_no_error(proc: FakeProc) -> None:
     proc.add(10, cgroup(A))
     (proc.folder / "10/stat").unlink()
     shutil.rmtree(proc.folder / "10/task")
@@ -145,7 +145,7 @@ def test_the_mounts_of_a_pods_processes_are_read(proc: FakeProc) -> None:
     assert list(looking.mounts(set())) == []
 
 
-def test_a_look_gives_way_now_and_then_and_never_where_there_is_nothing_to_look_for(proc: FakeProc) -> None:
+def test_a_check_yields_now_and_then_and_never_where_there_is_nothing_to_check(proc: FakeProc) -> None:
     ways: list[int] = []
     looking = PodProcesses(proc.folder, lambda: ways.append(1))
     for pid in range(10, 10 + 2 * EACH):

@@ -134,7 +134,7 @@ def test_a_plugin_that_was_away_follows_what_was_edited_meanwhile(tmp_path: Path
     assert fresh.grant(key).service_class == STANDARD
 
 
-def test_a_grant_that_could_not_be_written_is_written_at_the_next_look(
+def test_a_grant_that_could_not_be_written_is_written_at_the_next_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = NodeWithClasses(tmp_path)

@@ -24,9 +24,7 @@ __all__ = ["looking"]
 
 
 @pytest.mark.parametrize(("flag", "reason"), [("unreported", "UnreportedWork"), ("stopped", "StoppedByAnother")])
-def test_what_is_found_out_about_gpu_time_is_reported_once_each_time(
-    looking: WatchedArbiter, flag: str, reason: str
-) -> None:
+def test_a_verdict_about_gpu_time_is_reported_once_each_time(looking: WatchedArbiter, flag: str, reason: str) -> None:
     fair = GpuTimeStatus(True, False, 1, 30, 1.0, 0.0, 0.0, 0, "")
     honest = msgspec.structs.replace(container(over=False), gpu_time=fair)
     silent = msgspec.structs.replace(honest, gpu_time=msgspec.structs.replace(fair, **{flag: True}))

@@ -83,7 +83,7 @@ def kill(number: int = 7, of: str = "a") -> KillStatus:
     )
 
 
-async def test_a_kill_between_two_looks_is_reported_once(looking: WatchedArbiter) -> None:
+async def test_a_kill_between_two_checks_is_reported_once(looking: WatchedArbiter) -> None:
     await looking.look_at(container("a", "kill", over=False))
     for _ in range(3):
         await looking.look_at(container("a", "kill", over=False), kills=(kill(),))

@@ -58,8 +58,8 @@ each_document = pytest.mark.parametrize(("read", "text"), READERS, ids=["invento
 
 uuids = st.integers(0, 2**128 - 1).map(lambda number: f"GPU-{UUID(int=number)}")
 names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
-slices = st.builds(AssignedGpu, uuids, st.integers(0, 255), st.integers(0, 2**24 - 1), st.integers(0, 100))
-pieces = st.lists(slices, max_size=4, unique_by=lambda piece: piece.uuid).map(tuple)
+assigned_gpus = st.builds(AssignedGpu, uuids, st.integers(0, 255), st.integers(0, 2**24 - 1), st.integers(0, 100))
+gpus = st.lists(assigned_gpus, max_size=4, unique_by=lambda gpu: gpu.uuid).map(tuple)
 
 
 def test_the_three_documents_come_back_as_they_went() -> None:
@@ -69,7 +69,7 @@ def test_the_three_documents_come_back_as_they_went() -> None:
     assert grant_from_text(grant_to_text(GRANT)) == GRANT
 
 
-@given(st.dictionaries(names, pieces, max_size=4), st.sampled_from(CLASSES), st.integers(0, 4), st.data())
+@given(st.dictionaries(names, gpus, max_size=4), st.sampled_from(CLASSES), st.integers(0, 4), st.data())
 def test_any_assignment_comes_back_as_it_went(
     containers: dict[str, tuple[AssignedGpu, ...]], service_class: str, level: int, data: st.DataObject
 ) -> None:

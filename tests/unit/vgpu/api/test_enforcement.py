@@ -201,11 +201,11 @@ def test_a_gating_that_was_measured_to_be_exact_enforces_a_gpu_core() -> None:
     replace(DENIED, core_percent=0), replace(DENIED, gated=False), replace(DENIED, denied=Reason.UNKNOWN_DRIVER),
     replace(DENIED, denied=None), replace(DENIED, partial=True), replace(DENIED, processes=CAUSES[Reason.NO_THREAD].processes),
 ])  # fmt: skip
-def test_the_measurement_of_one_case_speaks_for_no_other(facts: ContainerFacts) -> None:
+def test_the_measurement_of_one_case_counts_for_no_other(facts: ContainerFacts) -> None:
     assert enforcement(replace(facts, gating_points=1.0)).gpu_time is LimitState.UNENFORCED
 
 
-def test_gating_is_taken_for_as_exact_as_its_figures_say() -> None:
+def test_gating_is_as_exact_as_its_figures() -> None:
     worst: dict[int, float] = {}
     with (REPOSITORY / "bench/gpu_time/gated.csv").open() as file:
         for row in csv.DictReader(file):

@@ -70,7 +70,7 @@ def test_an_equal_request_in_another_spelling_is_no_contradiction() -> None:
     assert pod_request(pod({MEM: "8Gi"}, {MEM: "8192Mi"}))
 
 
-def test_a_pod_that_requests_nothing_of_ours_is_left_alone_whatever_its_annotations_say() -> None:
+def test_a_pod_that_requests_nothing_of_ours_is_left_alone_whatever_its_annotations() -> None:
     assert not pod_request(pod({"cpu": "1"}, gpu_count="many", level="99"))
 
 
