@@ -22,7 +22,7 @@ MOST_FREE: Final = 64 << 20
 
 
 def keep_heap() -> bool:
-    """Have glibc keep the memory of one call for the next one. Answers whether it does: other C libraries cannot.
+    """Have glibc keep the memory of one call for the next one. Returns whether it does: other C libraries cannot.
 
     A filter call of 10,000 nodes allocates and frees some ten blocks of 80 to 500 kB: its body, and arrays. By default glibc maps blocks of
     that size anew each time, or cuts its heap behind them, and the kernel then clears every page again at its first touch: a third of the

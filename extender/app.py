@@ -79,6 +79,7 @@ class Extender:
             reservation_life_s=settings.reservation_s,
             preemption_life_s=settings.preemption_reservation_s,
             shown=self._shown,
+            bursts=settings.burst_enabled,
         )
         self._intake = WatchIntake(self.state)
         self.nominator = Nominator(

@@ -86,7 +86,7 @@ class Binder:
                 f"pod {args.key} has lost its reservation on node {args.node} while it waited for another pod of its size to start"
             )
         if not unblocked:
-            self._state.cancel(args.uid)
+            self._state.end_reservation(args.uid)
             raise Refused(f"pod {args.key} is not bound to node {args.node} yet: {SWAP_RISK}")
         return self._timeout_s - self._order.patience_s
 
@@ -111,13 +111,13 @@ class Binder:
             if (
                 second.not_found and not unanswered
             ):  # else it may have been bound and deleted, and the watch will show both
-                self._state.cancel(args.uid)
+                self._state.end_reservation(args.uid)
             raise error from second
         except (Refused, BadRequest):
-            self._state.cancel(args.uid)
+            self._state.end_reservation(args.uid)
             raise
         if not unanswered:
-            self._state.cancel(args.uid)
+            self._state.end_reservation(args.uid)
         raise error
 
     def _is_ours(self, pod: Pod, args: BindingArgs) -> bool:
@@ -148,9 +148,9 @@ class Binder:
         if not request:
             return
         self._state.expire()
-        self._state.cancel(args.uid)
+        self._state.end_reservation(args.uid)
         with self._lifted(args.uid):
-            answer = self._state.place(request, [args.node])
+            answer = self._state.place(request, [args.node], bursts=self._state.bursts_of(pod, request))
             if not isinstance(answer, Placement):
                 reason = answer.reasons.get(args.node, "unknown")
                 raise Refused(f"pod {args.key} does not fit node {args.node} any more: {reason}")
@@ -182,7 +182,7 @@ class BindOrder:
         return any(map(self._is_starting, self._state.allocations.mistakable(uid)))
 
     async def wait(self, uid: str) -> bool:
-        """Return when no pod blocks this one, or patience has ended. Answers whether it may be bound."""
+        """Return when no pod blocks this one, or patience has ended. Returns whether it may be bound."""
         if self.patience_s:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.patience_s):

@@ -46,12 +46,13 @@ def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> Fi
         if node in candidates:
             return FilterResult([node])
         return FilterResult(unresolvable={reason: _each_once(candidates)})
-    state.cancel(pod.uid)
+    state.end_reservation(pod.uid)
     if may_list and POLICIES[request.policy].lists:
-        fit = fitting(state.fleet, request, candidates, state.allocations.only(request, state.names))
+        fit = fitting(state.fleet, request, candidates, state.only(request))
         if len(fit) > 1:
             return FilterResult(fit)
-    answer = state.place(request, candidates, preferences_of(pod, state.spread_index))
+    bursts = state.bursts_of(pod, request)
+    answer = state.place(request, candidates, preferences_of(pod, state.spread_index), bursts)
     if isinstance(answer, Placement):
         state.reserve(pod.uid, pod.key, request, answer)
         return FilterResult([answer.node])
@@ -63,7 +64,7 @@ def prioritize_nodes(state: State, args: FilterArgs) -> dict[str, int]:
     request = state.request_of(args.pod)
     if not request or args.node_names is None:
         return {}
-    return rate(state.fleet, request, args.node_names, state.allocations.only(request, state.names))
+    return rate(state.fleet, request, args.node_names, state.only(request))
 
 
 def spare_nodes(state: State, args: FilterArgs) -> dict[str, int]:

@@ -26,8 +26,9 @@ from kube.errors import ApiError
 from kube.objects import Metadata, Pod
 from kube.paths import POD_GROUPS, POD_GROUPS_API
 from kube.pod_groups import PodGroup
+from vgpu.scheduling.gang_facts import GangFailure, ReservationFacts, Standing
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
-from vgpu.scheduling.gangs import GangFailure, Gangs, ReservationFacts, Standing
+from vgpu.scheduling.gangs import Gangs
 
 CHECK_S: Final = 60.0
 """Between checks whether the API server serves PodGroups. Guessed: an operator who enables them restarts the API server."""
@@ -87,7 +88,7 @@ class GangKeeper:
     # --- what the watches show ---
 
     def group_changed(self, old: PodGroup | None, new: PodGroup | None) -> None:
-        """A PodGroup came, changed or went."""
+        """A PodGroup was added, changed or removed."""
         known = new if new is not None else old
         if known is not None:
             self.gangs.set_min_count(known.key, new.min_count if new is not None else None)
@@ -96,7 +97,7 @@ class GangKeeper:
             self._wake()
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went."""
+        """A pod was added, changed or removed."""
         if new is None or new.finished or (leaving(new) and not new.spec.node_name):
             for pod in (old, new):
                 if pod is None or not group_of(pod):
@@ -124,7 +125,7 @@ class GangKeeper:
     # --- what kube-scheduler calls ---
 
     def refuses(self, args: FilterArgs) -> FilterResult | None:
-        """Before all else in filter: the answer for a pod whose gang has lost reservations in a cycle that goes on; else None."""
+        """Before all else in filter: the answer for a pod whose gang has lost reservations in a cycle that continues; else None."""
         pod, reservation = args.pod, self._state.reservations.get(args.pod.uid)
         if reservation is not None and reservation.firm:
             return None
@@ -194,13 +195,13 @@ class GangKeeper:
         """Only this one's."""
         own = self._state.reservations.get(uid)
         if own is not None and not own.firm:
-            self._state.cancel(uid)
+            self._state.end_reservation(uid)
             self._state.on_lapse(own.node)
 
     def _end(self, failed: GangFailure) -> None:
         ended = [one for uid in failed.uids if (one := self._state.reservations.get(uid)) is not None and not one.firm]
         for one in ended:
-            self._state.cancel(one.uid)
+            self._state.end_reservation(one.uid)
         if not ended:
             return
         self._failures += 1

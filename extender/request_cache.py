@@ -32,12 +32,10 @@ class RequestCache:
         all_of_pod = pod.metadata.annotations or {}
         return self._read(pod.requesting({key: all_of_pod[key] for key in all_of_pod if key in self._heeded}))
 
-    def _read_one(self, asking: bytes) -> PodRequest:
-        request = pod_request(
-            msgspec.json.decode(asking), names=self._names, unit_mib=self._unit_mib, policies=POLICIES
-        )
+    def _read_one(self, body: bytes) -> PodRequest:
+        request = pod_request(msgspec.json.decode(body), names=self._names, unit_mib=self._unit_mib, policies=POLICIES)
         if not request:
             return request
-        requests = requests_of(msgspec.json.decode(asking, type=Pod))
+        requests = requests_of(msgspec.json.decode(body, type=Pod))
         others = {resource: amount for resource, amount in requests.items() if not self._names.ours(resource)}
         return replace(request, cpu_milli=cpu_milli_of(requests), requests=others)

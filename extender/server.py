@@ -69,13 +69,13 @@ def scheduler_app(verbs: Verbs) -> App:
 async def _send_snapshot(
     verbs: Verbs, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """In pieces, as fast as the client reads them. Ends when the client disconnects, or after `MOST_S`."""
+    """In chunks, as fast as the client reads them. Ends when the client disconnects, or after `MOST_S`."""
     started, outcome = time.perf_counter(), "unread"
     compressed = accepts_gzip(scope["headers"])
     headers = [(b"content-type", _JSON), (b"vary", b"accept-encoding")] + [(b"content-encoding", b"gzip")] * compressed
     gone = asyncio.ensure_future(receive())
     try:
-        async with verbs.snapshots.turn(gone) as allowed, asyncio.timeout(MOST_S):
+        async with verbs.snapshots.slot(gone) as allowed, asyncio.timeout(MOST_S):
             if gone.done():
                 return
             if not allowed:
@@ -85,11 +85,11 @@ async def _send_snapshot(
                 await send({"type": "http.response.body", "body": text})
                 return
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
-            async with aclosing(verbs.snapshots.pieces(compressed=compressed)) as pieces:
-                async for piece in pieces:
+            async with aclosing(verbs.snapshots.chunks(compressed=compressed)) as chunks:
+                async for chunk in chunks:
                     if gone.done():
                         return
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
             outcome = "taken"
     except TimeoutError:

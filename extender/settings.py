@@ -97,6 +97,10 @@ class Settings(ProgramSettings):
         pattern=r"^([a-z0-9]+(\.[a-z0-9.-]+)?(,[a-z0-9]+(\.[a-z0-9.-]+)?)*)?$",
         description="Resources that may stand between a pod and the owner of its Workload, by comma, each as kubectl names it (jobs.batch): their metadata are read. A pod with a controller of another kind is not evicted where its namespace has Workloads.",
     )
+    burst_enabled: bool = Field(
+        False,
+        description="Whether pods may use more than their guarantees: then a pod's burst limit is a preference of its placement. Under development: leave it off.",
+    )
     scheduler_name: str = Field(
         "tangram-scheduler",
         min_length=1,

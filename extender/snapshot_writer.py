@@ -1,6 +1,6 @@
 """Write snapshots for GET /snapshot between kube-scheduler's calls: 10,000 nodes with 8 GPUs are 24 to 71 MiB and take a second of CPU time.
 
-A piece takes a third of a millisecond of the event loop, which then does other work for three times as long. Only the piece that is being sent is in memory.
+A chunk takes a third of a millisecond of the event loop, which then does other work for three times as long. Only the chunk that is being sent is in memory.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from vgpu.scheduling.snapshot import SnapshotRecords, snapshot_pieces
+from vgpu.scheduling.snapshot import SnapshotRecords, snapshot_chunks
 
-PIECE_S: Final = 0.0003
-"""Of one piece. A call to the filter waits for it at most once."""
+CHUNK_S: Final = 0.0003
+"""Of one chunk. A call to the filter waits for it at most once."""
 REST_S: Final = 0.001
-"""Between two pieces."""
+"""Between two chunks."""
 SENT_BYTES: Final = 64 * 2**10
 """Of one write to the client."""
 MOST_S: Final = 120.0
@@ -38,13 +38,13 @@ BUSY: Final = "another client reads a snapshot: retry in some seconds"
 class SnapshotWriter:
     """One at a time."""
 
-    def __init__(self, take: Callable[[], SnapshotRecords]) -> None:
-        self._take, self._lock, self._waiting = take, asyncio.Lock(), 0
+    def __init__(self, records: Callable[[], SnapshotRecords]) -> None:
+        self._records, self._lock, self._waiting = records, asyncio.Lock(), 0
         self._next_s = 0.0
         """When another one may begin; monotonic."""
 
     @asynccontextmanager
-    async def turn(self, gone: asyncio.Future[Any]) -> AsyncIterator[bool]:
+    async def slot(self, gone: asyncio.Future[Any]) -> AsyncIterator[bool]:
         """Whether a snapshot may be written now: after at most `WAIT_S`, or when the client is `gone`."""
         if self._waiting >= WAITING:
             yield False
@@ -75,17 +75,17 @@ class SnapshotWriter:
             self._lock.release()
             raise
 
-    async def pieces(self, *, compressed: bool) -> AsyncGenerator[bytes]:
-        """The document of this moment, as gzip or as it is. To be called in a `turn`."""
+    async def chunks(self, *, compressed: bool) -> AsyncGenerator[bytes]:
+        """The document of this moment, as gzip or as it is. To be called in a `slot`."""
         compress = zlib.compressobj(1, zlib.DEFLATED, GZIP) if compressed else None
         before_s = time.thread_time()
-        records = self._take()
+        records = self._records()
         took_s = time.thread_time() - before_s
         self._next_s = time.monotonic() + min(REST_AT_MOST_S, took_s / BEGUN_PART)
         made = bytearray()
         await asyncio.sleep(REST_S)
-        for piece in _for_a_time(snapshot_pieces(records)):
-            made += compress.compress(piece) if compress else piece
+        for chunk in _for_a_time(snapshot_chunks(records)):
+            made += compress.compress(chunk) if compress else chunk
             if len(made) >= SENT_BYTES:
                 yield bytes(made)
                 made.clear()
@@ -95,14 +95,14 @@ class SnapshotWriter:
         yield bytes(made)
 
 
-def _for_a_time(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Together what is made in `PIECE_S`."""
-    made, ends_s = bytearray(), time.perf_counter() + PIECE_S
-    for piece in pieces:
-        made += piece
+def _for_a_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Together what is made in `CHUNK_S`."""
+    made, ends_s = bytearray(), time.perf_counter() + CHUNK_S
+    for chunk in chunks:
+        made += chunk
         if time.perf_counter() >= ends_s:
             yield bytes(made)
-            made, ends_s = bytearray(), time.perf_counter() + PIECE_S  # the reader's time is between
+            made, ends_s = bytearray(), time.perf_counter() + CHUNK_S  # the reader's time is between
     if made:
         yield bytes(made)
 

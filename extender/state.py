@@ -1,18 +1,18 @@
 """What is free on each GPU, and for which pods the rest is allocated or reserved.
 
 Every change of free capacity passes through here. `watch_intake` applies what the API reports, filter and bind reserve, and `snapshot` copies
-one moment. Where a reservation ends:
+one moment. `State.end_reservation` ends a reservation. It is called when the reservation is
 
-    bound or gone     `WatchIntake.pod_changed`, when the watch shows it
-    refused           `State.cancel`, by bind when no write can still happen, and by filter before a pod is placed again
-    lapsed            `State.expire` and `State.lapsed`, by the table `vgpu.scheduling.reservations.STAGES`
+    bound or gone     by `WatchIntake.pod_changed`, when the watch shows it
+    refused           by bind, when no write can still happen, and by filter before a pod is placed again
+    lapsed            by `State.expire` and the callers of `State.lapsed`: the table `vgpu.scheduling.reservations.STAGES` says when
 
 Runs in one event loop and never awaits, so each change is complete before the next call reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final
 
 import structlog
@@ -24,18 +24,22 @@ from extender.orphans import OrphanAllocations
 from extender.request_cache import RequestCache
 from extender.spread_index import SpreadIndex
 from kube.objects import Pod
+from vgpu.api.burst import Burst, bursts_of
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import BadDocument, BadRequest
 from vgpu.api.grant import Assignment
 from vgpu.api.names import Names
 from vgpu.api.request import PodRequest
+from vgpu.scheduling.bursts import place_with_room
 from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet
-from vgpu.scheduling.placement import NO_INVENTORY, NoFit, Placement, place
+from vgpu.scheduling.placement import NO_INVENTORY, NoFit, Placement
 from vgpu.scheduling.preferences import Preferences
-from vgpu.scheduling.reservations import STAGES, Event, Kind, Reservations, Stage, WatchProgress
+from vgpu.scheduling.reservations import STAGES, Event, Kind, Reservation, Reservations, Stage, WatchProgress
 
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that may use a GPU. A pod that finishes leaves the watch as if it were deleted."""
+
+NO_BURSTS: Final[Mapping[str, Burst]] = {}
 
 log = structlog.get_logger("extender.state")
 
@@ -52,8 +56,10 @@ class State:
         reservation_life_s: float = STAGES["reserved"].life_s,
         preemption_life_s: float = STAGES["kept"].life_s,
         shown: Callable[[], WatchProgress] = WatchProgress,
+        bursts: bool = False,
     ) -> None:
-        self.names, self.unit_mib = names, unit_mib
+        """`bursts`: pods may use more than their guarantees on this cluster."""
+        self.names, self.unit_mib, self._bursts = names, unit_mib, bursts
         self.allocations = Accounting()
         self.inventories = Inventories(self.allocations, unit_mib)
         self.orphans = OrphanAllocations(self.allocations)
@@ -82,7 +88,7 @@ class State:
         """A node is gone."""
         self.orphans.reported(name, ())
         self.resources.set_node(name, {})
-        self.fleet.say(name, None)
+        self.fleet.set_labels(name, None)
         self.inventories.forget(name)
 
     def offer(self, name: str) -> None:
@@ -98,7 +104,7 @@ class State:
     def forget_pod(self, uid: str) -> None:
         """A pod is gone, or has finished. Its reservations and its allocation end."""
         self.report_cpu(self.resources.release(uid))
-        self.reservations.drop_all(uid)
+        self.reservations.end_all(uid)
         self.allocations.release(uid)
         self.spread_index.forget(uid)
         self.orphans.allocate_again(uid)
@@ -107,11 +113,8 @@ class State:
 
     def end_set_aside(self, uid: str) -> None:
         """The pod is bound: its preemption and nomination reservations end before its own allocation counts."""
-        for kind in ("preemption", "nomination"):
-            self.reservations.drop(uid, kind)
-        allocation = self.allocations.get(uid)
-        if allocation is not None and not allocation.own:
-            self.release(uid)
+        self.end_reservation(uid, "preemption")
+        self.end_reservation(uid, "nomination")
 
     def bound_unassigned(self, pod: Pod) -> None:
         """The pod is bound without an assignment: another scheduler bound it, or it requests no GPU."""
@@ -120,7 +123,7 @@ class State:
                 "a pod with a GPU request was bound without an assignment", pod=pod.key, node=pod.spec.node_name
             )
             self.unassigned.add(pod.uid)
-        if self.reservations.drop(pod.uid):
+        if self.reservations.end(pod.uid):
             self.allocations.release(pod.uid)
 
     def allocation_of(self, pod: Pod, assignment: Assignment) -> Allocation:
@@ -148,15 +151,38 @@ class State:
             log.warning("a bound pod's request cannot be read", pod=pod.key, error=str(error))
             return PodRequest(())
 
+    def bursts_of(self, pod: Pod, request: PodRequest) -> Mapping[str, Burst]:
+        """Container -> its limits above its guarantee. Annotations that cannot be read have none: the node reports them."""
+        annotations = pod.metadata.annotations or {}
+        if not self._bursts or not any(map(self.names.burst_annotation, annotations)):
+            return {}
+        try:
+            return bursts_of(annotations, request, names=self.names, unit_mib=self.unit_mib)
+        except BadRequest:
+            return {}
+
     def place(
-        self, request: PodRequest, candidates: Iterable[str], preferences: Preferences | None = None
+        self,
+        request: PodRequest,
+        candidates: Sequence[str],
+        preferences: Preferences | None = None,
+        bursts: Mapping[str, Burst] = NO_BURSTS,
     ) -> Placement | NoFit:
         """The best of the candidates, or why each cannot take the pod."""
-        answer = place(self.fleet, request, candidates, self.allocations.only(request, self.names), preferences)
+        answer = place_with_room(self.fleet, request, bursts, candidates, self.only(request), preferences)
         if isinstance(answer, NoFit):
             for node in answer.nodes.pop(NO_INVENTORY, ()):
                 answer.nodes.setdefault(self.inventories.reason(node), []).append(node)
         return answer
+
+    def only(self, request: PodRequest) -> Mapping[str, Set[str]]:
+        """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting (`Accounting.only`)."""
+        return self.allocations.only(request, self.names, self._waits_for_its_gang)
+
+    def _waits_for_its_gang(self, uid: str) -> bool:
+        """Is the pod not to be bound before all of its gang are placed? They are placed on other GPUs of the node, too."""
+        reservation = self.reservations.get(uid)
+        return reservation is not None and reservation.stage == "in gang"
 
     def unplaced(self, known: Pod | None, uid: str) -> Pod | None:
         """The pod that is known under this name, if it has this UID and is not placed yet."""
@@ -211,7 +237,7 @@ class State:
         It is not recorded as seen bound: if the watch has already shown the pod's deletion, no event would ever end the allocation.
         """
         if pod.finished:
-            self.cancel(pod.uid)
+            self.end_reservation(pod.uid)
             return
         uid = pod.uid
         if self.allocations.place_of(uid) is not None and self.reservations.get(uid) is None:
@@ -233,20 +259,27 @@ class State:
         """Something happened to a pod's Binding: its reservation enters its next stage."""
         self.reservations.on(event, uid, self.clock())
 
-    def cancel(self, uid: str) -> None:
-        """End a scheduling reservation and its allocation. The allocation of a pod that the watch has shown bound stands."""
-        if self.reservations.drop(uid):
+    def end_reservation(self, uid: str, kind: Kind = "scheduling") -> Reservation | None:
+        """End a reservation and release its capacity. Returns it, None if there was none. What the pod has by another reservation, or because the watch has
+        shown it bound, stays allocated."""
+        ended = self.reservations.end(uid, kind)
+        if ended is None:
+            return None
+        if kind == "scheduling":
             self.release(uid)
             self.orphans.allocate_again(uid)  # it was bound, and deleted by force, before the watch showed it
+        elif self.allocations.place_of(uid) is None:
+            self.release(uid)
+        return ended
 
     def expire(self) -> None:
         """End the scheduling reservations that have lapsed."""
         for uid in self.lapsed("scheduling"):
             self.expired += 1
-            self.cancel(uid)
+            self.end_reservation(uid)
 
     def lapsed(self, kind: Kind) -> list[str]:
-        """UIDs whose reservation of a kind has lapsed. The caller drops them now: pods that wait for capacity are tried again."""
+        """UIDs whose reservation of a kind has lapsed. The caller ends them now: pods that wait for capacity are tried again."""
         uids = self.reservations.lapsed(kind, self.clock(), self._shown())
         for one in map(self.reservations.of(kind).__getitem__, uids):
             self.on_lapse(one.node)

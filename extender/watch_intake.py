@@ -34,7 +34,7 @@ class WatchIntake:
         self._seen_started = 0
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """A node came, changed or went. Only its inventory, resources, labels and taints matter."""
+        """A node was added, changed or removed. Only its inventory, resources, labels and taints matter."""
         state = self._state
         if new is None:
             if old is not None:
@@ -43,7 +43,7 @@ class WatchIntake:
         name, text = new.metadata.name, new.metadata.annotation(state.names.inventory)
         state.resources.set_node(name, allocatable_of(new.status))
         state.report_cpu({name})
-        state.fleet.say(name, new.metadata.labels, new.spec.taints)
+        state.fleet.set_labels(name, new.metadata.labels, new.spec.taints)
         if old is not None and name in state.inventories and old.metadata.annotation(state.names.inventory) == text:
             return
         inventory = state.inventories.set_node(name, text)
@@ -52,7 +52,7 @@ class WatchIntake:
         state.offer(name)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went."""
+        """A pod was added, changed or removed."""
         if new is None or new.finished:
             for pod in (old, new):
                 if pod is not None:
@@ -77,7 +77,7 @@ class WatchIntake:
         except BadRequest:  # filter reports it to the user
             return
         if request:
-            self._state.fleet.saw(request, pod.spec.constraints or ANYWHERE)
+            self._state.fleet.record(request, pod.spec.constraints or ANYWHERE)
 
     def _bound(self, pod: Pod) -> None:
         state, text, node = self._state, pod.metadata.annotation(self._state.names.assignment), pod.spec.node_name
@@ -89,10 +89,10 @@ class WatchIntake:
         except BadDocument as error:
             log.error("an assignment cannot be read; its node takes no pods", pod=pod.key, node=node, error=str(error))
             state.inventories.block(node, pod.uid)
-            state.reservations.drop_all(pod.uid)  # the allocation, if there was one, stands
+            state.reservations.end_all(pod.uid)  # the allocation, if there was one, stands
             state.offer(node)
             return
-        state.reservations.drop_all(pod.uid)
+        state.reservations.end_all(pod.uid)
         state.orphans.seen(pod.uid)
         state.allocations.allocate(pod.uid, state.allocation_of(pod, assignment))
         state.unblock(pod.uid)

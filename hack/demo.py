@@ -1,6 +1,6 @@
 """`make demo`: Tangram from nothing to pods that share a GPU, each step shown with the command that a user would type.
 
-Brings up a local cluster (or takes the one in KUBECONFIG), installs the chart, and lets the cluster speak for itself: what the demo
+Brings up a local cluster (or takes the one in KUBECONFIG), installs the chart, and shows the cluster's own answers: what the demo
 prints about pods and nodes is what kubectl printed. Every command that it runs is printed, and can be typed again in the root of
 the tree.
 """
@@ -73,12 +73,15 @@ class Demo:
         self.console.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
 
     def on_node(self, kubectl: Kubectl, command: str, pods: tuple[str, ...]) -> None:
-        """tangramctl's output on these pods in the arbiter's container: a table, of which the end of the lines may be left out."""
+        """tangramctl's output on these pods in the arbiter's container: the rows of a table, cut at the console's width, and sentences, shown whole."""
         pick = shlex.quote("|".join(["RUN", *pods]))
         for line in kubectl.shell(
             f"kubectl {shlex.join(IN_ARBITER)} tangramctl {command} | grep -E {pick}"
         ).splitlines():
-            self.console.print(line.rstrip(), highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+            if "  " in line:  # between two columns
+                self.console.print(line.rstrip(), highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+            else:
+                self.print(line)
 
     def show(self, kubectl: Kubectl, *arguments: str, only: tuple[str, ...] = (), but: str = "") -> None:
         """Run kubectl and print its output; `only` keeps the lines that match one of these, `but` leaves out those with it."""
@@ -113,7 +116,7 @@ class Demo:
         real = real_gpus_here()
         if not real:
             self.console.print(
-                "No GPU here: a fake driver plays two H200 (real libcuda and NVML interfaces; memory is only counted)."
+                "No GPU here: a fake driver simulates two H200 (real libcuda and NVML interfaces; memory is only counted)."
             )
             install_fake_driver(kubectl, GPUS)
         install_chart(kubectl, REAL_GPU_VALUES if real else None)
@@ -130,7 +133,7 @@ class Demo:
 
     def share(self, kubectl: Kubectl, node: str) -> None:
         """Three pods on one GPU, and what each sees of it."""
-        self.step("Three pods request pieces of one GPU", "A plain pod spec: two lines under limits, nothing else.")
+        self.step("Three pods request shares of one GPU", "A plain pod spec: two lines under limits, nothing else.")
         fresh_namespace(kubectl)
         self.print(kubectl.shell(f"cat {PODS}"))
         self.in_demo(kubectl, "apply", "-f", PODS)
@@ -139,13 +142,13 @@ class Demo:
 
         self.step(
             "Each sees its own share, as CUDA and nvidia-smi show it",
-            "chat requested 8 GiB and took 6. Its CUDA context (0.5 GiB on an H200), a reserve for code that it may load later (0.2) and what "
-            "it has leased ahead (0.25) are inside its share: nvidia-smi counts all as used; the process may still use what it leased.",
+            "chat requested 8 GiB and allocated 6. nvidia-smi also counts its CUDA context (0.5 GiB on an H200), the context room for code that "
+            "is loaded later (0.2) and memory leased ahead (0.25), which the process may still use.",
         )
         self.in_demo(kubectl, "logs", "chat")
         self.in_demo(kubectl, "exec", "chat", "--", "nvidia-smi")
         self.console.print(
-            "Read from a second process, which has a context and a reserve of its own (0.7 GiB) meanwhile:",
+            "Read from a second process, which has a context and context room of its own (0.7 GiB):",
             style="dim",
         )
         for pod in ("embed", "notebook"):
@@ -156,10 +159,10 @@ class Demo:
         self.on_node(kubectl, "ps", SHARERS)
 
     def refuse(self, kubectl: Kubectl) -> None:
-        """What is past a grant."""
+        """A pod that exceeds its grant."""
         self.step(
-            "A pod that takes more than its grant",
-            "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit (of which its CUDA context takes a part); its neighbours go on.",
+            "A pod that allocates more than its grant",
+            "It gets CUDA_ERROR_OUT_OF_MEMORY at its own limit, which includes its CUDA context. Its neighbours continue.",
         )
         self.in_demo(kubectl, "apply", "-f", GREEDY)
         kubectl("-n", DEMO, "wait", "--for=jsonpath={.status.phase}=Failed", "pod/greedy", "--timeout=120s")
@@ -171,7 +174,7 @@ class Demo:
         """What fits the node's total and no GPU."""
         self.step(
             "A pod that fits on no single GPU",
-            "110 GiB: the node has 120 free, 100 on one GPU and 20 on the other. It waits, an Event gives the reason, and it starts when one GPU has enough free memory.",
+            "It requests 110 GiB. The node has 120 GiB free: 100 on one GPU and 20 on the other. An Event gives the reason. The pod starts when one GPU has enough free memory.",
         )
         self.in_demo(kubectl, "apply", "-f", TRAIN)
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod/train", "--timeout=120s")
@@ -194,7 +197,7 @@ class Demo:
         kubectl("-n", DEMO, "wait", "--for=condition=Ready", "pod", *WORKERS, "--timeout=120s")
         # the first report has the start in it
         for pod in WORKERS:
-            eventually(functools.partial(has_said, kubectl, pod, 2), f"pod {pod} computes")
+            eventually(functools.partial(has_logged, kubectl, pod, 2), f"pod {pod} computes")
         self.on_node(kubectl, "top --once", WORKERS)
         for pod in WORKERS:
             self.in_demo(kubectl, "logs", pod, "--tail=1")
@@ -221,8 +224,8 @@ class Demo:
 
 
 FAKE_TIME: Final = (
-    "On this fake driver a pod of your own is held to its memory; to its gpu-core, too, if it preloads the fake kernel driver as those of\n"
-    f"{TIME} do.\n\n"
+    "On this fake driver the memory limit of your own pods is enforced. Their gpu-core is enforced if they preload the fake kernel driver, as\n"
+    f"the pods of {TIME} do.\n\n"
 )
 
 
@@ -231,8 +234,8 @@ def real_gpus_here() -> bool:
     return Path("/dev/nvidiactl").exists() and Path("/proc/driver/nvidia").exists()
 
 
-def has_said(kubectl: Kubectl, pod: str, lines: int) -> bool:
-    """Has a pod of the demo logged so much?"""
+def has_logged(kubectl: Kubectl, pod: str, lines: int) -> bool:
+    """Has a pod of the demo logged so many lines?"""
     quiet = dataclasses.replace(kubectl, report=lambda _command: None)
     return len(quiet("-n", DEMO, "logs", pod).splitlines()) >= lines
 
@@ -257,7 +260,7 @@ def run(demo: Demo) -> None:
     node = demo.install(kubectl)
     demo.share(kubectl, node)
     demo.refuse(kubectl)
-    if not real_gpus_here():  # the sizes are those of the two GPUs that the fake driver plays
+    if not real_gpus_here():  # the sizes are those of the two GPUs that the fake driver simulates
         demo.wait_for_room(kubectl)
     demo.share_time(kubectl)
     demo.end(kubectl)

@@ -56,7 +56,7 @@ Facts = dict[str, object]
 
 
 class UnreadableHeader(Exception):
-    """A header that does not look like any before it."""
+    """A header in a form that no earlier header has."""
 
 
 def number(text: str, name: str) -> int:

@@ -13,10 +13,10 @@ class NotSoon(AssertionError):
     """Something that should have happened did not, within the time allowed."""
 
 
-def eventually(look: Callable[[], T | None], what: str, *, timeout_s: float = 60, every_s: float = 0.25) -> T:
-    """Look until the answer is truthy, and return it. For what `kubectl wait` cannot express."""
+def eventually(condition: Callable[[], T | None], what: str, *, timeout_s: float = 60, every_s: float = 0.25) -> T:
+    """Check until the answer is truthy, and return it. For what `kubectl wait` cannot express."""
     deadline = time.monotonic() + timeout_s
-    while not (seen := look()):
+    while not (seen := condition()):
         if time.monotonic() > deadline:
             raise NotSoon(f"not within {timeout_s:.0f} s: {what}; last seen: {seen!r}")
         time.sleep(every_s)

@@ -243,7 +243,7 @@ class Cache(Generic[T]):
             raise ApiError(0, "Undecodable", f"list cannot be read: {error}", verb="LIST", path=self.path) from error
 
     async def _watch(self) -> bool:
-        """Follow changes until the server ends the watch. Answers whether it sent anything. Raises _RelistError and ApiError."""
+        """Follow changes until the server ends the watch. Returns whether it sent anything. Raises _RelistError and ApiError."""
         low, high = WATCH_TIMEOUT_S
         params = {
             **self._selectors, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": self._version,

@@ -14,7 +14,7 @@ from kube.objects import Metadata
 
 
 async def merge(client: Client, path: str, change: Mapping[str, Any]) -> bytes:
-    """Apply a merge patch (RFC 7386): None removes a member. Answers the object as it then is. Raises ApiError."""
+    """Apply a merge patch (RFC 7386): None removes a member. Returns the object as it then is. Raises ApiError."""
     return await client.send("PATCH", path, change, content_type=MERGE_PATCH)
 
 

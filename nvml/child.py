@@ -63,7 +63,7 @@ SLOW_S: Final = 0.05
 
 @contextmanager
 def opened(driver_root: Path) -> Iterator[Found]:
-    """NVML is usable inside. Answers where the library was found. Raises NvmlError."""
+    """NVML is usable inside. Returns where the library was found. Raises NvmlError."""
     found = load(driver_root)
     with naming(f"the NVIDIA driver of {driver_root}"):
         nv.nvmlInit()
@@ -145,7 +145,7 @@ class Session:
             case XidsRequest(uuids):
                 return self._xids(uuids)
             case MapsRequest() | DescriptorsRequest():
-                return ErrorReply("the NVML process looks at no processes: the program that serves does")
+                return ErrorReply("the NVML process examines no processes: the program that serves does")
 
     def _opened(self, driver_root: Path) -> OpenReply:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""

@@ -1,10 +1,10 @@
 """Does a process have a GPU's device file open? By /proc/<pid>/fd, which only a process that may trace it can read.
 
 A process that uses a GPU has its device file open, with memory there or without: a program that reads by NVML a temperature has it open, and so has a child of a CUDA
-program. So an open file is no proof of memory. It is looked for by the device's number: a container may call the file what it likes. None = unknown,
+program. So an open file is no proof of memory. It is found by the device's number: a container may call the file what it likes. None = unknown,
 as for maps (`nvml.mapped`).
 
-A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are looked at, though they are the same
+A thread may have descriptors of its own (`unshare(CLONE_FILES)`), and the first thread may have ended: so each thread's are read, though they are the same
 in nearly every program. To read the number of a file can wait for the process that serves its file system. `nvml.mapped.MapsCheck` bounds that wait.
 """
 
@@ -41,7 +41,7 @@ def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool |
 
 
 def _descriptors(tasks: Path) -> Iterator[str | None]:
-    """Of each thread; None at the end of each. Raises OSError where the process is gone, or may not be looked at."""
+    """Of each thread; None at the end of each. Raises OSError where the process is gone, or may not be read."""
     with os.scandir(tasks) as threads:
         for thread in threads:
             try:

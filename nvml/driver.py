@@ -1,4 +1,4 @@
-"""Which driver is there, without a call of it: a child that opened another one is of no use any more.
+"""Which driver is there, without a call of it: a child that opened another one must be replaced.
 
 An upgrade puts another library under the same path while the old one stays mapped, and another module into the kernel.
 """
@@ -38,36 +38,36 @@ def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Pa
 
 
 class DriverWatch:
-    """Whether the driver that a child opened is still the one that is there; looked at once in `every_s`."""
+    """Whether the driver that a child opened is still the one that is there; checked once in `every_s`."""
 
     def __init__(
-        self, driver_root: Path, every_s: float, look: Callable[[Path, str], DriverIdentity] = identity
+        self, driver_root: Path, every_s: float, identify: Callable[[Path, str], DriverIdentity] = identity
     ) -> None:
-        self._driver_root, self._every_s, self._look = driver_root, every_s, look
+        self._driver_root, self._every_s, self._identify = driver_root, every_s, identify
         self.opened = self._there = DriverIdentity((), "", 0)
         """The one that the last child opened."""
         self._path = ""
-        self._looked_at_s = -inf
+        self._checked_at_s = -inf
 
     def opens(self) -> None:
         """A child opens the one that is there now."""
-        self.opened = self._look_now()
+        self.opened = self._check_now()
 
     def has_opened(self, path: str) -> bool:
-        """The child found the library there. Answers whether the driver was still the same."""
+        """The child found the library there. Returns whether the driver was still the same."""
         self._path = path
-        before, self.opened = self.opened, self._look_now()
+        before, self.opened = self.opened, self._check_now()
         return not before.library or before == self.opened
 
     def changed(self) -> bool:
         """Is another one there than the last child opened?"""
-        if time.monotonic() - self._looked_at_s >= self._every_s:
-            self._look_now()
+        if time.monotonic() - self._checked_at_s >= self._every_s:
+            self._check_now()
         return self._there != self.opened
 
-    def _look_now(self) -> DriverIdentity:
-        self._looked_at_s = time.monotonic()
-        self._there = self._look(self._driver_root, self._path)
+    def _check_now(self) -> DriverIdentity:
+        self._checked_at_s = time.monotonic()
+        self._there = self._identify(self._driver_root, self._path)
         return self._there
 
 

@@ -11,7 +11,7 @@ from nvml.messages import Xid
 from nvml.naming import naming
 
 MOST: Final = 64
-"""Events of one look. More come at the next."""
+"""Events of one call. More come at the next."""
 
 
 class Events:
@@ -43,7 +43,7 @@ class Events:
             return Xid(str(nv.nvmlDeviceGetUUID(event.device)), int(event.eventData))
 
     def seen(self) -> tuple[Xid, ...]:
-        """Those that came since the last look; never waits. Raises NvmlError."""
+        """Those that came since the last call; never waits. Raises NvmlError."""
         found: list[Xid] = []
         while len(found) < MOST and (event := self.wait(0)) is not None:
             found.append(event)

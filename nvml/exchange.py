@@ -32,19 +32,19 @@ def exchange(
     limit_s: float,
     wake: Wake,
     tick_s: float,
-    look: Callable[[], None],
+    check: Callable[[], None],
 ) -> list[AnyReply]:
-    """Replies to these, or to the first of them. `first`: the number of the first one. `limit_s`: for each call. `look` is called after
+    """Replies to these, or to the first of them. `first`: the number of the first one. `limit_s`: for each call. `check` is called after
     each wake-up, every `tick_s` at least, and may raise. Raises Hangs, NoAnswer, Ended."""
     child.send(encode([RequestPacket(first + at, request) for at, request in enumerate(requests)]))
     until_s, answered, last = time.monotonic() + limit_s, 0, len(requests) - 1
     while True:
         packet = child.receive(min(until_s, time.monotonic() + tick_s), wake)
-        look()
+        check()
         if packet is not None:
             return _understood(packet, range(first, first + len(requests)))
         came, at_s = child.answered(), time.monotonic()
-        if came and answered < last:  # one that counts on and on gains no time by it
+        if came and answered < last:  # one that counts without end gains no time by it
             answered, until_s = min(answered + came, last), at_s + limit_s
         elif at_s >= until_s:
             raise Hangs(answered)

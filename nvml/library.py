@@ -1,7 +1,7 @@
 """Find NVIDIA's management library under a driver root and load it, so that pynvml finds it loaded already.
 
 pynvml loads `libnvidia-ml.so.1`; glibc takes a library that has that SONAME and is loaded already, wherever it came
-from. Decides where to look; independent of GPUs.
+from. Decides where to search; independent of GPUs.
 """
 
 from __future__ import annotations

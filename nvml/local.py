@@ -22,7 +22,7 @@ LOCAL: Final = (MapsRequest, DescriptorsRequest)
 
 
 class LocalAnswers:
-    """Looks at processes of the node. Those whose maps hang cost no look at descriptors, and the other way round."""
+    """Examines processes of the node. If reading maps hangs, descriptors are read all the same, and the other way round."""
 
     def __init__(self, maps: MapsCheck | None = None, descriptors: MapsCheck | None = None) -> None:
         self._maps, self._descriptors = maps or MapsCheck(), descriptors or MapsCheck(gpu_open)
@@ -38,7 +38,7 @@ class LocalAnswers:
     def answer(self, request: MapsRequest | DescriptorsRequest) -> MapsReply | DescriptorsReply | ErrorReply:
         """As it goes over the socket."""
         if len(request.processes) > MOST_MAPS:
-            return ErrorReply(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are looked at")
+            return ErrorReply(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are examined")
         if isinstance(request, MapsRequest):
             return MapsReply(self._maps.of(request.processes))
         return DescriptorsReply(self._descriptors.of(request.processes))

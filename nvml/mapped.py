@@ -3,7 +3,7 @@
 The plugin's container has that right where it is privileged; the arbiter's has not. So the plugin answers the arbiter, through the socket at which it
 answers for NVML. None = unknown: no right, a process that is gone or ending, or one whose maps cannot be read in time.
 
-Reading waits for a lock of the process that is looked at, and a process may keep its own for long. So each look has a thread and a time limit; a
+Reading waits for a lock of the process that is examined, and a process may keep its own for long. So each read has a thread and a time limit; a
 thread that waits longer is left to itself and ends with the plugin or with its wait (the kernel's wait can be killed). There are few.
 """
 
@@ -23,7 +23,7 @@ from vgpu.api.process_stat import process_stat
 WAIT_S: Final = 1.0
 """For all processes of one request. The arbiter waits 3 s for its answer. Guessed: a read takes milliseconds."""
 STUCK: Final = 8
-"""Threads that wait beyond that, at most. Guessed: more processes than that are not looked at, and are unknown."""
+"""Threads that wait beyond that, at most. Guessed: more processes than that are not examined, and are unknown."""
 LONGEST: Final = 32 * 2**20
 """Bytes that are read of one process. A program of thousands of libraries has some 2 MiB, and libraries lie at the end; the kernel's limit of 65,530
 mappings is some 6 MiB of plain ones. A process that shows no library in so many bytes shows none."""
@@ -77,17 +77,17 @@ def started_at(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 class MapsCheck:
-    """Looks at processes. `look` and `started` are for tests."""
+    """Examines processes. `read` and `started` are for tests."""
 
     def __init__(
         self,
-        look: Callable[[int], bool | None] = mapped_in,
+        read: Callable[[int], bool | None] = mapped_in,
         started: Callable[[int], int] = started_at,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._look, self._started, self._wait_s = look, started, wait_s
+        self._read, self._started, self._wait_s = read, started, wait_s
         self._lock = threading.Lock()
-        self._looking: set[Process] = set()
+        self._reading: set[Process] = set()
 
     def of(self, processes: Iterable[Process]) -> tuple[bool | None, ...]:
         """One answer for each. Returns in time."""
@@ -98,11 +98,11 @@ class MapsCheck:
     def _begin(self, process: Process) -> _Found | None:
         found = _Found()
         with self._lock:
-            if process in self._looking or len(self._looking) >= STUCK:
+            if process in self._reading or len(self._reading) >= STUCK:
                 return None
-            self._looking.add(process)
+            self._reading.add(process)
         try:
-            threading.Thread(target=self._run, args=(process, found), name=f"look-{process[0]}", daemon=True).start()
+            threading.Thread(target=self._run, args=(process, found), name=f"maps-{process[0]}", daemon=True).start()
         except RuntimeError:
             self._end(process)
             return None
@@ -111,14 +111,14 @@ class MapsCheck:
     def _run(self, process: Process, found: _Found) -> None:
         pid, started = process
         try:
-            answer = self._look(pid)
+            answer = self._read(pid)
             found.answer(answer if self._started(pid) == started else None)
         finally:
             self._end(process)
 
     def _end(self, process: Process) -> None:
         with self._lock:
-            self._looking.discard(process)
+            self._reading.discard(process)
 
 
 class _Found:

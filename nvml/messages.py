@@ -52,12 +52,12 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One look at a GPU."""
+    """One reading of a GPU."""
 
     percent: Mapping[int, int]
-    """Host pid -> percent of the time since the last look in which the process computed. Others are left out."""
+    """Host pid -> percent of the time since the last reading in which the process computed. Others are left out."""
     seen_us: int
-    """Of the driver's latest sample, by its own clock: for the next look. 0 = there never was one."""
+    """Of the driver's latest sample, by its own clock: for the next reading. 0 = there never was one."""
     by_process: bool = True
     """Does the driver count by process there? If not, an empty `percent` has no meaning."""
 

@@ -114,7 +114,7 @@ class Child:
         return packet
 
     def kill(self, wait_s: float = END_S) -> bool:
-        """End it. Answers whether it has ended: one in an uninterruptible sleep of the driver does not."""
+        """End it. Returns whether it has ended: one in an uninterruptible sleep of the driver does not."""
         self._close()
         self._process.kill()
         try:

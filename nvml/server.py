@@ -46,8 +46,8 @@ WAIT_S: Final = 4.0
 A_SECOND: Final = 200.0
 AT_ONCE: Final = 200.0
 """Requests of one connection: the arbiter makes two a second for each GPU, and one more for each context. Guessed."""
-LOOK_S: Final = 1.0
-"""While no client connects, the socket is looked for this often."""
+CHECK_S: Final = 1.0
+"""While no client connects, the socket is checked this often."""
 AGAIN_S: Final = 1.0
 """After an accept that failed, as it does when too many files are open. Guessed."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -108,7 +108,7 @@ class NvmlServer:
     def _bind(self) -> None:
         """Raises OSError."""
         self._listener = _listening(self._path)
-        self._listener.settimeout(LOOK_S)
+        self._listener.settimeout(CHECK_S)
         self._inode = self._path.stat().st_ino
 
     def _put_back(self) -> None:

@@ -1,7 +1,7 @@
 """Keep one NVML child running, and carry requests to it. NVML may hang, crash or be replaced; a caller has its answer in time all the same.
 
 One thread does it all: it starts the child, carries requests that wait together in one packet, and watches. A call that does not return in time costs the child:
-it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is looked at each second, and a child that opened another
+it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is checked each second, and a child that opened another
 one is replaced. While the file `released` exists there is no child, so that a GPU can be reset.
 
 Nothing here calls NVML. The thread itself never waits longer than a limit, and a caller no longer than its own.
@@ -41,7 +41,7 @@ START_S: Final = 120.0
 CALL_S: Final = 10.0
 """Specified."""
 TICK_S: Final = 1.0
-"""Between looks at the driver, at `released` and at abandoned children. Guessed."""
+"""Between checks of the driver, of `released` and of abandoned children. Guessed."""
 MOST_WAITING: Final = 64
 """Requests that wait. Guessed: of few calling threads, each has at most as many as a packet takes."""
 SLACK_S: Final = 5.0
@@ -149,7 +149,7 @@ class NvmlSupervisor:
             return self._opened
 
     def reopen(self, why: str) -> None:
-        """The child is of no use: replace it."""
+        """The child cannot be used: replace it."""
         with self._changed:
             self._reopen = why
         self._wake.ring()
@@ -298,7 +298,7 @@ class NvmlSupervisor:
         """Replies to these, or to the first of them. `limit_s`: for each. Raises Hangs; _Stop for a child that ended or answers anything
         else; `may_stop`: also when it must go meanwhile."""
 
-        def look() -> None:
+        def check() -> None:
             if self._closing:
                 raise _Stop(EndReason.RELEASED, "NVML is closed")
             if may_stop and (why := self._forbidden()):
@@ -307,7 +307,7 @@ class NvmlSupervisor:
         first = self._number + 1
         self._number += len(requests)
         try:
-            return exchange(child, first, requests, limit_s, self._wake, TICK_S, look)
+            return exchange(child, first, requests, limit_s, self._wake, TICK_S, check)
         except Ended as ended:
             raise _Stop(EndReason.DIED, f"the NVML process ended: {ended}") from None
         except NoAnswer as error:

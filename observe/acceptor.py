@@ -16,7 +16,8 @@ from typing import Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from observe.bounds import Bounds, ClientConnection, ClientConnections
+from observe.bounds import Bounds
+from observe.connections import ClientConnection, ClientConnections
 from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue
 from observe.pace import Pace
@@ -27,7 +28,7 @@ CLOSING: Final = 256
 """Connections that were not begun and wait to be closed. Beyond that they are closed at once."""
 
 SWEEP_S: Final = 0.5
-"""Between looks for connections that exceed a time limit."""
+"""Between checks for connections that exceed a time limit."""
 
 NO_DESCRIPTORS_S: Final = 0.1
 """So long nothing is accepted after the process ran out of descriptors or memory for one more."""

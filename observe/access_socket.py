@@ -28,8 +28,8 @@ WAITING: Final = 64
 TOKEN_S: Final = 2.0
 ANSWER_S: Final = 6.0
 """For all of a review, as the client counts. The API server has 2 s for each of two calls (`kube.review`). Guessed."""
-LOOK_S: Final = 1.0
-"""The socket is looked for this often: another process may have removed it."""
+CHECK_S: Final = 1.0
+"""The socket is checked this often: another process may have removed it."""
 _STATUS: Final = struct.Struct("<H")
 _SENTENCE_BYTES: Final = 1024
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -46,11 +46,11 @@ async def serve_reviews(path: Path, review: Review, report: Callable[[str], None
             if str(error) != reported:
                 report(f"the socket {path} cannot be opened: {error}")
             reported = str(error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             continue
         async with server:
             while path.exists():  # noqa: ASYNC110, ASYNC240 - the file system sends no notice, and answers in microseconds
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_S)
             reported = ""
             report(f"the socket {path} was missing and is put back")
 

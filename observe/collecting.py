@@ -1,7 +1,7 @@
-"""When Python looks for garbage in cycles, so that it never delays an answer.
+"""When Python collects garbage in cycles, so that it never delays an answer.
 
-The objects of a program live long and have no cycles, yet each full look walks all of it: 30 ms in a device plugin, 0.1 s and more in an
-extender with 10,000 nodes (measured). So looks by allocation are made rare and young, and a full one is taken on a clock: each minute
+The objects of a program live long and have no cycles, yet each full collection walks all of it: 30 ms in a device plugin, 0.1 s and more in an
+extender with 10,000 nodes (measured). So collections by allocation are made rare and young, and a full one is taken on a clock: each minute
 at what is new since the last, which is then set aside (frozen); each hour at everything, for what was set aside and died in a cycle
 since.
 """
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 YOUNG: Final = 20_000
-"""New containers between looks by allocation: one takes 1 ms at most (measured), and a call makes some hundred that die at once."""
+"""New containers between collections by allocation: one takes 1 ms at most (measured), and a call makes some hundred that die at once."""
 
 NEVER: Final = 1_000_000
 """Looks at the young before one at the old: leaves those to the clock."""

@@ -67,7 +67,7 @@ class Operations:
             self._listener.close()
 
     async def _serve(self) -> str:
-        """One server, until it ends. Answers how it ended. Raises OSError."""
+        """One server, until it ends. Returns how it ended. Raises OSError."""
         ours, process = self._start()
         self.pid = process.pid
         try:

@@ -79,7 +79,7 @@ class Source:
         return text(503, "the program does not answer")
 
     def refused(self, reason: str, more: int = 1, /) -> None:
-        """The program learns of it with the next request."""
+        """The program reads it with the next request."""
         self._refused[reason] = (self._refused[reason] + more) % 2**32
 
     def _may_request(self, path: str) -> bool:

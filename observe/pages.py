@@ -1,4 +1,4 @@
-"""The pages that operators and the kubelet look at: `get` answers, and `operations` serves it.
+"""The pages that operators and the kubelet read: `get` answers, and `operations` serves it.
 
 /metrics   the registry, for Prometheus
 /healthz   200 while the process makes progress: the kubelet restarts it otherwise

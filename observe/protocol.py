@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from observe.bounds import ClientConnection, ClientConnections, Phase
+from observe.connections import ClientConnection, ClientConnections, Phase
 from observe.fairness import FairQueue
 from observe.pace import LongRequest, Pace
 from observe.resting import RestingFlow, closed
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         if self.cycle is not None:
             self.cycle.body = bytearray()
-        # these objects refer to each other, for which Python may not look for a minute (`collecting`): with TLS each connection has 44 KiB
+        # these objects refer to each other, which Python may not collect for a minute (`collecting`): with TLS each connection has 44 KiB
         self._one.close = self._one.shed = self._withdraw = closed
         self._incomplete = self._answering = None
         self.cycle = self.parser = None  # type: ignore[assignment]
@@ -251,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.stop_waiting()
         self._drop_body()
         if self._one.phase is Phase.REQUEST:
-            self._enter(self._working(Phase.TURN))
+            self._enter(self._working(Phase.QUEUED))
         super().on_message_complete()
         if self._incomplete is not None and self._incomplete[0] is self.cycle:
             cycle, app = self._incomplete
@@ -265,7 +265,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.release(self._one, self._answering_bytes)
             self._answering = None
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `idle_s` is looked after elsewhere
+        self._unset_keepalive_if_required()  # a timer that a lost connection would keep, with all its memory: `acceptor` enforces `idle_s`
         self._unread_bytes = min(self.transport.get_write_buffer_size(), self._bounds.answer_bytes)
         if self._unread_bytes > 0 or self.transport.is_closing():
             self._enter(Phase.ANSWER)
@@ -276,7 +276,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _phase(self) -> Phase:
         """Once an answer was read."""
         if self._answering is not None:
-            return self._working(Phase.WORK if self._withdraw is closed else Phase.TURN)
+            return self._working(Phase.WORK if self._withdraw is closed else Phase.QUEUED)
         return Phase.REQUEST if self._begun else Phase.IDLE
 
     def _working(self, phase: Phase) -> Phase:
@@ -300,7 +300,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._one.phase in (Phase.TURN, Phase.WORK):
+        if self._one.phase in (Phase.QUEUED, Phase.WORK):
             self._enter(Phase.ANSWER)
 
     def resume_writing(self) -> None:
@@ -326,7 +326,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._withdraw = closed
-        if self._one.phase is Phase.TURN:
+        if self._one.phase is Phase.QUEUED:
             self._enter(Phase.WORK)
         super()._start_asgi_task(cycle, app)
 

@@ -63,7 +63,7 @@ No cluster and no GPU is needed. The files are described in docs/reference/simul
 Exit code 3: the pod does not fit the snapshot.
 """
 
-EXPLAIN = """Say why a pod is pending: of each node the GPU that comes nearest, and what it lacks.
+EXPLAIN = """Print why a pod is pending: of each node the nearest GPU, and what it lacks.
 
 \b
   tangramctl explain pod default/train-0
@@ -99,7 +99,7 @@ arbiter_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(arbiter_app, name="arbiter")
-explain_app = typer.Typer(help="Say why something is as it is in a cluster.", no_args_is_help=True)
+explain_app = typer.Typer(help="Explain the state of a cluster.", no_args_is_help=True)
 app.add_typer(explain_app, name="explain")
 
 State = Annotated[
@@ -134,6 +134,7 @@ def options(
 def run(
     command: parameters.Command,
     gpu_mem: parameters.GpuMem,
+    gpu_mem_burst: parameters.GpuMemBurst = None,
     gpu_core: parameters.GpuCore = 0,
     service_class: parameters.Class = "standard",
     level: parameters.Level = 2,
@@ -152,7 +153,7 @@ def run(
     from tangramctl.run import run as start
 
     options = Options(
-        gpu_mem=gpu_mem, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
+        gpu_mem=gpu_mem, gpu_mem_burst=gpu_mem_burst, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
         fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
     )  # fmt: skip
     with _answering(f"state folder {options.state}"):
@@ -261,7 +262,7 @@ def explain_pod(
         raise typer.Exit(0 if fits else 3)
 
 
-@arbiter_app.command(help="Say whether it runs. Exit code 3 when it does not.")
+@arbiter_app.command(help="Print whether it runs. Exit code 3 when it does not.")
 def status(state: State = None) -> None:
     """Of the state folder, and of each fake machine below it."""
     from tangramctl.ps import arbiter_status

@@ -24,7 +24,7 @@ HERE: Final = "this machine"
 class RunAllocation:
     """What a run was granted."""
 
-    piece: AssignedGpu
+    assigned: AssignedGpu
     by: str
     """For a person: `pid 4711, python train.py`."""
 
@@ -36,17 +36,17 @@ def choose(
     foreign_mib: Mapping[str, int],
     hint: str = "",
 ) -> AssignedGpu:
-    """The slice to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoCapacity when one
+    """The share to grant. Raises BadOption, with `hint` at its end, when no GPU is large enough even when empty, and NoCapacity when one
     would be."""
     held = list(holdings)
     rows = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     foreign = [AssignedGpu(uuid, rows[uuid], mib) for uuid, mib in foreign_mib.items() if mib > 0 and uuid in rows]
     fleet = Fleet()
-    fleet.set_node(HERE, inventory, [*(holding.piece for holding in held), *foreign])
+    fleet.set_node(HERE, inventory, [*(holding.assigned for holding in held), *foreign])
     answer = place(fleet, request, [HERE])
     if isinstance(answer, Placement):
-        (piece,) = answer.assignment.containers["run"]
-        return piece
+        (assigned,) = answer.assignment.containers["run"]
+        return assigned
     (wanted,) = request.containers
     allowed = [gpu for gpu in inventory.gpus if not request.uuids or gpu.uuid in request.uuids]
     if answer.reasons[HERE] == TOO_LARGE:
@@ -80,10 +80,10 @@ def _gpu_lines(gpu: Gpu, free: tuple[int, int], foreign_mib: int, held: list[Run
     if not gpu.shareable:
         return [f"{name}: may not be shared ({'MIG mode' if gpu.mig else 'unhealthy'})"]
     lines = [f"{name}: {free[0]} of {gpu.mib} MiB and {free[1]} % free"]
-    for holding in sorted(held, key=lambda holding: -holding.piece.mib):
-        if holding.piece.uuid == gpu.uuid:
-            core = f", {holding.piece.core_percent} %" if holding.piece.core_percent else ""
-            lines.append(f"    {holding.piece.mib} MiB{core} granted to {holding.by}")
+    for holding in sorted(held, key=lambda holding: -holding.assigned.mib):
+        if holding.assigned.uuid == gpu.uuid:
+            core = f", {holding.assigned.core_percent} %" if holding.assigned.core_percent else ""
+            lines.append(f"    {holding.assigned.mib} MiB{core} granted to {holding.by}")
     if foreign_mib:
         lines.append(f"    {foreign_mib} MiB used by processes outside tangramctl")
     return lines

@@ -13,9 +13,11 @@ from rich.table import Table
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
 from tangramctl.screen import console, put
+from vgpu.api.burst import Burst, bursts_of
 from vgpu.api.contract import GPUS_ENV
 from vgpu.api.errors import BadRequest, TangramError
 from vgpu.api.names import Names
+from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.api.request import PodRequest, pod_request, requests_ours
 from vgpu.scheduling.explain import Nearest, NodeExplanation, explain_nodes, gpus_of, need_of, summary
 from vgpu.scheduling.placement import TOO_LARGE
@@ -51,29 +53,31 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     named = [one for one in known.pods if one.key == name]
     placed = next((one for one in named if one.stage != ORPHANED), None)
     if placed is not None:
-        _say_placed(placed, json=json)
+        _print_placed(placed, json=json)
         return True
     try:
         found = _pod(name, pod)
     except BadOption:
         if not named:
             raise
-        _say_placed(named[0], json=json)  # the API has lost it, its node has not
+        _print_placed(named[0], json=json)  # the API has lost it, its node has not
         return True
     phase = found.get("status", {}).get("phase")
     if phase in ENDED:
-        _say_ended(name, phase, json=json)
+        _print_ended(name, phase, json=json)
         return True
     request = _request(name, found, known)
+    bursts = _bursts(name, found, request, known)
     rows = explain_nodes(known, request)
     admitted = met_webhook(found, Names(known.domain))
     orphans = [one for one in known.pods if one.stage == ORPHANED]
     if json:
         document = _document(name, rows, admitted=admitted) | {"orphans": [_orphan(one) for one in orphans]}
+        document |= {"bursts": bursts} if bursts else {}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
-        _say(name, request, rows, "" if admitted else _never_admitted(found))
-        _say_orphans(orphans)
+        _print(name, request, rows, ["" if admitted else _never_admitted(found), *_notes_of_bursts(bursts)])
+        _print_orphans(orphans)
     return any(not row.reason for row in rows)
 
 
@@ -88,7 +92,7 @@ def _snapshot(file: Path | None, extender: str, names: Names) -> Snapshot:
         body = snapshot_at(extender)
     if body is None:
         print(
-            f"no extender at {extender}: reading the API; places promised and not yet bound do not show",
+            f"no extender at {extender}: reading the API; reservations do not show",
             file=sys.stderr,
         )
         return snapshot_of(kubectl("get", "nodes")["items"], kubectl("get", "pods", "-A")["items"], names)
@@ -122,15 +126,36 @@ def _request(name: str, found: dict[str, Any], known: Snapshot) -> PodRequest:
     return request
 
 
+def _bursts(name: str, found: dict[str, Any], request: PodRequest, known: Snapshot) -> dict[str, Burst]:
+    """Container -> limits above its guarantee that the pod requests."""
+    annotations = (found.get("metadata") or {}).get("annotations") or {}
+    try:
+        return bursts_of(annotations, request, names=Names(known.domain), unit_mib=known.unit_mib)
+    except BadRequest as error:
+        raise BadOption(f"pod {name}: {error}") from None
+
+
+def _notes_of_bursts(bursts: dict[str, Burst]) -> list[str]:
+    """A line for each container that may use more than placement counts."""
+    lines = []
+    for name, burst in bursts.items():
+        memory = "all that is not guaranteed to others" if burst.mib == LARGEST_GPU_MIB else size(burst.mib)
+        time = f" and {burst.core_percent} %" if burst.core_percent else ""
+        lines.append(
+            f"container {name} may burst to {memory}{time} of a GPU, if the cluster has bursts enabled; its guarantee alone has to fit"
+        )
+    return lines
+
+
 def met_webhook(found: dict[str, Any], names: Names) -> bool:
     """It sets a variable in each container that requests a GPU. The scheduler's name is less certain: a cluster may run Tangram's under any."""
     spec = found.get("spec") or {}
-    asking = [
+    requesting = [
         one
         for one in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
         if requests_ours(one, names)
     ]
-    return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in asking)
+    return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in requesting)
 
 
 def _never_admitted(found: dict[str, Any]) -> str:
@@ -150,50 +175,50 @@ def _document(name: str, rows: list[NodeExplanation], *, admitted: bool) -> dict
     }
 
 
-def _say_placed(placed: PodRecord, *, json: bool) -> None:
+def _print_placed(placed: PodRecord, *, json: bool) -> None:
     if json:
         document = {"pod": placed.key, "placed": True, "node": placed.node, "stage": placed.stage}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         return
     print(f"pod {placed.key}: {STANDING[placed.stage]} node {placed.node}")
-    for piece in placed.assignment.held():
-        print(f"  GPU {piece.index} {piece.uuid}: {_share(piece.mib, piece.core_percent, ', ')}")
+    for gpu in placed.assignment.held():
+        print(f"  GPU {gpu.index} {gpu.uuid}: {_share(gpu.mib, gpu.core_percent, ', ')}")
 
 
 def _orphan(one: PodRecord) -> dict[str, Any]:
     gpus = [
-        {"uuid": piece.uuid, "mib": piece.mib, "core_percent": piece.core_percent, "kind": piece.kind}
-        for piece in one.assignment.held()
+        {"uuid": gpu.uuid, "mib": gpu.mib, "core_percent": gpu.core_percent, "kind": gpu.kind}
+        for gpu in one.assignment.held()
     ]
     return {"pod": one.key, "uid": one.uid, "node": one.node, "gpus": gpus}
 
 
-def _say_orphans(orphans: list[PodRecord]) -> None:
+def _print_orphans(orphans: list[PodRecord]) -> None:
     """Room that no pod of the API explains."""
     for one in orphans[:SHOWN]:
-        pieces = [
-            f"GPU {piece.index} {'(whole)' if piece.kind == 'whole' else f'({_share(piece.mib, piece.core_percent)})'}"
-            for piece in one.assignment.held()
+        gpus = [
+            f"GPU {gpu.index} {'(whole)' if gpu.kind == 'whole' else f'({_share(gpu.mib, gpu.core_percent)})'}"
+            for gpu in one.assignment.held()
         ]
         print(
-            f"pod {one.key} was deleted by force, and its processes still run: they keep {', '.join(pieces)} of node {one.node}"
+            f"pod {one.key} was deleted by force, and its processes still run: they keep {', '.join(gpus)} of node {one.node}"
         )
 
 
-def _say_ended(name: str, phase: str, *, json: bool) -> None:
+def _print_ended(name: str, phase: str, *, json: bool) -> None:
     if json:
         sys.stdout.write(msgspec.json.encode({"pod": name, "placed": False, "ended": phase}).decode() + "\n")
     else:
         print(f"pod {name} has ended ({phase}): it has no GPU and waits for none")
 
 
-def _say(name: str, request: PodRequest, rows: list[NodeExplanation], wrong: str) -> None:
-    """`wrong` is what keeps it pending whatever the nodes have; may be empty."""
+def _print(name: str, request: PodRequest, rows: list[NodeExplanation], notes: list[str]) -> None:
+    """The first of `notes` is what keeps it pending whatever the nodes have; it may be empty."""
     fit = [row.node for row in rows if not row.reason]
-    why = "" if wrong else ": the scheduler has other reasons"
+    why = "" if notes[0] else ": the scheduler has other reasons"
     verdict = f"fits {len(fit)} of {len(rows)} nodes{why}" if fit else "fits no node"
     print(f"pod {name} requests {_wanted(request)} and {verdict}")
-    for condition in filter(None, [wrong, *_conditions(request)]):
+    for condition in filter(None, [*notes, *_conditions(request)]):
         print(f"  {condition}")
     for reason, count in summary(rows).items():
         print(f"  {count} {'node' if count == 1 else 'nodes'}: {reason}{figures(reason, request, rows)}")

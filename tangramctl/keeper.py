@@ -27,8 +27,8 @@ from tangramctl.proc import carried, start_ticks
 from tangramctl.records import runs
 from tangramctl.service import answers
 
-LOOK_S: Final = 0.5
-"""How often it looks for runs that have ended. Guessed: short for a person, and 20 us a run."""
+CHECK_S: Final = 0.5
+"""How often it checks for runs that have ended. Guessed: short for a person, and 20 us a run."""
 STOP_S: Final = 5.0
 """How long a child may take to end before it is killed. Guessed."""
 VAIN_STARTS: Final = 3
@@ -58,14 +58,14 @@ class ArbiterKeeper:
         """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
         self._reported = True
-        self._said = ""
+        self._logged = ""
 
     def keep(self) -> None:
         """Until it is stopped, or idle. Raises GaveUp."""
         self._start_driver()
         self._start_arbiter()
         while True:
-            received = signal.sigtimedwait(_SIGNALS, LOOK_S)
+            received = signal.sigtimedwait(_SIGNALS, CHECK_S)
             if received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 return
             if not self._still_ours():
@@ -110,7 +110,7 @@ class ArbiterKeeper:
             busy = bool(runs(self._machine))
             wanted = try_lock(self._machine.wanted_lock)
         except OSError as error:  # an error in one folder does not stop the others
-            self._say(f"the runs of {self._machine.root} cannot be listed: {error}")
+            self._log(f"the runs of {self._machine.root} cannot be listed: {error}")
             busy = True
         if busy or wanted is None:
             self._busy_until_s = time.monotonic()
@@ -193,14 +193,14 @@ class ArbiterKeeper:
             fresh.rename(self._machine.keeper_file)
         except OSError as error:
             self._reported = False
-            self._say(f"{self._machine.keeper_file} cannot be written: {error.strerror}")
+            self._log(f"{self._machine.keeper_file} cannot be written: {error.strerror}")
         else:
             self._reported = True
 
-    def _say(self, text: str) -> None:
-        """In the log, once in a row: it lies on the same disk."""
-        if text != self._said:
-            self._said = text
+    def _log(self, text: str) -> None:
+        """In the log, once in a row: it is on the same disk."""
+        if text != self._logged:
+            self._logged = text
             with contextlib.suppress(OSError):
                 print(f"keeper: {text}", file=sys.stderr, flush=True)
 

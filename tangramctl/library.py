@@ -14,7 +14,7 @@ LIBRARY: Final = "libtangram.so"
 DAEMON: Final = "nvidia-fake-driverd"
 HERE: Final = Path(__file__).resolve().parent
 TREE: Final = HERE.parent if (HERE.parent / "shim/Makefile").is_file() else None
-"""The source tree that this code lies in; None in an installed wheel. What was built in it comes first: a packaged copy may be older."""
+"""The source tree that contains this code; None in an installed wheel. What was built in it comes first: a packaged copy may be older."""
 INSTALLED: Final = Path("/opt/tangram/lib")
 """In the image, and where the docs have it copied."""
 FAKE_INSTALLED: Final = Path("/opt/fake-driver/files")
@@ -45,7 +45,7 @@ def _listed(places: Iterable[Path]) -> str:
 def _preloadable(path: Path, what: str) -> Path:
     found = path.resolve()
     if any(c in str(found) for c in _SEPARATORS):
-        raise Broken(f"{what} lies at {str(found)!r}: LD_PRELOAD cannot name a path with a blank, a colon or a $ in it")
+        raise Broken(f"{what} is at {str(found)!r}: LD_PRELOAD cannot name a path with a blank, a colon or a $ in it")
     return found
 
 

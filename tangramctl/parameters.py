@@ -47,6 +47,15 @@ GpuMem = Annotated[
     str,
     typer.Option("--gpu-mem", metavar="SIZE", help="GPU memory: 8Gi, 512Mi; a plain number is GiB. CUDA's own is inside."),
 ]  # fmt: skip
+GpuMemBurst = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-mem-burst",
+        metavar="SIZE",
+        hidden=True,  # until all that serves bursts is there
+        help="GPU memory in all, while others leave it idle: as --gpu-mem, or max.",
+    ),
+]
 GpuCore = Annotated[
     int,
     typer.Option(
@@ -80,7 +89,7 @@ Fake = Annotated[
     Path | None,
     typer.Option("--fake", metavar="FILE", help="Pretend to have the GPUs that FILE describes, one a line: gpu t4"),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say on stderr which GPU was chosen.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print on stderr which GPU was chosen.")]
 Library = Annotated[
     Path | None,
     typer.Option(

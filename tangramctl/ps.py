@@ -41,7 +41,7 @@ def _print_json(state: Path | None) -> None:
 
 
 def arbiter_status(state: Path | None) -> bool:
-    """Say of each arbiter whether it runs; True when one does."""
+    """Print of each arbiter whether it runs; True when one does."""
     one_runs = False
     for machine, described in fake.all_of(found(state or default_root())):
         keeper = service.running(machine)

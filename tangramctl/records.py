@@ -23,13 +23,15 @@ import msgspec
 
 from tangramctl.machine import StateRoot
 from tangramctl.proc import boot_id, carried, start_ticks
+from vgpu.api.burst import BurstLimits, burst_to_text
 from vgpu.api.codec import grant_from_text, grant_to_text
+from vgpu.api.contract import BURST
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu, Grant, GrantGpu
 
 VERSION: Final = 1
 NAMESPACE: Final = "tangramctl"
-"""Stands where a pod's namespace stands in a grant."""
+"""In place of a pod's namespace in a grant."""
 
 
 class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
@@ -60,7 +62,7 @@ class Run(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
         return "".join(c if c.isprintable() else "?" for c in " ".join(self.command))
 
     @property
-    def piece(self) -> AssignedGpu:
+    def assigned(self) -> AssignedGpu:
         """What it has of its GPU."""
         return AssignedGpu(self.uuid, self.index, self.mib, self.core_percent)
 
@@ -72,12 +74,14 @@ class UnreadableRun(Run, frozen=True):
 
 
 class RunTerms(msgspec.Struct, frozen=True):
-    """What a run was given beside its slice."""
+    """What a run was given beside its share."""
 
     service_class: str
     level: int
     clear: bool
     model: str
+    burst: BurstLimits | None = None
+    """What it may use above its slice; None = nothing."""
 
 
 def runs(machine: StateRoot) -> list[Run]:
@@ -147,17 +151,17 @@ def _unread(machine: StateRoot, key: str, why: str) -> UnreadableRun:
     )  # fmt: skip
 
 
-def write(machine: StateRoot, command: tuple[str, ...], piece: AssignedGpu, terms: RunTerms) -> Run:
-    """Grant a slice to this process and what it becomes. The directory appears whole."""
+def write(machine: StateRoot, command: tuple[str, ...], assigned: AssignedGpu, terms: RunTerms) -> Run:
+    """Grant a share to this process and what it becomes. The directory appears whole."""
     key = secrets.token_hex(8)
     pid = os.getpid()
     readable = tuple(os.fsencode(word).decode(errors="replace") for word in command)
     run = Run(
         key=key, pid=pid, start_ticks=start_ticks(pid) or 0, boot=boot_id(), user=_user(os.geteuid()), command=readable, started_unix=int(time.time()),
-        uuid=piece.uuid, index=piece.index, model=terms.model, mib=piece.mib, core_percent=piece.core_percent,
+        uuid=assigned.uuid, index=assigned.index, model=terms.model, mib=assigned.mib, core_percent=assigned.core_percent,
         service_class=terms.service_class, level=terms.level,
     )  # fmt: skip
-    gpu = GrantGpu(piece.uuid, piece.mib, piece.core_percent)
+    gpu = GrantGpu(assigned.uuid, assigned.mib, assigned.core_percent)
     grant = Grant(NAMESPACE, f"run-{pid}", key, "run", (gpu,), terms.service_class, terms.level, clear=terms.clear)
     fresh = machine.grants / f".{key}"
     fresh.mkdir(mode=0o755)
@@ -165,6 +169,9 @@ def write(machine: StateRoot, command: tuple[str, ...], piece: AssignedGpu, term
         fresh.chmod(0o755)  # whatever the umask: a command that drops its rights reaches its socket
         (fresh / "grant").write_text(grant_to_text(grant))
         (fresh / "grant").chmod(0o444)
+        if terms.burst is not None:
+            (fresh / BURST).write_text(burst_to_text(terms.burst))
+            (fresh / BURST).chmod(0o444)
         (fresh / "run.json").write_bytes(msgspec.json.encode(run))
         fresh.rename(machine.grants / key)
     except OSError:

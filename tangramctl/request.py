@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tangramctl.errors import BadOption
+from vgpu.api.burst import MAX, amount_mib
 from vgpu.api.errors import BadRequest
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import CLASSES, LEVELS
@@ -27,6 +28,19 @@ def memory_mib(text: str) -> int:
             f"--gpu-mem is {text}, which is {mib} MiB: it must be 1 to {LARGEST_GPU_MIB} MiB{plain_hint(text)}"
         )
     return mib
+
+
+def burst_mib(text: str, guaranteed_mib: int) -> int:
+    """`40Gi`, or `40` for GiB, to MiB, rounded down; `max` to `LARGEST_GPU_MIB`. Raises BadOption."""
+    try:
+        mib = amount_mib(text, unit_mib=GIB_MIB, what="--gpu-mem-burst")
+    except BadRequest as error:
+        raise BadOption(str(error)) from None
+    if mib is not None and not guaranteed_mib <= mib <= LARGEST_GPU_MIB:
+        raise BadOption(
+            f"--gpu-mem-burst is {text}, which is {mib} MiB: it must be {guaranteed_mib} MiB, which --gpu-mem guarantees, to {LARGEST_GPU_MIB} MiB, or {MAX}{plain_hint(text)}"
+        )
+    return LARGEST_GPU_MIB if mib is None else mib
 
 
 def plain_hint(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from nvml.errors import NvmlError
 from nvml.queries import Nvml
 from tangramctl import gpus, records, service
-from tangramctl import request as asking
+from tangramctl import request as requests
 from tangramctl.choose import RunAllocation, choose
 from tangramctl.errors import BadOption, Broken, CommandNotExecutable, NoCapacity, NoGpu, NotFound
 from tangramctl.fake import faked
@@ -28,6 +28,7 @@ from tangramctl.library import fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, StateRoot, held, prepared, restrict_umask
 from tangramctl.proc import GRANT_VARIABLE
 from tangramctl.trial import try_out
+from vgpu.api.burst import Burst, BurstLimits, limits_on_gpus
 from vgpu.api.contract import GRANT_DIRS
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
@@ -43,6 +44,7 @@ class Options:
     """As `tangramctl run` was given them."""
 
     gpu_mem: str
+    gpu_mem_burst: str | None
     gpu_core: int
     service_class: str
     level: int
@@ -61,8 +63,10 @@ def run(options: Options) -> NoReturn:
     """Becomes the command. Raises CommandError when it cannot; what was granted by then ends with this process."""
     umask = restrict_umask()
     _refuse_inside()
-    mib = asking.memory_mib(options.gpu_mem)
-    asking.request(mib, options.gpu_core, options.service_class, options.level, frozenset())
+    mib = requests.memory_mib(options.gpu_mem)
+    if options.gpu_mem_burst is not None:
+        requests.burst_mib(options.gpu_mem_burst, mib)
+    requests.request(mib, options.gpu_core, options.service_class, options.level, frozenset())
     preload = library(options.library)
     programs = None if options.fake is None else fake_driver(preload)
     path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
@@ -121,7 +125,7 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
     """Records the run; with --wait, waits for free memory first."""
     with gpus.driver(machine) as (inventory, nvml):
         try_out(machine, inventory, preload)
-        request = asking.request(
+        request = requests.request(
             mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory)
         )
         full: NoCapacity | None = None
@@ -145,13 +149,13 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
 def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
     """The GPUs that may be chosen; empty = any. What the caller's environment hides stays hidden."""
     if options.gpu is not None:
-        return asking.gpus_named(options.gpu, inventory, "--gpu")
+        return requests.gpus_named(options.gpu, inventory, "--gpu")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return frozenset()
     if visible.strip() in ("", "-1", "NoDevFiles"):
         raise NoGpu(f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU: unset it, or give --gpu")
-    return asking.gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
+    return requests.gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
 def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
@@ -161,15 +165,33 @@ def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodReq
         raise NoGpu(f"the GPUs of this machine cannot be read: {error}") from None
     with machine.locked():
         there = records.runs(machine)
-        held = [RunAllocation(run.piece, f"pid {run.pid}, {run.name[:60]}") for run in there]
+        held = [RunAllocation(run.assigned, f"pid {run.pid}, {run.name[:60]}") for run in there]
         foreign = gpus.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
-        piece = choose(request, inventory, held, foreign, asking.plain_hint(options.gpu_mem))
-        terms = records.RunTerms(request.service_class, request.level, options.clear, _model(inventory, piece))
-        return records.write(machine, options.command, piece, terms)
+        assigned = choose(request, inventory, held, foreign, requests.plain_hint(options.gpu_mem))
+        burst = _burst(options, inventory, assigned, held, foreign)
+        terms = records.RunTerms(
+            request.service_class, request.level, options.clear, _model(inventory, assigned), burst
+        )
+        return records.write(machine, options.command, assigned, terms)
 
 
-def _model(inventory: Inventory, piece: AssignedGpu) -> str:
-    gpu = inventory.gpu(piece.uuid)
+def _burst(
+    options: Options, inventory: Inventory, assigned: AssignedGpu, held: list[RunAllocation], foreign: Mapping[str, int]
+) -> BurstLimits | None:
+    """What the run may use above its slice: of the GPU, what other runs are not granted and no other process uses now."""
+    gpu = inventory.gpu(assigned.uuid)
+    if options.gpu_mem_burst is None or gpu is None:
+        return None
+    others = sum(run.assigned.mib for run in held if run.assigned.uuid == assigned.uuid) + foreign.get(assigned.uuid, 0)
+    burst = Burst(requests.burst_mib(options.gpu_mem_burst, assigned.mib), assigned.core_percent)
+    limits, why = limits_on_gpus(burst, [assigned], {assigned.uuid: gpu.mib - others})
+    if why:
+        print(f"tangramctl: --gpu-mem-burst: {why}", file=sys.stderr)
+    return limits
+
+
+def _model(inventory: Inventory, assigned: AssignedGpu) -> str:
+    gpu = inventory.gpu(assigned.uuid)
     return gpu.model if gpu is not None else ""
 
 

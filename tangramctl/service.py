@@ -21,11 +21,11 @@ from tangramctl.proc import start_ticks
 
 WAIT_S: Final = 30.0
 """For a socket to answer. Guessed: a start takes half a second, 16 at once on a busy machine some more."""
-LOOK_S: Final = 0.02
+CHECK_S: Final = 0.02
 ANSWER_S: Final = 2.0
 """For a connection to the status socket, which waits only where many do. Guessed."""
 STARTS: Final = 2
-"""Keepers that a run starts before it believes that none will live."""
+"""Keepers that a run starts before it reports that none stays alive."""
 STOP_S: Final = 15.0
 IDLE_S: Final = 60.0
 """How long a keeper stays after the last run, unless set otherwise. Guessed: the next run saves the start, half a second."""
@@ -86,7 +86,7 @@ def await_socket(machine: StateRoot, path: Path, idle_s: float) -> None:
             started += ensure(machine, idle_s)
         if time.monotonic() >= until_s:
             raise Broken(f"no arbiter answers at {path} after {WAIT_S:.0f} s: {_tail(machine.log)}")
-        pause.wait(LOOK_S)
+        pause.wait(CHECK_S)
 
 
 def answers(path: Path) -> bool:
@@ -140,7 +140,7 @@ def stop(machine: StateRoot) -> Keepers | None:
         if lock is not None:
             os.close(lock)
             return found
-        pause.wait(LOOK_S)
+        pause.wait(CHECK_S)
     raise Broken(f"the keeper, process {found.pid}, does not end within {STOP_S:.0f} s")
 
 

@@ -75,7 +75,7 @@ def simulate(
 
 
 def _warn(names: Sequence[str], of: int) -> None:
-    """Say which pods can never be placed."""
+    """Print which pods can never be placed."""
     if not names:
         return
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -136,7 +136,7 @@ def would_fit(snapshot: Path, *, policy: str, gpu_mem: str, gpu_core: int, gpus:
     if json:
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     else:
-        _say(answer, known, wanted)
+        _print(answer, known, wanted)
     return bool(answer["fits"])
 
 
@@ -158,7 +158,7 @@ def _answer(known: Snapshot, request: PodRequest) -> dict[str, Any]:
     }
 
 
-def _say(answer: dict[str, Any], known: Snapshot, request: PodRequest) -> None:
+def _print(answer: dict[str, Any], known: Snapshot, request: PodRequest) -> None:
     if answer["fits"]:
         also = f"; {len(answer['also'])} more nodes could take it" if answer["also"] else ""
         print(f"fits: node {answer['node']}, {', '.join(answer['gpus'])}{also}")
@@ -179,7 +179,7 @@ def _show(found: dict[str, Any]) -> None:
     for percent, allocated, fragmented in found["curve"]:
         if percent in SHOWN or percent == last:
             print(f"{percent:7d}  {allocated:9.2f}  {fragmented:10.2f}")
-    print("allocated: used by the pods placed; fragmented: idle, and of no use to the next pod as pods were so far")
+    print("allocated: used by the pods placed; fragmented: idle, and not usable by the next pod as pods were so far")
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,6 +1,6 @@
 """`tangramctl top`: the GPU time of each run now. Two readings, and the difference between them.
 
-Pure but for `top` itself, which looks and prints.
+Pure but for `top` itself, which reads and prints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERIOD_S: Final = 1.0
 
 
 class TopRow(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
-    """One run or container in the time between two looks. Percent of that time; None where it was not there before."""
+    """One run or container in the time between two readings. Percent of that time; None where it was not there before."""
 
     key: str
     name: str

@@ -14,7 +14,7 @@ from vgpu.api.inventory import Inventory
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 
 PROGRAM: Final = "tangram-trial"
-"""Lies beside the library."""
+"""Beside the library."""
 
 
 def try_out(machine: StateRoot, inventory: Inventory, library: Path) -> None:

@@ -94,10 +94,10 @@ class StateRootView(msgspec.Struct, frozen=True):
 
 
 def seen_at(state: Path | None) -> StateRootView:
-    """`look` at a state folder; None = this user's own. Where it shows nothing, the notes name the other places. Raises Broken."""
+    """`read_view` of a state folder; None = this user's own. If it shows nothing, the notes name the other places. Raises Broken."""
     root = state or default_root()
     machine = found(root)
-    view = look(machine, CLUSTER_SOCKET)
+    view = read_view(machine, CLUSTER_SOCKET)
     notes = []
     if machine is None and state is not None:
         notes.append(f"there is no state folder {root.absolute()}: nothing has run with it")
@@ -106,7 +106,7 @@ def seen_at(state: Path | None) -> StateRootView:
     return msgspec.structs.replace(view, notes=(*view.notes, *notes))
 
 
-def look(machine: StateRoot | None, cluster_socket: Path = CLUSTER_SOCKET) -> StateRootView:
+def read_view(machine: StateRoot | None, cluster_socket: Path = CLUSTER_SOCKET) -> StateRootView:
     """Everything that has a share here. Starts an arbiter for runs that lost theirs. Raises Broken.
 
     `machine` is None where nothing ever ran.

@@ -131,9 +131,9 @@ class PodBuilder:
         """Bound to a node."""
         return replace(self, node=node)
 
-    def assigned(self, *slices: AssignedGpu, container: str = "main", text: str | None = None) -> PodBuilder:
+    def assigned(self, *gpus: AssignedGpu, container: str = "main", text: str | None = None) -> PodBuilder:
         """Carrying an assignment; `text` for one that is not of our making."""
-        text = assignment_to_json(Assignment({container: slices})) if text is None else text
+        text = assignment_to_json(Assignment({container: gpus})) if text is None else text
         return replace(self, annotations=self.annotations | {self.names.assignment: text})
 
     def with_phase(self, phase: str, *, started: bool = True) -> PodBuilder:

@@ -1,4 +1,4 @@
-"""The C programs and libraries that tests use, built from the sources of the tree. Several test processes may ask at a time: one builds."""
+"""The C programs and libraries that tests use, built from the sources of the tree. Several test processes may request it at a time: one builds."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from kube.paths import BUDGETS, KUEUE, workloads
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Fault = Callable[[web.Request, Handler], Awaitable[web.StreamResponse] | None]
-"""Answers None when the request is none of its business. A fault that answers is used up."""
+"""Returns None when the request is none of its business. A fault that answers is used up."""
 
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
@@ -92,7 +92,7 @@ class FakeApi:
     # --- what happens in the cluster ---
 
     def put(self, thing: Object, *, reported: bool = True) -> Object:
-        """Create or change an object; watches are told, unless they are to miss it."""
+        """Create or change an object; watches report it, unless they are to miss it."""
         path, key = self._place(thing)
         thing = copy.deepcopy(thing)
         self.version += 1
@@ -104,7 +104,7 @@ class FakeApi:
         return thing
 
     def remove(self, thing: Object, *, reported: bool = True) -> None:
-        """Delete an object; watches are told, unless they are to miss it."""
+        """Delete an object; watches report it, unless they are to miss it."""
         path, key = self._place(thing)
         gone = copy.deepcopy(self.objects[path].pop(key))
         self.version += 1
@@ -127,13 +127,13 @@ class FakeApi:
         for watch in self.watches:
             watch.lines.put_nowait(None)
 
-    def say(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         """A line for every open watch."""
         for watch in self.watches:
             watch.lines.put_nowait(line + b"\n")
 
     def compact(self) -> None:
-        """Forget history: watches from before this are told that their version is gone."""
+        """Forget history: watches from before this get the answer that their version is gone."""
         self.compacted = self.version
         self._history.clear()
 
@@ -292,7 +292,7 @@ def answer_with(verb: str, ending: str, code: int, reason: str = "", message: st
 
 
 def lose_reply(verb: str, ending: str, *, after: bool = True) -> Fault:
-    """Hang up on the next such call, after doing (or before doing) what it asks."""
+    """Hang up on the next such call, after doing (or before doing) what it requests."""
 
     async def lose(request: web.Request, handler: Handler) -> web.StreamResponse:
         if after:

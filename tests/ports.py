@@ -1,4 +1,4 @@
-"""TCP ports for programs that are told one when they start.
+"""TCP ports for programs that get one when they start.
 
 A port that is free now may be taken when the program opens it: any connection of this machine begins at one of the ports of
 `ip_local_port_range`, and other tests look for ports at the same time. So these lie below that range, and each is given to one

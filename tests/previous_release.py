@@ -19,7 +19,7 @@ SOURCES = REPOSITORY / "tests/previous/sources.tar.xz"
 
 @cache
 def previous_sources() -> Path:
-    """Folder with the sources, from which its Python programs run. Several test processes may ask at a time: one unpacks."""
+    """Folder with the sources, from which its Python programs run. Several test processes may request it at a time: one unpacks."""
     place = BUILD / "previous" / hashlib.sha256(SOURCES.read_bytes()).hexdigest()[:16]
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / "lock").open("w") as lock:

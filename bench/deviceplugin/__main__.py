@@ -89,8 +89,8 @@ class Kubelet:
 
 def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
     """A pod of one container with 8 units and 5 percent of a GPU."""
-    piece = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
-    return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
+    assigned = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
+    return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(assigned)
 
 
 async def one_round(made: PluginNode, kubelet: Kubelet, one: PodBuilder) -> tuple[float, float]:

@@ -98,7 +98,7 @@ def as_stored(plain: Thing) -> Thing:
 
 
 def schedule(port: int, names: Sequence[str], pods: Sequence[Thing], api: FakeApi) -> int:
-    """As kube-scheduler. Answers for how many pods one node was named."""
+    """As kube-scheduler. Returns for how many pods one node was named."""
     every, nominated = json.dumps(names, separators=(",", ":")), 0
     filtering, binding = Kept(port), Kept(port)
     for made in pods:

@@ -113,7 +113,7 @@ class Cluster:
         assert done.wait(10)
 
     def place_pods(self, goes_on: Callable[[int], bool]) -> tuple[list[float], list[float]]:
-        """Filter and bind one pod after the other. Answers how long each call took."""
+        """Filter and bind one pod after the other. Returns how long each call took."""
         filtered, bound, at = list[float](), list[float](), 0
         names = json.dumps(self.names, separators=(",", ":"))
         connection = Kept(self.port)

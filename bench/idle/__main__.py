@@ -47,8 +47,8 @@ PARTS = ("plugin", "arbiter", "nvml")
 
 def share(name: str, on: Inventory, gpu: int) -> PodBuilder:
     """A pod of one container with 8 units and 10 percent of a GPU."""
-    piece = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
-    return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(piece)
+    assigned = AssignedGpu(on.gpus[gpu].uuid, gpu, UNITS * 1024, CORE)
+    return pod(name).asking(mib=UNITS * 1024, core=CORE).on("n1").assigned(assigned)
 
 
 async def container(made: Node, driver: FakeDriver, number: int) -> Program:

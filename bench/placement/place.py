@@ -51,7 +51,7 @@ def fleet(nodes: int) -> Fleet:
         used = [
             AssignedGpu(c.uuid, c.index, int(random.integers(0, 70)) * 1024, int(random.integers(0, 80))) for c in gpus
         ]
-        built.set_node(name, Inventory(gpus), [piece for piece in used if piece.mib])
+        built.set_node(name, Inventory(gpus), [assigned for assigned in used if assigned.mib])
     return built
 
 

@@ -36,10 +36,10 @@ def seen(nodes: int) -> Fleet:
     built = fleet(nodes)
     for at in range(300):
         for request in REQUESTS.values():
-            built.saw(replace(request, cpu_milli=1000 * (at % 8)))
+            built.record(replace(request, cpu_milli=1000 * (at % 8)))
     for at, name in enumerate(built.column):
         built.set_cpu(name, 64_000)
-        built.labels.say(name, {ZONE: f"zone-{at % 3}", DISK: ("ssd", "hdd")[at % 2], "kubernetes.io/hostname": name})
+        built.labels.set(name, {ZONE: f"zone-{at % 3}", DISK: ("ssd", "hdd")[at % 2], "kubernetes.io/hostname": name})
     return built
 
 

@@ -159,13 +159,13 @@ def run(scene: Scene, seed: int, *, learns: bool) -> list[tuple[Pod, bool]]:
     fleet, placed = Fleet(), list[tuple[Pod, bool]]()
     for node in scene.nodes:
         fleet.set_node(node.name, node.inventory)
-        fleet.say(node.name, node.labels, node.taints)
+        fleet.set_labels(node.name, node.labels, node.taints)
     names, columns = list(fleet.column), np.array(list(fleet.column.values()))
     for pod in arriving(scene, seed):
         if learns:
-            fleet.saw(pod.request, pod.constraints)
+            fleet.record(pod.request, pod.constraints)
         elif shares := tuple(part for part in pod.request.containers if part.kind != "mig"):
-            fleet.saw(replace(pod.request, containers=shares))
+            fleet.record(replace(pod.request, containers=shares))
         met = fleet.pools.meets([pod.constraints], columns)[0]
         found = place(
             fleet,
@@ -173,8 +173,8 @@ def run(scene: Scene, seed: int, *, learns: bool) -> list[tuple[Pod, bool]]:
             [name for name, is_met in zip(names, met, strict=True) if is_met],
         )
         if isinstance(found, Placement):
-            for piece in found.assignment.held():
-                fleet.debit(found.node, piece)
+            for assigned in found.assignment.held():
+                fleet.debit(found.node, assigned)
         placed.append((pod, isinstance(found, Placement)))
     return placed
 

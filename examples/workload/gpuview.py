@@ -134,7 +134,7 @@ class Cuda:
         self.call("cuStreamSynchronize", None)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """One line that names the pod, at once."""
     print(f"{os.environ.get('POD_NAME', os.uname().nodename)}: {text}", flush=True)
 
@@ -151,12 +151,12 @@ def view(cuda: Cuda) -> int:
     """Print what this process sees."""
     devices = cuda.devices()
     if not devices:
-        say("no GPU is visible here")
+        log("no GPU is visible here")
     for ordinal in devices:
         name, uuid, size = cuda.describe(ordinal)
         cuda.use(ordinal)
         free, total = cuda.memory()
-        say(
+        log(
             f"GPU {ordinal} {name} {uuid}: {size / GIB:.1f} GiB, of which {free / GIB:.1f} of {total / GIB:.1f} GiB are free"
         )
     return 0
@@ -168,10 +168,10 @@ def hold(cuda: Cuda, size: int) -> int:
     try:
         cuda.allocate(size)
     except CudaError as error:
-        say(f"{size / GIB:.1f} GiB refused: {error.name}")
+        log(f"{size / GIB:.1f} GiB refused: {error.name}")
         return 3 if error.code == OUT_OF_MEMORY else 1
     free, total = cuda.memory()
-    say(f"holds {size / GIB:.1f} GiB; {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
+    log(f"holds {size / GIB:.1f} GiB; {free / GIB:.1f} of {total / GIB:.1f} GiB are free")
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     return 0
 
@@ -190,9 +190,9 @@ def grab(cuda: Cuda, size: int) -> int:
     for pointer in held:
         cuda.free(pointer)
     if refused is None:
-        say(f"took {size / GIB:.1f} GiB and released them")
+        log(f"took {size / GIB:.1f} GiB and released them")
         return 0
-    say(
+    log(
         f"requested {size / GIB:.1f} GiB: after {had} GiB the driver said {refused.name}; released them, {cuda.memory()[0] / GIB:.1f} GiB are free again"
     )
     return 3 if refused.code == OUT_OF_MEMORY else 1
@@ -217,7 +217,7 @@ def work(cuda: Cuda, kernel_ms: float, every_ms: float) -> int:
         took_ms.append((ended - began) * 1000)
         if ended - reported >= REPORT_S:
             took_ms.sort()
-            say(
+            log(
                 f"{len(took_ms) / (ended - reported):.1f} kernels of {kernel_ms:g} ms a second, "
                 f"each done after {took_ms[len(took_ms) // 2]:.1f} ms (the slowest {took_ms[-1]:.1f})"
             )
@@ -267,16 +267,16 @@ def main() -> int:
             case _:
                 status = view(cuda)
     except CudaError as error:
-        say(str(error))
+        log(str(error))
         status = 1
     except OSError as error:
-        say(f"no CUDA driver in this container ({error})")
+        log(f"no CUDA driver in this container ({error})")
         status = 1
     if arguments.then_wait:
-        say("waiting until stopped")
+        log("waiting until stopped")
         started = time.monotonic()
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
-        say(f"stopped after {time.monotonic() - started:.0f} s")
+        log(f"stopped after {time.monotonic() - started:.0f} s")
     return status
 
 

@@ -42,21 +42,17 @@ class NominationReservations:
         )
         self._allocate(reservation)
 
-    def drop(self, uid: str) -> bool:
-        """End the reservation of this pod. Answers whether there was one."""
-        if self._state.reservations.drop(uid, "nomination") is None:
-            return False
-        if self._state.allocations.place_of(uid) is None:
-            self._state.release(uid)
-        return True
+    def end(self, uid: str) -> bool:
+        """End the reservation of this pod. Returns whether there was one."""
+        return self._state.end_reservation(uid, "nomination") is not None
 
     def lapsed(self) -> list[str]:
-        """UIDs whose reservation has lapsed. The caller drops them now."""
+        """UIDs whose reservation has lapsed. The caller ends them now."""
         return self._state.lapsed("nomination")
 
     @contextmanager
     def aside(self, priority: int, nodes: Sequence[str]) -> Iterator[bool]:
-        """Reservations on these nodes that yield to a pod of this priority do not block it meanwhile. Answers whether there are any.
+        """Reservations on these nodes that yield to a pod of this priority do not block it meanwhile. Returns whether there are any.
 
         Do not await inside.
         """
@@ -96,7 +92,7 @@ class NominationReservations:
         for one in reservations:
             self._allocate(one)
             if self._overcommitted([one.node]):
-                self.drop(one.uid)
+                self.end(one.uid)
 
     def _allocate(self, one: Reservation) -> None:
         if one.request is not None and one.assignment is not None:

@@ -94,7 +94,7 @@ class Nominator:
     # --- what the watch shows ---
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went."""
+        """A pod was added, changed or removed."""
         if new is None or new.finished:
             for pod in (old, new):
                 if pod is not None:
@@ -114,7 +114,7 @@ class Nominator:
             self._join(new)
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """A node came, changed or went."""
+        """A node was added, changed or removed."""
         if old is None or new is None or _grounds(old) != _grounds(new):
             self._suitable.clear()
 
@@ -149,7 +149,7 @@ class Nominator:
 
     def _forget(self, uid: str) -> None:
         self._line.leave(uid)
-        self.reservations.drop(uid)
+        self.reservations.end(uid)
         self._seen.pop(uid, None)
         self._written.discard(uid)
 
@@ -163,7 +163,7 @@ class Nominator:
             self._seen[pod.uid] = ""
         waiting = len(self._line) + len(self.reservations)
         self._pacing.called(self._called_at_s, nominated=nominated, waiting=waiting)
-        if self.reservations.drop(pod.uid) or self._line:
+        if self.reservations.end(pod.uid) or self._line:
             self._wake.set()
 
     def is_active(self) -> bool:
@@ -196,7 +196,7 @@ class Nominator:
     def expire(self) -> None:
         """Once a second: end the reservations that have lapsed."""
         for uid in self.reservations.lapsed():
-            self.reservations.drop(uid)
+            self.reservations.end(uid)
 
     # --- the nominator's own tasks ---
 
@@ -269,7 +269,7 @@ class Nominator:
 
     def _place(self, request: PodRequest, names: Sequence[str]) -> Placement | None:
         """Where it fits, also by CPU as far as that is known."""
-        fleet, only = self._state.fleet, self._state.allocations.only(request, self._state.names)
+        fleet, only = self._state.fleet, self._state.only(request)
         found = place(fleet, request, names, only)
         if isinstance(found, Placement) and fleet.free_cpu_milli[fleet.column[found.node]] < request.cpu_milli:
             known = [name for name in names if name in fleet]

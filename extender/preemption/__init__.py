@@ -1,7 +1,7 @@
 """Preemption: which pods are evicted for a pod of higher priority, and what is reserved for it meanwhile.
 
     verb                     /preempt: kube-scheduler proposes victims, the answer corrects them
-    victims                  chooses the victims of one /preempt call
+    preempt_call             chooses the victims of one /preempt call
     planner                  chooses the victims where kube-scheduler does not call
     evictor                  carries a plan out: reserves, nominates, evicts one by one
     evictions                the API writes of an eviction, and its Events
@@ -15,6 +15,6 @@
     kueue_victims            Workloads that may be evicted as a whole
     background               long searches, a little at a time
 
-A victim has a lower priority than the preemptor: this alone decides where a latency-critical pod may evict (`EvictionRules.priority`, checked in
-`vgpu.scheduling.victims`). The service class only orders the victims: best-effort pods are evicted first.
+A victim has a lower priority than the preemptor: this alone decides where a latency-critical pod may evict. All rules of which pod may evict which are in
+`vgpu.scheduling.victims.eligibility`. The service class only orders the victims: best-effort pods are evicted first.
 """

@@ -36,7 +36,7 @@ class BackgroundWork:
             self._waiting -= 1
 
     async def run(self, steps: Iterator[None], *, until_s: float) -> bool:
-        """Run the steps until `until_s`. Answers whether all were run; some always are."""
+        """Run the steps until `until_s`. Returns whether all were run; some always are."""
         began_s = time.perf_counter()
         for _ in steps:
             if time.perf_counter() - began_s >= WORK_S:

@@ -157,7 +157,7 @@ class PreemptionCoordinator:
     # --- what the watch shows ---
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went."""
+        """A pod was added, changed or removed."""
         self._candidates.pod_changed(old, new)
         self._intake.pod_changed(old, new)
         self._nominator.pod_changed(old, new)
@@ -174,7 +174,7 @@ class PreemptionCoordinator:
             self._follow_nomination(old, new)
 
     def _forget(self, uid: str) -> None:
-        self.reservations.drop(uid)
+        self.reservations.end(uid)
         self.verb.forget(uid)
         self._evictor.forget(uid)
 
@@ -185,7 +185,7 @@ class PreemptionCoordinator:
             self._forget(pod.uid)
         elif not node:
             if reservation is not None and not reservation.nominated and old and old.status.nominated_node_name:
-                self.reservations.drop(pod.uid)
+                self.reservations.end(pod.uid)
         elif not self._nominator.has_nominated(pod.uid) and (
             reservation is None or (reservation.node != node and not reservation.nominated)
         ):
@@ -267,7 +267,7 @@ class PreemptionCoordinator:
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:
         """While bind chooses GPUs for this pod: its reservations do not block it. Do not await inside."""
-        self._nominator.reservations.drop(uid)
+        self._nominator.reservations.end(uid)
         with self.reservations.lifted(uid):
             yield
 
@@ -285,7 +285,7 @@ class PreemptionCoordinator:
             self._evictor.try_again()
             self._state.on_lapse(node)
         for uid in self.reservations.lapsed():
-            reservation = self.reservations.drop(uid)
+            reservation = self.reservations.end(uid)
             if reservation is not None:
                 self._evictor.lapsed(reservation)
         self.reservations.refresh()

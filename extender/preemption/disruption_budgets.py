@@ -35,7 +35,7 @@ class DisruptionBudgets:
         return len(self._headroom)
 
     def changed(self, old: PodDisruptionBudget | None, new: PodDisruptionBudget | None) -> None:
-        """A budget came, changed or went."""
+        """A budget was added, changed or removed."""
         for one in (old, new):
             if one is not None and (old is None or new is None or _counted(old) != _counted(new)):
                 namespace = one.metadata.namespace

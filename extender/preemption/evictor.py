@@ -31,7 +31,7 @@ from kube.patch import nominate
 from vgpu.api.errors import BadRequest
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.reservations import Reservation
-from vgpu.scheduling.victims.eligibility import LOWEST
+from vgpu.scheduling.victims.eligibility import LOWEST, may_evict
 from vgpu.scheduling.victims.workloads import BoundWorkload
 
 GRACE_S: Final = 1.0
@@ -91,7 +91,7 @@ class Evictor:
         """Filter has found no node for a pod."""
         vain = self._clock() - self._in_vain.get(pod.uid, LONG_AGO) < VAIN_S
         may_remember = pod.uid in self._unplaced or len(self._unplaced) < UNPLACED
-        if pod.spec.preemption_policy != "Never" and may_remember and not vain:
+        if may_evict(pod.spec.preemption_policy) and may_remember and not vain:
             self._unplaced[pod.uid] = UnplacedPod(pod.key, pod.uid, self._state.fleet.known(nodes), self._clock())
             self._wake.set()
 
@@ -193,7 +193,7 @@ class Evictor:
         try:
             await nominate(self._client, pod.metadata, plan.node)
         except ApiError:
-            self._reservations.drop(one.uid)
+            self._reservations.end(one.uid)
             raise
         self._plans[one.uid] = PlannedEviction(one, plan, pod.status.nominated_node_name, workloads)
         await self._carry_on(one.uid)
@@ -279,7 +279,7 @@ class Evictor:
     async def _give_up(self, uid: str, pod: Pod, begun: PlannedEviction) -> None:
         log.info("an eviction is given up: it would not help any more", pod=pod.key, node=begun.plan.node)
         self._plans.pop(uid, None)
-        self._reservations.drop(uid)
+        self._reservations.end(uid)
         await nominate(self._client, pod.metadata, None)
 
     def _still_waiting(self, uid: str) -> tuple[Pod, PodRequest] | None:
@@ -291,7 +291,7 @@ class Evictor:
         node = begun.plan.node
         if found[0].status.nominated_node_name not in ("", begun.before, node):
             log.info("an eviction is given up: the pod was nominated to another node", pod=found[0].key, node=node)
-            self._reservations.drop(uid)
+            self._reservations.end(uid)
             return None
         return found
 

@@ -100,7 +100,7 @@ class PreemptionHistory:
             )
 
     def _note(self, one: str, seen: Mapping[str, float]) -> bool:
-        """Answers whether anything was new."""
+        """Returns whether anything was new."""
         if not seen:
             return False
         known = self._when.pop(one, {})

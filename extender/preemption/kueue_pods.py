@@ -111,7 +111,7 @@ class KueuePods:
         return {"workloads": self.workloads.statistics()}
 
     def expire(self) -> str:
-        """Once a second: forget what is old. Answers a node where pods may be evicted that were kept while there was a doubt; empty for none."""
+        """Once a second: forget what is old. Returns a node where pods may be evicted that were kept while there was a doubt; empty for none."""
         self.controllers.expire()
         before, self._kept_for = self._kept_for, self._kept_for & self._doubts()
         return self._kept_back if before != self._kept_for else ""

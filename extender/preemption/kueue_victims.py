@@ -31,7 +31,7 @@ from vgpu.scheduling.victims.workloads import (
 )
 
 AT_A_TIME: Final = 100
-"""Pods that are looked at in one step: 0.25 ms where all are of Workloads (measured)."""
+"""Pods that are checked in one step: 0.25 ms where all are of Workloads (measured)."""
 
 VAIN_S: Final = 3600.0
 """For so long a Workload that was deactivated in vain, or could not be, is not chosen. Guessed: by then an operator may have started Kueue."""

@@ -47,7 +47,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class KueueWorkloads:
-    """`on_change` is called with each namespace in which a Workload came, changed its owners or went."""
+    """`on_change` is called with each namespace in which a Workload was added, removed or changed its owners."""
 
     def __init__(
         self,

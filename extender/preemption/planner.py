@@ -155,7 +155,7 @@ class EvictionPlanner:
         rules = EvictionRules(
             priority_of(searching.pod), self._candidates.headroom(), violate=False, may_be_nobody=False
         )
-        only, own = self._state.allocations.only(request, self._state.names), self._state.allocations.get(one.uid)
+        only, own = self._state.only(request), self._state.allocations.get(one.uid)
         apart = leave.keys() | ({own.node} if own is not None else set())
         searching.search = VictimSearch(
             request, one.nodes, self._candidates.view, rules, only, terms=terms, apart=apart
@@ -209,7 +209,7 @@ class EvictionPlanner:
         """UIDs of pods that end by themselves, without those on GPUs that are reserved for earlier preemptors."""
         gone, reserved = self._candidates.terminating(node), self._reservations.awaited_before(uid, node)
         allocated = self._state.allocations.on(node) if gone and reserved else {}
-        return gone - {one for one in gone if not reserved.isdisjoint(piece.uuid for piece in allocated.get(one, ()))}
+        return gone - {one for one in gone if not reserved.isdisjoint(gpu.uuid for gpu in allocated.get(one, ()))}
 
     def _terms(self, uid: str, request: PodRequest, node: str, gone: frozenset[str]) -> EvictionTerms:
         """Once these pods have ended: the pod's own reservation does not block it, and victims must free what the node lacks beside GPUs."""
@@ -226,5 +226,5 @@ class EvictionPlanner:
     def _fitting_after(self, uid: str, request: PodRequest, node: str, gone: frozenset[str]) -> Eviction | None:
         """The eviction without victims, if the request fits once these pods have ended."""
         rules = EvictionRules(LOWEST, terms={node: self._terms(uid, request, node, gone)})
-        only = self._state.allocations.only(request, self._state.names)
+        only = self._state.only(request)
         return least_eviction(request, [node], self._candidates.view, rules, only)

@@ -76,7 +76,7 @@ class PreemptCall:
 
     def _search_of(self, nodes: Iterable[str], aside: Mapping[str, Set[str]]) -> VictimSearch:
         rules = EvictionRules(priority_of(self.pod), self._candidates.headroom(), may_be_nobody=False)
-        only = self._state.allocations.only(self.request, self._state.names)
+        only = self._state.only(self.request)
         return VictimSearch(
             self.request, nodes, self._candidates.view, rules, only,
             terms=lambda node: self._terms(node, frozenset(aside.get(node, ()))), apart=aside.keys(),

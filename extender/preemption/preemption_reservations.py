@@ -51,20 +51,17 @@ class PreemptionReservations:
         reservation = self._state.reservations.put(
             "preemption", uid, key, node, now_s, assignment=assignment, nominated=nominated
         )
-        self._take(reservation)
+        self._allocate_free(reservation)
 
-    def drop(self, uid: str) -> Reservation | None:
+    def end(self, uid: str) -> Reservation | None:
         """End the reservation of this pod. Returns it, None if there was none."""
-        dropped = self._state.reservations.drop(uid, "preemption")
-        if dropped is not None:
-            self._release(uid)
-        return dropped
+        return self._state.end_reservation(uid, "preemption")
 
     def refresh(self, node: str = "") -> None:
         """Take what came free on this node (or on any), and release what is not needed any more. The earliest reservation takes first."""
         for reservation in self._state.reservations.of("preemption").values():
             if not node or reservation.node == node:
-                self._take(reservation)
+                self._allocate_free(reservation)
 
     def before(self, uid: str, node: str) -> list[Reservation]:
         """Reservations on this node that are earlier than this pod's, made or still to be made, of pods that are not placed yet."""
@@ -74,7 +71,7 @@ class PreemptionReservations:
     def awaited_before(self, uid: str, node: str) -> set[str]:
         """UUIDs of GPUs and MIG instances for which those earlier reservations still wait."""
         waiting = [one.assignment for one in self.before(uid, node) if one.assignment and not self.is_complete(one.uid)]
-        return {piece.uuid for one in waiting for piece in one.held()}
+        return {gpu.uuid for one in waiting for gpu in one.held()}
 
     @contextmanager
     def lifted(self, uid: str) -> Iterator[None]:
@@ -88,40 +85,40 @@ class PreemptionReservations:
         finally:
             reservation = self.get(uid)
             if reservation is not None:
-                self._take(reservation)
+                self._allocate_free(reservation)
 
     def lapsed(self) -> list[str]:
-        """UIDs whose reservation has lapsed. The caller drops them now."""
+        """UIDs whose reservation has lapsed. The caller ends them now."""
         return self._state.lapsed("preemption")
 
     def _release(self, uid: str) -> None:
         if self._state.allocations.place_of(uid) is None:
             self._state.release(uid)
 
-    def _take(self, reservation: Reservation) -> None:
+    def _allocate_free(self, reservation: Reservation) -> None:
         allocations = self._state.allocations
         self._release(reservation.uid)
         fleet, node, assignment = allocations.fleet, reservation.node, reservation.assignment
         if allocations.place_of(reservation.uid) is not None or node not in fleet or assignment is None:
             return
-        wanted = (_free_part(fleet, node, piece) for piece in assignment.held())
-        pieces = tuple(piece for piece in wanted if piece is not None)
-        if pieces:
-            part = Allocation(node, Assignment({"reserved": pieces}), {}, reservation.key, own=False)
+        wanted = (_free_part(fleet, node, assigned) for assigned in assignment.held())
+        free_parts = tuple(assigned for assigned in wanted if assigned is not None)
+        if free_parts:
+            part = Allocation(node, Assignment({"reserved": free_parts}), {}, reservation.key, own=False)
             allocations.allocate(reservation.uid, part)
 
 
-def _free_part(fleet: Fleet, node: str, piece: AssignedGpu) -> AssignedGpu | None:
-    """The free part of a slice, None if nothing of it is free."""
-    if piece.kind == "mig":
+def _free_part(fleet: Fleet, node: str, assigned: AssignedGpu) -> AssignedGpu | None:
+    """The free part of an assigned GPU, None if nothing of it is free."""
+    if assigned.kind == "mig":
         offered = {one.uuid for gpu in fleet.inventory[node].gpus for one in gpu.offered_instances}
-        return piece if piece.uuid in offered and piece.uuid not in fleet.mig_containers[node] else None
-    rows = [row for row, gpu in enumerate(fleet.inventory[node].gpus) if gpu.uuid == piece.uuid]
+        return assigned if assigned.uuid in offered and assigned.uuid not in fleet.mig_containers[node] else None
+    rows = [row for row, gpu in enumerate(fleet.inventory[node].gpus) if gpu.uuid == assigned.uuid]
     if not rows:
         return None
     row, at = rows[0], fleet.column[node]
-    if piece.kind == "whole" and not fleet.containers[row, at]:
-        return piece
-    mib = min(piece.mib, int(fleet.free_mib[row, at]))
-    percent = min(piece.core_percent, max(0, int(fleet.free_percent[row, at])))
-    return replace(piece, mib=mib, core_percent=percent, kind="share") if mib > 0 else None
+    if assigned.kind == "whole" and not fleet.containers[row, at]:
+        return assigned
+    mib = min(assigned.mib, int(fleet.free_mib[row, at]))
+    percent = min(assigned.core_percent, max(0, int(fleet.free_percent[row, at])))
+    return replace(assigned, mib=mib, core_percent=percent, kind="share") if mib > 0 else None

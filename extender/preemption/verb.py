@@ -24,6 +24,7 @@ from extender.protocol import PreemptionArgs, PreemptionResult
 from extender.state import State
 from kube.cache import Cache
 from kube.objects import Pod
+from vgpu.scheduling.victims.eligibility import may_evict
 from vgpu.scheduling.victims.node_search import Eviction
 
 PREEMPTOR_S: Final = 1.0
@@ -31,7 +32,7 @@ PREEMPTOR_S: Final = 1.0
 does not call again for minutes. Guessed: a watch is milliseconds behind, and kube-scheduler schedules nothing meanwhile."""
 
 VICTIMS_S: Final = 0.5
-"""Longest wait for the watch to show that victims of an earlier answer end, when kube-scheduler believes that they have. Guessed."""
+"""Longest wait for the watch to show that victims of an earlier answer end, when kube-scheduler has seen their end already. Guessed."""
 
 RETURN_S: Final = 2.0
 """A preemptor is expected back on its reserved node within this time; later, another reason may keep it out. Guessed."""
@@ -130,13 +131,13 @@ class PreemptVerb:
     async def _least_eviction(self, choice: PreemptCall, until_s: float) -> Eviction | None:
         """The least eviction, proved; None if no pod may be evicted."""
         for tries_left in reversed(range(SEARCHES)):
-            if self._may_evict_none(choice.pod):
+            if self._must_evict_none(choice.pod):
                 break
             self._state.expire()
             complete = await self._background.run(choice.steps(self._set_aside_for(choice.pod)), until_s=until_s)
             if not complete:
                 log.warning("preempt is answered before all nodes were searched", pod=choice.pod.key)
-            if choice.best is None or self._may_evict_none(choice.pod):
+            if choice.best is None or self._must_evict_none(choice.pod):
                 break
             last = not (complete and tries_left) or self._clock() >= until_s
             found = self._reserved(choice, choice.best, at_any_cost=last)
@@ -144,11 +145,11 @@ class PreemptVerb:
                 return found
         return None
 
-    def _may_evict_none(self, pod: Pod) -> bool:
+    def _must_evict_none(self, pod: Pod) -> bool:
         """Must kube-scheduler evict no pod for this one, whatever the search finds?"""
         if (
             not self._enabled
-            or pod.spec.preemption_policy == "Never"
+            or not may_evict(pod.spec.preemption_policy)
             or self._state.allocations.place_of(pod.uid) is not None
         ):
             return True

@@ -65,7 +65,7 @@ class VictimCandidates:
         """Identity of pods that a controller gives a new name each time -> how many there are."""
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
-        """A pod came, changed or went. To be called before any question about its node."""
+        """A pod was added, changed or removed. To be called before any question about its node."""
         for pod, more in ((old, -1), (new, 1)):
             if pod is None:
                 continue

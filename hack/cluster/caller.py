@@ -1,4 +1,4 @@
-"""The caller: root, or a person by way of sudo, to whom the built files then belong.
+"""The caller: root, or a user by way of sudo, who then owns the built files.
 
 What needs root runs as root; downloads and compilers do not, and a cache with root's files in a person's home would fail that person's
 next build.

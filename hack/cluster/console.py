@@ -1,4 +1,4 @@
-"""Say what is being done, how long it took, and what to do next.
+"""Print what is being done, how long it took, and what to do next.
 
 On a terminal a spinner shows the step in progress; elsewhere its begin and its end are one plain line each. A long step prints
 that twice a minute. Where TANGRAM_STEPS_CSV names a file,

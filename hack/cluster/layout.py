@@ -1,4 +1,4 @@
-"""Where everything of the cluster lies, and at which address it answers.
+"""The paths of everything of the cluster, and the addresses at which it answers.
 
 Only paths, names and numbers are decided here; nothing is read, written or started.
 """

@@ -1,4 +1,4 @@
-"""Tell a person what runs and how to use it."""
+"""Print what runs and how to use it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ALERTS: Final = {
     "tangram_extender_excluded_nodes": "`> 0` for 15 min: an inventory or an assignment cannot be read; the log names the node",
     "tangram_extender_overcommitted_gpus": "`> 0` for 5 min: a GPU went or shrank under running pods",
     "tangram_extender_node_repairs_total": "`increase(...[1h]) > 0`: the records were wrong, which is a fault of Tangram: please report it",
-    "tangram_extender_cache_age_seconds": "`> 120`: the API server is not heard, and placement goes by old facts",
+    "tangram_extender_cache_age_seconds": "`> 120`: the API server sends nothing, and placement goes by old facts",
     "tangram_extender_cache_synced": "`== 0` of nodes or pods for 5 min: it cannot list them, and answers no filter call",
     "tangram_extender_cache_unknown_objects": "`> 0` for 15 min: objects that this version cannot decode; their last known state counts",
     "tangram_extender_refused_total": "`increase(...[10m]) > 100`: a listener is flooded, or refuses clients that it should serve; the label gives the reason",
@@ -44,5 +44,5 @@ ALERTS: Final = {
     "tangram_container_suspend_blocked": "`> 0` for 10 min: its GPU time is not enforced, at the cost of the containers beside it",
     "tangram_container_unenforced": "`> 0` for 10 min: a limit of a container is not enforced; the label gives the reason",
     "tangram_container_connections": "`> 1000`: near the 1,024 processes that one container may have",
-    "tangram_arbiter_bad_packets_total": "`increase(...[10m]) > 0`: a process in a container speaks to the arbiter as the library would not",
+    "tangram_arbiter_bad_packets_total": "`increase(...[10m]) > 0`: a process in a container sends the arbiter packets that the library never sends",
 }  # fmt: skip

@@ -25,7 +25,7 @@ def test_every_attack_has_a_name_of_its_own_that_a_pod_may_have() -> None:
 
 
 @pytest.mark.parametrize("attack", ROWS, ids=lambda attack: attack.name)
-def test_an_attack_is_made_in_one_way_and_says_how_it_is_seen(attack: Attack) -> None:
+def test_an_attack_is_made_in_one_way_and_names_how_it_is_seen(attack: Attack) -> None:
     ways = [
         bool(attack.test),
         bool(attack.script),

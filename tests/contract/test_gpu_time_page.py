@@ -265,7 +265,7 @@ def test_a_load_that_was_not_run_is_not_left_out(load: str) -> None:
     assert not found[WALL].met
 
 
-def test_a_load_that_nobody_knows_counts_for_the_goals() -> None:
+def test_a_load_of_an_unknown_name_counts_for_the_goals() -> None:
     for case, wall in (("new matmul, 30 %", 30.6), ("new matmul, 60 % beside 30 %", 60.6)):
         of = {TIME: wall, BY_THE_WALL: wall, THROUGHPUT: wall + 5}
         found = lines(MET | {"caps": MET["caps"] | {case: of}})

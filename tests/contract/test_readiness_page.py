@@ -42,5 +42,5 @@ def sentences(path: Path, functions: set[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_says_of_itself_only_what_the_list_has(program: str) -> None:
+def test_a_program_reports_only_the_reasons_of_the_list(program: str) -> None:
     assert list(sentences(REPOSITORY / program, PROGRAMS[program])) == []

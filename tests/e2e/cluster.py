@@ -36,7 +36,7 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 def assigned_to(pod: dict[str, Any], container: str = "main") -> list[str]:
     """UUIDs of the GPUs in the pod's assignment."""
     text = pod["metadata"]["annotations"]["tangram.sh/assignment"]
-    return [piece["uuid"].partition("-")[2] for piece in json.loads(text)["containers"][container]]
+    return [assigned["uuid"].partition("-")[2] for assigned in json.loads(text)["containers"][container]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +253,10 @@ class Cluster:
         """(GPU UUID, resource) -> units that the assignments of a namespace's pods add up to."""
         counted: Counter[tuple[str, str]] = Counter()
         for pod in self.api.listed("pod", namespace):
-            for pieces in json.loads(pod["metadata"]["annotations"]["tangram.sh/assignment"])["containers"].values():
-                for piece in pieces:
-                    counted[piece["uuid"], "gpu-mem"] += piece["mib"] // 1024
-                    counted[piece["uuid"], "gpu-core"] += piece.get("core", 0)
+            for gpus in json.loads(pod["metadata"]["annotations"]["tangram.sh/assignment"])["containers"].values():
+                for assigned in gpus:
+                    counted[assigned["uuid"], "gpu-mem"] += assigned["mib"] // 1024
+                    counted[assigned["uuid"], "gpu-core"] += assigned.get("core", 0)
         return {key: amount for key, amount in counted.items() if amount}
 
     def kubelet_devices(self, namespace: str) -> dict[tuple[str, str], int]:

@@ -80,10 +80,10 @@ def test_a_quota_on_gpus_requests_nothing_of_pods_without_one(cluster: Cluster, 
 
 def test_a_container_that_names_no_limit_gets_the_default_of_its_namespace(cluster: Cluster, defaults: str) -> None:
     cluster.run(defaults, pod("silent", container()))
-    (piece,) = json.loads(cluster.pod(defaults, "silent")["metadata"]["annotations"]["tangram.sh/assignment"])[
+    (assigned,) = json.loads(cluster.pod(defaults, "silent")["metadata"]["annotations"]["tangram.sh/assignment"])[
         "containers"
     ]["main"]
-    assert (piece["mib"], piece["core"]) == (4096, 10)
+    assert (assigned["mib"], assigned["core"]) == (4096, 10)
     assert cluster.sees(defaults, "silent") == cluster.assigned(defaults, "silent")
 
 

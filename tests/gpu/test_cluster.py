@@ -26,6 +26,7 @@ import pytest
 from hack.kubectl import Kubectl
 from hack.stack import NO_FAKE_DRIVER, install_chart, uninstall_chart
 from hack.waiting import eventually
+from tests.e2e.api import served
 from tests.e2e.cluster import Cluster
 from tests.e2e.gpu_time import containers_of, under_way
 from tests.e2e.nvidia import generate_specification, remove_specification
@@ -121,31 +122,33 @@ def _with_torch(
 def mode(request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     """Tangram installed over the real driver, once for each access mode."""
     access: str = request.param
-    cluster = Cluster(Kubectl.local())
+    kubectl = Kubectl.local()
     node = {"privileged": "auto", **NO_FAKE_DRIVER}
     over: dict[str, Any] = {"driver": {"root": DRIVER_ROOT}, "accessMode": access, "node": node}
     if access == "nvidia":
         over["runtimeClassName"] = "nvidia"
         generate_specification(DRIVER_ROOT, "/", LIBRARIES)
     try:
-        install_chart(cluster.kubectl, over)
-        cluster.wait_for_gpus()
-        yield access, cluster
-        on_node(cluster, "rm", TRIALS)  # each access mode makes its own
-        uninstall_chart(cluster.kubectl)
+        with served(kubectl) as api:
+            cluster = Cluster(kubectl, api)
+            install_chart(kubectl, over)
+            cluster.wait_for_gpus()
+            yield access, cluster
+            on_node(cluster, "rm", TRIALS)  # each access mode makes its own
+            uninstall_chart(kubectl)
     finally:
         if access == "nvidia":
             remove_specification()
 
 
 @contextmanager
-def tenancy(cluster: Cluster, namespace: str) -> Iterator[str]:
+def own_namespace(cluster: Cluster, namespace: str) -> Iterator[str]:
     """A namespace whose pods are gone afterwards, whatever became of them: the next test has the whole GPU."""
     cluster.make_namespace(namespace)
     try:
         yield namespace
     finally:
-        cluster.drop_namespace(namespace)
+        cluster.drop_namespaces(namespace)
 
 
 def processes() -> dict[int, int]:
@@ -188,7 +191,7 @@ def test_the_device_plugin_tried_suspending_before_it_offered_the_gpu(mode: tupl
 def test_pytorch_pods_are_held_to_their_shares(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
     shares = {"root-8": 8192, "root-30": 30720, "nobody-8": 8192, "nobody-30": 30720}
-    with tenancy(cluster, f"gpu-{access}") as namespace:
+    with own_namespace(cluster, f"gpu-{access}") as namespace:
         began = time.monotonic()
         cluster.run(
             namespace,
@@ -232,7 +235,7 @@ def _report(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
 
 def test_a_pod_without_a_share_sees_no_gpu(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
-    with tenancy(cluster, f"gpu-{access}-none") as namespace:
+    with own_namespace(cluster, f"gpu-{access}-none") as namespace:
         cluster.run(namespace, pod("none", container(run=["gpuview", "view", "--then-wait"])))
         assert "no CUDA driver" in cluster.kubectl("-n", namespace, "logs", "none")
 
@@ -245,9 +248,9 @@ class Reading:
     gpu_times: dict[str, GpuTimeStatus]
 
 
-def read_gpu_times(cluster: Cluster, namespace: str) -> Reading:
+def read_gpu_times(namespace: str) -> Reading:
     """Of all pods in a namespace."""
-    found = containers_of(cluster, namespace)
+    found = containers_of(namespace)
     at_s = time.monotonic()
     gpu_times = {name: one.gpu_time for name, one in found.items() if one.gpu_time is not None}
     assert gpu_times.keys() == found.keys(), f"of {sorted(found)} only {sorted(gpu_times)} have reported their channels"
@@ -256,17 +259,17 @@ def read_gpu_times(cluster: Cluster, namespace: str) -> Reading:
 
 def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
-    with tenancy(cluster, f"gpu-{access}-class") as namespace:
+    with own_namespace(cluster, f"gpu-{access}-class") as namespace:
         be, lc = (
             products_pod("be", 16384, service_class="best-effort"),
             products_pod("lc", 4096, 0.02, service_class="latency-critical"),
         )
         cluster.run(namespace, be, lc, timeout_s=180)
-        under_way(cluster, namespace, "be", "lc")
+        under_way(namespace, "be", "lc")
         time.sleep(SETTLE_S)  # the matrix library loads its kernels, and NVML begins to count
-        then = read_gpu_times(cluster, namespace).gpu_times
+        then = read_gpu_times(namespace).gpu_times
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
-        now = read_gpu_times(cluster, namespace).gpu_times
+        now = read_gpu_times(namespace).gpu_times
         requests = now["lc"].arrivals - then["lc"].arrivals
         waited_s = now["lc"].off_s + now["lc"].clearing_s - then["lc"].off_s - then["lc"].clearing_s
         suspends, on_s = now["be"].suspends - then["be"].suspends, now["be"].on_s - then["be"].on_s
@@ -289,7 +292,7 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
         cluster.kubectl("-n", namespace, "annotate", "pod", "be", "--overwrite", "tangram.sh/class=latency-critical")
 
         def waits() -> bool:
-            gpu_time = read_gpu_times(cluster, namespace).gpu_times["lc"]
+            gpu_time = read_gpu_times(namespace).gpu_times["lc"]
             return gpu_time.working and not gpu_time.on
 
         eventually(waits, "it waits: two seconds, and what looking takes", timeout_s=5)
@@ -298,15 +301,15 @@ def test_a_latency_critical_pod_comes_first_and_an_edited_class_counts(mode: tup
 def test_core_limits_of_two_pods_are_enforced_side_by_side(mode: tuple[str, Cluster]) -> None:
     access, cluster = mode
     requested = {"few": 30, "many": 60}
-    with tenancy(cluster, f"gpu-{access}-core") as namespace:
+    with own_namespace(cluster, f"gpu-{access}-core") as namespace:
         cluster.run(
             namespace, *(products_pod(name, 8192, core=core) for name, core in requested.items()), timeout_s=180
         )
-        under_way(cluster, namespace, *requested)
+        under_way(namespace, *requested)
         time.sleep(SETTLE_S)  # the matrix library loads its kernels, and credit saved up meanwhile is spent
-        then = read_gpu_times(cluster, namespace)
+        then = read_gpu_times(namespace)
         time.sleep(WINDOW_S)  # what is counted is what happens in this time
-        now = read_gpu_times(cluster, namespace)
+        now = read_gpu_times(namespace)
         passed_s = now.at_s - then.at_s
         for name in requested:
             before, after = then.gpu_times[name], now.gpu_times[name]

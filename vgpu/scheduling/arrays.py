@@ -1,4 +1,4 @@
-"""The GPUs of many nodes at one moment, as policies judge them. Units and shapes as in `fleet`."""
+"""The GPUs of many nodes at one moment, as policies evaluate them. Units and shapes as in `fleet`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GpuArrays:
 
 @dataclass(frozen=True, slots=True)
 class FollowedGpus:
-    """The same of every node of a fleet, where only those are looked at that changed since they were judged last."""
+    """The same of every node of a fleet, where only those are evaluated that changed since the last evaluation."""
 
     moment: int
     """Now (`Fleet.moment`)."""
@@ -59,4 +59,4 @@ class FollowedGpus:
         return self.at(np.arange(len(self.changed))).total_mib
 
 
-Judged: TypeAlias = GpuArrays | FollowedGpus
+GpusOfNodes: TypeAlias = GpuArrays | FollowedGpus

@@ -29,7 +29,7 @@ from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest, peak
 from vgpu.scheduling import scarcity
-from vgpu.scheduling.arrays import GpuArrays, Judged
+from vgpu.scheduling.arrays import GpuArrays, GpusOfNodes
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
 from vgpu.scheduling.links import nearest
 from vgpu.scheduling.mig_instances import choose
@@ -108,7 +108,7 @@ class FeasibilityTable:
         """What the policy sees."""
         node_free = self._node_free_mib if self._node_free_mib is not None else self._free_after()
         return PlacementOutcome(
-            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._look
+            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._before_and_after
         )  # fmt: skip
 
     def _free_after(self) -> Ints:
@@ -127,17 +127,17 @@ class FeasibilityTable:
                     AssignedGpu(gpus[row].uuid, gpus[row].index, request.mib, request.core_percent) for row in rows
                 )
         if self._wholes:
-            pieces = [
+            assigned = [
                 AssignedGpu(gpus[row].uuid, gpus[row].index, gpus[row].mib, FULL_CORE_PERCENT, "whole")
                 for row in taken[-1]
             ]
-            given |= _dealt(pieces, self._wholes)
+            given |= _dealt(assigned, self._wholes)
         for profile, wanted in self._profiles.items():
-            pieces = [
+            assigned = [
                 AssignedGpu(instance.uuid, gpu.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
                 for gpu, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
             ]
-            given |= _dealt(pieces, self.request.of_profile(profile))
+            given |= _dealt(assigned, self.request.of_profile(profile))
         ordered = {request.container: given[request.container] for request in self.request.containers}
         init = frozenset(request.container for request in self.request.containers if request.init)
         return Assignment(ordered, init, self.request.service_class, self.request.level)
@@ -193,8 +193,8 @@ class FeasibilityTable:
         rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
         return rows
 
-    def _look(self) -> tuple[Judged, Judged]:
-        """The GPUs before and after the pod, for a policy that judges them."""
+    def _before_and_after(self) -> tuple[GpusOfNodes, GpusOfNodes]:
+        """The GPUs before and after the pod, for a policy that evaluates them."""
         before = gpus_of(self.fleet, self.view.columns)
         if self._left is not None:
             return before, self._with_share(before, self._share_rows)
@@ -214,7 +214,7 @@ class FeasibilityTable:
         mib, percent, cpu = before.free_mib.copy(), before.free_percent.copy(), np.int32(self.request.cpu_milli)
         return replace(before, free_mib=mib, free_percent=percent, cpu_milli=before.cpu_milli - cpu)
 
-    def _displaced(self, gpus: tuple[Judged, Judged]) -> Displaced:
+    def _displaced(self, gpus: tuple[GpusOfNodes, GpusOfNodes]) -> Displaced:
         """What the pod takes with it, by the GPUs before and after it."""
         (before, after), columns = gpus, self.view.columns
         shares, beyond = np.zeros(len(self.is_candidate)), np.zeros(len(self.is_candidate), np.int64)
@@ -376,11 +376,11 @@ def _bundles(shares: Sequence[GpuRequest]) -> list[_Bundle]:
     return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
 
 
-def _dealt(pieces: Sequence[AssignedGpu], requests: Sequence[GpuRequest]) -> dict[str, tuple[AssignedGpu, ...]]:
-    """Pieces per container: each after those of the containers that keep running, so that an init container's are reused."""
+def _dealt(assigned: Sequence[AssignedGpu], requests: Sequence[GpuRequest]) -> dict[str, tuple[AssignedGpu, ...]]:
+    """GPUs per container: each after those of the containers that keep running, so that an init container's are reused."""
     dealt: dict[str, tuple[AssignedGpu, ...]] = {}
     first = 0
     for request in requests:
-        dealt[request.container] = tuple(pieces[first : first + request.gpus])
+        dealt[request.container] = tuple(assigned[first : first + request.gpus])
         first += 0 if request.init else request.gpus
     return dealt

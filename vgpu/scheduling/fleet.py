@@ -105,7 +105,7 @@ class Fleet:
         self.changed: npt.NDArray[np.int64] = np.zeros(nodes, np.int64)
         """(nodes,) the moment at which each column changed last: its GPUs, what is free of them, its CPU. MIG instances do not count."""
         self.stocked = 0
-        """The moment at which a node came, went or had other GPUs."""
+        """The moment at which a node was added, removed or had other GPUs."""
         self.kept: dict[Hashable, Any] = {}
         self.kept_empty: dict[Hashable, Any] = {}
         """What `table_cache` keeps with the fleet."""
@@ -113,7 +113,7 @@ class Fleet:
         """Columns from here on were never used."""
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
         self._name_index: NameIndex | None = None
-        """Of the nodes there are; None until it is read, and whenever one came or went: made in 4 ms for 10,000 (measured)."""
+        """Of the nodes there are; None until it is read, and whenever one was added or removed: made in 4 ms for 10,000 (measured)."""
         self._homes: dict[str, list[tuple[str, int]]] | None = None
 
     def __len__(self) -> int:
@@ -195,8 +195,8 @@ class Fleet:
             for profile in {instance.profile for instance in gpu.instances}:
                 self._count_instances(name, row, profile)
         self.pools.change(name)
-        for piece in held:
-            self.debit(name, piece)
+        for assigned in held:
+            self.debit(name, assigned)
 
     def remove_node(self, name: str) -> None:
         """Forget a node. Unknown names are ignored: a watch may report a deletion twice."""
@@ -214,13 +214,13 @@ class Fleet:
         self.pools.leave(at)
         self._free_columns.append(at)
 
-    def debit(self, node: str, piece: AssignedGpu) -> None:
+    def debit(self, node: str, assigned: AssignedGpu) -> None:
         """A pod now has this part of a GPU. A node or GPU that is not known is passed over: `set_node` counts its pods anew."""
-        self._apply(node, piece, 1)
+        self._apply(node, assigned, 1)
 
-    def credit(self, node: str, piece: AssignedGpu) -> None:
+    def credit(self, node: str, assigned: AssignedGpu) -> None:
         """A pod no longer has this part of a GPU. The reverse of `debit`."""
-        self._apply(node, piece, -1)
+        self._apply(node, assigned, -1)
 
     def link_costs(self, nodes: Iterable[str]) -> Ints:
         """(GPUs, GPUs, nodes) costs between GPUs, worked out at the first question about a node."""
@@ -239,15 +239,15 @@ class Fleet:
             self.free_cpu_milli[at] = free
             self._change(at)
 
-    def say(self, node: str, labels: Mapping[str, str] | None, taints: Iterable[Taint] = ()) -> None:
+    def set_labels(self, node: str, labels: Mapping[str, str] | None, taints: Iterable[Taint] = ()) -> None:
         """A node has these labels and taints; None: it is gone. Kept when its inventory changes."""
-        if self.labels.say(node, labels) and node in self.column:
+        if self.labels.set(node, labels) and node in self.column:
             self.pools.change(node)
         self.pools.taint(node, taints)
 
-    def saw(self, request: PodRequest, constraints: NodeConstraints = ANYWHERE) -> None:
+    def record(self, request: PodRequest, constraints: NodeConstraints = ANYWHERE) -> None:
         """A pod requested this: policies that go by the cluster's own requests count it."""
-        self.distribution.saw(request, self.models, constraints)
+        self.distribution.record(request, self.models, constraints)
 
     def join(self, row: int, at: int) -> None:
         """A GPU belongs to the pool of its model on its node."""
@@ -299,28 +299,28 @@ class Fleet:
             **{f"free {profile}": instances.free.copy() for profile, instances in self.mig.items()},
         }
 
-    def _apply(self, node: str, piece: AssignedGpu, sign: int) -> None:
+    def _apply(self, node: str, assigned: AssignedGpu, sign: int) -> None:
         at = self.column.get(node)
         if at is None:
             return
-        if piece.kind == "mig":
+        if assigned.kind == "mig":
             held = self.mig_containers[node]
-            held[piece.uuid] = held.get(piece.uuid, 0) + sign
-            if not held[piece.uuid]:
-                del held[piece.uuid]
+            held[assigned.uuid] = held.get(assigned.uuid, 0) + sign
+            if not held[assigned.uuid]:
+                del held[assigned.uuid]
             for at_row, gpu in enumerate(self.inventory[node].gpus):
-                if any(instance.uuid == piece.uuid for instance in gpu.instances):
-                    self._count_instances(node, at_row, piece.profile)
+                if any(instance.uuid == assigned.uuid for instance in gpu.instances):
+                    self._count_instances(node, at_row, assigned.profile)
             return
-        row = self._row(node, piece)
+        row = self._row(node, assigned)
         if row is None:
             return
-        whole = piece.kind == "whole"
-        mib = sign * (int(self.total_mib[row, at]) if whole else piece.mib)
+        whole = assigned.kind == "whole"
+        mib = sign * (int(self.total_mib[row, at]) if whole else assigned.mib)
         self.free_mib[row, at] -= mib
         if self.shareable[row, at]:
             self.capacity.debit(int(self.pool[row, at]), mib)
-        self.free_percent[row, at] -= sign * (FULL_CORE_PERCENT if whole else piece.core_percent)
+        self.free_percent[row, at] -= sign * (FULL_CORE_PERCENT if whole else assigned.core_percent)
         self.containers[row, at] += sign
         self._change(at)
 
@@ -328,11 +328,11 @@ class Fleet:
         self.moment += 1
         self.changed[at] = self.moment
 
-    def _row(self, node: str, piece: AssignedGpu) -> int | None:
+    def _row(self, node: str, assigned: AssignedGpu) -> int | None:
         gpus = self.inventory[node].gpus
-        if 0 <= piece.index < len(gpus) and gpus[piece.index].uuid == piece.uuid:
-            return piece.index
-        return next((row for row, gpu in enumerate(gpus) if gpu.uuid == piece.uuid), None)
+        if 0 <= assigned.index < len(gpus) and gpus[assigned.index].uuid == assigned.uuid:
+            return assigned.index
+        return next((row for row, gpu in enumerate(gpus) if gpu.uuid == assigned.uuid), None)
 
     def _set_gpu(self, row: int, at: int, gpu: Gpu) -> None:
         self.total_mib[row, at] = self.free_mib[row, at] = gpu.mib

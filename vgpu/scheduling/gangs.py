@@ -39,8 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
+from vgpu.scheduling.gang_facts import GangFailure, ReservationFacts, Standing
 from vgpu.scheduling.gang_pauses import LONGEST_S, GangPauses, GangRefusal
 
 QUIET_S: Final = 2.0
@@ -51,41 +52,6 @@ GAP_S: Final = 0.5
 
 YIELD_S: Final = 10.0
 """Longest time for which a gang yields. kube-scheduler's longest back-off (DefaultPodMaxBackoffDuration)."""
-
-Standing = Literal["bound", "waits", "requests nothing", "unschedulable"]
-"""What the watch shows of a pod. `waits`: it is not bound, and requests something of ours. Else it requests nothing of ours, and is
-`unschedulable` if kube-scheduler reports that."""
-
-Predicate = Callable[[str], bool]
-"""About the pod of a UID."""
-
-
-def no_pod(_uid: str) -> bool:
-    """True of no pod."""
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class ReservationFacts:
-    """Which pods have reservations, and what the watch shows of them."""
-
-    reserved: Predicate
-    """Is there a reservation that ends with the gang's?"""
-    kept: Predicate = no_pod
-    """Does it have a preemption reservation? That does not end with the gang's reservations."""
-    expected: Predicate = no_pod
-    """Is kube-scheduler seen to bind it to the node of its reservation, or to be about to?"""
-
-
-@dataclass(frozen=True, slots=True)
-class GangFailure:
-    """A gang that is not scheduled."""
-
-    group: str
-    uids: tuple[str, ...]
-    """All of its pods but those in flight, with one that is gone now: reservations of those that are not bound end."""
-    others_wait: bool
-    """Was a pod of others refused since the gang's first call?"""
 
 
 @dataclass(slots=True)
@@ -99,7 +65,7 @@ class _Attempt:
     """UIDs of the last calls: of one cycle, as far as is known."""
     others_wait: bool = False
     over_s: float | None = None
-    """When kube-scheduler went on to a pod of others."""
+    """When kube-scheduler continued with a pod of others."""
     quiet: bool = False
     """Was it quiet since the last call, when there was no reservation? Then nothing ended, and the cycle may go on."""
 
@@ -292,7 +258,7 @@ class Gangs:
         return [GangFailure(group, uids, others_wait)]
 
     def _cycle_failed(self, group: str, facts: ReservationFacts) -> bool:
-        """Not judged where the watch shows fewer than minCount pods: kube-scheduler had seen that many, so the watch is behind."""
+        """Not decided where the watch shows fewer than minCount pods: kube-scheduler had seen that many, so the watch is behind."""
         if group not in self._min_count or len(self._pods.get(group, ())) < self._min_count[group]:
             return False
         return self._lacks(group, facts, cycle_ended_now=True)

@@ -31,9 +31,9 @@ FRONT: Final = 4
 """The first in line are left out: the scheduler tries them before they are written to. Guessed."""
 
 TRIED: Final = 64
-"""Nominations by which they are judged. Guessed."""
+"""Nominations by which their success is measured. Guessed."""
 PAUSE_S: Final = 60.0
-"""After most of `TRIED` were of no use, no pod is planned for so long. Guessed."""
+"""After most of `TRIED` did not help, no pod is planned for so long. Guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class WaitingQueue(Generic[N]):
         self._priority[one.uid] = one.priority
 
     def leave(self, uid: str) -> bool:
-        """Answers whether it was there."""
+        """Returns whether it was there."""
         priority = self._priority.pop(uid, None)
         if priority is None:
             return False

@@ -117,7 +117,7 @@ def _best_if_named(
     scores = policy.score(table.outcome()) if len(fit) else ()
     for _ in range(min(GUESSES, len(fit))):
         best = _best(table, scores, fit)
-        if candidates.says(table.names[best]):
+        if candidates.contains_literally(table.names[best]):
             return Placement(table.names[best], table.assignment(best))
         fit = fit[fit != best]
     return None

@@ -195,17 +195,17 @@ class Reservations:
         if one is not None and event in one.rule.next:
             self._enter(one, one.rule.next[event], now_s)
 
-    def drop(self, uid: str, kind: Kind = "scheduling") -> Reservation | None:
+    def end(self, uid: str, kind: Kind = "scheduling") -> Reservation | None:
         """End a reservation. Returns it, None when there was none."""
         return self._by_kind[kind].pop(uid, None)
 
-    def drop_all(self, uid: str) -> None:
+    def end_all(self, uid: str) -> None:
         """The pod is seen bound, or gone."""
         for some in self._by_kind.values():
             some.pop(uid, None)
 
     def lapsed(self, kind: Kind, now_s: float, shown: WatchProgress | None = None) -> list[str]:
-        """UIDs whose reservation of a kind is over. They stay until they are dropped."""
+        """UIDs whose reservation of a kind is over. They stay until `end`."""
         if now_s < self._none_before_s[kind]:
             return []
         some = self._by_kind[kind]

@@ -35,7 +35,7 @@ class Point:
     arrived: int
     allocation: float
     fragmentation: float
-    """Idle, and of no use to the next pod, expected over the pods seen so far."""
+    """Idle, and not usable by the next pod, expected over the pods seen so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class SimulatedCluster:
             if not isinstance(found, Placement):
                 return False
             at = self.number[found.node]
-            for piece in found.assignment.held():
-                self.fleet.debit(found.node, piece)
+            for assigned in found.assignment.held():
+                self.fleet.debit(found.node, assigned)
             self.gpu_mib[at] -= job.gpu_mib
         else:
             at = self.bare(self, job, fit)
@@ -103,7 +103,7 @@ class SimulatedCluster:
         return True
 
     def fragmentation(self) -> float:
-        """Percent of the capacity that is idle and of no use to the next pod."""
+        """Percent of the capacity that is idle and not usable by the next pod."""
         fleet = self.fleet
         gpus = GpuArrays(fleet.free_mib, fleet.free_percent, fleet.total_mib, fleet.model, fleet.free_cpu_milli)
         return 100 * float(fleet.distribution.unusable(gpus).sum()) / np.count_nonzero(fleet.total_mib)
@@ -154,7 +154,7 @@ def replay(
     capacity, points = cluster.capacity_mib, [Point(0, 0.0, 0.0)]
     arrived = placed = 0
     for job in arrivals(jobs, seed, capacity, arrive):
-        cluster.fleet.saw(job.request)
+        cluster.fleet.record(job.request)
         arrived += job.gpu_mib
         if cluster.put(job):
             placed += job.gpu_mib

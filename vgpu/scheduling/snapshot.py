@@ -180,10 +180,10 @@ _NUMBERS: Final = {nth_constraints(number): number for number in range(MOST_CONS
 
 
 def snapshot_to_json(snapshot: Snapshot) -> bytes:
-    """The document. Takes half a second for 10,000 nodes with 8 GPUs (measured): not for an event loop, which has `snapshot_pieces`."""
+    """The document. Takes half a second for 10,000 nodes with 8 GPUs (measured): not for an event loop, which has `snapshot_chunks`."""
     orphans = any(one.stage == "orphaned" for one in snapshot.pods)
     return b"".join(
-        snapshot_pieces(
+        snapshot_chunks(
             SnapshotRecords(
                 snapshot.domain, snapshot.unit_mib, snapshot.nodes, snapshot.pods, snapshot.distribution, orphans
             )
@@ -191,7 +191,7 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
     )
 
 
-def snapshot_pieces(of: SnapshotRecords) -> Iterator[bytes]:
+def snapshot_chunks(of: SnapshotRecords) -> Iterator[bytes]:
     """The document, a node or a pod at a time: each takes some 0.1 ms."""
     distribution = [
         _Requested(
@@ -260,11 +260,11 @@ def fleet_of(snapshot: Snapshot) -> Fleet:
             if one.cpu_free_milli is not None:
                 fleet.set_cpu(one.name, one.cpu_free_milli)
         if one.meets:
-            fleet.say(one.name, {_key(number): "" for number in one.meets})
+            fleet.set_labels(one.name, {_key(number): "" for number in one.meets})
     fleet.distribution.restore(dict(snapshot.distribution), fleet.models)
     for pod in snapshot.pods:
-        for piece in pod.assignment.held():
-            fleet.debit(pod.node, piece)
+        for assigned in pod.assignment.held():
+            fleet.debit(pod.node, assigned)
     return fleet
 
 

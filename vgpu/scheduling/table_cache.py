@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.arrays import Columns, FollowedGpus, GpuArrays, Judged
+from vgpu.scheduling.arrays import Columns, FollowedGpus, GpuArrays, GpusOfNodes
 from vgpu.scheduling.feasibility import FeasibilityTable, gpus_of
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Fleet
 from vgpu.scheduling.policies.registry import Order
@@ -108,7 +108,7 @@ class CachedTable(FeasibilityTable):
             self._node_free_mib[at] = some._free_after()
             self._left[:, at] = some._left
 
-    def _look(self) -> tuple[Judged, Judged]:
+    def _before_and_after(self) -> tuple[GpusOfNodes, GpusOfNodes]:
         """As they are now."""
         fleet = self.fleet
         if self._stocked != fleet.stocked:

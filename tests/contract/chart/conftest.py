@@ -53,6 +53,10 @@ def release_namespace(api: ApiServer) -> str:
     return NAMESPACE
 
 
+BURST_MAX = {"default": "max", "kube-public": "16Gi"}
+"""Value burst.max of these tests: in other namespaces no pod may burst."""
+
+
 @pytest.fixture(scope="module")
 def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
     """The API server with the chart's policies in force, for the runtime class that mode `nvidia` gives."""
@@ -60,6 +64,7 @@ def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
         {
             "accessMode": "nvidia",
             "webhook": {"privilegedNamespaces": ["kube-public"], "latencyCriticalNamespaces": ["kube-public"]},
+            "burst": {"enabled": True, "max": BURST_MAX},
         }
     )
     things = rendered.of("ValidatingAdmissionPolicy"), rendered.of("ValidatingAdmissionPolicyBinding")

@@ -114,9 +114,7 @@ def test_nothing_that_the_arbiter_may_write_contains_the_library(rendered: Objec
         assert not list(folder.rglob("libtangram.so"))
 
 
-def test_plugin_and_arbiter_meet_where_each_looks_for_the_other(
-    rendered: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_and_arbiter_use_the_same_paths(rendered: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     arbiter = env(rendered.container("arbiter"))
     for name, value in env(rendered.container("plugin")).items():
         if name.startswith("TANGRAM_"):

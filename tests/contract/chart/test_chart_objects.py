@@ -18,7 +18,7 @@ CLUSTER_WIDE = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_helm_lint_has_nothing_to_say(helm: Helm, example: str) -> None:
+def test_helm_lint_finds_nothing(helm: Helm, example: str) -> None:
     chart = EXAMPLES[example].parents[1]
     said = helm(
         "lint", "--strict", str(chart), "-n", NAMESPACE, "--kube-version", "v1.36.3", "-f", str(EXAMPLES[example])
@@ -177,6 +177,6 @@ def test_the_test_pod_goes_the_way_of_every_pod(local: Objects) -> None:
     assert "schedulerName" not in pod["spec"]
 
 
-def test_a_test_where_the_webhook_does_not_look_is_refused(helm: Helm) -> None:
+def test_a_test_in_a_namespace_that_the_webhook_leaves_out_is_refused(helm: Helm) -> None:
     with pytest.raises(Refused, match=r"test\.namespace is tangram-system"):
         helm.objects({"test": {"image": "x", "namespace": NAMESPACE}})

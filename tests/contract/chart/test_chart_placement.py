@@ -56,7 +56,7 @@ def extenders(helm: Helm, weight: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_for_pods_without_a_gpu_the_extender_says_where_fewest_gpus_are_left_and_nothing_waits_for_it(
+def test_for_pods_without_a_gpu_the_extender_prefers_nodes_with_the_fewest_free_gpus_and_nothing_waits_for_it(
     helm: Helm,
 ) -> None:
     _, spare = extenders(helm, 7)

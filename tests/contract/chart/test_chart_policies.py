@@ -39,7 +39,7 @@ from vgpu.api.names import DEFAULT
 
 
 @pytest.mark.parametrize("key", OURS)
-def test_nobody_creates_a_pod_that_says_what_was_decided_for_it(policies: ApiServer, key: str) -> None:
+def test_no_user_creates_a_pod_with_a_decision_of_tangram_in_it(policies: ApiServer, key: str) -> None:
     for user in ("jane", SCHEDULER, PLUGIN):
         message = refused(lambda user=user: pod(policies, annotations={key: "GPU-1"}, user=user))
         assert key in message
@@ -157,7 +157,7 @@ def test_an_ephemeral_container_gets_no_gpu(
     act() if comes_in else refused(act)
 
 
-def test_only_the_plugin_of_a_node_says_what_the_node_has(policies: ApiServer) -> None:
+def test_only_the_plugin_of_a_node_writes_its_inventory(policies: ApiServer) -> None:
     node(policies, "own")
     change = {"metadata": {"annotations": {INVENTORY: "{}"}}}
     for user, bound in (("jane", ""), ("system:node:own", ""), (SCHEDULER, "own"), (PLUGIN, "other"), (PLUGIN, "")):

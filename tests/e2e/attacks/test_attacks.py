@@ -23,7 +23,7 @@ from vgpu.api.codec import inventory_from_json
 
 QUIET_S: Final = 62.0
 """For a minute after its start the arbiter kills no process. Specified: arbiter.bypass."""
-LOOK_S: Final = 5.0
+CHECK_S: Final = 5.0
 NEIGHBOURS: Final = "attacks-neighbours"
 
 
@@ -38,7 +38,7 @@ class Siege:
     cluster: Cluster
     neighbours: tuple[str, ...]
     began_s: float
-    looked_s: float = 0.0
+    examined_s: float = 0.0
     loose: set[Outcome] = field(default_factory=set)
     places: dict[tuple[str, Level], judge.Attacker] = field(default_factory=dict)
 
@@ -66,11 +66,11 @@ class Siege:
 
     def undisturbed(self) -> None:
         """Looks at most every five seconds: a look takes one, and sees all that was before."""
-        if time.monotonic() - self.looked_s >= LOOK_S:
+        if time.monotonic() - self.examined_s >= CHECK_S:
             self.look()
 
     def look(self) -> None:
-        self.looked_s = time.monotonic()
+        self.examined_s = time.monotonic()
         judge.undisturbed(self.cluster, NEIGHBOURS, self.neighbours, stage.NEIGHBOUR_MIB, self.began_s)
 
 

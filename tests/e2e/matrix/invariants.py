@@ -35,14 +35,14 @@ def i1_no_gpu_is_given_away_twice(seen: Seen) -> Iterator[str]:
         holders.setdefault(orphan.uid, (orphan.key, orphan.held))
     for process in seen.processes:
         if process.grant is not None and process.uid not in holders:
-            pieces = tuple(AssignedGpu(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
-            holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", pieces
+            gpus = tuple(AssignedGpu(gpu.uuid, 0, gpu.mib, gpu.core_percent) for gpu in process.grant.gpus)
+            holders[process.uid] = f"{process.grant.namespace}/{process.grant.pod}", gpus
     mib, core, keys = Counter[str](), Counter[str](), dict[str, list[str]]()
-    for key, pieces in holders.values():
-        for piece in pieces:
-            mib[piece.uuid] += piece.mib
-            core[piece.uuid] += piece.core_percent
-            keys.setdefault(piece.uuid, []).append(key)
+    for key, gpus in holders.values():
+        for one in gpus:
+            mib[one.uuid] += one.mib
+            core[one.uuid] += one.core_percent
+            keys.setdefault(one.uuid, []).append(key)
     for gpu in seen.inventory.gpus:
         if mib[gpu.uuid] > gpu.mib or core[gpu.uuid] > 100:
             yield (
@@ -54,7 +54,7 @@ def i2_containers_see_their_gpus_alone(seen: Seen) -> Iterator[str]:
     """By CUDA's answers inside."""
     assigned = {pod.key: pod.assignment.held() for pod in seen.pods if pod.assignment is not None and not pod.finished}
     for tried in seen.tried:
-        ought = {piece.uuid.partition("-")[2] for piece in assigned[tried.key]}
+        ought = {one.uuid.partition("-")[2] for one in assigned[tried.key]}
         if tried.sees != ought:
             yield f"{tried.key} sees {sorted(tried.sees)} and is assigned {sorted(ought)}"
 
@@ -63,10 +63,10 @@ def i3_the_kubelet_counts_as_the_extender(seen: Seen) -> Iterator[str]:
     """Device IDs in its checkpoint against the assignments. A difference that the metric reports is drift, which may be."""
     for pod in _with_assignment(seen):
         ought: Counter[tuple[str, str]] = Counter()
-        for pieces in pod.assignment.containers.values() if pod.assignment else ():
-            for piece in pieces:
-                ought[piece.uuid, "gpu-mem"] += piece.mib // seen.inventory.unit_mib
-                ought[piece.uuid, "gpu-core"] += piece.core_percent
+        for gpus in pod.assignment.containers.values() if pod.assignment else ():
+            for one in gpus:
+                ought[one.uuid, "gpu-mem"] += one.mib // seen.inventory.unit_mib
+                ought[one.uuid, "gpu-core"] += one.core_percent
         counted = {(uuid, resource): n for (uid, resource, uuid), n in seen.kubelet.items() if uid == pod.uid}
         for key in counted.keys() | ought.keys() if pod.ready else ():
             if counted.get(key, 0) != ought[key] and (key[1], key[0]) not in seen.drift_metric:

@@ -97,8 +97,8 @@ def waiting(listed: list[dict[str, Any]], namespace: str) -> tuple[str, ...]:
 def try_out(cluster: Cluster, pod: SeenPod) -> Tried:
     """Which GPUs a process in the container sees; then allocate what its limit leaves, and more than it leaves."""
     assert pod.assignment is not None
-    (piece,) = pod.assignment.held()
-    left_gib = piece.mib // 1024 - HELD_GIB - 2 * ROOM_GIB
+    (assigned,) = pod.assignment.held()
+    left_gib = assigned.mib // 1024 - HELD_GIB - 2 * ROOM_GIB
     namespace, name = pod.key.split("/")
     script = f"gpuview; echo; echo --; gpuview grab {left_gib}Gi; echo; echo --; gpuview grab {left_gib + 2 * ROOM_GIB + 1}Gi; true"
     sees, within, beyond = cluster.exec(namespace, name, "sh", "-c", script).split("\n--\n")

@@ -132,7 +132,7 @@ class PluginNode:
             return answer.status, await answer.text()
 
     def arbiter_listens_in(self, folder: Path) -> Path:
-        """Do as the arbiter does: a socket for a grant folder, in the folder of sockets. Answers the grant folder."""
+        """Do as the arbiter does: a socket for a grant folder, in the folder of sockets. Returns the grant folder."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = self.state / "sockets" / folder.name / SOCKET
         path.unlink(missing_ok=True)

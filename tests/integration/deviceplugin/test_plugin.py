@@ -248,8 +248,8 @@ async def test_an_init_container_and_its_app_container_have_a_grant_each(running
         from vgpu.api.codec import assignment_to_json
         from vgpu.api.grant import Assignment
 
-        pieces = {"setup": (AssignedGpu(gpu.uuid, 0, 4096),), "main": (AssignedGpu(gpu.uuid, 0, 4096, 20),)}
-        one = one.assigned(text=assignment_to_json(Assignment(pieces, frozenset({"setup"}))))
+        containers = {"setup": (AssignedGpu(gpu.uuid, 0, 4096),), "main": (AssignedGpu(gpu.uuid, 0, 4096, 20),)}
+        one = one.assigned(text=assignment_to_json(Assignment(containers, frozenset({"setup"}))))
         made.api.put(one.plain())
         await made.kubelet.admit(one.plain())
         folders = {name: made.arbiter_listens("p", name) for name in ("setup", "main")}
@@ -270,8 +270,8 @@ async def test_whole_gpus_and_mig_instances_are_given_by_uuid(running: Start) ->
         whole = (
             pod("w").asking(gpus=1).on("n1").assigned(AssignedGpu(has.gpus[0].uuid, 0, has.gpus[0].mib, 100, "whole"))
         )
-        piece = AssignedGpu(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
-        mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(piece)
+        assigned = AssignedGpu(instance.uuid, 1, instance.mib, 100, "mig", "2g.10gb")
+        mig = pod("m").asking(mig="2g.10gb").on("n1").assigned(assigned)
         for one, resource, uuid in ((whole, GPU, has.gpus[0].uuid), (mig, DEFAULT.mig("2g.10gb"), instance.uuid)):
             made.api.put(one.plain())
             await made.kubelet.admit(one.plain())

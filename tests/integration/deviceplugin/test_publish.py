@@ -95,7 +95,7 @@ async def test_a_node_that_is_away_is_written_to_as_soon_as_it_is_there(monkeypa
             assert inventory_from_json(api.inventory or "") == inventory(2)
 
 
-async def test_a_watch_that_lags_behind_our_own_write_costs_no_more_than_a_look() -> None:
+async def test_a_watch_that_lags_behind_the_plugins_own_write_costs_no_more_than_a_check() -> None:
     async with PodApi() as api, running(api) as publisher:
         await written(api)
         requested = api.requests.count(f"GET /api/v1/nodes/{NODE}")

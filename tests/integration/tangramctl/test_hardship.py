@@ -83,7 +83,7 @@ def test_a_run_with_a_closed_stream_starts_an_arbiter_and_hands_the_stream_on_cl
     assert ctl.call("arbiter", "status").returncode == 0
 
 
-def test_a_look_with_output_closed_ends_as_it_would_with_output(ctl: Ctl) -> None:
+def test_a_listing_with_output_closed_ends_as_it_would_with_output(ctl: Ctl) -> None:
     for words in (("ps",), ("ps", "--json"), ("arbiter", "stop")):
         line = ctl.line(*words)
         done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], env=ctl.environment, check=False, timeout=60)
@@ -102,7 +102,7 @@ def test_output_that_cannot_be_written_is_an_error(ctl: Ctl, words: tuple[str, .
     assert "standard output: No space left on device" in errors(done)
 
 
-def test_a_reader_that_hangs_up_ends_a_look_without_a_word(ctl: Ctl) -> None:
+def test_a_reader_that_closes_the_pipe_ends_a_listing_without_a_message(ctl: Ctl) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = ctl.call("ps", capture_output=False, stdout=writer, stderr=subprocess.PIPE)

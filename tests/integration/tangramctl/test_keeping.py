@@ -107,7 +107,7 @@ def test_a_killed_arbiter_is_started_again_and_learns_what_is_held(ctl: Ctl) -> 
     assert arbiters(ctl.folder) == [after["arbiter_pid"]]
 
 
-def test_a_killed_keeper_takes_its_arbiter_along_and_the_next_look_brings_both_back(ctl: Ctl) -> None:
+def test_a_killed_keeper_ends_its_arbiter_and_the_next_listing_starts_both_again(ctl: Ctl) -> None:
     run = ctl.start("1000Mi", "cat")
     wait_for(lambda: ctl.ps())
     before = ctl.keeper()
@@ -211,7 +211,7 @@ def test_a_watch_shows_again_until_it_is_interrupted(ctl: Ctl, options: list[str
         assert watch.stderr.read() == ""
 
 
-def test_who_only_looks_leaves_nothing_behind(ctl: Ctl) -> None:
+def test_a_listing_leaves_nothing_behind(ctl: Ctl) -> None:
     assert ctl.ps() == []
     assert ctl.call("arbiter", "status").returncode == 3
     assert ctl.call("arbiter", "stop").returncode == 0

@@ -64,7 +64,7 @@ def test_what_was_deleted_is_gone() -> None:
 
 
 @pytest.mark.parametrize("end", [changes(), changes(("ERROR", {"code": 410})), httpx.Response(200, text="")])
-def test_a_watch_that_ends_is_begun_again_with_a_new_look(end: httpx.Response) -> None:
+def test_a_watch_that_ends_is_begun_again_with_a_new_list(end: httpx.Response) -> None:
     assert wait(api(listed(thing("a")), end, listed(thing("a", "Running"))), runs("a"))
 
 

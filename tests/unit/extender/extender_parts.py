@@ -92,7 +92,8 @@ class ExtenderParts:
     def __init__(self, settings: Settings | None = None, /, **gpus_by_node: int) -> None:
         self.now_s = 0.0
         self.pods, self.server = PodCache(), FakeApiServer()
-        self.state = State(lambda: self.now_s, names=DEFAULT)
+        chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
+        self.state = State(lambda: self.now_s, names=DEFAULT, bursts=chosen.burst_enabled)
         self.nominator = Nominator(
             self.server,
             self.state,
@@ -102,7 +103,6 @@ class ExtenderParts:
             scheduler="tangram-scheduler",
             when="always",
         )
-        chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
         self.preemption = PreemptionCoordinator(
             self.server,
             self.state,

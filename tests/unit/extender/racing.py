@@ -312,9 +312,9 @@ class Races(RuleBasedStateMachine):
         mib: Counter[str] = Counter()
         percent: Counter[str] = Counter()
         for one in self.live().values():
-            for piece in assignment_from_json(one.metadata.annotation(DEFAULT.assignment) or "").held():
-                mib[piece.uuid] += piece.mib
-                percent[piece.uuid] += piece.core_percent
+            for assigned in assignment_from_json(one.metadata.annotation(DEFAULT.assignment) or "").held():
+                mib[assigned.uuid] += assigned.mib
+                percent[assigned.uuid] += assigned.core_percent
         assert all(used <= GPU_MIB for used in mib.values()), mib
         assert all(used <= 100 for used in percent.values()), percent
         assert self.state.fleet.overcommitted() == []
@@ -342,8 +342,8 @@ class Races(RuleBasedStateMachine):
             assert first is not None
             assert first.rule.kind != "scheduling", "the pod's own place counts"
         for _, allocation in self.state.allocations:
-            for piece in allocation.assignment.held():
-                held[piece.uuid] = held.get(piece.uuid, 0) + piece.mib
+            for assigned in allocation.assignment.held():
+                held[assigned.uuid] = held.get(assigned.uuid, 0) + assigned.mib
         fleet = self.state.fleet
         for name, at in fleet.column.items():
             for row, one in enumerate(fleet.inventory[name].gpus):

@@ -133,8 +133,8 @@ def test_the_watch_confirms_a_place_without_counting_it_twice(cluster: FilteredS
     cluster.add(node("n1").with_gpus(1))
     asking = pod("a").asking(mib=8192)
     cluster.filter(asking, "n1")
-    (piece,) = cluster.reserved_for(asking).containers["main"]
-    bound = asking.on("n1").assigned(piece)
+    (assigned,) = cluster.reserved_for(asking).containers["main"]
+    bound = asking.on("n1").assigned(assigned)
     for built in (asking, bound, bound.with_phase("Running"), bound.terminating()):
         cluster.see(built)
         assert cluster.free_mib("n1") == [FULL_MIB - 8192]

@@ -62,7 +62,7 @@ def test_a_node_meets_them_where_the_scheduler_would_let_the_pod_go(
     for at, (of_node, tainted) in enumerate(nodes):
         has = msgspec.convert({"taints": tainted}, NodeSpec)
         fleet.set_node(f"n{at}", Inventory(()))
-        fleet.say(f"n{at}", of_node, has.taints)
+        fleet.set_labels(f"n{at}", of_node, has.taints)
         expected.append(suits(needs, of_node, has.taints, unschedulable=False))
     columns = np.array([fleet.column[f"n{at}"] for at in range(len(nodes))])
     assert fleet.pools.meets([constraints_of(read)], columns)[0].tolist() == expected

@@ -147,7 +147,7 @@ def test_the_fleet_has_the_free_cpu_of_nodes() -> None:
     asking = cluster.small(pod("a").asking(mib=8192), "2")
     assert filter_nodes(state, FilterArgs(asking, ("n1",))).node_names == ["n1"]
     assert cluster.free() == 4500, "a reservation counts"
-    state.cancel(asking.uid)
+    state.end_reservation(asking.uid)
     assert cluster.free() == 6500
     bound = cluster.small(pod("a").asking(mib=8192).on("n1").assigned(share(gpu(0), 8192)), "2")
     WatchIntake(state).pod_changed(None, bound)
@@ -180,7 +180,7 @@ def test_pods_without_a_gpu_or_with_a_wrong_request_are_not_learnt_from() -> Non
     assert not cluster.state.fleet.distribution.seen
 
 
-def test_of_pods_that_ran_before_we_looked_some_are_learnt_from() -> None:
+def test_of_pods_that_ran_before_the_extender_started_a_sample_is_counted() -> None:
     cluster = FedState()
     intake = WatchIntake(cluster.state)
     for number in range(4 * SAMPLE):

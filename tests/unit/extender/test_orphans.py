@@ -61,9 +61,9 @@ def test_an_orphan_keeps_its_memory_and_compute_until_its_node_names_it_no_longe
 
 def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_all() -> None:
     one = node("n1").with_gpus(1)
-    piece = share(gpu(0), 8192, 30)
-    running = pod("a").asking(mib=8192, core=30).on("n1").assigned(piece).with_phase("Running").build()
-    nodes = reporting(one), reporting(one, orphan("a", piece))
+    assigned = share(gpu(0), 8192, 30)
+    running = pod("a").asking(mib=8192, core=30).on("n1").assigned(assigned).with_phase("Running").build()
+    nodes = reporting(one), reporting(one, orphan("a", assigned))
     for order in ("node first", "pod first"):
         state = state_of(nodes[0])
         WatchIntake(state).pod_changed(None, running)
@@ -80,10 +80,10 @@ def test_a_pod_that_is_lost_to_the_api_is_never_counted_twice_and_never_not_at_a
 
 
 def test_a_pod_that_was_bound_and_deleted_by_force_before_the_watch_showed_it_stays_allocated() -> None:
-    one, piece = node("n1").with_gpus(1), share(gpu(0), 8192, 30)
+    one, assigned = node("n1").with_gpus(1), share(gpu(0), 8192, 30)
     now_s, shown = [0.0], [WatchProgress()]
     state = State(lambda: now_s[0], names=DEFAULT, shown=lambda: shown[0])
-    nodes = reporting(one), reporting(one, orphan("a", piece))
+    nodes = reporting(one), reporting(one, orphan("a", assigned))
     WatchIntake(state).node_changed(None, nodes[0])
     asking = pod("a").asking(mib=8192, core=30).build()
     found = state.place(state.request_of(asking), ["n1"])
@@ -136,9 +136,9 @@ def test_a_node_that_goes_takes_its_orphans_with_it() -> None:
 
 
 def test_a_node_that_names_another_nodes_pod_takes_nothing_from_it() -> None:
-    piece = share(gpu(0), 8192)
+    assigned = share(gpu(0), 8192)
     n1, n2 = node("n1").with_gpus(1), node("n2").with_gpus(1)
-    state = state_of(reporting(n1, orphan("a", piece)), reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))))
+    state = state_of(reporting(n1, orphan("a", assigned)), reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)
     WatchIntake(state).node_changed(reporting(n2, orphan("a", share(gpu(0, node="n2"), 1024))), reporting(n2))
     assert free(state, "n1") == (FULL_MIB - 8192, 100)

@@ -182,11 +182,11 @@ class Crowded(Races):
         assert reservation.assignment is not None
         leaving = {one.uid for one in self.view.values() if one.metadata.deletion_timestamp}
         allocations = [kept, *map(self.state.allocations.get, victims | leaving)]
-        for piece in reservation.assignment.held():
+        for assigned in reservation.assignment.held():
             there = (
                 one for allocation in allocations if allocation is not None for one in allocation.assignment.held()
             )
-            assert sum(one.mib for one in there if one.uuid == piece.uuid) >= piece.mib
+            assert sum(one.mib for one in there if one.uuid == assigned.uuid) >= assigned.mib
 
     def teardown(self) -> None:
         super().teardown()

@@ -1,4 +1,4 @@
-"""GET /snapshot is written in pieces, one snapshot at a time, and as fast as it is read."""
+"""GET /snapshot is written in chunks, one snapshot at a time, and as fast as it is read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import uvloop
 
 from extender import snapshot_writer as snapshots
 from extender.server import scheduler_app
-from extender.snapshot_writer import BUSY, PIECE_S, WAITING, SnapshotWriter, accepts_gzip
+from extender.snapshot_writer import BUSY, CHUNK_S, WAITING, SnapshotWriter, accepts_gzip
 from extender.verbs import Verbs
-from observe.bounds import VERBS, ClientConnections, Phase
+from observe.bounds import VERBS
+from observe.connections import ClientConnections, Phase
 from observe.ports import listen
 from observe.serving import Server
 from vgpu.scheduling.snapshot import NodeRecord, SnapshotRecords, _Document, snapshot_from_json, snapshot_to_json
@@ -87,7 +88,7 @@ async def until(reservations: Any) -> None:
 async def test_the_document_is_complete_and_compressed_for_a_client_that_requests_that(encoding: str) -> None:
     async with serving(CountedNodes(3000)) as (url, ended), httpx.AsyncClient() as http:
         async with http.stream("GET", url, headers={"accept-encoding": encoding}) as answer:
-            raw = b"".join([piece async for piece in answer.aiter_raw()])
+            raw = b"".join([chunk async for chunk in answer.aiter_raw()])
         assert (answer.headers.get("content-encoding") == "gzip") == (encoding == "gzip")
         body = gzip.decompress(raw) if encoding == "gzip" else raw
         assert body == snapshot_to_json(CountedNodes(3000).snapshot().whole())
@@ -95,18 +96,18 @@ async def test_the_document_is_complete_and_compressed_for_a_client_that_request
         assert ended == ["taken"]
 
 
-def test_the_pieces_are_what_the_documents_own_writer_makes() -> None:
+def test_the_chunks_are_what_the_documents_own_writer_makes() -> None:
     body = snapshot_to_json(CountedNodes(3).snapshot().whole())
     assert body == msgspec.json.encode(msgspec.json.decode(body, type=_Document))
 
 
-async def test_others_have_the_event_loop_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_the_event_loop_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, clock = CountedNodes(1000), iter(range(10**9))
     monkeypatch.setattr(
         snapshots,
         "time",
         SimpleNamespace(
-            perf_counter=lambda: next(clock) * PIECE_S / 10, monotonic=lambda: 0.0, thread_time=lambda: 0.0
+            perf_counter=lambda: next(clock) * CHUNK_S / 10, monotonic=lambda: 0.0, thread_time=lambda: 0.0
         ),
     )
     most, before = 0, 0
@@ -119,7 +120,7 @@ async def test_others_have_the_event_loop_between_pieces(monkeypatch: pytest.Mon
 
     task = asyncio.create_task(other())
     await asyncio.sleep(0)
-    assert b"".join([piece async for piece in SnapshotWriter(cluster.snapshot).pieces(compressed=False)])
+    assert b"".join([chunk async for chunk in SnapshotWriter(cluster.snapshot).chunks(compressed=False)])
     task.cancel()
     assert 0 < most <= 12
 
@@ -157,11 +158,11 @@ async def test_one_is_written_at_a_time_and_too_many_that_wait_are_refused(monke
 async def test_a_client_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "WAIT_S", 0.05)
     one = SnapshotWriter(CountedNodes(1).snapshot)
-    async with one.turn(never()) as first:
+    async with one.slot(never()) as first:
         assert first
-        async with one.turn(never()) as second:
+        async with one.slot(never()) as second:
             assert not second
-    async with one.turn(never()) as third:
+    async with one.slot(never()) as third:
         assert third
 
 
@@ -170,10 +171,10 @@ async def test_a_client_that_hangs_up_or_is_cancelled_waits_no_more(monkeypatch:
     one = SnapshotWriter(CountedNodes(1).snapshot)
 
     async def wait(gone: asyncio.Future[object]) -> bool:
-        async with one.turn(gone) as mine:
+        async with one.slot(gone) as mine:
             return mine
 
-    async with one.turn(never()):
+    async with one.slot(never()):
         gone = never()
         calls = [asyncio.create_task(wait(gone if at == 0 else never())) for at in range(WAITING)]
         await asyncio.sleep(0)
@@ -192,7 +193,7 @@ async def test_a_client_that_is_cancelled_when_it_is_admitted_admits_the_next() 
     one = SnapshotWriter(CountedNodes(1).snapshot)
 
     async def wait() -> None:
-        async with one.turn(never()):
+        async with one.slot(never()):
             raise AssertionError("it was cancelled")
 
     call = asyncio.create_task(wait())
@@ -200,7 +201,7 @@ async def test_a_client_that_is_cancelled_when_it_is_admitted_admits_the_next() 
     await asyncio.sleep(0)  # it may write now, and does not know it yet
     call.cancel()
     assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError)
-    async with one.turn(never()) as mine:
+    async with one.slot(never()) as mine:
         assert mine
 
 
@@ -245,9 +246,9 @@ async def test_beginnings_take_a_small_part_of_the_event_loops_time_and_the_next
     monkeypatch.setattr(snapshots, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
     one = SnapshotWriter(take)
     for _ in range(2):
-        async with one.turn(never()) as mine:
+        async with one.slot(never()) as mine:
             assert mine
-            assert [piece async for piece in one.pieces(compressed=False)]
+            assert [chunk async for chunk in one.chunks(compressed=False)]
     assert max(rests_s) == pytest.approx(min(took_s / snapshots.BEGUN_PART, snapshots.REST_AT_MOST_S))
 
 

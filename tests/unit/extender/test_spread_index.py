@@ -109,7 +109,7 @@ TestSpreadIndex.settings = settings(max_examples=examples(60), stateful_step_cou
         (Selector({"name": "p3"}, (Requirement("app", "Exists"),)), 1),
     ],
 )
-def test_where_each_pod_has_labels_of_its_own_few_are_looked_at(
+def test_where_each_pod_has_labels_of_its_own_few_are_read(
     monkeypatch: pytest.MonkeyPatch, selector: Selector, tried: int
 ) -> None:
     allocations = Accounting()

@@ -383,7 +383,7 @@ async def test_one_that_has_a_pod_of_a_high_priority_by_now_stays(monkeypatch: p
     assert queued.parts.preemption.reservations.get("uid-default-urgent") is None
 
 
-async def test_events_say_why_and_how_it_is_queued_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_give_the_reason_and_how_it_is_queued_again(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = Queued()
     events = list[tuple[str, str, str]]()
     recorder = queued.parts.preemption._recorder

@@ -90,7 +90,7 @@ async def test_a_version_that_is_gone_is_listed_again_and_only_differences_are_r
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"type":"ADDED"}', b'{"type":"ADDED","object":7}', b"\xff\xfe"])
 async def test_a_line_that_cannot_be_read_makes_it_list_again(api: FakeApi, line: bytes) -> None:
     async with watching(api) as (cache, _):
-        api.say(line)
+        api.send(line)
         api.put(pod("a").plain())
         await seen(cache, lambda: cache.get("default/a") is not None)
         await seen(cache, lambda: cache.statistics().lists == 2)
@@ -246,7 +246,7 @@ async def test_a_callback_that_never_learns_that_an_object_is_gone_is_reported_a
 async def test_bookmarks_move_the_version_that_a_broken_watch_goes_on_from(api: FakeApi) -> None:
     async with watching(api) as (cache, _):
         api.version = 99
-        api.say(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"99"}}}')
+        api.send(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"99"}}}')
         api.compact()
         api.cut()
         api.put(pod("a").plain())

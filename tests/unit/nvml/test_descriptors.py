@@ -72,7 +72,7 @@ def test_the_control_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (MAJOR, NO_GPU) == (195, 254)
 
 
-def test_more_descriptors_than_are_looked_at_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_descriptors_than_the_limit_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(descriptors, "MOST", 4)  # three descriptors and their thread
     (tmp_path / "7/task/7/fd").mkdir(parents=True)
     for number in range(3):
@@ -93,7 +93,7 @@ def test_a_descriptor_that_is_closed_meanwhile_is_passed_over_and_a_process_with
     assert gpu_open(7, tmp_path, MEMORY) is True
 
 
-def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others() -> None:
+def test_a_process_whose_first_thread_has_ended_is_read_by_the_others() -> None:
     child = started(FIRST_ENDED, "file = open('/dev/null')")
     try:
         wait_for(lambda: (of := process_stat(Path(f"/proc/{child.pid}/stat").read_bytes())) and of.ended)
@@ -114,7 +114,7 @@ def test_a_thread_with_descriptors_of_its_own_hides_nothing() -> None:
         ended(child)
 
 
-def test_a_process_that_may_not_be_looked_at_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "7/task/7/fd").mkdir(parents=True)
     (tmp_path / "7/task/7/fd/0").symlink_to("/dev/null")
 

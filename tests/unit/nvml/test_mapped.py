@@ -78,7 +78,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_a_process_whose_first_thread_has_ended_is_looked_at_by_the_others(tmp_path: Path, *, has: bool) -> None:
+def test_a_process_whose_first_thread_has_ended_is_read_by_the_others(tmp_path: Path, *, has: bool) -> None:
     """The kernel shows no maps of the first thread then."""
     path = tmp_path / LIBRARY
     path.write_bytes(b"x" * mmap.PAGESIZE)

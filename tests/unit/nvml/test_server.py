@@ -188,7 +188,7 @@ def test_what_needs_the_rights_of_the_program_alone_is_answered_without_the_chil
         another = lives[0], lives[1] + 1
         assert client.nvml.gpu_open((lives, another)) == (False, None)
         assert client.nvml.mapped((lives, another)) == (False, None)
-        with pytest.raises(NvmlError, match="the descriptors of processes: 17 processes, at most 16 are looked at"):
+        with pytest.raises(NvmlError, match="the descriptors of processes: 17 processes, at most 16 are examined"):
             client.nvml.gpu_open((lives,) * (m.MOST_MAPS + 1))
         process.kill()
     client.close()
@@ -328,24 +328,24 @@ def test_a_socket_without_a_program_and_a_late_answer_are_no_answer(
 @pytest.mark.parametrize(
     "packet", [b"\xff", bytes(m.REPLY_BYTES + 1), m.encode(m.ReplyPacket(99, m.HealthReply(None)))]
 )
-def test_a_client_believes_no_program_that_lies(folder: Path, packet: bytes) -> None:
+def test_a_client_rejects_answers_that_do_not_fit_its_requests(folder: Path, packet: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(folder / "nvml.sock"))
         listening.listen()
         client = NvmlClient(folder / "nvml.sock", 10)
 
-        def lie() -> None:
+        def answer_wrongly() -> None:
             sock, _ = listening.accept()
             with sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * m.REPLY_BYTES)
                 sock.recv(1000)
                 sock.send(packet)
 
-        lying = threading.Thread(target=lie)
-        lying.start()
+        answering = threading.Thread(target=answer_wrongly)
+        answering.start()
         with pytest.raises(NvmlAway, match="what came is no answer"):
             client.nvml.processes(GPU)
-        lying.join(10)
+        answering.join(10)
 
 
 def test_a_server_that_is_closed_hangs_up_and_leaves_what_another_program_put_in_its_place(

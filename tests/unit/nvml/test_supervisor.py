@@ -132,7 +132,7 @@ def test_a_caller_with_less_time_than_a_call_is_answered_sooner_and_the_child_li
 
 @pytest.mark.parametrize("kind", ["Open", "Count", "Answers", "Processes", "Computes", "Xids"])
 @pytest.mark.parametrize("act", ["die", "exit", "garbage", "endless", "other"])
-def test_a_child_that_dies_or_lies_at_any_step_is_replaced(stand: Stand, kind: str, act: str) -> None:
+def test_a_child_that_dies_or_answers_wrongly_at_any_step_is_replaced(stand: Stand, kind: str, act: str) -> None:
     stand.does(**{kind: act})
     nvml = stand.start().nvml
     requests: dict[str, Callable[[], object]] = {

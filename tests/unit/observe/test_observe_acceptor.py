@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from observe.acceptor import Acceptor
-from tests.unit.observe.test_observe_serving import BOUNDS, first_line, running
+from tests.unit.observe.serving_kit import BOUNDS, first_line, running
 
 
 async def test_connections_that_are_late_together_are_closed_one_in_each_round() -> None:

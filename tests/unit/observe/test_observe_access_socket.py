@@ -108,7 +108,7 @@ async def test_a_reviewer_that_does_not_answer_is_not_waited_for(monkeypatch: py
 
 
 async def test_a_removed_socket_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_socket, "LOOK_S", 0.02)
+    monkeypatch.setattr(access_socket, "CHECK_S", 0.02)
     async with served() as (path, _):
         path.unlink()
         while not path.exists():  # noqa: ASYNC110

@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from observe.acceptor import Acceptor
-from observe.bounds import Phase
+from observe.connections import Phase
 from observe.protocol import ROUND_BYTES
-from tests.unit.observe.test_observe_serving import BIG, BOUNDS, Running, first_line, post, running
+from tests.unit.observe.serving_kit import BIG, BOUNDS, Running, first_line, post, running
 
 LARGE = replace(
     BOUNDS, body_bytes=1_000_000, held_bytes=1_000_000, read_bytes=0, request_s=60, answer_s=60, trusted=True

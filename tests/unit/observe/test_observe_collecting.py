@@ -34,7 +34,7 @@ def set_aside_ring() -> weakref.ref[Ring]:
     return weakref.ref(ring)
 
 
-def test_what_was_set_aside_is_not_looked_at_again_until_the_hour() -> None:
+def test_what_was_set_aside_is_not_collected_again_until_the_hour() -> None:
     gone = set_aside_ring()
     collecting.tidy(1)
     collecting.tidy(collecting.WHOLE_EACH - 1)

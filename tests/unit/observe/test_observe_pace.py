@@ -13,10 +13,10 @@ from math import inf
 
 import pytest
 
-from observe.bounds import Phase
+from observe.connections import Phase
 from observe.pace import MOST_DEBT_BYTES, QUANTUM_BYTES, REMEMBERED, FairShares, Pace
+from tests.unit.observe.serving_kit import Running, first_line, post, running
 from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
-from tests.unit.observe.test_observe_serving import Running, first_line, post, running
 
 KB, MB = 1000, 1_000_000
 MOST = 6 * MB

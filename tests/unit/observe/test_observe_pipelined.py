@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from observe.bounds import Phase
+from observe.connections import Phase
 from observe.ports import listen
 from observe.protocol import PIPELINED, BoundedProtocol
 from observe.serving import Server
+from tests.unit.observe.serving_kit import Running, first_line, post, running
 from tests.unit.observe.test_observe_bodies import LARGE, acceptor_of, until
-from tests.unit.observe.test_observe_serving import Running, first_line, post, running
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\nlong: " + b"h" * 2000 + b"\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = b"186A0\r\n" + b"x" * 100_000 + b"\r\n"

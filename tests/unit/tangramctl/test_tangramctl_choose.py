@@ -47,15 +47,15 @@ def test_the_gpu_with_least_left_that_fits_the_request_is_chosen(
     holdings = [holding(here.gpus[at % len(sizes)], much, percent) for at, much, percent in held]
     free = {one.uuid: [one.mib, 100] for one in here.gpus}
     for one in holdings:
-        free[one.piece.uuid][0] -= one.piece.mib
-        free[one.piece.uuid][1] -= one.piece.core_percent
+        free[one.assigned.uuid][0] -= one.assigned.mib
+        free[one.assigned.uuid][1] -= one.assigned.core_percent
     fitting = [one for one in here.gpus if free[one.uuid][0] >= mib and free[one.uuid][1] >= core]
     if fitting:
-        piece = choose(preference(mib, core), here, holdings, {})
+        assigned = choose(preference(mib, core), here, holdings, {})
         best = min(free[one.uuid][0] for one in fitting)
-        assert piece.uuid in {one.uuid for one in fitting}
-        assert free[piece.uuid][0] == best
-        assert (piece.mib, piece.core_percent) == (mib, core)
+        assert assigned.uuid in {one.uuid for one in fitting}
+        assert free[assigned.uuid][0] == best
+        assert (assigned.mib, assigned.core_percent) == (mib, core)
     else:
         with pytest.raises(NoCapacity if mib <= max(sizes) else BadOption):
             choose(preference(mib, core), here, holdings, {})

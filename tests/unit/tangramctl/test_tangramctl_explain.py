@@ -227,6 +227,23 @@ def test_a_pod_requests_what_was_written_and_no_more(files: Path) -> None:
     assert f"  3 nodes: {TOO_LARGE}\n" in output
 
 
+def test_what_a_pod_may_use_above_its_guarantee_is_shown_and_placement_counts_the_guarantee(files: Path) -> None:
+    asking = pod("p").asking(mib=8192, core=30).asking(mib=1024, container="side").annotated(gpu_core_burst="100")
+    asking = asking.annotated(**{"gpu_mem_burst": "400Gi", "gpu_mem_burst.side": "max"})
+    (files / "pod.json").write_bytes(admitted(asking))
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 0
+    first, second = output.splitlines()[1:3]
+    assert first.startswith("  container main may burst to 400 GiB and 100 % of a GPU, if ")
+    assert second.startswith("  container side may burst to all that is not guaranteed to others of a GPU, if ")
+    _, output, _ = explain("default/p", *of_files(files, "pod.json"), "--json")
+    assert json.loads(output)["bursts"]["main"] == {"mib": 400 * 1024, "core_percent": 100, "wait_s": 30}
+    (files / "pod.json").write_bytes(admitted(pod("p").asking(mib=8192).annotated(gpu_mem_burst="1Gi")))
+    code, _, error = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 2
+    assert "pod default/p: annotation tangram.sh/gpu-mem-burst is 1Gi, which is 1024 MiB" in error
+
+
 def test_one_that_fits_and_waits_is_shown_with_other_reasons(files: Path) -> None:
     code, output, _ = explain("default/p", *of_files(files, "fits.json"))
     assert code == 0

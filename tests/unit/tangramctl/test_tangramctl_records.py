@@ -15,8 +15,10 @@ import pytest
 from tangramctl import records
 from tangramctl.errors import Broken
 from tangramctl.machine import StateRoot, prepared
+from vgpu.api.burst import BurstLimits, burst_from_text
 from vgpu.api.codec import grant_from_text
-from vgpu.api.grant import AssignedGpu
+from vgpu.api.contract import BURST
+from vgpu.api.grant import AssignedGpu, GrantGpu
 
 PIECE = AssignedGpu("GPU-aaaaaaaa-0000-0000-0000-000000000000", 0, 1024, 30)
 TERMS = records.RunTerms("best-effort", 4, clear=True, model="T4")
@@ -36,7 +38,7 @@ def rewrite(machine: StateRoot, run: records.Run, **fields: object) -> None:
 def test_a_run_is_in_the_record_with_a_grant_that_agrees(machine: StateRoot) -> None:
     run = records.write(machine, ("python", "train.py"), PIECE, TERMS)
     assert records.runs(machine) == [run]
-    assert (run.pid, run.piece, run.service_class, run.level, run.name) == (
+    assert (run.pid, run.assigned, run.service_class, run.level, run.name) == (
         os.getpid(),
         PIECE,
         "best-effort",
@@ -47,6 +49,18 @@ def test_a_run_is_in_the_record_with_a_grant_that_agrees(machine: StateRoot) -> 
     assert [(gpu.uuid, gpu.mib, gpu.core_percent) for gpu in grant.gpus] == [(PIECE.uuid, 1024, 30)]
     assert (grant.service_class, grant.level, grant.clear) == ("best-effort", 4, True)
     assert machine.grant(run.key).stat().st_mode & 0o777 == 0o444
+
+
+def test_a_run_that_may_burst_has_its_limits_beside_its_grant_and_others_have_no_such_file(machine: StateRoot) -> None:
+    limits = BurstLimits((GrantGpu(PIECE.uuid, 8192, 30),), 30)
+    bursting, plain = (
+        machine.grant(records.write(machine, ("x",), PIECE, terms).key)
+        for terms in (msgspec.structs.replace(TERMS, burst=limits), TERMS)
+    )
+    file = bursting.with_name(BURST)
+    assert burst_from_text(file.read_text()) == limits
+    assert file.stat().st_mode & 0o777 == 0o444
+    assert not plain.with_name(BURST).exists()
 
 
 def test_no_other_user_can_list_the_grants_and_a_process_with_a_name_can_open_one(machine: StateRoot) -> None:
@@ -167,7 +181,7 @@ def test_a_run_that_cannot_be_read_is_taken_out_when_nothing_of_it_lives(machine
     assert not folder.exists()
 
 
-def test_a_run_that_a_kill_left_half_taken_away_is_taken_away_by_the_next_look(
+def test_a_run_that_a_kill_left_half_removed_is_removed_by_the_next_listing(
     machine: StateRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = records.write(machine, ("x",), PIECE, TERMS)

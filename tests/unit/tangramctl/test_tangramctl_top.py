@@ -21,7 +21,7 @@ def entry(key: str, of: GpuTimeStatus | None) -> RunView:
     return RunView("run", key, f"name-{key}", 7, "python x", 0, "standard", 2, False, None, (), (), of)
 
 
-def test_a_share_is_of_the_time_between_two_looks_and_the_largest_comes_first():
+def test_a_share_is_of_the_time_between_two_readings_and_the_largest_comes_first():
     before = StateRootView((entry("a", gpu_time(10, 1, 2, 5)), entry("b", gpu_time(0, 0, 0, 0))))
     now = StateRootView((entry("a", gpu_time(10.6, 1.2, 3.2, 45, requested=30)), entry("b", gpu_time(1.5, 0, 0, 0))))
     b, a = top.between(before, now, 2.0).rows

@@ -88,7 +88,7 @@ def test_memory_that_belongs_to_no_grant_is_a_line_below_the_table(machine: Stat
         arbiter(machine.status_socket, encode_status(StatusDocument((), ungranted=(of_run,)))),
         arbiter(cluster, encode_status(StatusDocument((reported("k"),), ungranted=(of_pod,)))),
     ):
-        notes = view.look(machine, cluster).notes
+        notes = view.read_view(machine, cluster).notes
     assert f"! process 8 (miner) uses 700 MiB of {UUID} and belongs to no grant there" in notes
     assert f"! process 9 (of unknown name) of pod a-uid uses memory of {UUID} and belongs to no grant there" in notes
 
@@ -104,7 +104,7 @@ def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine:
         arbiter(machine.status_socket, encode_status(StatusDocument((), unlisted=(of_run,)))),
         arbiter(cluster, encode_status(StatusDocument((reported("k"),), unlisted=(of_pod,)))),
     ):
-        notes = view.look(machine, cluster).notes
+        notes = view.read_view(machine, cluster).notes
     text = f"MiB of {UUID} are in use and NVML lists them for no process: no limit counts them"
     assert f"! 2560 {text}" in notes
     assert f"! 700 {text}; default/a/main may use them (processes 7, 8)" in notes
@@ -113,7 +113,7 @@ def test_memory_that_is_listed_for_no_process_is_a_line_below_the_table(machine:
 def test_a_run_is_shown_with_its_arbiters_status(machine: StateRoot) -> None:
     run = records.write(machine, ("python", "x"), PIECE, TERMS)
     with arbiter(machine.status_socket, encode_status(StatusDocument((reported(run.key), reported("other"))))):
-        (entry,) = view.look(machine, machine.root / "none").entries
+        (entry,) = view.read_view(machine, machine.root / "none").entries
     (gpu,) = entry.gpus
     assert (gpu.limit_bytes, gpu.leased_bytes, gpu.used_bytes, gpu.context_bytes) == (
         1024 * MIB,
@@ -130,7 +130,7 @@ def test_a_run_is_shown_with_its_arbiters_status(machine: StateRoot) -> None:
 def test_an_arbiter_that_cannot_be_understood_costs_its_numbers_and_a_note(machine: StateRoot, answer: bytes) -> None:
     records.write(machine, ("python", "x"), PIECE, TERMS)
     with arbiter(machine.status_socket, answer):
-        seen = view.look(machine, machine.root / "none")
+        seen = view.read_view(machine, machine.root / "none")
     assert [entry.gpus[0].used_bytes for entry in seen.entries] == [None]
     assert "does not report what is used: status document" in seen.notes[0]
 
@@ -143,7 +143,7 @@ def test_an_arbiter_that_cannot_be_started_costs_its_numbers_and_a_note(
 
     monkeypatch.setattr(service, "await_socket", broken)
     records.write(machine, ("python", "x"), PIECE, TERMS)
-    seen = view.look(machine, machine.root / "none")
+    seen = view.read_view(machine, machine.root / "none")
     assert (len(seen.entries), seen.entries[0].processes) == (1, None)
     assert "no arbiter answers" in seen.notes[0]
 
@@ -152,7 +152,7 @@ def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: 
     run = records.write(machine, ("python", "x"), PIECE, TERMS)
     (machine.grants / run.key / "run.json").write_text("{")
     with arbiter(machine.status_socket, encode_status(StatusDocument((reported(run.key),)))):
-        seen = view.look(machine, Path("/nonexistent"))
+        seen = view.read_view(machine, Path("/nonexistent"))
     (entry,) = seen.entries
     assert (entry.key, entry.command, entry.gpus[0].limit_bytes) == (run.key, "?", 1024 * MIB)
     assert (entry.gpus[0].index, entry.gpus[0].used_bytes) == (None, 500 * MIB)
@@ -162,19 +162,19 @@ def test_a_run_that_cannot_be_read_stands_among_the_others_with_a_note(machine: 
 def test_on_a_node_of_a_cluster_the_pods_containers_stand_beside_the_runs(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
     with arbiter(node, encode_status(StatusDocument((reported("k", "team/pod"),)))):
-        (entry,) = view.look(machine, node).entries
+        (entry,) = view.read_view(machine, node).entries
     assert (entry.kind, entry.name, entry.pid, entry.command) == ("container", "team/pod/main", None, "python x")
     assert (entry.gpus[0].limit_bytes, entry.gpus[0].shared_bytes) == (1024 * MIB, 16 * MIB)
 
 
-TURN = GpuTimeStatus(
+GPU_TIME = GpuTimeStatus(
     on=True, working=False, processes=1, requested_percent=30, on_s=0.0, off_s=0.0, capped_s=0.0, suspends=0, trouble=""
 )
 
 
 @pytest.mark.parametrize(
     ("percent", "context", "gpu_time", "noted"),
-    [(30, 80, None, True), (30, 80, TURN, False), (0, 80, None, False), (30, 0, None, False)],
+    [(30, 80, None, True), (30, 80, GPU_TIME, False), (0, 80, None, False), (30, 0, None, False)],
     ids=["requested, has a context, reported nothing", "reported channels", "requested no part", "has no context"],
 )
 def test_a_run_whose_share_of_time_is_not_enforced_is_noted(
@@ -184,7 +184,7 @@ def test_a_run_whose_share_of_time_is_not_enforced_is_noted(
     status = reported("k", "team/pod")
     gpu = structs.replace(status.gpus[0], core_percent=percent, context_bytes=context * MIB)
     with arbiter(node, encode_status(StatusDocument((structs.replace(status, gpus=(gpu,), gpu_time=gpu_time),)))):
-        notes = view.look(machine, node).notes
+        notes = view.read_view(machine, node).notes
     assert [note.startswith("team/pod/main requested 30 %") for note in notes] == [True] * noted
 
 
@@ -208,7 +208,7 @@ def test_a_named_state_folder_that_is_not_there_is_reported(monkeypatch: pytest.
 def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
     node.touch()
-    seen = view.look(machine, node)
+    seen = view.read_view(machine, node)
     assert seen.entries == ()
     assert "does not list pods" in seen.notes[0]
 
@@ -216,7 +216,7 @@ def test_a_nodes_arbiter_that_does_not_answer_is_a_note(machine: StateRoot) -> N
 def test_the_document_for_programs_carries_a_version_and_every_field(machine: StateRoot) -> None:
     node = machine.root / "node.sock"
     with arbiter(node, encode_status(StatusDocument((reported("k"),)))):
-        document = msgspec.json.decode(view.encode(view.look(machine, node)))
+        document = msgspec.json.decode(view.encode(view.read_view(machine, node)))
     assert document["version"] == 1
     assert document["entries"][0]["class"] == "best-effort"
     assert set(document["entries"][0]) == {field.encode_name for field in msgspec.structs.fields(view.RunView)}

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.scheduling.arrays import Columns, FollowedGpus, GpuArrays, Judged
+from vgpu.scheduling.arrays import Columns, FollowedGpus, GpuArrays, GpusOfNodes
 
 KINDS: Final = 16
 """Of pods for which it is kept, the last ones: 0.8 MiB each for 10,000 nodes with 8 GPUs. Guessed."""
@@ -47,7 +47,7 @@ class NodeCache:
         self._kept.clear()
         self._followed.clear()
 
-    def of(self, kind: Hashable, gpus: Judged, work: Work) -> Floats:
+    def of(self, kind: Hashable, gpus: GpusOfNodes, work: Work) -> Floats:
         """(..., nodes) what `work` gives for these. Not to be written to. `kind`: the pods for which nodes are much the same again."""
         return self._compared(kind, gpus, work) if isinstance(gpus, GpuArrays) else self._following(kind, gpus, work)
 

@@ -1,7 +1,7 @@
 """What the cluster's pods request, and how much of an idle GPU such pods could not use.
 
-Learnt from the pods seen, each as often as it was seen; nothing is assumed before. The typical requests are the most frequent ones
-up to `SHARE` of the pods. They are made into tables once in a while, so that judging 10,000 nodes is a look-up by GPU.
+Counted from the pods seen, each as often as it was seen; nothing is assumed before. The typical requests are the most frequent ones
+up to `SHARE` of the pods. They are made into tables once in a while, so that evaluating 10,000 nodes is a look-up by GPU.
 
 A request cannot use a GPU with too little memory or compute time free, one of a model that it does not allow, any GPU of a node
 with too little CPU, nor any of a node with fewer such GPUs than it requests. The result is in GPUs: a GPU idle by half and of no
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
-from vgpu.scheduling.arrays import GpuArrays, Judged
+from vgpu.scheduling.arrays import GpuArrays, GpusOfNodes
 from vgpu.scheduling.demand.displacement import INSTANCE, Demand, GpuNeed
 from vgpu.scheduling.demand.node_cache import NodeCache
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints
@@ -126,7 +126,7 @@ class RequestDistribution:
     _demands_for: tuple[_Tables, int] | None = field(default=None, compare=False)
     """The tables and the version of the pools that they follow from."""
 
-    def saw(self, request: PodRequest, models: dict[str, int], constraints: NodeConstraints = ANYWHERE) -> None:
+    def record(self, request: PodRequest, models: dict[str, int], constraints: NodeConstraints = ANYWHERE) -> None:
         """Count a pod. `models` is the fleet's own table of codes."""
         if constraints not in self._constraints:
             if len(self._constraints) < MOST_CONSTRAINTS:
@@ -144,12 +144,12 @@ class RequestDistribution:
             self._constraints = {one.constraints for one in self.seen}
 
     def restore(self, seen: Mapping[Typical, int], models: dict[str, int]) -> None:
-        """Go on from what another has seen. `models` as for `saw`."""
+        """Go on from what another has seen. `models` as for `record`."""
         self.seen, self.pods, self._models, self._due = Counter(seen), sum(seen.values()), models, True
         self._constraints = {one.constraints for one in seen}
 
     def renew(self) -> None:
-        """Make the tables anew before they are looked at next: they then follow from `seen` alone."""
+        """Make the tables anew before they are read next: they then follow from `seen` alone."""
         self._due = True
 
     def _known(self) -> _Tables | None:
@@ -214,11 +214,11 @@ class RequestDistribution:
             self._demands[profile] = Demand.of(known.needs.get(profile, {}), len(pools), allows)
         return self._demands[profile]
 
-    def unusable(self, gpus: Judged, kind: Hashable = None) -> Floats:
-        """(nodes,) GPUs that are idle and of no use to the next request, expected. Not to be written to. `kind`: as in `NodeCache.of`."""
+    def unusable(self, gpus: GpusOfNodes, kind: Hashable = None) -> Floats:
+        """(nodes,) GPUs that are idle and not usable by the next request, expected. Not to be written to. `kind`: as in `NodeCache.of`."""
         return self.wasted(gpus, kind)[0]
 
-    def wasted(self, gpus: Judged, kind: Hashable = None) -> tuple[Floats, Floats]:
+    def wasted(self, gpus: GpusOfNodes, kind: Hashable = None) -> tuple[Floats, Floats]:
         """(nodes,) twice: `unusable`, and stranded: GPUs that are idle and that the node's CPU will not suffice for, 0 where nothing reported
         the CPU."""
         known = self._known()
@@ -233,7 +233,7 @@ class RequestDistribution:
 
 
 def _judge(known: _Tables, gpus: GpuArrays) -> Floats:
-    """(2, nodes) GPUs that are idle and of no use to the next request, expected; and GPUs that are idle."""
+    """(2, nodes) GPUs that are idle and not usable by the next request, expected; and GPUs that are idle."""
     cpu = np.searchsorted(known.cpu, gpus.cpu_milli, side="right")
     level = _level(known, gpus)
     idle = np.maximum(gpus.free_mib, 0) / np.maximum(gpus.total_mib, 1).astype(np.float32)
@@ -242,8 +242,8 @@ def _judge(known: _Tables, gpus: GpuArrays) -> Floats:
         can = usable[level]
         too_few = np.count_nonzero(can & (gpus.total_mib > 0), axis=0) < wanted
         wasted += _over_gpus(idle * can) * too_few * probable[cpu, gpus.model[0]]
-    judged: Floats = np.stack((wasted, _over_gpus(idle)))
-    return judged
+    found: Floats = np.stack((wasted, _over_gpus(idle)))
+    return found
 
 
 def _over_gpus(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -316,15 +316,15 @@ def _tables(requests: dict[Typical, float], needs: Mapping[str, Counter[GpuNeed]
         useless += np.float32(probability) * ~(reachable[:, :, np.newaxis] & usable)
         if one.gpus > 1:
             sets.append((one.gpus, (probability * reachable).astype(np.float32), usable))
-    asking = [(one, probability) for one, probability in requests.items() if one.gpus]
+    with_gpus = [(one, probability) for one, probability in requests.items() if one.gpus]
     return _Tables(
         mib,
         percent,
         cpu,
         useless,
-        requested_cpu_milli=sum(probability * one.cpu_milli for one, probability in asking),
-        requested_mib=sum(probability * one.gpus * one.mib for one, probability in asking if one.mib >= 0),
-        requested_whole=sum(probability * one.gpus for one, probability in asking if one.mib < 0),
+        requested_cpu_milli=sum(probability * one.cpu_milli for one, probability in with_gpus),
+        requested_mib=sum(probability * one.gpus * one.mib for one, probability in with_gpus if one.mib >= 0),
+        requested_whole=sum(probability * one.gpus for one, probability in with_gpus if one.mib < 0),
         needs=needs,
         constraints=_ranked(needs.values()),
         sets=_merged(sets),

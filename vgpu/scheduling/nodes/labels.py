@@ -38,25 +38,25 @@ class Labels:
     def __init__(self, column: Mapping[str, int]) -> None:
         self.column = column
         """Node -> its column."""
-        self._said: dict[str, Mapping[str, str]] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
         self._keys: dict[str, Key] = {}
         self._size = 0
 
-    def say(self, node: str, labels: Mapping[str, str] | None) -> bool:
+    def set(self, node: str, labels: Mapping[str, str] | None) -> bool:
         """A node has these labels; None: it is gone. Returns whether it had others."""
-        if self._said.get(node) == labels:
+        if self._labels.get(node) == labels:
             return False
         if labels is None:
-            del self._said[node]
+            del self._labels[node]
         else:
-            self._said[node] = labels
+            self._labels[node] = labels
         if node in self.column:
             self.settle(node)
         return True
 
     def settle(self, node: str) -> None:
         """A node has come to a column, or has other labels."""
-        at, labels = self.column[node], self._said.get(node, _NOTHING)
+        at, labels = self.column[node], self._labels.get(node, _NOTHING)
         for name, key in list(self._keys.items()):
             key.codes[at] = _number(key, labels.get(name))
             if len(key.numbers) > 2 * len(key.codes):
@@ -80,7 +80,7 @@ class Labels:
                 del self._keys[next(iter(self._keys))]
             key = Key(np.full(self._size, -1, np.int32), {})
             for node, at in self.column.items():
-                key.codes[at] = _number(key, self._said.get(node, _NOTHING).get(name))
+                key.codes[at] = _number(key, self._labels.get(node, _NOTHING).get(name))
         self._keys[name] = key  # the last that is removed
         return key
 

@@ -1,6 +1,6 @@
 """Node selector terms: which nodes have the labels, or the name, that a term names. All nodes are tried at once.
 
-Operators are judged as Kubernetes 1.36 judges them (pkg/scheduler/framework/plugins/nodeaffinity).
+Operators mean what they mean in Kubernetes 1.36 (pkg/scheduler/framework/plugins/nodeaffinity).
 """
 
 from __future__ import annotations

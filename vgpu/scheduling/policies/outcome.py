@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vgpu.scheduling.arrays import Judged
+from vgpu.scheduling.arrays import GpusOfNodes
 from vgpu.scheduling.demand.request_distribution import RequestDistribution
 from vgpu.scheduling.fleet import Ints
 
@@ -42,14 +42,14 @@ class PlacementOutcome:
     """(nodes,) left after the pod on all GPUs that it may use."""
     distribution: RequestDistribution
     """What the cluster's pods request."""
-    displace: Callable[[tuple[Judged, Judged]], Displaced]
+    displace: Callable[[tuple[GpusOfNodes, GpusOfNodes]], Displaced]
     """By the GPUs before and after the pod."""
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the GPUs taken are linked, or how much their loss hurts the others: see `links`."""
-    look: Callable[[], tuple[Judged, Judged]]
+    before_and_after: Callable[[], tuple[GpusOfNodes, GpusOfNodes]]
     """The GPUs before and after the pod. Copies, so made only for the policies that read them."""
 
     @cached_property
-    def gpus(self) -> tuple[Judged, Judged]:
+    def gpus(self) -> tuple[GpusOfNodes, GpusOfNodes]:
         """Before and after."""
-        return self.look()
+        return self.before_and_after()

@@ -289,8 +289,8 @@ def _instances(views: Sequence[NodeView], pods: _Pods, part: GpuRequest) -> tupl
     held = [
         (node, base + at)
         for node, (view, base) in enumerate(zip(views, pods.first.tolist(), strict=False))
-        for at, piece in view.mig
-        if piece.profile == part.profile
+        for at, assigned in view.mig
+        if assigned.profile == part.profile
     ]
     group, pod = np.array(held, np.int64).reshape(-1, 2).T
     groups, ones = _Groups(pods, group, pod, len(views)), np.ones(len(group), np.int64)

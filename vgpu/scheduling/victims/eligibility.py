@@ -1,4 +1,8 @@
-"""A pod with GPUs on a node, and whether another pod may evict it."""
+"""A pod with GPUs on a node, and whether another pod may evict it.
+
+All rules are here: which preemptors may evict at all (`may_evict`), which pods have a priority that is low enough (`is_lower`), and which of
+those may not be evicted all the same (`AllocatedPod.protected`). `extender.preemption.victim_candidates` finds the facts behind `protected`.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,11 @@ class AllocatedPod(msgspec.Struct, frozen=True, gc=False):
         return 1 if resource == PODS else min(MOST, self.requests.get(resource, 0))
 
 
+def may_evict(preemption_policy: str) -> bool:
+    """May a pod with this preemptionPolicy evict others? The field is empty or `PreemptLowerPriority`, or `Never` (scheduling/v1, PriorityClass)."""
+    return preemption_policy != "Never"
+
+
 def started_at(text: str) -> int:
     """RFC 3339 in UTC, to the second, as a number that compares: YYYYMMDDhhmmss. `UNSTARTED` for an empty text."""
     digits = text[:4] + text[5:7] + text[8:10] + text[11:13] + text[14:16] + text[17:19]
@@ -65,5 +74,5 @@ def is_lower(priority: npt.NDArray[np.int64], than: int) -> npt.NDArray[np.bool_
 
 
 def is_lower(priority: int | npt.NDArray[np.int64], than: int) -> bool | npt.NDArray[np.bool_]:
-    """Is a pod of this priority lower than one that wants to evict it? Of an array: of each. Pods of equal priority never evict each other."""
+    """Is this priority lower than that of the pod that needs the capacity? Of an array: of each. Pods of equal priority never evict each other."""
     return priority < than

@@ -57,16 +57,16 @@ class NodeView:
         owner, rows, mib, percent = list[int](), list[int](), list[int](), list[int]()
         mig = list[tuple[int, AssignedGpu]]()
         for at, one in enumerate(self.pods):
-            for piece in one.held:
-                if piece.kind == "mig":
-                    mig.append((at, piece))
-                elif piece.uuid in gpus:
-                    row, gpu_mib = gpus[piece.uuid]
-                    whole = piece.kind == "whole"
+            for assigned in one.held:
+                if assigned.kind == "mig":
+                    mig.append((at, assigned))
+                elif assigned.uuid in gpus:
+                    row, gpu_mib = gpus[assigned.uuid]
+                    whole = assigned.kind == "whole"
                     owner.append(at)
                     rows.append(row)
-                    mib.append(gpu_mib if whole else piece.mib)
-                    percent.append(FULL_CORE_PERCENT if whole else piece.core_percent)
+                    mib.append(gpu_mib if whole else assigned.mib)
+                    percent.append(FULL_CORE_PERCENT if whole else assigned.core_percent)
         self.owner, self.row, self.mib, self.percent = map(_ints, (owner, rows, mib, percent))
         self.mig = tuple(mig)
         self.priority = _ints([one.priority for one in self.pods])

@@ -153,10 +153,10 @@ class NodeSearch:
         return (2,) if self._request.containers[0].kind == "whole" else (0, 1)
 
     def _held(self, pods: Sequence[AllocatedPod]) -> tuple[Ints, Ints, Ints]:
-        """(pods, GPUs) MiB, percent and pieces that each has of each GPU."""
+        """(pods, GPUs) MiB, percent and shares that each has of each GPU."""
         index = {one.uid: at for at, one in enumerate(pods)}
         view, gpus = self._view, len(self._view.total_mib)
-        mib, percent, pieces = (np.zeros((len(pods), gpus), np.int64) for _ in range(3))
+        mib, percent, shares = (np.zeros((len(pods), gpus), np.int64) for _ in range(3))
         owners = [index.get(view.pods[at].uid, -1) for at in view.owner.tolist()]
         for owner, row, *amounts in zip(
             owners, view.row.tolist(), view.mib.tolist(), view.percent.tolist(), strict=True
@@ -164,15 +164,15 @@ class NodeSearch:
             if owner >= 0:
                 mib[owner, row] += amounts[0]
                 percent[owner, row] += amounts[1]
-                pieces[owner, row] += 1
-        return mib, percent, pieces
+                shares[owner, row] += 1
+        return mib, percent, shares
 
     def _lacking(self) -> tuple[Ints, Ints, Ints]:
-        """(GPUs,) MiB, percent and pieces that must be freed on each GPU, if it is to be one that the pod gets."""
+        """(GPUs,) MiB, percent and shares that must be freed on each GPU, if it is to be one that the pod gets."""
         part = self._request.containers[0]
-        mib, percent, pieces = (one.sum(axis=0) for one in self._held([*self._stay, *self._may_go]))
+        mib, percent, shares = (one.sum(axis=0) for one in self._held([*self._stay, *self._may_go]))
         return (
-            part.mib - (self._view.total_mib - mib), part.core_percent - (FULL_CORE_PERCENT - percent), pieces,
+            part.mib - (self._view.total_mib - mib), part.core_percent - (FULL_CORE_PERCENT - percent), shares,
         )  # fmt: skip
 
     def _amounts(self, pods: Sequence[AllocatedPod], resource: str) -> Ints:
@@ -311,7 +311,7 @@ class NodeSearch:
         fleet, names = Fleet(), [f"{at:06}" for at in range(len(sets))]
         for name, leaving in zip(names, sets, strict=True):
             gone = {one.uid for one in leaving}
-            stay = [piece for one in (*self._stay, *self._may_go) if one.uid not in gone for piece in one.held]
+            stay = [assigned for one in (*self._stay, *self._may_go) if one.uid not in gone for assigned in one.held]
             fleet.set_node(name, self._view.inventory, stay)
         return fleet, names
 

@@ -85,7 +85,7 @@ class VictimSearch:
             yield from self._next()
 
     def whole(self) -> Eviction | None:
-        """All steps in one go, for few nodes. Answers the best."""
+        """All steps in one go, for few nodes. Returns the best."""
         for _ in self.steps():
             pass
         return self.best

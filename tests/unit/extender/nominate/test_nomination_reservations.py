@@ -65,7 +65,7 @@ class NominationMachine(RuleBasedStateMachine):
     def is_filtered(self, number: int, gib: int, priority: int) -> None:
         built = pod(f"p{number}").asking(mib=self.sizes.get(f"uid-default-p{number}", gib * 1024))
         uid = built.build().uid
-        self.plans.drop(uid)
+        self.plans.end(uid)
         found = filter_nodes(self.state, FilterArgs(built.build(), NODES))
         if not found.node_names:
             before = {uid for uid in self.sizes if uid in self.plans}
@@ -82,7 +82,7 @@ class NominationMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 19))
     def is_deleted(self, number: int) -> None:
         uid = f"uid-default-p{number}"
-        self.plans.drop(uid)
+        self.plans.end(uid)
         WatchIntake(self.state).pod_changed(pod(f"p{number}").build(), None)
         self.sizes.pop(uid, None)
 

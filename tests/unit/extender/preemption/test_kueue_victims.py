@@ -56,7 +56,7 @@ def test_a_workload_that_comes_is_noticed_on_every_node_where_its_namespace_has_
     assert protected(parts)
 
 
-def test_a_watch_that_falls_silent_is_noticed_and_that_it_speaks_again() -> None:
+def test_a_watch_that_falls_silent_is_noticed_and_so_is_its_return() -> None:
     parts = ExtenderParts(WITH_KUEUE, n1=1)
     known(parts)
     parts.report(running("a"))
@@ -67,7 +67,7 @@ def test_a_watch_that_falls_silent_is_noticed_and_that_it_speaks_again() -> None
     assert not protected(parts)
 
 
-def test_a_node_with_an_unread_controller_is_looked_at_anew_each_time() -> None:
+def test_a_node_with_an_unread_controller_is_examined_anew_each_time() -> None:
     """Nothing in the cluster has to change before the controller is read again."""
     parts = ExtenderParts(WITH_KUEUE, n1=1)
     kueue_pods = known(parts)

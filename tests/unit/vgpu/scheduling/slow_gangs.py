@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vgpu.scheduling.gang_facts import Standing
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S
-from vgpu.scheduling.gangs import GAP_S, QUIET_S, YIELD_S, Standing
+from vgpu.scheduling.gangs import GAP_S, QUIET_S, YIELD_S
 
 GROUPS = ("g", "h")
 MARK = "|"

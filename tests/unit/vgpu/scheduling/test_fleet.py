@@ -11,7 +11,7 @@ from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.nodes.name_index import Quoted
 
 NODES, ROWS = ("a", "b"), 3
-slices = st.builds(
+assigned_gpus = st.builds(
     lambda row, mib, percent, whole: AssignedGpu(f"c{row}", row + 2, mib, percent, "whole" if whole else "share"),
     st.integers(0, ROWS), st.integers(1, 50), st.integers(0, 100), st.booleans(),
 )  # fmt: skip
@@ -26,7 +26,9 @@ inventories = st.permutations(range(ROWS)).flatmap(
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(NODES), st.one_of(slices, inventories, st.just("remove"), st.integers(0, 9))))
+    st.lists(
+        st.tuples(st.sampled_from(NODES), st.one_of(assigned_gpus, inventories, st.just("remove"), st.integers(0, 9)))
+    )
 )
 def test_after_any_events_the_records_equal_the_sum_over_the_pods_that_are_left(
     events: list[tuple[str, object]],
@@ -47,7 +49,7 @@ def test_after_any_events_the_records_equal_the_sum_over_the_pods_that_are_left(
             fleet.credit(node, held[node].pop(int(str(event)) % len(held[node])))
         for name, inventory in known.items():
             for row, gpu in enumerate(inventory.gpus):
-                mine = [piece for piece in held[name] if piece.uuid == gpu.uuid]
+                mine = [assigned for assigned in held[name] if assigned.uuid == gpu.uuid]
                 at = fleet.column[name]
                 assert fleet.free_mib[row, at] == gpu.mib - sum(gpu.mib if p.kind == "whole" else p.mib for p in mine)
                 assert fleet.free_percent[row, at] == 100 - sum(
@@ -104,9 +106,9 @@ def test_two_allocated_pods_of_one_gpu_or_instance_are_reported() -> None:
     fleet = Fleet()
     mig = Gpu("m", 1, "h100", 10, mig=True, instances=(MigInstance("i", "1g.10gb", 5, 0, 0),))
     fleet.set_node("n", Inventory((Gpu("c", 0, "t4", 10), mig)))
-    for piece in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
-        fleet.debit("n", piece)
+    for assigned in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
+        fleet.debit("n", assigned)
         assert fleet.overcommitted() == []
-    for piece in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
-        fleet.debit("n", piece)
+    for assigned in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
+        fleet.debit("n", assigned)
     assert fleet.overcommitted() == [("n", "c", -2, -20), ("n", "i", -5, -100)]

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from vgpu.scheduling.gang_facts import ReservationFacts
 from vgpu.scheduling.gang_pauses import LONGEST_QUIET_S, LONGEST_S, GangPauses
-from vgpu.scheduling.gangs import QUIET_S, Gangs, ReservationFacts
+from vgpu.scheduling.gangs import QUIET_S, Gangs
 
 PODS = 4
 PAUSES_S = [0.0, 0.0, 0.0, 1.0, 3.0, 10.0, 29.0]
@@ -188,7 +189,7 @@ def test_of_a_gang_that_never_fits_nothing_stays_reserved_once_others_request(
     assert not cluster.reserved
 
 
-def test_two_tries_that_see_no_pod_twice_look_like_one_and_keep_their_reservations_until_the_gang_is_tried_again() -> (
+def test_two_tries_that_see_no_pod_twice_count_as_one_and_keep_their_reservations_until_the_gang_is_tried_again() -> (
     None
 ):
     """kube-scheduler's own filters refuse three pods at the first try and the first three at the second (docs/tasks/gangs.md)."""

@@ -6,7 +6,8 @@ from collections.abc import Set
 
 import pytest
 
-from vgpu.scheduling.gangs import QUIET_S, YIELD_S, GangFailure, Gangs, ReservationFacts
+from vgpu.scheduling.gang_facts import GangFailure, ReservationFacts
+from vgpu.scheduling.gangs import QUIET_S, YIELD_S, Gangs
 
 
 def held(*uids: str) -> set[str]:

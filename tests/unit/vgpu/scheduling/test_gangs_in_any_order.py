@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.examples import examples
 from tests.unit.vgpu.scheduling.slow_gangs import GROUPS, MARK, UIDS, FilterCall, SlowGangs
+from vgpu.scheduling.gang_facts import GangFailure, ReservationFacts, Standing
 from vgpu.scheduling.gang_pauses import LONGEST_S
-from vgpu.scheduling.gangs import QUIET_S, YIELD_S, GangFailure, Gangs, ReservationFacts, Standing
+from vgpu.scheduling.gangs import QUIET_S, YIELD_S, Gangs
 
 
 class GangMachine(RuleBasedStateMachine):

@@ -89,16 +89,16 @@ def has_room(fleet: Fleet, node: str, assignment: Assignment) -> bool:
     """Do the node's records stay sound with this assignment?"""
     at = fleet.column[node]
     row_of = {c.uuid: row for row, c in enumerate(fleet.inventory[node].gpus)}
-    whole_gpus = [p.uuid for pieces in assignment.containers.values() for p in pieces if p.kind == "whole"]
-    all_gpus = [p.uuid for pieces in assignment.containers.values() for p in pieces]
-    for piece in assignment.held():
-        row = row_of[piece.uuid]
+    whole_gpus = [p.uuid for gpus in assignment.containers.values() for p in gpus if p.kind == "whole"]
+    all_gpus = [p.uuid for gpus in assignment.containers.values() for p in gpus]
+    for assigned in assignment.held():
+        row = row_of[assigned.uuid]
         if not fleet.shareable[row, at]:
             return False
-        if piece.uuid in whole_gpus:
-            if fleet.containers[row, at] or all_gpus.count(piece.uuid) > 1:
+        if assigned.uuid in whole_gpus:
+            if fleet.containers[row, at] or all_gpus.count(assigned.uuid) > 1:
                 return False
-        elif piece.mib > fleet.free_mib[row, at] or piece.core_percent > fleet.free_percent[row, at]:
+        elif assigned.mib > fleet.free_mib[row, at] or assigned.core_percent > fleet.free_percent[row, at]:
             return False
     return True
 
@@ -186,12 +186,12 @@ def test_placing_and_debiting_never_takes_more_than_a_gpu_has(fleet: Fleet, requ
     for request in requests:
         result = place(fleet, request, list(fleet.column))
         if isinstance(result, Placement):
-            for piece in result.assignment.held():
-                fleet.debit(result.node, piece)
-                given_out.append((result.node, piece))
+            for assigned in result.assignment.held():
+                fleet.debit(result.node, assigned)
+                given_out.append((result.node, assigned))
             assert fleet.overcommitted() == []
-    for node, piece in given_out:
-        fleet.credit(node, piece)
+    for node, assigned in given_out:
+        fleet.credit(node, assigned)
     for name, array in fleet.snapshot().items():
         assert (array == before[name]).all(), name
 
@@ -213,8 +213,8 @@ def test_init_containers_and_sidecars_share_a_gpu_with_enough_free_for_their_pea
         most = max(most, running + mib)
         running += 0 if kind == "init" else mib
     assert isinstance(place(fleet_of(n=[most - 1]), request, ["n"]), NoFit)
-    (piece,) = placed(place(fleet_of(n=[most]), request, ["n"])).assignment.held()
-    assert piece.mib == most
+    (assigned,) = placed(place(fleet_of(n=[most]), request, ["n"])).assignment.held()
+    assert assigned.mib == most
 
 
 def test_a_pod_that_the_tightest_gpus_lead_into_a_corner_is_still_placed() -> None:
@@ -316,8 +316,8 @@ def test_a_condition_on_model_or_uuid_is_kept(conditions: dict[str, frozenset[st
     fleet = Fleet()
     fleet.set_node("n", Inventory((gpu("n-0", 7), gpu("n-1", 9, model="h100"))))
     request = PodRequest((share("m", 1),), **conditions)  # type: ignore[arg-type]
-    (piece,) = placed(place(fleet, request, ["n"])).assignment.containers["m"]
-    assert piece == AssignedGpu(expected, 7 if expected == "n-0" else 9, 1)
+    (assigned,) = placed(place(fleet, request, ["n"])).assignment.containers["m"]
+    assert assigned == AssignedGpu(expected, 7 if expected == "n-0" else 9, 1)
 
 
 def test_whole_gpus_of_an_init_container_are_handed_on_but_not_those_of_a_running_sidecar() -> None:
@@ -357,9 +357,9 @@ def test_mig_instances_run_out_and_are_never_given_twice() -> None:
     request = PodRequest((mig("m"),))
     seen = set()
     for _ in range(2):
-        for piece in placed(place(fleet, request, ["n"])).assignment.held():
-            seen.add(piece.uuid)
-            fleet.debit("n", piece)
+        for assigned in placed(place(fleet, request, ["n"])).assignment.held():
+            seen.add(assigned.uuid)
+            fleet.debit("n", assigned)
     assert seen == {"m0-0", "m0-1"}
     assert explain(fleet, request, ["n"]) == {"n": NO_MIG}
     assert explain(fleet, PodRequest((mig("m", 3),)), ["n"]) == {"n": NO_MIG_EVER}

@@ -121,14 +121,14 @@ def test_mig_instances_fit_exactly_where_enough_of_them_are_free(
             assert name not in reasons
             result = place(fleet, request, [name], only)
             assert isinstance(result, Placement)
-            pieces = [piece for part in result.assignment.containers.values() for piece in part]
-            assert len({piece.uuid for piece in pieces}) == sum(part.gpus for part in request.containers)
-            for piece in pieces:
+            gpus = [assigned for part in result.assignment.containers.values() for assigned in part]
+            assert len({assigned.uuid for assigned in gpus}) == sum(part.gpus for part in request.containers)
+            for assigned in gpus:
                 before = len(fleet.mig_containers[name])
-                fleet.debit(name, piece)
+                fleet.debit(name, assigned)
                 assert len(fleet.mig_containers[name]) == before + 1, "it was free"
-            for piece in pieces:
-                fleet.credit(name, piece)
+            for assigned in gpus:
+                fleet.credit(name, assigned)
         elif not enough(name, {}, free=False):
             assert reasons[name] == NO_MIG_EVER
         elif not enough(name, {}, free=True):

@@ -29,7 +29,7 @@ def fleet_of(labels: LabelsOf, free: Mapping[str, Sequence[int]] | None = None) 
     for name, each in labels.items():
         gpus = tuple(Gpu(f"{name}-{row}", row, "t4", mib) for row, mib in enumerate((free or {}).get(name, [GPU_MIB])))
         fleet.set_node(name, Inventory(gpus))
-        fleet.labels.say(name, each)
+        fleet.labels.set(name, each)
     return fleet
 
 
@@ -284,7 +284,7 @@ def test_labels_follow_a_node_that_changes_leaves_and_comes_back() -> None:
         return {node: names.get(int(key.codes[at]), "") for node, at in fleet.column.items()}
 
     assert values() == {"a": "east", "b": "west"}
-    fleet.labels.say("a", {"zone": "north"})
+    fleet.labels.set("a", {"zone": "north"})
     inventory = fleet.inventory["b"]
     fleet.remove_node("b")
     assert (fleet.labels.key("zone").codes >= 0).sum() == 1
@@ -292,19 +292,19 @@ def test_labels_follow_a_node_that_changes_leaves_and_comes_back() -> None:
         fleet.set_node(f"n{number}", replace(inventory, gpus=()))
     fleet.set_node("b", inventory)
     assert {node: value for node, value in values().items() if value} == {"a": "north", "b": "west"}
-    fleet.labels.say("b", None)
+    fleet.labels.set("b", None)
     assert values()["b"] == ""
 
 
 def test_keys_that_no_pod_names_any_more_are_forgotten() -> None:
     labels = Labels({"a": 0})
     labels.grew(4)
-    labels.say("a", {"zone": "east"})
+    labels.set("a", {"zone": "east"})
     for number in range(MOST_KEYS + 5):
         labels.key(f"odd-{number}")
     assert len(labels._keys) == MOST_KEYS
     for number in range(100):
-        labels.say("a", {"odd-20": str(number)})
+        labels.set("a", {"odd-20": str(number)})
     assert len(labels.key("odd-20").numbers) <= 10, "values that came and went do not pile up"
     assert labels.key("zone").codes[0] == -1
 

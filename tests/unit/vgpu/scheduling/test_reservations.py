@@ -115,14 +115,14 @@ class ReservationMachine(RuleBasedStateMachine):
             self.happens(uid, event)
 
     @rule(uid=UIDS, kind=st.sampled_from(KINDS))
-    def drop(self, uid: str, kind: Kind) -> None:
+    def end(self, uid: str, kind: Kind) -> None:
         was = self.slow.find(uid, kind)
-        assert (self.store.drop(uid, kind) is not None) is (was is not None)
+        assert (self.store.end(uid, kind) is not None) is (was is not None)
         self.slow.drop(uid, kind)
 
     @rule(uid=UIDS)
     def seen_bound_or_gone(self, uid: str) -> None:
-        self.store.drop_all(uid)
+        self.store.end_all(uid)
         self.slow.drop(uid, *KINDS)
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 6.0, 11.0, 59.0, 61.0, 300.0]), heard=st.booleans(), listed=st.booleans())
@@ -147,7 +147,7 @@ class ReservationMachine(RuleBasedStateMachine):
         ]
         assert over == expected
         for uid in over if dropped else ():
-            self.drop(uid, kind)
+            self.end(uid, kind)
 
     @rule(priority=st.integers(0, 3))
     def a_pod_fits_no_node(self, priority: int) -> None:

@@ -61,9 +61,9 @@ def change(draw: st.DrawFn, fleet: Fleet, held: list[tuple[str, AssignedGpu]]) -
     elif kind == "credit" and held:
         fleet.credit(*held.pop(draw(st.integers(0, len(held) - 1))))
     elif kind == "saw":
-        fleet.saw(draw(requests()))
+        fleet.record(draw(requests()))
     elif kind == "taint":
-        fleet.say(node, {}, [Taint("a", "b", "NoSchedule")] if draw(st.booleans()) else [])
+        fleet.set_labels(node, {}, [Taint("a", "b", "NoSchedule")] if draw(st.booleans()) else [])
 
 
 def scores_of(table: FeasibilityTable | None) -> dict[str, tuple[object, ...]]:
@@ -84,7 +84,7 @@ def test_pods_are_placed_as_without_kept_tables_after_any_changes(data: st.DataO
         fleet.set_node(node, inventory(data.draw, node))
         fleet.set_cpu(node, data.draw(st.sampled_from((1000, 4000))))
     for one in templates:
-        fleet.saw(one)
+        fleet.record(one)
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 4))):
             change(data.draw, fleet, held)
@@ -97,9 +97,9 @@ def test_pods_are_placed_as_without_kept_tables_after_any_changes(data: st.DataO
         found = place(fleet, request, quoted(names))
         assert found == place(fleet, request, names)
         if isinstance(found, Placement):
-            held += [(found.node, piece) for piece in found.assignment.held()]
-            for piece in found.assignment.held():
-                fleet.debit(found.node, piece)
+            held += [(found.node, assigned) for assigned in found.assignment.held()]
+            for assigned in found.assignment.held():
+                fleet.debit(found.node, assigned)
 
 
 def test_a_table_is_kept_for_the_next_pod_of_a_template_and_for_few_templates() -> None:

@@ -35,7 +35,7 @@ STEPS = st.one_of(
     st.tuples(st.just("cpu"), NODES, st.integers(0, 20)),
     st.tuples(st.just("node"), NODES, st.integers(0, 3)),
     st.tuples(st.just("gone"), NODES, st.just(0)),
-    st.tuples(st.just("saw"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
+    st.tuples(st.just("record"), st.integers(0, len(REQUESTS) - 1), st.just(0)),
 )
 
 
@@ -51,20 +51,20 @@ def scores(fleet: Fleet, request: PodRequest, columns: list[int]) -> tuple[Any, 
 
 
 @given(steps=st.lists(STEPS, min_size=5, max_size=60))
-def test_whatever_changes_the_scores_are_those_of_a_fresh_look(steps: list[tuple[str, int, int]]) -> None:
+def test_whatever_changes_the_scores_are_those_of_a_fresh_table(steps: list[tuple[str, int, int]]) -> None:
     fleet = Fleet()
     for number in range(4):
         fleet.set_node(f"n{number}", inventory(f"n{number}", number % 3))
     for request in REQUESTS:
-        fleet.saw(request)
+        fleet.record(request)
     for what, one, other in steps:
         name = f"n{other if what == 'request' else one}"
         if what == "node":
             fleet.set_node(name, inventory(name, other))
         elif what == "gone":
             fleet.remove_node(name)
-        elif what == "saw":
-            fleet.saw(REQUESTS[one])
+        elif what == "record":
+            fleet.record(REQUESTS[one])
         elif name in fleet:
             first = fleet.inventory[name].gpus[0]
             if what == "debit":
@@ -148,7 +148,7 @@ def test_a_pod_that_takes_the_place_of_one_with_as_much_memory_and_less_compute_
     for number in range(3):
         fleet.set_node(f"n{number}", inventory(f"n{number}", 1))
     for request in REQUESTS:
-        fleet.saw(request)
+        fleet.record(request)
     columns = sorted(fleet.column.values())
     first = fleet.inventory["n1"].gpus[0]
     fleet.debit("n1", AssignedGpu(first.uuid, 0, 4096, 10))
@@ -176,8 +176,8 @@ def test_few_kinds_are_kept_and_equal_arrays_once() -> None:
 def test_tables_that_are_made_anew_end_what_was_kept() -> None:
     distribution = RequestDistribution()
     for request in REQUESTS:
-        distribution.saw(request, {"large": 0})
+        distribution.record(request, {"large": 0})
     first = distribution.unusable(gpus(4096, 8192, MIB)).tolist()
     for _ in range(200):
-        distribution.saw(REQUESTS[2], {"large": 0})
+        distribution.record(REQUESTS[2], {"large": 0})
     assert distribution.unusable(gpus(4096, 8192, MIB)).tolist() != first

@@ -56,7 +56,7 @@ def test_spread_over_two_gpus_takes_the_two_emptiest_of_a_node() -> None:
 def test_fragmentation_leaves_what_the_pods_seen_can_use() -> None:
     fleet = fleet_of(a=[80], b=[100])
     for _ in range(64):
-        fleet.saw(share(60, "fragmentation"))
+        fleet.record(share(60, "fragmentation"))
     assert chosen(fleet, share(40, "binpack")) == ("a-0",)
     assert chosen(fleet, share(40, "fragmentation")) == ("b-0",)
 
@@ -71,7 +71,7 @@ def test_fragmentation_keeps_the_cpu_that_idle_gpus_will_need() -> None:
     fleet.set_cpu("b", 16000)
     request = share(100, "fragmentation", cpu_milli=8000)
     for _ in range(64):
-        fleet.saw(request)
+        fleet.record(request)
     assert chosen(fleet, request)[0].startswith("b")
 
 
@@ -88,20 +88,20 @@ def test_fragmentation_keeps_a_rare_model_for_the_few_pods_that_can_go_nowhere_e
     anywhere = share(60, "fragmentation")
     assert chosen(fleet, anywhere) == ("a-0",), "equal, so the smaller name"
     for number in range(128):
-        fleet.saw(replace(anywhere, models=frozenset(("rare",))) if number % 20 == 0 else anywhere)
+        fleet.record(replace(anywhere, models=frozenset(("rare",))) if number % 20 == 0 else anywhere)
     assert chosen(fleet, anywhere) == ("b0-0",)
 
 
 def test_a_model_of_which_no_gpu_may_be_shared_out_does_no_harm() -> None:
     fleet = of_models(a="t4")
     fleet.set_node("m", Inventory((Gpu("m-0", 0, "a100", 100, mig=True),)))
-    fleet.saw(share(60, "fragmentation"))
+    fleet.record(share(60, "fragmentation"))
     assert chosen(fleet, share(40, "fragmentation")) == ("a-0",)
 
 
 def test_a_model_that_came_after_the_last_pod_is_as_useful_as_those_before() -> None:
     fleet = fleet_of(a=[100])
-    fleet.saw(share(60, "fragmentation"))
+    fleet.record(share(60, "fragmentation"))
     assert chosen(fleet, share(40, "fragmentation")) == ("a-0",)
     fleet.set_node("b", Inventory((Gpu("b-0", 0, "h100", 100),)))
     assert chosen(fleet, share(40, "fragmentation")) == ("a-0",), "equal, so the smaller name"
@@ -110,9 +110,9 @@ def test_a_model_that_came_after_the_last_pod_is_as_useful_as_those_before() -> 
 def test_what_pods_requested_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vgpu.scheduling.demand.request_distribution.FORGET_AT", 64)
     fleet = fleet_of(a=[80])
-    fleet.saw(share(1, "fragmentation"))
+    fleet.record(share(1, "fragmentation"))
     for mib in [60] * 200 + [70] * 200:
-        fleet.saw(share(mib, "fragmentation"))
+        fleet.record(share(mib, "fragmentation"))
     often = {one.mib: times for one, times in fleet.distribution.seen.items()}
     assert 1 not in often
     assert often[70] > 10 * often.get(60, 0)
@@ -162,13 +162,13 @@ def test_every_policy_places_a_pod_where_it_fits_and_only_there(
 ) -> None:
     nodes = {f"n{number}": gpus_free for number, gpus_free in enumerate(free)}
     fleet, request = fleet_of(**nodes), share(mib, policy, gpus)
-    fleet.saw(request)
+    fleet.record(request)
     fits = {name for name, each in nodes.items() if sum(left >= mib for left in each) >= gpus}
     assert set(nodes) - set(explain(fleet, request, nodes)) == fits
     found = place(fleet, request, nodes)
     assert isinstance(found, Placement) == bool(fits)
     if isinstance(found, Placement):
-        pieces = found.assignment.held()
+        given = found.assignment.held()
         assert found.node in fits
-        assert len(pieces) == gpus
-        assert all(nodes[found.node][piece.index] >= mib for piece in pieces)
+        assert len(given) == gpus
+        assert all(nodes[found.node][assigned.index] >= mib for assigned in given)

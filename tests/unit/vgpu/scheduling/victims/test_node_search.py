@@ -61,8 +61,8 @@ def slow(view: NodeView, part: GpuRequest, cpu: int) -> Cost | None:
     pods = view.pods
     held = np.zeros((len(pods), GPUS), np.int64)
     for at, one in enumerate(pods):
-        for piece in one.held:
-            held[at, piece.index] += piece.mib
+        for assigned in one.held:
+            held[at, assigned.index] += assigned.mib
     free = GPU_MIB - held.sum(axis=0)
     needs = np.full(GPUS, GPU_MIB if part.kind == "whole" else part.mib)
     sets = (np.arange(1 << len(pods))[:, np.newaxis] >> np.arange(len(pods))) & 1
@@ -120,13 +120,13 @@ def test_pods_of_other_gpus_join_where_those_on_one_free_too_little_beside_it() 
         for one in gone:
             fewer = tuple(other for other in gone if other is not one)
             assert not suffices(view, fewer, cpu), "no victim could stay"
-        joined += len({piece.index for one in gone for piece in one.held}) > 1
+        joined += len({assigned.index for one in gone for assigned in one.held}) > 1
     assert joined
 
 
 def suffices(view: NodeView, gone: tuple[AllocatedPod, ...], cpu: int) -> bool:
     left = [GPU_MIB] * GPUS
     for one in view.pods:
-        for piece in () if one in gone else one.held:
-            left[piece.index] -= piece.mib
+        for assigned in () if one in gone else one.held:
+            left[assigned.index] -= assigned.mib
     return max(left) >= 50 and sum(one.requests["cpu"] for one in gone) >= cpu

@@ -26,7 +26,7 @@ HEADROOM = {"tight": 0, "one": 1}
 RANK = {"latency-critical": 0, "standard": 1, "best-effort": 2}
 
 
-def piece(node: str, row: int, mib: int, percent: int = 0) -> AssignedGpu:
+def part_of(node: str, row: int, mib: int, percent: int = 0) -> AssignedGpu:
     return AssignedGpu(f"{node}-{row}", row, mib, percent)
 
 
@@ -182,7 +182,7 @@ def test_the_least_set_is_the_least_of_all_sets(
     rules = EvictionRules(priority, HEADROOM, violate, {"n0": on_n0}, may_be_nobody)
     if on_n0.frees and is_sum_of_one_gpu(request):
         for one in allocated_pods["n0"]:  # which pods of other GPUs join is not the least choice: here all lie on one
-            assume(all(piece.index == 0 for piece in one.held))
+            assume(all(part.index == 0 for part in one.held))
         assume(nodes["n0"] == 1)
     found, best = least(nodes, allocated_pods, request, rules), slow(nodes, allocated_pods, request, rules)
     for bound, view in lower_bounds(list(views(nodes, allocated_pods).values()), request, rules, {}):
@@ -214,7 +214,7 @@ def test_where_there_are_too_many_to_try_them_all_no_victim_could_stay(
     for at, (size, priority, protected) in enumerate(pods):
         if sum(one.held[0].mib for one in allocated_pods["n"]) + size <= 100:
             allocated_pods["n"].append(
-                allocated_pod(f"p{at:02}", piece("n", 0, size), priority=priority, protected=protected)
+                allocated_pod(f"p{at:02}", part_of("n", 0, size), priority=priority, protected=protected)
             )
     request, rules = share(mib), EvictionRules(3)
     found = least({"n": 1}, allocated_pods, request, rules)
@@ -246,7 +246,7 @@ def test_where_there_are_too_many_to_try_them_all_no_victim_could_stay(
 )
 def test_of_two_pods_the_lesser_goes(first: dict[str, object], second: dict[str, object]) -> None:
     allocated_pods = {
-        "n": [allocated_pod("b", piece("n", 0, 60), **first), allocated_pod("a", piece("n", 1, 60), **second)]  # type: ignore[arg-type]
+        "n": [allocated_pod("b", part_of("n", 0, 60), **first), allocated_pod("a", part_of("n", 1, 60), **second)]  # type: ignore[arg-type]
     }
     assert names_of(least({"n": 2}, allocated_pods, share(50), EvictionRules(10, HEADROOM))) == ("b",)
 
@@ -254,9 +254,9 @@ def test_of_two_pods_the_lesser_goes(first: dict[str, object], second: dict[str,
 def test_fewer_go_rather_than_more() -> None:
     allocated_pods = {
         "n": [
-            allocated_pod("a", piece("n", 0, 50)),
-            allocated_pod("b", piece("n", 0, 50)),
-            allocated_pod("c", piece("n", 1, 100)),
+            allocated_pod("a", part_of("n", 0, 50)),
+            allocated_pod("b", part_of("n", 0, 50)),
+            allocated_pod("c", part_of("n", 1, 100)),
         ]
     }
     assert names_of(least({"n": 2}, allocated_pods, share(100), EvictionRules(10))) == ("c",)
@@ -264,27 +264,27 @@ def test_fewer_go_rather_than_more() -> None:
 
 @pytest.mark.parametrize("kept", [{"priority": 10}, {"protected": True}])
 def test_a_pod_that_is_not_lower_or_not_evictable_stays(kept: dict[str, object]) -> None:
-    allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 60), **kept)]}  # type: ignore[arg-type]
+    allocated_pods = {"n": [allocated_pod("a", part_of("n", 0, 60), **kept)]}  # type: ignore[arg-type]
     assert least({"n": 1}, allocated_pods, share(50), EvictionRules(10)) is None
 
 
 def test_for_a_gpu_that_is_too_small_when_empty_no_pod_is_evicted() -> None:
-    allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 60))]}
+    allocated_pods = {"n": [allocated_pod("a", part_of("n", 0, 60))]}
     assert least({"n": 1}, allocated_pods, share(101), EvictionRules(10)) is None
 
 
 def test_a_pod_that_fits_as_it_is_evicts_no_pod() -> None:
-    allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 60))]}
+    allocated_pods = {"n": [allocated_pod("a", part_of("n", 0, 60))]}
     assert names_of(least({"n": 1}, allocated_pods, share(40), EvictionRules(10))) == ()
 
 
 def test_compute_time_is_a_reason_as_memory_is() -> None:
-    allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 10, 60)), allocated_pod("b", piece("n", 0, 80))]}
+    allocated_pods = {"n": [allocated_pod("a", part_of("n", 0, 10, 60)), allocated_pod("b", part_of("n", 0, 80))]}
     assert names_of(least({"n": 1}, allocated_pods, share(10, 50), EvictionRules(10))) == ("a",)
 
 
 def test_a_set_must_meet_the_callers_own_condition() -> None:
-    allocated_pods = {"n": [allocated_pod("a", piece("n", 0, 60)), allocated_pod("b", piece("n", 1, 60))]}
+    allocated_pods = {"n": [allocated_pod("a", part_of("n", 0, 60)), allocated_pod("b", part_of("n", 1, 60))]}
     rules = EvictionRules(10, terms={"n": EvictionTerms(must_go=frozenset("b"))})
     assert names_of(least({"n": 2}, allocated_pods, share(50), rules)) == ("b",)
     rules = EvictionRules(10, terms={"n": EvictionTerms(must_go=frozenset("c"))})

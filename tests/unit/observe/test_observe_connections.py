@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from observe.bounds import ANSWERED_WELL_S, ORDINARY, YOUNG_S, Bounds, ClientConnection, ClientConnections, Phase
+from observe.bounds import Bounds
+from observe.connections import ANSWERED_WELL_S, ORDINARY, YOUNG_S, ClientConnection, ClientConnections, Phase
 
 BOUNDS = Bounds(body_bytes=100, connections=6, per_address=3, held_bytes=100, request_s=10, answer_s=5, idle_s=30)
 
@@ -137,7 +138,7 @@ def test_a_queued_request_is_dropped_for_that_of_another_client() -> None:
     connections = ClientConnections(BOUNDS)
     *flood, honest = opened(connections, ("a", 0), ("a", 0), ("b", 1))
     for one in flood:
-        connections.enter(one, Phase.TURN, 1)
+        connections.enter(one, Phase.QUEUED, 1)
         assert connections.hold(one, 50) == []
     assert connections.hold(honest, 10) == [flood[0]]
 
@@ -238,13 +239,13 @@ def slow_choices(
 
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["add"] * 6 + ["request", "turn", "work", "answer", "idle", "idle", "well", "hold", "remove", "expire"]), st.integers(0, 19), st.integers(0, 30)),
+    st.tuples(st.sampled_from(["add"] * 6 + ["request", "queued", "work", "answer", "idle", "idle", "well", "hold", "remove", "expire"]), st.integers(0, 19), st.integers(0, 30)),
     min_size=40, max_size=120,
 )  # fmt: skip
 
 
 @given(CHANGES, st.booleans())
-def test_the_connection_that_is_closed_is_the_one_that_a_look_at_all_of_them_finds(
+def test_the_connection_that_is_closed_is_the_one_that_a_comparison_of_all_finds(
     changes: list[tuple[str, int, int]], trusted: bool
 ) -> None:
     connections = ClientConnections(replace(BOUNDS, trusted=trusted))
