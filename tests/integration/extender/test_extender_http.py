@@ -336,7 +336,7 @@ async def test_a_snapshot_reports_what_is_reserved(api: FakeApi) -> None:
 
 
 async def test_a_mistake_of_ours_is_an_error_in_the_answer(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(*_: object) -> None:
+    def explode(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
     async with running(api) as scheduler:
