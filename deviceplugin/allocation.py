@@ -4,7 +4,7 @@ The kubelet names no pod. It admits one pod at a time: container by container in
 resource by resource in *random* order. So the pod that a call is for follows from the pods that wait, their requests, and what was allocated since.
 This module draws that conclusion and is pure: it uses no gRPC, no clock and no Kubernetes.
 
-Two pods of the same size on different GPUs cannot be told apart at the first request. Then one is guessed; the pod in flight is
+Two pods of the same size on different GPUs cannot be distinguished at the first request. Then one is guessed; the pod in flight is
 kept until a request does not fit it; a request that shows the guess to be wrong moves what was given to the pod that explains all
 of it. What the kubelet may mix up so are pods of equal counts: per GPU, its records stay right.
 """

@@ -114,10 +114,10 @@ class Node:
                 pass
 
 
-def measure(gpus: int, used_gib: float, claims: bool) -> Node:
+def measure(gpus: int, used_gib: float, within_guarantee: bool) -> Node:
     """All rounds of one scenario."""
     node = Node(gpus, used_gib)
-    if claims:
+    if within_guarantee:
         for number in range(25):
             name = f"new{number}"
             node.policy.apply(Joined(0.0, name, MemoryContract({"0": (GIB, GIB)})))
@@ -125,7 +125,7 @@ def measure(gpus: int, used_gib: float, claims: bool) -> Node:
         node.now_s += STEP_S * node.random.random()
         name = f"c{node.random.randrange(CONTAINERS)}"
         node.policy.apply((Working if node.random.random() < 0.7 else Idle)(node.now_s, name))
-        if claims:
+        if within_guarantee:
             name = f"new{round_ % 25}"
             node.policy.apply(Used(node.now_s, name, "0", 0, 0, 0))
             node.policy.apply(Requested(node.now_s, name, f"r{round_}", "0", GIB, False, 0.0))

@@ -126,17 +126,17 @@ static void swap_out_and_in(int socket)
         watch_copy();
     timed("export_s", export_all);
     if (!hung)
-        report("save", ask(socket, SAVE, true, "save"));
-    double free_before = ask(socket, FREE_BYTES, false, "free").free_gib;
+        report("save", order_copier(socket, SAVE, true, "save"));
+    double free_before = order_copier(socket, FREE_BYTES, false, "free").free_gib;
     timed("unmap_s", unmap_all);
     timed("release_s", release_all);
-    figure("freed_gib", ask(socket, FREE_BYTES, false, "free").free_gib - free_before);
+    figure("freed_gib", order_copier(socket, FREE_BYTES, false, "free").free_gib - free_before);
     timed("create_again_s", create_all);
     timed("map_again_s", map_all);
     timed("access_again_s", access_all);
     timed("export_again_s", export_all);
     if (!hung)
-        report("restore", ask(socket, RESTORE, true, "restore"));
+        report("restore", order_copier(socket, RESTORE, true, "restore"));
     figure("away_s", now() - began);
 }
 
@@ -227,7 +227,7 @@ int main(int argc, char **argv)
     }
     close(pair[1]);
     int socket = pair[0];
-    struct answer ready = ask(socket, MAKE_READY, false, "pool");
+    struct answer ready = order_copier(socket, MAKE_READY, false, "pool");
     figure("pool_register_s", ready.pool_s);
     figure("pool_huge", ready.free_gib >= 0);
     figure("gib", (double)total / GIB);

@@ -106,7 +106,7 @@ static void copier(int socket)
     _exit(0);
 }
 
-static struct answer ask(int socket, char order, bool send_blocks, const char *name)
+static struct answer order_copier(int socket, char order, bool send_blocks, const char *name)
 {
     struct answer answer = {0};
     if (write(socket, &order, 1) != 1)

@@ -1,4 +1,4 @@
-/* attributes.c - what the program is told about an elastic pointer: what the driver answers for a plain allocation.
+/* attributes.c - what the program learns of an elastic pointer: what the driver answers for a plain allocation.
  *
  * Measured beside each other on an H200 with driver 580 (docs/development/elastic-memory.md). The driver's answers for mapped memory differ in
  * a few, and it has none while a block is away. Three are not a plain allocation's, because the memory does not have these properties: it

@@ -9,7 +9,7 @@ from typing import Literal
 from vgpu.api.names import CLASSES
 from vgpu.memory.swap.events import MemoryContract
 
-Late = Literal["claim", "excess"]
+Late = Literal["guarantee", "excess"]
 """For what a container is to give way and does not: another's guarantee, or only another's excess."""
 
 

@@ -82,21 +82,21 @@ class Ends:
         if state.direction != "out" and (state.able or not plan.short):
             return None
         above = [gpu for gpu, one in state.memory.items() if one.present > one.guarantee]
-        claimed = [gpu for gpu in above if plan.claims.get(gpu, set()) - {state.name}]
+        wanted_by_others = [gpu for gpu in above if plan.guaranteed.get(gpu, set()) - {state.name}]
         if state.direction == "out":
             if state.suspended_at_s is None or state.moving.isdisjoint(above):
                 return None
-            if not state.moving.isdisjoint(claimed):
-                return "claim"
+            if not state.moving.isdisjoint(wanted_by_others):
+                return "guarantee"
             return None if state.cancelled else "excess"
-        cannot = not state.able and not plan.short.isdisjoint(claimed)
-        return "claim" if cannot else None
+        cannot = not state.able and not plan.short.isdisjoint(wanted_by_others)
+        return "guarantee" if cannot else None
 
     def _over(self, state: ContainerState) -> list[Action]:
         if state.late_for is None or state.late_s < self._settings.reclaim_timeout_s or state.is_over_limit:
             return []
         after = f"{self._settings.reclaim_timeout_s:g} s"
-        if state.late_for == "claim":
+        if state.late_for == "guarantee":
             state.is_over_limit = True
             return [
                 OverLimit(state.name, f"above its guarantee, it did not give way to another's guarantee within {after}")

@@ -1,4 +1,4 @@
-"""One decision of the swap policy: the claims within guarantees first, then those that take turns. `vgpu.memory.swap.policy` has the rules."""
+"""One decision of the swap policy: the requests within guarantees first, then those that take turns. `vgpu.memory.swap.policy` has the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Plan:
     """Makes the decision at its creation, and changes the states and the list of requests by it.
 
     `actions`: what to do. `again_s`: when another decision may differ without a further event. `room`: container that comes back -> GPU -> bytes
-    that it may take now. `claims`: GPU -> containers that wait there for memory within their guarantees. `short`: the GPUs on which
+    that it may take now. `guaranteed`: GPU -> containers that wait there for memory within their guarantees. `short`: the GPUs on which
     all that can give way is not enough for them.
     """
 
@@ -39,25 +39,25 @@ class Plan:
         self.actions: list[Action] = []
         self.again_s = inf
         self.room: dict[str, dict[str, int]] = {}
-        self.claims: dict[str, set[str]] = {}
+        self.guaranteed: dict[str, set[str]] = {}
         self.short: set[str] = set()
         self._blocked: set[str] = set()
         """GPUs on which an earlier one in the order waits until others give way."""
         self._by_worth: list[ContainerState] | None = None
         for state in states.values():
             state.has_turn = state.has_turn and state.keeps_turn(now_s)
-        claims, turn_requests = self._sort_requests()
+        guaranteed, turn_requests = self._sort_requests()
         for gpu, soon in self.budget.soon.items():
             if soon < 0:
                 self._make_room(None, {gpu: 0}, within=True)
-        self._claim(claims)
+        self._serve_guarantees(guaranteed)
         self._take_turns(turn_requests)
         self._cancel_needless()
 
     def _sort_requests(self) -> tuple[list[MemoryRequest], dict[str, list[MemoryRequest]]]:
         """Those within guarantees, and the others by container, without those that are refused."""
         ahead: dict[tuple[str, str], int] = {}
-        claims: list[MemoryRequest] = []
+        guaranteed: list[MemoryRequest] = []
         others: dict[str, list[MemoryRequest]] = {}
         for request in list(self._requests.values()):
             one = self._states[request.name].memory.get(request.gpu)
@@ -67,14 +67,14 @@ class Plan:
             key = request.name, request.gpu
             if one.used + ahead.get(key, 0) + request.bytes <= one.guarantee:
                 ahead[key] = ahead.get(key, 0) + request.bytes
-                claims.append(request)
+                guaranteed.append(request)
                 self.budget.claimed[request.gpu] += request.bytes
             elif why := self._hopeless(request):
                 self._refuse(request, why)
             else:
                 others.setdefault(request.name, []).append(request)
                 self.again_s = min(self.again_s, request.until_s)
-        return claims, others
+        return guaranteed, others
 
     def _hopeless(self, request: MemoryRequest) -> str:
         """Why a request above the guarantee fails now; empty if it may wait."""
@@ -99,7 +99,7 @@ class Plan:
         del self._requests[request.id]
         self._states[request.name].pending -= 1
 
-    def _claim(self, requests: list[MemoryRequest]) -> None:
+    def _serve_guarantees(self, requests: list[MemoryRequest]) -> None:
         """Containers that are within their guarantees come back, and get what they request within them, in the order of arrival."""
         for state in [state for state in self._states.values() if state.paused and state.within_guarantee]:
             self._come_back(state, within=True)
@@ -107,7 +107,7 @@ class Plan:
             enough = self._make_room(self._states[request.name], {request.gpu: request.bytes}, within=True)
             if self._grant(request):
                 continue
-            self.claims.setdefault(request.gpu, set()).add(request.name)
+            self.guaranteed.setdefault(request.gpu, set()).add(request.name)
             if not enough:
                 self.short.add(request.gpu)
 
@@ -180,7 +180,7 @@ class Plan:
         """All that can give way on these GPUs is not enough for what the container's guarantee covers."""
         self.short.update(gpus)
         for gpu in gpus:
-            self.claims.setdefault(gpu, set()).add(name)
+            self.guaranteed.setdefault(gpu, set()).add(name)
 
     def _begin_turn(self, state: ContainerState) -> None:
         if not state.has_turn:

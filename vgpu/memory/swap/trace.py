@@ -1,4 +1,4 @@
-"""Traces of the swap policy: what it was told, as JSON lines, so that a wrong decision can be reported as a file and made again.
+"""Traces of the swap policy: its events, as JSON lines, so that a wrong decision can be reported as a file and made again.
 
 One event is one JSON object on a line, with `type` first. A `Decided` stands for each call of `decide`: which events were applied between two
 decisions is part of what led to them.

@@ -1,4 +1,4 @@
-"""Turns: which container comes next to a GPU that has no room for all, how long its quantum is, and for whom it has to make room.
+"""Turns: which container comes next to a GPU that has no room for all, how long its quantum is, and for which container it has to make room.
 
 order     Those that starve, by their waiting time; then by class; those to which others give way at present; level; then the one served least for its weight.
 quantum   A container with work keeps its place for so long that the change of places is `swap_part` of it. A more urgent class does not wait for that.

@@ -12,7 +12,7 @@ def choose(short: Mapping[str, int], candidates: Sequence[tuple[str, Bytes]]) ->
     """Container -> what it moves out of each GPU, or None if all together have not enough.
 
     `short`: GPU -> missing bytes, above 0. `candidates`: (container, what it can move), the one that is to give way first at the front.
-    Exactly what is missing moves. From the back of the list on, each container is spared whose part the containers before it can move:
+    Exactly what is missing moves. From the back of the list on, each container stays whose part the containers before it can move:
     no other choice spares the last one that this choice does not spare.
     """
     total = {gpu: sum(can.get(gpu, 0) for _, can in candidates) for gpu in short}

@@ -157,7 +157,7 @@ class SimulatedNode:
             self.join(name)
 
     def join(self, name: str) -> None:
-        """The container starts, and asks for its working set."""
+        """The container starts, and requests its working set."""
         program = self.programs[name]
         program.memory = {gpu: Memory() for gpu in program.contract.gpus}
         self.report(Joined(self.now_s, name, program.contract))

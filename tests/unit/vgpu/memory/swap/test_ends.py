@@ -9,11 +9,11 @@ from vgpu.memory.swap.actions import CancelSwapOut, OverLimit, Refuse, Report, S
 from vgpu.memory.swap.events import Able, Progress, Unable
 
 
-def stopped_beside(*, claims: bool, gib: int = 10) -> SimulatedNode:
+def stopped_beside(*, within_guarantee: bool, gib: int = 10) -> SimulatedNode:
     """`deaf` has 20 of 24 GiB, 2 guaranteed, and its library does not answer. `waits` requests memory, within its guarantee or above."""
     programs = {
         "deaf": Program(contract(2, 24, BE), 20, stopped=True),
-        "waits": Program(contract(16 if claims else 1, 24, LC)),
+        "waits": Program(contract(16 if within_guarantee else 1, 24, LC)),
     }
     node = SimulatedNode(programs)
     node.run(1)
@@ -22,14 +22,14 @@ def stopped_beside(*, claims: bool, gib: int = 10) -> SimulatedNode:
 
 
 def test_a_container_that_does_not_give_way_to_a_guarantee_is_over_its_limit_after_the_time_out() -> None:
-    node = stopped_beside(claims=True)
+    node = stopped_beside(within_guarantee=True)
     node.run_for(30)
     assert node.times_of(OverLimit, "deaf") == [pytest.approx(11, abs=0.1)]
     assert not node.times_of(CancelSwapOut, "deaf")
 
 
 def test_it_keeps_its_memory_and_counts_as_unable_if_only_excess_waits() -> None:
-    node = stopped_beside(claims=False)
+    node = stopped_beside(within_guarantee=False)
     node.run_for(40)
     assert not node.times_of(OverLimit, "deaf")
     assert node.times_of(CancelSwapOut, "deaf") == [pytest.approx(11, abs=0.1)]
@@ -39,7 +39,7 @@ def test_it_keeps_its_memory_and_counts_as_unable_if_only_excess_waits() -> None
 
 
 def test_it_is_swapped_again_once_it_reports_that_it_can() -> None:
-    node = stopped_beside(claims=False)
+    node = stopped_beside(within_guarantee=False)
     node.run_for(15)
     node.programs["deaf"].stopped = False
     node.report(Able(node.now_s, "deaf"))
@@ -49,11 +49,11 @@ def test_it_is_swapped_again_once_it_reports_that_it_can() -> None:
 
 
 def test_a_neighbour_that_claims_later_starts_the_time_anew() -> None:
-    node = stopped_beside(claims=False)
-    node.programs["claims"] = Program(contract(4, 4))
+    node = stopped_beside(within_guarantee=False)
+    node.programs["guaranteed"] = Program(contract(4, 4))
     node.run_for(8)
-    node.join("claims")
-    node.request("claims", "0", 4 * GIB)
+    node.join("guaranteed")
+    node.request("guaranteed", "0", 4 * GIB)
     node.request("waits", "0", GIB)
     node.run_for(9)
     assert not node.times_of(OverLimit, "deaf")
@@ -62,7 +62,7 @@ def test_a_neighbour_that_claims_later_starts_the_time_anew() -> None:
 
 
 def test_time_without_a_ready_copier_does_not_count() -> None:
-    node = stopped_beside(claims=True)
+    node = stopped_beside(within_guarantee=True)
     node.run_for(5)
     node.set_ready(False)
     node.run_for(100)
@@ -75,7 +75,7 @@ def test_time_without_a_ready_copier_does_not_count() -> None:
 
 
 def test_time_until_the_suspend_does_not_count() -> None:
-    node = stopped_beside(claims=True)
+    node = stopped_beside(within_guarantee=True)
     node._decide_if_due()
     assert node.times_of(SwapOut, "deaf")
     for second in range(2, 60):
@@ -84,7 +84,7 @@ def test_time_until_the_suspend_does_not_count() -> None:
 
 
 def test_a_container_that_moves_its_memory_gives_way_however_long_it_takes() -> None:
-    node = stopped_beside(claims=True, gib=16)
+    node = stopped_beside(within_guarantee=True, gib=16)
     while node.programs["waits"].asked:
         node.programs["deaf"].memory["0"].away += GIB // 20
         node.report(Progress(node.now_s, "deaf", "0", "out", GIB // 20))
@@ -94,7 +94,7 @@ def test_a_container_that_moves_its_memory_gives_way_however_long_it_takes() -> 
 
 
 def test_a_block_now_and_then_is_not_giving_way() -> None:
-    node = stopped_beside(claims=True)
+    node = stopped_beside(within_guarantee=True)
     for _ in range(12):
         node.run_for(1)
         node.programs["deaf"].memory["0"].away += 2 * 2**20
@@ -103,16 +103,16 @@ def test_a_block_now_and_then_is_not_giving_way() -> None:
 
 
 def test_one_that_cannot_swap_is_over_its_limit_only_if_the_others_excess_is_not_enough() -> None:
-    for others_gib, claims_gib, ends in ((8, 9, False), (2, 12, True)):
+    for others_gib, guaranteed_gib, ends in ((8, 9, False), (2, 12, True)):
         programs = {
             "cannot": Program(contract(2, 24, BE), 12),
             "can": Program(contract(1, 24), 1 + others_gib),
-            "claims": Program(contract(12, 12)),
+            "guaranteed": Program(contract(12, 12)),
         }
         node = SimulatedNode(programs)
         node.run(1)
         node.report(Unable(node.now_s, "cannot", "its suspends do not work"))
-        node.request("claims", "0", claims_gib * GIB)
+        node.request("guaranteed", "0", guaranteed_gib * GIB)
         node.run_for(15)
         assert bool(node.times_of(OverLimit, "cannot")) == ends
         assert not node.times_of(OverLimit, "can")
@@ -122,12 +122,12 @@ def test_one_that_cannot_swap_is_not_late_while_another_that_can_is() -> None:
     programs = {
         "cannot": Program(contract(2, 24, BE), 12),
         "can": Program(contract(1, 24), 9, stopped=True),
-        "claims": Program(contract(12, 12)),
+        "guaranteed": Program(contract(12, 12)),
     }
     node = SimulatedNode(programs)
     node.run(1)
     node.report(Unable(node.now_s, "cannot", "its suspends do not work"))
-    node.request("claims", "0", 9 * GIB)
+    node.request("guaranteed", "0", 9 * GIB)
     node.run_for(25)
     assert node.times_of(OverLimit, "can")
     assert not node.times_of(OverLimit, "cannot")
@@ -135,10 +135,10 @@ def test_one_that_cannot_swap_is_not_late_while_another_that_can_is() -> None:
 
 def test_a_container_within_its_guarantee_is_never_over_its_limit() -> None:
     node = SimulatedNode({"small": Program(contract(8, 8), 8, stopped=True), "deaf": Program(contract(2, 24), 14, stopped=True)})  # fmt: skip
-    node.programs["claims"] = Program(contract(14, 14))
-    node.join("claims")
+    node.programs["guaranteed"] = Program(contract(14, 14))
+    node.join("guaranteed")
     node.run(1)
-    node.request("claims", "0", 8 * GIB)
+    node.request("guaranteed", "0", 8 * GIB)
     node.run_for(20)
     assert node.times_of(OverLimit, "deaf")
     assert not node.times_of(OverLimit, "small")

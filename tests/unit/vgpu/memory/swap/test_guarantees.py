@@ -42,25 +42,25 @@ def test_the_least_urgent_gives_way_to_a_guarantee_before_the_longest_idle() -> 
     programs = {
         "idle": Program(contract(1, 24, LC), 8),
         "busy": Program(contract(1, 24, BE), 8, always=True),
-        "claims": Program(contract(16, 16)),
+        "guaranteed": Program(contract(16, 16)),
     }
     node = SimulatedNode(programs)
     node.run(1)
-    node.request("claims", "0", 10 * GIB)
+    node.request("guaranteed", "0", 10 * GIB)
     node.run_for(1)
     assert swapped_out(node) == [("busy", 2.0)]
 
 
 def test_of_equals_the_longest_idle_gives_way() -> None:
     node = SimulatedNode({name: Program(contract(1, 24), 6) for name in ("a", "b", "c")})
-    node.programs["claims"] = Program(contract(12, 12))
-    node.join("claims")
+    node.programs["guaranteed"] = Program(contract(12, 12))
+    node.join("guaranteed")
     node.run(1)
     for name in ("b", "a", "c"):
         node.work(name)
         node.run_for(0.5)
         node.idle(name)
-    node.request("claims", "0", 8 * GIB)
+    node.request("guaranteed", "0", 8 * GIB)
     node.run_for(1)
     assert swapped_out(node) == [("b", 2.0)]
 
@@ -139,15 +139,15 @@ def test_slots_that_are_freed_serve_the_next_request() -> None:
 def test_slots_in_use_are_slots_of_the_pool() -> None:
     programs = {
         "one": Program(contract(2, 24), 14),
-        "claims": Program(contract(14, 14)),
+        "guaranteed": Program(contract(14, 14)),
         "other": Program(contract(1, 24)),
     }
     node = SimulatedNode(programs, pool_gib=16)
     node.run(1)
-    node.request("claims", "0", 14 * GIB)
+    node.request("guaranteed", "0", 14 * GIB)
     node.run_for(1)
     node.report_pool()  # 12 GiB of 16 are excess, 4 of them away
-    node.free("claims", "0", 4 * GIB)
+    node.free("guaranteed", "0", 4 * GIB)
     node.request("other", "0", 4 * GIB)
     node.run_for(1)
     assert node.programs["other"].memory["0"].used == 4 * GIB

@@ -52,7 +52,7 @@ def crowd(random_: random.Random) -> dict[str, Program]:
 
 
 def history(random_: random.Random, most: int, without: tuple[str, ...] = ()) -> list[Happening]:
-    """What happens, to whom, GiB of it, and seconds until the next."""
+    """What happens, to which container, GiB of it, and seconds until the next."""
     what = [one for one in WHAT if one not in without]
     begin = [("work", name, 1, 0.1) for name in NAMES]
     return begin + [

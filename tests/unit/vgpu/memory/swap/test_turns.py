@@ -208,19 +208,19 @@ def test_two_that_are_half_back_do_not_wait_for_each_other() -> None:
     programs = {name: Program(contract(0, 24), 11, always=True) for name in ("one", "other")}
     node = SimulatedNode(programs)
     node.run(1)
-    programs["claims"] = Program(contract(22, 22), 22)
-    node.join("claims")
+    programs["guaranteed"] = Program(contract(22, 22), 22)
+    node.join("guaranteed")
     node.run(5)
     assert node.policy.paused() == {"one", "other"}
     node.copying = False
-    node.free("claims", "0", 22 * GIB)
+    node.free("guaranteed", "0", 22 * GIB)
     node.step()
     for name in ("one", "other"):
         assert node.times_of(SwapIn, name)
         half = programs[name].memory["0"].away // 2
         programs[name].memory["0"].away -= half
         node.report(Progress(node.now_s, name, "0", "in", half))
-    node.request("claims", "0", 12 * GIB)
+    node.request("guaranteed", "0", 12 * GIB)
     node.copying = True
     node.run_for(2)
     assert len(node.policy.paused()) == 1
