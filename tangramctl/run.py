@@ -20,13 +20,14 @@ from typing import Any, Final, NoReturn
 from nvml.errors import NvmlError
 from nvml.queries import Nvml
 from tangramctl import gpus, records, service
-from tangramctl import request as requests
 from tangramctl.choose import RunAllocation, choose
 from tangramctl.errors import BadOption, Broken, CommandNotExecutable, NoCapacity, NoGpu, NotFound
 from tangramctl.fake import faked
 from tangramctl.library import fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, StateRoot, held, prepared, restrict_umask
 from tangramctl.proc import GRANT_VARIABLE
+from tangramctl.request import burst_mib, gpus_named, memory_mib, plain_hint
+from tangramctl.request import request as request_of
 from tangramctl.trial import try_out
 from vgpu.api.burst import Burst, BurstLimits, limits_on_gpus
 from vgpu.api.contract import GRANT_DIRS
@@ -63,10 +64,10 @@ def run(options: Options) -> NoReturn:
     """Becomes the command. Raises CommandError when it cannot; what was granted by then ends with this process."""
     umask = restrict_umask()
     _refuse_inside()
-    mib = requests.memory_mib(options.gpu_mem)
+    mib = memory_mib(options.gpu_mem)
     if options.gpu_mem_burst is not None:
-        requests.burst_mib(options.gpu_mem_burst, mib)
-    requests.request(mib, options.gpu_core, options.service_class, options.level, frozenset())
+        burst_mib(options.gpu_mem_burst, mib)
+    request_of(mib, options.gpu_core, options.service_class, options.level, frozenset())
     preload = library(options.library)
     programs = None if options.fake is None else fake_driver(preload)
     path = _before(str(programs), os.environ.get("PATH")) if programs else os.environ.get("PATH")
@@ -125,9 +126,7 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
     """Records the run; with --wait, waits for free memory first."""
     with gpus.driver(machine) as (inventory, nvml):
         try_out(machine, inventory, preload)
-        request = requests.request(
-            mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory)
-        )
+        request = request_of(mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory))
         full: NoCapacity | None = None
         try:
             return _grant(machine, inventory, nvml, request, options)
@@ -149,13 +148,13 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
 def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
     """The GPUs that may be chosen; empty = any. What the caller's environment hides stays hidden."""
     if options.gpu is not None:
-        return requests.gpus_named(options.gpu, inventory, "--gpu")
+        return gpus_named(options.gpu, inventory, "--gpu")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return frozenset()
     if visible.strip() in ("", "-1", "NoDevFiles"):
         raise NoGpu(f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU: unset it, or give --gpu")
-    return requests.gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
+    return gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
 def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
@@ -167,7 +166,7 @@ def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodReq
         there = records.runs(machine)
         held = [RunAllocation(run.assigned, f"pid {run.pid}, {run.name[:60]}") for run in there]
         foreign = gpus.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
-        assigned = choose(request, inventory, held, foreign, requests.plain_hint(options.gpu_mem))
+        assigned = choose(request, inventory, held, foreign, plain_hint(options.gpu_mem))
         burst = _burst(options, inventory, assigned, held, foreign)
         terms = records.RunTerms(
             request.service_class, request.level, options.clear, _model(inventory, assigned), burst
@@ -178,12 +177,12 @@ def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodReq
 def _burst(
     options: Options, inventory: Inventory, assigned: AssignedGpu, held: list[RunAllocation], foreign: Mapping[str, int]
 ) -> BurstLimits | None:
-    """What the run may use above its slice: of the GPU, what other runs are not granted and no other process uses now."""
+    """What the run may use above its share: of the GPU, what other runs are not granted and no other process uses now."""
     gpu = inventory.gpu(assigned.uuid)
     if options.gpu_mem_burst is None or gpu is None:
         return None
     others = sum(run.assigned.mib for run in held if run.assigned.uuid == assigned.uuid) + foreign.get(assigned.uuid, 0)
-    burst = Burst(requests.burst_mib(options.gpu_mem_burst, assigned.mib), assigned.core_percent)
+    burst = Burst(burst_mib(options.gpu_mem_burst, assigned.mib), assigned.core_percent)
     limits, why = limits_on_gpus(burst, [assigned], {assigned.uuid: gpu.mib - others})
     if why:
         print(f"tangramctl: --gpu-mem-burst: {why}", file=sys.stderr)

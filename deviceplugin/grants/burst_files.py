@@ -21,7 +21,7 @@ class BurstFiles:
         self._grants = grants
 
     def write(self, key: str, limits: BurstLimits | None, *, running: bool = False) -> bool:
-        """The limits of one allocation, None where it has its guarantee alone. Answers whether that is new. Raises OSError.
+        """The limits of one allocation, None where it has its guarantee alone. Returns whether that is new. Raises OSError.
 
         `running`: the event loop writes, for a container that runs, and may do so while a thread writes for one that starts.
         """

@@ -104,7 +104,7 @@ class BurstUpdater:
             await self._until_idle()
 
     def once(self) -> None:
-        """One look at every pod; files are read only of those that burst or did. Raises OSError."""
+        """Decides for every pod; files are read only of those that burst or did. Raises OSError."""
         node_pods = self._pods.node_pods()
         guarantees = Guarantees(node_pods, self._inventory()) if any(one.bursts for one in node_pods) else None
         now: dict[str, Mapping[str, BurstLimits]] = {}
@@ -117,8 +117,8 @@ class BurstUpdater:
                 notes[one.uid].add((IGNORED, one.burst_ignored))
         self._report(notes)
         bursting = {uid for uid, limits in now.items() if limits}
-        looked_at = now.keys() if self._with_file is None else bursting.union(self._with_file)
-        for key, record in self._grants.of_pods(looked_at).items() if looked_at else ():
+        followed = now.keys() if self._with_file is None else bursting.union(self._with_file)
+        for key, record in self._grants.of_pods(followed).items() if followed else ():
             if record.uid in now:
                 self._follow(key, record, now[record.uid].get(record.container))
         self._with_file = bursting

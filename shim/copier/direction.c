@@ -33,23 +33,23 @@ static void driver_failed(struct direction *direction, struct job *job, CUresult
         fail("the GPU's context has failed with CUDA error %d: ending", (int)after);
 }
 
-/* A free lane of at least so many bytes, or NULL with `rc`. There are as many as chunks, and each block in progress has a chunk. */
-static struct lane *lane_take(struct direction *direction, uint64_t bytes, CUresult *rc)
+/* A free range of addresses of at least so many bytes, or NULL with `rc`. There are as many as chunks, and each block in progress has a chunk. */
+static struct address_range *range_take(struct direction *direction, uint64_t bytes, CUresult *rc)
 {
-    struct lane *lane = direction->lane;
-    while (lane->used)
-        lane++;
-    if (lane->bytes < bytes) {
-        if (lane->bytes > 0)
-            direction->driver->reserve_end(lane->at, lane->bytes);
-        lane->bytes = 0;
-        *rc = direction->driver->reserve(&lane->at, bytes, 0, 0, 0);
+    struct address_range *range = direction->range;
+    while (range->used)
+        range++;
+    if (range->bytes < bytes) {
+        if (range->bytes > 0)
+            direction->driver->reserve_end(range->at, range->bytes);
+        range->bytes = 0;
+        *rc = direction->driver->reserve(&range->at, bytes, 0, 0, 0);
         if (*rc != CUDA_SUCCESS)
             return NULL;
-        lane->bytes = bytes;
+        range->bytes = bytes;
     }
-    lane->used = true;
-    return lane;
+    range->used = true;
+    return range;
 }
 
 static CUresult map_block(const struct direction *direction, const struct active *active)
@@ -57,12 +57,12 @@ static CUresult map_block(const struct direction *direction, const struct active
     const struct driver *driver = direction->driver;
     const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = driver->gpu}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     uint64_t bytes = active->job->request.bytes;
-    CUresult rc = driver->map(active->lane->at, bytes, 0, active->memory, 0);
+    CUresult rc = driver->map(active->range->at, bytes, 0, active->memory, 0);
     if (rc != CUDA_SUCCESS)
         return rc;
-    rc = driver->set_access(active->lane->at, bytes, &access, 1);
+    rc = driver->set_access(active->range->at, bytes, &access, 1);
     if (rc != CUDA_SUCCESS)
-        driver->unmap(active->lane->at, bytes);
+        driver->unmap(active->range->at, bytes);
     return rc;
 }
 
@@ -74,11 +74,11 @@ static CUresult take_block(struct direction *direction, struct active *active)
     CUresult rc = driver->import(&active->memory, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (rc != CUDA_SUCCESS)
         return rc;
-    active->lane = lane_take(direction, active->job->request.bytes, &rc);
-    if (active->lane != NULL && (rc = map_block(direction, active)) == CUDA_SUCCESS)
+    active->range = range_take(direction, active->job->request.bytes, &rc);
+    if (active->range != NULL && (rc = map_block(direction, active)) == CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    if (active->lane != NULL)
-        active->lane->used = false;
+    if (active->range != NULL)
+        active->range->used = false;
     driver->release(active->memory);
     return rc;
 }
@@ -100,7 +100,7 @@ static void begin(struct direction *direction, struct job *job)
     *active = (struct active){.job = job, .began_us = began_us};
     CUresult rc = atomic_load(&job->forgotten) ? CUDA_SUCCESS : take_block(direction, active);
     close(job->descriptor);
-    if (active->lane != NULL && rc == CUDA_SUCCESS) {
+    if (active->range != NULL && rc == CUDA_SUCCESS) {
         direction->current = active;
         return;
     }
@@ -113,11 +113,11 @@ static void begin(struct direction *direction, struct job *job)
 static void end(struct direction *direction, struct active *active)
 {
     struct job *job = active->job;
-    CUresult unmapped = direction->driver->unmap(active->lane->at, job->request.bytes);
+    CUresult unmapped = direction->driver->unmap(active->range->at, job->request.bytes);
     CUresult released = direction->driver->release(active->memory);
     if (unmapped != CUDA_SUCCESS || released != CUDA_SUCCESS) /* the GPU would keep the block for as long as this process lives */
         fail("a block cannot be released: CUDA errors %d and %d: ending", (int)unmapped, (int)released);
-    active->lane->used = false;
+    active->range->used = false;
     active->job = NULL;
     answer(direction, job, active->began_us);
 }
@@ -139,7 +139,7 @@ static uint64_t chunk_bytes(const struct active *active)
 
 static CUresult copy_chunk(const struct direction *direction, const struct active *active, const struct chunk *chunk)
 {
-    CUdeviceptr at = active->lane->at + active->issued_bytes;
+    CUdeviceptr at = active->range->at + active->issued_bytes;
     void *host = direction->pool->at + active->job->request.slot_offset + active->issued_bytes;
     CUresult rc = direction->saves ? direction->driver->copy_out(host, at, chunk->bytes, direction->stream)
                                    : direction->driver->copy_in(at, host, chunk->bytes, direction->stream);

@@ -13,7 +13,7 @@
 enum { CHUNKS = 8, CHUNK_SHIFT = 26 };
 #define CHUNK_BYTES (UINT64_C(1) << CHUNK_SHIFT)
 
-struct lane { /* reserved addresses for one block */
+struct address_range { /* reserved addresses for one block */
     CUdeviceptr at;
     uint64_t bytes;
     bool used;
@@ -22,7 +22,7 @@ struct lane { /* reserved addresses for one block */
 struct active { /* the block of a job, imported */
     struct job *job;
     CUmemGenericAllocationHandle memory;
-    struct lane *lane;
+    struct address_range *range;
     uint64_t issued_bytes, began_us;
     unsigned chunks; /* in progress */
     bool issued;     /* no further chunk follows */
@@ -47,7 +47,7 @@ struct direction {
 
     /* of the thread alone */
     CUstream stream;
-    struct lane lane[CHUNKS];
+    struct address_range range[CHUNKS];
     struct active active[CHUNKS], *current; /* current: of which chunks are still to be issued */
     struct chunk chunk[CHUNKS];
     unsigned oldest, chunks; /* of the ring of chunks */

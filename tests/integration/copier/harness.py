@@ -8,7 +8,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from hashlib import sha256
@@ -19,6 +18,7 @@ from arbiter.swap.copier import Copier
 from tests.built import shim_build
 from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.copier.owner import MIB, content
+from tests.line_process import LineProcess
 from vgpu.protocol import copier as protocol
 
 UUID = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
@@ -27,25 +27,18 @@ LIMIT_S = 60
 """Of a wait for an event that comes within milliseconds on an idle machine."""
 
 
-class Owner:
+class Owner(LineProcess):
     """owner.py as a process."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("owner.py")), str(theirs.fileno())],
-            env=driver.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()],
-        )  # fmt: skip
+        program = str(Path(__file__).with_name("owner.py"))
+        super().__init__([program, str(theirs.fileno())], driver.env(), pass_fds=[theirs.fileno()])
         theirs.close()
 
     def _request(self, *words: Any) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(words) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, f"the owner ended in {words}"
-        return json.loads(line)
+        self.send(json.dumps(words))
+        return self.answer(f"in {words}")
 
     def make(self, name: str, size_bytes: int, seed: int | None) -> None:
         self._request("make", name, size_bytes, seed)
@@ -63,8 +56,7 @@ class Owner:
         self._request("drop", name)
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        super().end()
         self._ours.close()
 
 

@@ -20,8 +20,6 @@ from typing import Any
 import numpy
 
 MIB = 2**20
-PIECE_BYTES = 32 * MIB
-"""The fake driver moves the first 64 MiB of a copy."""
 cuda: Any = None
 """libcuda; loaded by the program alone, for its parent has no driver."""
 
@@ -71,11 +69,7 @@ class Block:
         )
         must(cuda.cuMemMap(self.at, size, ctypes.c_size_t(), self.handle, ctypes.c_uint64()), "cuMemMap")
         must(cuda.cuMemSetAccess(self.at, size, ctypes.byref(access), ctypes.c_size_t(1)), "cuMemSetAccess")
-        bytes_in = content(size_bytes, seed)
-        for start in range(0, size_bytes, PIECE_BYTES):
-            piece = bytes_in[start : start + PIECE_BYTES]
-            at = ctypes.c_uint64(self.at.value + start)
-            must(cuda.cuMemcpyHtoD_v2(at, piece, ctypes.c_size_t(len(piece))), "cuMemcpyHtoD")
+        must(cuda.cuMemcpyHtoD_v2(self.at, content(size_bytes, seed), size), "cuMemcpyHtoD")
 
     def export(self) -> int:
         fd = ctypes.c_int()
@@ -83,13 +77,9 @@ class Block:
         return fd.value
 
     def digest(self) -> str:
-        found = hashlib.sha256()
-        for start in range(0, self.bytes, PIECE_BYTES):
-            piece = ctypes.create_string_buffer(min(PIECE_BYTES, self.bytes - start))
-            at = ctypes.c_uint64(self.at.value + start)
-            must(cuda.cuMemcpyDtoH_v2(piece, at, ctypes.c_size_t(len(piece))), "cuMemcpyDtoH")
-            found.update(piece)
-        return found.hexdigest()
+        found = ctypes.create_string_buffer(self.bytes)
+        must(cuda.cuMemcpyDtoH_v2(found, self.at, ctypes.c_size_t(self.bytes)), "cuMemcpyDtoH")
+        return hashlib.sha256(found).hexdigest()
 
     def drop(self) -> None:
         must(cuda.cuMemUnmap(self.at, ctypes.c_size_t(self.bytes)), "cuMemUnmap")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.built import REPOSITORY, fake_build
 from tests.fake import FakeDriver, fake_driver
+from tests.line_process import LineProcess
 
 __all__ = ["fake_driver"]
 
@@ -21,27 +22,16 @@ CUDA_INCLUDE = next((REPOSITORY / ".venv" / "lib").glob("python3*/site-packages/
 MIB = 1 << 20
 
 
-class Worker:
+class Worker(LineProcess):
     """A child process that calls the fake libcuda on its parent's requests (worker.py)."""
 
     def __init__(self, driver: FakeDriver, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py")],
-            env=driver.env(**env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__([str(HERE / "worker.py")], driver.env(**env))
 
     def request(self, function: str, *arguments: Any) -> list[Any]:
         """Start a call and wait for its answer: [CUresult, values...]."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([function, *arguments]) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, f"the worker died in {function}"
-        answer: list[Any] = json.loads(line)
+        self.send(json.dumps([function, *arguments]))
+        answer: list[Any] = self.answer(f"in {function}")
         return answer
 
     def must(self, function: str, *arguments: Any) -> Any:
@@ -49,14 +39,6 @@ class Worker:
         rc, *values = self.request(function, *arguments)
         assert rc == 0, f"{function}{arguments}: CUresult {rc}"
         return values[0] if values else None
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
 
 
 @pytest.fixture
@@ -77,7 +59,7 @@ def worker() -> Iterator[Callable[..., Worker]]:
         one.end()
 
 
-class Owner:
+class Owner(LineProcess):
     """A child process whose kernels compute (owner.py), with the kernel driver's double: its channels can be suspended.
 
     The first one of a driver has slot 0, from which its channels' names follow.
@@ -87,30 +69,17 @@ class Owner:
     COPIES: ClassVar = [0x5C000101 + group * 0x10 + at for group in range(3) for at in range(4)]
 
     def __init__(self, driver: FakeDriver, **env: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "owner.py")],
-            env=driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"), PYTHONPATH=str(REPOSITORY), **env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        preload = str(fake_build() / "libfake-kernel.so")
+        super().__init__([str(HERE / "owner.py")], driver.env(LD_PRELOAD=preload, PYTHONPATH=str(REPOSITORY), **env))
         assert self.answer() == "ready"
         self.client = 0xC1D00000 | self.process.pid << 10 & 0xFFC00
 
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the process died"
-        return json.loads(line)
-
     def do(self, expression: str) -> Any:
         """The value of a Python expression there; each line of several is one."""
-        assert self.process.stdin is not None
         value = None
         for line in filter(None, map(str.strip, expression.splitlines())):
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-            value = self.answer()
+            self.send(line)
+            value = self.answer(f"in {line}")
         return value
 
     def suspend(self, channels: list[int], by: Owner | None = None) -> None:
@@ -118,13 +87,6 @@ class Owner:
 
     def resume(self, channels: list[int], by: Owner | None = None) -> None:
         assert (by or self).do(f"switch({self.client}, {channels}, False)") == 0
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import json
 import os
 import re
 import signal
@@ -17,6 +16,7 @@ import pytest
 
 from tests.built import fake_build
 from tests.fake import FakeDriver
+from tests.line_process import LineProcess
 from tests.signals import send_signal
 
 PROCESS = """
@@ -78,37 +78,15 @@ for line in sys.stdin:
 """
 
 
-class Process:
+class Process(LineProcess):
     def __init__(self, driver: FakeDriver, socket_path: str = "") -> None:
-        env = driver.env(LD_PRELOAD=str(fake_build() / "libfake-kernel.so"))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, socket_path],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        preload = str(fake_build() / "libfake-kernel.so")
+        super().__init__(["-c", PROCESS, socket_path], driver.env(LD_PRELOAD=preload))
         assert self.answer() == "ready"
-
-    def answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def send(self, code: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(code + "\n")
-        self.process.stdin.flush()
 
     def do(self, code: str) -> Any:
         self.send(code)
-        return self.answer()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
+        return self.answer(f"in {code}")
 
 
 BAD_ARGUMENT, BAD_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 0x1F, 0x21, 600, 700

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from arbiter.gputime.blocks import BlockStatus
@@ -24,6 +25,14 @@ class Watch:
     def __call__(self, client: int, disable: bool) -> None:
         if not disable and client in self.halted:
             self.enables.append(client)
+
+
+def watching(driver: Driver) -> Iterator[Watch]:
+    """A watch for a fixture. At its end no halted client was enabled."""
+    made = Watch(driver)
+    driver.before = made
+    yield made
+    assert made.enables == []
 
 
 def report(

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -266,3 +266,12 @@ class GpuTimeNode:
         for page in self.pages.values():
             page.close()
         os.close(self.device)
+
+
+def running_node(driver: Driver, **options: object) -> Iterator[GpuTimeNode]:
+    """A node for a fixture. At its end no thread of it has failed, and the driver is owed no enable: every container runs."""
+    made = GpuTimeNode(**options)
+    yield made
+    assert not made.failed.is_set(), "a GPU's thread failed"
+    made.close()
+    assert driver.owed() == 0, "every container runs after the end"

@@ -10,28 +10,21 @@ import pytest
 from arbiter.gputime.blocks import NO_EFFECT, BlockStatus
 from arbiter.gputime.obstacles import NO_CHANNELS, PARTIAL
 from arbiter.identity import named
-from tests.unit.arbiter.blocks_kit import COMPUTE, COPY, HALTED, Watch, all_off, halt, report, with_copies
+from tests.unit.arbiter.blocks_kit import COMPUTE, COPY, HALTED, Watch, all_off, halt, report, watching, with_copies
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import A, B, Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import A, B, Driver, GpuTimeNode, running_node
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol.wire import ABOUT_TO, Activity, ActivityKind, Channels
 
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(watchdog_s=0.02)
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver, watchdog_s=0.02)
 
 
 @pytest.fixture
 def watch(driver: Driver) -> Iterator[Watch]:
-    made = Watch(driver)
-    driver.before = made
-    yield made
-    assert made.enables == []
+    yield from watching(driver)
 
 
 @pytest.mark.parametrize("service_class", ["latency-critical", "standard", "best-effort"])

@@ -8,27 +8,20 @@ from functools import partial
 
 import pytest
 
-from tests.unit.arbiter.blocks_kit import HALTED, Watch, all_off, halt, report, with_copies
+from tests.unit.arbiter.blocks_kit import HALTED, Watch, all_off, halt, report, watching, with_copies
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode, running_node
 from vgpu.protocol.wire import Activity, ActivityKind
 
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(watchdog_s=0.02)
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver, watchdog_s=0.02)
 
 
 @pytest.fixture
 def watch(driver: Driver) -> Iterator[Watch]:
-    made = Watch(driver)
-    driver.before = made
-    yield made
-    assert made.enables == []
+    yield from watching(driver)
 
 
 def test_the_end_of_the_arbiter_resumes_all_but_a_blocked_container(driver: Driver, watch: Watch) -> None:

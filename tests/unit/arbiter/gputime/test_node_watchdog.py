@@ -7,18 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode, running_node
 from vgpu.gputime.watchdog import PROOF
 from vgpu.protocol.wire import KERNELS_ONLY, Activity, ActivityKind
 
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode()
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver)
 
 
 def test_a_container_that_another_process_stopped_is_resumed(node: GpuTimeNode, driver: Driver):

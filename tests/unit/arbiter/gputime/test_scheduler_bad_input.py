@@ -14,18 +14,14 @@ import pytest
 from arbiter.gputime.process import CHANNEL_GROUPS_LIMIT
 from arbiter.gputime.suspend_thread import PACKETS_A_ROUND
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode, open_descriptors
+from tests.unit.arbiter.gputime_kit import A, B, Container, Driver, GpuTimeNode, open_descriptors, running_node
 from vgpu.protocol import wire
 from vgpu.protocol.wire import Activity, ActivityKind, Channels
 
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode()
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver)
 
 
 def test_a_container_is_stopped_for_a_more_urgent_one_and_started_again(node: GpuTimeNode, driver: Driver):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import Container, Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import Container, Driver, GpuTimeNode, running_node
 from vgpu.protocol.wire import Channels
 
 COMPUTE, COPY = (3, 4), (9, 10, 11)
@@ -15,11 +15,7 @@ COMPUTE, COPY = (3, 4), (9, 10, 11)
 
 @pytest.fixture(params=[True])
 def node(driver: Driver, request: pytest.FixtureRequest) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(copies=request.param, watchdog_s=0)
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver, copies=request.param, watchdog_s=0)
 
 
 def stopped(driver: Driver, container: Container) -> set[int]:

@@ -15,7 +15,7 @@ from arbiter.gputime.process import GpuTimeProcess
 from arbiter.gputime.timer import now_s
 from arbiter.gputime.usage_report import FORGET_S, LOOK_MOST_S
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode, running_node
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.activity_check import PROVEN_S, UnreportedWork
 from vgpu.gputime.suspend_effect import TIMES
@@ -25,11 +25,7 @@ from vgpu.protocol.wire import Activity, ActivityKind
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode(cap_unreported=True)
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver, cap_unreported=True)
 
 
 def look(node: GpuTimeNode, seen_s: dict[str, float]) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from arbiter.gputime.timer import now_s
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A as GPU
-from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode, running_node
 from vgpu.api.enforcement import Reason
 from vgpu.gputime.trial_verdict import Suspendability
 from vgpu.protocol.wire import Activity, ActivityKind
@@ -21,11 +21,7 @@ MANY = tuple(range(3, 67))
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode()
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver)
 
 
 def test_more_channels_than_a_list_takes_are_gated_and_keep_their_connection(node: GpuTimeNode, driver: Driver):

@@ -9,17 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.arbiter.conftest import wait_for
-from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode
+from tests.unit.arbiter.gputime_kit import Driver, GpuTimeNode, running_node
 from vgpu.protocol.wire import KERNELS_ONLY, LATE_SHIFT, Activity, ActivityKind
 
 
 @pytest.fixture
 def node(driver: Driver) -> Iterator[GpuTimeNode]:
-    made = GpuTimeNode()
-    yield made
-    assert not made.failed.is_set(), "a GPU's thread failed"
-    made.close()
-    assert driver.owed() == 0, "every container runs after the end"
+    yield from running_node(driver)
 
 
 def test_what_a_process_did_before_it_was_met_is_paid(node: GpuTimeNode):
