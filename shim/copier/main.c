@@ -79,6 +79,11 @@ static void read_arguments(char **words)
         wrong_use("--gpu must be a whole UUID, as nvidia-smi -L prints it");
 }
 
+static const char *kind_of_pages(unsigned pages)
+{
+    return pages == COPIER_HUGETLB_PAGES ? "huge pages of a hugetlbfs" : pages == COPIER_TRANSPARENT_PAGES ? "huge pages of a tmpfs" : "pages of 4 KiB";
+}
+
 /* The driver and the pool; then the directions take jobs. */
 static void *prepare(void *unused)
 {
@@ -88,7 +93,9 @@ static void *prepare(void *unused)
     pool_register(&copier.pool, &copier.driver);
     direction_start(&copier.server.out, &copier.driver, &copier.pool);
     direction_start(&copier.server.in, &copier.driver, &copier.pool);
-    server_is_ready(&copier.server, driver_context_mib(copier.libraries, copier.uuid));
+    uint32_t context_mib = driver_context_mib(copier.libraries, copier.uuid);
+    server_is_ready(&copier.server, context_mib);
+    say("the pool has %s, the context %u MiB", kind_of_pages(copier.pool.pages), (unsigned)context_mib);
     say("ready");
     return NULL;
 }

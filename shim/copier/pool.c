@@ -118,6 +118,22 @@ static bool fill_file(struct pool *pool, bool huge, uint64_t old_bytes, const ch
     return false;
 }
 
+/* Which file it is. The number of an inode, and that of the file system's device, may be given again after a file was removed or a tmpfs mounted anew: so also the
+ * identity of the mount (random for a tmpfs since Linux 5.13) and the inode's time of birth (on a tmpfs since Linux 6.0). */
+static void identify(struct pool *pool, const char *path)
+{
+    struct statx is;
+    struct statfs on;
+    uint64_t file_system = 0;
+    if (statx(pool->file, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &is) != 0 || fstatfs(pool->file, &on) != 0)
+        fail("pool %s: %s", path, strerror(errno));
+    memcpy(&file_system, &on.f_fsid, sizeof on.f_fsid < sizeof file_system ? sizeof on.f_fsid : sizeof file_system);
+    pool->file_system = file_system;
+    pool->inode = is.stx_ino;
+    if ((is.stx_mask & STATX_BTIME) != 0)
+        pool->born_ns = (uint64_t)is.stx_btime.tv_sec * UINT64_C(1000000000) + is.stx_btime.tv_nsec;
+}
+
 /* Uses the file that is open. On a failure it is as it was, and a sentence is on stderr. */
 static bool use_file(struct pool *pool, const char *path)
 {
@@ -136,6 +152,7 @@ static bool use_file(struct pool *pool, const char *path)
         why = "the host or the cgroup has not so much memory left";
     else if (fill_file(pool, huge, (uint64_t)is.st_size, &why)) {
         pool->pages = huge ? COPIER_HUGETLB_PAGES : COPIER_PLAIN_PAGES;
+        identify(pool, path);
         return true;
     }
     say("pool %s of %.0f MiB: %s", path, mib(pool->bytes), why);

@@ -20,6 +20,7 @@ struct pool {
     char *at;
     _Atomic uint64_t allocated_bytes, registered_bytes;
     _Atomic uint32_t pages; /* enum copier_pages */
+    _Atomic uint64_t file_system, inode, born_ns; /* which file it is; complete before the last byte is registered */
 };
 
 /* Finds or makes the file and allocates all of its memory. A file that exists is used with its content; else the first one is made that there is memory

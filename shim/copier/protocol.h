@@ -74,6 +74,8 @@ struct copier_state {
     uint64_t pool_bytes, allocated_bytes, registered_bytes;
     uint32_t context_mib; /* of the copier's own on the GPU; 0 = not known */
     uint32_t ready, pages, jobs;
+    /* which file the pool is: another one has none of what was saved. 0 = none yet, or (born_ns) not known */
+    uint64_t file_system, inode, born_ns;
 };
 
 struct copier_error {
@@ -82,6 +84,6 @@ struct copier_error {
 };
 
 _Static_assert(sizeof(struct copier_header) == 16 && sizeof(struct copier_job) == 24 && sizeof(struct copier_forget) == 8, "requests");
-_Static_assert(sizeof(struct copier_done) == 32 && sizeof(struct copier_state) == 40 && sizeof(struct copier_error) == 128, "answers");
+_Static_assert(sizeof(struct copier_done) == 32 && sizeof(struct copier_state) == 64 && sizeof(struct copier_error) == 128, "answers");
 
 #endif

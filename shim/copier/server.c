@@ -113,7 +113,10 @@ static void send_state(struct server *server)
                                               .context_mib = server->context_mib,
                                               .ready = atomic_load(&server->ready),
                                               .pages = server->pool->pages,
-                                              .jobs = server->jobs};
+                                              .jobs = server->jobs,
+                                              .file_system = server->pool->file_system,
+                                              .inode = server->pool->inode,
+                                              .born_ns = server->pool->born_ns};
     send_packet(server, packet);
 }
 

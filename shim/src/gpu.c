@@ -92,6 +92,16 @@ static struct gpu *learn_current_gpu(bool *known)
     return gpu;
 }
 
+void gpu_note_only(void)
+{
+    int devices = 0;
+    if (atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) != NULL || tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices != 1)
+        return;
+    struct gpu *gpu = gpu_of_device(0);
+    if (gpu != &tangram.grant.closed)
+        atomic_store_explicit(&tangram.only_gpu, gpu ? gpu : &tangram.unshared, memory_order_release);
+}
+
 /* Looked up at every allocation. A process with one device needs no query; one with several caches, thread by thread, the
  * GPU of the context it saw last, until some context is destroyed. */
 struct gpu *current_gpu(void)

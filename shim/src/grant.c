@@ -102,6 +102,7 @@ static bool gpu_line(struct lines *in, struct grant *grant)
     gpu->at = grant->gpus++;
     gpu->guarantee_bytes = mib * MIB;
     atomic_store(&gpu->limit_bytes, mib * MIB);
+    atomic_store(&gpu->resident_limit_bytes, mib * MIB);
     atomic_store(&gpu->wire, -1);
     return true;
 }

@@ -35,13 +35,16 @@ struct tangram tangram = {
     .link = LINK_NEVER_MET,
     .spare_sockets = SPARE_SOCKETS_EMPTY,
     .socket_folder = {.fd = -1},
+    .passing = PASSING_NEVER_MET,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
+    .elastic = {.created = {.lock = PTHREAD_MUTEX_INITIALIZER, .back = PTHREAD_COND_INITIALIZER}},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .stack_lock = PTHREAD_MUTEX_INITIALIZER,
     .capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .reporting = PTHREAD_MUTEX_INITIALIZER},
     .time_link = TIME_LINK_NEVER_MET,
+    .burst_link = BURST_LINK_NEVER_MET,
     .activity = {.reporting = PTHREAD_MUTEX_INITIALIZER, .placing = PTHREAD_MUTEX_INITIALIZER},
     .warm = {.lock = PTHREAD_MUTEX_INITIALIZER},
     /* a lock of lock.h is free where it is zero: the pages and the shards need no line here */
@@ -111,22 +114,28 @@ static void in_child(void)
     late_forget_all();
     shared_forget_all();
     atomic_store(&tangram.unsettled, false);
+    atomic_store(&tangram.hot.swapped, false);
     atomic_store(&tangram.graphs, 0);
     atomic_store(&tangram.only_gpu, NULL);
     atomic_fetch_add(&tangram.contexts_gone, 1);
 
     link_forget();
+    passing_forget();
     spare_sockets_forget();
     contexts_forget_all();
     bounds_forget_all();
     capture_forget_all();
     time_link_forget();
+    burst_link_forget();
     activity_forget();
     warm_forget();
 
     for (unsigned i = 0; i < GPUS_LIMIT; i++) {
         atomic_store(&tangram.grant.gpu[i].unused_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].leased_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].elastic_unused_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].elastic_leased_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].limits_came, false);
         atomic_store(&tangram.grant.gpu[i].managed_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].elastic_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].kept_bytes, 0);
@@ -204,7 +213,7 @@ EXPORT int tangram_memory(unsigned at, struct tangram_memory *out)
     if (grant_ready() != GRANT_GOOD || at >= tangram.grant.gpus)
         return -1;
     struct gpu *gpu = &tangram.grant.gpu[at];
-    uint64_t unused = atomic_load(&gpu->unused_bytes) + atomic_load(&gpu->kept_bytes), leased = atomic_load(&gpu->leased_bytes);
+    uint64_t unused = lease_unused_bytes(gpu) + atomic_load(&gpu->kept_bytes), leased = lease_leased_bytes(gpu);
     out->limit_bytes = atomic_load(&gpu->limit_bytes);
     out->leased_bytes = leased;
     out->used_bytes = leased > unused ? leased - unused : 0; /* read one after the other: never below zero */

@@ -26,6 +26,8 @@
 #include "elastic/elastic.h"
 #include "memory/shared.h"
 #include "link/link.h"
+#include "link/burst_link.h"
+#include "link/passing.h"
 #include "views/management.h"
 #include "memory/pages.h"
 #include "gputime/time_link.h"
@@ -54,6 +56,8 @@ enum warning {
     WARN_BURST,
     WARN_UNSWAPPABLE,
     WARN_ELASTIC_IPC,
+    WARN_CREATED_STAYS,
+    WARN_NOT_OPENED,
     WARNINGS
 };
 
@@ -63,10 +67,13 @@ struct gpu {
     bool closed;
     unsigned at;                     /* index in tangram.grant.gpu */
     uint64_t guarantee_bytes;        /* as the grant states it */
-    _Atomic uint64_t limit_bytes;    /* of the container */
-    _Atomic bool bursts;             /* the container may have more than is guaranteed: burst.c */
-    _Atomic uint64_t unused_bytes;   /* leased by this process, not allocated */
+    _Atomic uint64_t limit_bytes;    /* of the container, in all */
+    _Atomic uint64_t resident_limit_bytes; /* of it memory that stays on the GPU: the guarantee, as the arbiter stated it last */
+    _Atomic bool bursts;             /* the file `burst` names it: burst.c */
+    _Atomic bool limits_came;        /* BURST: the limits above are the arbiter's. burst_link.c */
+    _Atomic uint64_t unused_bytes;   /* resident memory: leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
+    _Atomic uint64_t elastic_unused_bytes, elastic_leased_bytes; /* the same of elastic memory, whose lease no resident memory uses */
     _Atomic int wire;                /* the arbiter's index of this GPU; -1 before WELCOME or when it has none */
     _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */
     _Atomic uint64_t stated_bytes;   /* use as last reported to the arbiter */
@@ -90,6 +97,7 @@ struct grant {
     struct gpu gpu[GPUS_LIMIT];
     struct gpu closed;
     char socket[256]; /* path of the arbiter's socket */
+    _Atomic uint32_t pending_most_ms; /* so long a request waits for other containers; 0 = no file `burst` was read. burst.c */
 };
 
 /* Something that owns device memory. Plain memory is known by its pointer, other things by OWNED_AS of their handle. */
@@ -169,6 +177,7 @@ struct hot {
     _Atomic bool watched;             /* this process has channels: its work is counted from now on, also while the arbiter is away */
     _Atomic bool work_reported;       /* the last state that reached the arbiter is WORK */
     _Atomic bool noted;               /* a function needs more local memory than a new context provides, or a kernel is not loaded yet: code.c */
+    _Atomic bool swapped;             /* memory is chosen to be swapped out, or away: calls wait. Written by the helper: burst_orders.c */
     _Atomic bool several_contexts;    /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_gpu_time *) page; /* the arbiter's state of this container; NULL before the first WELCOME */
 };
@@ -211,6 +220,8 @@ struct tangram {
     struct wire_end socket_folder; /* root.c */
     struct capture capture;
     struct time_link time_link;
+    struct burst_link burst_link;
+    struct passing passing;
     struct activity activity;
     struct warm warm;
 } __attribute__((aligned(64)));
@@ -252,6 +263,7 @@ bool uuid_parse(const char *text, size_t length, uint8_t uuid[16]);
 /* gpu.c: the GPU that is meant, or NULL when the process's allocation there is none of our business. */
 struct gpu *current_gpu(void);
 struct gpu *gpu_of_device(CUdevice device);
+void gpu_note_only(void); /* fills only_gpu, before the first allocation in a context */
 struct gpu *gpu_of_location(const CUmemLocation *location);
 struct gpu *gpu_of_uuid(const uint8_t uuid[16]);
 bool device_of_location(const CUmemLocation *location, CUdevice *device); /* false: it is on none */
@@ -259,11 +271,27 @@ CUresult device_of_stream(CUstream stream, CUdevice *device);
 bool is_drivers_answer(CUresult rc); /* to a query of the library: the program's own call fails with it, too */
 
 /* lease.c */
-bool lease_reserve(struct gpu *gpu, uint64_t bytes);
+static inline _Atomic uint64_t *unused_of(struct gpu *gpu, enum wire_lease_kind kind)
+{
+    return kind == WIRE_ELASTIC ? &gpu->elastic_unused_bytes : &gpu->unused_bytes;
+}
+static inline _Atomic uint64_t *leased_of(struct gpu *gpu, enum wire_lease_kind kind)
+{
+    return kind == WIRE_ELASTIC ? &gpu->elastic_leased_bytes : &gpu->leased_bytes;
+}
+uint64_t lease_unused_bytes(struct gpu *gpu); /* of both kinds */
+uint64_t lease_leased_bytes(struct gpu *gpu);
+uint64_t lease_limit_bytes(struct gpu *gpu, enum wire_lease_kind kind);
+bool lease_reserve(struct gpu *gpu, uint64_t bytes); /* resident memory, as all that names no kind */
+bool lease_reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes);
+/* convert.c. So many bytes of the elastic lease that are in use become resident. Waits for the arbiter, and perhaps until other memory was swapped out: call it
+ * without locks. False: the guarantee has no room for them, or the arbiter does not answer; nothing is changed. */
+bool lease_convert(struct gpu *gpu, uint64_t bytes);
 bool lease_take(struct gpu *gpu, uint64_t bytes); /* without a request to the arbiter */
 void lease_give_back(struct gpu *gpu, uint64_t bytes);
-uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes);
-uint64_t lease_surplus_bytes(struct gpu *gpu);
+void lease_give_back_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes);
+uint64_t lease_take_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes);
+uint64_t lease_surplus_bytes(struct gpu *gpu, enum wire_lease_kind kind);
 uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes); /* how much of so much that is idle will not be needed soon */
 uint64_t lease_free_bytes(struct gpu *gpu);
 uint64_t lease_chunk_bytes(struct gpu *gpu);
@@ -297,6 +325,9 @@ void late_forget_all(void);
 /* vmm.c: a block that something beside handles and mappings keeps; NULL when the handle is none of ours. */
 struct block *vmm_retain(CUmemGenericAllocationHandle handle);
 void vmm_let_go(struct block *block);
+void vmm_hold(struct block *block);     /* one more such holder */
+void vmm_exported(struct block *block); /* another process may keep it */
+void vmm_converted(struct block *block); /* its lease is resident now */
 void vmm_forget_all(void);
 
 /* sparse.c */

@@ -4,7 +4,8 @@
  *
  * It is compiled with the library's own sources, for what the arbiter's orders will call is not exported. In each round all memory has new
  * random content, a kernel runs, some blocks are chosen, saved by the copier, unmapped, made again, restored, and then every byte is compared.
- * Another thread allocates and frees all the time. Blocks have 8 MiB at most here.
+ * A part of it is mapped by the program, as expandable segments are, from blocks of cuMemCreate. Other threads allocate, map and free all the
+ * time. Blocks of cuMemAlloc have 8 MiB at most here.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,7 +20,7 @@
 #include "../src/hooks/hook.h"
 #include "../src/memory/memory.h"
 
-enum { PIECES = 24, MOST = 64 };
+enum { PIECES = 24, MOST = 64, EACH = 10 /* blocks of 2 MiB */ };
 
 #define DRIVER(X)                                                                                                              \
     X(cuCtxSetCurrent, (CUcontext context))                                                                                    \
@@ -134,7 +135,36 @@ static struct piece {
     CUdeviceptr at;
     size_t bytes;
     unsigned char *content;
+    CUmemGenericAllocationHandle handle[EACH]; /* mapped: of its blocks of 2 MiB; 0: released already */
+    bool mapped;
 } piece[PIECES];
+
+static const CUmemAllocationProp on_gpu = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+static const CUmemAccessDesc usable = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+/* Side by side; every third block's handle is released at once, so that its mapping alone keeps it. */
+static void map_piece(struct piece *one)
+{
+    const unsigned blocks = (unsigned)(one->bytes / PAGE);
+    need(tangram.driver.cuMemAddressReserve(&one->at, one->bytes, 0, 0, 0) == CUDA_SUCCESS, "addresses");
+    for (unsigned i = 0; i < blocks; i++) {
+        need(cuMemCreate(&one->handle[i], PAGE, &on_gpu, 0) == CUDA_SUCCESS && created_is(one->handle[i]), "cuMemCreate");
+        need(cuMemMap(one->at + i * PAGE, PAGE, 0, one->handle[i], 0) == CUDA_SUCCESS, "cuMemMap");
+        if (i % 3 == 0) {
+            need(cuMemRelease(one->handle[i]) == CUDA_SUCCESS, "cuMemRelease");
+            one->handle[i] = 0;
+        }
+    }
+    need(cuMemSetAccess(one->at, one->bytes, &usable, 1) == CUDA_SUCCESS, "cuMemSetAccess");
+}
+
+static bool unmap_piece(const struct piece *one)
+{
+    bool good = cuMemUnmap(one->at, one->bytes) == CUDA_SUCCESS;
+    for (unsigned i = 0; i < one->bytes / PAGE; i++)
+        good = (one->handle[i] == 0 || cuMemRelease(one->handle[i]) == CUDA_SUCCESS) && good;
+    return cuMemAddressFree(one->at, one->bytes) == CUDA_SUCCESS && good;
+}
 
 static void allocate(void)
 {
@@ -142,7 +172,12 @@ static void allocate(void)
     for (unsigned i = 0; i < PIECES; i++) {
         piece[i].bytes = sizes[i % (sizeof sizes / sizeof *sizes)];
         piece[i].content = malloc(piece[i].bytes);
-        need(piece[i].content != NULL && cuMemAlloc_v2(&piece[i].at, piece[i].bytes) == CUDA_SUCCESS, "cuMemAlloc");
+        piece[i].mapped = piece[i].bytes % PAGE == 0 && i % 3 != 0;
+        need(piece[i].content != NULL, "memory");
+        if (piece[i].mapped)
+            map_piece(&piece[i]);
+        else
+            need(cuMemAlloc_v2(&piece[i].at, piece[i].bytes) == CUDA_SUCCESS, "cuMemAlloc");
     }
 }
 
@@ -191,6 +226,29 @@ static void *churns(void *context)
     return NULL;
 }
 
+/* Maps and unmaps all the time. A block that is away when it is mapped is waited for. */
+static void *remaps(void *context)
+{
+    CUdeviceptr at;
+    p_cuCtxSetCurrent(context);
+    need(tangram.driver.cuMemAddressReserve(&at, 4 * PAGE, 0, 0, 0) == CUDA_SUCCESS, "addresses");
+    for (unsigned round = 0; !atomic_load(&enough); round++) {
+        CUmemGenericAllocationHandle handle;
+        CUmemAllocationProp seen;
+        const CUdeviceptr other = at + 2 * PAGE;
+        need(cuMemCreate(&handle, 2 * PAGE, &on_gpu, 0) == CUDA_SUCCESS, "cuMemCreate beside");
+        usleep(round % 4 * 1000);
+        need(cuMemMap(at, 2 * PAGE, 0, handle, 0) == CUDA_SUCCESS && cuMemSetAccess(at, 2 * PAGE, &usable, 1) == CUDA_SUCCESS, "a mapping beside");
+        need(cuMemMap(at, 2 * PAGE, 0, handle, 0) == CUDA_ERROR_INVALID_VALUE, "a second mapping at one place");
+        usleep(round % 3 * 1000);
+        need(cuMemMap(other, 2 * PAGE, 0, handle, 0) == CUDA_SUCCESS && cuMemSetAccess(other, 2 * PAGE, &usable, 1) == CUDA_SUCCESS, "a mapping elsewhere");
+        need(cuMemGetAllocationPropertiesFromHandle(&seen, handle) == CUDA_SUCCESS && memcmp(&seen, &on_gpu, sizeof seen) == 0, "properties");
+        need(cuMemRelease(handle) == CUDA_SUCCESS, "cuMemRelease beside");
+        need(cuMemUnmap(at, 4 * PAGE) == CUDA_SUCCESS, "cuMemUnmap beside");
+    }
+    return NULL;
+}
+
 static CUfunction a_kernel(void)
 {
     static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry k() { ret; }\n//fake k us=3000\n";
@@ -201,7 +259,7 @@ static CUfunction a_kernel(void)
 }
 
 /* None of what is chosen could be left out, unless there is no more. */
-static uint64_t checked(const struct elastic_choice *chosen, size_t count, uint64_t wanted, uint64_t there)
+static void checked(const struct elastic_choice *chosen, size_t count, uint64_t wanted, uint64_t there)
 {
     uint64_t sum = 0, least = UINT64_MAX;
     for (size_t i = 0; i < count; i++) {
@@ -210,7 +268,6 @@ static uint64_t checked(const struct elastic_choice *chosen, size_t count, uint6
     }
     need(count == MOST || sum >= (wanted < there ? wanted : there), "too little was chosen");
     need(count == 0 || sum - least < wanted, "more was chosen than is needed");
-    return sum;
 }
 
 /* Blocks out of state are refused, and stay as they are. */
@@ -218,6 +275,27 @@ static void refusals(const struct elastic_choice *block)
 {
     need(!elastic_make(block->id) && !elastic_filled(block->id), "an order for a block that is not away");
     need(!elastic_unmap(block->id + 1000000) && elastic_export(block->id + 1000000) < 0, "an order for a block that is not there");
+}
+
+/* Others may have it mapped. */
+static void resident_is_not_chosen(struct gpu *gpu)
+{
+    static struct elastic_choice all[4096];
+    CUdeviceptr at;
+    need(cuMemAlloc_v2(&at, 48 * MIB) == CUDA_SUCCESS, "memory that others open");
+    lock_acquire(&tangram.elastic.lock);
+    struct elastic_region *region = region_of(at);
+    region->ipc.resident = true;
+    lock_release(&tangram.elastic.lock);
+    const size_t chosen = elastic_choose(gpu, UINT64_MAX / 2, all, sizeof all / sizeof *all);
+    need(chosen > 0, "other memory");
+    for (size_t i = 0; i < chosen; i++)
+        for (unsigned j = 0; j < region->blocks; j++)
+            need(all[i].id != region->block[j].id, "memory that others open was chosen");
+    elastic_stay(gpu);
+    const struct elastic_totals before = elastic_totals(gpu);
+    need(cuMemFree_v2(at) == CUDA_SUCCESS, "a free");
+    need(elastic_totals(gpu).bytes == before.bytes - 48 * MIB && elastic_totals(gpu).kept == before.kept, "it was kept, and others may write into it");
 }
 
 int main(int count, char **words)
@@ -238,31 +316,39 @@ int main(int count, char **words)
     allocate();
     struct gpu *gpu = &tangram.grant.gpu[0];
     CUfunction kernel = a_kernel();
-    pthread_t thread;
+    resident_is_not_chosen(gpu);
+    pthread_t thread, other;
     CUcontext context;
     tangram.driver.cuCtxGetCurrent(&context);
     pthread_create(&thread, NULL, churns, context);
+    pthread_create(&other, NULL, remaps, context);
     for (int round = 0; round < atoi(words[1]); round++) {
         refill(&seed);
         need(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) == CUDA_SUCCESS, "a launch");
         const struct elastic_totals totals = elastic_totals(gpu);
         const uint64_t wanted = round % 5 == 4 ? UINT64_MAX / 2 : seed % totals.bytes;
         const size_t blocks = elastic_choose(gpu, wanted, chosen, MOST);
-        const uint64_t sum = checked(chosen, blocks, wanted, 100 * MIB); /* what the other thread has comes and goes */
+        checked(chosen, blocks, wanted, 100 * MIB); /* what the other thread has comes and goes */
         if (round % 7 == 6) { /* it is cancelled */
             elastic_stay(gpu);
             need(blocks == 0 || elastic_export(chosen[0].id) < 0, "a block that was to stay");
             bad += wrong();
             continue;
         }
+        uint64_t away = 0;
         for (size_t i = 0; i < blocks; i++) {
             refusals(&chosen[i]);
             order(pair[0], SAVE, &chosen[i]);
-            need(elastic_unmap(chosen[i].id), "unmap");
+            const bool unmapped = elastic_unmap(chosen[i].id);
+            need(unmapped || chosen[i].bytes == 2 * PAGE, "unmap"); /* the other thread may have let its block go meanwhile */
+            chosen[i].bytes = unmapped ? chosen[i].bytes : 0;
+            away += chosen[i].bytes;
         }
-        need(elastic_totals(gpu).away == sum, "what is away is not counted right");
+        need(elastic_totals(gpu).away == away, "what is away is not counted right");
         need(blocks < 10 || unreadable() > 0, "memory that is away was read");
         for (size_t i = 0; i < blocks; i++) {
+            if (chosen[i].bytes == 0)
+                continue;
             need(elastic_make(chosen[i].id), "make");
             order(pair[0], RESTORE, &chosen[i]);
             need(elastic_filled(chosen[i].id), "filled");
@@ -270,12 +356,13 @@ int main(int count, char **words)
         need(elastic_totals(gpu).away == 0, "nothing is away");
         bad += wrong();
         swaps += (unsigned)blocks;
-        moved += sum;
+        moved += away;
     }
     atomic_store(&enough, true);
     pthread_join(thread, NULL);
+    pthread_join(other, NULL);
     for (unsigned i = 0; i < PIECES; i++)
-        bad += cuMemFree_v2(piece[i].at) != CUDA_SUCCESS;
+        bad += piece[i].mapped ? !unmap_piece(&piece[i]) : cuMemFree_v2(piece[i].at) != CUDA_SUCCESS;
     need(elastic_totals(gpu).kept == elastic_totals(gpu).bytes, "what was freed is not kept");
     close(pair[0]);
     waitpid(copier, NULL, 0);

@@ -84,8 +84,35 @@ static uint64_t free_in(const struct range *tree)
     return tree == NULL ? 0 : tree->bytes + free_in(tree->left) + free_in(tree->right);
 }
 
+/* A process that allocates requests of `unit` bytes and frees none: what is free of its regions, when each is made. */
+static void regions_of_one_size(uint64_t unit, uint64_t largest)
+{
+    struct heap grown = {0};
+    uint64_t regions_bytes = 0, made = 0;
+    while (regions_bytes < 64 * HEAP_REGION_MOST && made < largest) {
+        made = heap_region_bytes(&grown, regions_bytes, unit);
+        assert(made % unit == 0 && made >= unit && (made == unit || made <= HEAP_REGION_MOST));
+        regions_bytes += made;
+        assert((made - unit) * HEAP_FREE_PART <= regions_bytes);
+    }
+    assert(made == largest);
+}
+
+static void regions_grow_with_what_there_is(void)
+{
+    const uint64_t mib = 1 << 20;
+    struct heap fragmented = {.free_bytes = 200 * mib};
+    regions_of_one_size(2 * mib, 128 * mib);
+    regions_of_one_size(20 * mib, 120 * mib);
+    regions_of_one_size(32 * mib, 128 * mib);
+    assert(heap_region_bytes(&fragmented, 1600 * mib, 20 * mib) == 20 * mib); /* an eighth is free already */
+    assert(heap_region_bytes(&fragmented, 1920 * mib, 20 * mib) == 60 * mib);
+    assert(heap_spare_bytes(&fragmented, 1920 * mib) == 40 * mib && heap_spare_bytes(&fragmented, 100 * mib) == 0);
+}
+
 int main(void)
 {
+    regions_grow_with_what_there_is();
     struct range *whole[REGIONS];
     srand(3);
     for (unsigned i = 0; i < REGIONS; i++) {
@@ -102,7 +129,7 @@ int main(void)
         uint64_t taken = 0;
         for (unsigned i = 0; i < lives; i++)
             taken += live[i].count;
-        assert(free_in(heap.root) + taken == REGIONS * UNITS);
+        assert(free_in(heap.root) + taken == REGIONS * UNITS && heap.free_bytes == REGIONS * UNITS - taken);
     }
     while (lives > 0)
         give(lives - 1);

@@ -117,6 +117,7 @@ static inline struct span *span_find(uintptr_t at) { return span_in(&cuda.spans,
 CUresult span_get(CUdeviceptr at, unsigned kinds, CUresult otherwise, struct span **span); /* the same, of one of these kinds */
 struct span *span_from(CUdeviceptr at, unsigned kinds); /* the one that begins there */
 CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise);
+struct span *span_such(bool (*is)(const struct span *span, const void *what), const void *what); /* NULL: there is none */
 void spans_of_context_gone(CUcontext ctx);
 /* Is all of that memory that CUDA knows and may use? span_touch: marks it as written, so that its pages are dropped when it is freed. */
 bool span_touch(CUdeviceptr at, size_t bytes);

@@ -13,6 +13,7 @@
 /* The contents of an IPC handle and of a pool's exported pointer. */
 struct lent {
     uint64_t magic, kind, id, bytes, inside; /* inside: where in the shared pages it starts */
+    uint64_t number;                         /* of the allocation: no other of its process has it */
 };
 _Static_assert(sizeof(struct lent) <= sizeof(CUipcMemHandle), "an IPC handle has 64 bytes");
 _Static_assert(sizeof(CUipcMemHandle) == sizeof(CUmemPoolPtrExportData), "and so has an exported pointer");
@@ -70,9 +71,11 @@ CUresult lend(CUdeviceptr at, enum span_kind kind, void *data)
 {
     CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
     SCOPED tables = locked(&cuda.lock);
-    const struct span *span = span_from(at, kind);
-    CHECK(span != NULL && object_share(span->physical), CUDA_ERROR_INVALID_VALUE);
-    const struct lent lent = {LENT_MAGIC, kind, span->physical->object, span->bytes, span->offset - span->physical->offset};
+    struct span *span;
+    TRY(span_get(at, kind, CUDA_ERROR_INVALID_VALUE, &span)); /* of all of it, wherever in it the pointer is */
+    CHECK(kind == SPAN_DEVICE || span->base == (uintptr_t)at, CUDA_ERROR_INVALID_VALUE);
+    CHECK(object_share(span->physical), CUDA_ERROR_INVALID_VALUE);
+    const struct lent lent = {LENT_MAGIC, kind, span->physical->object, span->bytes, span->offset - span->physical->offset, span->id};
     memset(data, 0, sizeof(CUipcMemHandle));
     memcpy(data, &lent, sizeof lent);
     return CUDA_SUCCESS;
@@ -88,6 +91,25 @@ static void *map_lent(const struct lent *lent, const struct physical *physical, 
     return mapped ? at : MAP_FAILED;
 }
 
+/* Memory of the same object in this process: its own, or that allocation, opened in that context. */
+static bool is_own(const struct span *span, const void *what)
+{
+    const struct lent *lent = what;
+    return span->kind == SPAN_DEVICE && span->physical->object == lent->id;
+}
+
+struct opening {
+    const struct lent *lent;
+    CUcontext ctx;
+};
+
+static bool is_opened(const struct span *span, const void *what)
+{
+    const struct opening *opening = what;
+    return span->kind == SPAN_IPC && span->pool == NULL && span->ctx == opening->ctx && span->physical->object == opening->lent->id &&
+           span->lent == opening->lent->number;
+}
+
 CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemoryPool pool)
 {
     CUcontext ctx;
@@ -99,11 +121,18 @@ CUresult borrow(CUdeviceptr *at, const void *data, enum span_kind kind, CUmemory
     CHECK(lent.magic == LENT_MAGIC && lent.kind == kind, CUDA_ERROR_INVALID_VALUE);
     const CUresult refused = kind == SPAN_DEVICE ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_VALUE;
     SCOPED tables = locked(&cuda.lock);
+    CHECK(kind != SPAN_DEVICE || span_such(is_own, &lent) == NULL, CUDA_ERROR_INVALID_CONTEXT);
+    struct span *opened = kind == SPAN_DEVICE ? span_such(is_opened, &(struct opening){&lent, ctx}) : NULL;
+    if (opened != NULL) {
+        opened->opens++;
+        *at = (CUdeviceptr)opened->base;
+        return CUDA_SUCCESS;
+    }
     CHECK(physical_import(lent.id, &physical) == CUDA_SUCCESS, refused);
     const uint64_t skip = (physical->offset + lent.inside) & 4095, capacity = rounded(skip + lent.bytes, 4096);
     void *mapped = map_lent(&lent, physical, skip, capacity);
     const struct span like = {.base = (uintptr_t)mapped + skip, .bytes = lent.bytes, .capacity = capacity, .kind = SPAN_IPC, .ctx = ctx,
-                              .device = physical->device, .pool = pool, .physical = physical};
+                              .device = physical->device, .pool = pool, .physical = physical, .lent = lent.number};
     if (mapped == MAP_FAILED || span_new(&cuda.spans, &like) == NULL) {
         physical_drop(physical);
         return refused;

@@ -76,7 +76,31 @@ CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise)
     TRY(current(&ctx));
     SCOPED tables = locked(&cuda.lock);
     struct span *span = span_from(at, kinds);
-    return span != NULL ? span_gone(&cuda.spans, span) : otherwise;
+    CHECK(span != NULL, otherwise);
+    CHECK(span->opens == 0, (span->opens--, CUDA_SUCCESS));
+    return span_gone(&cuda.spans, span);
+}
+
+static bool (*walk_is)(const struct span *, const void *); /* the same, for span_such */
+static const void *walk_what;
+static struct span *walk_found;
+
+static void look_for(const void *node, VISIT visit, int level)
+{
+    struct span *span = *(struct span *const *)node;
+    (void)level;
+    if ((visit == postorder || visit == leaf) && walk_is(span, walk_what))
+        walk_found = span;
+}
+
+struct span *span_such(bool (*is)(const struct span *, const void *), const void *what)
+{
+    SCOPED tables = locked(&cuda.lock);
+    walk_is = is;
+    walk_what = what;
+    walk_found = NULL;
+    twalk(cuda.spans, look_for);
+    return walk_found;
 }
 
 static CUcontext walk_ctx; /* twalk has no closure; used under lock */

@@ -181,6 +181,8 @@ struct span {
     enum pages pages;
     uint64_t offset, capacity; /* in the file; of other mappings, capacity is their length */
     uint64_t id;
+    uint64_t lent;  /* IPC: the number of the allocation that it is, where that was made */
+    unsigned opens; /* IPC: beyond the first */
     unsigned flags;
     bool touched;
     bool usable; /* mapped: has access; graph: is allocated now */

@@ -1,8 +1,8 @@
 /* attributes.c - what the program learns of an elastic pointer: what the driver answers for a plain allocation.
  *
  * Measured beside each other on an H200 with driver 580 (docs/development/elastic-memory.md). The driver's answers for mapped memory differ in
- * a few, and it has none while a block is away. Three are not a plain allocation's, because the memory does not have these properties: it
- * has no legacy IPC handle, no RDMA and no hardware decompression.
+ * a few, and it has none while a block is away. Two are not a plain allocation's, because the memory does not have these properties: no RDMA
+ * and no hardware decompression.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
@@ -57,8 +57,9 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
         return put_number(data, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     case CU_POINTER_ATTRIBUTE_MAPPED:
         return put_number(data, 1);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        return put_number(data, !found->opened);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
         return put_number(data, 0);
@@ -74,13 +75,81 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     return tangram.driver.cuPointerGetAttribute(data, attribute, at);
 }
 
+/* Memory of cuMemCreate, while it is away: what the driver answers for it (H200, driver 580). */
+static CUresult attribute_away(const struct created_map *map, void *data, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return put_word(data, 0);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        return put_word(data, at);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        return put_word(data, map->at);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        return put_word(data, map->bytes);
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return put_number(data, CU_MEMORYTYPE_DEVICE);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return put_number(data, (unsigned)map->of->prop.location.id);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        return put_number(data, (unsigned)map->access);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return put_number(data, 1);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+        return put_number(data, map->of->prop.allocFlags.gpuDirectRDMACapable);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+        return put_number(data, 0);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        put_word(data, 0);
+        return CUDA_ERROR_INVALID_VALUE;
+    default:
+        return tangram.driver.cuPointerGetAttribute(data, attribute, at);
+    }
+}
+
+/* The driver's own numbers change when a block is made again, and it may be made exportable for the library alone. */
+static CUresult attribute_created(const struct created_found *found, void *data, CUpointer_attribute attribute, CUdeviceptr at)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        return put_word(data, BUFFER_IDS | found->map->number);
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        return put_word(data, BUFFER_IDS | found->block);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        return put_word(data, (unsigned)found->map->of->prop.requestedHandleTypes);
+    default:
+        return found->away ? attribute_away(found->map, data, attribute, at) : tangram.driver.cuPointerGetAttribute(data, attribute, at);
+    }
+}
+
+/* Of memory that can be swapped. False: the address is in none. */
+static bool answer(void *data, CUpointer_attribute attribute, CUdeviceptr at, CUresult *rc)
+{
+    struct elastic_found found;
+    struct created_found created;
+    if (elastic_find(at, &found)) {
+        *rc = attribute_of(&found, data, attribute, at);
+        return true;
+    }
+    if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && created_in(at, 1))
+        elastic_unable(ELASTIC_P2P_TOKENS); /* before they are known */
+    if (!created_find_locked(at, &created))
+        return false;
+    *rc = attribute_created(&created, data, attribute, at);
+    created_unlock();
+    return true;
+}
+
 EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr at)
 {
     NEEDS(cuPointerGetAttribute);
-    struct elastic_found found;
-    if (data == NULL || !elastic_find(at, &found))
-        return tangram.driver.cuPointerGetAttribute(data, attribute, at);
-    return attribute_of(&found, data, attribute, at);
+    CUresult rc;
+    return data != NULL && answer(data, attribute, at, &rc) ? rc : tangram.driver.cuPointerGetAttribute(data, attribute, at);
 }
 
 /* An attribute that the pointer does not have is 0 here, and no error; one that no driver has is one. */
@@ -88,10 +157,12 @@ EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *
 {
     NEEDS(cuPointerGetAttributes);
     struct elastic_found found;
-    if (count == 0 || attributes == NULL || data == NULL || !elastic_find(at, &found))
+    if (count == 0 || attributes == NULL || data == NULL || !(elastic_find(at, &found) || created_in(at, 1)))
         return tangram.driver.cuPointerGetAttributes(count, attributes, data, at);
     for (unsigned i = 0; i < count; i++) {
-        CUresult rc = data[i] != NULL ? attribute_of(&found, data[i], attributes[i], at) : CUDA_ERROR_INVALID_VALUE;
+        CUresult rc = CUDA_ERROR_INVALID_VALUE;
+        if (data[i] != NULL && !answer(data[i], attributes[i], at, &rc))
+            rc = tangram.driver.cuPointerGetAttribute(data[i], attributes[i], at); /* it was freed meanwhile */
         if (rc != CUDA_SUCCESS && (data[i] == NULL || attributes[i] != CU_POINTER_ATTRIBUTE_HOST_POINTER))
             return rc;
     }
@@ -111,8 +182,17 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 {
     NEEDS(cuMemGetAddressRange_v2);
     struct elastic_found found;
-    if (!elastic_find(at, &found))
+    struct created_found created;
+    if (created_find_locked(at, &created)) {
+        if (created.away)
+            found = (struct elastic_found){.at = created.map->at, .requested = created.map->bytes};
+        CUresult rc = created.away ? CUDA_SUCCESS : tangram.driver.cuMemGetAddressRange_v2(base, bytes, at);
+        created_unlock();
+        if (!created.away)
+            return rc;
+    } else if (!elastic_find(at, &found)) {
         return tangram.driver.cuMemGetAddressRange_v2(base, bytes, at);
+    }
     if (base != NULL)
         *base = found.at;
     if (bytes != NULL)

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 /* Specified: vgpu/api/burst.py. */
-enum { WAIT_S_LIMIT = 3600 };
+enum { WAIT_S_LIMIT = 3600, LATE_S = 5 }; /* an arbiter that refuses in time answers before that; guessed */
 #define BURST_LINE "card <GPU uuid of the grant> mib=<guarantee-16777215> core_percent=<0-100>"
 
 /* Which GPU of the grant the line names; GPUS_LIMIT: none. */
@@ -45,10 +45,9 @@ static bool gpu_line(struct lines *in, const struct grant *grant, bool bursts[])
     return true;
 }
 
-bool burst_read(const char *text, size_t length, const struct grant *grant, bool bursts[], char *why, size_t why_bytes)
+bool burst_read(const char *text, size_t length, const struct grant *grant, bool bursts[], uint64_t *wait_s, char *why, size_t why_bytes)
 {
     struct lines in = lines_of(text, length, why, why_bytes);
-    uint64_t wait_s;
     if (!lines_next(&in, "tangram-burst 1"))
         return false;
     if (!lines_is(&in, "tangram-burst 1"))
@@ -56,7 +55,7 @@ bool burst_read(const char *text, size_t length, const struct grant *grant, bool
     if (!lines_next(&in, "wait_s <0-3600>"))
         return false;
     const char *end = in.line + in.length, *space = memchr(in.line, ' ', in.length);
-    if (strncmp(in.line, "wait_s ", 7) != 0 || !text_number(&space, end, " ", WAIT_S_LIMIT, &wait_s) || space != end)
+    if (strncmp(in.line, "wait_s ", 7) != 0 || !text_number(&space, end, " ", WAIT_S_LIMIT, wait_s) || space != end)
         return lines_refuse(&in, "wait_s <0-3600>");
     if (!lines_next(&in, BURST_LINE))
         return false;
@@ -76,14 +75,17 @@ static bool path_of(char *path, size_t path_bytes)
 static bool load(const char *path, bool bursts[])
 {
     char why[256];
+    uint64_t wait_s = 0;
     size_t length;
     char *text = malloc(LINES_TEXT_LIMIT + 1);
     bool loaded = text != NULL && lines_load(path, text, &length);
     if (!loaded)
         snprintf(why, sizeof why, "%s", strerror(errno));
     const bool there = loaded || errno != ENOENT;
-    loaded = loaded && burst_read(text, length, &tangram.grant, bursts, why, sizeof why);
+    loaded = loaded && burst_read(text, length, &tangram.grant, bursts, &wait_s, why, sizeof why);
     free(text);
+    if (loaded)
+        atomic_store(&tangram.grant.pending_most_ms, (uint32_t)(wait_s + LATE_S) * 1000);
     if (there && !loaded) {
         memset(bursts, 0, GPUS_LIMIT * sizeof *bursts);
         warn(WARN_BURST, "%s cannot be read (%s): this process has the memory that is guaranteed, and no more", path, why);

@@ -3,12 +3,17 @@
  * An allocation is charged by regions: the lease is reserved before a region is made, and given back after it is released. What is free in
  * a region with other live requests costs nothing more, and what is kept (kept.c) is leased already.
  *
- *   request       region
- *   2 MiB and up  of its own, of exactly the whole pages that the driver would take
- *   less          shared by best fit; a new one has an eighth of what small requests have so far, from 2 to 32 MiB
+ *   request            region
+ *   more than 32 MiB   of its own, of exactly the whole pages that the driver would take
+ *   2 to 32 MiB        shared by best fit with others of these sizes
+ *   less than 2 MiB    shared by best fit with others of these sizes
+ *
+ * A new shared region is a multiple of the request, of 128 MiB at most. It is so large that an eighth of the shared regions is free then, at
+ * most (heap.h). A process that has little gets regions of exactly one request.
  *
  * The one lock is never held while the driver is called: a request that is freed is RANGE_LEAVING while its thread waits for the GPU.
  */
+#include "gputime/activity.h"
 #include "hooks/hook.h"
 #include "memory/memory.h"
 #include "memory/pool.h"
@@ -16,9 +21,6 @@
 #include <string.h>
 
 static struct elastic *const elastic = &tangram.elastic;
-
-static const uint64_t SMALL_MOST = 32 * MIB;
-enum { SMALL_PART = 8 };
 
 /* A request of the program's: what it stated, and as the driver would round it. */
 struct request {
@@ -28,20 +30,34 @@ struct request {
     uint64_t requested, bytes;
 };
 
-static bool is_small(const struct request *request)
+static enum region_kind kind_of(const struct request *request)
 {
-    return request->bytes < PAGE;
+    return request->bytes < PAGE ? REGION_SMALL : request->bytes <= ELASTIC_MEDIUM_MOST ? REGION_MEDIUM : REGION_LARGE;
 }
 
-/* Locked. */
-static struct range *take_small(const struct request *request)
+/* The smallest region in which it fits. */
+static uint64_t least_bytes(const struct request *request)
 {
-    struct heap *heap = &elastic->heap[request->gpu->at];
+    return request->bytes < PAGE ? PAGE : request->bytes;
+}
+
+/* Locked. `any`: also from a kept region of which more than an eighth of its kind would be free then. */
+static struct range *take_shared(const struct request *request, bool any)
+{
+    const enum region_kind kind = kind_of(request);
+    struct heap *heap = &elastic->heap[request->gpu->at][kind];
     struct range *range = heap_take(heap, request->bytes);
-    struct elastic_region *kept = range == NULL ? kept_of(request->gpu, request->bytes, true) : NULL;
+    struct elastic_region *kept = NULL;
+    const uint64_t more = any ? UINT64_MAX : heap_spare_bytes(heap, elastic->shared_bytes[request->gpu->at][kind]);
+    if (range == NULL)
+        kept = kept_of(request->gpu, kind, least_bytes(request), more);
     if (kept == NULL)
         return range;
     kept_remove(kept);
+    if (kept->bytes == request->bytes) {
+        kept->first->state = RANGE_LIVE;
+        return kept->first;
+    }
     heap_open(heap, kept->first);
     range = heap_take(heap, request->bytes);
     if (range == NULL) { /* no memory to note the rest of it */
@@ -54,7 +70,7 @@ static struct range *take_small(const struct request *request)
 /* Locked. */
 static struct range *take_large(const struct request *request)
 {
-    struct elastic_region *kept = kept_of(request->gpu, request->bytes, false);
+    struct elastic_region *kept = kept_of(request->gpu, REGION_LARGE, request->bytes, 0);
     if (kept == NULL)
         return NULL;
     kept_remove(kept);
@@ -63,18 +79,32 @@ static struct range *take_large(const struct request *request)
 }
 
 /* Locked. From what there is; NULL: a region has to be made. */
-static struct range *take(const struct request *request)
+static struct range *take(const struct request *request, bool any)
 {
-    struct range *range = is_small(request) ? take_small(request) : take_large(request);
+    struct range *range = kind_of(request) != REGION_LARGE ? take_shared(request, any) : take_large(request);
     if (range == NULL)
         return NULL;
     struct elastic_region *region = region_of(range->at);
     region->live++;
     if (region->starts != NULL)
-        region->starts[(range->at - region->base) / PAGE_GRAIN] = range;
+        *region_start(region, range->at) = range;
     range->requested = request->requested;
     range->context = request->context;
     range->number = atomic_fetch_add(&elastic->numbers, 1) + 1;
+    return range;
+}
+
+/* Locked. */
+static struct range *give_shared(const struct elastic_region *region, struct range *range, bool last)
+{
+    struct heap *heap = &elastic->heap[region->gpu->at][region->kind];
+    if (range->bytes == region->bytes) {
+        range->state = RANGE_FREE;
+        return range;
+    }
+    range = heap_give(heap, range);
+    if (last)
+        heap_close(heap, range);
     return range;
 }
 
@@ -82,58 +112,73 @@ static struct range *take(const struct request *request)
 static struct range *give(struct range *range)
 {
     struct elastic_region *region = region_of(range->at);
-    struct heap *heap = &elastic->heap[region->gpu->at];
     const bool last = --region->live == 0;
     if (region->starts == NULL) {
         range->state = RANGE_FREE;
     } else {
-        region->starts[(range->at - region->base) / PAGE_GRAIN] = NULL;
-        range = heap_give(heap, range);
-        if (last)
-            heap_close(heap, range);
+        *region_start(region, range->at) = NULL;
+        range = give_shared(region, range, last);
     }
     if (last)
         kept_add(region);
     return range;
 }
 
+static uint64_t new_bytes(const struct request *request)
+{
+    const enum region_kind kind = kind_of(request);
+    if (kind == REGION_LARGE)
+        return request->bytes;
+    lock_acquire(&elastic->lock);
+    const uint64_t bytes =
+        heap_region_bytes(&elastic->heap[request->gpu->at][kind], elastic->shared_bytes[request->gpu->at][kind], least_bytes(request));
+    lock_release(&elastic->lock);
+    return bytes;
+}
+
 /* Reserves the lease for a new region. 0: it does not fit. */
 static uint64_t pay(const struct request *request)
 {
     struct gpu *gpu = request->gpu;
-    if (!is_small(request))
-        return reserve(gpu, request->bytes) ? request->bytes : 0;
-    lock_acquire(&elastic->lock);
-    uint64_t bytes = elastic->small_bytes[gpu->at] / SMALL_PART / PAGE * PAGE;
-    lock_release(&elastic->lock);
-    bytes = bytes < SMALL_MOST ? bytes : SMALL_MOST;
-    if (bytes > PAGE && lease_reserve(gpu, bytes))
+    const uint64_t bytes = new_bytes(request), least = least_bytes(request);
+    if (bytes > least && lease_reserve_as(gpu, WIRE_ELASTIC, bytes))
         return bytes;
-    return reserve(gpu, PAGE) ? PAGE : 0;
+    if (reserve_as(gpu, WIRE_ELASTIC, least))
+        return least;
+    if (atomic_load(&gpu->kept_bytes) == 0 || !elastic_is_moving())
+        return 0;
+    activity_until_memory_is_back(); /* what the program freed while it was away is leased until then */
+    return reserve_as(gpu, WIRE_ELASTIC, least) ? least : 0;
 }
 
 /* Makes a region, and takes the request from it. */
 static CUresult take_new(const struct request *request, CUdeviceptr *at)
 {
-    const uint64_t paid = pay(request);
+    uint64_t paid = pay(request);
+    const uint64_t least = least_bytes(request);
     if (paid == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc;
-    struct elastic_region *region = region_new(request->gpu, request->device, paid, is_small(request), &rc);
+    struct elastic_region *region = region_new(request->gpu, request->device, paid, kind_of(request), &rc);
+    if (region == NULL && rc == CUDA_ERROR_OUT_OF_MEMORY && paid > least) { /* the GPU has less than the lease says */
+        lease_give_back_as(request->gpu, WIRE_ELASTIC, paid - least);
+        paid = least;
+        region = region_new(request->gpu, request->device, paid, kind_of(request), &rc);
+    }
     if (region == NULL) {
-        lease_give_back(request->gpu, paid);
+        lease_give_back_as(request->gpu, WIRE_ELASTIC, paid);
         return rc;
     }
     lock_acquire(&elastic->lock);
     const bool listed = region_list(region);
     if (listed)
         kept_add(region);
-    struct range *range = listed ? take(request) : NULL;
+    struct range *range = listed ? take(request, true) : NULL;
     if (range != NULL)
         *at = range->at;
     lock_release(&elastic->lock);
     if (!listed && region_end(region))
-        lease_give_back(request->gpu, paid);
+        lease_give_back_as(request->gpu, WIRE_ELASTIC, paid);
     return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -150,7 +195,7 @@ bool elastic_alloc(struct gpu *gpu, CUdeviceptr *at, uint64_t bytes, CUresult *r
     if (at == NULL || !request_of(gpu, bytes, &request))
         return false;
     lock_acquire(&elastic->lock);
-    struct range *range = take(&request);
+    struct range *range = take(&request, false);
     if (range != NULL)
         *at = range->at;
     lock_release(&elastic->lock);
@@ -173,10 +218,11 @@ static struct range *live_at(CUdeviceptr at, struct elastic_region **region)
 bool elastic_find(CUdeviceptr at, struct elastic_found *found)
 {
     struct elastic_region *region;
-    if (!atomic_load_explicit(&elastic->any, memory_order_acquire))
+    if (!atomic_load_explicit(&elastic->any, memory_order_acquire) && !atomic_load_explicit(&elastic->ipc.any_opened, memory_order_acquire))
         return false;
     lock_acquire(&elastic->lock);
     const struct range *range = live_at(at, &region);
+    const bool opened = range == NULL && ipc_find(at, found);
     if (range != NULL) {
         const struct elastic_block *block = region_block(region, at);
         *found = (struct elastic_found){.gpu = region->gpu, .device = region->device, .at = range->at, .requested = range->requested,
@@ -184,7 +230,7 @@ bool elastic_find(CUdeviceptr at, struct elastic_found *found)
                                         .context = range->context};
     }
     lock_release(&elastic->lock);
-    return range != NULL;
+    return range != NULL || opened;
 }
 
 /* The program freed it: a second free finds nothing. NULL: no live request begins there. */
@@ -224,6 +270,7 @@ bool elastic_free(CUdeviceptr at, CUresult *rc)
         return false;
     *rc = anchor_wait(context);
     left(range, *rc);
+    ipc_release_ended();
     return true;
 }
 
@@ -247,7 +294,7 @@ void elastic_gone(CUdeviceptr at)
 {
     lock_acquire(&elastic->lock);
     struct elastic_region *region = region_of(at);
-    struct range *range = region == NULL ? NULL : region->starts == NULL ? region->first : region->starts[(at - region->base) / PAGE_GRAIN];
+    struct range *range = region == NULL ? NULL : region->starts == NULL ? region->first : *region_start(region, at);
     if (range != NULL && range->state == RANGE_LEAVING)
         give(range);
     lock_release(&elastic->lock);
@@ -267,10 +314,12 @@ void elastic_forget_context(CUcontext context, struct gpu *gpu, uint64_t before)
                 range = give(range);
     }
     lock_release(&elastic->lock);
+    ipc_release_ended();
 }
 
 /* Left, not freed: a thread that is not here may have been changing it. */
 void elastic_forget_all(void)
 {
     memset(elastic, 0, sizeof *elastic);
+    elastic->created = (struct created_all){.lock = PTHREAD_MUTEX_INITIALIZER, .back = PTHREAD_COND_INITIALIZER};
 }

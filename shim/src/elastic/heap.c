@@ -51,6 +51,7 @@ static void merge(struct range **tree, struct range *first, struct range *second
 
 void heap_open(struct heap *heap, struct range *range)
 {
+    heap->free_bytes += range->bytes;
     struct range **place = &heap->root;
     while (*place != NULL && priority_of(*place) >= priority_of(range))
         place = is_before(*place, range) ? &(*place)->right : &(*place)->left;
@@ -60,6 +61,7 @@ void heap_open(struct heap *heap, struct range *range)
 
 void heap_close(struct heap *heap, struct range *range)
 {
+    heap->free_bytes -= range->bytes;
     struct range **place = &heap->root;
     while (*place != range)
         place = is_before(*place, range) ? &(*place)->right : &(*place)->left;
@@ -149,4 +151,16 @@ struct range *heap_give(struct heap *heap, struct range *range)
     }
     heap_open(heap, range);
     return range;
+}
+
+uint64_t heap_spare_bytes(const struct heap *heap, uint64_t regions_bytes)
+{
+    const uint64_t most = regions_bytes / HEAP_FREE_PART;
+    return most > heap->free_bytes ? most - heap->free_bytes : 0;
+}
+
+uint64_t heap_region_bytes(const struct heap *heap, uint64_t regions_bytes, uint64_t unit)
+{
+    const uint64_t wanted = unit + heap_spare_bytes(heap, regions_bytes), most = wanted < HEAP_REGION_MOST ? wanted : HEAP_REGION_MOST;
+    return most < unit ? unit : most / unit * unit;
 }

@@ -1,4 +1,4 @@
-/* heap.h - which ranges of small requests' regions are free: best fit, merged. It calls nothing but the allocator, and knows no driver. */
+/* heap.h - which ranges of shared regions are free: best fit, merged. It calls nothing but the allocator, and knows no driver. */
 #ifndef TANGRAM_HEAP_H
 #define TANGRAM_HEAP_H
 
@@ -25,6 +25,7 @@ struct range {
 struct heap {
     struct range *root;  /* of free ranges, by size and then by address; a heap by a mix of their addresses */
     struct range *spare; /* one that is not in use, so that alternating calls use no allocator */
+    uint64_t free_bytes; /* of the ranges in the tree */
 };
 
 /* All of a region, free and in no tree yet. NULL: there is no memory to note it. */
@@ -37,5 +38,12 @@ struct range *heap_take(struct heap *heap, uint64_t bytes);
 /* Frees a range that is not free. Its free neighbours become one with it; the range that results, which begins where the lowest of them
  * began and is in the tree. */
 struct range *heap_give(struct heap *heap, struct range *range);
+
+/* Of a new region for a request, from which others of its kind are served later: the largest multiple of `unit`, which is the request or the page
+ * that it needs, for which no more than an eighth of the kind's regions is free then, and at most HEAP_REGION_MOST; at least one unit. */
+#define HEAP_REGION_MOST ((uint64_t)128 << 20)
+enum { HEAP_FREE_PART = 8 };
+uint64_t heap_spare_bytes(const struct heap *heap, uint64_t regions_bytes); /* how much more may be free */
+uint64_t heap_region_bytes(const struct heap *heap, uint64_t regions_bytes, uint64_t unit);
 
 #endif

@@ -16,6 +16,7 @@ static const char *const texts[ELASTIC_REASONS] = {
     [ELASTIC_P2P_TOKENS] = "the program requested P2P tokens (CU_POINTER_ATTRIBUTE_P2P_TOKENS)",
     [ELASTIC_SYNC_MEMOPS] = "the program set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS",
     [ELASTIC_DRIVER_REFUSED] = "the driver refused memory of cuMemCreate that can be exported",
+    [ELASTIC_NO_ARBITER] = "the arbiter has not sent the container's limits within a second",
 };
 
 const char *elastic_reason_text(enum elastic_reason reason)
@@ -59,6 +60,8 @@ bool elastic_able(struct gpu *gpu)
     look_for_rdma();
     if (atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) != gpu)
         elastic_unable(ELASTIC_SEVERAL_GPUS);
+    if (elastic_reason() == ELASTIC_ABLE && !burst_limits_came(gpu))
+        elastic_unable(ELASTIC_NO_ARBITER);
     quiet_end(quiet);
-    return elastic_reason() == ELASTIC_ABLE;
+    return elastic_reason() == ELASTIC_ABLE && burst_is_allowed(gpu);
 }

@@ -7,6 +7,8 @@
 
 static struct elastic *const elastic = &tangram.elastic;
 
+enum { BLOCK_IDS_SHIFT = 16 }; /* blocks a microsecond, which no process makes */
+
 /* A POSIX descriptor can be made of it, by which the copier imports it. */
 CUresult block_make(struct elastic_block *block, CUdevice device)
 {
@@ -70,8 +72,14 @@ static CUresult fill(struct elastic_region *region)
     return rc;
 }
 
+/* Of what every request in it is a multiple. */
+static uint64_t grain_of(const struct elastic_region *region)
+{
+    return region->kind == REGION_SMALL ? PAGE_GRAIN : PAGE;
+}
+
 /* Its memory is reserved in the lease. */
-struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, bool small, CUresult *rc)
+struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc)
 {
     const unsigned blocks = (unsigned)((bytes + ELASTIC_BLOCK - 1) / ELASTIC_BLOCK);
     struct elastic_region *region = calloc(1, sizeof *region + blocks * sizeof *region->block);
@@ -82,9 +90,10 @@ struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t byt
     region->device = device;
     region->bytes = bytes;
     region->blocks = blocks;
-    region->starts = small ? calloc(bytes / PAGE_GRAIN, sizeof *region->starts) : NULL;
+    region->kind = kind;
+    region->starts = kind != REGION_LARGE ? calloc(bytes / grain_of(region), sizeof *region->starts) : NULL;
     region->first = heap_region(0, bytes);
-    if (region->first != NULL && (region->starts != NULL || !small)) {
+    if (region->first != NULL && (region->starts != NULL || kind == REGION_LARGE)) {
         CUstreamCaptureMode mode = relax(); /* the program may capture here: what is ours is no part of that */
         *rc = fill(region);
         relax_end(mode);
@@ -107,7 +116,7 @@ bool region_end(struct elastic_region *region)
     return whole;
 }
 
-static bool grow_for(void **items, size_t count, size_t *capacity)
+bool grow_for(void **items, size_t count, size_t *capacity)
 {
     if (count <= *capacity)
         return true;
@@ -154,23 +163,40 @@ struct elastic_block *block_of(uint64_t id)
     return i < elastic->blocks && elastic->block[i]->id == id ? elastic->block[i] : NULL;
 }
 
+bool blocks_list(struct elastic_region *region)
+{
+    if (!grow_for((void **)&elastic->block, elastic->blocks + region->blocks, &elastic->blocks_capacity))
+        return false;
+    if (elastic->ids == 0) /* a program that is executed anew has the process's ID and start time: its blocks are others all the same */
+        elastic->ids = elastic->ids_from = now_us() << BLOCK_IDS_SHIFT;
+    for (unsigned i = 0; i < region->blocks; i++) {
+        region->block[i].id = ++elastic->ids; /* so the list of blocks stays sorted */
+        elastic->block[elastic->blocks++] = &region->block[i];
+    }
+    atomic_fetch_add(&region->gpu->elastic_bytes, region->bytes);
+    atomic_store(&elastic->any, true);
+    return true;
+}
+
+void blocks_unlist(struct elastic_region *region, bool counted)
+{
+    const size_t first = blocks_below(region->block[0].id); /* its blocks follow each other */
+    elastic->blocks -= region->blocks;
+    memmove(&elastic->block[first], &elastic->block[first + region->blocks], (elastic->blocks - first) * sizeof(void *));
+    if (counted)
+        atomic_fetch_sub(&region->gpu->elastic_bytes, region->bytes);
+}
+
 bool region_list(struct elastic_region *region)
 {
-    if (!grow_for((void **)&elastic->region, elastic->regions + 1, &elastic->regions_capacity) ||
-        !grow_for((void **)&elastic->block, elastic->blocks + region->blocks, &elastic->blocks_capacity))
+    if (!grow_for((void **)&elastic->region, elastic->regions + 1, &elastic->regions_capacity) || !blocks_list(region))
         return false;
     const size_t i = regions_upto(region->base);
     memmove(&elastic->region[i + 1], &elastic->region[i], (elastic->regions - i) * sizeof(void *));
     elastic->region[i] = region;
     elastic->regions++;
-    for (unsigned j = 0; j < region->blocks; j++) {
-        region->block[j].id = ++elastic->ids; /* so the list of blocks stays sorted */
-        elastic->block[elastic->blocks++] = &region->block[j];
-    }
-    if (region->starts != NULL)
-        elastic->small_bytes[region->gpu->at] += region->bytes;
-    atomic_fetch_add(&region->gpu->elastic_bytes, region->bytes);
-    atomic_store(&elastic->any, true);
+    if (region->kind != REGION_LARGE)
+        elastic->shared_bytes[region->gpu->at][region->kind] += region->bytes;
     return true;
 }
 
@@ -179,12 +205,9 @@ void region_unlist(struct elastic_region *region)
     const size_t i = regions_upto(region->base) - 1;
     elastic->regions--;
     memmove(&elastic->region[i], &elastic->region[i + 1], (elastic->regions - i) * sizeof(void *));
-    const size_t first = blocks_below(region->block[0].id); /* its blocks follow each other */
-    elastic->blocks -= region->blocks;
-    memmove(&elastic->block[first], &elastic->block[first + region->blocks], (elastic->blocks - first) * sizeof(void *));
-    if (region->starts != NULL)
-        elastic->small_bytes[region->gpu->at] -= region->bytes;
-    atomic_fetch_sub(&region->gpu->elastic_bytes, region->bytes);
+    blocks_unlist(region, true);
+    if (region->kind != REGION_LARGE)
+        elastic->shared_bytes[region->gpu->at][region->kind] -= region->bytes;
 }
 
 struct elastic_region *region_of(uint64_t at)
@@ -199,14 +222,25 @@ struct elastic_block *region_block(struct elastic_region *region, uint64_t at)
     return &region->block[(at - region->base) / ELASTIC_BLOCK];
 }
 
+struct range **region_start(struct elastic_region *region, uint64_t at)
+{
+    return &region->starts[(at - region->base) / grain_of(region)];
+}
+
+/* No request is longer than that, in grains. */
+static size_t longest(const struct elastic_region *region)
+{
+    return region->kind == REGION_SMALL ? PAGE_GRAINS : ELASTIC_MEDIUM_MOST / PAGE;
+}
+
 struct range *region_range(struct elastic_region *region, uint64_t at)
 {
     struct range *range = region->first;
     if (region->starts != NULL) {
-        size_t grain = (at - region->base) / PAGE_GRAIN;
-        while (grain > 0 && region->starts[grain] == NULL)
-            grain--;
-        range = region->starts[grain];
+        struct range **start = region_start(region, at);
+        for (size_t left = longest(region); left > 1 && start > region->starts && *start == NULL; left--)
+            start--;
+        range = *start;
     }
     return range != NULL && range->state == RANGE_LIVE && at - range->at < range->requested ? range : NULL;
 }

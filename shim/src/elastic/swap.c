@@ -1,7 +1,7 @@
 /* swap.c - exchanging the memory behind blocks: see elastic.h.
  *
  *   RESIDENT -choose-> CHOSEN -unmap-> AWAY -make-> MADE -filled-> RESIDENT
- *                        └─ stay ─> RESIDENT
+ *                        └─ stay ─> RESIDENT    └─ unmake ─> AWAY
  *
  * Only the thread that swaps moves a block out of RESIDENT, and while one is out its region is not released. So the block's own fields may be
  * read without the lock, which is not held while the driver is called. A program's thread may allocate and free in such a region: that
@@ -20,11 +20,38 @@ struct elastic_totals elastic_totals(struct gpu *gpu)
     return (struct elastic_totals){.bytes = atomic_load(&gpu->elastic_bytes), .kept = atomic_load(&gpu->kept_bytes), .away = atomic_load(&gpu->away_bytes)};
 }
 
-/* Locked. */
-static void move(struct elastic_block *block, enum block_state state)
+bool elastic_is_away(void)
+{
+    for (unsigned i = 0; i < tangram.grant.gpus; i++)
+        if (atomic_load(&tangram.grant.gpu[i].away_bytes) > 0)
+            return true;
+    return false;
+}
+
+bool elastic_is_moving(void)
+{
+    return atomic_load(&elastic->moving) > 0;
+}
+
+bool elastic_look(struct gpu *gpu, uint64_t id, enum block_state *state, uint64_t *bytes)
+{
+    lock_acquire(&elastic->lock);
+    const struct elastic_block *block = block_of(id);
+    const bool there = block != NULL && block->region->gpu == gpu;
+    if (there) {
+        *state = block->state;
+        *bytes = block->bytes;
+    }
+    lock_release(&elastic->lock);
+    return there;
+}
+
+void block_move(struct elastic_block *block, enum block_state state)
 {
     struct elastic_region *region = block->region;
-    region->moving += (unsigned)(state != BLOCK_RESIDENT) - (unsigned)(block->state != BLOCK_RESIDENT);
+    const unsigned more = (unsigned)(state != BLOCK_RESIDENT) - (unsigned)(block->state != BLOCK_RESIDENT);
+    region->moving += more;
+    atomic_fetch_add(&elastic->moving, more);
     block->state = state;
 }
 
@@ -42,7 +69,7 @@ static struct elastic_block *find(uint64_t id, enum block_state state)
 static void set(struct elastic_block *block, enum block_state state)
 {
     lock_acquire(&elastic->lock);
-    move(block, state);
+    block_move(block, state);
     lock_release(&elastic->lock);
 }
 
@@ -63,7 +90,7 @@ static size_t candidates(const struct gpu *gpu, struct elastic_choice **list)
     *list = malloc(elastic->blocks * sizeof **list + 1);
     for (size_t i = 0; i < elastic->blocks && *list != NULL; i++) {
         const struct elastic_block *block = elastic->block[i];
-        if (block->region->gpu == gpu && block->region->live > 0 && block->state == BLOCK_RESIDENT)
+        if (block->region->gpu == gpu && block->region->live > 0 && !block->region->ipc.resident && block->state == BLOCK_RESIDENT)
             (*list)[count++] = (struct elastic_choice){block->id, block->bytes};
     }
     lock_release(&elastic->lock);
@@ -75,9 +102,9 @@ static bool choose(uint64_t id)
 {
     lock_acquire(&elastic->lock);
     struct elastic_block *block = block_of(id);
-    const bool there = block != NULL && block->state == BLOCK_RESIDENT;
+    const bool there = block != NULL && block->state == BLOCK_RESIDENT && !block->region->ipc.resident;
     if (there)
-        move(block, BLOCK_CHOSEN);
+        block_move(block, BLOCK_CHOSEN);
     lock_release(&elastic->lock);
     return there;
 }
@@ -131,8 +158,18 @@ void elastic_stay(struct gpu *gpu)
     lock_acquire(&elastic->lock);
     for (size_t i = 0; i < elastic->blocks; i++)
         if (elastic->block[i]->region->gpu == gpu && elastic->block[i]->state == BLOCK_CHOSEN)
-            move(elastic->block[i], BLOCK_RESIDENT);
+            block_move(elastic->block[i], BLOCK_RESIDENT);
     lock_release(&elastic->lock);
+    created_settle();
+}
+
+bool elastic_stay_block(uint64_t id)
+{
+    struct elastic_block *block = find(id, BLOCK_CHOSEN);
+    if (block != NULL)
+        set(block, BLOCK_RESIDENT);
+    created_settle();
+    return block != NULL;
 }
 
 int elastic_export(uint64_t id)
@@ -152,6 +189,8 @@ int elastic_export(uint64_t id)
 bool elastic_unmap(uint64_t id)
 {
     struct elastic_block *block = find(id, BLOCK_CHOSEN);
+    if (block != NULL && block->region->created != NULL)
+        return created_swap_out(block);
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
@@ -163,6 +202,8 @@ bool elastic_unmap(uint64_t id)
 bool elastic_make(uint64_t id)
 {
     struct elastic_block *block = find(id, BLOCK_AWAY);
+    if (block != NULL && block->region->created != NULL)
+        return created_swap_in(block);
     if (block == NULL || block_make(block, block->region->device) != CUDA_SUCCESS)
         return false;
     if (block_open(block->region, block->at, block->bytes) != CUDA_SUCCESS) {
@@ -174,6 +215,16 @@ bool elastic_make(uint64_t id)
     return true;
 }
 
+bool elastic_unmake(uint64_t id)
+{
+    struct elastic_block *block = find(id, BLOCK_MADE);
+    if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
+        return false;
+    const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    set(block, BLOCK_AWAY);
+    return released;
+}
+
 bool elastic_filled(uint64_t id)
 {
     struct elastic_block *block = find(id, BLOCK_MADE);
@@ -181,5 +232,6 @@ bool elastic_filled(uint64_t id)
         return false;
     atomic_fetch_sub(&block->region->gpu->away_bytes, block->bytes);
     set(block, BLOCK_RESIDENT);
+    created_settle();
     return true;
 }

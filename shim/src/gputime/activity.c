@@ -14,6 +14,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "hooks/hook.h"
 #include "gputime/launching.h"
@@ -131,12 +132,67 @@ static void wait_at_gate(struct stream_name name)
     quiet_end(quiet);
 }
 
+/* Until all of it is back: nothing that this process does brings it. At the end of the program no order comes any more. */
+static void sleep_without_memory(void)
+{
+    const struct timespec moment = {0, 1000000};
+    while (launches_must_wait_for_memory() && !helper_ended())
+        nanosleep(&moment, NULL);
+}
+
+static void wait_for_memory(struct stream_name name)
+{
+    struct quiet quiet = quiet_begin();
+    atomic_fetch_add(&activity_->waiting, 1);
+    sleep_without_memory();
+    activity_count(name);
+    atomic_fetch_sub(&activity_->waiting, 1);
+    quiet_end(quiet);
+}
+
 void activity_launched(struct stream_name name)
 {
     if (!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed))
         report_work();
+    if (launches_must_wait_for_memory())
+        wait_for_memory(name);
     if (launches_must_wait())
         wait_at_gate(name);
+}
+
+void activity_waits_for_memory(void)
+{
+    atomic_fetch_add(&activity_->waiting, 1);
+    if (!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed))
+        report_work();
+}
+
+void activity_until_memory_is_back(void)
+{
+    const struct timespec moment = {0, 1000000};
+    struct quiet quiet = quiet_begin();
+    activity_waits_for_memory();
+    while (launches_must_wait_for_memory() && !helper_ended())
+        nanosleep(&moment, NULL);
+    activity_has_memory();
+    quiet_end(quiet);
+}
+
+void activity_has_memory(void)
+{
+    atomic_fetch_sub(&activity_->waiting, 1);
+    atomic_store(&activity_->idle_later, true); /* the helper looks whether something else is left */
+}
+
+void activity_await_memory(void)
+{
+    if (!launches_must_wait_for_memory())
+        return;
+    struct quiet quiet = quiet_begin();
+    activity_waits_for_memory();
+    sleep_without_memory();
+    activity_has_memory();
+    quiet_end(quiet);
 }
 
 /* A process that waits after every small kernel would report work and idleness thousands of times a second, which costs the

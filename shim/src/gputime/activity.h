@@ -82,6 +82,12 @@ void activity_context_ended(CUcontext context, bool last);
  * False when it was not sent. */
 bool activity_announce(enum wire_activity what, uint64_t value);
 
+/* A thread waits for memory that is away, which is work, until it has it. */
+void activity_waits_for_memory(void);
+void activity_has_memory(void);
+void activity_await_memory(void); /* until nothing is away: before a fill of the library's own */
+void activity_until_memory_is_back(void); /* all of it; the arbiter brings it back as for a launch. The caller has no lock */
+
 /* For time_link.c. */
 bool activity_work_reported(void); /* the last state that reached the arbiter is WORK */
 void activity_look(void);           /* has work ended that was never waited for? */

@@ -18,6 +18,12 @@ static inline bool launches_must_wait(void)
     return page != NULL && atomic_load_explicit(&page->gate, memory_order_relaxed) != 0;
 }
 
+/* Is memory being swapped? A call that names an address of it would get an error of the driver's. */
+static inline bool launches_must_wait_for_memory(void)
+{
+    return atomic_load_explicit(&tangram.hot.swapped, memory_order_relaxed);
+}
+
 /* One more launch. A thread that reuses a place reads `last` after it has changed the key, so the key is read again after
  * `last`. The number is the largest that the place has had: work that ended there before does not count as this launch's end. */
 static inline void activity_count(struct stream_name name)
@@ -40,7 +46,7 @@ static inline void activity_launch(CUstream stream, int ptds)
         return;
     struct stream_name name = stream_name(stream, ptds);
     activity_count(name);
-    if (UNLIKELY(!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed) || launches_must_wait()))
+    if (UNLIKELY(!atomic_load_explicit(&tangram.hot.work_reported, memory_order_relaxed) || launches_must_wait() || launches_must_wait_for_memory()))
         activity_launched(name);
 }
 

@@ -74,6 +74,25 @@ int time_link_try(void)
     return fd;
 }
 
+bool time_link_is_there(void)
+{
+    pthread_mutex_lock(&time_link_->lock);
+    const bool there = !atomic_load(&time_link_->wanted) || time_link_->stage == LINK_CONNECTED;
+    pthread_mutex_unlock(&time_link_->lock);
+    return there;
+}
+
+/* A kernel that runs while some of its memory is away ends with an error: then nobody enables the channels but an arbiter that has brought the
+ * memory back. What was only chosen to be swapped out stays, for its content may change from here on. */
+static void resume_own(void)
+{
+    time_link_->owed = elastic_is_away();
+    if (time_link_->owed)
+        return;
+    burst_orders_end();
+    capture_enable_own();
+}
+
 static void lost(void)
 {
     pthread_mutex_lock(&time_link_->lock);
@@ -84,7 +103,7 @@ static void lost(void)
     time_link_->again_ms = was_welcomed ? 0 : time_link_->again_ms;
     pthread_mutex_unlock(&time_link_->lock);
     if (was_welcomed)
-        capture_enable_own();
+        resume_own();
 }
 
 /* The first packet is the WELCOME; after it the arbiter sends nothing but, before it hangs up, an ERROR. */
@@ -109,6 +128,7 @@ void time_link_read(void)
     pthread_mutex_lock(&time_link_->lock);
     time_link_->stage = LINK_CONNECTED;
     pthread_mutex_unlock(&time_link_->lock);
+    time_link_->owed = false; /* this arbiter enables them */
     capture_arbiter_is_new();
     activity_arbiter_is_new();
 }
@@ -155,11 +175,15 @@ void time_link_watch(void)
     if (!atomic_load(&time_link_->wanted))
         return;
     arbiter_is_stale(); /* also while we run: how old a beat is can be known only if it was seen when it came */
+    if (elastic_is_away())
+        return;
+    if (time_link_->owed)
+        resume_own();
     if (!abandoned())
         return;
     uint64_t beat_ms = atomic_load(&atomic_load(&tangram.hot.page)->beat_ms);
     resumed_says(beat_ms, WIRE_ABOUT_TO);
-    capture_enable_own();
+    resume_own();
     if (resumed_says(beat_ms, 0))
         time_link_->resumed_beat_ms = beat_ms;
 }
@@ -225,7 +249,8 @@ bool time_link_channels(const struct capture_channels *of, int fd)
                                      .subdevice = of->subdevice,
                                      .computes = of->computes,
                                      .copies = of->copies,
-                                     .flags = (of->unlisted ? WIRE_UNLISTED : 0) | (of->fresh ? WIRE_FRESH : 0)};
+                                     .flags = (of->unlisted ? WIRE_UNLISTED : 0) | (of->fresh ? WIRE_FRESH : 0) |
+                                              (elastic_is_away() ? WIRE_AWAY : 0)};
     memcpy(channels.compute, of->compute, sizeof channels.compute);
     memcpy(channels.copy, of->copy, sizeof channels.copy);
     return send_now(WIRE_CHANNELS, &channels, sizeof channels, fd) == TIME_LINK_SENT;

@@ -21,6 +21,7 @@ struct time_link {
     uint64_t again_ms;   /* not before then is the arbiter tried again */
     unsigned pause_ms;   /* between tries */
     _Atomic bool urgent; /* the container is latency-critical, as it was welcomed */
+    bool owed;           /* the helper's: channels that were not enabled, as memory was away */
     bool blind;          /* there was no descriptor for the page; only the thread that reads uses this */
     uint32_t seq;
     uint64_t resumed_beat_ms;      /* the helper's: of the last silence in which we resumed ourselves, the beat before it */
@@ -44,6 +45,7 @@ void time_link_start(void);
 int time_link_try(void);
 void time_link_read(void);
 void time_link_watch(void);
+bool time_link_is_there(void); /* no channels, or an arbiter that knows them; by the helper */
 void time_link_look_for_page(void); /* now and then: connects anew where there is a descriptor for the page by now */
 
 /* Where there is no helper: one try to connect, and a look whether the connection has ended, by a thread that has something to report. */

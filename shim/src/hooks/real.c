@@ -87,6 +87,7 @@ static void report_missing(void)
 #define NEEDED(name, params)                                                                                                   \
     if (!HAS(name))                                                                                                            \
         driver_lacks(#name);
+#define HOOK_NEEDED(name, base, since, ptds, params) NEEDED(name, params)
 #include "hooks/hooks.def"
 }
 

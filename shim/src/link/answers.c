@@ -16,7 +16,7 @@ static struct gpu *gpu_of_wire(uint32_t wire)
 
 static bool is_stated(struct gpu *gpu)
 {
-    uint64_t leased = atomic_load(&gpu->leased_bytes), unused = atomic_load(&gpu->unused_bytes);
+    uint64_t leased = lease_leased_bytes(gpu), unused = lease_unused_bytes(gpu);
     return leased - unused == atomic_load(&gpu->stated_bytes) && lease_managed_mib(gpu) == atomic_load(&gpu->stated_managed_mib);
 }
 
@@ -68,14 +68,15 @@ static void leased(uint32_t seq, const struct wire_leased *in)
     }
     struct gpu *gpu = gpu_of_wire(in->gpu);
     uint64_t granted = gpu == NULL || in->refused ? 0 : in->granted_bytes;
+    const enum wire_lease_kind kind = seq & WIRE_SEQ_ELASTIC ? WIRE_ELASTIC : WIRE_RESIDENT;
     if (granted > 0)
-        atomic_fetch_add(&gpu->leased_bytes, granted);
+        atomic_fetch_add(leased_of(gpu, kind), granted);
     link_->lease_answer = *in;
     link_->lease_answer.granted_bytes = granted;
     if (answers(&link_->lease, seq))
         return;
     if (granted > 0)
-        atomic_fetch_add(&gpu->unused_bytes, granted);
+        atomic_fetch_add(unused_of(gpu, kind), granted);
     if (gpu != NULL && atomic_load(&tangram.contexts.of[gpu->at].chunk_seq) == seq) {
         atomic_store(&tangram.contexts.of[gpu->at].chunk_seq, 0);
         pthread_cond_broadcast(&link_->changed);
@@ -85,26 +86,43 @@ static void leased(uint32_t seq, const struct wire_leased *in)
 /* Locked. A request that no thread waits for any more is not noted. */
 static void pending(uint32_t seq)
 {
-    if (link_->lease.seq == 0 || link_->lease.seq != seq)
-        return;
-    link_->lease.pending_ms = now_ms();
-    pthread_cond_broadcast(&link_->changed);
+    struct awaited *const may_wait[] = {&link_->lease, &link_->context, &link_->grow, &link_->hold};
+    for (size_t i = 0; i < sizeof may_wait / sizeof *may_wait; i++)
+        if (may_wait[i]->seq != 0 && may_wait[i]->seq == seq) {
+            may_wait[i]->pending_ms = now_ms();
+            pthread_cond_broadcast(&link_->changed);
+        }
 }
 
-/* Locked. Always answered, with 0 bytes if need be: the arbiter waits for it. */
+/* Locked. With the seq of a recall, or its own. */
+static bool send_back(struct gpu *gpu, struct wire_amount back, uint32_t recall_seq)
+{
+    const enum wire_lease_kind kind = (enum wire_lease_kind)back.kind;
+    const bool sent = recall_seq != 0 ? wire_send(&link_->end, WIRE_RETURN, recall_seq, &back, sizeof back) : link_give(WIRE_RETURN, &back, sizeof back);
+    if (sent)
+        atomic_fetch_sub(leased_of(gpu, kind), back.bytes);
+    else
+        atomic_fetch_add(unused_of(gpu, kind), back.bytes);
+    return sent;
+}
+
+/* Locked. Always answered, with 0 bytes if need be: the arbiter waits for it, and decides with the answer. So what is of the other kind goes
+ * before it. */
 static bool recall(uint32_t seq, const struct wire_amount *in)
 {
     struct gpu *gpu = gpu_of_wire(in->gpu);
-    struct wire_amount back = {.gpu = in->gpu};
     if (gpu == NULL)
         return false;
-    back.bytes = lease_take_unused(gpu, in->bytes);
-    if (!wire_send(&link_->end, WIRE_RETURN, seq, &back, sizeof back)) {
-        atomic_fetch_add(&gpu->unused_bytes, back.bytes);
+    atomic_fetch_add(&link_->gives, 1);
+    struct wire_amount elastic = {.gpu = in->gpu, .kind = WIRE_ELASTIC, .bytes = lease_take_unused(gpu, WIRE_ELASTIC, in->bytes)};
+    struct wire_amount resident = {.gpu = in->gpu, .bytes = lease_take_unused(gpu, WIRE_RESIDENT, in->bytes - elastic.bytes)};
+    if (elastic.bytes == 0)
+        return send_back(gpu, resident, seq);
+    if (resident.bytes > 0 && !send_back(gpu, resident, 0)) {
+        atomic_fetch_add(unused_of(gpu, WIRE_ELASTIC), elastic.bytes);
         return false;
     }
-    atomic_fetch_sub(&gpu->leased_bytes, back.bytes);
-    return true;
+    return send_back(gpu, elastic, seq);
 }
 
 /* Locked. */
@@ -131,7 +149,7 @@ static void listed(uint32_t seq, const struct wire_process_list *in)
 static void make_room(const struct wire_amount *in)
 {
     struct gpu *gpu = gpu_of_wire(in->gpu);
-    uint64_t unused = gpu != NULL ? atomic_load(&gpu->unused_bytes) : 0;
+    uint64_t unused = gpu != NULL ? lease_unused_bytes(gpu) : 0;
     if (gpu != NULL && unused < in->bytes && atomic_load(&gpu->kept_bytes) > 0 && !helper_ended())
         elastic_trim(gpu, in->bytes - unused);
 }
@@ -172,8 +190,8 @@ bool link_once_a_second(void)
     pthread_mutex_unlock(&link_->lock);
     for (unsigned i = 0; good && i < tangram.grant.gpus; i++) {
         struct gpu *gpu = &tangram.grant.gpu[i];
-        if (atomic_load(&gpu->wire) >= 0) /* siblings see it as free then */
-            link_return(gpu, lease_surplus_bytes(gpu));
+        for (unsigned kind = WIRE_RESIDENT; kind <= WIRE_ELASTIC && atomic_load(&gpu->wire) >= 0; kind++) /* siblings see it as free then */
+            link_return(gpu, (enum wire_lease_kind)kind, lease_surplus_bytes(gpu, (enum wire_lease_kind)kind));
         bound_settle(gpu);
     }
     return good;

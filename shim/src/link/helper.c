@@ -2,7 +2,8 @@
  *
  * It reads both connections while no other thread waits on them, answers recalls, reports use and returns surplus leases once a second,
  * reconnects to a restarted arbiter, ends a suspend that no arbiter would end, and finds work that ended and was never waited for.
- * It only makes these happen sooner: see link.c for a process that cannot have it.
+ * It only makes these happen sooner: see link.c for a process that cannot have it. Only the connection for bursts, a third one, is the helper's
+ * alone: without a helper a process has no elastic memory.
  *
  * It calls the driver only between `driver_enter` and `driver_leave`, which end with the program: the driver's destructors run before
  * this thread does.
@@ -112,6 +113,13 @@ static void read_memory(void)
     driver_leave();
 }
 
+static void read_bursts(void)
+{
+    if (driver_enter())
+        burst_link_read();
+    driver_leave();
+}
+
 static void state_things(struct rounds *rounds)
 {
     burst_look();
@@ -141,15 +149,19 @@ static void *helper(void *unused)
     for (struct rounds rounds = {.statement_ms = now_ms() + STATEMENT_MS};;) {
         pthread_mutex_lock(&link_->lock);
         bool there = link_try(), connected = link_->stage == LINK_CONNECTED;
-        struct pollfd ready[2] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = time_link_try(), .events = POLLIN}};
+        struct pollfd ready[] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = time_link_try(), .events = POLLIN}, {.fd = -1, .events = POLLIN}};
         uint64_t due_ms = there ? rounds.look_ms : link_->again_ms < rounds.look_ms ? link_->again_ms : rounds.look_ms;
         pthread_mutex_unlock(&link_->lock);
+        ready[2].fd = burst_link_try();
         uint64_t now = now_ms();
-        int came = poll(ready, 2, due_ms > now ? (int)(due_ms - now) : 0);
+        int came = poll(ready, ready[2].fd >= 0 ? 3 : 2, due_ms > now ? (int)(due_ms - now) : 0);
         if (came > 0 && ready[0].revents != 0)
             read_memory();
         if (came > 0 && ready[1].revents != 0)
             time_link_read();
+        if (came > 0 && ready[2].revents != 0) /* after the end of the one for GPU time, with which nothing is swapped out any more */
+            read_bursts();
+        burst_link_state();
         now = now_ms();
         if (connected && now >= rounds.statement_ms)
             state_things(&rounds);

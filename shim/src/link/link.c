@@ -28,7 +28,7 @@ enum {
     RETRY_FIRST_MS = 5,     /* guessed */
     RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
     THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
-    SEQ_MASK = 0x07ffffff
+    SEQ_MASK = 0x03ffffff
 };
 
 static struct link *const link_ = &tangram.link;
@@ -59,7 +59,7 @@ uint32_t link_page_word(size_t at)
 /* What this process leases, in full: a restarted arbiter adopts it as it is. */
 bool link_state_use(struct gpu *gpu)
 {
-    uint64_t leased = atomic_load(&gpu->leased_bytes), unused = atomic_load(&gpu->unused_bytes);
+    uint64_t leased = lease_leased_bytes(gpu), unused = lease_unused_bytes(gpu);
     struct wire_usage usage = {
         .gpu = (uint32_t)atomic_load(&gpu->wire),
         .managed_mib = lease_managed_mib(gpu),
@@ -97,7 +97,7 @@ static bool can_be_welcomed(int page_fd)
 static bool restate(struct gpu *gpu)
 {
     struct gpu_contexts *contexts = &tangram.contexts.of[gpu->at];
-    if (atomic_load(&gpu->leased_bytes) > 0 && !link_state_use(gpu))
+    if (lease_leased_bytes(gpu) > 0 && !link_state_use(gpu))
         return false;
     return shared_restate(gpu) &&
            (atomic_load(&contexts->bytes) == 0 || link_send_context(gpu, WIRE_DONE, link_next_seq() | WIRE_SEQ_CONTEXT));
@@ -114,7 +114,7 @@ static bool welcomed(const struct wire_welcome *in)
         for (uint32_t w = 0; w < in->gpus; w++) {
             if (memcmp(in->gpu[w].uuid, gpu->uuid, sizeof gpu->uuid) != 0)
                 continue;
-            atomic_store(&gpu->limit_bytes, in->gpu[w].limit_bytes);
+            burst_guaranteed(gpu, in->gpu[w].limit_bytes);
             atomic_store(&gpu->wire, (int)w);
             if (!restate(gpu))
                 return false;
@@ -220,17 +220,30 @@ void link_look_for_page(void)
     pthread_mutex_unlock(&link_->lock);
 }
 
+/* What brings descriptors, or needs the driver. */
+static bool handled_passing(struct wire_passed *passed)
+{
+    const struct wire_packet *packet = &link_->packet;
+    if (packet->header.type == WIRE_EXPORTED)
+        passing_came(packet->header.seq, &packet->body.exported, passed);
+    else if (packet->header.type == WIRE_EXPORT)
+        ipc_export(packet->header.seq, &packet->body.handle);
+    return packet->header.type == WIRE_EXPORTED || packet->header.type == WIRE_EXPORT;
+}
+
 void link_read(void)
 {
-    int passed = -1;
-    bool good = wire_receive(&link_->end, &link_->packet, &passed);
+    struct wire_passed passed;
+    bool good = wire_receive_all(&link_->end, &link_->packet, &passed);
     if (good) {
         atomic_store(&link_->silent, false);
         atomic_store(&link_->measures_late, false);
-        good = link_->stage == LINK_GREETED ? answered_hello(&link_->packet, passed) : link_handle(&link_->packet);
+        if (link_->stage == LINK_GREETED)
+            good = answered_hello(&link_->packet, passed.count > 0 ? passed.fd[0] : -1);
+        else
+            good = handled_passing(&passed) || link_handle(&link_->packet);
     }
-    if (passed >= 0)
-        close(passed);
+    wire_passed_close(&passed);
     if (good)
         return;
     pthread_mutex_lock(&link_->lock);

@@ -42,19 +42,26 @@ struct wire_past {
     uint64_t ended_ms; /* 0 = there was none */
 };
 
-/* Sockets for when none can be made: one for each connection. */
-enum { RESERVE_SOCKETS = 2 };
+/* Sockets for when none can be made: one for each connection. The last is that for bursts, which most processes do not have. */
+enum { RESERVE_SOCKETS = 3 };
 struct spare_sockets {
     pthread_mutex_t lock; /* the innermost */
     struct wire_end spare[RESERVE_SOCKETS];
 };
-#define SPARE_SOCKETS_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}}}
+#define SPARE_SOCKETS_EMPTY {.lock = PTHREAD_MUTEX_INITIALIZER, .spare = {{.fd = -1}, {.fd = -1}, {.fd = -1}}}
 
 /* A packet whose answer a thread waits for. */
 struct awaited {
     uint32_t seq; /* 0 = none */
     bool answered;
     uint64_t pending_ms; /* when the arbiter last answered that it waits for memory of other containers; 0 = never */
+    bool overdue;        /* it reported that for longer than a request may wait: nothing is granted any more */
+};
+
+/* Descriptors that came with a packet. -1: it is taken. */
+struct wire_passed {
+    unsigned count;
+    int fd[WIRE_PASSED_LIMIT];
 };
 
 enum link_stage {
@@ -111,6 +118,7 @@ struct link {
 #define WIRE_SEQ_HOLD UINT32_C(0x20000000)
 #define WIRE_SEQ_GIVEN UINT32_C(0x10000000)
 #define WIRE_SEQ_GROW UINT32_C(0x08000000)
+#define WIRE_SEQ_ELASTIC UINT32_C(0x04000000) /* of a LEASE of elastic memory: the answer does not state its kind */
 
 /* spare_sockets.c */
 void spare_sockets_fill(void);
@@ -128,10 +136,15 @@ bool wire_own(struct wire_end *end, int fd); /* a descriptor that was just made;
 bool wire_is_there(const struct wire_end *end); /* in a forked child, too */
 bool wire_is_ours(const struct wire_end *end);
 void wire_close(struct wire_end *end); /* its number is closed only while it is this socket's */
+void wire_hang_up(const struct wire_end *end); /* by any thread: the one that reads finds the connection ended */
 bool wire_readable(const struct wire_end *end, uint64_t ms);
 bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes);
 bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd);
+bool wire_send_fds(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, const int *passed_fd,
+                   unsigned passed_fds); /* WIRE_BLOCKS_LIMIT at most */
 bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd);
+bool wire_receive_all(const struct wire_end *end, struct wire_packet *packet, struct wire_passed *passed);
+void wire_passed_close(struct wire_passed *passed); /* what is not taken */
 
 /* root.c: for a program that changes its root */
 bool root_keep(void);        /* by the helper: it keeps the root that it has. false: the kernel does not let it */
@@ -149,8 +162,9 @@ uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page
 
 /* request.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
-enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes);
-void link_return(struct gpu *gpu, uint64_t most_bytes); /* of the unused lease, to the arbiter */
+enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes);
+void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes); /* of the unused lease, to the arbiter */
+void link_return_all(struct gpu *gpu);                                            /* the unused lease of both kinds */
 void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead, and until the page shows what was given back */
 bool link_unleased(struct gpu *gpu, uint64_t *bytes);
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
@@ -164,6 +178,7 @@ enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message); /* l
 uint32_t link_next_seq(void);         /* locked */
 bool link_send(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected */
 bool link_send_context(struct gpu *gpu, enum wire_step step, uint32_t seq); /* locked, connected */
+bool link_give(enum wire_type type, const void *body, uint32_t body_bytes); /* locked, connected: what becomes free once it is answered */
 bool link_drop(const struct wire_shared *message); /* locked, connected */
 bool link_connected_in_time(void);    /* locked */
 bool link_is_silent(void);            /* locked, connected */

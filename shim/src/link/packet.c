@@ -150,6 +150,12 @@ struct wire_past wire_ended(struct wire_end *end)
     return past;
 }
 
+void wire_hang_up(const struct wire_end *end)
+{
+    if (wire_is_ours(end))
+        shutdown(end->fd, SHUT_RDWR);
+}
+
 bool wire_readable(const struct wire_end *end, uint64_t ms)
 {
     struct pollfd ready = {.fd = end->fd, .events = POLLIN};
@@ -167,6 +173,12 @@ bool wire_send(const struct wire_end *end, enum wire_type type, uint32_t seq, co
 
 bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, int passed_fd)
 {
+    return wire_send_fds(end, type, seq, body, body_bytes, &passed_fd, passed_fd >= 0);
+}
+
+bool wire_send_fds(const struct wire_end *end, enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, const int *passed_fd,
+                   unsigned passed_fds)
+{
     if (!wire_is_ours(end)) {
         errno = EBADF;
         return false;
@@ -175,17 +187,18 @@ bool wire_send_fd(const struct wire_end *end, enum wire_type type, uint32_t seq,
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)body, body_bytes}};
     union {
         struct cmsghdr align;
-        char buffer[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(WIRE_BLOCKS_LIMIT * sizeof(int))];
     } control = {0};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    if (passed_fd >= 0) {
+    if (passed_fds > 0) {
+        const size_t passed_bytes = passed_fds * sizeof *passed_fd;
         message.msg_control = control.buffer;
-        message.msg_controllen = sizeof control.buffer;
+        message.msg_controllen = CMSG_SPACE(passed_bytes);
         struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
         passed->cmsg_level = SOL_SOCKET;
         passed->cmsg_type = SCM_RIGHTS;
-        passed->cmsg_len = CMSG_LEN(sizeof passed_fd);
-        memcpy(CMSG_DATA(passed), &passed_fd, sizeof passed_fd);
+        passed->cmsg_len = CMSG_LEN(passed_bytes);
+        memcpy(CMSG_DATA(passed), passed_fd, passed_bytes);
     }
     ssize_t sent;
     do
@@ -203,13 +216,26 @@ static uint32_t least_body(uint16_t type)
         return sizeof(struct wire_leased);
     case WIRE_RECALL:
     case WIRE_PENDING:
+    case WIRE_SWAP_OUT:
         return sizeof(struct wire_amount);
+    case WIRE_BURST:
+        return sizeof(struct wire_burst);
+    case WIRE_UNMAP:
+    case WIRE_SWAP_IN:
+    case WIRE_FILLED:
+        return sizeof(struct wire_ids);
+    case WIRE_CANCEL:
+        return sizeof(struct wire_gpu_only);
     case WIRE_ERROR:
         return sizeof(struct wire_error);
     case WIRE_MEASURED:
         return sizeof(struct wire_measured);
     case WIRE_PROCESS_LIST:
         return 8;
+    case WIRE_EXPORT:
+        return sizeof(struct wire_handle);
+    case WIRE_EXPORTED:
+        return sizeof(struct wire_exported);
     default:
         return UINT32_MAX; /* not for us */
     }
@@ -232,19 +258,25 @@ static bool well_formed(const struct wire_packet *packet, size_t got)
     return gpus <= WIRE_GPUS && header->body_bytes == 8 + gpus * sizeof(struct wire_gpu);
 }
 
-/* False when the peer closed the connection, or the data is no packet of this protocol. A passed descriptor is in *passed_fd;
- * without one, or if no descriptor was left for it, that is -1. */
-bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
+void wire_passed_close(struct wire_passed *passed)
+{
+    for (unsigned i = 0; i < passed->count; i++)
+        if (passed->fd[i] >= 0)
+            close(passed->fd[i]);
+    passed->count = 0;
+}
+
+/* False when the peer closed the connection, or the data is no packet of this protocol. Descriptors for which no number was left are missing. */
+bool wire_receive_all(const struct wire_end *end, struct wire_packet *packet, struct wire_passed *passed)
 {
     union {
         struct cmsghdr align;
-        char buffer[CMSG_SPACE(sizeof(int))];
+        char buffer[CMSG_SPACE(WIRE_PASSED_LIMIT * sizeof(int))];
     } control;
     struct iovec part = {packet, sizeof *packet};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t got;
-    *passed_fd = -1;
+    passed->count = 0;
     if (!wire_is_ours(end))
         return false;
     do
@@ -252,8 +284,23 @@ bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *p
     while (got < 0 && errno == EINTR);
     if (got <= 0)
         return false;
-    struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
-    if (passed != NULL && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS)
-        memcpy(passed_fd, CMSG_DATA(passed), sizeof(int));
+    struct cmsghdr *came = CMSG_FIRSTHDR(&message);
+    if (came != NULL && came->cmsg_level == SOL_SOCKET && came->cmsg_type == SCM_RIGHTS) {
+        const size_t bytes = came->cmsg_len - CMSG_LEN(0);
+        passed->count = (unsigned)(bytes / sizeof *passed->fd);
+        memcpy(passed->fd, CMSG_DATA(came), passed->count * sizeof *passed->fd);
+    }
     return (message.msg_flags & MSG_TRUNC) == 0 && well_formed(packet, (size_t)got);
+}
+
+/* The same, of which one descriptor at most is wanted; -1: there is none. */
+bool wire_receive(const struct wire_end *end, struct wire_packet *packet, int *passed_fd)
+{
+    struct wire_passed passed;
+    const bool good = wire_receive_all(end, packet, &passed);
+    *passed_fd = passed.count > 0 ? passed.fd[0] : -1;
+    if (passed.count > 0)
+        passed.fd[0] = -1;
+    wire_passed_close(&passed);
+    return good;
 }

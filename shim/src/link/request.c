@@ -9,7 +9,8 @@
 #include <pthread.h>
 
 enum {
-    PATIENCE_MS = 2000, /* for an answer; specified */
+    PATIENCE_MS = 2000,          /* for an answer; specified */
+    PENDING_MOST_MS = 3605000,   /* while the arbiter answers PENDING, where no file `burst` has another; specified: more than any wait_s */
     MEASURE_MS = 500,   /* for NVML, of which only the first process on a node waits; guessed */
     TRIES_MOST = 8      /* connections that end before they answer; guessed */
 };
@@ -22,7 +23,7 @@ struct tries {
 static struct link *const link_ = &tangram.link;
 
 /* Locked. What becomes free once the arbiter has read it: a query of the free memory waits for the answer. */
-static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
+bool link_give(enum wire_type type, const void *body, uint32_t body_bytes)
 {
     uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
     bool sent = wire_send(&link_->end, type, seq, body, body_bytes);
@@ -33,7 +34,7 @@ static bool give(enum wire_type type, const void *body, uint32_t body_bytes)
 
 bool link_drop(const struct wire_shared *message)
 {
-    return give(WIRE_DROP, message, sizeof *message);
+    return link_give(WIRE_DROP, message, sizeof *message);
 }
 
 static bool is_connected(void)
@@ -50,19 +51,36 @@ static void wait_for_packet(uint64_t deadline_ms)
         link_pump(deadline_ms);
 }
 
+/* How long a request may wait while the arbiter reports that it waits for other containers. */
+static uint64_t pending_most_ms(void)
+{
+    const uint32_t ms = atomic_load(&tangram.grant.pending_most_ms);
+    return ms > 0 ? ms : PENDING_MOST_MS;
+}
+
+/* Locked. The arbiter has that request in its queue still, and accepts no other: the connection ends, and with it the request. */
+static void give_up(struct awaited *awaited)
+{
+    awaited->overdue = true;
+    wire_hang_up(&link_->end);
+}
+
 /* Locked. Until the answer is there: false when it does not come in time or at all. Each PENDING renews that time. A helper may have connected to the next arbiter before this
  * thread wakes: the connection of the query has ended all the same. */
 static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     const uint32_t ended = link_->ended;
-    const uint64_t begun_ms = now_ms();
+    const uint64_t begun_ms = now_ms(), most_ms = begun_ms + pending_most_ms();
     for (uint64_t deadline_ms = begun_ms + (uint64_t)patience_ms; !awaited->answered && link_->ended == ended && now_ms() < deadline_ms;) {
         wait_for_packet(deadline_ms);
         if (awaited->pending_ms > begun_ms)
             deadline_ms = awaited->pending_ms + (uint64_t)patience_ms;
+        deadline_ms = deadline_ms < most_ms ? deadline_ms : most_ms;
     }
     awaited->seq = 0;
-    if (!awaited->answered && link_->ended == ended && patience_ms >= PATIENCE_MS)
+    if (!awaited->answered && link_->ended == ended && now_ms() >= most_ms)
+        give_up(awaited);
+    else if (!awaited->answered && link_->ended == ended && patience_ms >= PATIENCE_MS)
         atomic_store(&link_->silent, true);
     return awaited->answered;
 }
@@ -75,16 +93,23 @@ static bool reached(bool sent)
 }
 
 /* Locked. Returns up to so much of the unused lease. Without an arbiter it stays leased. */
-static void return_unused(struct gpu *gpu, uint64_t most_bytes)
+static void return_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes)
 {
-    if (!is_connected() || atomic_load(&gpu->unused_bytes) == 0)
+    if (!is_connected() || atomic_load(unused_of(gpu, kind)) == 0)
         return;
     atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
-    struct wire_amount back = {.gpu = (uint32_t)atomic_load(&gpu->wire), .bytes = lease_take_unused(gpu, most_bytes)};
-    if (give(WIRE_RETURN, &back, sizeof back))
-        atomic_fetch_sub(&gpu->leased_bytes, back.bytes);
+    struct wire_amount back = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .bytes = lease_take_unused(gpu, kind, most_bytes)};
+    if (link_give(WIRE_RETURN, &back, sizeof back))
+        atomic_fetch_sub(leased_of(gpu, kind), back.bytes);
     else
-        atomic_fetch_add(&gpu->unused_bytes, back.bytes);
+        atomic_fetch_add(unused_of(gpu, kind), back.bytes);
+}
+
+/* Locked. */
+static void return_both(struct gpu *gpu)
+{
+    return_unused(gpu, WIRE_RESIDENT, UINT64_MAX);
+    return_unused(gpu, WIRE_ELASTIC, UINT64_MAX);
 }
 
 /* Locked. Until the answer to that number has come, and it is 0. False when none was on its way. */
@@ -130,22 +155,23 @@ static bool should_send(struct tries *tries)
 }
 
 /* Locked, connected. One request. LINK_ABSENT: it was not answered; send it again if the arbiter went away meanwhile. */
-static enum link_answer request_once(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
+static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes)
 {
-    struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .need_bytes = need_bytes, .want_bytes = want_bytes};
-    link_->lease = (struct awaited){.seq = link_next_seq()};
+    struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .need_bytes = need_bytes, .want_bytes = want_bytes};
+    link_->lease = (struct awaited){.seq = link_next_seq() | (kind == WIRE_ELASTIC ? WIRE_SEQ_ELASTIC : 0)};
     bool sent = wire_send(&link_->end, WIRE_LEASE, link_->lease.seq, &lease, sizeof lease);
     if (!reached(sent) || !answered_in_time(&link_->lease, PATIENCE_MS))
-        return LINK_ABSENT;
+        return link_->lease.overdue ? LINK_REFUSED : LINK_ABSENT;
     if (link_->lease_answer.refused || link_->lease_answer.granted_bytes < need_bytes)
         return LINK_REFUSED;
-    atomic_fetch_add(&gpu->unused_bytes, link_->lease_answer.granted_bytes - need_bytes);
+    atomic_fetch_add(unused_of(gpu, kind), link_->lease_answer.granted_bytes - need_bytes);
     return LINK_GRANTED;
 }
 
 /* Requests at least `need` bytes. Granted: `need` is the caller's, the rest is unused lease. The unused lease is returned first, in
- * every try: an arbiter that was away at the start does not have it yet, and would count it as leased. */
-enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t want_bytes)
+ * every try: an arbiter that was away at the start does not have it yet, and would count it as leased. That of the other kind is, too: else a
+ * request could be refused, or memory of other containers moved, for a lease that nothing uses. */
+enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
     struct quiet quiet = quiet_begin();
@@ -154,12 +180,12 @@ enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t wan
     for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);) {
         if (atomic_load(&gpu->wire) < 0) {
             answer = LINK_REFUSED; /* the arbiter's grant does not name it */
-        } else if (chunk_came(gpu) && lease_take(gpu, need_bytes)) {
+        } else if (chunk_came(gpu) && kind == WIRE_RESIDENT && lease_take(gpu, need_bytes)) {
             answer = LINK_GRANTED;
         } else {
-            return_unused(gpu, UINT64_MAX);
+            return_both(gpu);
             if (is_connected())
-                answer = request_once(gpu, need_bytes, want_bytes);
+                answer = request_once(gpu, kind, need_bytes, want_bytes);
         }
     }
     link_have_helper();
@@ -168,13 +194,22 @@ enum link_answer link_request(struct gpu *gpu, uint64_t need_bytes, uint64_t wan
     return answer;
 }
 
-void link_return(struct gpu *gpu, uint64_t most_bytes)
+void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes)
 {
     if (most_bytes == 0)
         return;
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
-    return_unused(gpu, most_bytes);
+    return_unused(gpu, kind, most_bytes);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+void link_return_all(struct gpu *gpu)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    return_both(gpu);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }
@@ -195,7 +230,7 @@ static void request_chunk_ahead(struct gpu *gpu)
 {
     struct gpu_contexts *contexts = &tangram.contexts.of[gpu->at];
     struct wire_lease lease = {.gpu = (uint32_t)atomic_load(&gpu->wire), .want_bytes = lease_chunk_bytes(gpu)};
-    if (!link_has_helper() || atomic_load(&contexts->chunk_seq) != 0 || atomic_load(&gpu->leased_bytes) != 0)
+    if (!link_has_helper() || atomic_load(&contexts->chunk_seq) != 0 || lease_leased_bytes(gpu) != 0)
         return;
     uint32_t seq = link_next_seq();
     if (wire_send(&link_->end, WIRE_LEASE, seq, &lease, sizeof lease))

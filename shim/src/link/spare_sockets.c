@@ -12,8 +12,9 @@ static struct spare_sockets *const spare = &tangram.spare_sockets;
 
 void spare_sockets_fill(void)
 {
+    const unsigned count = atomic_load(&tangram.burst_link.wanted) ? RESERVE_SOCKETS : RESERVE_SOCKETS - 1;
     pthread_mutex_lock(&spare->lock);
-    for (unsigned i = 0; i < RESERVE_SOCKETS; i++)
+    for (unsigned i = 0; i < count; i++)
         if (!wire_is_ours(&spare->spare[i]) && !wire_socket(&spare->spare[i]))
             break;
     pthread_mutex_unlock(&spare->lock);

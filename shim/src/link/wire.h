@@ -38,7 +38,11 @@ enum wire_type {
     WIRE_FILLED = 25,
     WIRE_CANCEL = 26,
     WIRE_UNABLE = 27,
-    WIRE_PENDING = 28
+    WIRE_PENDING = 28,
+    WIRE_CONVERT = 29,
+    WIRE_OPEN = 30,
+    WIRE_EXPORT = 31,
+    WIRE_EXPORTED = 32
 };
 
 enum wire_hello_flags { WIRE_FOR_GPU_TIME = 1, WIRE_FOR_CONTEXT = 2, WIRE_FOR_BURST = 4 };
@@ -78,6 +82,20 @@ enum wire_unable_reason {
     WIRE_UNKNOWN_BLOCK = 2, /* the process has no such block in the state that the order needs */
     WIRE_NO_DESCRIPTOR = 3,
     WIRE_DRIVER = 4 /* the driver refused */
+};
+
+/* Elastic memory that another process opens: vgpu/protocol/passing_wire.py. */
+enum { WIRE_HANDLE_BYTES = 64, WIRE_KEY_BYTES = 32, WIRE_PASSED_LIMIT = 64, WIRE_OPEN_BLOCKS_LIMIT = 1024 };
+#define WIRE_HANDLE_MAGIC "TNGRIPC\1"
+
+/* Why an emulated handle is not opened, in EXPORTED. */
+enum wire_unopened_reason {
+    WIRE_UNKNOWN = 1, /* no process of the pod has such memory */
+    WIRE_NO_ANSWER = 2,
+    WIRE_OUT_OF_DESCRIPTORS = 3,
+    WIRE_DRIVER_REFUSED = 4,
+    WIRE_BUSY = 5,
+    WIRE_NO_GPU = 6 /* it is on a GPU that this container does not have */
 };
 
 /* What a process cannot enforce, in REPORT. */
@@ -151,7 +169,7 @@ struct wire_measured {
     uint64_t context_bytes, unleased_bytes;
 };
 
-struct wire_gpu_only { /* PROCESSES */
+struct wire_gpu_only { /* PROCESSES and CANCEL */
     uint32_t gpu, pad;
 };
 
@@ -209,6 +227,18 @@ struct wire_ids { /* UNMAP, UNMAPPED, SWAP_IN, FILLED */
     uint64_t id[WIRE_BLOCKS_LIMIT];
 };
 
+struct wire_handle { /* OPEN, EXPORT */
+    uint8_t bytes[WIRE_HANDLE_BYTES];
+};
+
+struct wire_exported { /* a descriptor of each block comes along, in this order */
+    uint32_t gpu, count;
+    uint32_t reason; /* enum wire_unopened_reason, where count is 0 */
+    uint32_t first, total, pad; /* blocks that came before, and in all */
+    uint64_t bytes;             /* of all blocks together */
+    uint64_t block_bytes[WIRE_PASSED_LIMIT];
+};
+
 struct wire_unable { /* UNABLE */
     uint32_t gpu, reason;  /* enum wire_unable */
 };
@@ -221,7 +251,8 @@ enum {
     WIRE_UNDERSTANDS_STILL = 4,
     WIRE_UNDERSTANDS_DRAINED = 8,
     WIRE_UNDERSTANDS_RESUMED = 16,
-    WIRE_UNDERSTANDS_BURST = 32
+    WIRE_UNDERSTANDS_BURST = 32,
+    WIRE_UNDERSTANDS_OPEN = 64
 };
 struct wire_gpu_time {
     _Atomic uint64_t beat_ms;  /* changes while the arbiter runs: CLOCK_MONOTONIC, of its time namespace; 0 = no beat yet */
@@ -245,6 +276,10 @@ struct wire_packet {
         struct wire_measured measured;
         struct wire_gpu_only gpu_only;
         struct wire_process_list process_list;
+        struct wire_burst burst;
+        struct wire_ids ids;
+        struct wire_handle handle;
+        struct wire_exported exported;
     } body;
 };
 
@@ -266,5 +301,6 @@ _Static_assert(sizeof(struct wire_process) == 16, "process of PROCESS_LIST");
 _Static_assert(sizeof(struct wire_burst) == 24 && sizeof(struct wire_swappable) == 24, "BURST, SWAPPABLE");
 _Static_assert(sizeof(struct wire_blocks) == 1032 && sizeof(struct wire_ids) == 520, "BLOCKS, UNMAP");
 _Static_assert(sizeof(struct wire_unable) == 8, "UNABLE");
+_Static_assert(sizeof(struct wire_handle) == 64 && sizeof(struct wire_exported) == 544, "OPEN, EXPORT, EXPORTED");
 
 #endif

@@ -38,7 +38,7 @@ static enum link_answer request_memory(struct gpu *gpu, uint64_t bytes)
     uint64_t need = bytes + (atomic_load(&bound->open) ? 0 : PAGE), requested = need < AT_ONCE ? AT_ONCE : need;
     enum link_answer answer = link_grow(gpu, requested, &held);
     if (answer == LINK_REFUSED) {
-        link_return(gpu, UINT64_MAX);
+        link_return_all(gpu);
         requested = need;
         answer = link_grow(gpu, requested, &held);
     }
@@ -73,7 +73,7 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     if (take(bound, bytes))
         return true;
     enum link_answer answer = LINK_REFUSED;
-    if (bytes <= atomic_load(&gpu->limit_bytes))
+    if (bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT))
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_REFUSED && pools_reclaim(gpu)) /* what idle pools keep */
         answer = take_or_request(gpu, bytes);

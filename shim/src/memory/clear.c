@@ -10,6 +10,7 @@
 CUresult clear_now(CUdeviceptr at, uint64_t bytes)
 {
     CUstream stream;
+    activity_await_memory(); /* elastic memory beside live requests may be away */
     CUstreamCaptureMode mode = relax();
     CUresult rc = tangram.driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
     if (rc == CUDA_SUCCESS) {

@@ -15,9 +15,9 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
     CUdeviceptr base = at;
     size_t bytes;
     struct elastic_found elastic;
-    if (elastic_find(at, &elastic))
-        warn(WARN_ELASTIC_IPC, "memory of a container that may burst has no IPC handle: the driver makes none for memory that can be swapped");
     CUresult rc = tangram.driver.cuIpcGetMemHandle(handle, at);
+    if (rc == CUDA_ERROR_INVALID_VALUE && handle != NULL && elastic_find(at, &elastic) && !elastic.opened)
+        return ipc_get(handle, at); /* the driver makes none for such memory */
     if (rc != CUDA_SUCCESS || grant_ready() != GRANT_GOOD)
         return rc;
     tangram.driver.cuMemGetAddressRange_v2(&base, &bytes, at);
@@ -64,6 +64,8 @@ static CUresult opened(CUresult rc, CUdeviceptr at, const CUipcMemHandle *handle
 EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *at, CUipcMemHandle handle, unsigned int flags)
 {
     NEEDS(cuIpcOpenMemHandle);
+    if (UNLIKELY(ipc_is_emulated(&handle)))
+        return ipc_open(at, &handle, flags);
     CUresult rc = tangram.driver.cuIpcOpenMemHandle(at, handle, flags);
     return opened(rc, rc == CUDA_SUCCESS ? *at : 0, &handle);
 }
@@ -71,6 +73,8 @@ EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *at, CUipcMemHandle handle, unsig
 EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned int flags)
 {
     NEEDS(cuIpcOpenMemHandle_v2);
+    if (UNLIKELY(ipc_is_emulated(&handle)))
+        return ipc_open(at, &handle, flags);
     CUresult rc = tangram.driver.cuIpcOpenMemHandle_v2(at, handle, flags);
     return opened(rc, rc == CUDA_SUCCESS ? *at : 0, &handle);
 }
@@ -79,8 +83,11 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {
     NEEDS(cuIpcCloseMemHandle);
     struct owned was;
+    CUresult rc;
+    if (ipc_close(at, &rc))
+        return rc;
     bool ours = table_disown(OWNED_AS(OWNED_IPC, at), &was);
-    CUresult rc = tangram.driver.cuIpcCloseMemHandle(at);
+    rc = tangram.driver.cuIpcCloseMemHandle(at);
     if (ours && rc == CUDA_SUCCESS && (uintptr_t)was.of > 1) {
         was.of = (void *)((uintptr_t)was.of - 1);
         table_own(was);

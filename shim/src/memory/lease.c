@@ -24,36 +24,54 @@ uint32_t lease_managed_mib(struct gpu *gpu)
     return mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX;
 }
 
-static bool take(struct gpu *gpu, uint64_t bytes)
+uint64_t lease_unused_bytes(struct gpu *gpu)
 {
-    uint64_t unused = atomic_load_explicit(&gpu->unused_bytes, memory_order_relaxed);
+    return atomic_load(&gpu->unused_bytes) + atomic_load(&gpu->elastic_unused_bytes);
+}
+
+uint64_t lease_leased_bytes(struct gpu *gpu)
+{
+    return atomic_load(&gpu->leased_bytes) + atomic_load(&gpu->elastic_leased_bytes);
+}
+
+uint64_t lease_limit_bytes(struct gpu *gpu, enum wire_lease_kind kind)
+{
+    const uint64_t all = atomic_load(&gpu->limit_bytes), resident = atomic_load(&gpu->resident_limit_bytes);
+    return kind == WIRE_ELASTIC || all < resident ? all : resident;
+}
+
+static bool take(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+{
+    _Atomic uint64_t *its = unused_of(gpu, kind);
+    uint64_t unused = atomic_load_explicit(its, memory_order_relaxed);
     do {
         if (unused < bytes)
             return false;
-    } while (!atomic_compare_exchange_weak(&gpu->unused_bytes, &unused, unused - bytes));
+    } while (!atomic_compare_exchange_weak(its, &unused, unused - bytes));
     return true;
 }
 
 /* Up to so much of the unused lease, taken out of it. */
-uint64_t lease_take_unused(struct gpu *gpu, uint64_t most_bytes)
+uint64_t lease_take_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes)
 {
-    uint64_t unused = atomic_load(&gpu->unused_bytes), taken;
+    _Atomic uint64_t *its = unused_of(gpu, kind);
+    uint64_t unused = atomic_load(its), taken;
     do
         taken = unused < most_bytes ? unused : most_bytes;
-    while (!atomic_compare_exchange_weak(&gpu->unused_bytes, &unused, unused - taken));
+    while (!atomic_compare_exchange_weak(its, &unused, unused - taken));
     return taken;
 }
 
-static bool request_memory(struct gpu *gpu, uint64_t bytes)
+static bool request_memory(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
 {
-    if (bytes > atomic_load(&gpu->limit_bytes)) /* no answer could be yes */
+    if (bytes > lease_limit_bytes(gpu, kind)) /* no answer could be yes */
         return false;
-    switch (link_request(gpu, bytes, link_has_helper() ? bytes + lease_chunk_bytes(gpu) : bytes)) {
+    switch (link_request(gpu, kind, bytes, link_has_helper() ? bytes + lease_chunk_bytes(gpu) : bytes)) {
     case LINK_GRANTED:
         return true;
     case LINK_ABSENT:
         warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
-        return take(gpu, bytes); /* what could not be returned is still leased */
+        return take(gpu, kind, bytes); /* what could not be returned is still leased */
     case LINK_REFUSED:
         break;
     }
@@ -62,35 +80,45 @@ static bool request_memory(struct gpu *gpu, uint64_t bytes)
 
 bool lease_take(struct gpu *gpu, uint64_t bytes)
 {
-    return !gpu->closed && take(gpu, bytes);
+    return !gpu->closed && take(gpu, WIRE_RESIDENT, bytes);
 }
 
 /* False = refuse the allocation. Nothing is taken then. */
-bool lease_reserve(struct gpu *gpu, uint64_t bytes)
+bool lease_reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
 {
     if (gpu->closed)
         return false;
-    if (take(gpu, bytes))
+    if (take(gpu, kind, bytes))
         return true;
     struct quiet quiet = quiet_begin();
     process_check();
     pthread_mutex_lock(&tangram.requesting);
-    bool taken = take(gpu, bytes) || request_memory(gpu, bytes);
+    bool taken = take(gpu, kind, bytes) || request_memory(gpu, kind, bytes);
     pthread_mutex_unlock(&tangram.requesting);
     quiet_end(quiet);
     return taken;
 }
 
+bool lease_reserve(struct gpu *gpu, uint64_t bytes)
+{
+    return lease_reserve_as(gpu, WIRE_RESIDENT, bytes);
+}
+
 /* What is not needed any more stays leased, so that the next allocation of that size requests nothing. The arbiter recalls it
  * when a sibling needs it, and lease_surplus returns what stays unused for a while. Without a helper no thread would answer a recall: all
  * that is not needed is returned at once. */
-void lease_give_back(struct gpu *gpu, uint64_t bytes)
+void lease_give_back_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
 {
-    atomic_fetch_add(&gpu->unused_bytes, bytes);
+    atomic_fetch_add(unused_of(gpu, kind), bytes);
     if (UNLIKELY(!link_has_helper())) {
-        link_return(gpu, UINT64_MAX);
+        link_return_all(gpu);
         link_settle(gpu); /* a request of a sibling after this free returned is to find it free */
     }
+}
+
+void lease_give_back(struct gpu *gpu, uint64_t bytes)
+{
+    lease_give_back_as(gpu, WIRE_RESIDENT, bytes);
 }
 
 uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes)
@@ -99,11 +127,11 @@ uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes)
     return idle_bytes > CHUNKS_KEPT * chunk ? idle_bytes - chunk : 0;
 }
 
-/* What of the unused lease will not be needed soon: all of it in a process that uses nothing. */
-uint64_t lease_surplus_bytes(struct gpu *gpu)
+/* What of the unused lease will not be needed soon: all of it in a process that uses nothing of that kind. */
+uint64_t lease_surplus_bytes(struct gpu *gpu, enum wire_lease_kind kind)
 {
-    uint64_t unused = atomic_load(&gpu->unused_bytes);
-    return unused == atomic_load(&gpu->leased_bytes) ? unused : lease_surplus_of(gpu, unused);
+    uint64_t unused = atomic_load(unused_of(gpu, kind));
+    return unused == atomic_load(leased_of(gpu, kind)) ? unused : lease_surplus_of(gpu, unused);
 }
 
 /* A lease is subtracted on the page and not received yet, or returned and not added on the page yet. */
@@ -124,10 +152,10 @@ uint64_t lease_free_bytes(struct gpu *gpu)
         gives = atomic_load_explicit(&tangram.link.gives, memory_order_acquire);
         if (UNLIKELY(is_on_the_way(gpu)))
             link_settle(gpu);
-        unused = atomic_load_explicit(&gpu->unused_bytes, memory_order_acquire);
+        unused = lease_unused_bytes(gpu);
         link_unleased(gpu, &unleased);
     } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
-    uint64_t leased = atomic_load_explicit(&gpu->leased_bytes, memory_order_relaxed);
+    uint64_t leased = lease_leased_bytes(gpu);
     uint64_t limit = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
     uint64_t kept = atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed); /* of elastic memory: leased, and released when it is needed */
     unused += kept;

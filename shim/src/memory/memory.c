@@ -15,13 +15,18 @@
 #include "hooks/hook.h"
 #include "memory/pool.h"
 
+bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+{
+    if (lease_reserve_as(gpu, kind, bytes))
+        return true;
+    if (lease_limit_bytes(gpu, kind) < bytes)
+        return false;
+    return (elastic_trim(gpu, bytes) > 0 && lease_reserve_as(gpu, kind, bytes)) || (pools_reclaim(gpu) && lease_reserve_as(gpu, kind, bytes));
+}
+
 bool reserve(struct gpu *gpu, uint64_t bytes)
 {
-    if (lease_reserve(gpu, bytes))
-        return true;
-    if (atomic_load(&gpu->limit_bytes) < bytes)
-        return false;
-    return (elastic_trim(gpu, bytes) > 0 && lease_reserve(gpu, bytes)) || (pools_reclaim(gpu) && lease_reserve(gpu, bytes));
+    return reserve_as(gpu, WIRE_RESIDENT, bytes);
 }
 
 bool taking_begin(struct taking *taking, struct gpu *gpu, enum linear what, uint64_t bytes)

@@ -14,7 +14,8 @@
     } while (0)
 
 /* Reserves bytes of the GPU from the lease; if they do not fit, what is kept of elastic memory is released, and idle pools are trimmed first. */
-bool reserve(struct gpu *gpu, uint64_t bytes);
+bool reserve(struct gpu *gpu, uint64_t bytes); /* resident memory */
+bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes);
 
 /* Is linear memory of this GPU to be served from blocks that can be swapped? */
 static inline bool elastic_wanted(struct gpu *gpu)

@@ -120,7 +120,7 @@ bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t
     enum link_answer answer = block != NULL ? request_charge(block) : LINK_ABSENT;
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
         pools_reclaim(gpu);
-        link_return(gpu, UINT64_MAX);
+        link_return_all(gpu);
         answer = request_charge(block);
     }
     if (answer != LINK_GRANTED)

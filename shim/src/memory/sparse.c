@@ -29,10 +29,23 @@ static bool has(const struct tiles *tiles, const struct block *block)
     return tiles != NULL;
 }
 
-/* Ties the block to the array, once. False when that cannot be remembered. */
+/* One more holder of the block; NULL where the handle is none that is counted. Memory that can be swapped becomes resident; false: it does not fit. */
+static bool retain(CUmemGenericAllocationHandle handle, struct block **block)
+{
+    CUmemGenericAllocationHandle made;
+    *block = NULL;
+    if (created_is(handle))
+        return created_fix(handle, &made, block) != CUDA_ERROR_OUT_OF_MEMORY;
+    *block = vmm_retain(handle);
+    return true;
+}
+
+/* Ties the block to the array, once. False when that cannot be remembered, or the block does not fit. */
 static bool tie(const void *array, CUmemGenericAllocationHandle handle)
 {
-    struct block *block = vmm_retain(handle);
+    struct block *block;
+    if (!retain(handle, &block))
+        return false;
     if (block == NULL)
         return true;
     struct owned entry = {.at = OWNED_AS(OWNED_TILES, (uintptr_t)array)};
@@ -70,18 +83,41 @@ static bool tie_all(const CUarrayMapInfo *tile, unsigned int count)
     return good;
 }
 
-EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *tiles, unsigned int count, CUstream stream)
+/* A copy of the list with the driver's handles, where some are the library's own; NULL: there is no memory for it. */
+static CUarrayMapInfo *translated(CUarrayMapInfo *tiles, unsigned int count)
 {
-    NEEDS(cuMemMapArrayAsync);
-    if (grant_ready() != GRANT_NONE && !tie_all(tiles, count))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return tangram.driver.cuMemMapArrayAsync(tiles, count, stream);
+    unsigned int own = 0;
+    for (unsigned int i = 0; i < count && tiles != NULL; i++)
+        own += tiles[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && created_is(tiles[i].memHandle.memHandle);
+    if (own == 0)
+        return tiles;
+    CUarrayMapInfo *copy = malloc(count * sizeof *copy);
+    for (unsigned int i = 0; i < count && copy != NULL; i++) {
+        copy[i] = tiles[i];
+        if (tiles[i].memOperationType != CU_MEM_OPERATION_TYPE_MAP || !created_is(tiles[i].memHandle.memHandle))
+            continue;
+        CUmemGenericAllocationHandle made = 0;
+        struct block *block;
+        if (created_fix(tiles[i].memHandle.memHandle, &made, &block) == CUDA_SUCCESS) /* resident already: it was tied */
+            vmm_let_go(block);
+        copy[i].memHandle.memHandle = made;
+    }
+    return copy;
 }
 
-EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *tiles, unsigned int count, CUstream stream)
-{
-    NEEDS(cuMemMapArrayAsync_ptsz);
-    if (grant_ready() != GRANT_NONE && !tie_all(tiles, count))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return tangram.driver.cuMemMapArrayAsync_ptsz(tiles, count, stream);
-}
+#define MAP_ARRAY(name)                                                                                                        \
+    EXPORT CUresult name(CUarrayMapInfo *tiles, unsigned int count, CUstream stream)                                           \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        if (grant_ready() == GRANT_NONE)                                                                                       \
+            return tangram.driver.name(tiles, count, stream);                                                                  \
+        CUarrayMapInfo *list = tie_all(tiles, count) ? translated(tiles, count) : NULL;                                        \
+        if (list == NULL && tiles != NULL)                                                                                     \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        CUresult rc = tangram.driver.name(list, count, stream);                                                                \
+        if (list != tiles)                                                                                                     \
+            free(list);                                                                                                        \
+        return rc;                                                                                                             \
+    }
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)

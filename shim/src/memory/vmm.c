@@ -7,23 +7,15 @@
  * not known before it is mapped: it is charged then, to this process as well as to the one that made it. A block that was exported
  * and is released here may persist in a process that imported it and maps nothing: all is measured before its memory counts as free, and
  * once more when that process releases it, for what is measured is charged until the next measure.
- *
- * Where the grant contains `clear yes`, a block is zeroed before its handle is returned: from then on it may be mapped in parts, with any access,
- * and by another process.
+ * vmm_create.c makes blocks.
  */
 #include "hooks/hook.h"
 #include "memory/memory.h"
 #include "memory/pool.h"
+#include "memory/vmm.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct block {
-    uint64_t bytes, holders; /* handles and mappings */
-    struct gpu *gpu;
-    bool imported; /* its size grows with what is mapped of it */
-    bool exported; /* another process may keep it alive unnoticed */
-};
 
 static struct vmm *const vmm = &tangram.vmm;
 
@@ -73,7 +65,7 @@ static void let_go(struct block *block, uint64_t holders)
     if (last) {
         if (block->exported || block->imported) /* a process that still has it is charged before it is free here; or it is free now */
             contexts_measure(block->gpu);
-        lease_give_back(block->gpu, block->bytes);
+        lease_give_back_as(block->gpu, block->kind, block->bytes);
         free(block);
     }
 }
@@ -94,6 +86,27 @@ void vmm_let_go(struct block *block)
     let_go(block, 1);
 }
 
+void vmm_hold(struct block *block)
+{
+    pthread_mutex_lock(&vmm->lock);
+    block->holders++;
+    pthread_mutex_unlock(&vmm->lock);
+}
+
+void vmm_converted(struct block *block)
+{
+    pthread_mutex_lock(&vmm->lock);
+    block->kind = WIRE_RESIDENT;
+    pthread_mutex_unlock(&vmm->lock);
+}
+
+void vmm_exported(struct block *block)
+{
+    pthread_mutex_lock(&vmm->lock);
+    block->exported = true;
+    pthread_mutex_unlock(&vmm->lock);
+}
+
 /* Locked. False when it cannot be remembered. */
 static bool add_handle(uint64_t number, struct block *block)
 {
@@ -103,7 +116,7 @@ static bool add_handle(uint64_t number, struct block *block)
     return true;
 }
 
-static bool own_handle(uint64_t number, struct block *block)
+bool vmm_own_handle(uint64_t number, struct block *block)
 {
     pthread_mutex_lock(&vmm->lock);
     bool added = add_handle(number, block);
@@ -123,77 +136,20 @@ static bool own_mapping(uint64_t at, uint64_t bytes, struct block *block)
     return true;
 }
 
-/* Zeroes a new block at an address of ours. */
-static CUresult zero_mapped(struct block *block, CUmemGenericAllocationHandle handle, CUdevice device)
+void vmm_keep_mapping(uint64_t at, uint64_t bytes, struct block *block)
 {
-    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    CUdeviceptr at;
-    CUresult rc = tangram.driver.cuMemAddressReserve(&at, block->bytes, 0, 0, 0), unmapped = CUDA_SUCCESS;
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    rc = tangram.driver.cuMemMap(at, block->bytes, 0, handle, 0);
-    if (rc == CUDA_SUCCESS) {
-        rc = tangram.driver.cuMemSetAccess(at, block->bytes, &access, 1);
-        if (rc == CUDA_SUCCESS)
-            rc = clear_on(device, at, block->bytes);
-        unmapped = tangram.driver.cuMemUnmap(at, block->bytes);
-    }
-    if (unmapped == CUDA_SUCCESS) {
-        tangram.driver.cuMemAddressFree(at, block->bytes);
-    } else { /* the memory stays, so its charge does */
-        pthread_mutex_lock(&vmm->lock);
-        block->holders++;
-        own_mapping(at, block->bytes, block);
-        pthread_mutex_unlock(&vmm->lock);
-    }
-    return rc != CUDA_SUCCESS ? rc : unmapped;
-}
-
-static CUresult zero(struct block *block, CUmemGenericAllocationHandle handle, CUdevice device)
-{
-    CUstreamCaptureMode mode = relax(); /* the program may capture here: what is ours is no part of that */
-    CUresult rc = zero_mapped(block, handle, device);
-    relax_end(mode);
-    return rc;
-}
-
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
-                            unsigned long long flags)
-{
-    NEEDS(cuMemCreate);
-    struct gpu *gpu = NULL;
-    if (handle != NULL && prop != NULL)
-        gpu = gpu_of_location(&prop->location);
-    if (gpu == NULL) /* host memory, or a GPU that is not shared */
-        return tangram.driver.cuMemCreate(handle, bytes, prop, flags);
-    struct block *block = malloc(sizeof *block);
-    if (block == NULL || !reserve(gpu, bytes)) {
-        free(block);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *block = (struct block){.bytes = bytes, .holders = 1, .gpu = gpu};
-    CUmemGenericAllocationHandle made;
-    CUresult rc = tangram.driver.cuMemCreate(&made, bytes, prop, flags);
-    if (rc == CUDA_SUCCESS) {
-        CUdevice device;
-        if (UNLIKELY(tangram.grant.clear) && prop->allocFlags.usage != CU_MEM_CREATE_USAGE_TILE_POOL && device_of_location(&prop->location, &device))
-            rc = zero(block, made, device); /* tiles are for arrays: they cannot be mapped, and arrays are not zeroed */
-        if (rc == CUDA_SUCCESS && !own_handle(made, block))
-            rc = CUDA_ERROR_OUT_OF_MEMORY;
-        if (rc == CUDA_SUCCESS)
-            *handle = made;
-        else
-            tangram.driver.cuMemRelease(made);
-    }
-    if (rc != CUDA_SUCCESS)
-        let_go(block, 1);
-    return rc;
+    pthread_mutex_lock(&vmm->lock);
+    block->holders++;
+    own_mapping(at, bytes, block);
+    pthread_mutex_unlock(&vmm->lock);
 }
 
 EXPORT CUresult cuMemExportToShareableHandle(void *os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                                              unsigned long long flags)
 {
     NEEDS(cuMemExportToShareableHandle);
+    if (created_is(handle))
+        return created_export(os_handle, handle, type, flags);
     pthread_mutex_lock(&vmm->lock);
     struct handle *known = find(handle);
     if (known != NULL)
@@ -216,8 +172,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
         return rc;
     struct block *block = malloc(sizeof *block);
     if (block != NULL)
-        *block = (struct block){.holders = 1, .gpu = gpu, .imported = true};
-    if (block != NULL && own_handle(*handle, block))
+        *block = (struct block){.holders = 1, .gpu = gpu, .kind = WIRE_RESIDENT, .imported = true};
+    if (block != NULL && vmm_own_handle(*handle, block))
         return rc;
     free(block);
     tangram.driver.cuMemRelease(*handle);
@@ -228,6 +184,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     NEEDS(cuMemRelease);
+    if (created_is(handle))
+        return created_release(handle);
     struct block *block = NULL;
     pthread_mutex_lock(&vmm->lock);
     struct handle *known = find(handle);
@@ -258,7 +216,10 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     struct elastic_found elastic;
     if (elastic_find((uintptr_t)at, &elastic))
         return CUDA_ERROR_INVALID_VALUE; /* as for any memory of cuMemAlloc */
-    CUresult rc = tangram.driver.cuMemRetainAllocationHandle(handle, at);
+    CUresult rc;
+    if (created_retain(handle, (uintptr_t)at, &rc))
+        return rc;
+    rc = tangram.driver.cuMemRetainAllocationHandle(handle, at);
     if (rc != CUDA_SUCCESS)
         return rc;
     pthread_mutex_lock(&vmm->lock);
@@ -323,6 +284,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
                          unsigned long long flags)
 {
     NEEDS(cuMemMap);
+    if (created_is(handle) || created_in(at, bytes)) /* no handle is mapped where another one is, also if that is away */
+        return created_is(handle) ? created_map(at, bytes, offset, handle, flags) : CUDA_ERROR_INVALID_VALUE;
     struct block *block = vmm_retain(handle); /* before the call: a concurrent release must not be the last */
     if (block == NULL)
         return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
@@ -352,7 +315,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
 EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 {
     NEEDS(cuMemUnmap);
-    CUresult rc = tangram.driver.cuMemUnmap(at, bytes);
+    CUresult rc = created_in(at, bytes) ? created_unmap(at, bytes) : tangram.driver.cuMemUnmap(at, bytes);
     while (rc == CUDA_SUCCESS) {
         struct block *block = NULL;
         pthread_mutex_lock(&vmm->lock);

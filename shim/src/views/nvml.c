@@ -1,7 +1,7 @@
 /* nvml.c - which GPU of the grant a call of the management library is about, and the memory that it shows.
  *
  * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes have
- * leased and what their contexts take; the GPU's free memory bounds what is shown as free.
+ * leased and what their contexts take; the GPU's free memory bounds what is shown as free, but where the container may burst.
  */
 #include "hooks/hook.h"
 #include "process.h"
@@ -31,7 +31,7 @@ static void view(struct gpu *gpu, unsigned long long *total, unsigned long long 
         link_wait();
     uint64_t ours = lease_free_bytes(gpu);
     *free_now += atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed);
-    if (*free_now > ours)
+    if (*free_now > ours || burst_is_allowed(gpu))
         *free_now = ours;
     if (*free_now > limit)
         *free_now = limit;

@@ -1,0 +1,279 @@
+/* opened.c - memory behind emulated IPC handles of other processes: mapped at addresses of this process, as long as it has it open.
+ *
+ * It is resident, whatever this process's own memory is. It is charged as any memory that another process made (shared.c): by its key, once
+ * in the container. It outlives the process that made it, as the driver's does.
+ */
+#include "memory/memory.h"
+#include "memory/pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct elastic *const elastic = &tangram.elastic;
+
+struct ipc_opened {
+    struct ipc_opened *next;
+    struct ipc_handle handle;
+    struct gpu *gpu;
+    CUcontext context;
+    CUdevice device;
+    CUdeviceptr base;
+    uint64_t bytes; /* of all blocks */
+    uint64_t number;
+    unsigned opens; /* less closes */
+    unsigned blocks;
+    uint64_t block_bytes[];
+};
+
+static CUdeviceptr pointer_of(const struct ipc_opened *opened)
+{
+    return opened->base + opened->handle.offset;
+}
+
+static uint64_t key_of(const struct ipc_opened *opened)
+{
+    return OWNED_AS(OWNED_IPC, pointer_of(opened));
+}
+
+/* Locked. */
+static struct ipc_opened **with_handle(const void *handle)
+{
+    struct ipc_opened **place = &elastic->ipc.opened;
+    while (*place != NULL && memcmp(&(*place)->handle, handle, sizeof(struct ipc_handle)) != 0)
+        place = &(*place)->next;
+    return place;
+}
+
+/* Locked. */
+static struct ipc_opened **with_pointer(CUdeviceptr at)
+{
+    struct ipc_opened **place = &elastic->ipc.opened;
+    while (*place != NULL && pointer_of(*place) != at)
+        place = &(*place)->next;
+    return place;
+}
+
+bool ipc_find(CUdeviceptr at, struct elastic_found *found)
+{
+    const struct ipc_opened *opened = elastic->ipc.opened;
+    while (opened != NULL && at - pointer_of(opened) >= opened->handle.requested)
+        opened = opened->next;
+    if (opened != NULL)
+        *found = (struct elastic_found){.gpu = opened->gpu, .device = opened->device, .at = pointer_of(opened), .requested = opened->handle.requested,
+                                        .mapping = opened->base, .mapped = opened->bytes, .number = opened->number, .block = opened->number,
+                                        .context = opened->context, .opened = true};
+    return opened != NULL;
+}
+
+/* One more of what is open here already. */
+static bool open_again(const void *handle, CUdeviceptr *at)
+{
+    lock_acquire(&elastic->lock);
+    struct ipc_opened *opened = *with_handle(handle);
+    if (opened != NULL) {
+        opened->opens++;
+        *at = pointer_of(opened);
+    }
+    lock_release(&elastic->lock);
+    return opened != NULL;
+}
+
+/* The first `blocks` of it. */
+static void unmap(const struct ipc_opened *opened, unsigned blocks)
+{
+    CUdeviceptr at = opened->base;
+    for (unsigned i = 0; i < blocks; at += opened->block_bytes[i++])
+        tangram.driver.cuMemUnmap(at, opened->block_bytes[i]);
+    tangram.driver.cuMemAddressFree(opened->base, opened->bytes);
+}
+
+static CUresult map_block(CUdeviceptr at, uint64_t bytes, int fd)
+{
+    CUmemGenericAllocationHandle block;
+    CUresult rc =
+        tangram.driver.cuMemImportFromShareableHandle(&block, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = tangram.driver.cuMemMap(at, bytes, 0, block, 0);
+    tangram.driver.cuMemRelease(block); /* the mapping keeps it */
+    return rc;
+}
+
+/* With access for the device of the current context. */
+static CUresult map(struct ipc_opened *opened, const struct passed_blocks *passed)
+{
+    CUdevice device;
+    CUresult rc = tangram.driver.cuCtxGetDevice(&device);
+    if (rc == CUDA_SUCCESS)
+        rc = tangram.driver.cuMemAddressReserve(&opened->base, opened->bytes, 0, 0, 0);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    unsigned mapped = 0;
+    for (CUdeviceptr at = opened->base; mapped < opened->blocks && rc == CUDA_SUCCESS; at += opened->block_bytes[mapped++]) {
+        rc = map_block(at, opened->block_bytes[mapped], passed->fd[mapped]);
+        if (rc != CUDA_SUCCESS)
+            break;
+    }
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    if (rc == CUDA_SUCCESS)
+        rc = tangram.driver.cuMemSetAccess(opened->base, opened->bytes, &access, 1);
+    if (rc != CUDA_SUCCESS)
+        unmap(opened, mapped);
+    return rc;
+}
+
+/* Neither the process that has the memory nor the arbiter is believed: sizes that do not fit are refused here. NULL: they do not. */
+static struct ipc_opened *described(const struct passed_blocks *passed, const void *handle, CUcontext context)
+{
+    struct ipc_opened *opened = calloc(1, sizeof *opened + passed->total * sizeof *opened->block_bytes);
+    if (opened == NULL)
+        return NULL;
+    *opened = (struct ipc_opened){.gpu = passed->gpu, .context = context, .bytes = passed->bytes, .opens = 1, .blocks = passed->total};
+    memcpy(&opened->handle, handle, sizeof opened->handle);
+    uint64_t left = passed->bytes;
+    bool fits = opened->handle.offset < passed->bytes && opened->handle.requested <= passed->bytes - opened->handle.offset;
+    for (unsigned i = 0; i < opened->blocks && fits; i++) {
+        opened->block_bytes[i] = passed->block_bytes[i];
+        fits = passed->block_bytes[i] > 0 && passed->block_bytes[i] % PAGE == 0 && passed->block_bytes[i] <= left;
+        left -= passed->block_bytes[i];
+    }
+    if (fits && left == 0 && tangram.driver.cuCtxGetDevice(&opened->device) == CUDA_SUCCESS)
+        return opened;
+    free(opened);
+    return NULL;
+}
+
+/* It is in no list, and no work of this process uses it. */
+static void end(struct ipc_opened *opened, bool charged)
+{
+    const struct owned was = {.at = key_of(opened), .bytes = opened->bytes, .gpu = opened->gpu};
+    CUstreamCaptureMode mode = relax();
+    unmap(opened, opened->blocks);
+    relax_end(mode);
+    free(opened);
+    if (charged)
+        shared_end_or_give_back(&was);
+}
+
+/* Another thread may have opened it meanwhile: then this one's is not needed. */
+static CUdeviceptr list(struct ipc_opened *opened)
+{
+    lock_acquire(&elastic->lock);
+    struct ipc_opened *other = *with_handle(&opened->handle);
+    struct ipc_opened *listed = other != NULL ? other : opened;
+    const CUdeviceptr at = pointer_of(listed);
+    if (other != NULL) {
+        other->opens++;
+    } else {
+        opened->number = atomic_fetch_add(&elastic->numbers, 1) + 1;
+        opened->next = elastic->ipc.opened;
+        elastic->ipc.opened = opened;
+        atomic_store(&elastic->ipc.any_opened, true);
+    }
+    lock_release(&elastic->lock);
+    if (other != NULL)
+        end(opened, true);
+    return at;
+}
+
+static bool charge(const struct ipc_opened *opened)
+{
+    uint8_t key[WIRE_HANDLE_BYTES] = {0};
+    memcpy(key, &opened->handle, WIRE_KEY_BYTES);
+    return shared_opened(opened->gpu, WIRE_IPC, key_of(opened), opened->bytes, key);
+}
+
+static CUresult open_passed(CUdeviceptr *at, const struct passed_blocks *passed, const void *handle, CUcontext context)
+{
+    struct ipc_opened *opened = described(passed, handle, context);
+    if (opened == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUstreamCaptureMode mode = relax();
+    const CUresult rc = map(opened, passed);
+    relax_end(mode);
+    if (rc != CUDA_SUCCESS) {
+        free(opened);
+        return rc == CUDA_ERROR_OUT_OF_MEMORY ? rc : CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (!charge(opened)) {
+        end(opened, false);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *at = list(opened);
+    return CUDA_SUCCESS;
+}
+
+/* As the driver: a process does not open its own memory, and what it has open already is only counted. */
+CUresult ipc_open(CUdeviceptr *at, const void *handle, unsigned int flags)
+{
+    CUcontext context = NULL;
+    struct passed_blocks passed = {0};
+    const CUresult current = tangram.driver.cuCtxGetCurrent(&context);
+    if (current != CUDA_SUCCESS || context == NULL)
+        return current != CUDA_SUCCESS ? current : CUDA_ERROR_INVALID_CONTEXT;
+    if (at == NULL || flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (ipc_is_ours(handle))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (open_again(handle, at))
+        return CUDA_SUCCESS;
+    CUresult rc = CUDA_ERROR_INVALID_HANDLE;
+    const bool came = grant_ready() == GRANT_GOOD && passing_is_understood() && passing_open(handle, &passed);
+    if (came)
+        rc = open_passed(at, &passed, handle, context);
+    if (rc != CUDA_SUCCESS)
+        warn(WARN_NOT_OPENED, "an IPC handle of memory that can be swapped is not opened: %s",
+             came ? "the memory does not fit into this container's limit, or the driver refused it" : passing_reason_text(passed.reason));
+    passed_blocks_free(&passed);
+    return rc;
+}
+
+bool ipc_close(CUdeviceptr at, CUresult *rc)
+{
+    CUcontext current = NULL;
+    if (!atomic_load(&elastic->ipc.any_opened))
+        return false;
+    lock_acquire(&elastic->lock);
+    struct ipc_opened *opened = *with_pointer(at);
+    const bool last = opened != NULL && opened->opens == 1;
+    CUcontext context = opened != NULL ? opened->context : NULL;
+    lock_release(&elastic->lock);
+    if (opened == NULL)
+        return false;
+    *rc = tangram.driver.cuCtxGetCurrent(&current);
+    if (*rc == CUDA_SUCCESS && current == NULL)
+        *rc = CUDA_ERROR_INVALID_CONTEXT;
+    if (*rc == CUDA_SUCCESS && last)
+        *rc = anchor_wait(context); /* unmapping does not wait, and work that uses it would fail */
+    if (*rc != CUDA_SUCCESS)
+        return true;
+    lock_acquire(&elastic->lock);
+    struct ipc_opened **place = with_pointer(at);
+    opened = *place;
+    const bool ends = opened != NULL && --opened->opens == 0;
+    if (ends)
+        *place = opened->next;
+    lock_release(&elastic->lock);
+    *rc = opened != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (ends)
+        end(opened, true);
+    return true;
+}
+
+/* What was opened in a context ends with it. */
+void ipc_forget_context(CUcontext context, struct gpu *gpu, uint64_t before)
+{
+    while (atomic_load(&elastic->ipc.any_opened)) {
+        lock_acquire(&elastic->lock);
+        struct ipc_opened **place = &elastic->ipc.opened;
+        while (*place != NULL && ((*place)->context != context || (gpu != NULL && (*place)->gpu != gpu) || (*place)->number > before))
+            place = &(*place)->next;
+        struct ipc_opened *opened = *place;
+        if (opened != NULL)
+            *place = opened->next;
+        lock_release(&elastic->lock);
+        if (opened == NULL)
+            return;
+        end(opened, true);
+    }
+}
