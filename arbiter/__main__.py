@@ -28,12 +28,15 @@ from arbiter.memory.meter import Meter
 from arbiter.memory.tracer import Tracer
 from arbiter.memory.unlisted import UnlistedMemory
 from arbiter.metrics import pages
+from arbiter.node_swapping import NodeSwapping
 from arbiter.nvml_source import nvml_source
 from arbiter.open_files import connections_of, raise_limit
 from arbiter.server import ArbiterServer
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
+from arbiter.swap.ends import EndActions
+from arbiter.swap.node import SwapNode
 from nvml.queries import Nvml
 from nvml.supervisor import TimeLimits
 from observe import collecting
@@ -42,8 +45,10 @@ from observe.log import log_json
 from observe.operations import Operations, run_in_thread
 from observe.options import read
 from observe.refusals import Refusals
+from vgpu.gputime.events import Event, Hint, Idle, Work
 from vgpu.gputime.timing import Timing
 from vgpu.gputime.trial_verdict import FILE
+from vgpu.memory.swap.settings import SwapSettings
 
 MIB: Final = 2**20
 _log = structlog.get_logger()
@@ -150,7 +155,9 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         copies=settings.suspend_copies,
         cap_unreported=settings.cap_unreported,
         processes=connections,
+        observe=lambda event: _tell_of_work(swap_node, event),
     )
+    swap_node = _swap_node(settings, scheduler, lambda: server.swapping, known.parent)
     openers = DeviceOpeners(nvml()) if settings.processes_visible else None
     server = ArbiterServer(
         settings.grants_dir,
@@ -162,9 +169,50 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         sockets_dir=settings.sockets_dir,
         attributor=Attributor(visible=settings.processes_visible),
         unlisted_memory=UnlistedMemory(openers),
+        swap_node=swap_node,
     )
     usage_check = UsageCheck(scheduler, nvml(), grants, named_in) if settings.check_usage else None
     return server, _Parts(meter, tracer, openers, scheduler, usage_check)
+
+
+def _swap_node(
+    settings: ArbiterSettings, scheduler: NodeScheduler, serving: Callable[[], NodeSwapping], folder: Path
+) -> SwapNode | None:
+    """`serving`: the server's part, which is made later. `folder`: where the records and the trace are, unless a setting names another."""
+    if not settings.burst:
+        return None
+    records = settings.swap_dir or folder / "swap"
+    records.mkdir(mode=0o700, parents=True, exist_ok=True)
+    policy = SwapSettings(
+        reclaim_timeout_s=settings.burst_reclaim_timeout_s,
+        stranded_after_s=settings.burst_stranded_after_s,
+        pool_full=settings.burst_pool_full,
+    )
+    return SwapNode(
+        time.monotonic,
+        scheduler.blocks,
+        policy,
+        settings.copiers_dir,
+        records,
+        text_of(BOOT_ID),
+        lambda *missing: serving().recall(*missing),
+        records / "trace.jsonl",
+        owes=lambda *of: serving().owes(*of),
+        actions=EndActions(settings.burst_over_limit, settings.burst_stranded),
+    )
+
+
+def _tell_of_work(node: SwapNode | None, event: Event) -> None:
+    """Who has work decides who gives way."""
+    if node is None:
+        return
+    match event:
+        case Work(name=name):
+            node.working(name, True)
+        case Idle(name=name):
+            node.working(name, False)
+        case Hint(name=name, in_s=in_s):
+            node.announced(name, in_s)
 
 
 def _tracer(settings: ArbiterSettings, nvml: Nvml, grants: Path, file: Path) -> Tracer:

@@ -16,6 +16,7 @@ import structlog
 
 from arbiter.open_files import is_spare
 from vgpu.protocol import wire
+from vgpu.protocol.passing_wire import PASSED_LIMIT
 
 BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
 """Codes of ERROR, as docs/reference/protocol.md lists them."""
@@ -31,6 +32,7 @@ _SO_MEMINFO: Final = 55
 _MEMINFO = struct.Struct("=8xI")
 """<linux/sock_diag.h>: the third number is the bytes that were sent and not read yet."""
 _ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_ROOM_FOR_BLOCKS = socket.CMSG_SPACE(PASSED_LIMIT * array.array("i").itemsize)
 
 
 class PeerGone(Exception):
@@ -50,11 +52,15 @@ class Connection:
     """When the arbiter rejects the process if it still waits for its grant."""
     pid_in_container: int = 0
     """Stated by the process: shown and never trusted."""
+    started: int = 0
+    """When the process of `pid` started, as /proc has it; read at its WELCOME. 0 = unknown."""
     greeted: bool = False
     """It sent HELLO."""
     welcomed: bool = False
     for_gpu_time: bool = False
     """It reports channels and work, and leases nothing."""
+    for_burst: bool = False
+    """The arbiter swaps its memory over this connection, and it leases nothing here."""
     for_context: bool = False
     """It may make a context soon."""
     reported: set[int] = field(default_factory=set)
@@ -63,22 +69,34 @@ class Connection:
     """GPU -> when the process reported a context there."""
     full: bool = False
     """The peer has many unread messages, and the arbiter does not read it meanwhile."""
+    exports: int = 0
+    """Unanswered EXPORTs. Only while there are any, descriptors of the process are received."""
+    passed: list[int] = field(default_factory=list)
+    """Descriptors that came with the last message, which are closed with the next."""
     unheld: set[int] = field(default_factory=set)
     """GPUs on which it makes a context without a reservation, because the size of a context is still unknown."""
 
     def has_room(self) -> bool:
         """Whether the peer has read most of its messages."""
+        return self._unread_bytes() <= UNREAD_BYTES
+
+    def has_read_all(self) -> bool:
+        """Whether the peer has read all of its messages."""
+        return self._unread_bytes() == 0
+
+    def _unread_bytes(self) -> int:
         try:
             memory = self.sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
         except OSError:  # before Linux 4.12 the send buffer alone is the limit
-            return True
+            return 0
         unread_bytes: int = _MEMINFO.unpack(memory)[0]
-        return unread_bytes <= UNREAD_BYTES
+        return unread_bytes
 
     def receive(self) -> tuple[int, wire.Message] | None:
-        """The next message; None if there is none now. Raises PeerGone, BadDocument."""
+        """The next message; None if there is none now. Its descriptors are in `passed`. Raises PeerGone, BadDocument."""
+        self.close_passed()
         try:
-            packet = self.sock.recv(wire.REQUEST_LIMIT + 1)
+            packet = self._receive_passed() if self.exports else self.sock.recv(wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -86,6 +104,18 @@ class Connection:
         if not packet:
             raise PeerGone("closed the connection")
         return wire.decode(packet)
+
+    def _receive_passed(self) -> bytes:
+        packet, control, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_BLOCKS, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.passed += _fds(data)
+        return packet
+
+    def close_passed(self) -> None:
+        """Close the descriptors of the last message."""
+        while self.passed:
+            os.close(self.passed.pop())
 
     def receive_with_fd(self) -> tuple[int | None, wire.Message] | None:
         """The next message and its descriptor, which the caller must close; without one if too few descriptors are free.
@@ -117,7 +147,11 @@ class Connection:
 
     def send(self, seq: int, message: wire.Message, fd: int | None = None) -> None:
         """Raises PeerGone, also if the peer has not read a whole socket buffer."""
-        passed = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        self.send_with_fds(seq, message, [] if fd is None else [fd])
+
+    def send_with_fds(self, seq: int, message: wire.Message, fds: list[int]) -> None:
+        """The same with any number of descriptors, which stay open here."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self.sock.sendmsg([wire.encode(seq, message)], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+from vgpu.api.burst import BurstLimits, burst_from_text, contradiction
 from vgpu.api.cgroup import is_container_id
 from vgpu.api.codec import GRANT_BYTES_LIMIT, grant_from_text
 from vgpu.api.errors import BadDocument
@@ -20,6 +21,17 @@ CONTAINER_BYTES_LIMIT: Final = 256
 def read_grant(path: Path) -> Grant:
     """Raises OSError, UnicodeDecodeError, BadDocument; never blocks on a file that is not a plain file."""
     return grant_from_text(_text_of(path, GRANT_BYTES_LIMIT))
+
+
+def read_burst(path: Path, grant: Grant) -> BurstLimits | None:
+    """The limits above a grant; None without such a file. Raises as `read_grant`, also if the limits contradict the grant."""
+    try:
+        limits = burst_from_text(_text_of(path, GRANT_BYTES_LIMIT))
+    except FileNotFoundError:
+        return None
+    if why := contradiction(limits, grant.gpus):
+        raise BadDocument(why)
+    return limits
 
 
 def read_container_id(path: Path) -> str:

@@ -40,6 +40,8 @@ KILL_ROUNDS: Final = 4
 """Rounds of killing: a container's processes may start others meanwhile. Guessed: its first process ends in the first round, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
 _STOPPED: Final = frozenset("Tt")
+_START_STACK: Final = 25
+"""Of the fields of `stat` behind the command: the 28th of all."""
 """States of a process that is alive but cannot answer: stopped, traced."""
 
 
@@ -71,6 +73,18 @@ def started_at(pid: int) -> int:
     """Its start in clock ticks since boot, which identifies a process together with its pid; 0 = gone."""
     stat = process_stat(_read(pid, "stat"))
     return stat.started if stat is not None else 0
+
+
+def lives_since(pid: int) -> int:
+    """The same; 0 also of one whose threads have all ended, although nobody has waited for it."""
+    return 0 if _has_ended(_living(pid)) else started_at(pid)
+
+
+def image_of(pid: int) -> int:
+    """A number that changes when the process executes another program: where its stack began, random for each. 0 = gone, or the kernel does not show
+    it to this process."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[_START_STACK]) if len(fields) > _START_STACK else 0
 
 
 def pid_inside(pid: int) -> int:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from arbiter import swap_metrics
 from arbiter.enforcement import enforcements
 from arbiter.gputime import metrics as gpu_time_metrics
 from arbiter.server import ArbiterServer
@@ -23,7 +24,7 @@ STUCK_AFTER_S: Final = 5.0
 
 _LABELS: Final = ("namespace", "pod", "container")
 _GAUGES: Final = {
-    "limit": "limit of the container's GPU memory",
+    "limit": "limit of the container's GPU memory in all: above its guarantee where it may burst",
     "leased": "GPU memory leased by the container's processes; above the limit only after a restart, when processes re-state what they had",
     "used": "GPU memory that the container's processes allocated, as they last reported",
     "context": "GPU memory of the container's contexts: what NVML counts beside the allocations",
@@ -47,6 +48,7 @@ class ArbiterCollector(Collector):
                 *_of_containers(self._server, grants),
                 *_of_gpus(self._server),
                 *self._of_arbiter(),
+                *swap_metrics.families(self._server.swapping, grants),
                 *gpu_time_metrics.families(self._server.scheduler, grants),
             ]
 
@@ -82,7 +84,7 @@ def _of_memory(server: ArbiterServer, grants: Mapping[str, Grant]) -> Iterable[M
         ledger, excesses = container.ledger, container.over_limit.excesses
         for number, gpu in enumerate(grant.gpus):
             values = {
-                "limit": gpu.mib * 2**20,
+                "limit": container.memory.limits_bytes[number],
                 "leased": ledger.leased_bytes(number),
                 "used": ledger.used_bytes(number),
                 "context": ledger.context_bytes(number),

@@ -17,15 +17,24 @@ from typing import Final
 from vgpu.protocol.wire import (
     GPU_TIME_AT,
     PAGE_BYTES,
+    UNDERSTANDS_BURST,
     UNDERSTANDS_DRAINED,
     UNDERSTANDS_GROW,
+    UNDERSTANDS_OPEN,
     UNDERSTANDS_REPORT,
     UNDERSTANDS_RESUMED,
     UNDERSTANDS_STILL,
     WORDS_AT,
 )
 
-FEATURES: Final = UNDERSTANDS_REPORT | UNDERSTANDS_GROW | UNDERSTANDS_STILL | UNDERSTANDS_DRAINED | UNDERSTANDS_RESUMED
+FEATURES: Final = (
+    UNDERSTANDS_REPORT
+    | UNDERSTANDS_GROW
+    | UNDERSTANDS_STILL
+    | UNDERSTANDS_DRAINED
+    | UNDERSTANDS_RESUMED
+    | UNDERSTANDS_OPEN
+)
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
@@ -33,16 +42,16 @@ _SEAL_FUTURE_WRITE: Final = 0x0010
 class ContainerPage:
     """One u64 for each GPU, the container's state, and the arbiter's features, in an anonymous file.
 
-    `wait_ms`: how long a process waits for an arbiter that restarts; 0 = the library's default.
+    `wait_ms`: how long a process waits for an arbiter that restarts; 0 = the library's default. `bursts`: the arbiter serves connections for bursts.
     """
 
-    def __init__(self, wait_ms: int = 0) -> None:
+    def __init__(self, wait_ms: int = 0, *, bursts: bool = False) -> None:
         writable = os.memfd_create("tangram-unleased", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(writable, PAGE_BYTES)
             self._map = mmap.mmap(writable, PAGE_BYTES, mmap.MAP_SHARED)
             self._numbers = memoryview(self._map).cast("Q")
-            self._numbers[WORDS_AT // 8] = FEATURES | wait_ms << 32
+            self._numbers[WORDS_AT // 8] = FEATURES | UNDERSTANDS_BURST * bursts | wait_ms << 32
             os.fchmod(writable, 0o444)
             _seal(writable)
             self.fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +31,8 @@ from arbiter.memory.container import ContainerOptions, ServedContainer
 from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.tracer import Suspect
 from arbiter.memory.unlisted import UnlistedMemory
+from arbiter.node_swapping import NodeSwapping
+from arbiter.swap.node import SwapNode
 from vgpu.protocol.status import KillStatus
 
 ACCEPTS_A_PIECE: Final = 2
@@ -59,6 +60,7 @@ class ArbiterServer:
         sockets_dir: Path | None = None,
         attributor: Attributor | None = None,
         unlisted_memory: UnlistedMemory | None = None,
+        swap_node: SwapNode | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, ServedContainer] = {}
@@ -72,6 +74,7 @@ class ArbiterServer:
         self.attributor = attributor if attributor is not None else Attributor()
         self.unlisted_memory = unlisted_memory if unlisted_memory is not None else UnlistedMemory()
         self.scheduler = scheduler
+        self.swapping = NodeSwapping(swap_node, self.containers, clock)
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else ContainerOptions()
         self._stopping = False
@@ -85,6 +88,8 @@ class ArbiterServer:
             self._poller.register(self.node_memory.meter.fd, selectors.EVENT_READ, self._measured)
         if self.node_memory.tracer is not None:
             self._poller.register(self.node_memory.tracer.fd, selectors.EVENT_READ, self._traced)
+        if swap_node is not None:
+            self._poller.register(swap_node.fd, selectors.EVENT_READ, swap_node.turn)
         self._attention: dict[ServedContainer, Attention] = {}
         self._resting: dict[ServedContainer, float] = {}
         """Throttled containers, and until when they wait."""
@@ -105,6 +110,7 @@ class ArbiterServer:
             with self.lock:
                 self._attend(ready, begun_s)
                 self._time_passed(begun_s)
+                self.swapping.decide(self._settle)
                 self.came_round_at_s = self._clock()
         self._close()
 
@@ -160,7 +166,8 @@ class ArbiterServer:
         if meter is None:
             return
         for taken in meter.taken():
-            reading = self.attributor.attribute(taken, self.containers)
+            reading = self.attributor.attribute(taken, self.containers, self.swapping.copier_pids)
+            self.swapping.measure(reading)
             for container in self.containers.values():
                 if container.evaluate(reading):
                     self._settle(container)
@@ -187,7 +194,8 @@ class ArbiterServer:
 
     def _pause_s(self) -> float:
         deadlines = (at_s + LATE_S * (one in self._resting) for one, at_s in self._deadlines.items())
-        return max(0.0, min(self._rescan_at_s, *deadlines, *self._resting.values(), inf) - self._clock())
+        own_s = self._rescan_at_s, self.swapping.due_s
+        return max(0.0, min(*own_s, *deadlines, *self._resting.values()) - self._clock())
 
     def _time_passed(self, now_s: float) -> None:
         for container in [one for one, until_s in self._resting.items() if now_s >= until_s]:
@@ -223,7 +231,7 @@ class ArbiterServer:
             and container.grant is not before
         ):
             if same_place(before, container.grant):
-                self.scheduler.change(container.folder.name, container.grant)
+                self.scheduler.change(container.folder.name, container.grant, container.burst)
             else:
                 self.scheduler.drop(container.folder.name)
         self._settle(container)
@@ -254,7 +262,9 @@ class ArbiterServer:
         folder = self._folder / name
         self._watch.follow(folder)
         try:
-            container = ServedContainer(folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets)
+            container = ServedContainer(
+                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node
+            )
         except OSError as error:
             if name not in self._broken:  # retried at each rescan, logged once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
@@ -368,13 +378,18 @@ class ArbiterServer:
         for connection in container.connections.handed_over():
             if attention is not None:
                 attention.remove(connection.sock.fileno())
+            if self.swapping.take(container, connection):
+                continue
             if self.scheduler is not None and container.grant is not None:
-                self.scheduler.adopt(container.folder.name, container.grant, container.page, connection)
+                self.scheduler.adopt(
+                    container.folder.name, container.grant, container.page, connection, container.burst
+                )
             else:
                 connection.sock.close()
 
     def _close(self) -> None:
         with self.lock:
+            self.swapping.close()  # first: what is in host memory stays there for the next arbiter
             for name in list(self.containers):
                 self._remove(name)
             self._poller.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -151,4 +152,36 @@ class ArbiterSettings(ProgramSettings):
         ge=0,
         le=60_000,
         description="how long a GPU's thread sleeps no longer than 0.1 ms at a time after the last report of a latency-critical container: its next request is served 0.1 ms sooner, for a twentieth of a processor core meanwhile; 0 = it sleeps until something comes",
+    )
+    burst: bool = Field(
+        False,
+        description="move GPU memory above the guarantees to the node's host pool when a GPU is short; under development: leave it off",
+    )
+    burst_reclaim_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="seconds that a container has to give way to one that waits for its guarantee; then it is over its limit",
+    )
+    burst_over_limit: Literal["kill", "report"] = Field(
+        "kill", description="what happens to a container that does not give way in that time"
+    )
+    burst_stranded: Literal["evict", "keep"] = Field(
+        "evict",
+        description="what happens to a container whose memory cannot come back, since guarantees of others need the GPU",
+    )
+    burst_stranded_after_s: float = Field(
+        300.0, gt=0, le=86_400, description="seconds after which such a container is stranded"
+    )
+    burst_pool_full: Literal["refuse", "delay"] = Field(
+        "delay",
+        description="what happens to a request above the guarantee while the host pool has no room: it is refused, or waits as long as its container allows",
+    )
+    copiers_dir: Path = Field(
+        Path("/var/lib/tangram/copiers"),
+        description="folder of the copiers' sockets, GPU UUID.sock, and of the host pool's status",
+    )
+    swap_dir: Path | None = Field(
+        None,
+        description="folder for the records of what is in the host pool, which outlive the arbiter; left out = swap beside the status socket",
     )

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +22,14 @@ from msgspec import structs
 
 from arbiter import host
 from arbiter.budget import MessageBudget
+from arbiter.command_lines import Commands
 from arbiter.connection import Connection, bound_socket
 from arbiter.enforcement import enforcements
 from arbiter.memory.attribution import Ungranted
 from arbiter.memory.container import ServedContainer
+from arbiter.node_swapping import NodeSwapping
 from arbiter.server import ArbiterServer
+from vgpu.api.burst import core_limit_percent
 from vgpu.api.enforcement import TABLE, Enforcement
 from vgpu.memory.ledger import Ledger
 from vgpu.protocol.status import (
@@ -53,8 +56,6 @@ AT_ONCE: Final = 64
 """Readers that are accepted before sending continues. Guessed."""
 CHECK_S: Final = 1.0
 """Period of the check that the socket exists, while no client connects."""
-COMMAND_S: Final = 10.0
-"""How long a connected process's command line is cached: some programs change theirs. Guessed."""
 AGAIN_S: Final = 1.0
 """Pause after a failed accept, for example because too many files are open. Guessed."""
 _log = structlog.get_logger()
@@ -253,31 +254,6 @@ class Readers:
         _log.debug("a reader of the status is gone", reason=why)
 
 
-class Commands:
-    """Cache of connected processes' command lines. Each is a file of /proc, and a document is requested every 0.8 s."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._read: dict[tuple[str, int, int], tuple[float, str]] = {}
-        """Container, pid and pid inside -> time of reading and command line. A pid is not reused within seconds."""
-
-    def of(self, key: str, process: ProcessStatus) -> str:
-        """The command line; empty for a process that is gone."""
-        if not process.pid_in_container:
-            return host.command_of(process.pid)  # not cached: the end of an unconnected process is not noticed
-        at_s, identity = self._clock(), (key, process.pid, process.pid_in_container)
-        read_s, command = self._read.get(identity, (-inf, ""))
-        if not command or at_s - read_s >= COMMAND_S:
-            command = host.command_of(process.pid)
-            self._read[identity] = at_s, command
-        return command
-
-    def forget(self, containers: Iterable[ContainerStatus]) -> None:
-        """Drop all processes but those of these containers."""
-        there = {(one.key, process.pid, process.pid_in_container) for one in containers for process in one.processes}
-        self._read = {identity: read for identity, read in self._read.items() if identity in there}
-
-
 def is_brief(name: object) -> bool:
     """Whether a brief document is enough for the reader with this socket name."""
     return isinstance(name, bytes) and name.startswith(BRIEF.encode())
@@ -289,7 +265,9 @@ def status_of(server: ArbiterServer, commands: Commands | None = None, *, brief:
         found = enforcements(server)
         keys = sorted(_to_report(server, found) if brief else server.containers)
         scheduler = server.scheduler.statuses() if server.scheduler is not None and keys else {}
-        containers = [_container(key, server.containers[key], scheduler.get(key), found[key]) for key in keys]
+        containers = [
+            _container(key, server.containers[key], scheduler.get(key), found[key], server.swapping) for key in keys
+        ]
         kills = server.killed()
         ungranted = server.attributor.ungranted
         unlisted = server.unlisted_memory.statuses(server.containers)
@@ -314,21 +292,30 @@ def _to_report(server: ArbiterServer, found: Mapping[str, Enforcement]) -> set[s
     return {
         key
         for key, container in server.containers.items()
-        if found[key].findings or container.over_limit.excesses or container.bypass.status() or key in to_report
+        if found[key].findings
+        or container.over_limit.excesses
+        or container.bypass.status()
+        or key in to_report
+        or server.swapping.to_report(key)
     }
 
 
 def _container(
-    key: str, container: ServedContainer, gpu_time: GpuTimeStatus | None, found: Enforcement
+    key: str, container: ServedContainer, gpu_time: GpuTimeStatus | None, found: Enforcement, swapping: NodeSwapping
 ) -> ContainerStatus | None:
     grant, ledger = container.grant, container.ledger
     if grant is None:
         return None
+    swap, swaps = swapping.status(key)
     gpus = tuple(
         GpuStatus(
             uuid=gpu.uuid,
-            limit_bytes=gpu.mib * 2**20,
+            limit_bytes=container.memory.limits_bytes[number],
+            guarantee_bytes=gpu.mib * 2**20,
+            away_bytes=swaps[gpu.uuid].away_bytes if gpu.uuid in swaps else 0,
+            elastic_bytes=swaps[gpu.uuid].elastic_bytes if gpu.uuid in swaps else 0,
             core_percent=gpu.core_percent,
+            core_limit_percent=core_limit_percent(gpu, container.burst),
             leased_bytes=ledger.leased_bytes(number),
             used_bytes=ledger.used_bytes(number),
             context_bytes=ledger.context_bytes(number),
@@ -356,6 +343,7 @@ def _container(
             UnenforcedStatus(one.reason, tuple(sorted(TABLE[one.reason].limits)), one.pids) for one in found.findings
         ),
         bypasses=container.bypass.status(),
+        swap=swap,
     )
 
 

@@ -165,11 +165,12 @@ class Session:
 
 def _held(uuid: str) -> ProcessesReply:
     """The memory is read before and after the list: a process that allocates or ends meanwhile is in the list or out of the smaller number."""
-    before = usage.used_bytes(uuid)
+    before = usage.memory(uuid)
     processes = usage.processes(uuid)
-    after = usage.used_bytes(uuid)
-    whole = len(processes) <= MOST_PROCESSES and before is not None and after is not None
-    return ProcessesReply(processes[:MOST_PROCESSES], min(before or 0, after or 0) if whole else None)
+    after = usage.memory(uuid)
+    if before is None or after is None or len(processes) > MOST_PROCESSES:
+        return ProcessesReply(processes[:MOST_PROCESSES])
+    return ProcessesReply(processes, min(before, after, key=lambda one: one.used_bytes))
 
 
 def mapped(library: str) -> str:

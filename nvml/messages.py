@@ -51,6 +51,15 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory of one GPU or MIG instance, without what the driver reserves for itself."""
+
+    used_bytes: int
+    usable_bytes: int
+    """Used and free."""
+
+
+@dataclass(frozen=True, slots=True)
 class Busy:
     """One reading of a GPU."""
 
@@ -190,9 +199,8 @@ class HealthReply(NvmlReply, frozen=True, tag="Health"):
 
 class ProcessesReply(NvmlReply, frozen=True, tag="Held"):
     processes: tuple[ProcessUsage, ...]
-    used_bytes: int | None = None
-    """Of the GPU or MIG instance, as the driver counts it, without what it reserves for itself. None = the driver does not report it, or the list is not
-    whole."""
+    memory: MemoryUse | None = None
+    """Of the GPU or MIG instance, as the driver counts it. None = the driver does not report it, or the list is not whole."""
 
 
 class UtilisationReply(NvmlReply, frozen=True, tag="Computed"):

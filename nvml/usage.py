@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from nvml.binding import nv
-from nvml.messages import WHOLE, Busy, ProcessUsage
+from nvml.messages import WHOLE, Busy, MemoryUse, ProcessUsage
 from nvml.naming import naming
 
 TRIES: Final = 3
@@ -30,8 +30,8 @@ def processes(uuid: str) -> tuple[ProcessUsage, ...]:
     return tuple(ProcessUsage(pid, uuid, held[pid], pid in of_mps) for pid in sorted(held))
 
 
-def used_bytes(uuid: str) -> int | None:
-    """Memory of the GPU or MIG instance that is in use, without what the driver reserves for itself; None where the driver does not report it.
+def memory(uuid: str) -> MemoryUse | None:
+    """Memory of the GPU or MIG instance, without what the driver reserves for itself; None where the driver does not report it.
 
     Version 2 of the call, which drivers have from R510 on, counts both apart; version 1 counts them as one on some drivers and not on others, so it is
     not called. Where the GPU's memory is a NUMA node of the machine (Grace Hopper), the kernel's own use of it is in the number: that is no answer
@@ -42,9 +42,10 @@ def used_bytes(uuid: str) -> int | None:
     if _is_numa_node(handle):
         return None
     try:
-        return int(nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2).used)
+        info = nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
     except nv.NVMLError:
         return None
+    return MemoryUse(int(info.used), int(info.total - info.reserved))
 
 
 def _is_numa_node(handle: Any) -> bool:

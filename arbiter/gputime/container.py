@@ -21,6 +21,7 @@ from arbiter.gputime.suspend_evidence import SuspendEvidence
 from arbiter.gputime.timer import now_s
 from arbiter.gputime.usage_report import UsageReports
 from arbiter.page import ContainerPage
+from vgpu.api.burst import BurstLimits, core_limit_percent
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.api.names import CLASSES
@@ -44,6 +45,7 @@ class GpuTimeContainer:
         page: ContainerPage | None,
         at_s: float,
         *,
+        burst: BurstLimits | None = None,
         copies: bool = False,
         caps_unreported: bool = False,
         clock: Callable[[], float] = now_s,
@@ -54,7 +56,7 @@ class GpuTimeContainer:
         """Whether a verdict on its usage reports has an effect."""
         self._copies = copies
         """Whether its copy channels are suspended with the others while it is best-effort."""
-        self.grant = grant
+        self.grant, self.burst = grant, burst
         self.page = page
         """None after the grant is gone: its connections are being closed."""
         self.budget = MessageBudget(at_s)
@@ -90,19 +92,22 @@ class GpuTimeContainer:
         return self.gpus | {self.grant.gpus[0].uuid}
 
     def parameters(self) -> SchedulingParameters | None:
-        """Its parameters for the policy; None if there is nothing to switch."""
+        """Its parameters for the policy; None if there is nothing to switch. Its weight above its guarantee is the guarantee's."""
         with_channels = {gpu for process in self.processes.values() for gpu, _ in process.channel_groups}
         gpus = {self.grant.gpus[gpu].uuid for gpu in with_channels | self.obstacles.gpus_without_channels}
         if not gpus:
             return None
-        percent = max(gpu.core_percent for gpu in self.grant.gpus if gpu.uuid in gpus)
+        granted = [gpu for gpu in self.grant.gpus if gpu.uuid in gpus]
+        percent = max(gpu.core_percent for gpu in granted)
+        limit_percent = max(core_limit_percent(gpu, self.burst) for gpu in granted)
         yields = any(process.yields for process in self.processes.values())
         silent = self.distrusted and not self.has_reported_work()  # its unreported work has no priority
         service_class = BEST_EFFORT if yields or silent else self.grant.service_class
         pace = self.reports.pace if silent else 1.0
         return SchedulingParameters(
-            frozenset(gpus), service_class, self.grant.level, percent, percent or FREE_WEIGHT, pace
-        )
+            frozenset(gpus), service_class, self.grant.level, limit_percent, percent or FREE_WEIGHT, pace,
+            guaranteed_percent=percent if percent < limit_percent else 0,
+        )  # fmt: skip
 
     def take_activity(self, number: int, activity: wire.Activity, at_s: float) -> list[Event]:
         """Handle a process's report for the whole container. `work_events` decides whether the container works now."""

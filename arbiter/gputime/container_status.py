@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arbiter.gputime.container import GpuTimeContainer
+from vgpu.api.burst import core_limit_percent
 from vgpu.gputime.usage import GpuTimeUsage
 from vgpu.protocol.status import GpuTimeStatus
 
@@ -14,7 +15,9 @@ def status_of(container: GpuTimeContainer, usage: GpuTimeUsage, credit_s: float,
         working=container.has_reported_work(),
         processes=sum(1 for process in container.processes.values() if process.channel_groups),
         requested_percent=max(gpu.core_percent for gpu in container.grant.gpus),
+        limit_percent=max(core_limit_percent(gpu, container.burst) for gpu in container.grant.gpus),
         on_s=usage.on_s,
+        burst_s=usage.burst_s,
         off_s=usage.off_s,
         capped_s=usage.capped_s,
         suspends=usage.suspends,

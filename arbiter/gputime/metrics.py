@@ -24,6 +24,10 @@ _COUNTERS: Final[Mapping[str, tuple[str, Read]]] = {
         "time the container had work and was allowed to run; this counts against its compute limit",
         lambda status: status.on_s,
     ),
+    "gpu_time_burst_seconds": (
+        "the part of the running time above the container's guarantee, in time that no other container needed",
+        lambda status: status.burst_s,
+    ),
     "gpu_time_waiting_seconds": ("time the container had work and waited for other containers", lambda status: status.off_s),
     "gpu_time_throttled_seconds": (
         "time the container had work and waited because of its own compute limit",
@@ -68,12 +72,16 @@ _GAUGES: Final[Mapping[str, tuple[str, Read]]] = {
         lambda status: status.stopped,
     ),
     "gpu_time_limit_ratio": (
-        "the compute limit that the container requested, as a part of one GPU's time; 0 = none",
+        "the compute limit of the container with its burst, as a part of one GPU's time; 0 = none",
+        lambda status: status.limit_percent / 100,
+    ),
+    "gpu_time_guarantee_ratio": (
+        "the part of one GPU's time that the container is guaranteed; below the limit where it may burst; 0 = none was requested",
         lambda status: status.requested_percent / 100,
     ),
     "gpu_time_credit_seconds": (
         "how long the container may still run before its compute limit stops it; below 0 it has a debt; 0 without a limit",
-        lambda status: status.credit_s if 0 < status.requested_percent < 100 else 0.0,
+        lambda status: status.credit_s if 0 < status.limit_percent < 100 else 0.0,
     ),
 }
 _OF_ALL: Final[Mapping[str, tuple[str, Callable[[GpuTimeCounters, Stalls], float]]]] = {

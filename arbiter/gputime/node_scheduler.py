@@ -34,6 +34,7 @@ from arbiter.gputime.watchdog import Watchdog
 from arbiter.identity import Identity
 from arbiter.page import ContainerPage
 from arbiter.stalls import Pulse, Stalls
+from vgpu.api.burst import BurstLimits
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
 from vgpu.gputime import resource_manager as rm
@@ -50,7 +51,7 @@ EVENTS_KEPT: Final = 4096
 
 
 class NodeScheduler:
-    """All containers with channels on this node. `failed` is called from a GPU's thread if that thread fails."""
+    """All containers with channels on this node. `failed` is called from a GPU's thread if it fails; `observe` under the lock with each event."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class NodeScheduler:
         cap_unreported: bool = False,
         processes: int = PROCESSES_LIMIT,
         clock: Callable[[], float] = now_s,
+        observe: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.clock = clock
         self.pulse, self.stalls = Pulse(clock), Stalls()
@@ -74,7 +76,7 @@ class NodeScheduler:
         self.counters = GpuTimeCounters()
         self.ending = False
         """No further container is suspended, and all are resumed."""
-        self._failed, self._awake_s, self._processes = failed, awake_s, processes
+        self._failed, self._awake_s, self._processes, self._observe = failed, awake_s, processes, observe
         self._new = partial(GpuTimeContainer, copies=copies, caps_unreported=cap_unreported, clock=clock)
         self.suspend_threads = SuspendThreads(lambda uuid: SuspendThread(uuid, self), self.pulse, clock)
         self.verdicts = ContainerVerdicts(self.counters, suspending)
@@ -85,12 +87,14 @@ class NodeScheduler:
         self.suspend_plan = SuspendPlan(self.policy.lead_s)
         self.blocks = Blocks(self.lock, self.containers, clock, self._apply, self._obstacle_changed)
 
-    def adopt(self, name: str, grant: Grant, page: ContainerPage, connection: Connection) -> None:
+    def adopt(
+        self, name: str, grant: Grant, page: ContainerPage, connection: Connection, burst: BurstLimits | None = None
+    ) -> None:
         """Take ownership of a connection for GPU time."""
         with self.lock:
             container = self.containers.get(name)
             if container is None:
-                container = self._new(name, grant, page, self.clock())
+                container = self._new(name, grant, page, self.clock(), burst=burst)
                 self.containers.add(container)
                 self.blocks.admit(container)
                 self.verdicts.judge(container, self.clock())
@@ -102,12 +106,11 @@ class NodeScheduler:
             container.processes[connection.number] = GpuTimeProcess(connection.pid, connection.pid_in_container)
             self.suspend_threads.reader_of(container).take(container, connection)
 
-    def change(self, name: str, grant: Grant) -> None:
+    def change(self, name: str, grant: Grant, burst: BurstLimits | None = None) -> None:
         """The same container, with other limits."""
         with self.lock:
-            container = self.containers.get(name)
-            if container is not None:
-                container.grant = grant
+            if (container := self.containers.get(name)) is not None:
+                container.grant, container.burst = grant, burst
                 self.containers.moved()
                 self.suspend_plan.discard()
                 self._sync_policy(container)
@@ -116,8 +119,7 @@ class NodeScheduler:
     def never_suspend(self, name: str, pids: Mapping[int, str]) -> None:
         """These processes of a container, by host pid, and no others, for these reasons: `arbiter.memory.exempt_processes`."""
         with self.lock:
-            container = self.containers.set_exempt(name, pids)
-            if container is not None:
+            if (container := self.containers.set_exempt(name, pids)) is not None:
                 self._obstacle_changed(container)
 
     def contexts(self, name: str, begun_s: Mapping[tuple[Identity, int], float]) -> None:
@@ -310,6 +312,7 @@ class NodeScheduler:
         self.suspend_plan.discard(container.gpus if container is not None else None)
         self.trace.append(event)
         self.policy.apply(event)
+        self._observe(event)
         self._undecided = True
 
     def _sync_policy(self, container: GpuTimeContainer, at_s: float | None = None) -> None:

@@ -8,7 +8,7 @@ Units: seconds, bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -45,8 +45,10 @@ class Attributor:
         self._of: dict[int, tuple[str, ...]] = {}
         """For each process of the last reading, the grants to which it may belong."""
 
-    def attribute(self, reading: MemoryReading, containers: Mapping[str, ServedContainer]) -> MemoryReading:
-        """The reading with the grant of each process."""
+    def attribute(
+        self, reading: MemoryReading, containers: Mapping[str, ServedContainer], own: Collection[int] = ()
+    ) -> MemoryReading:
+        """The reading with the grant of each process. `own`: processes that are part of Tangram, by host pid."""
         grants = {key: one.grant for key, one in containers.items() if one.grant is not None}
         owners = Owners(Owner(key, grant.uid, containers[key].container_id) for key, grant in grants.items())
         connected = _connected(containers)
@@ -68,18 +70,22 @@ class Attributor:
         self._of = of
         known = replace(reading, seen=seen, parts=_parts(reading, of, limits), unchanged=steady)
         if self.visible:
-            self._list(known, of, limits)
+            self._list(known, of, limits, own)
         return known
 
     def _list(
-        self, reading: MemoryReading, of: Mapping[int, tuple[str, ...]], limits: Mapping[str, Mapping[str, int]]
+        self,
+        reading: MemoryReading,
+        of: Mapping[int, tuple[str, ...]],
+        limits: Mapping[str, Mapping[str, int]],
+        own: Collection[int],
     ) -> None:
         """Update the list. For a GPU that did not answer, the last reading counts."""
         none = [
             (uuid, pid, reading.seen[pid])
             for uuid, pids in reading.gpus.items()
             for pid, held in pids.items()
-            if held != 0 and pid in of and not any(uuid in limits.get(key, ()) for key in of[pid])
+            if held != 0 and pid in of and pid not in own and not any(uuid in limits.get(key, ()) for key in of[pid])
         ]
         since_s = {identity: at_s for identity, at_s in self._since_s.items() if identity[0] not in reading.gpus}
         kept = [one for one in self.ungranted if one.uuid not in reading.gpus]

@@ -72,6 +72,7 @@ class _LastReading:
     """One container's part of the last reading."""
 
     grant: Grant
+    limits_bytes: Mapping[str, int]
     reading: MemoryReading
     held: Mapping[str, Sequence[MeasuredProcess]]
     unconnected_usage: frozenset[int]
@@ -95,16 +96,17 @@ class BypassEnforcement:
     def evaluate(
         self,
         grant: Grant,
+        limits_bytes: Mapping[str, int],
         reading: MemoryReading,
         held: Mapping[str, Sequence[MeasuredProcess]],
         unconnected_usage: Collection[int],
         at_s: float,
         place: CgroupOwner = NOWHERE,
     ) -> list[KillStatus]:
-        """Evaluate a reading and its unconnected processes. Returns the killed processes. `place`: the container's cgroup."""
+        """Evaluate a reading and its unconnected processes. Returns the killed processes. `limits_bytes`: in all, by GPU; `place`: the container's cgroup."""
         if not held:  # its GPUs did not answer: the last result stays valid
             return []
-        self._last = _LastReading(grant, reading, held, frozenset(unconnected_usage), place)
+        self._last = _LastReading(grant, limits_bytes, reading, held, frozenset(unconnected_usage), place)
         return self._judge(self._last, at_s)
 
     def again(self, at_s: float) -> list[KillStatus]:
@@ -128,7 +130,7 @@ class BypassEnforcement:
             uuid: [ProcessMemory(p.pid, p.measured_bytes, self._bypasses(last, p.pid)) for p in of]
             for uuid, of in held.items()
         }
-        found = self._detector.evaluate(reading.at_s, {gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, shares)
+        found = self._detector.evaluate(reading.at_s, last.limits_bytes, shares)
         self._found = {uuid: one for uuid, one in self._found.items() if uuid not in held}
         self._found |= {one.uuid: one for one in found}
         self._action = self._rules.now(at_s)

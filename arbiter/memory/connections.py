@@ -134,6 +134,7 @@ class Connections(Mapping[int, Connection]):
         """Close the connection; no effect if it is closed already."""
         if self._open.pop(connection.number, None) is None:
             return
+        connection.close_passed()
         self._gone.append(connection)
         self._silent.pop(connection.number, None)
         self._waiting.discard(connection.number)

@@ -27,18 +27,21 @@ from arbiter.connection import (
     bound_socket,
     socket_folder,
 )
-from arbiter.grant_file import read_container_id, read_grant, same_place, uuid_bytes
+from arbiter.grant_file import read_burst, read_container_id, read_grant, same_place, uuid_bytes
 from arbiter.memory import over_limit as overlimit
 from arbiter.memory.bypass import BypassEnforcement
 from arbiter.memory.connections import Connections, log_report
 from arbiter.memory.container_memory import MIB, ContainerMemory
 from arbiter.memory.contexts import Contexts, NodeMemory
 from arbiter.memory.exempt_processes import ExemptProcesses
+from arbiter.memory.giving_way import Held, KnownProcess, kill_container
 from arbiter.memory.meter import MemoryReading, UnchangedReadings
+from arbiter.memory.node_share import NodeShare, Swapping
 from arbiter.open_files import is_spare
 from arbiter.page import ContainerPage
+from vgpu.api.burst import BurstLimits
 from vgpu.api.cgroup import CgroupOwner
-from vgpu.api.contract import CONTAINER_ID, GRANT, SOCKET
+from vgpu.api.contract import BURST, CONTAINER_ID, GRANT, SOCKET
 from vgpu.api.enforcement import Reason, reported
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Grant
@@ -74,7 +77,7 @@ class ContainerOptions:
 
 class ServedContainer:
     """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state their leases. `sockets`: the folder
-    of all containers' sockets; None = each socket is in its grant directory. Raises OSError."""
+    of all containers' sockets; None = each socket is in its grant directory. `swapping`: where containers of the node may burst. Raises OSError."""
 
     def __init__(
         self,
@@ -84,10 +87,13 @@ class ServedContainer:
         opens_at_s: float,
         node_memory: NodeMemory,
         sockets: Path | None = None,
+        swapping: Swapping | None = None,
     ) -> None:
         self.folder = folder
         self.grant: Grant | None = None
         """The last readable grant."""
+        self.burst: BurstLimits | None = None
+        """What the container may use above it."""
         self.inode = folder.stat().st_ino
         self.over_limit = OverLimitDetector()
         self.exempt = ExemptProcesses()
@@ -99,7 +105,8 @@ class ServedContainer:
         self._trouble = ""
         """Why the present grant file cannot be used."""
         self._limits, self._clock, self._node_memory, self._sockets = limits, clock, node_memory, sockets
-        self._page = ContainerPage(limits.wait_ms)
+        self._serves_bursts = swapping is not None
+        self._page = ContainerPage(limits.wait_ms, bursts=self._serves_bursts)
         self._unchanged = UnchangedReadings()
         self.connections = Connections(folder.name, clock, self._ended)
         self.memory = ContainerMemory(
@@ -111,6 +118,7 @@ class ServedContainer:
             opens_at_s=opens_at_s,
             recall_wait_s=limits.recall_wait_s,
             context_room_bytes=limits.context_room_bytes,
+            share=NodeShare(folder.name, swapping),
         )
         self.listener = self.bind()
         self.load()
@@ -142,19 +150,28 @@ class ServedContainer:
             self._answer_waiting()
             return
         self._trouble = ""
-        if grant == self.grant:
+        burst = self._read_burst(grant)
+        if (grant, burst) == (self.grant, self.burst):
             return
-        self._adopt(grant, uuids)
+        self._adopt(grant, burst, uuids)
 
-    def _adopt(self, grant: Grant, uuids: list[bytes]) -> None:
+    def _read_burst(self, grant: Grant) -> BurstLimits | None:
+        """A file that cannot be used gives the guarantee alone."""
+        try:
+            return read_burst(self.folder / BURST, grant)
+        except (OSError, UnicodeDecodeError, BadDocument) as error:
+            _log.error("the container has its guarantee alone", grant=self.folder.name, reason=str(error))
+            return None
+
+    def _adopt(self, grant: Grant, burst: BurstLimits | None, uuids: list[bytes]) -> None:
         self._unchanged.moved()
-        before, self.grant = self.grant, grant
+        before, self.grant, self.burst = self.grant, grant, burst
         if before is not None and same_place(before, grant):
-            self.memory.change(grant.gpus)
+            self.memory.change(grant, burst)
         else:
             for connection in self.connections.welcomed():
                 self.connections.drop(connection)
-            self.memory.begin(grant.gpus)
+            self.memory.begin(grant, burst)
             self.over_limit = OverLimitDetector(self._node_memory.slack_bytes)
             self.bypass = BypassEnforcement(self._node_memory.rules)
         self._uuids = uuids
@@ -207,6 +224,7 @@ class ServedContainer:
                 if received is None:
                     return
                 self._handle(connection, *received)
+                connection.close_passed()
 
         self._unchanged.moved()
         self.connections.attempt(connection, read)
@@ -228,8 +246,8 @@ class ServedContainer:
         """When `expire` is to be called next, or None."""
         waiting = [connection.hello_until_s for connection in self.connections.waiting()]
         waiting += self.connections.silent_until_s()
-        ledger = self.ledger.deadline_s()
-        return min(waiting if ledger is None else [*waiting, ledger], default=None)
+        memory = self.memory.deadline_s()
+        return min(waiting if memory is None else [*waiting, memory], default=None)
 
     def evaluate(self, reading: MemoryReading) -> bool:
         """Evaluate a reading of NVML: charge contexts, answer requests that wait for it, and check the limit. Returns whether there was anything to do."""
@@ -240,9 +258,10 @@ class ServedContainer:
             return False
         held = self.memory.measure(reading)
         self.exempt.evaluate(uuids, reading)
-        kills = overlimit.evaluate(self.over_limit, self.grant, reading, held)
+        limits = dict(zip(uuids, self.memory.limits_bytes, strict=True))
+        kills = overlimit.evaluate(self.over_limit, self.grant, limits, reading, held)
         place = CgroupOwner(self.grant.uid, self.container_id)
-        kills += self.bypass.evaluate(self.grant, reading, held, self.contexts.suspects(), self._clock(), place)
+        kills += self.bypass.evaluate(self.grant, limits, reading, held, self.contexts.suspects(), self._clock(), place)
         self._remember(kills)
         self.memory.show()
         return True
@@ -253,6 +272,16 @@ class ServedContainer:
 
     def _remember(self, kills: list[KillStatus]) -> None:
         self.kills += sum(self._node_memory.kills.add(kill, self._clock()) for kill in kills)
+
+    def end(self, held: Held, reason: str) -> None:
+        """It did not give way: kill its processes."""
+        if self.grant is None:
+            return
+        gpu, known = self.memory.uuids.index(held.gpu), self.connections.welcomed()
+        connected = [KnownProcess(c.pid, c.started, self.ledger.part_of(c.number, gpu).leased_bytes) for c in known]
+        place = CgroupOwner(self.grant.uid, self.container_id)
+        kill = kill_container(self.grant, place, connected, held, reason)
+        self._remember([kill] if kill is not None else [])
 
     def newly_exempt(self) -> dict[int, str] | None:
         """Processes that are never suspended, by host pid, and why; None if they are the same as at the last call."""
@@ -296,6 +325,7 @@ class ServedContainer:
     def close(self) -> None:
         """Close every connection. The caller closes `listener` before: a process connects again at once, and each attempt costs it one of its few sockets."""
         self.connections.close()
+        self.memory.end()
         self._page.close()
 
     def _handle(self, connection: Connection, seq: int, message: wire.Message) -> None:
@@ -319,7 +349,8 @@ class ServedContainer:
             self.memory.lease_exactly(connection, exact=active)
 
     def _hello(self, connection: Connection, hello: wire.Hello) -> None:
-        if hello.flags & wire.FOR_BURST:
+        connection.for_burst = bool(hello.flags & wire.FOR_BURST)
+        if connection.for_burst and not self._serves_bursts:
             raise BadDocument("HELLO for bursts: this arbiter's page does not show that it serves them")
         connection.pid_in_container = hello.pid
         connection.for_gpu_time = bool(hello.flags & wire.FOR_GPU_TIME)
@@ -341,7 +372,8 @@ class ServedContainer:
             for uuid, gpu in zip(self._uuids, grant.gpus, strict=True)
         )
         self.connections.welcome(connection)
-        if connection.for_gpu_time:
+        connection.started = host.lives_since(connection.pid) if connection.pid > 0 else 0
+        if connection.for_gpu_time or connection.for_burst:
             connection.send(0, wire.Welcome(gpus), self._page.fd)
             self.connections.hand_over(connection)
             return

@@ -16,12 +16,16 @@ from arbiter.identity import Identity, named
 from arbiter.memory.connections import Connections
 from arbiter.memory.contexts import Contexts, MeasureRequest, NodeMemory
 from arbiter.memory.meter import MemoryReading
+from arbiter.memory.node_share import NodeShare, WaitingRequest
+from arbiter.memory.passing import Member
 from arbiter.page import ContainerPage
+from vgpu.api.burst import BurstLimits
 from vgpu.api.errors import BadDocument
-from vgpu.api.grant import GrantGpu
-from vgpu.memory.ledger import RECALLS, Ledger
+from vgpu.api.grant import Grant, GrantGpu
+from vgpu.memory.ledger import Ledger
 from vgpu.memory.over_limit import MeasuredProcess
-from vgpu.memory.records import Denied, Event, Granted, Recalled
+from vgpu.memory.recalls import RECALLS
+from vgpu.memory.records import Denied, Event, Granted, Recalled, Waiting
 from vgpu.protocol import wire
 
 MIB: Final = 2**20
@@ -41,33 +45,67 @@ class ContainerMemory:
         opens_at_s: float,
         recall_wait_s: float,
         context_room_bytes: int,
+        share: NodeShare,
     ) -> None:
         self.ledger, self.contexts = Ledger([]), Contexts()
+        self.limits_bytes: list[int] = []
+        """In all, on each GPU: above the guarantee where the container may burst."""
         self._gpus: tuple[GrantGpu, ...] = ()
         self._key, self._connections, self._page = key, connections, page
         self._node_memory, self._clock = node_memory, clock
         self._opens_at_s, self._recall_wait_s = opens_at_s, recall_wait_s
-        self._context_room_bytes = context_room_bytes
+        self._context_room_bytes, self._share = context_room_bytes, share
         self._leaving: deque[int] = deque()
         self._settling = False
         self._contexts_moved = False
+        self._passing, self._member = node_memory.passing, Member(key, connections, self._maker)
+        self._passing.add(self._member)
 
-    def begin(self, gpus: tuple[GrantGpu, ...]) -> None:
+    def begin(self, grant: Grant, burst: BurstLimits | None) -> None:
         """The grant directory now belongs to another container: start without leases. The processes of the one before have left."""
-        self._gpus = gpus
+        self._gpus = grant.gpus
+        self._member.uid, self._member.uuids = grant.uid, tuple(self.uuids)
+        self._share.begin(grant, burst)
         self.ledger = Ledger(
-            [gpu.mib * MIB for gpu in gpus],
+            [gpu.mib * MIB for gpu in grant.gpus],
             self._opens_at_s,
             self._recall_wait_s,
             self._may_answer,
             self._context_room_bytes,
+            self._share,
         )
+        self._set_limits(grant, burst)
         self.contexts = Contexts()
 
-    def change(self, gpus: tuple[GrantGpu, ...]) -> None:
+    def change(self, grant: Grant, burst: BurstLimits | None) -> None:
         """The same GPUs with other limits."""
-        self._gpus = gpus
-        self._report(self.ledger.set_limits([gpu.mib * MIB for gpu in gpus], self._clock()))
+        self._gpus = grant.gpus
+        self._share.change(grant, burst)
+        self._set_limits(grant, burst)
+
+    def end(self) -> None:
+        """The grant directory is gone."""
+        self._passing.remove(self._key)
+        self._share.end()
+
+    def _set_limits(self, grant: Grant, burst: BurstLimits | None) -> None:
+        guarantees = [gpu.mib * MIB for gpu in grant.gpus]
+        self.limits_bytes = self._share.limits_bytes(grant, burst)
+        self._report(self.ledger.set_limits(guarantees, self._clock(), self.limits_bytes))
+
+    def recall(self, uuid: str, missing_bytes: int) -> None:
+        """Others lack memory of a GPU: recall it from what no process here uses."""
+        self._report(self.ledger.recall(self.uuids.index(uuid), missing_bytes, self._clock()))
+
+    def owes(self, uuid: str) -> bool:
+        """Whether a process has yet to answer that."""
+        return self.ledger.owes(self.uuids.index(uuid))
+
+    def node_decided(self, request: WaitingRequest, *, granted: bool) -> None:
+        """The node has, or will not have, the memory for a request that waited."""
+        decided = self.ledger.node_decided(request.process, request.gpu, request.seq, self._clock(), granted=granted)
+        self._report(decided)
+        self.show()
 
     def join(self, connection: Connection) -> int:
         """A process gets its WELCOME. Returns the MiB that are promised to it for a context."""
@@ -82,6 +120,7 @@ class ContainerMemory:
         """Its connection ended. Its memory is leased to others, which may be gone too; the loop handles any number of them without recursion."""
         self._contexts_moved |= bool(connection.contexts_s)
         self.contexts.forget(connection.number, connection.pid)
+        self._passing.left(self._member, connection)
         if connection.welcomed:
             self._leaving.append(connection.number)
         if self._settling:
@@ -114,6 +153,12 @@ class ContainerMemory:
                 made = held == wire.HoldState.MADE
                 events = self.ledger.drop(process, gpu, bytes((space,)) + key, amount, now_s, made=made)
                 self._report([*events, Granted(process, gpu, seq, 0)])
+            case wire.Convert(gpu, amount):
+                self._report([self.ledger.convert(process, gpu, seq, amount)])
+            case wire.Open(handle):
+                self._passing.open(self._member, connection, seq, handle, now_s, self._opens_at_s)
+            case wire.Exported():
+                self._passing.exported(self._member, connection, seq, message)
             case wire.Processes(gpu):
                 listed = self.contexts.listed(self.ledger, gpu, self._uuid(gpu), self._connections.welcomed())
                 connection.send(seq, wire.ProcessList(gpu, tuple(listed[: wire.PROCESSES_LIMIT])))
@@ -127,11 +172,26 @@ class ContainerMemory:
     def expire(self, now_s: float) -> None:
         """Handle time-outs up to `now_s`."""
         self._report(self.ledger.expire(now_s))
+        self._passing.expire(now_s)
+
+    def deadline_s(self) -> float | None:
+        """When `expire` is to be called next, or None."""
+        due_s = (self.ledger.deadline_s(), self._passing.due_s())
+        return min((at_s for at_s in due_s if at_s is not None), default=None)
+
+    def _maker(self, key: bytes) -> tuple[int, int] | None:
+        """GPU and number of the process that stated first that it has the memory of this key."""
+        key = bytes((wire.Space.IPC,)) + key
+        makers = ((gpu, self.ledger.maker(gpu, key)) for gpu in range(len(self._gpus)))
+        return next(((gpu, process) for gpu, process in makers if process is not None), None)
 
     def measure(self, reading: MemoryReading) -> dict[str, list[MeasuredProcess]]:
         """Evaluate a reading: charge contexts and answer the processes that wait for it. Returns, by GPU, the memory to compare with the limit."""
         uuids = self.uuids
-        self._report(self.contexts.measure(self.ledger, uuids, self._connections.welcomed(), reading, self._clock()))
+        measured = self.contexts.measure(
+            self.ledger, uuids, self._connections.welcomed(), reading, self._clock(), self._share.away_bytes
+        )
+        self._report(measured)
         for waiting in self.contexts.answered(reading):
             self._measured(waiting, uuids[waiting.gpu] in reading.gpus)
         held = self.contexts.held(self._key, self.ledger, uuids, self._connections.welcomed(), reading)
@@ -155,9 +215,10 @@ class ContainerMemory:
         }
 
     def show(self) -> None:
-        """Publish the unleased bytes on the page."""
+        """Publish the unleased bytes on the page, and to the node what the container has."""
         for gpu in range(len(self._gpus)):
             self._page.show(gpu, self.ledger.unleased_bytes(gpu))
+            self._share.use(gpu, self.ledger.claimed_bytes(gpu))
 
     def _charge_unconnected(self) -> None:
         """Charge the memory of processes that are not connected, so that it is leased to no other process."""
@@ -259,3 +320,5 @@ class ContainerMemory:
                 connection.send(seq, wire.Leased(gpu, True, 0, unleased))
             case Recalled(_, gpu, recall, missing):
                 connection.send(recall, wire.Recall(gpu, missing))
+            case Waiting(_, gpu, seq, missing):
+                connection.send(seq, wire.Pending(gpu, missing))

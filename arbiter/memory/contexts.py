@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -13,6 +13,7 @@ from arbiter.connection import Connection
 from arbiter.memory.bypass import BypassRules
 from arbiter.memory.meter import MemoryReading, Meter
 from arbiter.memory.over_limit import Kills
+from arbiter.memory.passing import Passing
 from arbiter.memory.tracer import Tracer
 from vgpu.memory.ledger import Ledger
 from vgpu.memory.over_limit import MeasuredProcess
@@ -55,6 +56,7 @@ class NodeMemory:
     tracer: Tracer | None = None
     rules: BypassRules = field(default_factory=BypassRules)
     """The rules for processes that bypass the library."""
+    passing: Passing = field(default_factory=Passing)
 
     def learn(self, uuid: str, context_bytes: int) -> None:
         """A context was made and measured."""
@@ -112,9 +114,16 @@ class Contexts:
         return bool(self._waiting or self._shown_from_s or any(self.unconnected_usage.values()))
 
     def measure(
-        self, ledger: Ledger, uuids: list[str], connections: Iterable[Connection], reading: MemoryReading, now_s: float
+        self,
+        ledger: Ledger,
+        uuids: list[str],
+        connections: Iterable[Connection],
+        reading: MemoryReading,
+        now_s: float,
+        away_bytes: Callable[[int, int], int] = lambda *_: 0,
     ) -> list[Event]:
-        """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it."""
+        """Charge the memory of each connected process to the ledger. A pid with two connections counts once: the older connection gets all of it.
+        `away_bytes`: of a pid on a GPU, what is in host memory now."""
         exact = {(w.process, w.gpu) for w in self._waiting.values() if w.exact and w.since_s <= reading.at_s}
         events: list[Event] = []
         pids: set[int] = set()
@@ -126,7 +135,10 @@ class Contexts:
                 measured = reading.gpus[uuid].get(connection.pid, 0) if uuid in reading.gpus else None
                 if measured is not None:
                     sure = (connection.number, gpu) in exact
-                    events += ledger.measure(connection.number, gpu, measured, reading.at_s, now_s, exact=sure)
+                    away = away_bytes(connection.pid, gpu)
+                    events += ledger.measure(
+                        connection.number, gpu, measured, reading.at_s, now_s, exact=sure, away_bytes=away
+                    )
         return events
 
     def held(

@@ -70,6 +70,8 @@ class MemoryReading:
     """Those of `gpus` that have not changed since then: the processes and their bytes. After attribution: and the grant of each process."""
     used: Mapping[str, int | None] = field(default_factory=dict)
     """UUID -> bytes of the GPU that are in use by any process; None if the driver does not report it."""
+    usable: Mapping[str, int] = field(default_factory=dict)
+    """UUID -> all bytes of the GPU without what the driver reserves. It does not include a GPU whose driver does not report it."""
 
     def after(self, before: MemoryReading) -> MemoryReading:
         """This reading, compared with the one before."""
@@ -197,13 +199,16 @@ class Meter:
         """Raises NvmlError when no GPU answers."""
         listed: dict[str, tuple[ProcessUsage, ...]] = {}
         used: dict[str, int | None] = {}
+        usable: dict[str, int] = {}
         failed = None
         wanted = list(self._read_s)
         for uuid, held in self._nvml.held_of(wanted).items():
             if isinstance(held, NvmlError):
                 failed = held
             else:
-                listed[uuid], used[uuid] = held.processes, held.used_bytes
+                listed[uuid], used[uuid] = held.processes, None
+                if held.memory is not None:
+                    used[uuid], usable[uuid] = held.memory.used_bytes, held.memory.usable_bytes
         if failed is not None and not listed:
             raise failed
         if not wanted:
@@ -211,7 +216,7 @@ class Meter:
         gpus = {uuid: {process.pid: process.used_bytes for process in held} for uuid, held in listed.items()}
         clients = frozenset(process.pid for held in listed.values() for process in held if process.mps)
         seen = self._look_up(pid for held in gpus.values() for pid in held)
-        return MemoryReading(began_s, gpus, seen, clients, used=used)
+        return MemoryReading(began_s, gpus, seen, clients, used=used, usable=usable)
 
     def _look_up(self, pids: Iterable[int]) -> dict[int, SeenProcess]:
         """The host's facts about them; a known process is not looked up again."""

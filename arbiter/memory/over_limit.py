@@ -7,6 +7,7 @@ excess within milliseconds, and the container may end as soon: so kills are stor
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -44,10 +45,14 @@ class Kills:
 
 
 def evaluate(
-    detector: OverLimitDetector, grant: Grant, reading: MemoryReading, held: dict[str, list[MeasuredProcess]]
+    detector: OverLimitDetector,
+    grant: Grant,
+    limits_bytes: Mapping[str, int],
+    reading: MemoryReading,
+    held: dict[str, list[MeasuredProcess]],
 ) -> list[KillStatus]:
-    """Evaluate a reading and act on it. Returns the killed processes."""
-    newly = detector.evaluate({gpu.uuid: gpu.mib * MIB for gpu in grant.gpus}, held)
+    """Evaluate a reading and act on it. `limits_bytes`: in all, by GPU. Returns the killed processes."""
+    newly = detector.evaluate(limits_bytes, held)
     about = {"pod": f"{grant.namespace}/{grant.pod}", "container": grant.container, "policy": grant.over_limit_action}
     for excess in newly:
         _log.error("a container uses more GPU memory than it was granted", **about, **_reported(excess))

@@ -31,11 +31,13 @@ class Copier:
         """Connect. Raises CopierAway."""
         self.unanswered: dict[int, copier.Save | copier.Restore] = {}
         """Jobs without a DONE, by number."""
+        self.pid = 0
+        """Of the copier, on the host."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         try:
             self._sock.connect(str(path))
-            _, uid, _ = _CREDENTIALS.unpack(
+            self.pid, uid, _ = _CREDENTIALS.unpack(
                 self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
         except OSError as error:

@@ -69,6 +69,12 @@ class BurstLimits:
     wait_s: int = DEFAULT_WAIT_S
 
 
+def core_limit_percent(gpu: GrantGpu, burst: BurstLimits | None) -> int:
+    """The limit of compute time in all on a GPU of the grant, where the file says `burst`; 0 = no cap."""
+    limits = {one.uuid: one.core_percent for one in burst.gpus} if burst is not None else {}
+    return max(gpu.core_percent, limits.get(gpu.uuid, 0)) if gpu.core_percent else 0
+
+
 def amount_mib(text: str, *, unit_mib: int, what: str) -> int | None:
     """A limit in MiB, rounded down; None for `max`. A number of at least 2**20 is bytes, a smaller one units. Raises BadRequest."""
     if text == MAX:
@@ -117,22 +123,35 @@ def bursts_of(
 
 
 def limits_on_gpus(
-    burst: Burst, assigned: Sequence[AssignedGpu], room_mib: Mapping[str, int]
+    burst: Burst,
+    assigned: Sequence[AssignedGpu],
+    room_mib: Mapping[str, int],
+    settled_mib: Mapping[str, int] | None = None,
 ) -> tuple[BurstLimits | None, str]:
     """The limits that a container gets, None where it gets no more than its guarantee; and why it gets less than it requests, or "".
 
     `assigned` are its GPUs with its guarantee on each. `room_mib`: UUID -> MiB of the GPU without the guarantees of others; a GPU that is
-    missing gives no more than the guarantee. A limit is never below the guarantee, and above it in memory on all GPUs or on none.
+    missing gives no more than the guarantee. `settled_mib`: UUID -> the most that the container may have where limits have a bound together
+    (`vgpu.api.overcommit`); None = they have none. A limit is never below the guarantee, and above it in memory on all GPUs or on none.
     """
-    limits = {gpu.uuid: max(gpu.mib, min(burst.mib, room_mib.get(gpu.uuid, 0))) for gpu in assigned}
+    most_mib = {
+        gpu.uuid: min(room_mib.get(gpu.uuid, 0), burst.mib if settled_mib is None else settled_mib.get(gpu.uuid, 0))
+        for gpu in assigned
+    }
+    limits = {gpu.uuid: max(gpu.mib, min(burst.mib, most_mib[gpu.uuid])) for gpu in assigned}
     full = [gpu for gpu in assigned if gpu.mib < burst.mib and limits[gpu.uuid] == gpu.mib]
     cut = [gpu for gpu in assigned if limits[gpu.uuid] < burst.mib < LARGEST_GPU_MIB]
-    why = ""
     if full:
         limits = {gpu.uuid: gpu.mib for gpu in assigned}
-        why = f"GPU {full[0].uuid} has no memory beside the guarantees of its containers, so the memory limit is the guarantee, {full[0].mib} MiB"
-    elif cut:
-        why = f"{burst.mib} MiB are requested of GPU {cut[0].uuid}, which has {limits[cut[0].uuid]} MiB beside the guarantees of other containers: that is the limit"
+    why = ""
+    for gpu in (full or cut)[:1]:
+        if settled_mib is not None and settled_mib.get(gpu.uuid, 0) < room_mib.get(gpu.uuid, 0):
+            most = "as much as possible" if burst.mib == LARGEST_GPU_MIB else f"{burst.mib} MiB"
+            why = f"{most} is requested of GPU {gpu.uuid}, and {limits[gpu.uuid]} MiB were settled when the pod was placed, so that the limits on the GPU keep to burst.overcommit: that is the limit"
+        elif full:
+            why = f"GPU {gpu.uuid} has no memory beside the guarantees of its containers, so the memory limit is the guarantee, {gpu.mib} MiB"
+        else:
+            why = f"{burst.mib} MiB are requested of GPU {gpu.uuid}, which has {limits[gpu.uuid]} MiB beside the guarantees of other containers: that is the limit"
     gpus = tuple(
         GrantGpu(gpu.uuid, limits[gpu.uuid], max(gpu.core_percent, burst.core_percent) if gpu.core_percent else 0)
         for gpu in assigned

@@ -58,6 +58,7 @@ class _AssignedGpuDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fi
     core: int = 0
     kind: Kind = "share"
     profile: str = ""
+    limit: int = 0
 
 
 class _AssignmentDocument(
@@ -81,6 +82,9 @@ def inventory_to_json(inventory: Inventory) -> str:
     document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
     if not inventory.orphans:  # then the text is as earlier versions wrote it
         del document["inventory"]["orphans"]
+    for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
+        if not gpu["limit_mib"]:  # likewise
+            del gpu["limit_mib"]
     return msgspec.json.encode(document).decode()
 
 
@@ -125,6 +129,9 @@ def check_assigned_gpu(where: str, gpu: AssignedGpu) -> AssignedGpu:
     _within(where, "index", gpu.index, 0, LARGEST_INDEX)
     _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
     _within(where, "core", gpu.core_percent, 0, FULL_CORE_PERCENT)
+    if gpu.limit_mib and (gpu.kind != "share" or not 0 < gpu.mib < gpu.limit_mib <= LARGEST_GPU_MIB):
+        least = f"more than mib, {gpu.mib}, and at most {LARGEST_GPU_MIB}" if gpu.kind == "share" else "left out"
+        raise BadDocument(f"{where}: limit is {gpu.limit_mib}: for kind {gpu.kind} it must be {least}")
     return gpu
 
 
@@ -150,7 +157,9 @@ def _once(what: str, values: list[Any]) -> None:
 def assignment_to_json(assignment: Assignment) -> str:
     """The pod annotation."""
     containers = {
-        name: [_AssignedGpuDocument(s.uuid, s.index, s.mib, s.core_percent, s.kind, s.profile) for s in gpus]
+        name: [
+            _AssignedGpuDocument(s.uuid, s.index, s.mib, s.core_percent, s.kind, s.profile, s.limit_mib) for s in gpus
+        ]
         for name, gpus in assignment.containers.items()
     }
     document = _AssignmentDocument(
@@ -181,7 +190,9 @@ def _assigned_gpus(container: str, gpus: list[_AssignedGpuDocument]) -> tuple[As
 
 
 def _assigned_gpu(where: str, gpu: _AssignedGpuDocument) -> AssignedGpu:
-    return check_assigned_gpu(where, AssignedGpu(gpu.uuid, gpu.index, gpu.mib, gpu.core, gpu.kind, gpu.profile))
+    return check_assigned_gpu(
+        where, AssignedGpu(gpu.uuid, gpu.index, gpu.mib, gpu.core, gpu.kind, gpu.profile, gpu.limit)
+    )
 
 
 def grant_to_text(grant: Grant) -> str:

@@ -25,6 +25,8 @@ class AssignedGpu:
     kind: Kind = "share"
     profile: str = ""
     """MIG profile; MIG only."""
+    limit_mib: int = 0
+    """What the container may have in all, where that was settled with the placement and is more than `mib` (`vgpu.api.overcommit`); else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,23 @@ class Assignment:
 def _together(one: AssignedGpu | None, other: AssignedGpu) -> AssignedGpu:
     if one is None:
         return other
-    return replace(other, mib=one.mib + other.mib, core_percent=one.core_percent + other.core_percent)
+    limit_mib = (one.limit_mib or one.mib) + (other.limit_mib or other.mib) if one.limit_mib or other.limit_mib else 0
+    return replace(
+        other, mib=one.mib + other.mib, core_percent=one.core_percent + other.core_percent, limit_mib=limit_mib
+    )
 
 
 def _larger(one: AssignedGpu | None, other: AssignedGpu) -> AssignedGpu:
     if one is None:
         return other
-    return replace(other, mib=max(one.mib, other.mib), core_percent=max(one.core_percent, other.core_percent))
+    mib = max(one.mib, other.mib)
+    limit_mib = max(one.limit_mib or one.mib, other.limit_mib or other.mib)
+    return replace(
+        other,
+        mib=mib,
+        core_percent=max(one.core_percent, other.core_percent),
+        limit_mib=limit_mib if limit_mib > mib else 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Units: memory in MiB (2**20 bytes), rounded down from what NVML reports.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from vgpu.api.grant import AssignedGpu, Assignment
@@ -119,3 +119,8 @@ class Inventory:
     def profiles(self) -> tuple[str, ...]:
         """MIG profiles that exist on the node, sorted."""
         return tuple(sorted({instance.profile for gpu in self.gpus for instance in gpu.instances}))
+
+
+def without_copiers(gpus: tuple[Gpu, ...], context_mib: int) -> tuple[Gpu, ...]:
+    """The same GPUs with the memory that a copier's context leaves. GPUs in MIG mode have no copier."""
+    return tuple(gpu if gpu.mig else replace(gpu, mib=max(0, gpu.mib - context_mib)) for gpu in gpus)

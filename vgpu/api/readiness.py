@@ -24,6 +24,7 @@ class Missing(StrEnum):
     CACHE = "cache not synced: {} are still being listed"
     NO_CERTIFICATE = "no serving certificate yet"
     CERTIFICATE_EXPIRED = "the serving certificate expired at {}"
+    POOL = "the host pool is not ready: {}"
     PORT = "the port is not open yet"
     STOPPING = "stopping"
 
@@ -64,6 +65,10 @@ TABLE: Final[Mapping[Missing, MissingText]] = {
     ),
     Missing.NO_CERTIFICATE: MissingText(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
     Missing.CERTIFICATE_EXPIRED: MissingText(_WEBHOOK, "Look at the webhook's log, or at cert-manager's Certificate."),
+    Missing.POOL: MissingText(
+        ("host pool",),
+        "A large pool takes half a minute. Otherwise do what the reason names: docs/operations/host-pool.md.",
+    ),
     Missing.PORT: MissingText(_WEBHOOK, _WAIT),
     Missing.STOPPING: MissingText((*_EXTENDER, *_WEBHOOK), "Nothing: the pod is being replaced."),
 }

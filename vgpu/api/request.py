@@ -81,6 +81,8 @@ class PodRequest:
     not_uuids: frozenset[str] = frozenset()
     cpu_milli: int = 0
     """The pod's CPU request, 0 if its spec has none: policies use it, fitting does not."""
+    limits_mib: tuple[int, ...] = ()
+    """Memory limits of its shares on each of their GPUs, where those count for placement (`vgpu.scheduling.bursts`)."""
     requests: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """All that it requests beside GPUs, if they are known (`kube.pod_requests`). Placement does not use it."""
 

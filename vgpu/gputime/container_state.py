@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from vgpu.api.names import CLASSES
 from vgpu.gputime.events import SchedulingParameters
+from vgpu.gputime.guarantee import Guarantee
 from vgpu.gputime.usage import GpuTimeUsage
 
+ABOVE: Final = (len(CLASSES), 0)
+"""Urgency of a container above its guarantee: after every class and level."""
 EWMA: Final = 0.1
 """Weight of a new measurement of a pause or a switch in the expected value. Guessed: after ten measurements an outlier has no effect."""
 LONG_S: Final = 0.003
 """Longer pauses and stretches of work count as this, so that one of seconds loses its effect as fast as any other. Guessed: four times a switch."""
+
+
+class Past(NamedTuple):
+    """Credits and served time at an earlier moment."""
+
+    credit_s: float
+    served: float
+    guaranteed_s: float = 0.0
+    served_above: float = 0.0
 
 
 @dataclass(slots=True)
@@ -24,7 +36,8 @@ class ContainerState:
     container: SchedulingParameters
     credit_s: float
     served: float
-    """Seconds that it ran, per unit of weight. Orders containers of equal urgency."""
+    """Seconds that it ran, per unit of weight. Orders containers of equal urgency. Without time above its guarantee: what nobody else needed
+    gives others no claim against it."""
     on: bool = True
     blocked: bool = False
     """It may not run: some of its memory is away, or is about to be."""
@@ -33,6 +46,8 @@ class ContainerState:
     """When its last work ended."""
     kept_until_s: float = -inf
     """Until then it keeps the GPU as if its last work continued."""
+    kept_free: bool = False
+    """It does not pay for that time: only containers above their guarantees wait for it."""
     pause_s: float = 0.0
     """Recent average time between the end of work and the next work."""
     work_s: float = LONG_S
@@ -53,8 +68,10 @@ class ContainerState:
     starvation_left_s: float = 0.0
     """The remaining part of the slice granted against starvation."""
     usage: GpuTimeUsage = field(default_factory=GpuTimeUsage)
+    guarantee: Guarantee | None = None
+    """None = it may not burst: its cap is its guarantee, if it has one."""
     urgency: tuple[int, int] = field(init=False)
-    """A lower value is more urgent."""
+    """A lower value is more urgent. Of its class and level, or `ABOVE`."""
     cap: float = field(init=False)
     """Part of a GPU's time; 0 = none was requested."""
 
@@ -64,7 +81,24 @@ class ContainerState:
     def become(self, container: SchedulingParameters) -> None:
         """Replace the requested parameters."""
         self.container = container
-        self.urgency, self.cap = (CLASSES.index(container.service_class), container.level), container.cap_percent / 100
+        self.cap = container.cap_percent / 100
+        self.urgency = ABOVE if self.guarantee is not None and self.guarantee.above else self.own_urgency
+
+    @property
+    def own_urgency(self) -> tuple[int, int]:
+        """That of its class and level."""
+        return CLASSES.index(self.container.service_class), self.container.level
+
+    @property
+    def served_here(self) -> float:
+        """Orders it among containers of its present urgency."""
+        return self.guarantee.served if self.guarantee is not None and self.guarantee.above else self.served
+
+    def rank(self, guarantee: Guarantee, *, above: bool) -> None:
+        """Whether it has used its guarantee, from this decision on. It enters its new urgency without a time slice and without having waited there."""
+        if guarantee.above is not above:
+            guarantee.above, self.urgency = above, ABOVE if above else self.own_urgency
+            self.waits_since_s, self.starvation_left_s, self.slice_left_s = None, 0.0, 0.0
 
     def active(self, now_s: float) -> bool:
         """Whether it has work, has announced work for now, or still keeps the GPU after work."""
@@ -74,6 +108,8 @@ class ContainerState:
         """Whether its state stays the same until its next event: it is on, has no work and none announced, and its credit is at the maximum."""
         if self.working or self.blocked or not self.on or now_s < max(self.announced_until_s, self.kept_until_s):
             return False
+        if self.guarantee is not None and self.guarantee.credit_s < self.guarantee.most_s:
+            return False
         return not self.cap or self.credit_s >= credit_most_s
 
     def block(self) -> None:
@@ -81,10 +117,22 @@ class ContainerState:
         self.blocked = True
         self.waits_since_s, self.starvation_left_s, self.slice_left_s = None, 0.0, 0.0
 
-    def unblock(self, least_served: float) -> None:
+    def unblock(self, least_served: tuple[float, float]) -> None:
         """It may run again, as after idleness: it has no accumulated priority over containers that ran meanwhile."""
         if self.blocked:
-            self.blocked, self.served = False, max(self.served, least_served)
+            self.blocked = False
+            self.catch_up(least_served)
+
+    def catch_up(self, least_served: tuple[float, float]) -> None:
+        """It has no accumulated priority. `least_served`: of the others, and of those above their guarantees."""
+        self.served = max(self.served, least_served[0])
+        if self.guarantee is not None:
+            self.guarantee.served = max(self.guarantee.served, least_served[1])
+
+    def precedes_burst_of(self, other: ContainerState) -> bool:
+        """Whether the other is above its guarantee on a GPU of this one, which is not."""
+        above = other.urgency == ABOVE != self.urgency
+        return above and not self.container.gpus.isdisjoint(other.container.gpus)
 
     def shares_slices_with(self, other: ContainerState) -> bool:
         """Whether both share a GPU with equal urgency. True of a container and itself."""
@@ -107,23 +155,51 @@ class ContainerState:
     def pay(self, paid_s: float) -> None:
         """Pay for `paid_s` of running time."""
         self.credit_s -= paid_s if self.cap else 0.0
-        self.served += paid_s / self.container.weight
         self.usage.on_s += paid_s
+        if self.guarantee is not None and self.guarantee.runs_above:
+            self.guarantee.served += paid_s / self.container.weight
+            self.usage.burst_s += paid_s
+            return
+        self.served += paid_s / self.container.weight
+        if self.guarantee is not None:
+            self.guarantee.credit_s -= paid_s
 
-    def before(self, seconds: float, rate: float) -> tuple[float, float]:
-        """Its credit and its served time `seconds` ago, if each of these seconds cost `rate`."""
-        return self.credit_s + seconds * max(0.0, rate - self.cap), self.served - seconds * rate / self.container.weight
+    def pay_late(self, owed_s: float, most_s: float) -> None:
+        """Pay for time in which it ran and was not allowed to: by its guarantee too, for others had a claim to that time. At most `most_s` of debt
+        follow from it."""
+        least_s = min(self.credit_s, -most_s)
+        self.credit_s -= owed_s if self.cap else 0.0
+        self.credit_s = max(self.credit_s, least_s)
+        self.served += owed_s / self.container.weight
+        self.usage.on_s += owed_s
+        if self.guarantee is not None:
+            self.guarantee.owe(owed_s, most_s)
 
-    def forgive(self, before: tuple[float, float], most_s: float, since_s: float, at_s: float) -> None:
+    def before(self, seconds: float, rate: float) -> Past:
+        """Its state `seconds` ago, if each of these seconds cost `rate`."""
+        credit_s, ran = self.credit_s + seconds * max(0.0, rate - self.cap), seconds * rate / self.container.weight
+        of = self.guarantee
+        if of is None:
+            return Past(credit_s, self.served - ran)
+        if of.runs_above:
+            return Past(credit_s, self.served, of.credit_s, of.served - ran)
+        return Past(credit_s, self.served - ran, of.credit_s + seconds * max(0.0, rate - of.part), of.served)
+
+    def forgive(self, before: Past, most_s: float, since_s: float, at_s: float) -> None:
         """No decision was made from `since_s` to `at_s`. That time adds at most `most_s` of debt, uses no time slice and does not count as waiting."""
-        credit_s, self.served = before
+        self.served = before.served
         if self.cap:
-            self.credit_s = max(self.credit_s, min(credit_s, -most_s))
+            self.credit_s = max(self.credit_s, min(before.credit_s, -most_s))
+        if self.guarantee is not None:
+            self.guarantee.served = before.served_above
+            self.guarantee.credit_s = max(self.guarantee.credit_s, min(before.guaranteed_s, -self.guarantee.most_s))
         if self.waits_since_s is not None:
             self.waits_since_s = max(self.waits_since_s, min(at_s, self.waits_since_s + at_s - since_s))
 
     def rate(self, crowd: Mapping[str, int]) -> float:
         """The cost of a second of running. `crowd`: number of running containers with work, by GPU."""
+        if self.kept_free and not self.working:
+            return 0.0
         return min(1 / max(crowd.get(gpu, 1) for gpu in self.container.gpus), self.container.pace)
 
     def end_announcement(self) -> None:

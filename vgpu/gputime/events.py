@@ -21,12 +21,19 @@ class SchedulingParameters(msgspec.Struct, frozen=True):
     service_class: str = DEFAULT_CLASS
     level: int = DEFAULT_LEVEL
     cap_percent: float = 0.0
-    """Of each of its GPUs; 0 = no cap."""
+    """Of each of its GPUs, at most; 0 = no cap."""
     weight: float = 1.0
     """Its relative part among containers of equal urgency."""
     pace: float = 1.0
     """Part of its running time with work that it pays for; less than 1 if its usage reports do not count and the driver counted less
     work."""
+    guaranteed_percent: float = 0.0
+    """The part of the cap that is its guarantee: above it, the container runs only in time that no other needs. 0 = the whole cap."""
+
+    @property
+    def bursts(self) -> bool:
+        """Whether it may use more than its guarantee."""
+        return 0 < self.guaranteed_percent < self.cap_percent
 
     def __post_init__(self) -> None:
         if not self.gpus:
@@ -37,6 +44,8 @@ class SchedulingParameters(msgspec.Struct, frozen=True):
             raise BadDocument(f"level {self.level} of a container: {LEVELS[0]} to {LEVELS[-1]}")
         if not 0 <= self.cap_percent <= 100:
             raise BadDocument(f"cap of {self.cap_percent} percent: 0 (none) to 100")
+        if not 0 <= self.guaranteed_percent <= self.cap_percent:
+            raise BadDocument(f"guarantee of {self.guaranteed_percent} percent: 0 (all) to {self.cap_percent}, the cap")
         if not self.weight > 0:
             raise BadDocument(f"weight {self.weight} of a container: more than 0")
         if not 0 <= self.pace <= 1:

@@ -6,6 +6,10 @@ run and when to decide again. It never reads a clock, a socket or a GPU, so a re
 The rules, in their order
     cap        A container that requested a percentage earns that part of each second as credit and pays for the time it runs. Without
                credit it is suspended. Debt carries over, so the time it gets is exact in the long run; unused credit is kept for three frames.
+    burst      A container whose guarantee is less than its cap earns and pays a second credit, at its guaranteed part. With that credit each rule
+               treats it as any other container with a cap. Without it, and below its cap, it comes after every container that has such credit or no
+               cap, whatever the classes and levels: it runs in time that no other needs, and shares that by weight with others like it. It pays for
+               that time from the credit of its cap alone. It has no grace there, no priority by an announcement and no slice against starvation.
     urgency    Among the containers with work, class and then level decide. A more urgent container gets the GPU the moment it has work.
     starvation A container that has waited too long gets one slice before all others, so urgency cannot starve a container.
     slices     Containers of equal urgency get time slices: the one served least for its weight runs first, and a slice is its weight's part of
@@ -14,7 +18,8 @@ The rules, in their order
     several    A container with several GPUs runs on all of them or on none: its parts spin waiting for each other otherwise.
     idleness   An idle container keeps the GPU from one with work for no longer than a switch takes: in its time slice a container pauses
                between two kernels, and would be suspended and resumed for each pause. It pays for that time. If its pauses are usually longer
-               than its work, or than a switch, it does not keep the GPU. A container without work stays running or suspended: a
+               than its work, or than a switch, it does not keep the GPU. Beside a container above its guarantee, each of the others
+               does so, and pays nothing for it. A container without work stays running or suspended: a
                switch costs half a millisecond and gains nothing. Suspended and without credit it stays suspended.
     blocks     A container whose memory is swapped out, or is about to be, never runs, whatever the other rules say. It does not pay for that time,
                does not count as waiting, and has no priority for it afterwards.
@@ -34,7 +39,8 @@ from math import inf
 from typing import Final
 
 from vgpu.api.names import CLASSES
-from vgpu.gputime.container_state import EWMA, ContainerState, crowd_of, gpus_by_slices
+from vgpu.gputime.choice import choose
+from vgpu.gputime.container_state import ABOVE, EWMA, ContainerState, crowd_of
 from vgpu.gputime.decision import Decision
 from vgpu.gputime.events import (
     BeginSection,
@@ -52,6 +58,7 @@ from vgpu.gputime.events import (
     Unblock,
     Work,
 )
+from vgpu.gputime.guarantee import Guarantee
 from vgpu.gputime.timing import LITTLE_S, Timing, little_s, time_left_s
 from vgpu.gputime.usage import GpuTimeUsage
 
@@ -116,9 +123,10 @@ class GpuTimeScheduler:
                 state.announced_from_s = max(event.at_s, event.at_s + in_s - self._settings.lead_s)
                 state.announced_until_s = event.at_s + in_s + self._settings.hint_hold_s
                 state.announced_due_s, state.worked_before = event.at_s + in_s, state.working
+                state.kept_free = False
             case BeginSection():
                 state.announced_from_s, state.announced_until_s = event.at_s, event.at_s + self._settings.section_s
-                state.announced_due_s = inf
+                state.announced_due_s, state.kept_free = inf, False
             case EndSection():
                 state.end_announcement()
             case Switched():
@@ -145,12 +153,15 @@ class GpuTimeScheduler:
                 why[name], state.slice_left_s, state.waits_since_s = "no credit", 0.0, None
             else:
                 ready.append(name)
+                self._rank(state)
         self._feed_the_starving(ready)
-        on = self._choose(ready, why)
+        on = choose(self._states, ready, why, self._settings)
         for name in ready:
             state = self._states[name]
             if name in on:
                 state.waits_since_s = None if state.on else state.waits_since_s
+                if state.guarantee is not None:
+                    state.guarantee.runs_above = state.guarantee.above
             elif state.waits_since_s is None:
                 state.waits_since_s = now_s
         taken = {gpu for name in on for gpu in self._states[name].container.gpus}
@@ -173,7 +184,7 @@ class GpuTimeScheduler:
             (other, s) for other, s in self._astir.items() if not s.container.gpus.isdisjoint(state.container.gpus)
         ]
         rivals = [(other, s) for other, s in beside if s.active(self._now_s) and not s.blocked]
-        if any(s.starvation_left_s or s.urgency <= state.urgency for _, s in rivals):
+        if any(s.starvation_left_s or s.own_urgency <= state.urgency for _, s in rivals):
             return []
         return [other for other, s in rivals if s.on and s.working]
 
@@ -188,41 +199,74 @@ class GpuTimeScheduler:
         if known is not None:
             known.become(event.container)
             self._astir[event.name] = known
+            self._set_guarantee(known)
             known.credit_s = min(known.credit_s, self._credit_most_s(known))
             return
-        state = ContainerState(event.container, 0.0, self._least_served(event.container))
+        state = ContainerState(event.container, 0.0, self._least_served(event.container)[0])
+        self._set_guarantee(state)
         state.credit_s = state.cap * self._settings.frame_s
+        if state.guarantee is not None:
+            state.guarantee.credit_s = state.guarantee.frame_credit_s
         self._states[event.name] = self._astir[event.name] = state
+
+    def _set_guarantee(self, state: ContainerState) -> None:
+        """After its parameters changed. What it owes of its guarantee it owes with a burst and without."""
+        known, wanted = state.guarantee, state.container
+        if not wanted.bursts:
+            if known is not None:
+                state.credit_s, state.guarantee = min(state.credit_s, known.credit_s), None
+                state.become(wanted)
+            return
+        part = wanted.guaranteed_percent / 100
+        frame_credit_s, credit_s = (
+            part * self._settings.frame_s,
+            known.credit_s if known is not None else state.credit_s,
+        )
+        most_s = frame_credit_s * self._settings.frames_kept
+        served = known.served if known is not None else self._least_served(wanted)[1]
+        state.guarantee = Guarantee(part, min(credit_s, most_s), frame_credit_s, most_s, served=served)
+        if known is not None:
+            state.guarantee.above, state.guarantee.runs_above = known.above, known.runs_above
+
+    def _rank(self, state: ContainerState) -> None:
+        of = state.guarantee
+        if of is not None:
+            state.rank(of, above=not of.lasts(on=state.on, suspend_s=self.suspend_s, little_s=self._little_s))
 
     def _work(self, state: ContainerState) -> None:
         if not state.working:
             if not state.active(self._now_s):
                 # after idleness it has no accumulated priority and no remaining time slice
-                state.served, state.slice_left_s = max(state.served, self._least_served(state.container)), 0.0
+                state.catch_up(self._least_served(state.container))
+                state.slice_left_s = 0.0
             state.begin(self._now_s)
 
     def _idle(self, state: ContainerState) -> None:
         if state.working and not state.worked_before and state.announced_due_s <= self._now_s:
             state.end_announcement()  # the announced work came and ended; its grace continues
-        state.end(self._now_s, self._kept_s(state))
+        kept_s, state.kept_free = self._kept_s(state)
+        state.end(self._now_s, kept_s)
 
     def _late_work(self, state: ContainerState, late_s: float) -> None:
         """The container pays for the time that it has not paid yet, up to the credit that it could have saved, and its debt grows no further: the
         arbiter enforced no more in time, and much of the time from the first launch to its end is the machine's own."""
         most_s = self._settings.frame_s * self._settings.frames_kept
-        owed_s, least_s = min(late_s, most_s, self._now_s - state.paid_until_s), min(state.credit_s, -most_s)
+        owed_s = min(late_s, most_s, self._now_s - state.paid_until_s)
         state.paid_until_s = self._now_s
-        state.pay(max(0.0, owed_s))
-        state.credit_s = max(state.credit_s, least_s)
+        state.pay_late(max(0.0, owed_s), most_s)
 
-    def _kept_s(self, state: ContainerState) -> float:
-        """How long a container keeps the GPU after its work: the grace of a request, or a pause in its time slice while equals wait for the GPU."""
+    def _kept_s(self, state: ContainerState) -> tuple[float, bool]:
+        """How long a container keeps the GPU after its work, and whether without paying: the grace of a request, a pause in its time slice while equals
+        wait for the GPU, or a pause while containers above their guarantees wait."""
         if state.urgency[0] == LATENCY_CRITICAL:
-            return self._settings.grace_s
-        if not (state.on and state.slice_left_s and state.pause_s < min(self.suspend_s, state.work_s)):
-            return 0.0
-        waiting = (other for other in self._astir.values() if other.working and other.waits_since_s is not None)
-        return self.suspend_s if any(state.shares_slices_with(other) for other in waiting) else 0.0
+            return self._settings.grace_s, False
+        if not (state.on and state.pause_s < min(self.suspend_s, state.work_s)):
+            return 0.0, False
+        waiting = [other for other in self._astir.values() if other.working and other.waits_since_s is not None]
+        if state.slice_left_s and any(map(state.shares_slices_with, waiting)):
+            return self.suspend_s, False
+        free = any(map(state.precedes_burst_of, waiting))
+        return (self.suspend_s, state.announced_until_s <= self._now_s) if free else (0.0, False)
 
     def _switched(self, state: ContainerState, event: Switched) -> None:
         if state.on and not event.on and not event.gate:
@@ -244,10 +288,12 @@ class GpuTimeScheduler:
         for state, then in before:
             state.forgive(then, self._credit_most_s(state), event.since_s, event.at_s)
 
-    def _least_served(self, container: SchedulingParameters) -> float:
-        """The least served time among the containers with which it will share the GPU by time slices."""
-        here = (state for state in self._astir.values() if state.active(self._now_s) and not state.blocked)
-        return min((state.served for state in here if not state.container.gpus.isdisjoint(container.gpus)), default=0.0)
+    def _least_served(self, container: SchedulingParameters) -> tuple[float, float]:
+        """The least served time among the containers with which it will share the GPU by time slices, and the least above their guarantees."""
+        here = [state for state in self._astir.values() if state.active(self._now_s) and not state.blocked]
+        here = [state for state in here if not state.container.gpus.isdisjoint(container.gpus)]
+        above = (state.guarantee.served for state in here if state.guarantee is not None)
+        return min((state.served for state in here), default=0.0), min(above, default=0.0)
 
     def _advance(self, now_s: float) -> None:
         """Record the time that passed: credit earned, time paid and waiting, by the state until now."""
@@ -266,6 +312,8 @@ class GpuTimeScheduler:
                     state.usage.clearing_s += passed_s
             if state.cap:
                 state.credit_s = min(state.credit_s + state.cap * passed_s, self._credit_most_s(state))
+            if state.guarantee is not None:
+                state.guarantee.earn(passed_s)
         self._now_s = now_s
 
     def _pass_active(self, state: ContainerState, passed_s: float, rate: float) -> None:
@@ -307,64 +355,11 @@ class GpuTimeScheduler:
             since_s = state.waits_since_s
             if (
                 since_s is not None
+                and state.urgency != ABOVE
                 and not state.starvation_left_s
                 and self._now_s - since_s >= self._settings.starve_after_s - self._little_s
             ):
                 state.starvation_left_s = self._settings.starve_slice_s
-
-    def _choose(self, ready: list[str], why: dict[str, str]) -> set[str]:
-        sliced = gpus_by_slices(map(self._states.__getitem__, ready))
-        order = sorted(ready, key=self._order)
-        on: set[str] = set()
-        taken: dict[str, tuple[int, int] | None] = {}
-        """GPU -> urgency of the containers that share it without slices, or None if one container uses it alone."""
-        kept: dict[str, float] = {}
-        """GPU -> how long others may use it before the next container in order, one with several GPUs, can run on it."""
-        for name in order:
-            state = self._states[name]
-            gpus = state.container.gpus
-            alone = state.starvation_left_s > 0 or any(sliced[gpu] for gpu in gpus)
-            blocked = [gpu for gpu in gpus if gpu in taken and (alone or taken[gpu] != state.urgency)]
-            if blocked:
-                why[name] = "waits"
-                if len(gpus) > 1:
-                    left_s = max(self._left_s(on, gpu) for gpu in blocked)
-                    kept.update({gpu: min(left_s, kept.get(gpu, inf)) for gpu in gpus if gpu not in taken})
-                continue
-            lent_s = min((kept[gpu] for gpu in gpus if gpu in kept), default=inf)
-            if alone:
-                self._take_quantum(state, ready, lent_s)
-            why[name] = "starved" if state.starvation_left_s else "slice" if alone else "shares"
-            on.add(name)
-            taken.update(dict.fromkeys(gpus, None if alone else state.urgency))
-        return on
-
-    def _order(self, name: str) -> tuple[bool, tuple[int, int], bool, float, str]:
-        state = self._states[name]
-        return (
-            not state.starvation_left_s,
-            state.urgency,
-            not (state.on and state.slice_left_s),
-            state.served,
-            name,
-        )
-
-    def _take_quantum(self, state: ContainerState, ready: Iterable[str], lent_s: float) -> None:
-        """Continue its time slice or start one, for at most `lent_s`."""
-        if state.on and state.slice_left_s:
-            return
-        others = map(self._states.__getitem__, ready)
-        part = state.container.weight / sum(
-            other.container.weight for other in others if state.shares_slices_with(other)
-        )
-        state.slice_left_s = min(lent_s, max(self._settings.quantum_least_s, part * self._settings.frame_s))
-
-    def _left_s(self, on: Iterable[str], gpu: str) -> float:
-        """How long the containers that run on a GPU can keep it at most."""
-        return max(
-            (s.slice_left_s or inf for s in map(self._states.__getitem__, on) if gpu in s.container.gpus),
-            default=0.0,
-        )
 
     def _again_s(self, ready: list[str], on: set[str]) -> dict[str, float]:
         wanted = {gpu for name in ready if name not in on for gpu in self._states[name].container.gpus}
@@ -389,10 +384,12 @@ class GpuTimeScheduler:
         if 0 < state.cap < 1 and state.on and self._solvent(state):
             costs = state.container.pace - state.cap  # a second
             times.append(now_s + (state.credit_s - self.suspend_s) / costs if costs > 0 else inf)
+        if state.guarantee is not None and self._solvent(state):
+            times.append(state.guarantee.changes_s(now_s, state.container.pace, self.suspend_s, on=state.on))
         if on and state.slice_left_s and not wanted.isdisjoint(state.container.gpus):
             times.append(now_s + state.slice_left_s)
         if on and state.starvation_left_s:
             times.append(now_s + state.starvation_left_s)
-        if state.waits_since_s is not None and not state.starvation_left_s:
+        if state.waits_since_s is not None and not state.starvation_left_s and state.urgency != ABOVE:
             times.append(state.waits_since_s + self._settings.starve_after_s)
         return min((at for at in times if at > now_s), default=inf)

@@ -11,6 +11,8 @@ class GpuTimeUsage:
 
     on_s: float = 0.0
     """Running with work: the time that it pays for."""
+    burst_s: float = 0.0
+    """The part of it above its guarantee."""
     off_s: float = 0.0
     """Suspended with work and credit: it waited for others."""
     capped_s: float = 0.0

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from vgpu.api.errors import BadDocument
 from vgpu.memory.records import Granted, LeaseRequest, ProcessRecord, Promise
 from vgpu.memory.shared import Shared
 
@@ -47,11 +48,19 @@ class GpuAccounts:
     """Memory of the container's processes that are not connected."""
     promises: dict[int, Promise] = field(default_factory=dict)
     """By process."""
+    at_node: list[LeaseRequest] = field(default_factory=list)
+    """Requests that fit into the limits and wait for memory of the GPU itself."""
 
     @property
     def promised_bytes(self) -> int:
-        """Promised to all processes together."""
-        return sum(promise.bytes for promise in self.promises.values())
+        """Promised to all processes together, and requested of the GPU."""
+        elastic_bytes = sum(request.need_bytes for request in self.at_node if request.elastic)
+        return self._promised_resident_bytes + elastic_bytes
+
+    @property
+    def claimed_bytes(self) -> tuple[int, int]:
+        """Memory that cannot be swapped, with the room beside contexts, and elastic leases."""
+        return self._taken_bytes(self.room_bytes) - self.elastic_bytes, self.elastic_bytes
 
     @property
     def unleased_bytes(self) -> int:
@@ -61,25 +70,27 @@ class GpuAccounts:
     @property
     def free_bytes(self) -> int:
         """Bytes that can be leased for resident memory: neither used nor promised."""
-        return self.left_bytes(elastic=False, promised_bytes=self.promised_bytes)
+        return self.left_bytes(elastic=False, promised=True)
 
     def most_bytes(self, *, elastic: bool) -> int:
         """The limit of resident memory, or of all."""
         return max(self.limit_bytes, self.burst_bytes) if elastic else self.limit_bytes
 
-    def left_bytes(self, *, elastic: bool, promised_bytes: int = 0) -> int:
-        """Bytes that can be leased for memory of this kind, if this much is promised. Resident memory needs room below both limits."""
-        taken_bytes = self._taken_bytes(self.room_bytes) + promised_bytes
-        left_bytes = self.most_bytes(elastic=True) - taken_bytes
+    def left_bytes(self, *, elastic: bool, promised: bool = False) -> int:
+        """Bytes that can be leased for memory of this kind, beside what is promised if `promised`. Resident memory needs room below both limits."""
+        taken_bytes = self._taken_bytes(self.room_bytes)
+        left_bytes = self.most_bytes(elastic=True) - taken_bytes - self.promised_bytes * promised
         if not elastic:
-            left_bytes = min(left_bytes, self.limit_bytes - taken_bytes + self.elastic_bytes)
+            resident_bytes = taken_bytes - self.elastic_bytes + self._promised_resident_bytes * promised
+            left_bytes = min(left_bytes, self.limit_bytes - resident_bytes)
         return max(0, left_bytes)
 
     def has_room(self, record: ProcessRecord, bound_bytes: int) -> bool:
         """Whether its contexts may grow by `bound_bytes`. The context room is used first."""
         taken_bytes = self._taken_bytes(self.room_bytes - min(bound_bytes, self._room_of(record)))
-        after_bytes = taken_bytes + bound_bytes + self.promised_bytes
-        return after_bytes - self.elastic_bytes <= self.limit_bytes and after_bytes <= self.most_bytes(elastic=True)
+        after_bytes = taken_bytes + bound_bytes
+        resident_bytes = after_bytes - self.elastic_bytes + self._promised_resident_bytes
+        return resident_bytes <= self.limit_bytes and after_bytes + self.promised_bytes <= self.most_bytes(elastic=True)
 
     def lose(self, process: int) -> bool:
         """A process disconnected: remove its bytes from the sums. Returns whether it had any on this GPU."""
@@ -122,6 +133,18 @@ class GpuAccounts:
         self.leased_bytes -= amount_bytes
         self._set_elastic(record, min(record.leased_bytes, max(0, record.elastic_bytes - amount_bytes * elastic)))
 
+    def convert(self, record: ProcessRecord, amount_bytes: int) -> bool:
+        """A part of its elastic lease becomes resident, if the limit of resident memory has room for it. What it has less of elastic lease, as after a restart,
+        is resident already. Raises BadDocument."""
+        if amount_bytes > record.leased_bytes:
+            raise BadDocument(f"CONVERT of {amount_bytes} bytes: 0 to {record.leased_bytes} are leased")
+        amount_bytes = min(amount_bytes, record.elastic_bytes)
+        resident_bytes = self._taken_bytes(self.room_bytes) - self.elastic_bytes + self._promised_resident_bytes
+        if amount_bytes > max(0, self.limit_bytes - resident_bytes):
+            return False
+        self._set_elastic(record, record.elastic_bytes - amount_bytes)
+        return True
+
     def _set_elastic(self, record: ProcessRecord, elastic_bytes: int) -> None:
         self.elastic_bytes += elastic_bytes - record.elastic_bytes
         record.elastic_bytes = elastic_bytes
@@ -147,6 +170,33 @@ class GpuAccounts:
         """See `take_out`."""
         self.context_bytes += record.context.bytes
         self.room_bytes += self._room_of(record)
+
+    @property
+    def _promised_resident_bytes(self) -> int:
+        """A context is resident."""
+        resident_bytes = sum(request.need_bytes for request in self.at_node if not request.elastic)
+        return sum(promise.bytes for promise in self.promises.values()) + resident_bytes
+
+    def measure(self, process: int, measured_bytes: int, away_bytes: int, at_s: float, *, exact: bool) -> None:
+        """NVML counted `measured_bytes` for a process, beside `away_bytes` of its lease that are in host memory. If that has changed since the last
+        reading, this one may be of before or after."""
+        record, context = self.records[process], self.records[process].context
+        if away_bytes != record.away_bytes:
+            record.away_bytes, context.measured_bytes = away_bytes, measured_bytes
+            context.moved(record.leased_bytes)
+            return
+        self.take_out(record)
+        opened_bytes, orphaned_bytes = self.shared.opened_bytes(process)
+        context.read(
+            measured_bytes + away_bytes, record.used_bytes - record.managed_bytes, record.leased_bytes, at_s,
+            exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=record.made_bytes,
+        )  # fmt: skip
+        context.measured_bytes = measured_bytes
+        if exact and record.made_bytes == 0:
+            record.made_bytes = context.bytes
+        elif 0 < measured_bytes < record.made_bytes and at_s >= context.counts_from_s:
+            record.made_bytes = measured_bytes  # other processes' contexts were larger: that was an estimate
+        self.put_back(record)
 
     def heirs_moved(self) -> None:
         """NVML may now count shared memory for the processes that have it open, instead of for the process before."""

@@ -5,17 +5,15 @@ pure: calls pass an event and the time, and return the messages to its processes
 Three things can raise the sum above the limit, because they cannot be refused: statements of processes after a restart of the
 arbiter, contexts that grow (`context`), and memory of processes that never connected. Until the sum is below the limit again, nothing is leased.
 
-A request that does not fit waits while the arbiter recalls unused memory from the other processes. It recalls from all of them at
-once, from each the whole missing size: any surplus is unused anyway, and a waiting allocation can afford one round only.
-Requests for one GPU are decided in the order of arrival. A request waits longer for a sibling that could answer and has not (the machine
-is busy) than for one that cannot answer: stopped or dead.
+A request that does not fit waits while the arbiter recalls unused memory from the other processes (`vgpu/memory/recalls.py`). Requests for one GPU are
+decided in the order of arrival.
 
 A process that has just initialised the driver gets a promise for the size of a context, if that is free: its BEGIN is granted then, whatever
 happened since, so it need not wait for the answer. A promise does not count as used memory, and expires. A request that would fit without the promises
 waits until they expire or are redeemed. Nothing is promised while a request waits, so that wait is bounded.
 
 Memory that processes share is charged once, whichever process ends first (`vgpu/memory/shared.py`). `vgpu/memory/accounts.py` has the free memory of a GPU.
-
+What fits into the container's limits must also be free on the GPU, where containers may burst (`vgpu/memory/node_requests.py`).
 Units: bytes; time in seconds of any one clock.
 """
 
@@ -29,22 +27,24 @@ from typing import Final
 from vgpu.api.errors import BadDocument
 from vgpu.memory.accounts import GpuAccounts
 from vgpu.memory.context import ContextMeasure
-from vgpu.memory.records import Denied, Event, Granted, LeaseRequest, Part, ProcessRecord, Promise, Recalled
+from vgpu.memory.node_requests import NodeRequests
+from vgpu.memory.recalls import RECALL_WAIT_S, Recalls
+from vgpu.memory.records import (
+    Denied,
+    Event,
+    Granted,
+    LeaseRequest,
+    NodeAnswer,
+    NodeRoom,
+    Part,
+    ProcessRecord,
+    Promise,
+)
 
-RECALLS: Final = 0x80000000
-"""The bit that marks the sequence number of a recall. Specified: protocol.md."""
-RECALL_WAIT_S: Final = 0.05
-"""How long a request waits for its siblings. Specified: an allocation may not hang on a process that is stopped."""
-RECALL_MOST_S: Final = 0.5
-"""The same for siblings that are alive and not stopped. Specified; a busy machine schedules every process within it."""
 STATED_MOST: Final = 2**50
 """A PiB, which no GPU has: sums of stated sizes stay within 64 bits."""
 PROMISE_S: Final = 1.0
 """How long a promise is valid. Specified: a library relies on half of it (docs/reference/protocol.md)."""
-
-
-def _never(_: int) -> bool:
-    return False
 
 
 class Ledger:
@@ -53,6 +53,7 @@ class Ledger:
     `opens_at_s`: until then requests wait, so that processes can re-state their leases.
     `room_bytes`: reserved beside each context for code that it loads later.
     `may_answer`: whether a process is alive and not stopped. Called for siblings that owe an answer.
+    `node`: decides whether the GPUs have the memory; None = the sum of all limits fits on each of them.
     """
 
     def __init__(
@@ -60,16 +61,14 @@ class Ledger:
         limits_bytes: Sequence[int],
         opens_at_s: float = 0.0,
         recall_wait_s: float = RECALL_WAIT_S,
-        may_answer: Callable[[int], bool] = _never,
+        may_answer: Callable[[int], bool] = lambda _: False,
         room_bytes: int = 0,
+        node: NodeRoom | None = None,
     ) -> None:
         self._gpus = [GpuAccounts(limit, room_bytes) for limit in limits_bytes]
+        self._node = NodeRequests(self._gpus, node)
         self._opens_at_s = opens_at_s
-        self._recall_wait_s = recall_wait_s
-        self._may_answer = may_answer
-        self._recalls = 0
-        self._exact: set[int] = set()
-        """Processes that are never sent a recall."""
+        self._recalls = Recalls(self._gpus, may_answer, recall_wait_s)
 
     def join(self, process: int) -> None:
         """A process connected. It has no lease."""
@@ -79,13 +78,11 @@ class Ledger:
     def leases_exactly(self, process: int, now_s: float, *, exact: bool) -> list[Event]:
         """A process leases no more than it uses and could not answer a recall: the ledger sends it none, and waits for no answer that it owes."""
         if not exact:
-            self._exact.discard(process)
+            self._recalls.exact.discard(process)
             return []
-        self._exact.add(process)
-        for gpu in self._gpus:
-            gpu.records[process].recall = 0
-            for request in gpu.requests:
-                request.waits_for.discard(process)
+        self._recalls.exact.add(process)
+        for gpu in range(len(self._gpus)):
+            self._recalls.answered(gpu, process)
         return self._decide_all(now_s)
 
     def silent_s(self, process: int, now_s: float) -> float | None:
@@ -95,27 +92,20 @@ class Ledger:
 
     def leave(self, process: int, now_s: float) -> list[Event]:
         """A process disconnected: all its leases are free again."""
-        self._exact.discard(process)
+        self._recalls.exact.discard(process)
         events: list[Event] = []
         for number, gpu in enumerate(self._gpus):
             if not gpu.lose(process):
                 continue
             gpu.requests = deque(request for request in gpu.requests if request.process != process)
+            self._node.withdraw(number, process)
             for request in gpu.requests:
                 request.waits_for.discard(process)
             events += self._decide(number, now_s)
         return events
 
     def request(
-        self,
-        process: int,
-        gpu: int,
-        seq: int,
-        need_bytes: int,
-        want_bytes: int,
-        now_s: float,
-        *,
-        elastic: bool = False,
+        self, process: int, gpu: int, seq: int, need_bytes: int, want_bytes: int, now_s: float, *, elastic: bool = False
     ) -> list[Event]:
         """A process requests at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         record = self._record(process, gpu)
@@ -128,7 +118,7 @@ class Ledger:
         Returns the reserved bytes."""
         of = self._gpus[gpu]
         busy = bool(of.requests) or of.records[process].known or now_s < self._opens_at_s
-        if busy or context_bytes == 0 or of.free_bytes < context_bytes:
+        if busy or context_bytes == 0 or of.free_bytes < context_bytes or self._node.asks(gpu):
             return 0
         of.promises[process] = Promise(context_bytes, now_s + PROMISE_S)
         return context_bytes
@@ -160,7 +150,7 @@ class Ledger:
         record = self._record(process, gpu)
         record.known = True
         of = self._gpus[gpu]
-        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s:
+        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.asks(gpu):
             of.bound(record, bound_bytes)
             return [Granted(process, gpu, seq, bound_bytes)]
         self._queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
@@ -180,24 +170,22 @@ class Ledger:
             self._gpus[gpu].charge(record, stated_bytes, made_bytes=stated_bytes)
 
     def measure(
-        self, process: int, gpu: int, measured_bytes: int, at_s: float, now_s: float, *, exact: bool = False
+        self,
+        process: int,
+        gpu: int,
+        measured_bytes: int,
+        at_s: float,
+        now_s: float,
+        *,
+        exact: bool = False,
+        away_bytes: int = 0,
     ) -> list[Event]:
-        """NVML counted `measured_bytes` for a process at `at_s`. `exact`: the process cannot have allocated anything meanwhile."""
+        """NVML counted `measured_bytes` for a process at `at_s`, beside `away_bytes` of its lease that are in host memory. `exact`: the process cannot have
+        allocated anything meanwhile."""
         record = self._gpus[gpu].records[process]
-        context = record.context
-        before_bytes = context.bytes
-        self._gpus[gpu].take_out(record)
-        opened_bytes, orphaned_bytes = self._gpus[gpu].shared.opened_bytes(process)
-        context.read(
-            measured_bytes, record.used_bytes - record.managed_bytes, record.leased_bytes, at_s,
-            exact=exact, opened_bytes=opened_bytes, orphaned_bytes=orphaned_bytes, made_bytes=record.made_bytes,
-        )  # fmt: skip
-        if exact and record.made_bytes == 0:
-            record.made_bytes = context.bytes
-        elif 0 < measured_bytes < record.made_bytes and at_s >= context.counts_from_s:
-            record.made_bytes = measured_bytes  # other processes' contexts were larger: that was an estimate
-        self._gpus[gpu].put_back(record)
-        return self._decide(gpu, now_s) if context.bytes < before_bytes else []
+        before_bytes = record.context.bytes
+        self._gpus[gpu].measure(process, measured_bytes, away_bytes, at_s, exact=exact)
+        return self._decide(gpu, now_s) if record.context.bytes < before_bytes else []
 
     def give_back(
         self, process: int, gpu: int, amount_bytes: int, seq: int, now_s: float, *, elastic: bool = False
@@ -208,10 +196,18 @@ class Ledger:
             raise BadDocument(f"RETURN of {amount_bytes} bytes of GPU {gpu}: 0 to {record.leased_bytes} are leased")
         self._gpus[gpu].shrink(record, amount_bytes, elastic=elastic)
         if record.recall and seq == record.recall:
-            record.recall = 0
-            for request in self._gpus[gpu].requests:
-                request.waits_for.discard(process)
+            self._recalls.answered(gpu, process)
         return self._decide(gpu, now_s)
+
+    def convert(self, process: int, gpu: int, seq: int, amount_bytes: int) -> Granted | Denied:
+        """A part of its elastic lease is to become resident. Decided at once: nothing is recalled for it. Raises BadDocument."""
+        record = self._record(process, gpu)
+        converted = self._gpus[gpu].convert(record, amount_bytes)
+        return Granted(process, gpu, seq, amount_bytes) if converted else Denied(process, gpu, seq)
+
+    def maker(self, gpu: int, key: bytes) -> int | None:
+        """The process that shared the memory of this key first; None if there is none."""
+        return self._gpus[gpu].shared.maker(key)
 
     def make(self, process: int, gpu: int, key: bytes, amount_bytes: int) -> None:
         """A process shares memory of its lease with others by a key. Memory beyond its lease is not recorded, nor are keys
@@ -265,17 +261,30 @@ class Ledger:
         record.managed_bytes = min(managed_bytes, record.used_bytes)
         record.context.moved(record.leased_bytes)
 
+    def node_decided(self, process: int, gpu: int, seq: int, now_s: float, *, granted: bool) -> list[Event]:
+        """The node has, or will not have, the memory for a request that waited there. One that was withdrawn meanwhile is ignored."""
+        of, request = self._gpus[gpu], self._node.take(gpu, process, seq)
+        if request is None:
+            return []
+        free_bytes = of.left_bytes(elastic=request.elastic)  # the limits may be lower than when it was requested
+        if granted and request.need_bytes <= free_bytes:
+            answer: Event = of.grant(gpu, request, request.need_bytes)
+        else:
+            answer = self._denied(gpu, request, now_s)
+        return [answer, *self._decide(gpu, now_s)]
+
     def expire(self, now_s: float) -> list[Event]:
-        """End expired promises, and decide requests that have waited long enough. A BEGIN that was sent before `now_s` has been read."""
+        """End expired promises, decide requests that have waited long enough, and tell those that wait for the node. A BEGIN that was sent before
+        `now_s` has been read."""
         for gpu in self._gpus:
             gpu.promises = {process: promise for process, promise in gpu.promises.items() if now_s < promise.until_s}
-        return self._decide_all(now_s)
+        return self._decide_all(now_s) + self._node.tell(now_s)
 
     def deadline_s(self) -> float | None:
         """When `expire` is to be called next, or None."""
         requests_s = [self._due_s(gpu.requests[0]) for gpu in self._gpus if gpu.requests]
         promises_s = [promise.until_s for gpu in self._gpus for promise in gpu.promises.values()]
-        return min(requests_s + promises_s, default=None)
+        return min([*requests_s, *promises_s, *self._node.due_s()], default=None)
 
     def set_limits(
         self, limits_bytes: Sequence[int], now_s: float, bursts_bytes: Sequence[int] | None = None
@@ -315,6 +324,18 @@ class Ledger:
         """The part of one process on a GPU."""
         return self._gpus[gpu].records[process].part
 
+    def recall(self, gpu: int, missing_bytes: int, now_s: float) -> list[Event]:
+        """Other containers lack this much memory: recall it from what no process of this one uses. What returns is no longer claimed."""
+        return self._recalls.of_all(gpu, missing_bytes, now_s)
+
+    def owes(self, gpu: int) -> bool:
+        """Whether a process has yet to answer a recall."""
+        return any(record.recall for record in self._gpus[gpu].records.values())
+
+    def claimed_bytes(self, gpu: int) -> tuple[int, int]:
+        """What the container has of a GPU, or may take without a request: memory that cannot be swapped, and elastic leases."""
+        return self._gpus[gpu].claimed_bytes
+
     def _record(self, process: int, gpu: int) -> ProcessRecord:
         if gpu >= len(self._gpus):
             raise BadDocument(f"packet names GPU {gpu}: this container has {len(self._gpus)}, from 0")
@@ -323,7 +344,8 @@ class Ledger:
     def _queue(self, gpu: int, request: LeaseRequest) -> None:
         """Add a request. It ends the promise of its process."""
         queue = self._gpus[gpu].requests
-        if any(other.process == request.process and other.kind == request.kind for other in queue):
+        unanswered = (*queue, *self._gpus[gpu].at_node)
+        if any(other.process == request.process and other.kind == request.kind for other in unanswered):
             what = request.kind
             raise BadDocument(f"{what} of GPU {gpu} while an earlier one is not answered: one at a time")
         self._gpus[gpu].promises.pop(request.process, None)
@@ -333,34 +355,33 @@ class Ledger:
         return [event for gpu in range(len(self._gpus)) for event in self._decide(gpu, now_s)]
 
     def _decide(self, number: int, now_s: float) -> list[Event]:
-        """Answer requests from the head of the queue until one has to wait."""
+        """Answer requests from the head of the queue until one has to wait for the container's own processes."""
         gpu = self._gpus[number]
         events: list[Event] = []
         while gpu.requests and now_s >= self._opens_at_s:
             request = gpu.requests[0]
-            free_bytes = gpu.left_bytes(elastic=request.elastic, promised_bytes=gpu.promised_bytes)
+            free_bytes = gpu.left_bytes(elastic=request.elastic, promised=True)
             missing_bytes = gpu.shared.missing_bytes(request.key, request.need_bytes)
             full = bool(request.key) and gpu.shared.full()
             if missing_bytes <= free_bytes and not full:
-                events.append(gpu.grant(number, request, free_bytes))
-            elif (
-                not request.recalled
-                and not full
-                and (wanted := self._recall(number, request, missing_bytes, free_bytes, now_s))
-            ):
-                request.requested_at_s, request.until_s = now_s, now_s + self._recall_wait_s
+                answer = self._node.ask(number, request, missing_bytes, free_bytes, now_s)
+                events.append(self._denied(number, request, now_s) if isinstance(answer, NodeAnswer) else answer)
+            elif not full and (wanted := self._recall(number, request, missing_bytes - free_bytes, now_s)):
                 return events + wanted
-            elif request.waits_for and (now_s < request.until_s or self._worth_waiting(request, now_s)):
+            elif self._recalls.goes_on(request, now_s):
                 return events
-            elif gpu.promises and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
+            elif gpu.promised_bytes and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
                 return events
             else:
-                if request.context:
-                    gpu.records[request.process].context.counts_from_s = now_s
-                events.append(Denied(request.process, number, request.seq))
+                events.append(self._denied(number, request, now_s))
             gpu.requests.popleft()
         return events
+
+    def _denied(self, number: int, request: LeaseRequest, now_s: float) -> Denied:
+        if request.context:
+            self._gpus[number].records[request.process].context.counts_from_s = now_s
+        return Denied(request.process, number, request.seq)
 
     def _due_s(self, head: LeaseRequest) -> float:
         """When the first request of a GPU is decided without a further event. If it waits for promises alone: when they expire."""
@@ -368,26 +389,11 @@ class Ledger:
             return self._opens_at_s
         return head.until_s if head.waits_for else inf
 
-    def _worth_waiting(self, request: LeaseRequest, now_s: float) -> bool:
-        """After the short wait: whether some process will still answer."""
-        request.waits_for = {process for process in request.waits_for if self._may_answer(process)}
-        request.until_s = min(now_s + self._recall_wait_s, request.requested_at_s + RECALL_MOST_S)
-        return bool(request.waits_for) and now_s < request.until_s
-
-    def _recall(
-        self, number: int, request: LeaseRequest, needed_bytes: int, free_bytes: int, now_s: float
-    ) -> list[Event]:
-        """Recall from every sibling that has unused memory. A sibling that still owes an answer gets no further recall."""
+    def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
+        """Recall once what a request lacks, unless no recall could make it fit."""
         gpu = self._gpus[number]
-        request.recalled = True
-        events: list[Event] = []
-        if needed_bytes > gpu.most_bytes(elastic=request.elastic):
-            return events
-        for process, record in gpu.records.items():
-            if process == request.process or record.leased_bytes == 0 or record.recall or process in self._exact:
-                continue
-            self._recalls = self._recalls % 0x7FFFFFFF + 1
-            record.recall, record.recalled_at_s = RECALLS | self._recalls, now_s
-            request.waits_for.add(process)
-            events.append(Recalled(process, number, record.recall, needed_bytes - free_bytes))
-        return events
+        hopeless = gpu.shared.missing_bytes(request.key, request.need_bytes) > gpu.most_bytes(elastic=request.elastic)
+        if request.recalled or hopeless:
+            request.recalled = True
+            return []
+        return self._recalls.begin(number, request, missing_bytes, now_s)

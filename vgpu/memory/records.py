@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
 
 from vgpu.memory.context import ContextMeasure
 
@@ -32,6 +34,8 @@ class ProcessRecord:
     leased_bytes: int = 0
     elastic_bytes: int = 0
     """The elastic part of the lease."""
+    away_bytes: int = 0
+    """The part of the lease that was in host memory at the last reading."""
     used_bytes: int = 0
     managed_bytes: int = 0
     """The managed part of the used memory."""
@@ -84,7 +88,43 @@ class Recalled:
     missing_bytes: int
 
 
-Event = Granted | Denied | Recalled
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """To `process`: its request `seq` waits for this much memory that other containers have now."""
+
+    process: int
+    gpu: int
+    seq: int
+    missing_bytes: int
+
+
+Event = Granted | Denied | Recalled | Waiting
+
+
+class NodeAnswer(Enum):
+    """Whether a GPU has the memory for a request that its container's limits allow."""
+
+    GRANTED = "granted"
+    """The memory is free, and counts as this container's from now on."""
+    WAITS = "waits"
+    """Others have to give way first; `Ledger.node_decided` follows."""
+    REFUSED = "refused"
+
+
+class NodeRoom(Protocol):
+    """The memory of the node's GPUs, for one container. GPUs by their number in its grant."""
+
+    def asks(self, gpu: int) -> bool:
+        """Whether this GPU's containers may burst, so that requests need its decision."""
+
+    def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
+        """A process requests memory."""
+
+    def withdraw(self, gpu: int, process: int, seq: int) -> None:
+        """Nothing waits for this request any more."""
+
+    def free_bytes(self, gpu: int) -> int:
+        """What could be granted beyond any request, as no other container lacks it."""
 
 
 @dataclass(slots=True)

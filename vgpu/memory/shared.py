@@ -61,6 +61,11 @@ class Shared:
             return opened_bytes
         return 0 if memory.makers else max(0, opened_bytes - memory.charged_bytes)
 
+    def maker(self, key: bytes) -> int | None:
+        """The process that made it first, of those that have it; None if there is none."""
+        memory = self._memory.get(key)
+        return next(iter(memory.makers), None) if memory is not None else None
+
     def openers(self) -> list[int]:
         """The processes that may have shared memory open."""
         return list(self._keys)

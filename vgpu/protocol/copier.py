@@ -8,7 +8,7 @@ shim/copier/protocol.h is the same in C. This module handles bytes only: no sock
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeVar
 
@@ -114,6 +114,20 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFile:
+    """Which file a pool is. Two that are equal are one file: an inode number alone may be given again."""
+
+    file_system: int
+    """The identity of the mount: random for a tmpfs since Linux 5.13."""
+    inode: int
+    born_ns: int
+    """When the inode was made; 0 = the file system does not know (hugetlbfs, and a tmpfs before Linux 6.0)."""
+
+    def __str__(self) -> str:
+        return f"{self.file_system:x}:{self.inode}:{self.born_ns}"
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The copier and its pool."""
 
@@ -127,6 +141,8 @@ class State:
     pages: Pages
     jobs: int
     """Not answered."""
+    file: PoolFile | None = None
+    """None: there is none yet, or the copier is of an earlier release (`_STATE_BEFORE`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +163,9 @@ _JOB: Final = struct.Struct("<QQQ")
 _FORGET: Final = struct.Struct("<Q")
 _STATUS: Final = struct.Struct("<")
 _DONE: Final = struct.Struct("<QIIQQ")
-_STATE: Final = struct.Struct("<QQQIIII")
+_STATE_BEFORE: Final = struct.Struct("<QQQIIII")
+"""STATE of a copier of an earlier release, which does not state its file."""
+_STATE: Final = struct.Struct("<QQQIIIIQQQ")
 _ERROR: Final = struct.Struct(f"<I{ERROR_TEXT_BYTES}s")
 
 _TYPES: Final[dict[type[Message], int]] = {Save: 1, Restore: 2, Forget: 3, Status: 4, Done: 5, State: 6, Error: 7}
@@ -171,6 +189,8 @@ def decode(packet: bytes) -> Message:
     if version > VERSION:
         raise NewerVersion(f"packet of version {version}: this Tangram speaks version {VERSION}")
     form = _BODIES.get(kind)
+    if kind == _TYPES[State] and body_bytes == _STATE_BEFORE.size:
+        form = _STATE_BEFORE
     if version != VERSION or form is None:
         raise BadDocument(
             f"packet of version {version} and type {kind}: version {VERSION} has types 1 to {len(_BODIES)}"
@@ -197,7 +217,7 @@ def _body(message: Message) -> bytes:
         case State():
             return _STATE.pack(
                 message.pool_bytes, message.allocated_bytes, message.registered_bytes, message.context_mib,
-                message.ready, message.pages, message.jobs,
+                message.ready, message.pages, message.jobs, *(astuple(message.file) if message.file else (0, 0, 0)),
             )  # fmt: skip
         case Error():
             text = message.text.encode(errors="replace")[: ERROR_TEXT_BYTES - 1].decode(errors="ignore").encode()
@@ -209,11 +229,12 @@ def _message(kind: int, fields: tuple[Any, ...]) -> Message:
         job, result, cuda_error, copied_bytes, microseconds = fields
         return Done(job, _known(Result, result, "DONE has result"), cuda_error, copied_bytes, microseconds)
     if kind == _TYPES[State]:
-        pool_bytes, allocated_bytes, registered_bytes, context_mib, ready, pages, jobs = fields
+        pool_bytes, allocated_bytes, registered_bytes, context_mib, ready, pages, jobs, *file = fields
         if ready > 1:
             raise BadDocument(f"packet STATE has ready {ready}: it must be 0 or 1")
         consists_of = _known(Pages, pages, "STATE has pages")
-        return State(pool_bytes, allocated_bytes, registered_bytes, context_mib, bool(ready), consists_of, jobs)
+        known = PoolFile(*file) if any(file) else None
+        return State(pool_bytes, allocated_bytes, registered_bytes, context_mib, bool(ready), consists_of, jobs, known)
     if kind == _TYPES[Error]:
         reason, text = fields
         return Error(_known(Reason, reason, "ERROR has reason"), text.split(b"\0", 1)[0].decode(errors="replace"))

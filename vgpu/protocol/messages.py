@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from vgpu.protocol.passing_messages import PassingMessage
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -379,5 +381,5 @@ class Pending:
 SwapMessage = Burst | Swappable | SwapOut | Blocks | Unmap | Unmapped | SwapIn | Filled | Cancel | Unable | Pending
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
-    | Channels | Activity | Hold | Drop | Report | SwapMessage
+    | Channels | Activity | Hold | Drop | Report | SwapMessage | PassingMessage
 )  # fmt: skip

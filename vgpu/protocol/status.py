@@ -18,7 +18,7 @@ from vgpu.api.errors import BadDocument, NewerVersion
 VERSION: Final = 1
 BRIEF: Final = "\0tangram-brief-"
 """A reader whose socket is bound to an abstract name with this prefix gets a brief document: only the containers over their limit, with a limit
-that is not enforced, or with a problem of GPU time. An arbiter of an earlier version writes the whole document."""
+that is not enforced, with a problem of GPU time, or that do not give way or cannot come back. An arbiter of an earlier version writes the whole document."""
 
 
 class GpuStatus(msgspec.Struct, frozen=True):
@@ -26,8 +26,9 @@ class GpuStatus(msgspec.Struct, frozen=True):
 
     uuid: str
     limit_bytes: int
+    """In all, as CUDA and nvidia-smi show it in the container: above the guarantee where it may burst."""
     core_percent: int
-    """0 = no cap was requested."""
+    """Guaranteed compute time. 0 = no cap was requested."""
     leased_bytes: int
     """Leased to its processes for allocations; memory for their contexts is in `context_bytes`."""
     used_bytes: int
@@ -36,6 +37,14 @@ class GpuStatus(msgspec.Struct, frozen=True):
     """Memory of their contexts, modules and kernels beside that."""
     shared_bytes: int = 0
     """Charged beside all leases: memory that some of them have open after the end of the process that made it."""
+    guarantee_bytes: int | None = None
+    """The part of `limit_bytes` that is never swapped out. None = all of it, or an arbiter without this field."""
+    away_bytes: int = 0
+    """The part of what is leased that is in host memory."""
+    elastic_bytes: int = 0
+    """The part of what is leased that can be moved there, or is there."""
+    core_limit_percent: int = 0
+    """Compute time in all: more than `core_percent` where the container may burst. 0 = no cap, or an arbiter without this field."""
 
 
 class ProcessGpu(msgspec.Struct, frozen=True):
@@ -73,7 +82,7 @@ class GpuTimeStatus(
     processes: int
     """Processes that can be suspended: their channels are known."""
     requested_percent: int
-    """0 = no cap."""
+    """Guaranteed. 0 = no cap."""
     on_s: float
     """Time in which it had work and was allowed to run; this counts against its cap."""
     off_s: float
@@ -103,6 +112,35 @@ class GpuTimeStatus(
     """GPU time that the driver counted for its processes; None if the driver does not report it."""
     resumes: int = 0
     """Times that its processes resumed themselves because the arbiter's heartbeat had stopped."""
+    limit_percent: int = 0
+    """What it may use in all: more than `requested_percent` where it may burst. 0 = no cap, or an arbiter without this field."""
+    burst_s: float = 0.0
+    """The part of `on_s` above its guarantee, in time that no other container needed."""
+
+
+class SwapStatus(msgspec.Struct, frozen=True):
+    """A container's memory above its guarantee, on a node where containers may burst. docs/development/swapping.md"""
+
+    paused: bool
+    """It does not run: some of its memory is in host memory, or moves."""
+    paused_s: float
+    """For how long, in seconds; 0 = it is not paused."""
+    why: str
+    """Why it is paused, in words; empty = it is not."""
+    direction: str
+    """In which direction its memory moves now: out, in, or empty."""
+    waiting: int
+    """Requests of its processes that wait for memory."""
+    unable: str
+    """Why its memory cannot be moved; empty = it can, or no process has connected."""
+    over_limit: str
+    """Why it is over its limit: it did not give way to the guarantee of another container. Empty = it is not."""
+    over_limit_action: str
+    """What follows: kill or report."""
+    stranded: str
+    """Why its memory cannot come back; empty = it can."""
+    stranded_action: str
+    """What follows: evict or keep."""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True):
@@ -157,6 +195,8 @@ class ContainerStatus(
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Empty = none; also from an arbiter without this field."""
     bypasses: tuple[BypassStatus, ...] = ()
+    swap: SwapStatus | None = None
+    """None where no container may burst, and from an arbiter without this field."""
 
 
 class KillStatus(msgspec.Struct, frozen=True):
@@ -177,7 +217,10 @@ class KillStatus(msgspec.Struct, frozen=True):
     bypass: bool = False
     """The process bypassed the library, and `arbiter.bypass` decided; otherwise the container's over-limit action did."""
     whole: bool = False
-    """All processes of its container were killed with it, because the container started such processes repeatedly."""
+    """All processes of its container were killed with it: the container started such processes repeatedly, or `reason` says why."""
+    reason: str = ""
+    """Not for its own use, but because it did not give way to the guarantee of another container; then `held_bytes` is what it had leased and
+    `limit_bytes` its guarantee. Empty: one of the other reasons."""
 
 
 class UngrantedStatus(msgspec.Struct, frozen=True):

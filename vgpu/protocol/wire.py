@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.protocol import swap_wire
+from vgpu.protocol import passing_wire, swap_wire
 from vgpu.protocol.messages import (
     Activity,
     ActivityKind,
@@ -53,11 +53,12 @@ from vgpu.protocol.messages import (
     Welcome,
     WelcomeGpu,
 )  # fmt: skip
+from vgpu.protocol.passing_messages import Convert, Export, Exported, Open, UnopenedReason
 
 __all__ = [
-    "Activity", "ActivityKind", "Block", "Blocks", "Burst", "Cancel", "Channels", "Context", "Drop", "Error", "Filled", "Hello", "Hold", "HoldState",
-    "Lease", "LeaseKind", "Leased", "ListedProcess", "Measured", "Message", "Pending", "ProcessList", "Processes", "Recall", "Report", "Return", "Space",
-    "Step", "SwapIn", "SwapOut", "Swappable", "Unable", "UnableReason", "Unmap", "Unmapped", "Usage", "Welcome", "WelcomeGpu", "decode", "encode",
+    "Activity", "ActivityKind", "Block", "Blocks", "Burst", "Cancel", "Channels", "Context", "Convert", "Drop", "Error", "Export", "Exported", "Filled", "Hello", "Hold", "HoldState",
+    "Lease", "LeaseKind", "Leased", "ListedProcess", "Measured", "Message", "Open", "Pending", "ProcessList", "Processes", "Recall", "Report", "Return", "Space",
+    "Step", "SwapIn", "SwapOut", "Swappable", "Unable", "UnableReason", "Unmap", "Unmapped", "UnopenedReason", "Usage", "Welcome", "WelcomeGpu", "decode", "encode",
 ]  # fmt: skip
 
 MAGIC: Final = 0x52474E54
@@ -80,6 +81,7 @@ UNDERSTANDS_STILL: Final = 4
 UNDERSTANDS_DRAINED: Final = 8
 UNDERSTANDS_RESUMED: Final = 16
 UNDERSTANDS_BURST: Final = 32
+UNDERSTANDS_OPEN: Final = 64
 """Bits of the features."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
@@ -129,8 +131,10 @@ _PROCESS = struct.Struct("<IIQ")
 _TYPES: Final[dict[type[Message], int]] = {
     Hello: 1, Welcome: 2, Lease: 3, Leased: 4, Return: 5, Recall: 6, Usage: 7, Error: 8,
     Context: 9, Measured: 10, Processes: 11, ProcessList: 12, Channels: 13, Activity: 14, Hold: 15, Drop: 16, Report: 17,
-    **swap_wire.TYPES,
+    **swap_wire.TYPES, **passing_wire.TYPES,
 }  # fmt: skip
+_ELSEWHERE: Final = swap_wire.NUMBERS | passing_wire.NUMBERS
+"""Types whose bodies other modules make."""
 _NAMES: Final = {number: kind.__name__.upper() for kind, number in _TYPES.items()}
 _BODY_BYTES: Final = {
     1: _HELLO.size, 3: _LEASE.size, 4: _LEASED.size, 5: _AMOUNT.size, 6: _AMOUNT.size, 7: _USAGE.size, 8: _ERROR.size,
@@ -184,6 +188,8 @@ def _body(message: Message) -> bytes:
             return _GPU_ONLY.pack(gpu, len(processes)) + b"".join(
                 _PROCESS.pack(process.pid, 0, process.used_bytes) for process in processes
             )
+        case Convert() | Open() | Export() | Exported():
+            return passing_wire.body(message)
         case _:
             return swap_wire.body(message)
 
@@ -212,15 +218,20 @@ def decode(packet: bytes) -> tuple[int, Message]:
         return seq, _process_list(body)
     if number not in _NAMES:
         raise BadDocument(f"packet is of type {number}: types are 1 to {max(_NAMES)}")
-    swaps = number in swap_wire.NUMBERS
-    needed = swap_wire.size_bytes(number, body) if swaps else _BODY_BYTES[number]
-    if len(body) != needed:
+    if len(body) != (needed := _size_bytes(number, body)):
         raise BadDocument(f"packet {_NAMES[number]} has a body of {len(body)} bytes: it must be {needed}")
-    if not swaps:
+    if number not in _ELSEWHERE:
         return seq, _message(number, body)
-    swap = swap_wire.message(number, body)
-    _gpu(swap.gpu)
-    return seq, swap
+    decoded = swap_wire.message(number, body) if number in swap_wire.NUMBERS else passing_wire.message(number, body)
+    if not isinstance(decoded, Open | Export):
+        _gpu(decoded.gpu)
+    return seq, decoded
+
+
+def _size_bytes(number: int, body: bytes) -> int:
+    if number in swap_wire.NUMBERS:
+        return swap_wire.size_bytes(number, body)
+    return passing_wire.size_bytes(number) if number in passing_wire.NUMBERS else _BODY_BYTES[number]
 
 
 def _message(number: int, body: bytes) -> Message:

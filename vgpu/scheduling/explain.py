@@ -6,14 +6,16 @@ what is added is the GPU that comes nearest, which a user can act on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from vgpu.api.burst import Burst
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
+from vgpu.scheduling.bursts import explain_with_limits
 from vgpu.scheduling.fleet import Fleet
-from vgpu.scheduling.placement import TOO_FEW, explain
+from vgpu.scheduling.placement import TOO_FEW
 from vgpu.scheduling.snapshot import Snapshot, fleet_of
 from vgpu.scheduling.usable_gpus import UsableGpus
 
@@ -49,12 +51,14 @@ class NodeExplanation:
     """Of the largest GPU that the pod may have; 0 where it may have none, and for MIG instances."""
 
 
-def explain_nodes(snapshot: Snapshot, request: PodRequest) -> list[NodeExplanation]:
-    """Every node: first those that fit, then by how much the best GPU lacks, then by name."""
-    fleet = fleet_of(snapshot)
+def explain_nodes(
+    snapshot: Snapshot, request: PodRequest, bursts: Mapping[str, Burst] | None = None
+) -> list[NodeExplanation]:
+    """Every node: first those that fit, then by how much the best GPU lacks, then by name. `bursts`: container -> its limits."""
+    fleet, bursts = fleet_of(snapshot), bursts or {}
     names = tuple(node.name for node in snapshot.nodes)
     excluded = {node.name: node.excluded for node in snapshot.nodes if node.excluded}
-    reasons = explain(fleet, request, names) | excluded
+    reasons = explain_with_limits(fleet, request, bursts, names) | excluded
     rows = [_row(fleet, name, request, reasons.get(name, "")) for name in names]
     return sorted(rows, key=lambda row: (row.reason != "", row.nearest is None, _distance(row.nearest), row.node))
 

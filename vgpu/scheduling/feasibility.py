@@ -71,11 +71,12 @@ class FeasibilityTable:
         *,
         emptied: bool = False,
         order: Order = "tightest",
+        limited: bool = True,
     ) -> None:
-        """`emptied`: as if no pod had anything. `order`: which GPUs a pod with one share takes."""
+        """`emptied`, `limited`: as in `UsableGpus`. `order`: which GPUs a pod with one share takes."""
         self._order = order
         self.fleet, self.request = fleet, request
-        self.view = UsableGpus(fleet, request, candidates, only or {}, emptied=emptied)
+        self.view = UsableGpus(fleet, request, candidates, only or {}, emptied=emptied, limited=limited)
         self.names, self.is_candidate = self.view.names, self.view.is_candidate
         self._bundles = _bundles([part for part in request.containers if part.kind == "share"])
         self._wholes = [part for part in request.containers if part.kind == "whole"]

@@ -24,6 +24,7 @@ from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.demand.pool_capacity import PoolCapacity
 from vgpu.scheduling.demand.pools import Pools
 from vgpu.scheduling.demand.request_distribution import RequestDistribution
+from vgpu.scheduling.limit_sums import LimitSums
 from vgpu.scheduling.links import costs_of
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints, Taint
 from vgpu.scheduling.nodes.labels import Labels
@@ -70,8 +71,10 @@ class Fleet:
     rows beyond a node's GPUs are not `shareable`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overcommit: float | None = None) -> None:
+        """`overcommit`: what limits may add up to, times a GPU's memory; None = no bound."""
         gpus, nodes = FIRST_CAPACITY
+        self.limits = LimitSums(overcommit, FIRST_CAPACITY)
         self.total_mib: Ints = np.zeros((gpus, nodes), np.int32)
         self.free_mib: Ints = np.zeros((gpus, nodes), np.int32)
         self.free_percent: Ints = np.zeros((gpus, nodes), np.int32)
@@ -270,16 +273,10 @@ class Fleet:
 
     def overcommitted(self) -> list[tuple[str, str, int, int]]:
         """(node, UUID, free MiB, free percent) of every GPU and MIG instance with less than nothing left: I1 is broken."""
-        rows, columns = np.nonzero((self.free_mib < 0) | (self.free_percent < 0))
-        gpus = [
-            (
-                self.names[c],
-                self.inventory[self.names[c]].gpus[r].uuid,
-                int(self.free_mib[r, c]),
-                int(self.free_percent[r, c]),
-            )
-            for r, c in zip(rows.tolist(), columns.tolist(), strict=True)
-        ]
+        gpus = list[tuple[str, str, int, int]]()
+        for r, c in np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist():
+            uuid = self.inventory[self.names[c]].gpus[r].uuid
+            gpus.append((self.names[c], uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])))
         instances = [
             (node, one.uuid, one.mib * free, FULL_CORE_PERCENT * free)
             for node, taken in self.mig_containers.items()
@@ -317,6 +314,8 @@ class Fleet:
             return
         whole = assigned.kind == "whole"
         mib = sign * (int(self.total_mib[row, at]) if whole else assigned.mib)
+        if self.limits.overcommit is not None:
+            mib += self.limits.change((row, at), self.total_mib, self.free_mib, mib, assigned)
         self.free_mib[row, at] -= mib
         if self.shareable[row, at]:
             self.capacity.debit(int(self.pool[row, at]), mib)
@@ -357,6 +356,7 @@ class Fleet:
         instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
         for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, *instances):
             array[:, at] = 0
+        self.limits.clear(at)
         self.shareable[:, at] = False
         self.model[:, at] = -1
 
@@ -375,6 +375,7 @@ class Fleet:
         before = self.total_mib.shape[axis]
         for field in ("total_mib", "free_mib", "free_percent", "containers", "shareable"):
             setattr(self, field, _doubled(getattr(self, field), axis))
+        self.limits.grow(axis)
         for profile, known in self.mig.items():
             arrays = (known.offered, known.free, known.free_mib)
             self.mig[profile] = Instances(*(_doubled(array, axis) for array in arrays))

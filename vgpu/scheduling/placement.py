@@ -11,7 +11,7 @@ it prefers (`policies.registry`). `feasibility` documents what is guaranteed abo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Final
 
@@ -36,6 +36,9 @@ NO_SINGLE_GPU: Final = "no single GPU has enough free gpu-mem and gpu-core"
 NO_WHOLE: Final = "too few GPUs are wholly free"
 NO_MIG: Final = "too few free MIG instances of the profile"
 NO_MIG_EVER: Final = "node has no such MIG instances"
+LIMITS: Final = (
+    "on each GPU that has room for the guarantee, memory limits would add up to more than burst.overcommit allows"
+)
 SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
 
 UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
@@ -183,16 +186,20 @@ def explain(
 def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[str, Set[str]] | None) -> NoFit:
     """Per candidate that does not fit, the reason that helps most."""
     fleet, request = table.fleet, table.request
-    full = table.is_candidate & ~table.fits
+    full, bare = table.is_candidate & ~table.fits, request
+    if request.limits_mib:
+        bare = replace(request, limits_mib=())
     every = isinstance(table.view.columns, slice)
-    empty = empty_of_all(fleet, request) if every else empty_of(fleet, request, looked_up)
+    empty = empty_of_all(fleet, bare) if every else empty_of(fleet, bare, looked_up)
     now = FeasibilityTable(fleet, request, looked_up) if only else table
+    unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
         (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
+        (LIMITS, unlimited.fits),
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_SINGLE_GPU, full),
     ]

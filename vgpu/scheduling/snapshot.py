@@ -7,7 +7,7 @@ What is free follows from both; the extender's own count of it is written beside
 nodes' free CPU and by what pods requested so far: both are in it since version 2. Pods that were deleted by force and run on are in it since version 3. Of older documents
 both are unknown.
 What pods require of nodes (labels, tolerations) and MIG instances that they requested are in it since version 4: each constraint by a number,
-and of each node the numbers of those that it meets. Nodes' labels themselves are not in it, nor pods' preferences: it does not show which of two
+and of each node the numbers of those that it meets. The bound of limits (`burst.overcommit`) is in it since version 5. Nodes' labels themselves are not in it, nor pods' preferences: it does not show which of two
 nodes that are equally good for the GPUs a pod with preferences got.
 """
 
@@ -23,6 +23,7 @@ from vgpu.api.codec import assignment_from_json, assignment_to_json, inventory_f
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.grant import Assignment
 from vgpu.api.inventory import Inventory
+from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import LARGEST_CPU_MILLI, LARGEST_GPU_MIB, MEMORY_UNITS_MIB
 from vgpu.api.request import FULL_CORE_PERCENT, MOST_GPUS
 from vgpu.scheduling.demand.pools import MOST_CONSTRAINTS
@@ -30,10 +31,12 @@ from vgpu.scheduling.demand.request_distribution import Typical
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.nodes.constraints import ANYWHERE, LabelRequirement, NodeConstraints, Term
 
-VERSION: Final = 4
+VERSION: Final = 5
 OLDEST: Final = 1
+WITHOUT_OVERCOMMIT: Final = 4
+"""What is written where limits have no bound: a reader of that version misses nothing."""
 WITHOUT_CONSTRAINTS: Final = 3
-"""What is written where no pod requested MIG instances or for nodes that not every node is: a reader of that version misses nothing."""
+"""Likewise, where no pod requested MIG instances or for nodes that not every node is."""
 WITHOUT_ORPHANS: Final = 2
 """What is written where there is no orphan either: likewise."""
 
@@ -105,6 +108,8 @@ class Snapshot:
     pods: tuple[PodRecord, ...]
     distribution: tuple[tuple[Typical, int], ...] = ()
     """What pods requested so far, and how many times, the most frequent first."""
+    overcommit: float | None = None
+    """What the limits on a GPU may add up to, times its memory; None = no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +123,13 @@ class SnapshotRecords:
     distribution: tuple[tuple[Typical, int], ...]
     orphans: bool
     """Is any pod `orphaned`?"""
+    overcommit: float | None = None
 
     def whole(self) -> Snapshot:
         """All of them."""
-        return Snapshot(self.domain, self.unit_mib, tuple(self.nodes), tuple(self.pods), self.distribution)
+        return Snapshot(
+            self.domain, self.unit_mib, tuple(self.nodes), tuple(self.pods), self.distribution, self.overcommit
+        )
 
 
 class _Node(msgspec.Struct, omit_defaults=True):
@@ -160,6 +168,7 @@ class _Document(msgspec.Struct, rename={"distribution": "mix"}):
     nodes: list[_Node]
     pods: list[_Pod]
     distribution: list[_Requested] = []
+    overcommit: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Version(msgspec.Struct):
@@ -185,7 +194,13 @@ def snapshot_to_json(snapshot: Snapshot) -> bytes:
     return b"".join(
         snapshot_chunks(
             SnapshotRecords(
-                snapshot.domain, snapshot.unit_mib, snapshot.nodes, snapshot.pods, snapshot.distribution, orphans
+                snapshot.domain,
+                snapshot.unit_mib,
+                snapshot.nodes,
+                snapshot.pods,
+                snapshot.distribution,
+                orphans,
+                snapshot.overcommit,
             )
         )
     )
@@ -199,8 +214,8 @@ def snapshot_chunks(of: SnapshotRecords) -> Iterator[bytes]:
         )
         for one, times in of.distribution
     ]  # fmt: skip
-    version = VERSION
-    if not any(one.instances or one.constraints is not None for one in distribution):
+    version = WITHOUT_OVERCOMMIT if of.overcommit is None else VERSION
+    if of.overcommit is None and not any(one.instances or one.constraints is not None for one in distribution):
         version = WITHOUT_CONSTRAINTS if of.orphans else WITHOUT_ORPHANS
     encode = msgspec.json.Encoder().encode
     yield b'{"v":%d,"domain":%b,"unit_mib":%d,"nodes":[' % (version, encode(of.domain), of.unit_mib)
@@ -213,7 +228,8 @@ def snapshot_chunks(of: SnapshotRecords) -> Iterator[bytes]:
     for pod in of.pods:
         yield between + encode(_written_pod(pod))
         between = b","
-    yield b'],"mix":%b}' % encode(distribution)
+    yield b'],"mix":%b' % encode(distribution)
+    yield b"}" if of.overcommit is None else b',"overcommit":%b}' % encode(of.overcommit)
 
 
 def _written_node(one: NodeRecord) -> _Node:
@@ -237,6 +253,9 @@ def snapshot_from_json(body: bytes) -> Snapshot:
     if document.unit_mib not in MEMORY_UNITS_MIB.values():
         known = ", ".join(map(str, MEMORY_UNITS_MIB.values()))
         raise BadDocument(f"snapshot: unit_mib is {document.unit_mib}: it must be one of {known}")
+    overcommit = None if document.overcommit is msgspec.UNSET else document.overcommit
+    if overcommit is not None and not LEAST <= overcommit <= MOST:
+        raise BadDocument(f"snapshot: overcommit is {overcommit}: it must be {LEAST:g} to {MOST:g}")
     distribution = tuple(map(_requested, document.distribution))
     if len(dict(distribution)) < len(distribution):
         raise BadDocument(
@@ -248,12 +267,13 @@ def snapshot_from_json(body: bytes) -> Snapshot:
         tuple(_node(one) for one in document.nodes),
         tuple(_pod(one) for one in document.pods),
         distribution,
+        overcommit,
     )
 
 
 def fleet_of(snapshot: Snapshot) -> Fleet:
     """The fleet that inventories and assignments make, to place pods on."""
-    fleet = Fleet()
+    fleet = Fleet(snapshot.overcommit)
     for one in snapshot.nodes:
         if one.inventory is not None and not one.excluded:
             fleet.set_node(one.name, one.inventory)

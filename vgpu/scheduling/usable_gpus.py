@@ -15,7 +15,7 @@ import numpy as np
 
 from vgpu.api.inventory import Gpu, MigInstance
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
-from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet
+from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
 from vgpu.scheduling.mig_instances import InstanceCounts, on_node
 from vgpu.scheduling.packing import FreeGpus
 
@@ -36,9 +36,11 @@ class UsableGpus:
         only: Mapping[str, Set[str]],
         *,
         emptied: bool,
+        limited: bool = True,
     ) -> None:
-        """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod had anything."""
+        """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod had anything. `limited`: within the bound of limits."""
         self.fleet, self.request, self._only, self._emptied = fleet, request, only, emptied
+        self._limited = limited and fleet.limits.overcommit is not None
         columns = candidates.columns
         self.columns: slice | Columns
         if 2 * len(columns) >= fleet.width:
@@ -62,7 +64,16 @@ class UsableGpus:
             total = fleet.total_mib[:, view]
             return FreeGpus(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
         free = allowed & (fleet.containers[:, view] == 0) if untouched else allowed
-        return FreeGpus(fleet.free_mib[:, view], fleet.free_percent[:, view], allowed, free)
+        free_mib = fleet.free_mib[:, view] if self._limited else self._guarantees_leave()
+        return FreeGpus(free_mib, fleet.free_percent[:, view], allowed, free)
+
+    def _guarantees_leave(self) -> Ints:
+        """(GPUs, nodes) free MiB, whatever limits add up to."""
+        fleet, view = self.fleet, self.columns
+        if fleet.limits.overcommit is None:
+            return fleet.free_mib[:, view]
+        leave: Ints = fleet.free_mib[:, view] + fleet.limits.withheld_mib[:, view]
+        return leave
 
     def instances(self, profile: str) -> InstanceCounts:
         """Instances of a profile that the pod may use."""
@@ -95,6 +106,8 @@ class UsableGpus:
         request, allowed = self.request, self.fleet.shareable[:, self.columns] & self.is_candidate
         if request.models or request.not_models:
             allowed &= self._models()
+        if self._limited and request.limits_mib:
+            allowed &= self._within_limits(request.limits_mib)
         if request.uuids:
             named = np.zeros_like(allowed)
             for row, at in self._homes(request.uuids):
@@ -107,6 +120,12 @@ class UsableGpus:
             for row, gpu in enumerate(self.fleet.inventory[name].gpus if at >= 0 else ()):
                 allowed[row, at] &= gpu.uuid in uuids
         return allowed
+
+    def _within_limits(self, limits_mib: tuple[int, ...]) -> Bools:
+        """(GPUs, nodes) where the pod's limits keep to the bound."""
+        total_mib, emptied = self.fleet.total_mib[:, self.columns], self._emptied
+        free_mib = total_mib if emptied else self._guarantees_leave()
+        return self.fleet.limits.allow(limits_mib, total_mib, free_mib, view=self.columns, emptied=emptied)
 
     def _models(self) -> Bools:
         """(GPUs, nodes) whether the pod's conditions allow the model."""

@@ -26,6 +26,8 @@ class GpuMemory:
     """Ordered out and still on the GPU."""
     moved_out: int = 0
     """Moved by the present order."""
+    first_out: tuple[float, int] | None = None
+    """When its first part had left, and how much that was."""
 
     @property
     def used(self) -> int:
@@ -149,7 +151,7 @@ class ContainerState:
         self.end_order()
         self.direction, self.moving = direction, set(gpus)
         for gpu, leaving in gpus.items() if direction == "out" else ():
-            self.memory[gpu].leaving, self.memory[gpu].moved_out = leaving, 0
+            self.memory[gpu].leaving, self.memory[gpu].moved_out, self.memory[gpu].first_out = leaving, 0, None
 
     def cancel(self) -> None:
         """What still was to leave stays."""

@@ -173,8 +173,14 @@ class Decided(_Event, frozen=True, tag=True):
     """`decide` was called. It changes nothing: only traces have it."""
 
 
+class Stalled(_Event, frozen=True, tag=True):
+    """The caller did not run for so many seconds until now: this time counts against no container."""
+
+    seconds: float
+
+
 ContainerEvent = (
     Joined | Changed | Left | Used | Requested | Working | Idle | Announced
     | Able | Unable | Suspended | Progress | SwappedOut | SwappedIn | Failed
 )  # fmt: skip
-Event = GpuSeen | PoolSeen | Withdrawn | ContainerEvent
+Event = GpuSeen | PoolSeen | Withdrawn | Stalled | ContainerEvent

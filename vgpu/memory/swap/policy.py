@@ -56,6 +56,7 @@ from vgpu.memory.swap.events import (
     PoolSeen,
     Progress,
     Requested,
+    Stalled,
     Suspended,
     SwappedIn,
     SwappedOut,
@@ -93,6 +94,8 @@ class SwapPolicy:
     def apply(self, event: Event | Decided) -> None:
         """Record an event. Events of unknown containers are ignored: the container left before they arrived. GPUs are reported before their containers;
         raises BadDocument for a container on another GPU."""
+        if isinstance(event, Stalled):
+            self._now_s = max(self._now_s, min(event.at_s, self._now_s + event.seconds))
         self._advance(event.at_s)
         match event:
             case GpuSeen():
@@ -106,7 +109,7 @@ class SwapPolicy:
             case Joined() if event.name not in self._states:
                 self._check_gpus(event.name, event.contract)
                 self._states[event.name] = ContainerState(event.name, event.contract, event.at_s)
-            case Decided():
+            case Decided() | Stalled():
                 pass
             case _ if event.name in self._states:
                 self._apply_to(self._states[event.name], event)
@@ -133,6 +136,18 @@ class SwapPolicy:
     def room_bytes(self, name: str, gpu: str) -> int:
         """How much a container that comes back may take of a GPU now. Valid from `decide` until the next event."""
         return self._room.get(name, {}).get(gpu, 0)
+
+    def wants(self, name: str) -> bool:
+        """Whether a container would run, or go on, if it had the memory."""
+        return name in self._states and self._states[name].wants(self._now_s)
+
+    def is_over_limit(self, name: str) -> bool:
+        """Whether `OverLimit` of a container still applies."""
+        return name in self._states and self._states[name].is_over_limit
+
+    def is_stranded(self, name: str) -> bool:
+        """Whether `Stranded` of a container still applies."""
+        return name in self._states and self._states[name].is_stranded
 
     def _apply_to(self, state: ContainerState, event: ContainerEvent) -> None:
         match event:
@@ -218,6 +233,7 @@ class SwapPolicy:
         one.away = min(one.elastic, one.away + event.bytes)
         one.leaving = max(0, one.leaving - event.bytes)
         one.moved_out += event.bytes
+        one.first_out = one.first_out or (event.at_s, event.bytes)
         self._ends.moved_out(state, event.bytes)
 
     def _complete(self, state: ContainerState, gpu: str) -> None:
@@ -231,11 +247,15 @@ class SwapPolicy:
         state.end_order()
 
     def _measure(self, state: ContainerState, event: SwappedOut) -> None:
-        """The speed of a GPU's copies, by what left it since the container was suspended."""
-        moved = state.memory[event.gpu].moved_out
-        if state.suspended_at_s is None or moved < MEASURED_LEAST_BYTES or event.at_s <= state.suspended_at_s:
+        """The speed of a GPU's copies, by what left it after the first part: what comes before that is no copy."""
+        one = state.memory[event.gpu]
+        if one.first_out is None:
             return
-        speed = max(self._settings.bytes_per_s_least, moved / (event.at_s - state.suspended_at_s))
+        first_s, first_bytes = one.first_out
+        moved = one.moved_out - first_bytes
+        if moved < MEASURED_LEAST_BYTES or event.at_s <= first_s:
+            return
+        speed = max(self._settings.bytes_per_s_least, moved / (event.at_s - first_s))
         self._rooms[event.gpu].bytes_per_s += EWMA * (speed - self._rooms[event.gpu].bytes_per_s)
 
     def _away_bytes(self, gpu: str) -> int:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import CLASSES
+from vgpu.api.overcommit import bound_mib, limit_of, withheld_mib
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.victims.eligibility import AllocatedPod
 
@@ -39,6 +40,7 @@ class NodeView:
         "mib",
         "mig",
         "name",
+        "overcommit",
         "owner",
         "percent",
         "pods",
@@ -51,7 +53,15 @@ class NodeView:
         "total_mib",
     )  # fmt: skip
 
-    def __init__(self, name: str, inventory: Inventory, allocated_pods: Sequence[AllocatedPod]) -> None:
+    def __init__(
+        self,
+        name: str,
+        inventory: Inventory,
+        allocated_pods: Sequence[AllocatedPod],
+        overcommit: float | None = None,
+    ) -> None:
+        """`overcommit` as `Fleet`'s."""
+        self.overcommit = overcommit
         self.name, self.inventory, self.pods = name, inventory, tuple(allocated_pods)
         gpus = {gpu.uuid: (row, gpu.mib) for row, gpu in enumerate(inventory.gpus)}
         owner, rows, mib, percent = list[int](), list[int](), list[int](), list[int]()
@@ -81,8 +91,25 @@ class NodeView:
         """Has a pod shares of several GPUs?"""
         self.shareable = np.array([gpu.shareable for gpu in inventory.gpus], np.bool_)
         self.total_mib: Ints = np.array([gpu.mib for gpu in inventory.gpus], np.int64)
+        if overcommit is not None:
+            self._count_limits(overcommit)
         self._index: Mapping[str, int] | None = None
         self._requests: dict[str, Ints] = {}
+
+    def _count_limits(self, overcommit: float) -> None:
+        """On GPUs where limits leave less than guarantees do, a share counts with its limit, and the GPU with their bound."""
+        gpus = {gpu.uuid: row for row, gpu in enumerate(self.inventory.gpus)}
+        held = [one for pod in self.pods for one in pod.held if one.kind != "mig" and one.uuid in gpus]
+        limits = _ints(
+            [mib + max(0, limit_of(one) - one.mib) for one, mib in zip(held, self.mib.tolist(), strict=True)]
+        )
+        for row, total_mib in enumerate(self.total_mib.tolist()):
+            here = self.row == row
+            free_mib = total_mib - int(self.mib[here].sum())
+            excess_mib = int((limits - self.mib)[here].sum())
+            if withheld_mib(total_mib, free_mib, excess_mib, overcommit):
+                self.mib[here] = limits[here]
+                self.total_mib[row] = bound_mib(total_mib, overcommit)
 
     def indices(self, uids: Set[str]) -> list[int]:
         """Of those of these pods that are there."""

@@ -308,7 +308,7 @@ class NodeSearch:
 
     def _without(self, sets: Sequence[Sequence[AllocatedPod]]) -> tuple[Fleet, list[str]]:
         """This node as often as there are sets, each time without one of them, and without those that must go."""
-        fleet, names = Fleet(), [f"{at:06}" for at in range(len(sets))]
+        fleet, names = Fleet(self._view.overcommit), [f"{at:06}" for at in range(len(sets))]
         for name, leaving in zip(names, sets, strict=True):
             gone = {one.uid for one in leaving}
             stay = [assigned for one in (*self._stay, *self._may_go) if one.uid not in gone for assigned in one.held]

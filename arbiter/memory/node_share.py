@@ -1,0 +1,133 @@
+"""One container's part in the memory of the node's GPUs, where containers may burst: its guarantee, its limit, what it has, and what it waits for.
+
+It passes these to the part of the arbiter that swaps (`SwapNode`), which decides over all containers of the node. Numbers of GPUs and processes become
+names there, and back again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from vgpu.api.burst import BurstLimits
+from vgpu.api.grant import Grant
+from vgpu.memory.records import NodeAnswer
+from vgpu.memory.swap.events import MemoryContract
+
+MIB: Final = 2**20
+FREE_WEIGHT: Final = 100.0
+"""Of a container that requests no part of the GPU's time: as in the scheduling of GPU time."""
+
+
+class Swapping(Protocol):
+    """What a container's memory needs of `arbiter.swap.node.SwapNode`. GPUs by UUID, sizes in bytes."""
+
+    def join(self, name: str, contract: MemoryContract, gpus: Sequence[str]) -> None: ...
+
+    def change(self, name: str, contract: MemoryContract) -> None: ...
+
+    def leave(self, name: str) -> None: ...
+
+    def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None: ...
+
+    def asks(self, gpu: str) -> bool: ...
+
+    def request(
+        self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float
+    ) -> NodeAnswer: ...
+
+    def withdraw(self, id_: str) -> None: ...
+
+    def free_bytes(self, name: str, gpu: str) -> int: ...
+
+    def process_away_bytes(self, name: str, pid: int, gpu: str) -> int: ...
+
+
+class WaitingRequest(NamedTuple):
+    """A request of a container that the node decides about."""
+
+    name: str
+    gpu: int
+    process: int
+    seq: int
+
+    @property
+    def id(self) -> str:
+        """Its name on the node."""
+        return f"{self.gpu}/{self.process}/{self.seq}/{self.name}"
+
+    @classmethod
+    def of(cls, id_: str) -> WaitingRequest:
+        """The request with this name."""
+        gpu, process, seq, name = id_.split("/", 3)
+        return cls(name, int(gpu), int(process), int(seq))
+
+
+class NodeShare:
+    """See the module; `vgpu.memory.records.NodeRoom` for the ledger. `node` None: no container of this node may burst, and all is as without it."""
+
+    def __init__(self, name: str, node: Swapping | None) -> None:
+        self._name, self._node = name, node
+        self._uuids: tuple[str, ...] = ()
+        self._wait_s = 0.0
+
+    def begin(self, grant: Grant, burst: BurstLimits | None) -> None:
+        """The grant directory has a grant now, or that of another container."""
+        self.end()
+        self._uuids = tuple(gpu.uuid for gpu in grant.gpus)
+        if self._node is not None:
+            self._node.join(self._name, self._contract(grant, burst), self._uuids)
+
+    def change(self, grant: Grant, burst: BurstLimits | None) -> None:
+        """The same container and GPUs with other limits."""
+        if self._node is not None:
+            self._node.change(self._name, self._contract(grant, burst))
+
+    def end(self) -> None:
+        """The container is gone, with its memory and its requests."""
+        if self._node is not None and self._uuids:
+            self._node.leave(self._name)
+        self._uuids = ()
+
+    def limits_bytes(self, grant: Grant, burst: BurstLimits | None) -> list[int]:
+        """The limit in all on each GPU; the guarantee if containers of this node may not burst."""
+        most = {gpu.uuid: gpu.mib for gpu in burst.gpus} if burst is not None and self._node is not None else {}
+        return [max(gpu.mib, most.get(gpu.uuid, 0)) * MIB for gpu in grant.gpus]
+
+    def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
+        """What the container has: memory that cannot be swapped, and elastic leases."""
+        if self._node is not None:
+            self._node.use(self._name, self._uuids[gpu], *claimed_bytes)
+
+    def away_bytes(self, pid: int, gpu: int) -> int:
+        """Memory of one process that is in host memory now."""
+        return self._node.process_away_bytes(self._name, pid, self._uuids[gpu]) if self._node is not None else 0
+
+    def asks(self, gpu: int) -> bool:
+        """Whether requests need the node's decision."""
+        return self._node is not None and gpu < len(self._uuids) and self._node.asks(self._uuids[gpu])
+
+    def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
+        """See `NodeRoom`."""
+        if self._node is None:
+            return NodeAnswer.GRANTED
+        request = WaitingRequest(self._name, gpu, process, seq)
+        return self._node.request(
+            request.id, self._name, self._uuids[gpu], need_bytes, elastic=elastic, wait_s=self._wait_s
+        )
+
+    def withdraw(self, gpu: int, process: int, seq: int) -> None:
+        """See `NodeRoom`."""
+        if self._node is not None:
+            self._node.withdraw(WaitingRequest(self._name, gpu, process, seq).id)
+
+    def free_bytes(self, gpu: int) -> int:
+        """See `NodeRoom`."""
+        return self._node.free_bytes(self._name, self._uuids[gpu]) if self._node is not None else 0
+
+    def _contract(self, grant: Grant, burst: BurstLimits | None) -> MemoryContract:
+        self._wait_s = float(burst.wait_s) if burst is not None else 0.0
+        limits = self.limits_bytes(grant, burst)
+        gpus = {gpu.uuid: (gpu.mib * MIB, limit) for gpu, limit in zip(grant.gpus, limits, strict=True)}
+        weight = float(max(gpu.core_percent for gpu in grant.gpus)) or FREE_WEIGHT
+        return MemoryContract(gpus, grant.service_class, grant.level, weight)

@@ -1,0 +1,405 @@
+"""All of swapping on one node, in the arbiter's one loop thread: what the policy decides is carried out, and what happens is reported to it.
+
+Nothing here waits. A turn reads what is there, decides, and sends what can be sent; what is left is due at `deadline_s`, or when `fd` is readable. Only `wake`,
+`working` and `announced` may be called from other threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from arbiter.connection import Connection
+from arbiter.host import image_of, lives_since
+from arbiter.swap.activity import ActivityChanges
+from arbiter.swap.container import SwapContainer
+from arbiter.swap.container_host import Blocking
+from arbiter.swap.coordinator import Coordinator, WaitingRequest
+from arbiter.swap.copier import Copier
+from arbiter.swap.ends import EndActions, Ends
+from arbiter.swap.free_memory import FreeMemory
+from arbiter.swap.host_pool import HostPool
+from arbiter.swap.pauses import Pauses, SwapCounts
+from arbiter.swap.poller import Poller
+from arbiter.swap.pool_reports import PoolReports
+from arbiter.swap.records_file import RecordsFile, gpus_with_records
+from arbiter.swap.results import Decided, GpuSwapFacts, Notice, SwapStatus
+from vgpu.memory.records import NodeAnswer
+from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, Stranded, SwapIn, SwapOut
+from vgpu.memory.swap.events import (
+    WAIT_MOST_S,
+    Changed,
+    ContainerEvent,
+    Event,
+    GpuSeen,
+    Joined,
+    Left,
+    MemoryContract,
+    Requested,
+    Used,
+    Withdrawn,
+    Working,
+)
+from vgpu.memory.swap.settings import SwapSettings
+
+ROUNDS: Final = 8
+"""Of decisions and what follows from them in one turn, so that a turn takes some milliseconds at most; the next turn goes on."""
+UNKNOWN_BYTES: Final = 2**50
+"""Capacity of a GPU before the first reading: a PiB, which no GPU has, so nothing is moved."""
+_log = structlog.get_logger()
+
+
+class SwapNode:
+    """See the module. `copiers`: folder with <GPU UUID>.sock. `records`: folder of the records. `recall(name, gpu, bytes)` requests unused
+    leases, and `owes(name, gpu)` says whether a process has yet to answer."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        blocks: Blocking,
+        settings: SwapSettings,
+        copiers: Path,
+        records: Path,
+        boot_id: str,
+        recall: Callable[[str, str, int], None],
+        trace: Path | None = None,
+        *,
+        owes: Callable[[str, str], bool] = lambda *_: True,
+        started_at: Callable[[int], int] = lives_since,
+        image_of: Callable[[int], int] = image_of,
+        connect: Callable[[Path], Copier] = Copier,
+        actions: EndActions | None = None,
+    ) -> None:
+        self.clock, self.recall, self.owes = clock, recall, owes
+        self.started_at, self.image_of = started_at, image_of
+        self.blocks, self.counts = Pauses(blocks, clock), SwapCounts()
+        self.poller = Poller()
+        self._copiers, self._records, self._boot_id, self._connect = copiers, records, boot_id, connect
+        self._coordinator = Coordinator(settings, trace, self._state)
+        self.ends = Ends(actions if actions is not None else EndActions(), self._coordinator)
+        self._pools: dict[str, HostPool] = {}
+        self._usable: dict[str, int] = {}
+        self._capacity: dict[str, int] = {}
+        self._reports = PoolReports(self._pools)
+        self._containers: dict[str, SwapContainer] = {}
+        self._free = FreeMemory(self._capacity, self._containers, self._coordinator)
+        self._active: set[str] = set()
+        self._lost: set[str] = set()
+        self._activity = ActivityChanges(clock, self.wake)
+        self._again = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.poller.add(self._wake_fd, self._woken)
+        for gpu in gpus_with_records(records):
+            self._adopt(gpu)
+
+    @property
+    def fd(self) -> int:
+        """Readable when a turn is due."""
+        return self.poller.fd
+
+    def turn(self) -> None:
+        """Read what is ready, decide, carry out. Never waits."""
+        self.poller.turn()
+        now_s = self.clock()
+        for event in self._activity.take(now_s, everything=self._busy):
+            self._coordinator.apply(event, decides=self._busy)
+        for pool in self._pools.values():
+            if pool.deadline_s() <= now_s:
+                pool.turn()
+        self._settle()
+        self._coordinator.trace.write(now_s)
+
+    def deadline_s(self) -> float | None:
+        """When a turn is due although `fd` is not readable; None: never."""
+        times = [pool.deadline_s() for pool in self._pools.values()]
+        times += [self._containers[name].deadline_s() for name in self._active]
+        times += [self._coordinator.policy.deadline_s() or inf, self._coordinator.trace.deadline_s() or inf]
+        times.append(self._activity.deadline_s(busy=self._busy))
+        if self._again or self._coordinator.undecided:
+            times.append(self.clock())
+        at_s = min(times)
+        return None if at_s == inf else at_s
+
+    def wake(self) -> None:
+        """A turn is due. From any thread."""
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except (BlockingIOError, OSError):
+            return  # it is due already, or this is closed
+
+    def add_gpu(self, gpu: str, usable_bytes: int, others_bytes: int = 0) -> None:
+        """A GPU has so much for containers, but for what others use; again: these changed. The copier's context is kept free while there is no copier."""
+        others_bytes = max(others_bytes, self.pool(gpu).context_bytes)
+        self._usable[gpu] = usable_bytes
+        self._capacity[gpu] = max(0, usable_bytes - others_bytes)
+        self._coordinator.apply(GpuSeen(self.clock(), gpu, self._capacity[gpu]))
+        self._reports.forget(gpu)
+
+    def join(self, name: str, contract: MemoryContract, gpus: Sequence[str]) -> None:
+        """A container has a grant. `gpus`: in the order of the wire. One whose capacity is not known yet counts as large enough."""
+        for gpu in gpus:
+            if gpu not in self._pools or gpu not in self._capacity:
+                self.pool(gpu)
+                self._coordinator.apply(GpuSeen(self.clock(), gpu, UNKNOWN_BYTES))
+        container = self._containers.get(name) or SwapContainer(name, self)
+        self._coordinator.apply(Joined(self.clock(), name, contract))
+        self._containers[name] = container
+        container.join(contract, gpus)
+        if self._activity.works(name):
+            self._coordinator.apply(Working(self.clock(), name))
+        self.activate(name)
+
+    def change(self, name: str, contract: MemoryContract) -> None:
+        """Other limits or urgency."""
+        container = self._containers[name]
+        self._coordinator.apply(Changed(self.clock(), name, contract))
+        container.change(contract)
+
+    def leave(self, name: str) -> None:
+        """Its grant is gone: what is away of it is gone, too."""
+        container = self._containers.pop(name, None)
+        if container is None:
+            return
+        container.leave()
+        self._active.discard(name)
+        self._lost.discard(name)
+        for part in (self._activity, self.ends, self.blocks, self.counts):
+            part.forget(name)
+        self._coordinator.drop(name)
+        self._coordinator.apply(Left(self.clock(), name))
+
+    def take(self, name: str, connection: Connection) -> None:
+        """A welcomed connection for bursts: read and closed here from now on."""
+        container = self._containers.get(name)
+        if container is None:
+            connection.sock.close()
+            return
+        container.take(connection)
+        self.activate(name)
+
+    def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
+        """What a container has leased in all, with everything that was granted here until now."""
+        if (container := self._containers.get(name)) is not None:
+            container.use(gpu, resident_bytes, elastic_bytes)
+
+    def request(
+        self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float
+    ) -> NodeAnswer:  # fmt: skip
+        """Decide on a lease. Above the guarantee it waits for at most `wait_s`."""
+        container = self._containers[name]
+        if self._free.grants(container, gpu, need_bytes, self._active):
+            container.granted(gpu, need_bytes, elastic=elastic)
+            container.tell_used(gpu)
+            return NodeAnswer.GRANTED
+        wait_s = min(WAIT_MOST_S, max(0.0, wait_s))
+        self._coordinator.requests[id_] = WaitingRequest(id_, name, gpu, need_bytes, elastic)
+        self._coordinator.apply(Requested(self.clock(), name, id_, gpu, need_bytes, elastic, wait_s))
+        self._decide()
+        answer = self._coordinator.answer(id_)
+        if answer is None:
+            return NodeAnswer.WAITS
+        return NodeAnswer.GRANTED if answer[0].granted else NodeAnswer.REFUSED
+
+    def asks(self, gpu: str) -> bool:
+        """Whether requests for memory of a GPU need `request`: some container there may exceed its guarantee, or is above it."""
+        return gpu in self._capacity and any(one.bursts(gpu) for one in self._containers.values())
+
+    def free_bytes(self, name: str, gpu: str) -> int:
+        """What a container may be granted now beyond any request: within its guarantee, and nothing while others wait for memory of the GPU."""
+        container = self._containers[name]
+        if container.contract is None or not self._free.grants(container, gpu, 0, self._active):
+            return 0
+        guarantee_bytes = container.contract.gpus[gpu][0]
+        return max(0, min(self._free.of(gpu), guarantee_bytes - container.used_bytes(gpu)))
+
+    def process_away_bytes(self, name: str, pid: int, gpu: str) -> int:
+        """Memory of one process, by its host pid, that is in host memory now."""
+        container = self._containers.get(name)
+        return container.process_away_bytes(pid, gpu) if container is not None else 0
+
+    def copier_pids(self) -> frozenset[int]:
+        """The copiers, by host pid: they use memory of the GPUs and belong to no container."""
+        return frozenset(pool.copier_pid for pool in self._pools.values() if pool.copier_pid)
+
+    def withdraw(self, id_: str) -> None:
+        """Nobody waits for it any more. If it was granted and `decided` has not said so, it is not."""
+        if self._coordinator.requests.pop(id_, None) is not None:
+            self._coordinator.apply(Withdrawn(self.clock(), id_))
+        elif (answer := self._coordinator.answer(id_)) is not None and answer[0].granted:
+            request, container = answer[1], self._containers[answer[1].name]
+            container.granted(request.gpu, -request.bytes, elastic=request.elastic)
+            container.tell_used(request.gpu)
+
+    def decided(self) -> list[Decided]:
+        """The requests that waited and are decided, since the last call."""
+        return self._coordinator.decided()
+
+    def notices(self) -> list[Notice]:
+        """What is to be known of containers, since the last call."""
+        notices = self._coordinator.notices()
+        self.ends.note(notices)
+        return notices
+
+    def working(self, name: str, works: bool) -> None:
+        """It has work for its GPUs, or no more. From any thread."""
+        self._activity.working(name, works=works)
+
+    def announced(self, name: str, in_s: float) -> None:
+        """It announces work. From any thread."""
+        self._activity.announced(name, in_s)
+
+    def may_burst(self, name: str, gpu: str) -> bool:
+        """Whether elastic leases are to be granted at all now."""
+        container = self._containers.get(name)
+        if container is None or container.contract is None or gpu not in container.contract.gpus:
+            return False
+        guarantee_bytes, limit_bytes = container.contract.gpus[gpu]
+        return limit_bytes > guarantee_bytes and container.ability.able is True and self._pools[gpu].ready
+
+    def knows(self, name: str) -> bool:
+        """Whether a container has joined."""
+        return name in self._containers and self._containers[name].contract is not None
+
+    def status(self, name: str) -> SwapStatus:
+        """Of a container that has joined."""
+        container = self._containers[name]
+        ready = all(self._pools[gpu].ready for gpu in container.gpus)
+        return self.ends.status(container, self.blocks, pools_ready=ready)
+
+    def gpus(self) -> list[GpuSwapFacts]:
+        """Of each GPU whose capacity is known."""
+        return [
+            GpuSwapFacts(gpu, capacity_bytes, self._pools[gpu].ready, dict(self._pools[gpu].moved_bytes))
+            for gpu, capacity_bytes in self._capacity.items()
+        ]
+
+    def awake(self) -> None:
+        """The arbiter's loop came round: time since then in which it does not is no container's."""
+        self._coordinator.awake_at_s = self.clock()
+
+    def close(self) -> None:
+        """The arbiter ends. What is away stays away, and the records say where it is."""
+        for container in self._containers.values():
+            container.close()
+        for pool in self._pools.values():
+            pool.write()
+            pool.close()
+        self.poller.remove(self._wake_fd)
+        os.close(self._wake_fd)
+        self.poller.close()
+
+    # To the containers
+
+    def pool(self, gpu: str) -> HostPool:
+        """Of a GPU."""
+        if gpu not in self._pools:
+            file = RecordsFile(self._records, gpu, self._boot_id)
+            self._pools[gpu] = HostPool(
+                gpu, self._copiers / f"{gpu}.sock", file, self.poller, self.clock, self._connect
+            )
+        return self._pools[gpu]
+
+    def apply(self, event: ContainerEvent) -> None:
+        """To the policy."""
+        quiet = isinstance(event, Used) and not self._busy and self._free.of(event.gpu) >= 0
+        self._coordinator.apply(event, decides=not quiet)
+
+    def paused(self, name: str) -> bool:
+        """Whether it must not run as the policy has it, or that is to be decided first."""
+        return self._coordinator.paused(name)
+
+    def activate(self, name: str) -> None:
+        """Its turn is due."""
+        self._active.add(name)
+
+    # Decisions
+
+    @property
+    def _busy(self) -> bool:
+        """Whether anything waits or moves: only then use and work change a decision."""
+        return bool(self._coordinator.requests) or any(self._containers[name].blocked for name in self._active)
+
+    def _settle(self) -> None:
+        for _ in range(ROUNDS):
+            self._decide()
+            for name in list(self._active):
+                if (container := self._containers.get(name)) is not None:
+                    container.turn(partial(self._coordinator.room_bytes, name))
+                    self._note_loss(container)
+            self._report_pools()
+            if not self._coordinator.due(self.clock()):
+                break
+        self._again = self._coordinator.due(self.clock())
+        for pool in self._pools.values():
+            pool.turn()
+        self._active = {name for name in self._active if name in self._containers and not self._containers[name].quiet}
+
+    def _decide(self) -> None:
+        for _ in range(ROUNDS):
+            now_s = self.clock()
+            if not self._coordinator.due(now_s):
+                return
+            for action in self._coordinator.decide(now_s):
+                self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Grant):
+            request = self._coordinator.granted(action)
+            self._containers[request.name].granted(request.gpu, request.bytes, elastic=request.elastic)
+            return
+        container = self._containers.get(getattr(action, "name", ""))
+        if container is None:
+            return
+        match action:
+            case SwapOut(gpus=gpus):
+                _log.info("swap out", grant=container.name, bytes=gpus)
+                self.counts.swaps[container.name, "out"] += 1
+                container.swap_out(gpus)
+            case CancelSwapOut():
+                container.cancel()
+            case SwapIn():
+                _log.info("swap in", grant=container.name)
+                self.counts.swaps[container.name, "in"] += 1
+                container.swap_in()
+            case Report(reason=reason) if reason.startswith("it did not give way"):
+                container.did_not_give_way(reason)
+
+    def _note_loss(self, container: SwapContainer) -> None:
+        if container.lost and container.name not in self._lost:
+            self._lost.add(container.name)
+            self._coordinator.notice(Stranded(container.name, container.lost))
+        elif not container.lost:
+            self._lost.discard(container.name)
+
+    def _report_pools(self) -> None:
+        for gpu, usable_bytes in self._usable.items():
+            if self._capacity[gpu] > usable_bytes - self._pools[gpu].context_bytes:
+                self.add_gpu(gpu, usable_bytes)  # a copier stated its context before the next reading of the GPU
+            if (seen := self._reports.changed(gpu, self._containers.values(), self.clock())) is not None:
+                self._coordinator.apply(seen)
+
+    # Records and traces
+
+    def _adopt(self, gpu: str) -> None:
+        pool = self.pool(gpu)
+        for record in pool.stored():
+            if record.name not in self._containers:
+                self._containers[record.name] = SwapContainer(record.name, self)
+                self.activate(record.name)
+            self._containers[record.name].adopt(record, gpu)
+
+    def _state(self) -> Iterator[Event]:
+        requests = self._coordinator.requests.values()
+        return self._reports.state(self.clock(), self._capacity, self._containers.values(), requests)
+
+    def _woken(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return

@@ -1,0 +1,235 @@
+"""One process of a container: its connection for bursts, and its blocks on each GPU, which outlive the connection.
+
+What it sends is not trusted. A packet that it may not send, or too many, end the connection with ERROR 1; the process counts as unable from then on, and
+what is away still comes back.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Final
+
+import structlog
+
+from arbiter.connection import BAD_PACKET, Connection, PeerGone
+from arbiter.open_files import is_spare
+from arbiter.swap.lane import Lane
+from arbiter.swap.poller import Poller
+from vgpu.api.errors import BadDocument
+from vgpu.protocol import wire
+from vgpu.protocol.messages import Blocks, Burst, SwapMessage, Swappable, Unable, Unmapped
+from vgpu.protocol.swap_wire import BLOCKS_LIMIT
+
+MESSAGES_A_TURN: Final = 32
+STATED_A_SECOND: Final = 400
+"""SWAPPABLE of one GPU in a second. Specified: one every 100 ms; the rest is for a process that was stopped."""
+STATED_WITHIN_S: Final = 5.0
+"""A connected process that has stated nothing for so long counts as unable. Guessed: it states it at once."""
+NOT_SEEN: Final = "the process cannot be identified on the node (node.hostPID is false)"
+_ROOM_FOR_FDS: Final = socket.CMSG_SPACE((BLOCKS_LIMIT + 1) * array.array("i").itemsize)
+"""One more than a packet may have, so that too many are noticed."""
+REASONS: Final = {
+    1: "the library's helper thread could not be started",
+    2: "the process sees several GPUs",
+    3: "the container has an RDMA device (/dev/infiniband)",
+    4: "the program requested a handle for an address range (cuMemGetHandleForAddressRange)",
+    5: "the program requested P2P tokens (CU_POINTER_ATTRIBUTE_P2P_TOKENS)",
+    6: "the program set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS",
+    7: "the driver refused memory of cuMemCreate that can be exported",
+}
+"""Of SWAPPABLE, as shim/src/elastic/elastic.h numbers them."""
+_log = structlog.get_logger()
+
+
+class SwapProcess:
+    """See the module. `lanes`: by GPU, in the order of the wire. `changed` is called when something happened."""
+
+    def __init__(
+        self, name: str, pid: int, started: int, poller: Poller, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self.name, self.pid, self.started = name, pid, started
+        self.lanes: dict[str, Lane] = {}
+        self.image = 0
+        """Of the program that it ran when it connected, as `arbiter.host.image_of`; 0 = not known."""
+        self.broken = "" if pid > 0 and started > 0 else NOT_SEEN
+        """Why it is sent no further orders to move out."""
+        self.since_s = clock()
+        """When its connection began or ended."""
+        self._poller, self._clock, self._changed = poller, clock, changed
+        self._connection: Connection | None = None
+        self._gpus: Sequence[str] = ()
+        self._seqs = itertools.count(1)
+        self._stated, self._stated_since_s = 0, -inf
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Of its records."""
+        return self.name, self.pid, self.started
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    @property
+    def unable(self) -> str | None:
+        """Why it cannot be swapped; empty: it can. None: it has not stated it yet."""
+        if self.broken:
+            return self.broken
+        for lane in self.lanes.values():
+            if lane.blocks.lost:
+                return lane.blocks.lost
+            if lane.stalled:
+                return f"process {self.pid} does not answer"
+            if lane.stated is not None and lane.stated.reason:
+                return REASONS.get(lane.stated.reason, f"unknown reason {lane.stated.reason}")
+        if any(lane.stated is None for lane in self.lanes.values()):
+            late = self._clock() >= self.since_s + STATED_WITHIN_S
+            return f"process {self.pid} does not state what it has" if late else None
+        return ""
+
+    def take(self, connection: Connection, gpus: Sequence[str]) -> None:
+        """Serve this connection, in place of an earlier one."""
+        self.end()
+        connection.sock.setblocking(False)
+        self._connection, self._gpus, self.since_s = connection, gpus, self._clock()
+        self._poller.add(connection.sock.fileno(), self.read)
+        for index, gpu in enumerate(gpus):
+            self.lanes[gpu].index = index
+            self.lanes[gpu].attach(self._send)
+
+    def limit(self, gpu: str, guarantee_bytes: int, limit_bytes: int) -> None:
+        """Send it its container's limits on a GPU."""
+        if self._connection is not None:
+            self._attempt(lambda: self._send(Burst(self._gpus.index(gpu), guarantee_bytes, limit_bytes)))
+
+    def turn(self, *, halted: bool) -> None:
+        """Send what can be sent now."""
+        for lane in self.lanes.values():
+            self._attempt(partial(lane.turn, halted=halted))
+
+    def order(self, give: Callable[[], None]) -> None:
+        """Call a lane of it. If the connection ends meanwhile, the lane knows."""
+        self._attempt(give)
+
+    def read(self) -> None:
+        """What it sent."""
+        self._changed()
+        for _ in range(MESSAGES_A_TURN):
+            if self._connection is None or not self._attempt(self._read_one):
+                return
+
+    def end(self) -> None:
+        """Close the connection."""
+        if self._connection is None:
+            return
+        self._poller.remove(self._connection.sock.fileno())
+        with suppress(OSError):
+            self._connection.sock.close()
+        self._connection, self.since_s = None, self._clock()
+        for lane in self.lanes.values():
+            lane.detach()
+        self._changed()
+
+    def die(self) -> None:
+        """The process ended, or its container."""
+        self.end()
+        for lane in self.lanes.values():
+            lane.die()
+
+    def deadline_s(self) -> float:
+        """When `turn` is due."""
+        lanes = min((lane.deadline_s() for lane in self.lanes.values()), default=inf)
+        return min(lanes, self.since_s + STATED_WITHIN_S if self.connected and self.unable is None else inf)
+
+    def _send(self, message: SwapMessage) -> int:
+        if self._connection is None:
+            raise PeerGone("not connected")
+        seq = next(self._seqs) & 0x7FFFFFFF
+        self._connection.send(seq, message)
+        return seq
+
+    def _attempt(self, step: Callable[[], object]) -> bool:
+        """Whether more may follow. What fails ends this connection and affects no other."""
+        try:
+            return step() is not False
+        except PeerGone as gone:
+            _log.debug("a connection for bursts ended", grant=self.name, pid=self.pid, reason=str(gone))
+        except BadDocument as error:
+            _log.warning("bad packet", grant=self.name, pid=self.pid, reason=str(error))
+            self.broken = f"process {self.pid} broke the protocol: {error}"
+            if self._connection is not None:
+                self._connection.refuse(BAD_PACKET, str(error))
+        self.end()
+        return False
+
+    def _read_one(self) -> bool:
+        """One packet; False: there is none now. Raises PeerGone, BadDocument."""
+        if self._connection is None:
+            return False
+        try:
+            packet, passed, flags, _ = self._connection.sock.recvmsg(
+                wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise PeerGone(str(error)) from None
+        fds = _fds(passed)
+        short = bool(flags & socket.MSG_CTRUNC)
+        if any(is_spare(fd) for fd in fds):
+            short = True
+            _close(fds)
+        try:
+            if not packet:
+                raise PeerGone("closed the connection")
+            seq, message = wire.decode(packet)
+            lane = self._lane(message, fds)
+        except (PeerGone, BadDocument):
+            _close(fds)
+            raise
+        lane.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
+        return True
+
+    def _lane(self, message: wire.Message, fds: list[int]) -> Lane:
+        kind = type(message).__name__.upper()
+        if not isinstance(message, Swappable | Blocks | Unmapped | Unable):
+            raise BadDocument(f"{kind} on a connection for bursts")
+        if fds and not isinstance(message, Blocks):
+            raise BadDocument(f"{kind} with {len(fds)} descriptors: it has none")
+        if message.gpu >= len(self._gpus):
+            raise BadDocument(f"{kind} of GPU {message.gpu}: the container has {len(self._gpus)}")
+        if isinstance(message, Swappable):
+            self._count_stated()
+        return self.lanes[self._gpus[message.gpu]]
+
+    def _count_stated(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._stated_since_s + 1:
+            self._stated, self._stated_since_s = 0, now_s
+        self._stated += 1
+        if self._stated > (most := STATED_A_SECOND * len(self._gpus)):
+            raise BadDocument(f"more than {most} SWAPPABLE within a second")
+
+
+def _fds(passed: list[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, data in passed:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds = array.array("i")
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            found += fds
+    return found
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    fds.clear()

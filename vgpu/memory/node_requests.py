@@ -1,0 +1,82 @@
+"""The requests of one container that fit into its own limits and need memory of the GPU itself.
+
+On a node where containers may burst, a GPU may have less memory than all limits together. `NodeRoom` decides when it has enough. A request that waits
+there counts as promised in the ledger, so that it delays no later request which the GPU has memory for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from vgpu.memory.accounts import GpuAccounts
+from vgpu.memory.records import Event, LeaseRequest, NodeAnswer, NodeRoom, Waiting
+
+PENDING_S: Final = 1.0
+"""Period of the answer that a request still waits. Specified: protocol.md; a library that hears nothing for 2 s gives up."""
+
+
+class NodeRequests:
+    """See the module. `node` None: the sum of all limits fits on each GPU, and nothing waits here."""
+
+    def __init__(self, gpus: Sequence[GpuAccounts], node: NodeRoom | None) -> None:
+        self._gpus, self._node = gpus, node
+        self._tell_at_s = inf
+
+    def asks(self, gpu: int) -> bool:
+        """Whether memory of this GPU may have to be taken from other containers first."""
+        return self._node is not None and self._node.asks(gpu)
+
+    def ask(
+        self, gpu: int, request: LeaseRequest, missing_bytes: int, free_bytes: int, now_s: float
+    ) -> Event | NodeAnswer:
+        """The event that answers a request of which the limits allow `free_bytes`; REFUSED if there will be no memory for it. Nothing waits for a lease
+        in advance, nor for shared memory that is charged already (`missing_bytes` 0)."""
+        of = self._gpus[gpu]
+        if self._node is None or not self._node.asks(gpu):
+            return of.grant(gpu, request, free_bytes)
+        answer = NodeAnswer.GRANTED
+        if missing_bytes > 0:
+            answer = self._node.request(gpu, request.process, request.seq, missing_bytes, elastic=request.elastic)
+        if answer is NodeAnswer.GRANTED:
+            room_bytes = max(0, self._node.free_bytes(gpu))
+            return of.grant(gpu, request, min(free_bytes, missing_bytes + room_bytes))
+        if answer is NodeAnswer.WAITS:
+            self._tell_at_s = min(self._tell_at_s, now_s + PENDING_S)
+            of.at_node.append(request)
+            return Waiting(request.process, gpu, request.seq, missing_bytes)
+        return answer
+
+    def take(self, gpu: int, process: int, seq: int) -> LeaseRequest | None:
+        """Remove a request, because the node decided about it; None if it was withdrawn."""
+        waiting = self._gpus[gpu].at_node
+        found = next((one for one in waiting if (one.process, one.seq) == (process, seq)), None)
+        if found is not None:
+            waiting.remove(found)
+        return found
+
+    def withdraw(self, gpu: int, process: int) -> None:
+        """This process is gone."""
+        waiting = self._gpus[gpu].at_node
+        for request in [one for one in waiting if one.process == process]:
+            waiting.remove(request)
+            if self._node is not None:
+                self._node.withdraw(gpu, process, request.seq)
+
+    def tell(self, now_s: float) -> list[Event]:
+        """What is due to those that wait, and to those behind them: they are not forgotten."""
+        if now_s < self._tell_at_s:
+            return []
+        events: list[Event] = [
+            Waiting(one.process, number, one.seq, one.need_bytes)
+            for number, gpu in enumerate(self._gpus)
+            if gpu.at_node
+            for one in (*gpu.at_node, *gpu.requests)
+        ]
+        self._tell_at_s = now_s + PENDING_S if events else inf
+        return events
+
+    def due_s(self) -> list[float]:
+        """When `tell` is to be called next; empty if nothing waits."""
+        return [self._tell_at_s] if self._tell_at_s < inf else []
