@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
+import msgspec
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
@@ -16,6 +17,7 @@ from deviceplugin.allocation import DeviceRequest
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
+from deviceplugin.gpus.host_pool import NO_HOST_POOL, HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
@@ -29,10 +31,19 @@ from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import IGNORED, BurstUpdater
-from deviceplugin.pods.limit_violations import BYPASSED, NOTICES, UNENFORCED, UNGRANTED, UNLISTED, LimitViolation
+from deviceplugin.pods.limit_violations import (
+    BYPASSED,
+    NOTICES,
+    STRANDED,
+    UNENFORCED,
+    UNGRANTED,
+    UNLISTED,
+    LimitViolation,
+)
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.pod_processes import PodProcesses
+from deviceplugin.pods.removal import Reason as RemovalReason
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
 from deviceplugin.pods.service_class import ServiceClassUpdater
@@ -46,6 +57,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
 from kube.events import ObjectReference, Recorder, about
+from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
 from nvml.trials import Trier
 from observe import collecting
@@ -63,6 +75,8 @@ GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
+_REMOVALS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass", STRANDED: "stranded"}
+"""An Event's reason -> that of the removal that follows."""
 
 log = structlog.get_logger("deviceplugin")
 
@@ -93,7 +107,7 @@ class DevicePlugin:
         self.settings, self._client, self._names = settings, client, names
         self.calls = CallsInProgress()
         processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
-        self.offer = Offer(names, unit_mib)
+        self.offer = Offer(names, unit_mib, context_mib=settings.copier_context_mib if settings.host_pool else 0)
         self.pods = NodePods(
             names, unit_mib, frozenset(settings.latency_critical_namespaces), settings.burst_max if settings.burst_enabled else None,
         )  # fmt: skip
@@ -114,7 +128,9 @@ class DevicePlugin:
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
-        self.bursts = BurstUpdater(self.pods, self.grants, self.offer.inventory, self, self.calls.until_idle)
+        self.bursts = BurstUpdater(
+            self.pods, self.grants, self.offer.inventory, self, self.calls.until_idle, settings.burst_overcommit
+        )
         self.prestart = PreStart(
             names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
@@ -138,6 +154,12 @@ class DevicePlugin:
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
             orphans=self.orphans, remover=self.remover, metrics=self.metrics, until_idle=self.calls.until_idle,
+        )  # fmt: skip
+        self.shared_gpus = SharedGpusFile(
+            settings.shared_gpus, settings.nvml_released, self.offer, self.pods, self.grants.boot
+        )
+        self.host_pool = HostPoolWatch(
+            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
@@ -168,6 +190,7 @@ class DevicePlugin:
                     self._to_kubelet,
                     self._keep_grants,
                     self._keep_tidy,
+                    *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),
                     *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
                     group.create_task(part())
@@ -218,16 +241,20 @@ class DevicePlugin:
             self.remover.remove(pod, "swapped")
 
     def over_limit(self, pod: Pod, offence: LimitViolation) -> None:
-        """A container uses more memory than it was granted: report that to the pod's user, and apply its policy."""
+        """A container uses more memory than it was granted, or its memory cannot come back: report that to the pod's user, and apply its policy."""
         self.recorder.event(
             about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
         )
         if offence.policy == "evict":
-            self.remover.remove(pod, "bypass" if offence.reason == BYPASSED else "over-limit")
+            self.remover.remove(pod, _REMOVALS.get(offence.reason, "over-limit"))
 
     def over_limit_now(self, containers: int) -> None:
         """So many containers are over their limit."""
         self.metrics.over_limit.set(containers)
+
+    def stranded_now(self, containers: int) -> None:
+        """Memory of so many containers cannot come back."""
+        self.metrics.stranded.set(containers)
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """Something is wrong with a container's GPU time: report it to the pod's user."""
@@ -247,6 +274,13 @@ class DevicePlugin:
             self._report_on_node(UNLISTED, note)
         else:
             self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
+
+    def host_pool_missing(self, note: str) -> None:
+        """The node has no host pool, or not for each GPU: report it to the operator, on the node."""
+        self._report_on_node(NO_HOST_POOL, note)
+
+    async def _fetch_node(self) -> KubernetesNode:
+        return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
 
     def misplaced(self, pod: Pod, container: str, note: str) -> None:
         """A container does not find its grant: report it to the pod's user."""

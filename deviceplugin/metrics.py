@@ -61,6 +61,11 @@ class Metrics:
             "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
         )  # fmt: skip
 
+        self.host_pool = gauge(
+            "tangram_node_host_pool_ready",
+            "1 when every GPU of the node that is shared has its host pool, else 0. Without burst.hostPool: 0.",
+        )  # fmt: skip
+
     def _of_pods(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.swaps = counter(
@@ -78,6 +83,9 @@ class Metrics:
         )  # fmt: skip
         self.over_limit = gauge(
             "tangram_deviceplugin_over_limit_containers", "Containers that use more memory than they were granted, as the arbiter finds.",
+        )  # fmt: skip
+        self.stranded = gauge(
+            "tangram_deviceplugin_stranded_containers", "Containers whose memory cannot come back from host memory, as the arbiter finds.",
         )  # fmt: skip
         self.arbiter_unreachable = counter(
             "tangram_deviceplugin_arbiter_status_failures_total",

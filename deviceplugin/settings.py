@@ -8,7 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from observe.options import ProgramSettings, config
+from vgpu.api.host_pool import SHARED_GPUS, STATUS
 from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
+from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 
 
@@ -67,6 +69,25 @@ class DevicePluginSettings(ProgramSettings):
     burst_max: dict[str, str] = Field(
         {},
         description="namespace, or * for every other one, to the largest burst limit of memory that its pods may have; empty: no bound",
+    )
+    host_pool: str = Field(
+        "", description="size of the node's host pool, such as 64Gi; empty: the node has none, and nothing is swapped"
+    )
+    host_pool_request: dict[str, str] = Field(
+        {},
+        description='what the host pool\'s pod requests of the node, e.g. {"memory": "65Gi"}: an Event says so if the node never has it',
+    )
+    copier_context_mib: int = Field(
+        520,
+        ge=0,
+        le=65_536,
+        description="memory of each GPU that is not in MIG mode that the host pool's copier takes: taken off what pods may have, if there is a host pool",
+    )
+    burst_overcommit: float | None = Field(
+        None,
+        ge=LEAST,
+        le=MOST,
+        description="what the memory limits of a GPU's containers may add up to, times its memory; as the extender has it; none: no bound",
     )
     proc_root: Path = Field(
         Path("/proc"), description="the node's /proc, as seen from here: whose processes still run is read there"
@@ -145,6 +166,16 @@ class DevicePluginSettings(ProgramSettings):
     def nvml_released(self) -> Path:
         """While this file exists, nothing of ours has a GPU open."""
         return self.plugin_folder / "nvml.released"
+
+    @property
+    def shared_gpus(self) -> Path:
+        """Which GPUs the host pool serves."""
+        return self.plugin_folder / SHARED_GPUS
+
+    @property
+    def host_pool_status(self) -> Path:
+        """What the host pool's program writes."""
+        return self.state_root / "copiers" / STATUS
 
     @property
     def device_plugins(self) -> Path:

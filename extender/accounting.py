@@ -67,8 +67,9 @@ def _never(_uid: str) -> bool:
 class Accounting:
     """Every allocation, and the fleet that they leave."""
 
-    def __init__(self) -> None:
-        self.fleet = Fleet()
+    def __init__(self, overcommit: float | None = None) -> None:
+        """`overcommit` as `Fleet`'s."""
+        self.fleet = Fleet(overcommit)
         self.on_move: Callable[[str, str], None] = _ignore
         """Called with a pod's UID and the node where it is placed; with an empty string when it is placed nowhere."""
         self.on_started: Callable[[], object] = bool

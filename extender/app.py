@@ -80,6 +80,7 @@ class Extender:
             preemption_life_s=settings.preemption_reservation_s,
             shown=self._shown,
             bursts=settings.burst_enabled,
+            overcommit=settings.burst_overcommit,
         )
         self._intake = WatchIntake(self.state)
         self.nominator = Nominator(

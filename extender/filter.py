@@ -11,15 +11,22 @@ nominated pod, there is no choice, and filter reserves as for other pods. It als
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from extender.preferences import preferences_of
 from extender.protocol import FilterArgs, FilterResult
 from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
 from extender.state import State
 from kube.objects import Pod
+from vgpu.api.burst import Burst
 from vgpu.api.errors import BadRequest
-from vgpu.scheduling.placement import Placement, fitting, rate, spare
+from vgpu.api.request import PodRequest
+from vgpu.scheduling.bursts import fitting_with_limits, limits_reason
+from vgpu.scheduling.placement import LIMITS, Placement, rate, spare
 from vgpu.scheduling.policies.registry import POLICIES
+
+DETAILED: Final = 3
+"""Nodes whose reason has figures. Guessed: what an Event can show."""
 
 NO_NAMES = "the scheduler sent no NodeNames: configure this extender with nodeCacheCapable: true"
 
@@ -47,15 +54,17 @@ def filter_nodes(state: State, args: FilterArgs, *, may_list: bool = True) -> Fi
             return FilterResult([node])
         return FilterResult(unresolvable={reason: _each_once(candidates)})
     state.end_reservation(pod.uid)
+    bursts = state.bursts_of(pod, request)
     if may_list and POLICIES[request.policy].lists:
-        fit = fitting(state.fleet, request, candidates, state.only(request))
+        fit = fitting_with_limits(state.fleet, request, bursts, candidates, state.only(request))
         if len(fit) > 1:
             return FilterResult(fit)
-    bursts = state.bursts_of(pod, request)
     answer = state.place(request, candidates, preferences_of(pod, state.spread_index), bursts)
     if isinstance(answer, Placement):
         state.reserve(pod.uid, pod.key, request, answer)
         return FilterResult([answer.node])
+    if refused := answer.nodes.pop(LIMITS, None):
+        answer.nodes.update(_with_figures(state, request, bursts, refused))
     return _nowhere(answer.nodes)
 
 
@@ -83,6 +92,16 @@ def _firm(state: State, pod: Pod) -> tuple[str, str] | None:
     if reservation is None:
         return allocation.node, BOUND
     return (allocation.node, BINDING) if reservation.firm else None
+
+
+def _with_figures(
+    state: State, request: PodRequest, bursts: Mapping[str, Burst], nodes: list[str]
+) -> dict[str, list[str]]:
+    """Reasons of these nodes, those of the first ones with figures: kube-scheduler counts equal reasons."""
+    found = {LIMITS: nodes[DETAILED:]} if nodes[DETAILED:] else {}
+    for node in nodes[:DETAILED]:
+        found.setdefault(limits_reason(state.fleet, request, bursts, node) or LIMITS, []).append(node)
+    return found
 
 
 def _nowhere(nodes: Mapping[str, Sequence[str]]) -> FilterResult:

@@ -9,6 +9,7 @@ from pydantic import Field
 from extender.preemption.history import PERIOD_S, TIMES
 from observe.options import ProgramSettings, config
 from vgpu.api.names import Names
+from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 from vgpu.scheduling.reservations import STAGES
 
@@ -100,6 +101,12 @@ class Settings(ProgramSettings):
     burst_enabled: bool = Field(
         False,
         description="Whether pods may use more than their guarantees: then a pod's burst limit is a preference of its placement. Under development: leave it off.",
+    )
+    burst_overcommit: float | None = Field(
+        None,
+        ge=LEAST,
+        le=MOST,
+        description="What the memory limits of a GPU's containers may add up to, times its memory. 1 = the limits fit together. None: no bound.",
     )
     scheduler_name: str = Field(
         "tangram-scheduler",

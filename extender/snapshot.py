@@ -57,6 +57,7 @@ def snapshot_of(state: State) -> SnapshotRecords:
         (_record(uid, allocation, stages.get(uid) or _stage(uid, orphaned)) for uid, allocation in allocations),
         tuple(sorted(distribution.items(), key=lambda item: (-item[1], item[0]))),
         any(uid in orphaned and uid not in stages for uid, _ in allocations),
+        fleet.limits.overcommit,
     )
 
 

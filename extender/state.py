@@ -30,7 +30,7 @@ from vgpu.api.errors import BadDocument, BadRequest
 from vgpu.api.grant import Assignment
 from vgpu.api.names import Names
 from vgpu.api.request import PodRequest
-from vgpu.scheduling.bursts import place_with_room
+from vgpu.scheduling.bursts import place_with_room, with_limits_guaranteed
 from vgpu.scheduling.fleet import UNKNOWN_CPU, Fleet
 from vgpu.scheduling.placement import NO_INVENTORY, NoFit, Placement
 from vgpu.scheduling.preferences import Preferences
@@ -57,10 +57,11 @@ class State:
         preemption_life_s: float = STAGES["kept"].life_s,
         shown: Callable[[], WatchProgress] = WatchProgress,
         bursts: bool = False,
+        overcommit: float | None = None,
     ) -> None:
-        """`bursts`: pods may use more than their guarantees on this cluster."""
+        """`bursts`: pods may use more than their guarantees on this cluster. `overcommit`: what limits may then add up to, times a GPU's memory."""
         self.names, self.unit_mib, self._bursts = names, unit_mib, bursts
-        self.allocations = Accounting()
+        self.allocations = Accounting(overcommit if bursts else None)
         self.inventories = Inventories(self.allocations, unit_mib)
         self.orphans = OrphanAllocations(self.allocations)
         self.resources = NodeResources()
@@ -143,6 +144,16 @@ class State:
     def request_of(self, pod: Pod) -> PodRequest:
         """What the pod requests. Raises BadRequest."""
         return self._requests.of(pod)
+
+    def request_to_set_aside(self, pod: Pod) -> PodRequest:
+        """As `request_of`, for capacity that is set aside, or freed by evictions, before the pod is placed. Where limits have a bound together, the pod's
+        own counts as its guarantee: else pods would be evicted for one that then does not fit. Raises BadRequest."""
+        request = self.request_of(pod)
+        return (
+            request
+            if self.fleet.limits.overcommit is None
+            else with_limits_guaranteed(request, self.bursts_of(pod, request))
+        )
 
     def _request_or_nothing(self, pod: Pod) -> PodRequest:
         try:

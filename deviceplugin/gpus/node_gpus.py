@@ -120,7 +120,7 @@ class NodeGpus:
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
-            before = self._offer.inventory() if self._offer.probed else None
+            before = self._offer.reported if self._offer.probed else None
             inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted

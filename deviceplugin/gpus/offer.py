@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.inventory import Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
 
 
 class Offer:
-    """Begins empty: a node without GPUs offers nothing."""
+    """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets."""
 
-    def __init__(self, names: Names, unit_mib: int) -> None:
+    def __init__(self, names: Names, unit_mib: int, *, context_mib: int = 0) -> None:
         self.names = names
         self.version = 0
         self.probed = False
         """Has NVML answered once?"""
+        self._context_mib = context_mib
         self._reported = self._inventory = Inventory((), unit_mib)
         self._unhealthy: Mapping[str, str] = {}
         self._orphans: tuple[Orphan, ...] = ()
@@ -31,6 +32,11 @@ class Offer:
     def inventory(self) -> Inventory:
         """The node's GPUs, each with its health."""
         return self._inventory
+
+    @property
+    def reported(self) -> Inventory:
+        """As NVML reported last: with the memory that copiers take."""
+        return self._reported
 
     def resources(self) -> tuple[str, ...]:
         """Every resource that the node offers or has offered since the start: those that are gone have no devices."""
@@ -63,7 +69,7 @@ class Offer:
 
     def _set(self, reported: Inventory, unhealthy: Mapping[str, str]) -> None:
         gpus = tuple(replace(gpu, healthy=gpu.healthy and gpu.uuid not in unhealthy) for gpu in reported.gpus)
-        inventory = replace(reported, gpus=gpus, orphans=self._orphans)
+        inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
         self._reported, self._unhealthy = reported, unhealthy
         if inventory == self._inventory and self.version:
             return

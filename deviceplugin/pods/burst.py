@@ -3,12 +3,14 @@
 A container may have the GPU's memory less the guarantees of the other containers that were there when its pod started. Pods that start later
 never lower its limit, since what it sees as the GPU's memory should not shrink under it; one that ends, of those counted, may raise it. The
 annotations may be edited while the pod runs. The admission policy checks them; what got past it is reported, and the pod has its guarantee.
+
+With `burst.overcommit` a container has no more than what was settled when its pod was placed (`vgpu.api.overcommit`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -22,6 +24,7 @@ from deviceplugin.pods.service_class import ObservedPods
 from kube.objects import Pod
 from vgpu.api.burst import BurstLimits, limits_on_gpus
 from vgpu.api.inventory import Inventory
+from vgpu.api.overcommit import enforced
 
 IGNORED: Final = "BurstIgnored"
 LIMITED: Final = "BurstLimited"
@@ -41,11 +44,23 @@ class Observer(Protocol):
 
 
 class Guarantees:
-    """The memory that the pods of a node are guaranteed, in the order in which they started."""
+    """The memory that the pods of a node are guaranteed, in the order in which they started. `overcommit`: the bound of limits, None = none."""
 
-    def __init__(self, node_pods: Iterable[NodePod], inventory: Inventory) -> None:
+    def __init__(self, node_pods: Collection[NodePod], inventory: Inventory, overcommit: float | None = None) -> None:
         self._inventory = inventory
+        self._settled: dict[str, Mapping[str, Mapping[str, int]]] | None = None
+        if overcommit is not None:
+            in_order = sorted(node_pods, key=_start)
+            total_mib = {gpu.uuid: gpu.mib for gpu in inventory.gpus}
+            most = enforced([one.assignment for one in in_order], total_mib, overcommit)
+            self._settled = {one.uid: by_container for one, by_container in zip(in_order, most, strict=True)}
         self._held = [(_start(one), {gpu.uuid: gpu.mib for gpu in one.assignment.held()}) for one in node_pods]
+
+    def settled_mib(self, node_pod: NodePod, container: str) -> Mapping[str, int] | None:
+        """UUID -> the most MiB that a container may have of each of its GPUs; None where limits have no bound together."""
+        if self._settled is None:
+            return None
+        return self._settled.get(node_pod.uid, {}).get(container, {})
 
     def room_mib(self, node_pod: NodePod, container: str) -> dict[str, int]:
         """UUID -> MiB of each GPU of a container without what other containers are guaranteed there: those of its own pod, and of pods that
@@ -76,8 +91,9 @@ class BurstUpdater:
         inventory: Callable[[], Inventory],
         observer: Observer,
         until_idle: Callable[[], Awaitable[None]] = without_waiting,
+        overcommit: float | None = None,
     ) -> None:
-        self._pods, self._grants, self._inventory = pods, grants, inventory
+        self._pods, self._grants, self._inventory, self._overcommit = pods, grants, inventory, overcommit
         self._observer, self._until_idle = observer, until_idle
         self.files = BurstFiles(grants)
         self._with_file: Collection[str] | None = None
@@ -89,7 +105,7 @@ class BurstUpdater:
         """Container -> its limits, of those of a pod that may use more than their guarantee."""
         if not node_pod.bursts:
             return {}
-        return self._decide(node_pod, Guarantees(self._pods.node_pods(), self._inventory()))[0]
+        return self._decide(node_pod, self._guarantees())[0]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -106,7 +122,7 @@ class BurstUpdater:
     def once(self) -> None:
         """Decides for every pod; files are read only of those that burst or did. Raises OSError."""
         node_pods = self._pods.node_pods()
-        guarantees = Guarantees(node_pods, self._inventory()) if any(one.bursts for one in node_pods) else None
+        guarantees = self._guarantees() if any(one.bursts for one in node_pods) else None
         now: dict[str, Mapping[str, BurstLimits]] = {}
         notes: dict[str, set[tuple[str, str]]] = {}
         for one in node_pods:
@@ -123,13 +139,21 @@ class BurstUpdater:
                 self._follow(key, record, now[record.uid].get(record.container))
         self._with_file = bursting
 
+    def _guarantees(self) -> Guarantees:
+        return Guarantees(self._pods.node_pods(), self._inventory(), self._overcommit)
+
     def _decide(self, node_pod: NodePod, guarantees: Guarantees) -> tuple[Mapping[str, BurstLimits], set[str]]:
         """Container -> its limits; and sentences about those that are less than requested."""
         found: dict[str, BurstLimits] = {}
         notes: set[str] = set()
         for container, burst in node_pod.bursts.items():
             assigned = node_pod.assignment.containers.get(container, ())
-            limits, why = limits_on_gpus(burst, assigned, guarantees.room_mib(node_pod, container))
+            limits, why = limits_on_gpus(
+                burst,
+                assigned,
+                guarantees.room_mib(node_pod, container),
+                guarantees.settled_mib(node_pod, container),
+            )
             if limits:
                 found[container] = limits
             if why:

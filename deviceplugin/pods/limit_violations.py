@@ -5,7 +5,7 @@ Also of limits that are not enforced, of work that is not reported, and of memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from vgpu.protocol.status import (
     ProcessGpu,
     ProcessStatus,
     StatusDocument,
+    SwapStatus,
     UngrantedStatus,
     UnlistedStatus,
 )
@@ -34,7 +35,9 @@ REASON: Final = "OverMemoryLimit"
 BYPASSED: Final = "LimitBypassed"
 UNGRANTED: Final = "UngrantedMemory"
 UNLISTED: Final = "UnlistedMemory"
+STRANDED: Final = "MemoryStranded"
 KILL: Final = "kill"
+EVICT: Final = "evict"
 NOTICES: Final = {
     "UnreportedWork": (
         "container {} uses the GPU while its processes report that they are idle; where the arbiter's cap-unreported is on, that counts as "
@@ -58,11 +61,12 @@ UNENFORCED: Final = "LimitNotEnforced"
 
 @dataclass(frozen=True, slots=True)
 class LimitViolation:
-    """A container that is over its limit."""
+    """A container that is over its limit, or whose memory cannot come back."""
 
     uid: str
     container: str
     policy: str
+    """What follows: report, evict or kill; of memory that cannot come back: evict or keep."""
     note: str
     """The sentence for a person."""
     reason: str = REASON
@@ -77,15 +81,48 @@ class LimitViolation:
 
 
 def limit_violations(status: StatusDocument) -> list[LimitViolation]:
-    """Every container that the arbiter found over its limit, and every one that is over it by a way around the library. A kill is reported
-    as such."""
+    """Every container that the arbiter found over its limit, and every one that is over it by a way around the library, or because it does not
+    give way; and every one whose memory cannot come back. A kill is reported as such."""
     over = [LimitViolation(c.uid, c.container, c.over_limit_action, _note(c)) for c in status.containers if c.over]
-    return over + [
-        LimitViolation(c.uid, c.container, one.policy, _bypass_note(c, one), BYPASSED)
-        for c in status.containers
-        for one in c.bypasses
-        if one.policy != KILL
-    ]
+    return (
+        over
+        + [
+            LimitViolation(c.uid, c.container, one.policy, _bypass_note(c, one), BYPASSED)
+            for c in status.containers
+            for one in c.bypasses
+            if one.policy != KILL
+        ]
+        + [violation for c in status.containers if c.swap is not None for violation in _of_swapping(c, c.swap)]
+    )
+
+
+def _of_swapping(found: ContainerStatus, swap: SwapStatus) -> Iterator[LimitViolation]:
+    """A container that does not give way, and one whose memory cannot come back."""
+    if swap.over_limit:
+        action = swap.over_limit_action
+        follows = "its processes are killed" if action == KILL else _FOLLOWS["report"]
+        note = f"container {found.container} {swap.over_limit}; {_sizes(found)}burst.overLimit {action}: {follows}"
+        yield LimitViolation(found.uid, found.container, action, note)
+    if swap.stranded:
+        action = swap.stranded_action
+        follows = _FOLLOWS["evict"] if action == EVICT else "it waits"
+        note = (
+            f"memory of container {found.container} cannot come back from host memory: {swap.stranded}; "
+            f"{_sizes(found)}burst.stranded {action}: {follows}"
+        )
+        yield LimitViolation(found.uid, found.container, action, note, STRANDED)
+
+
+def _sizes(found: ContainerStatus) -> str:
+    """Of the GPU on which it is furthest above its guarantee."""
+    above = [(gpu.leased_bytes - gpu.guarantee_bytes, gpu) for gpu in found.gpus if gpu.guarantee_bytes is not None]
+    if not above:
+        return ""
+    _, gpu = max(above, key=lambda one: one[0])
+    return (
+        f"it has {gpu.leased_bytes // MIB} MiB of {gpu.uuid}, {gpu.away_bytes // MIB} MiB of it in host memory, and its guarantee is "
+        f"{(gpu.guarantee_bytes or 0) // MIB} MiB; "
+    )
 
 
 def _bypass_note(found: ContainerStatus, one: BypassStatus) -> str:
@@ -128,6 +165,12 @@ def _held(part: ProcessGpu) -> int:
 
 def kill_violation(kill: KillStatus) -> LimitViolation:
     """The Event's text for a kill."""
+    if kill.reason:
+        note = (
+            f"container {kill.container} {kill.reason}; it had {kill.held_bytes // MIB} MiB of {kill.gpu}, and its guarantee is "
+            f"{kill.limit_bytes // MIB} MiB; burst.overLimit kill: its processes were killed"
+        )
+        return LimitViolation(kill.uid, kill.container, KILL, note, killed=True)
     note = (
         f"container {kill.container} held {kill.held_bytes // MIB} MiB of {kill.gpu} and was granted "
         f"{kill.limit_bytes // MIB} MiB; {'arbiter.bypass' if kill.bypass else 'policy'} kill: process {kill.pid} "

@@ -19,7 +19,7 @@ from kube.errors import ApiError
 from kube.objects import Pod
 from vgpu.api.back_off import BackOff
 
-Reason = Literal["swapped", "over-limit", "bypass"]
+Reason = Literal["swapped", "over-limit", "bypass", "stranded"]
 
 ATTEMPTS: Final = 8
 BACKOFF_S: Final = (0.5, 30.0)

@@ -21,6 +21,7 @@ import structlog
 
 from deviceplugin.pods.limit_violations import (
     REASON,
+    STRANDED,
     UNLISTED,
     LimitViolation,
     kill_violation,
@@ -64,6 +65,9 @@ class StatusObserver(Protocol):
 
     def over_limit_now(self, containers: int) -> None:
         """So many are."""
+
+    def stranded_now(self, containers: int) -> None:
+        """Memory of so many cannot come back."""
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """One of `NOTICES` applies to a container to which it did not."""
@@ -141,11 +145,13 @@ class StatusWatch:
                 pod = self._pod(offence.uid)
                 if pod is None:
                     continue  # the watch may be late: check again
-                log.warning("over the memory limit", pod=pod.key, uid=pod.uid, note=offence.note)
+                what = "memory is stranded" if offence.reason == STRANDED else "over the memory limit"
+                log.warning(what, pod=pod.key, uid=pod.uid, note=offence.note)
                 self._observer.over_limit(pod, offence)
             reported.add(key)
         self._reported = frozenset(reported)
         self._observer.over_limit_now(sum(offence.reason == REASON for offence in found))
+        self._observer.stranded_now(sum(offence.reason == STRANDED for offence in found))
 
     def _follow_kills(self, kills: Iterable[KillStatus], reported: frozenset[_Key]) -> None:
         """A container that is killed for being over its limit is over it for a moment only, so a check may miss that."""

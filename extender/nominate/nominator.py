@@ -123,7 +123,7 @@ class Nominator:
         if needs is None or pod.spec.scheduler_name != self._scheduler or pod.status.nominated_node_name:
             return
         try:
-            request = self._state.request_of(pod)
+            request = self._state.request_to_set_aside(pod)
         except BadRequest:  # filter reports it to the user
             return
         if request and not POLICIES[request.policy].lists and self._state.allocations.place_of(pod.uid) is None:
@@ -178,7 +178,7 @@ class Nominator:
         """Reserve for a pod that another or an earlier extender has nominated, if its node still has the capacity."""
         node = pod.status.nominated_node_name
         try:
-            request = self._state.request_of(pod)
+            request = self._state.request_to_set_aside(pod)
         except BadRequest:
             return
         if (

@@ -223,7 +223,7 @@ class PreemptionCoordinator:
         if not terminating and not restarted:
             return None
         try:
-            request = self._state.request_of(pod)
+            request = self._state.request_to_set_aside(pod)
         except BadRequest:
             return None
         if not request or self._state.allocations.place_of(pod.uid) is not None:

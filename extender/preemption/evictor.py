@@ -164,7 +164,7 @@ class Evictor:
         if pod is None or leaving(pod):
             return None
         try:
-            return pod, self._state.request_of(pod)
+            return pod, self._state.request_to_set_aside(pod)
         except BadRequest:
             return None
 

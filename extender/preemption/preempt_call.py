@@ -40,7 +40,7 @@ class PreemptCall:
     def __init__(self, state: State, candidates: VictimCandidates, args: PreemptionArgs) -> None:
         self._state, self._candidates = state, candidates
         self.pod, self._proposed = args.pod, args.proposed()
-        self.request = state.request_of(self.pod)
+        self.request = state.request_to_set_aside(self.pod)
         self._all_of = bool(self.request) and args.needs_more_than_sums
         """Must all of kube-scheduler's own victims be evicted?"""
         self._others: dict[str, Pod] = {}

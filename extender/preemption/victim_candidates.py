@@ -111,7 +111,8 @@ class VictimCandidates:
         held = self._state.allocations.on(node)
         doubts = self._doubts
         pods = [self._evictable(uid) for uid in held]
-        view = NodeView(node, inventory, list(map(self._allocated_pod, held, held.values(), pods)))
+        allocated = list(map(self._allocated_pod, held, held.values(), pods))
+        view = NodeView(node, inventory, allocated, self._state.fleet.limits.overcommit)
         if self._allocated_pods + len(pods) <= MOST_KEPT:
             known = [pod for pod in pods if pod is not None]
             identities = frozenset(map(identity, known))

@@ -20,7 +20,7 @@ from observe.pages import build_registry
 HEADER: Final = ("metric", "type", "labels", "unit", "meaning", "an alert")
 UNITS: Final = {"seconds": "s", "bytes": "bytes", "percent": "percent", "ratio": "0 to 1"}
 """Unit by the last word of a name. Without one it is a number of things."""
-_THINGS: Final = "gpu|node|pod|container"
+_THINGS: Final = "gpu|host_pool|node|pod|container"
 """What a metric is about that more than one program could export: then its name has the thing, not the program."""
 _NOT_BASE: Final = re.compile(r"_(ms|us|ns|milliseconds|microseconds|kib|mib|gib|kb|mb|gb|minutes|hours)(_|$)")
 _HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum", "_created", "_info")

@@ -1,4 +1,4 @@
-"""The four programs as the reference sees them: the model of their settings and a registry as they fill it."""
+"""The five programs as the reference sees them: the model of their settings and a registry as they fill it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from deviceplugin.settings import DevicePluginSettings
 from extender.metrics import Metrics as ExtenderMetrics
 from extender.settings import Settings as ExtenderSettings
 from extender.state import State
+from hostpool.metrics import Metrics as HostPoolMetrics
+from hostpool.settings import HostPoolSettings
 from kube.cache import CacheStatistics
 from observe.options import ProgramSettings
 from vgpu.api.names import DEFAULT
@@ -57,4 +59,5 @@ PROGRAMS: Final = (
     Program("extender", "beside kube-scheduler, in each pod of the Deployment `scheduler`", ExtenderSettings, "metrics_port", _extender),
     Program("deviceplugin", "in the DaemonSet on each GPU node", DevicePluginSettings, "metrics_port", lambda: DevicePluginMetrics().registry),
     Program("arbiter", "in the DaemonSet on each GPU node", ArbiterSettings, "metrics_port", _arbiter),
+    Program("hostpool", "in the DaemonSet of the host pool, on each GPU node, where `burst.hostPool` is set", HostPoolSettings, "metrics_port", lambda: HostPoolMetrics().registry),
 )  # fmt: skip

@@ -12,6 +12,7 @@
 {{- end -}}
 
 {{- define "tangram.node" -}}{{ include "tangram.fullname" . }}-node{{- end -}}
+{{- define "tangram.pool" -}}{{ include "tangram.fullname" . }}-pool{{- end -}}
 {{- define "tangram.scheduler" -}}{{ include "tangram.fullname" . }}-scheduler{{- end -}}
 {{- define "tangram.webhook" -}}{{ include "tangram.fullname" . }}-webhook{{- end -}}
 {{- define "tangram.cleanup" -}}{{ include "tangram.fullname" . }}-cleanup{{- end -}}

@@ -49,6 +49,44 @@
 {{ include "tangram.imageOf" (list .Values.scheduler.kubeScheduler.image $version) }}
 {{- end -}}
 
+{{/* Where the pods of a node run: beside its GPUs. */}}
+{{- define "tangram.nodePlacement" -}}
+{{- with .Values.node.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.node.affinity }}
+affinity:
+  {{- toYaml .Values.node.affinity | nindent 2 }}
+{{- else if .Values.node.requireGpuLabel }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+        # Node Feature Discovery: a PCI device of NVIDIA, of class display, 3D, or any
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: cloud.google.com/gke-accelerator, operator: Exists}
+        - matchExpressions:
+            - {key: k8s.amazonaws.com/accelerator, operator: Exists}
+        - matchExpressions:
+            - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
+        - matchExpressions:
+            - {key: tangram.sh/node, operator: In, values: ["true"]}
+{{- end }}
+{{- with .Values.node.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* A pod and a container at the level `restricted`. */}}
 {{- define "tangram.restrictedPod" -}}
 runAsNonRoot: true
@@ -138,6 +176,10 @@ env:
     value: {{ .Values.scheduler.extender.metricsPort | quote }}
   - name: TANGRAM_EXTENDER_BURST_ENABLED
     value: {{ .Values.burst.enabled | quote }}
+  {{- with .Values.burst.overcommit }}
+  - name: TANGRAM_EXTENDER_BURST_OVERCOMMIT
+    value: {{ . | quote }}
+  {{- end }}
   - name: TANGRAM_EXTENDER_BIND_TIMEOUT_S
     value: {{ sub (int .Values.scheduler.extender.httpTimeoutSeconds) 1 | quote }}
   - name: TANGRAM_EXTENDER_PREEMPTION
@@ -195,6 +237,32 @@ securityContext:
   {{- include "tangram.restrictedContainer" . | nindent 2 }}
 {{- end -}}
 
+{{/* Is there a host pool? */}}
+{{- define "tangram.hasPool" -}}{{ and .Values.burst.enabled (ne .Values.burst.hostPool "") }}{{- end -}}
+
+{{/* MiB of a size such as 64Gi. The schema has its form. */}}
+{{- define "tangram.mib" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- mul $number (get (dict "Mi" 1 "Gi" 1024 "Ti" 1048576) (regexFind "[A-Z]i$" .)) -}}
+{{- end -}}
+
+{{/* Seconds of a time such as 5m. The schema has its form. */}}
+{{- define "tangram.seconds" -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (get (dict "s" 1 "m" 60 "h" 3600) (regexFind "[smh]$" .)) -}}
+{{- end -}}
+
+{{/* What the pod of the host pool requests of a node, and is limited to. */}}
+{{- define "tangram.poolMemory" -}}
+{{- $pool := include "tangram.mib" .Values.burst.hostPool | int64 -}}
+{{- $overhead := include "tangram.mib" .Values.burst.pool.overhead | int64 -}}
+{{- if .Values.burst.hugepages -}}
+hugepages-2Mi: {{ $pool }}Mi
+memory: {{ $overhead }}Mi
+{{- else -}}
+memory: {{ add $pool $overhead }}Mi
+{{- end -}}
+{{- end -}}
+
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
 {{- if not .Values.node.hostPID -}}
@@ -210,6 +278,9 @@ securityContext:
 {{- end -}}
 {{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
 {{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
+{{- end -}}
+{{- if and .Values.burst.enabled (eq .Values.burst.stranded "evict") (not .Values.policy.enabled) -}}
+{{- fail "burst.stranded is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be keep" -}}
 {{- end -}}
 {{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}
@@ -229,6 +300,11 @@ securityContext:
 {{- end -}}
 {{- if not (has .Values.webhook.placement.default .Values.webhook.placement.policies) -}}
 {{- fail (printf "webhook.placement.default is %s: pods that name no policy would be denied; it must be one of webhook.placement.policies, which are %s" .Values.webhook.placement.default (join ", " .Values.webhook.placement.policies)) -}}
+{{- end -}}
+{{- if and .Values.burst.hugepages .Values.burst.hostPool -}}
+{{- if mod (include "tangram.mib" .Values.burst.hostPool | int64) 2 -}}
+{{- fail (printf "burst.hostPool is %s with burst.hugepages=true: it must be a multiple of 2Mi, the size of a page" .Values.burst.hostPool) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.test.image (eq .Values.test.namespace .Release.Namespace) -}}
 {{- fail (printf "test.namespace is %s, the release's own: the webhook leaves it out, so pods there get no share; it must be another" .Values.test.namespace) -}}
