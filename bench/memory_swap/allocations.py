@@ -17,11 +17,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.gpu.kit import burst
 from tests.gpu.kit.machine import Machine, machine
 
 MIB = 2**20
 SIZES = (512, 2 * MIB, 20 * MIB, 512 * MIB)
 GUARANTEE_MIB = 8192
+POOL_MIB = 256
 ELASTIC = 1 << 62
 """In the number of an elastic allocation's buffer."""
 PROGRAM = """
@@ -45,13 +47,12 @@ for size in map(int, sys.argv[1:]):
 """
 
 
-def container(here: Machine, *, burst: bool) -> str:
-    """A new one; with a file `burst` beside its grant its memory is elastic."""
-    key = here.grant(GUARANTEE_MIB)
-    if burst:
-        text = f"tangram-burst 1\nwait_s 30\ncard {here.uuid} mib={GUARANTEE_MIB} core_percent=0\nend\n"
-        (here.folder / "grants" / key / "burst").write_text(text)
-    return key
+def container(here: Machine, *, bursts: bool) -> str:
+    """A new one. With a file `burst` beside its grant its memory is elastic."""
+    if not bursts:
+        return here.grant(GUARANTEE_MIB)
+    above_mib = burst.ABOVE_MIB if burst.served() else 0
+    return here.grant(GUARANTEE_MIB, burst_mib=GUARANTEE_MIB + above_mib)
 
 
 def main() -> int:
@@ -61,7 +62,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--fake", action="store_true", default=None)
     arguments = parser.parse_args()
-    with machine(arguments.fake) as here, arguments.out.open("w", newline="") as file:
+    with machine(arguments.fake, POOL_MIB) as here, arguments.out.open("w", newline="") as file:
         about = here.describe()
         tail = [
             about.get("gpu", ""),
@@ -86,7 +87,7 @@ def main() -> int:
             ]
         )
         here.start_arbiter()
-        keys = {"driver": "", "library": container(here, burst=False), "elastic": container(here, burst=True)}
+        keys = {"driver": "", "library": container(here, bursts=False), "elastic": container(here, bursts=True)}
         for repeat in range(arguments.repeat):
             for which, key in keys.items():
                 command = [sys.executable, "-c", PROGRAM, *map(str, SIZES)]

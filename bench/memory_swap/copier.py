@@ -1,4 +1,4 @@
-"""What the copier takes: copies each way and both, blocks of three sizes, and its start.
+"""What the copier takes: copies each way and both, blocks of four forms, and its start.
 
     python3 bench/memory_swap/copier.py OUT.csv [--only copies,both,start] [--repeat 3] [--budget 500] [--fake]
 
@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from arbiter.swap.copier import Copier
+from bench.memory_swap.copier_sizes import Sizes
 from bench.memory_swap.pool_folder import pool_folder
 from vgpu.protocol.copier import GRAIN_BYTES, Done, Result, State
 
@@ -37,19 +38,6 @@ MIB, GIB = 2**20, 2**30
 PARTS = ("copies", "both", "start")
 COLUMNS = ("part", "case", "repeat", "figure", "value", "unit", "gpu", "driver", "date", "commit")
 ANSWER_S = 120.0
-
-
-class Sizes:
-    """MiB. 20 GB one way, as the goal has it; on the fake driver everything by a hundred."""
-
-    def __init__(self, fake: bool) -> None:
-        self.total = 200 if fake else 19_080
-        self.forms = {"one block": self.total, "20 MiB": 20, "2 MiB": 2}
-        self.starts = (64, 128) if fake else (8 * 1024, 32 * 1024, 64 * 1024)
-
-    def of(self, form: str) -> int:
-        """What is copied in that form: fewer of the smallest, whose descriptors are many."""
-        return min(self.total, 4096) if form == "2 MiB" else self.total
 
 
 class Table:
@@ -88,7 +76,7 @@ class Load:
         )  # fmt: skip
         theirs.close()
         self.uuid: str = self._answer()["uuid"]
-        self._blocks: dict[int, tuple[int, int]] = {}
+        self._blocks: dict[int, list[int]] = {}
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -102,16 +90,21 @@ class Load:
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
-        if words[0] == "make":
-            self._blocks[int(str(words[1]))] = (int(str(words[2])) // int(str(words[3])), int(str(words[3])) * MIB)
         return {} if words[0] == "export" else self._answer()
+
+    def make(self, which: int, sizes_mib: list[int]) -> dict[str, Any]:
+        """A set of blocks of these sizes."""
+        self._blocks[which] = [mib * MIB for mib in sizes_mib]
+        with tempfile.NamedTemporaryFile("w", suffix=".sizes") as file:
+            file.write("\n".join(map(str, sizes_mib)) + "\n")
+            file.flush()
+            return self.request("make", which, file.name)
 
     def export(self, which: int) -> tuple[list[tuple[int, int]], float]:
         """(descriptor, bytes) of each block, and what exporting them took."""
         self.request("export", which)
-        count, size = self._blocks[which]
-        fds = [socket.recv_fds(self._ours, 1, 1)[1][0] for _ in range(count)]
-        return [(fd, size) for fd in fds], self._answer()["export_s"]
+        blocks = [(socket.recv_fds(self._ours, 1, 1)[1][0], size) for size in self._blocks[which]]
+        return blocks, self._answer()["export_s"]
 
     def end(self) -> None:
         self._process.kill()
@@ -241,7 +234,7 @@ class Bench:
     def _one_way(self, program: Program, kind: str, form: str, repeat: int) -> None:
         mib, link, load = self.sizes.of(form), program.link, self.load
         plain = load.request("plain", mib)
-        owner = load.request("make", 0, mib, self.sizes.forms[form])
+        owner = load.make(0, self.sizes.forms[form])
         blocks, export_s = load.export(0)
         saved = run_jobs(link, [(link.save, *one) for one in slots(blocks)])
         owner |= load.request("unmap", 0)
@@ -265,6 +258,7 @@ class Bench:
             "owner_export": (export_s * 1000 / gib, "ms/GiB"),
             "wrong_words": (wrong, ""),
         }
+        figures["owner_both"] = (figures["owner_unmap"][0] + figures["owner_map"][0], "ms/GiB")
         self.table.add("copies", f"{form}, {kind}", repeat, figures)
 
     def both(self, repeats: int, until: Callable[[], bool]) -> None:
@@ -276,8 +270,8 @@ class Bench:
                 if until():
                     return
                 plain = load.request("plain", 2 * half)
-                load.request("make", 0, half, 20)
-                load.request("make", 1, half, 20)
+                for which in (0, 1):
+                    load.make(which, [20] * (half // 20))
                 blocks, _ = load.export(1)
                 run_jobs(link, [(link.save, *one) for one in slots(blocks, half * MIB)])
                 load.request("unmap", 1)

@@ -1,6 +1,7 @@
 /* load.c - the process that owns the memory which copier.py has copied: load SOCKET. One line in, one line of JSON out.
  *
- *   make SET MIB BLOCK_MIB      {"create_s": s, "map_s": s, "access_s": s}   blocks of a set, 0 or 1, each 2 MiB with a value of its own
+ *   make SET FILE               {"create_s": s, "map_s": s, "access_s": s}   blocks of a set, 0 or 1, of as many MiB as the lines of a file have;
+ *                                                                            each 2 MiB have a value of their own
  *   again SET                   the same                                     new blocks at the same addresses
  *   export SET                  {"export_s": s}                              their descriptors go through SOCKET, one a packet
  *   unmap SET                   {"unmap_s": s, "release_s": s}
@@ -56,7 +57,8 @@ static struct {
 
 struct set {
     CUdeviceptr base;
-    uint64_t bytes, block_bytes, blocks;
+    uint64_t bytes, blocks;
+    uint64_t size[MOST_BLOCKS]; /* of each block */
     CUmemGenericAllocationHandle handle[MOST_BLOCKS];
 };
 static struct set set[2];
@@ -92,28 +94,47 @@ static void make_blocks(struct set *one)
     const CUmemAccessDesc access = {.location = how.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     double began = now_s();
     for (uint64_t i = 0; i < one->blocks; i++)
-        NEED(cuda.cuMemCreate(&one->handle[i], one->block_bytes, &how, 0));
+        NEED(cuda.cuMemCreate(&one->handle[i], one->size[i], &how, 0));
     double created = now_s();
-    for (uint64_t i = 0; i < one->blocks; i++)
-        NEED(cuda.cuMemMap(one->base + i * one->block_bytes, one->block_bytes, 0, one->handle[i], 0));
+    CUdeviceptr at = one->base;
+    for (uint64_t i = 0; i < one->blocks; at += one->size[i++])
+        NEED(cuda.cuMemMap(at, one->size[i], 0, one->handle[i], 0));
     double mapped = now_s();
     NEED(cuda.cuMemSetAccess(one->base, one->bytes, &access, 1));
     printf("{\"create_s\": %.9f, \"map_s\": %.9f, \"access_s\": %.9f}\n", created - began, mapped - created, now_s() - mapped);
 }
 
-static void make(struct set *one, uint64_t mib, uint64_t block_mib)
+/* New addresses for the blocks of these sizes, and their content. */
+static void make_set(struct set *one)
 {
-    if (one->base != 0)
-        NEED(cuda.cuMemAddressFree(one->base, one->bytes));
-    one->block_bytes = block_mib * MIB;
-    one->blocks = mib / block_mib;
-    one->bytes = one->blocks * one->block_bytes;
-    need(one->blocks == 0 || one->blocks > MOST_BLOCKS, "the number of blocks");
+    one->bytes = 0;
+    for (uint64_t i = 0; i < one->blocks; i++)
+        one->bytes += one->size[i];
     NEED(cuda.cuMemAddressReserve(&one->base, one->bytes, 0, 0, 0));
     make_blocks(one);
     for (uint64_t piece = 0; piece < one->bytes / PIECE; piece++)
         NEED(cuda.cuMemsetD32_v2(one->base + piece * PIECE, value_of(one, piece), PIECE / sizeof(uint32_t)));
     NEED(cuda.cuStreamSynchronize(NULL));
+}
+
+static void drop_addresses(struct set *one)
+{
+    if (one->base != 0)
+        NEED(cuda.cuMemAddressFree(one->base, one->bytes));
+}
+
+static void make(struct set *one, const char *path)
+{
+    unsigned long mib;
+    FILE *file = fopen(path, "r");
+    need(file == NULL, path);
+    drop_addresses(one);
+    one->blocks = 0;
+    while (one->blocks < MOST_BLOCKS && fscanf(file, "%lu", &mib) == 1)
+        one->size[one->blocks++] = mib * MIB;
+    need(!feof(file) || one->blocks == 0, path);
+    fclose(file);
+    make_set(one);
 }
 
 static void send_descriptor(int to, int fd)
@@ -226,20 +247,20 @@ static void start_up(void)
 
 int main(int argc, char **argv)
 {
-    char line[256], word[16];
-    unsigned long which, mib, block_mib;
+    char line[256], word[16], path[200];
+    unsigned long which;
     need(argc != 2, "usage: load SOCKET");
     setvbuf(stdout, NULL, _IOLBF, 0);
     start_up();
     while (fgets(line, sizeof line, stdin) != NULL) {
-        which = mib = block_mib = 0;
-        int words = sscanf(line, "%15s %lu %lu %lu", word, &which, &mib, &block_mib);
+        which = 0;
+        int words = sscanf(line, "%15s %lu", word, &which);
         if (words == 2 && strcmp(word, "plain") == 0)
             plain(which);
+        else if (sscanf(line, "make %lu %199s", &which, path) == 2 && which <= 1)
+            make(&set[which], path);
         else if (words < 2 || which > 1)
             need(words, line);
-        else if (words == 4 && strcmp(word, "make") == 0)
-            make(&set[which], mib, block_mib);
         else if (strcmp(word, "again") == 0)
             make_blocks(&set[which]);
         else if (strcmp(word, "export") == 0)
