@@ -135,6 +135,7 @@ def run(
     command: parameters.Command,
     gpu_mem: parameters.GpuMem,
     gpu_mem_burst: parameters.GpuMemBurst = None,
+    host_pool: parameters.HostPool = None,
     gpu_core: parameters.GpuCore = 0,
     service_class: parameters.Class = "standard",
     level: parameters.Level = 2,
@@ -153,7 +154,7 @@ def run(
     from tangramctl.run import run as start
 
     options = Options(
-        gpu_mem=gpu_mem, gpu_mem_burst=gpu_mem_burst, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
+        gpu_mem=gpu_mem, gpu_mem_burst=gpu_mem_burst, host_pool=host_pool, gpu_core=gpu_core, service_class=service_class, level=level, gpu=gpu, wait=wait, clear=clear, verbose=verbose,
         fake=fake, library=library, state=state or default_root(), idle_s=idle_s, command=tuple(command),
     )  # fmt: skip
     with _answering(f"state folder {options.state}"):

@@ -68,7 +68,7 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
         return True
     request = _request(name, found, known)
     bursts = _bursts(name, found, request, known)
-    rows = explain_nodes(known, request)
+    rows = explain_nodes(known, request, bursts)
     admitted = met_webhook(found, Names(known.domain))
     orphans = [one for one in known.pods if one.stage == ORPHANED]
     if json:
@@ -76,7 +76,7 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
         document |= {"bursts": bursts} if bursts else {}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
-        _print(name, request, rows, ["" if admitted else _never_admitted(found), *_notes_of_bursts(bursts)])
+        _print(name, request, rows, ["" if admitted else _never_admitted(found), *_notes_of_bursts(bursts, known)])
         _print_orphans(orphans)
     return any(not row.reason for row in rows)
 
@@ -135,14 +135,17 @@ def _bursts(name: str, found: dict[str, Any], request: PodRequest, known: Snapsh
         raise BadOption(f"pod {name}: {error}") from None
 
 
-def _notes_of_bursts(bursts: dict[str, Burst]) -> list[str]:
-    """A line for each container that may use more than placement counts."""
+def _notes_of_bursts(bursts: dict[str, Burst], known: Snapshot) -> list[str]:
+    """A line for each container that may use more than its guarantee."""
     lines = []
+    counts = "its guarantee alone has to fit"
+    if known.overcommit is not None:
+        counts = f"the limits on a GPU may add up to {known.overcommit:g} times its memory (burst.overcommit)"
     for name, burst in bursts.items():
         memory = "all that is not guaranteed to others" if burst.mib == LARGEST_GPU_MIB else size(burst.mib)
         time = f" and {burst.core_percent} %" if burst.core_percent else ""
         lines.append(
-            f"container {name} may burst to {memory}{time} of a GPU, if the cluster has bursts enabled; its guarantee alone has to fit"
+            f"container {name} may burst to {memory}{time} of a GPU, if the cluster has bursts enabled; {counts}"
         )
     return lines
 
@@ -182,7 +185,8 @@ def _print_placed(placed: PodRecord, *, json: bool) -> None:
         return
     print(f"pod {placed.key}: {STANDING[placed.stage]} node {placed.node}")
     for gpu in placed.assignment.held():
-        print(f"  GPU {gpu.index} {gpu.uuid}: {_share(gpu.mib, gpu.core_percent, ', ')}")
+        limit = f", at most {size(gpu.limit_mib)} in all" if gpu.limit_mib else ""
+        print(f"  GPU {gpu.index} {gpu.uuid}: {_share(gpu.mib, gpu.core_percent, ', ')}{limit}")
 
 
 def _orphan(one: PodRecord) -> dict[str, Any]:

@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Final, NoReturn
 
+from tangramctl.copiers import RunCopiers, limits_mib, pool_folder
 from tangramctl.errors import CommandError
 from tangramctl.machine import StateRoot, restrict_umask, try_lock
 from tangramctl.proc import carried, start_ticks
-from tangramctl.records import runs
+from tangramctl.records import Run, runs
 from tangramctl.service import answers
 
 CHECK_S: Final = 0.5
@@ -54,6 +55,10 @@ class ArbiterKeeper:
         self._lock_inode = os.fstat(lock_fd).st_ino
         self._driver: subprocess.Popen[bytes] | None = None
         self._arbiter: subprocess.Popen[bytes] | None = None
+        self._copiers = RunCopiers(machine, self._log, _die_with_parent, self._passed)
+        self._bursts = False
+        """Whether the arbiter serves bursts: it does from the first run on that may burst."""
+        self._runs: list[Run] = []
         self._failed_starts = 0
         """Arbiters started since one answered."""
         self._busy_until_s = time.monotonic()
@@ -63,6 +68,10 @@ class ArbiterKeeper:
     def keep(self) -> None:
         """Until it is stopped, or idle. Raises GaveUp."""
         self._start_driver()
+        with self._machine.locked():
+            self._bursts = bool(self._limits())
+        if not self._bursts:
+            self._copiers.remove()
         self._start_arbiter()
         while True:
             received = signal.sigtimedwait(_SIGNALS, CHECK_S)
@@ -76,15 +85,37 @@ class ArbiterKeeper:
             with self._machine.locked():
                 if self._idle():
                     self._stop_children()  # before a new run can take the arbiter for one that stays
+                    self._copiers.remove()
                     return
+            self._keep_copiers()
+
+    def _limits(self) -> dict[str, int]:
+        """GPU -> limit of its runs that may burst. Under the lock."""
+        try:
+            return limits_mib(self._machine, runs(self._machine))
+        except OSError as error:
+            self._log(f"the runs of {self._machine.root} cannot be listed: {error}")
+            return {}
+
+    def _keep_copiers(self) -> None:
+        """An arbiter without bursts makes place for one with them: its processes connect again."""
+        limits = limits_mib(self._machine, self._runs) if self._machine.copier() is not None else {}
+        if limits and not self._bursts:
+            self._bursts = True
+            _end(self._arbiter)
+            self._start_arbiter()
+        self._copiers.keep(limits)
 
     def stop(self) -> None:
         """End the children. No run is granted anything meanwhile."""
         if not self._still_ours():
             self._stop_children()
+            self._copiers.remove()
             return
         with self._machine.locked():
             self._stop_children()
+            if not self._limits():
+                self._copiers.remove()
 
     def _still_ours(self) -> bool:
         try:
@@ -93,21 +124,16 @@ class ArbiterKeeper:
             return False
 
     def _stop_children(self) -> None:
-        for child in (self._arbiter, self._driver):
-            if child is None or child.poll() is not None:
-                continue
-            child.terminate()
-            try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        _end(self._arbiter)  # before the copiers: it reads their answers
+        self._copiers.stop()
+        _end(self._driver)
 
     def _idle(self) -> bool:
         """No run, and none that is being started, for the whole of the idle time."""
         wanted = None
         try:
-            busy = bool(runs(self._machine))
+            self._runs = runs(self._machine)
+            busy = bool(self._runs)
             wanted = try_lock(self._machine.wanted_lock)
         except OSError as error:  # an error in one folder does not stop the others
             self._log(f"the runs of {self._machine.root} cannot be listed: {error}")
@@ -148,6 +174,9 @@ class ArbiterKeeper:
         env = os.environ | machine.driver_env() | {"TANGRAM_ARBITER_STATUS_SOCKET": str(machine.status_socket)}
         env["TANGRAM_ARBITER_GRANTS_IN_ENVIRONMENT"] = "true"  # a run has no mount to be known by
         env["TANGRAM_ARBITER_BYPASS"] = "report"  # its processes are the user's own
+        if self._bursts:
+            env["TANGRAM_ARBITER_BURST"] = "true"
+            env["TANGRAM_ARBITER_COPIERS_DIR"] = str(pool_folder(machine))
         if machine.programs is not None:
             env["TANGRAM_ARBITER_DRIVER_ROOT"] = str(machine.root / "driver")
         self._arbiter = subprocess.Popen(
@@ -187,6 +216,7 @@ class ArbiterKeeper:
             "start_ticks": start_ticks(pid),
             "arbiter_pid": self._arbiter.pid,
             "idle_s": self._idle_s,
+            "bursts": self._bursts,
         }
         try:
             fresh.write_text(json.dumps(reported))
@@ -203,6 +233,17 @@ class ArbiterKeeper:
             self._logged = text
             with contextlib.suppress(OSError):
                 print(f"keeper: {text}", file=sys.stderr, flush=True)
+
+
+def _end(child: subprocess.Popen[bytes] | None) -> None:
+    if child is None or child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _die_with_parent() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from tangramctl.errors import BadOption, Broken
 
 LIBRARY: Final = "libtangram.so"
+COPIER: Final = "tangram-copier"
 DAEMON: Final = "nvidia-fake-driverd"
 HERE: Final = Path(__file__).resolve().parent
 TREE: Final = HERE.parent if (HERE.parent / "shim/Makefile").is_file() else None
@@ -32,6 +33,12 @@ def library(given: Path | None) -> Path:
         cure = "build it with `make library`" if TREE else "this wheel was built without it: build one with it"
         raise Broken(f"no {LIBRARY} in {_listed(places)}: {cure}, or name it with --library")
     return _preloadable(path, LIBRARY)
+
+
+def copier(library: Path) -> Path | None:
+    """The copier's program: beside the library, packaged or installed. None where there is none."""
+    places = [library.resolve().parent, HERE / "lib", INSTALLED]
+    return next((folder / COPIER for folder in places if os.access(folder / COPIER, os.X_OK)), None)
 
 
 def _built() -> list[Path]:

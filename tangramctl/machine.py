@@ -86,6 +86,19 @@ class StateRoot:
     def driver_config(self) -> Path:
         return self.root / "driver.conf"
 
+    @property
+    def copier_file(self) -> Path:
+        """The copier's program and the size of a host pool, once a run that may burst has named them."""
+        return self.root / "copier"
+
+    def copier(self) -> tuple[Path, int] | None:
+        """The program, and the MiB of a GPU's host pool; 0 = as the limits are. None where no copier was found: then no run gets memory above its guarantee."""
+        try:
+            program, mib = self.copier_file.read_text().splitlines()
+            return Path(program), int(mib)
+        except (OSError, ValueError):  # a text that is not UTF-8 is a ValueError, too
+            return None
+
     def grant(self, key: str) -> Path:
         return self.grants / key / "grant"
 

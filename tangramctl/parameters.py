@@ -52,8 +52,15 @@ GpuMemBurst = Annotated[
     typer.Option(
         "--gpu-mem-burst",
         metavar="SIZE",
-        hidden=True,  # until all that serves bursts is there
         help="GPU memory in all, while others leave it idle: as --gpu-mem, or max.",
+    ),
+]
+HostPool = Annotated[
+    str | None,
+    typer.Option(
+        "--host-pool",
+        metavar="SIZE",
+        help="Host memory for what is moved off a GPU, if this is its first run with --gpu-mem-burst.",
     ),
 ]
 GpuCore = Annotated[

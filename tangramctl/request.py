@@ -16,18 +16,23 @@ GIB_MIB: Final = 1024
 """A plain number is GiB, as in a pod."""
 
 
-def memory_mib(text: str) -> int:
+def memory_mib(text: str, what: str = "--gpu-mem") -> int:
     """`8Gi`, `512Mi`, or `8` for GiB, to MiB, rounded up. Raises BadOption."""
     try:
-        number = whole_number(text, what="--gpu-mem")
+        number = whole_number(text, what=what)
     except BadRequest as error:
         raise BadOption(str(error)) from None
     mib = -(-number // MIB) if number >= SMALLEST_BYTES else number * GIB_MIB
     if mib > LARGEST_GPU_MIB:
         raise BadOption(
-            f"--gpu-mem is {text}, which is {mib} MiB: it must be 1 to {LARGEST_GPU_MIB} MiB{plain_hint(text)}"
+            f"{what} is {text}, which is {mib} MiB: it must be 1 to {LARGEST_GPU_MIB} MiB{plain_hint(text)}"
         )
     return mib
+
+
+def host_pool_mib(text: str) -> int:
+    """`64Gi`, or `64` for GiB, to MiB, rounded up to an even number: a pool is of pages of 2 MiB. Raises BadOption."""
+    return (memory_mib(text, "--host-pool") + 1) // 2 * 2
 
 
 def burst_mib(text: str, guaranteed_mib: int) -> int:

@@ -23,19 +23,20 @@ from tangramctl import gpus, records, service
 from tangramctl.choose import RunAllocation, choose
 from tangramctl.errors import BadOption, Broken, CommandNotExecutable, NoCapacity, NoGpu, NotFound
 from tangramctl.fake import faked
-from tangramctl.library import fake_driver, library
+from tangramctl.library import COPIER, copier, fake_driver, library
 from tangramctl.machine import DRIVER_LISTS, StateRoot, held, prepared, restrict_umask
 from tangramctl.proc import GRANT_VARIABLE
-from tangramctl.request import burst_mib, gpus_named, memory_mib, plain_hint
+from tangramctl.request import burst_mib, gpus_named, host_pool_mib, memory_mib, plain_hint
 from tangramctl.request import request as request_of
 from tangramctl.trial import try_out
 from vgpu.api.burst import Burst, BurstLimits, limits_on_gpus
-from vgpu.api.contract import GRANT_DIRS
+from vgpu.api.contract import BURST, GRANT_DIRS
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Inventory
 from vgpu.api.request import PodRequest
 
 WAIT_LOOK_S: Final = 0.5
+GUARANTEE_ALONE: Final = "the run has what --gpu-mem guarantees, and no more"
 _RESTORED: Final = ("SIGPIPE", "SIGXFSZ")
 """What Python ignores for itself, and a command must not inherit."""
 
@@ -46,6 +47,7 @@ class Options:
 
     gpu_mem: str
     gpu_mem_burst: str | None
+    host_pool: str | None
     gpu_core: int
     service_class: str
     level: int
@@ -67,6 +69,8 @@ def run(options: Options) -> NoReturn:
     mib = memory_mib(options.gpu_mem)
     if options.gpu_mem_burst is not None:
         burst_mib(options.gpu_mem_burst, mib)
+    if options.host_pool is not None:
+        host_pool_mib(options.host_pool)
     request_of(mib, options.gpu_core, options.service_class, options.level, frozenset())
     preload = library(options.library)
     programs = None if options.fake is None else fake_driver(preload)
@@ -78,7 +82,10 @@ def run(options: Options) -> NoReturn:
     ):  # until the run is recorded and served, no keeper may end for lack of runs
         _await_driver(machine, options)
         granted = _granted(machine, mib, options, preload)
-        service.await_socket(machine, machine.grants / granted.key / "arbiter.sock", options.idle_s)
+        sock = machine.grants / granted.key / "arbiter.sock"
+        service.await_socket(machine, sock, options.idle_s)
+        if (sock.parent / BURST).exists() and not service.await_bursts(machine, sock):
+            print(f"tangramctl: --gpu-mem-burst: no arbiter with bursts answers: {GUARANTEE_ALONE}", file=sys.stderr)
     if options.verbose:
         print(_granted_text(granted, machine), file=sys.stderr)
     _become(program, options.command, _environment(machine, granted, preload), umask)
@@ -129,7 +136,7 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
         request = request_of(mib, options.gpu_core, options.service_class, options.level, _allowed(options, inventory))
         full: NoCapacity | None = None
         try:
-            return _grant(machine, inventory, nvml, request, options)
+            return _grant(machine, inventory, nvml, request, options, preload)
         except NoCapacity as error:
             if not options.wait:
                 raise NoCapacity(f"{error}\nwait for free memory with --wait, or request less") from None
@@ -140,7 +147,7 @@ def _granted(machine: StateRoot, mib: int, options: Options, preload: Path) -> r
                 show(str(full))
                 pause.wait(WAIT_LOOK_S)
                 try:
-                    return _grant(machine, inventory, nvml, request, options)
+                    return _grant(machine, inventory, nvml, request, options, preload)
                 except NoCapacity as error:
                     full = error
 
@@ -157,7 +164,26 @@ def _allowed(options: Options, inventory: Inventory) -> frozenset[str]:
     return gpus_named(visible, inventory, "CUDA_VISIBLE_DEVICES")
 
 
-def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options) -> records.Run:
+def _find_copier(machine: StateRoot, options: Options, preload: Path) -> bool:
+    """Name the copier to the keeper. Without one nothing can be swapped, so nothing is above the guarantee."""
+    if options.gpu_mem_burst is None:
+        return False
+    program = copier(preload)
+    if program is None:
+        print(
+            f"tangramctl: --gpu-mem-burst: there is no {COPIER} beside {preload}, which moves memory to the host: {GUARANTEE_ALONE}",
+            file=sys.stderr,
+        )
+        return False
+    fresh = machine.copier_file.with_suffix(".new")
+    fresh.write_text(f"{program}\n{host_pool_mib(options.host_pool) if options.host_pool else 0}\n")
+    fresh.rename(machine.copier_file)
+    return True
+
+
+def _grant(
+    machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodRequest, options: Options, preload: Path
+) -> records.Run:
     try:
         usages = gpus.usages(inventory, nvml)  # outside the lock: a driver may hang
     except NvmlError as error:
@@ -167,7 +193,7 @@ def _grant(machine: StateRoot, inventory: Inventory, nvml: Nvml, request: PodReq
         held = [RunAllocation(run.assigned, f"pid {run.pid}, {run.name[:60]}") for run in there]
         foreign = gpus.foreign_mib(usages, {str(machine.grant(run.key)) for run in there})
         assigned = choose(request, inventory, held, foreign, plain_hint(options.gpu_mem))
-        burst = _burst(options, inventory, assigned, held, foreign)
+        burst = _burst(options, inventory, assigned, held, foreign) if _find_copier(machine, options, preload) else None
         terms = records.RunTerms(
             request.service_class, request.level, options.clear, _model(inventory, assigned), burst
         )

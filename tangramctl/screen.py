@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tangramctl.swapping import clock, ends_of, state_of
 from tangramctl.top import TopRow, TopTable
 from tangramctl.view import GpuView, RunView, StateRootView, unenforced_limit, why_unenforced
 from vgpu.api.enforcement import Limit
@@ -93,7 +94,11 @@ def live(to: Console) -> Iterator[Callable[[RenderableType], None]]:
 def drawn(view: StateRootView, width: int) -> RenderableType:
     """The table in so many columns, and below it what could not be read."""
     notes = [Text(note, style="yellow") for note in view.notes]
+    notes += [
+        Text(one, style="yellow") for entry in view.entries for one in state_of(entry.name, entry.swap, entry.gpus)
+    ]
     notes += [Text(why, style="red") for entry in view.entries for why in why_unenforced(entry.name, entry.unenforced)]
+    notes += [Text(one, style="red") for entry in view.entries for one in ends_of(entry.name, entry.swap)]
     if not view.entries:
         return Group(Text("no run has a share of a GPU"), *notes)
     rows = [_row(entry, gpu) for entry in view.entries for gpu in entry.gpus]
@@ -128,9 +133,9 @@ def _row(entry: RunView, gpu: GpuView) -> list[Text]:
         Text(entry.name),
         Text(f"{name} fake" if entry.fake else name),
         Text(service_class),
-        marked(f"{gpu.core_percent}%" if gpu.core_percent else "-", Limit.GPU_TIME, entry.unenforced),
+        marked(cap(gpu.core_percent, gpu.core_limit_percent), Limit.GPU_TIME, entry.unenforced),
         Text("-" if entry.gpu_time is None else clock(entry.gpu_time.on_s)),
-        marked(amount(gpu.limit_bytes), Limit.MEMORY, entry.unenforced),
+        marked(sizes(gpu.guarantee_bytes, gpu.limit_bytes), Limit.MEMORY, entry.unenforced),
         Text(amount(gpu.leased_bytes)),
         Text(amount(gpu.used_bytes), style=over),
         Text(amount(gpu.context_bytes)),
@@ -145,6 +150,21 @@ def marked(text: str, limit: Limit, found: Iterable[UnenforcedStatus]) -> Text:
     return Text(f"{text}!", style="bold red") if unenforced_limit(limit, found) else Text(text)
 
 
+def cap(guaranteed: int, limit: int) -> str:
+    """`30%`; `30-100%` where it may burst; `-` without a cap."""
+    if not guaranteed:
+        return "-"
+    return f"{guaranteed}-{limit}%" if limit > guaranteed else f"{guaranteed}%"
+
+
+def sizes(guarantee_bytes: int | None, limit_bytes: int) -> str:
+    """`8Gi`; `8-40Gi` where it may burst."""
+    if guarantee_bytes is None or guarantee_bytes >= limit_bytes:
+        return amount(limit_bytes)
+    guaranteed, limit = amount(guarantee_bytes), amount(limit_bytes)
+    return f"{guaranteed.removesuffix(limit[-2:])}-{limit}"
+
+
 def amount(size: int | None) -> str:
     """Bytes for a person: `8.0Gi`, `512Mi`, `0`; `?` where unknown."""
     if size is None:
@@ -154,22 +174,15 @@ def amount(size: int | None) -> str:
     return f"{-(-size // MIB)}Mi" if size else "0"
 
 
-def clock(seconds: float) -> str:
-    """Time for a person: `12.3s`, `4m05s`, `7h03m`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
-    return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02}m"
-
-
 def drawn_top(table: TopTable, width: int) -> RenderableType:
     """The part of the last second of each run, in `width` columns."""
     notes = [Text(note, style="yellow") for note in table.notes]
     notes += [Text(f"{row.name}: {row.trouble}", style="yellow") for row in table.rows if row.trouble]
     notes += [Text(f"{row.name}: {UNREPORTED}", style="yellow") for row in table.rows if row.unreported]
     notes += [Text(f"{row.name}: {STOPPED}", style="yellow") for row in table.rows if row.stopped]
+    notes += [Text(one, style="yellow") for row in table.rows for one in row.swapping]
     notes += [Text(why, style="red") for row in table.rows for why in why_unenforced(row.name, row.unenforced)]
+    notes += [Text(one, style="red") for row in table.rows for one in row.ends]
     if not table.rows:
         return Group(Text("no run computes"), *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
@@ -183,7 +196,7 @@ def _top_row(row: TopRow) -> list[Text]:
         Text(row.name),
         Text(row.service_class if row.level == 2 else f"{row.service_class}/{row.level}"),
         Text(row.state if row.mode == "suspend" else f"{row.state} (gate)"),
-        marked(f"{row.requested_percent}%" if row.requested_percent else "-", Limit.GPU_TIME, row.unenforced),
+        marked(cap(row.requested_percent, row.limit_percent), Limit.GPU_TIME, row.unenforced),
         *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
         Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
         Text("?" if row.suspends is None else str(row.suspends)),

@@ -39,6 +39,8 @@ class Keepers:
 
     pid: int
     idle_s: float
+    bursts: bool = False
+    """Its arbiter serves bursts."""
 
 
 def ensure(machine: StateRoot, idle_s: float) -> bool:
@@ -89,6 +91,16 @@ def await_socket(machine: StateRoot, path: Path, idle_s: float) -> None:
         pause.wait(CHECK_S)
 
 
+def await_bursts(machine: StateRoot, path: Path) -> bool:
+    """Return once the arbiter that listens there serves bursts: a program that starts before has its guarantee alone. False: it does not in time."""
+    pause, until_s = threading.Event(), time.monotonic() + WAIT_S
+    while time.monotonic() < until_s:
+        if (keeper := running(machine)) is not None and keeper.bursts and answers(path):
+            return True
+        pause.wait(CHECK_S)
+    return False
+
+
 def answers(path: Path) -> bool:
     """Does a process accept connections on this socket?"""
     for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
@@ -106,7 +118,7 @@ def running(machine: StateRoot) -> Keepers | None:
     try:
         reported = json.loads(machine.keeper_file.read_text())
         if start_ticks(reported["pid"]) == reported["start_ticks"]:
-            return Keepers(reported["pid"], reported["idle_s"])
+            return Keepers(reported["pid"], reported["idle_s"], reported.get("bursts", False))
     except (OSError, ValueError, KeyError, TypeError):  # TypeError: it is no object
         return None
     return None

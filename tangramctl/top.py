@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 
 from tangramctl import view
+from tangramctl.swapping import ends_of, state_of
 from tangramctl.view import RunView, StateRootView
 from vgpu.protocol.status import UnenforcedStatus
 
+PAUSED: Final = "paused"
 PERIOD_S: Final = 1.0
 """The interval over which a share is computed. A second has twenty time slices."""
 
@@ -31,9 +33,9 @@ class TopRow(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     service_class: str
     level: int
     state: str
-    """runs, waits, capped, or idle; unknown of one that reports no GPU time and should"""
+    """runs, waits, capped, idle, or paused: some of its memory is in host memory; unknown of one that reports no GPU time and should"""
     requested_percent: int
-    """0 = no cap"""
+    """Guaranteed; 0 = no cap"""
     got_percent: float | None
     """It had work and might run."""
     waited_percent: float | None
@@ -52,6 +54,14 @@ class TopRow(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """Something other than the arbiter seems to stop its work again and again."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
+    limit_percent: int = 0
+    """Above `requested_percent` where it may burst; 0 = no cap, or none that the arbiter reports"""
+    burst_percent: float | None = None
+    """The part of `got_percent` above its guarantee."""
+    swapping: tuple[str, ...] = ()
+    """Lines on memory of it that is in host memory, or cannot be moved there."""
+    ends: tuple[str, ...] = ()
+    """Lines on a container that does not give way, or whose memory cannot come back."""
 
 
 class TopTable(msgspec.Struct, frozen=True):
@@ -76,12 +86,13 @@ def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
     assert gpu_time is not None  # noqa: S101
     was = before.gpu_time if before is not None else None
     known = was is not None and was.on_s <= gpu_time.on_s and was.suspends <= gpu_time.suspends and seconds > 0
-    got, waited, capped = (
+    got, waited, capped, burst = (
         min(100.0, max(0.0, (new - old) / seconds * 100)) if known else None
         for new, old in (
             (gpu_time.on_s, was.on_s if was else 0.0),
             (gpu_time.off_s, was.off_s if was else 0.0),
             (gpu_time.capped_s, was.capped_s if was else 0.0),
+            (gpu_time.burst_s, was.burst_s if was else 0.0),
         )
     )
     arrivals = gpu_time.arrivals - was.arrivals if known and was is not None else 0
@@ -92,7 +103,9 @@ def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
         pid=now.pid,
         service_class=now.service_class,
         level=now.level,
-        state=_state(gpu_time.working, gpu_time.on, capped=(capped or 0.0) > (waited or 0.0)),
+        state=PAUSED
+        if now.swap is not None and now.swap.paused
+        else _state(gpu_time.working, gpu_time.on, capped=(capped or 0.0) > (waited or 0.0)),
         requested_percent=gpu_time.requested_percent,
         got_percent=got,
         waited_percent=waited,
@@ -105,6 +118,10 @@ def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
         unreported=gpu_time.unreported,
         stopped=gpu_time.stopped,
         unenforced=now.unenforced,
+        limit_percent=gpu_time.limit_percent,
+        burst_percent=burst,
+        swapping=tuple(state_of(now.name, now.swap, now.gpus)),
+        ends=tuple(ends_of(now.name, now.swap)),
     )
 
 
@@ -127,6 +144,7 @@ def _unknown(entry: RunView) -> TopRow:
         trouble="",
         command=entry.command,
         unenforced=entry.unenforced,
+        limit_percent=max((gpu.core_limit_percent for gpu in entry.gpus), default=0),
     )
 
 

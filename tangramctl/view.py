@@ -24,6 +24,7 @@ from vgpu.protocol.status import (
     ContainerStatus,
     GpuTimeStatus,
     StatusDocument,
+    SwapStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -50,6 +51,12 @@ class GpuView(msgspec.Struct, frozen=True):
     used_bytes: int | None = None
     context_bytes: int | None = None
     shared_bytes: int | None = None
+    core_limit_percent: int = 0
+    """Above `core_percent` where it may burst; 0 = no cap, or none that an arbiter reports."""
+    guarantee_bytes: int | None = None
+    """Below `limit_bytes` where it may burst; None = no arbiter reports it."""
+    away_bytes: int = 0
+    """The part of what is leased that is in host memory."""
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -83,6 +90,8 @@ class RunView(msgspec.Struct, frozen=True, rename={"service_class": "class", "gp
     """What it got of the GPU's time; None while none of its processes computes, or no arbiter reports it."""
     unenforced: tuple[UnenforcedStatus, ...] = ()
     """Limits that are not enforced, and why."""
+    swap: SwapStatus | None = None
+    """Of its memory above the guarantee; None where nothing may burst, or no arbiter reports it."""
 
 
 class StateRootView(msgspec.Struct, frozen=True):
@@ -210,12 +219,15 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Run
         uuid=run.uuid,
         index=None if isinstance(run, UnreadableRun) else run.index,
         model=None if isinstance(run, UnreadableRun) else run.model,
-        limit_bytes=run.mib * 2**20,
+        limit_bytes=reported.limit_bytes if reported else run.mib * 2**20,
         core_percent=run.core_percent,
         leased_bytes=reported.leased_bytes if reported else None,
         used_bytes=reported.used_bytes if reported else None,
         context_bytes=reported.context_bytes if reported else None,
         shared_bytes=reported.shared_bytes if reported else None,
+        core_limit_percent=reported.core_limit_percent if reported else 0,
+        guarantee_bytes=reported.guarantee_bytes if reported else None,
+        away_bytes=reported.away_bytes if reported else 0,
     )
     return RunView(
         kind="run",
@@ -232,6 +244,7 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Run
         processes=_processes(status) if status else None,
         gpu_time=status.gpu_time if status else None,
         unenforced=status.unenforced if status else (),
+        swap=status.swap if status else None,
     )
 
 
@@ -247,6 +260,9 @@ def _container(status: ContainerStatus) -> RunView:
             used_bytes=gpu.used_bytes,
             context_bytes=gpu.context_bytes,
             shared_bytes=gpu.shared_bytes,
+            core_limit_percent=gpu.core_limit_percent,
+            guarantee_bytes=gpu.guarantee_bytes,
+            away_bytes=gpu.away_bytes,
         )
         for gpu in status.gpus
     )
@@ -265,6 +281,7 @@ def _container(status: ContainerStatus) -> RunView:
         processes=_processes(status),
         gpu_time=status.gpu_time,
         unenforced=status.unenforced,
+        swap=status.swap,
     )
 
 
