@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import yaml
 
-from docs.concepts import draw
+from docs.concepts import draw, draw_elastic
 from vgpu.api.names import CLASSES
+from vgpu.memory.swap.settings import SwapSettings
 from vgpu.scheduling.policies.registry import POLICIES
 from vgpu.scheduling.reservations import KINDS
 
@@ -25,6 +26,21 @@ def first_cells(page: str) -> list[str]:
 
 def test_the_picture_of_gpu_time_is_the_one_that_is_drawn() -> None:
     assert draw.PICTURE.read_text() == draw.picture(), "run python -m docs.concepts.draw"
+
+
+def test_the_picture_of_elastic_memory_is_the_one_that_is_drawn() -> None:
+    assert draw_elastic.PICTURE.read_text() == draw_elastic.picture(), "run python -m docs.concepts.draw_elastic"
+
+
+def test_the_times_of_elastic_memory_are_those_of_the_policy() -> None:
+    page, swap = " ".join((CONCEPTS / "elastic-memory.md").read_text().split()), SwapSettings()
+    change_s = 16e9 / swap.bytes_per_s + swap.overhead_s
+    quantum_s = max(swap.quantum_least_s, change_s / swap.swap_part)
+    assert f"divided by {swap.bytes_per_s / 1e9:g} GB/s, and {swap.overhead_s:g} s: {change_s:.2f} s for 16 GB" in page
+    assert f"{1 / swap.swap_part:g} times a change, and at least {swap.quantum_least_s:g} s: {quantum_s:.1f} s" in page
+    assert f"After {swap.starve_after_s:g} s it gets the next quantum" in page
+    assert f"does not give way within {swap.reclaim_timeout_s:g} s" in page
+    assert f"memory that is away, for {swap.stranded_after_s:g} s" in page
 
 
 def test_with_default_values_no_pod_gets_a_priority_and_the_page_says_so() -> None:

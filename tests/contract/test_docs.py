@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import re
 import statistics
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vgpu.api.burst import amount_mib
 from vgpu.api.driver import OLDEST_BRANCH
 from vgpu.api.quantity import parse
 from vgpu.api.request import pod_request
@@ -144,6 +146,29 @@ def test_every_example_has_a_readme_and_requests_what_can_be_requested(example: 
     pods = [thing for thing in things if thing["kind"] == "Pod"]
     assert pods
     assert all(pod_request(pod, policies=POLICIES) for pod in pods)
+
+
+def test_the_overlay_for_a_cluster_without_a_gpu_changes_what_each_server_has() -> None:
+    """kubectl refuses an overlay below its base, and a `replace` of what is not there. `tests/e2e/test_many_models.py` applies this one."""
+    folder = ROOT / "examples/fake-gpu/08-many-models"
+    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert all((folder / resource).exists() for resource in overlay["resources"])
+    base = (folder / overlay["resources"][0]).resolve()
+    assert not folder.is_relative_to(base)
+    (ballast,) = yaml.safe_load_all((folder / "ballast.yaml").read_text())
+    assert pod_request(ballast, policies=POLICIES)
+    for pod in yaml.safe_load_all((base / "pods.yaml").read_text()):
+        for change in yaml.safe_load(overlay["patches"][0]["patch"]):
+            *path, last = [part.replace("~1", "/") for part in change["path"].split("/")[1:]]
+            parent = functools.reduce(lambda at, key: at[int(key)] if key.isdigit() else at[key], path, pod)
+            assert change["op"] == "add" or last in parent
+            if last == "-":
+                parent.append(change["value"])
+            else:
+                parent[last] = change["value"]
+        burst_mib = amount_mib(pod["metadata"]["annotations"]["tangram.sh/gpu-mem-burst"], unit_mib=1024, what="burst")
+        assert burst_mib is not None
+        assert burst_mib > pod_request(pod).containers[0].mib
 
 
 def test_the_examples_page_has_a_line_for_each_example() -> None:

@@ -209,6 +209,20 @@ class Cluster:
         listed = self.api.listed("pod", NAMESPACE, f"app.kubernetes.io/component={component}")
         return [pod["metadata"]["name"] for pod in listed]
 
+    def node_pod(self) -> str:
+        """Name of the pod with the device plugin and the arbiter, on the one node."""
+        (name,) = self.own_pods("node")
+        return name
+
+    def pool_pod(self, *, without: str = "") -> str:
+        """Name of the host pool's pod once it is ready. `without`: one that was replaced."""
+
+        def ready(seen: dict[str, dict[str, Any]]) -> str | None:
+            pods = (name for name, pod in seen.items() if name.startswith("tangram-pool-") and is_ready(pod))
+            return next((name for name in pods if name != without), None)
+
+        return self.api.until("pod", NAMESPACE, ready, "the pool's pod is ready", timeout_s=120)
+
     def restart_component(self, component: str, kind: str) -> None:
         """Kill the pods of a component at once and wait until their replacement is ready."""
         self.kubectl("-n", NAMESPACE, "delete", "pod", *self.own_pods(component), "--grace-period=0", "--force")

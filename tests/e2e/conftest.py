@@ -57,3 +57,11 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.make_namespace(name)
     yield name
     cluster.drop_namespaces(name)
+
+
+@pytest.fixture(scope="module")
+def pooled(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The chart with the bursts and the host pool of the module's `BURST`; afterwards as the other tests need it."""
+    cluster.upgrade({"burst": request.module.BURST})
+    yield cluster
+    cluster.upgrade({})

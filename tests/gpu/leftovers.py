@@ -18,6 +18,8 @@ READABLE = (
     "sync", "pitch", "managed, unwritten", "async", "async per-thread stream", "pool trimmed", "vmm", "vmm unmapped handles",
     "array", "graph memory node",
 )  # fmt: skip
+CLEARED = ("sync", "vmm", "async", "pool trimmed")
+"""cuMemAlloc, cuMemCreate, the default pool, a pool of its own."""
 LEAVE_MIB = 6144
 """Of the GPU, for the contexts: what the reader then takes is at least partly what the writer had."""
 
@@ -77,6 +79,30 @@ def _same_process(machine: Machine, results: Results, key: str, wanted: int | No
     _read(machine, results, container, wanted)
 
 
+def _clearing(machine: Machine, results: Results, path: str, ending: str) -> None:
+    """A process fills 4 GiB by one allocator and ends; the next one takes the whole GPU by it and counts the word in all of it."""
+    written = (256 if machine.fake else 4096) * MIB
+    block = (64 if machine.fake else 1024) * MIB
+    writer = machine.container()
+    writer.request("fill", path, [block], written)
+    results.check("control: bytes written", written, writer.request("write", path, WORD))
+    results.check(
+        "control: bytes of the word that its process finds",
+        written,
+        writer.request("count_all", path, WORD, not machine.fake),
+    )
+    if ending == "is killed":
+        writer.kill()
+    else:
+        writer.end()
+    reader = machine.container()
+    most = 512 * MIB if machine.fake else reader.request("info")[0] - LEAVE_MIB // 4 * MIB
+    taken = reader.request("fill", path, [block, 32 * MIB], most)["taken"]
+    results.fact("MiB of the GPU read", taken // MIB)
+    seen = reader.request("count_all", path, WORD, not machine.fake)
+    results.check("bytes of the word in them", 0, seen)
+
+
 CASES: dict[str, Callable[[Machine, Results], None]] = {
     "the writer exits": lambda machine, results: _other_process(machine, results, "exits"),
     "the writer is killed": lambda machine, results: _other_process(machine, results, "is killed"),
@@ -88,6 +114,13 @@ CASES: dict[str, Callable[[Machine, Results], None]] = {
     "within one process, clear yes": lambda machine, results: _same_process(
         machine, results, machine.grant(OWN_MIB, "clear yes"), 0
     ),
+    **{
+        f"the whole GPU by {path}, the writer {ending}": lambda machine, results, path=path, ending=ending: _clearing(
+            machine, results, path, ending
+        )
+        for path in CLEARED
+        for ending in ("ends", "is killed")
+    },
 }
 
 

@@ -87,6 +87,13 @@ class Stage:
         least = max(0, left - SLACK_MIB - room_mib(limit_mib, len(of)))
         self.results.within(f"{when}: free by cuMemGetInfo, MiB", least, max(0, left) + SLACK_MIB, free)
 
+    def elastic(self, container: m.Container, path: str = "sync") -> None:
+        """With bursts: a row on how much of what a path has is elastic."""
+        if self.machine.burst:
+            counted = container.request("elastic_bytes", path)
+            self.results.fact("elastic memory, MiB", counted["elastic"] / MIB)
+            self.results.fact("memory that has addresses, MiB", counted["counted"] / MIB)
+
     def refusals(self, codes: list[int]) -> None:
         self.results.check("CUresult of each refusal", [OUT_OF_MEMORY] * len(codes), codes)
 
@@ -108,6 +115,7 @@ def case_path(stage: Stage, path: str) -> None:
         else:
             stage.at_brim(LIMIT_MIB, container)
             stage.view(f"{which} brim", LIMIT_MIB, container)
+        stage.elastic(container, path)
         container.request("give", path)
     stage.view("given back", LIMIT_MIB, container)
     stage.never_past(LIMIT_MIB, container)
@@ -122,6 +130,7 @@ def case_context(stage: Stage, way: str) -> None:
     first = container.request("fill", "sync", BLOCKS)
     stage.refusals(first["codes"])
     stage.at_brim(LIMIT_MIB, container)
+    stage.elastic(container)
     container.request("end_context")
     stage.results.check("a new context after its end", 0, container.request("start", way))
     left = LIMIT_MIB - stage.watch.now(container) / MIB
@@ -190,6 +199,7 @@ def case_killed(stage: Stage) -> None:
     stage.results.at_most("seconds until the sibling has 256 MiB", 3.0, round(took, 3))
     sibling.request("fill", "sync", BLOCKS)
     stage.at_brim(LIMIT_MIB, sibling)
+    stage.elastic(sibling)
 
 
 def case_ipc(stage: Stage) -> None:
@@ -290,8 +300,10 @@ def run_case(machine: Machine, watch: Watcher, results: Results, name: str, case
         stage.begin()
         case(stage)
     machine.end_containers(keep=(watch.lines,))
-    gone = [pid for pid in watch.request("now")["processes"] if int(pid) != watch.lines.pid]
-    if gone:
-        machine.wait_for(
-            lambda: len(watch.request("now")["processes"]) <= 1, f"processes {gone} to leave the GPU after {name}", 15
-        )
+    stay = {watch.lines.pid, *machine.served_by}
+
+    def others() -> list[int]:
+        return [pid for pid in map(int, watch.request("now")["processes"]) if pid not in stay]
+
+    if gone := others():
+        machine.wait_for(lambda: not others(), f"processes {gone} to leave the GPU after {name}", 15)

@@ -1,4 +1,4 @@
-"""What the DaemonSet may do on a node, as the rendered chart says it: the table of docs/operations/node-rights.md."""
+"""What the DaemonSets may do on a node, as the rendered chart says it: the table of docs/operations/node-rights.md."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ MODES: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 
-class Column:
-    """One container of the DaemonSet."""
+HOST_POOL: Final = {"burst": {"enabled": True, "hostPool": "64Gi", "hugepages": True}}
 
-    def __init__(self, objects: Objects, name: str) -> None:
-        self.spec = objects.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+
+class Column:
+    """One container of a DaemonSet."""
+
+    def __init__(self, objects: Objects, name: str, of: str = "tangram-node") -> None:
+        self.spec = objects.one("DaemonSet", of)["spec"]["template"]["spec"]
         self.container = objects.container(name)
         self.context = {**self.spec["securityContext"], **self.container["securityContext"]}
         self.privileged = bool(self.context.get("privileged"))
@@ -67,6 +70,13 @@ def node_rights(helm: Helm) -> str:
     arbiters = [Column(objects, "arbiter") for objects in rendered.values()]
     assert len({tuple(_cells(one)) for one in arbiters}) == 1, "the arbiter's rights are the same in every mode"
     columns["arbiter"] = arbiters[0]
+    pools = {
+        mode: Column(helm.objects(values | HOST_POOL), "pool", "tangram-pool")
+        for mode, values in MODES.items()
+        if "with" not in mode
+    }
+    columns |= {f"host pool, {mode}": pool for mode, pool in pools.items()}
+    columns["host pool's init container"] = Column(helm.objects(HOST_POOL), "mount", "tangram-pool")
     cells = {name: dict(_cells(column)) for name, column in columns.items()}
     rows = dict.fromkeys(row for column in cells.values() for row in column)
     return "\n".join(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.settings import DevicePluginSettings
+from extender.settings import Settings
 from tests.apiserver import ApiServer
 from tests.contract.chart.conftest import BURST_MAX
 from tests.contract.chart.policy_kit import PODS, container, pod, refused
@@ -101,3 +103,25 @@ def test_limits_that_are_none_are_refused(helm: Helm, limits: dict[str, Any]) ->
     for value in ("default", "max"):
         with pytest.raises(Refused, match=rf"(?s)burst.*{value}"):
             helm.objects({"burst": {value: limits}})
+
+
+@pytest.mark.parametrize(("overcommit", "given"), [("", None), (1, 1.0), (1.5, 1.5), (100, 100.0)])
+def test_extender_and_device_plugin_have_the_same_bound_of_limits(
+    helm: Helm, overcommit: float | str, given: float | None
+) -> None:
+    rendered = helm.objects({"burst": {"enabled": True, "overcommit": overcommit}})
+    for name, prefix, kind in (
+        ("extender", "TANGRAM_EXTENDER", Settings),
+        ("plugin", "TANGRAM_DEVICEPLUGIN", DevicePluginSettings),
+    ):
+        text = env(rendered.container(name)).get(f"{prefix}_BURST_OVERCOMMIT")
+        assert (text is None) == (given is None)
+        if text is not None:
+            needed = {"node_name": "n"} if name == "plugin" else {}
+            assert kind(burst_overcommit=text, _cli_parse_args=False, **needed).burst_overcommit == given
+
+
+@pytest.mark.parametrize("overcommit", [0, 0.99, 101, "1.5", "max", True])
+def test_a_bound_of_limits_below_the_guarantees_is_refused(helm: Helm, overcommit: object) -> None:
+    with pytest.raises(Refused, match=r"(?s)burst.*overcommit"):
+        helm.objects({"burst": {"overcommit": overcommit}})

@@ -73,11 +73,13 @@ def test_in_mode_cdi_the_plugin_sees_the_driver_root_and_writes_specs(local: Obj
 
 def test_the_arbiter_reaches_grants_and_sockets_and_neither_driver_nor_library(rendered: Objects) -> None:
     arbiter = rendered.container("arbiter")
+    pool = "tangram-pool" in rendered.of("DaemonSet")
     assert {mount["mountPath"]: bool(mount.get("readOnly")) for mount in arbiter["volumeMounts"]} == {
         "/var/lib/tangram/grants": True,
         "/var/lib/tangram/sockets": False,
         "/var/lib/tangram/arbiter": False,
         "/var/lib/tangram/plugin": True,
+        **({"/var/lib/tangram/copiers": True} if pool else {}),
     }
     given = env(arbiter)
     assert given["TANGRAM_ARBITER_STATUS_SOCKET"] == "/var/lib/tangram/arbiter/status.sock"
@@ -101,7 +103,9 @@ def test_nothing_that_the_arbiter_may_write_contains_the_library(rendered: Objec
     (earlier / "libtangram.so").hardlink_to(library)
     ready = list((state / "grants").glob(".spare-*"))
     assert library.stat().st_nlink == 3 + len(ready)
-    (spec,) = [one["spec"]["template"]["spec"] for one in rendered.of("DaemonSet").values()]
+    (spec,) = [
+        one["spec"]["template"]["spec"] for name, one in rendered.of("DaemonSet").items() if name.endswith("-node")
+    ]
     host = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     writable = [host[m["name"]] for m in rendered.container("arbiter")["volumeMounts"] if not m.get("readOnly")]
     assert writable

@@ -51,7 +51,8 @@ def test_what_a_pod_refers_to_is_there(rendered: Objects) -> None:
     for thing, template in rendered.pods():
         spec = template["spec"]
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
-        mounted = {mount["name"] for c in spec["containers"] for mount in c.get("volumeMounts", [])}
+        inside = [*spec.get("initContainers", []), *spec["containers"]]
+        mounted = {mount["name"] for c in inside for mount in c.get("volumeMounts", [])}
         assert mounted == set(volumes), thing["metadata"]["name"]
         for volume in volumes.values():
             if "configMap" in volume:

@@ -16,7 +16,13 @@ from arbiter.settings import ArbiterSettings
 from extender.settings import KUEUE_CONTROLLERS, Settings
 from tests.contract.chart.rendering import CHART, EXAMPLES, Helm, Refused, env
 
-COMPONENTS = {"plugin": "deviceplugin", "arbiter": "arbiter", "extender": "extender", "webhook": "webhook"}
+COMPONENTS = {
+    "plugin": "deviceplugin",
+    "pool": "hostpool",
+    "arbiter": "arbiter",
+    "extender": "extender",
+    "webhook": "webhook",
+}
 """Container -> package."""
 
 
@@ -38,7 +44,7 @@ def test_a_component_starts_with_what_the_chart_sets(
     objects = helm.objects(EXAMPLES[example])
     rendered = {c["name"]: c for _, c in objects.containers()}
     if container not in rendered:
-        assert (example, container) == ("own-scheduler", "extender")
+        assert (container == "pool" and example != "host-pool") or (example, container) == ("own-scheduler", "extender")
         return
     given = {name: value for name, value in env(rendered[container]).items() if name.startswith("TANGRAM_")}
     settings = settings_of(COMPONENTS[container])
@@ -118,9 +124,9 @@ def test_the_ports_that_are_named_are_those_that_are_listened_on(helm: Helm) -> 
             assert named <= set_ports
 
 
-@pytest.mark.parametrize(("component", "command", "module"), [("plugin", "tangram-deviceplugin", "deviceplugin.__main__"), ("extender", "tangram-extender", "extender.__main__"), ("webhook", "tangram-webhook", "webhook.__main__"), ("arbiter", "tangram-arbiter-supervisor", "arbiter.supervisor")])  # fmt: skip
+@pytest.mark.parametrize(("component", "command", "module"), [("plugin", "tangram-deviceplugin", "deviceplugin.__main__"), ("extender", "tangram-extender", "extender.__main__"), ("webhook", "tangram-webhook", "webhook.__main__"), ("arbiter", "tangram-arbiter-supervisor", "arbiter.supervisor"), ("pool", "tangram-hostpool", "hostpool.__main__")])  # fmt: skip
 def test_the_commands_are_the_projects_entry_points(helm: Helm, component: str, command: str, module: str) -> None:
-    assert helm.objects().container(component)["command"] == [command]
+    assert helm.objects(EXAMPLES["host-pool"]).container(component)["command"] == [command]
     assert callable(importlib.import_module(module).main)
 
 

@@ -1,8 +1,9 @@
-"""A process of a container, driven by its parent: one JSON list a line in, one JSON object a line out.
+"""A process of a container, driven by its parent: one JSON list a line in, one JSON object a line out. Its calls are the functions of this
+file and of answers.py.
 
     ["fill", "sync", [268435456, 2097152]]  ->  {"ok": {"codes": [2, 2], "taken": 8053063680}}
 
-Run by path (`python tests/gpu/kit/container.py`), so that it imports nothing of the repository but its neighbours cuda.py and ways.py.
+Run by path (`python tests/gpu/kit/container.py`), so that it imports nothing of the repository but its neighbours.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+import answers
 import cuda
+import kernels
 import ways
+
+BUFFER_ID = 7
+ELASTIC = 1 << 62
+"""Set in the number of an allocation that can be swapped: docs/development/elastic-memory.md."""
 
 paths: dict[str, ways.Path] = {}
 held: dict[str, list[Any]] = {}
@@ -146,6 +153,20 @@ def sizes_of(name: str) -> list[int]:
     return found
 
 
+def elastic_bytes(name: str) -> dict[str, int]:
+    """How much of a path's blocks can be swapped, and of how much that is known: arrays and handles without a mapping have no address."""
+    counted = {"elastic": 0, "counted": 0}
+    for block in held.get(name, []):
+        at = paths[name].at(block)
+        base, size, number = c_uint64(), c_size_t(), c_uint64()
+        if not at or cuda.call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(at)):
+            continue
+        cuda.must("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(at))
+        counted["counted"] += size.value
+        counted["elastic"] += size.value if number.value & ELASTIC else 0
+    return counted
+
+
 def count_word(name: str, size: int, word: int) -> dict[str, int]:
     """Take one block, read it before anything was written, count the word and what is not zero. The block stays held."""
     path = _path(name)
@@ -160,6 +181,24 @@ def count_word(name: str, size: int, word: int) -> dict[str, int]:
 def count_held(name: str, word: int) -> dict[str, int]:
     """The same of the first block that is held already."""
     return _count(paths[name].at(held[name][0]), name, sizes_of(name)[0], word)
+
+
+def count_all(name: str, word: int, by_kernel: bool) -> int:
+    """Bytes of the word in all blocks of a path that have one address range each. By a kernel, or by the host where kernels compute nothing."""
+    places = [(paths[name].at(block), size) for block, size in zip(held[name], sizes_of(name), strict=True)]
+    if not by_kernel:
+        return sum(_count(at, name, size, word)["pattern_bytes"] for at, size in places)
+    found, seen = c_uint64(), c_uint()
+    cuda.must("cuMemAlloc_v2", byref(found), c_size_t(4))
+    kernel = kernels.Kernels()
+    total = 0
+    for at, size in places:
+        cuda.must("cuMemsetD32_v2", found, c_uint(0), c_size_t(1))
+        kernel.launch("count", at, size, word, found.value)
+        cuda.must("cuMemcpyDtoH_v2", byref(seen), found, c_size_t(4))
+        total += seen.value * 4
+    cuda.must("cuMemFree_v2", found)
+    return total
 
 
 def _readable(name: str, path: ways.Path, block: Any, size: int) -> int:
@@ -302,7 +341,7 @@ def free_unknown() -> list[int]:
 def answer(line: str) -> dict[str, Any]:
     function, *arguments = json.loads(line)
     try:
-        return {"ok": globals()[function](*arguments)}
+        return {"ok": (globals().get(function) or getattr(answers, function))(*arguments)}
     except cuda.Missing as missing:
         return {"missing": str(missing)}
     except cuda.Refused as refused:

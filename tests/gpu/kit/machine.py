@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -21,106 +20,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from select import select
 from typing import IO, Any
 
 from arbiter.gputime.trials_file import BOOT_ID, MODULE_VERSION, text_of
-from tests.gpu.kit.results import NotRun
+from tests.gpu.kit import burst
+from tests.gpu.kit.lines import ANSWER_S, Container, Lines
 from vgpu.gputime.trial_verdict import FILE, ModelVerdict, Trials, trials_to_text
 
 ROOT = Path(__file__).parents[3]
 KIT = Path(__file__).parent
 MIB = 2**20
 FAKE_UUID = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
-ANSWER_S = 90
-"""Longest one call of a container may take. Guessed; filling 8 GiB takes well under a second."""
-
-
-class Lines:
-    """A process that answers each line of JSON with one line of JSON."""
-
-    def __init__(self, words: list[str], env: dict[str, str], fds: tuple[int, ...] = ()) -> None:
-        self.key = env.get("TANGRAM_GRANT", "/").split("/")[-2]
-        """Of its container; empty outside all."""
-        self.process = subprocess.Popen(
-            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, start_new_session=True,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self._errors: list[bytes] = []
-        self._drain = threading.Thread(target=self._read_errors, daemon=True)
-        self._drain.start()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._errors.append(line)
-
-    def send(self, *words: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(words).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def receive(self, seconds: float = ANSWER_S) -> dict[str, Any]:
-        """The next line that is a JSON object. TimeoutError, or RuntimeError when the process ended."""
-        assert self.process.stdout is not None
-        end = time.monotonic() + seconds
-        while True:
-            if not select([self.process.stdout], [], [], max(0, end - time.monotonic()))[0]:
-                self.kill()
-                raise TimeoutError(f"process {self.pid} gave no answer within {seconds} s: {self.errors()}")
-            line = self.process.stdout.raw.readline()  # type: ignore[attr-defined]
-            if not line:
-                code = self.process.wait()
-                raise RuntimeError(f"process {self.pid} ended with {code}: {self.errors()}")
-            if line.startswith(b"{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
-
-    def errors(self) -> str:
-        self._drain.join(0.5)
-        lines = [line for line in self._errors if not line.startswith(b"frame #")]  # PyTorch's, many and without names
-        return b"".join(lines[-12:]).decode(errors="replace").strip()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def end(self) -> None:
-        """Ends it by closing its input; kills it when it does not end."""
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._drain.join(1)
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-
-
-class Container(Lines):
-    """container.py as a process."""
-
-    def request(self, function: str, *arguments: Any) -> Any:
-        """What the function returned. NotRun when the driver lacks what it needs, RuntimeError when a call was refused."""
-        self.send(function, *arguments)
-        return self.finish(function)
-
-    def finish(self, function: str = "") -> Any:
-        answer = self.receive()
-        if "missing" in answer:
-            raise NotRun(f"this driver has no {answer['missing']}")
-        if "refused" in answer:
-            raise RuntimeError(f"{function}: {answer['refused']}")
-        return answer["ok"]
 
 
 @dataclass
@@ -133,6 +43,12 @@ class Machine:
     uuid: str
     fake: bool
     base: dict[str, str]
+    burst: bool = False
+    """Every container's memory is elastic, and its limit is what `grant` names, unless that is told otherwise."""
+    swaps: bool = False
+    """There is a copier with a pool."""
+    served_by: list[int] = field(default_factory=list)
+    """Processes of the node itself that have a context."""
     _running: list[Lines] = field(default_factory=list)
     _arbiter: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
@@ -157,7 +73,10 @@ class Machine:
             "TANGRAM_ARBITER_BYPASS": "report",
             "TANGRAM_ARBITER_STATUS_SOCKET": str(self.status_socket),
             **({"TANGRAM_ARBITER_DRIVER_ROOT": str(self.build / "fake")} if self.fake else {}),
-            **{f"TANGRAM_ARBITER_{name.upper()}": value for name, value in settings.items()},
+            **{
+                f"TANGRAM_ARBITER_{name.upper()}": value
+                for name, value in ((burst.arbiter_settings(self.folder) if self.swaps else {}) | settings).items()
+            },
         }
         log = self.folder / "arbiter.log"
         self._log = log.open("ab")
@@ -172,6 +91,11 @@ class Machine:
 
         self.wait_for(serving, "the arbiter to serve", 20)
 
+    def wait_for_nvml(self) -> None:
+        """Until the arbiter reads NVML: before that it cannot charge contexts. 120 s is its own limit for that start."""
+        log = self.folder / "arbiter.log"
+        self.wait_for(lambda: b'"NVML is open"' in log.read_bytes(), "the arbiter to read NVML", 120)
+
     def stop_arbiter(self) -> None:
         if self._arbiter is not None:
             self._arbiter.terminate()
@@ -184,11 +108,19 @@ class Machine:
     def arbiter_log(self) -> str:
         return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
 
-    def grant(self, mib: int, *lines: str, service_class: str = "standard", core_percent: int = 0) -> str:
-        """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`."""
+    def grant(
+        self, mib: int, *lines: str, service_class: str = "standard", core_percent: int = 0, burst_mib: int = 0
+    ) -> str:
+        """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`.
+
+        `burst_mib`: its limit in all, `mib` is then its guarantee. 0: `mib` is the limit, and with `burst` as much of it as can be is elastic."""
         key = f"g{next(self._grants)}"
         folder = self.folder / "grants" / key
         folder.mkdir(parents=True)
+        if self.burst and not burst_mib:
+            burst_mib, mib = mib, mib - (burst.ABOVE_MIB if burst.served() else 0)
+        if burst_mib:
+            (folder / "burst").write_text(burst.burst_text(self.uuid, burst_mib, core_percent))
         head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {service_class}\nlevel 2\n"
         middle = "".join(f"{line}\n" for line in lines)
         (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent={core_percent}\nend\n")
@@ -323,8 +255,13 @@ def real_driver() -> bool:
 
 
 @contextlib.contextmanager
-def machine(fake: bool | None = None) -> Iterator[Machine]:
-    """TANGRAM_LIBRARY names a libtangram.so made elsewhere, TANGRAM_SHIM_BUILD a build folder; else it is built."""
+def machine(
+    fake: bool | None = None, pool_mib: int = 0, burst_all: bool = False, fake_options: str = ""
+) -> Iterator[Machine]:
+    """TANGRAM_LIBRARY names a libtangram.so made elsewhere, TANGRAM_SHIM_BUILD a build folder; else it is built.
+
+    `pool_mib`: where the arbiter serves bursts, a copier has a pool of that size. `burst_all`: `Machine.burst`.
+    `fake_options`: of the fake driver's GPU."""
     fake = not real_driver() if fake is None else fake
     folder = Path(tempfile.mkdtemp(prefix="tg-"))  # a socket's path has at most 107 characters
     folder.chmod(0o755)
@@ -334,19 +271,27 @@ def machine(fake: bool | None = None) -> Iterator[Machine]:
     base |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "HOME": "/tmp"}
     driver = None
     if fake:
-        driver = _start_fake(folder, build)
+        driver = _start_fake(folder, build, fake_options)
         base |= {
             "LD_LIBRARY_PATH": str(build / "fake"),
             "LD_PRELOAD": str(build / "fake/libfake-kernel.so"),
             "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock"),
         }
-    made = Machine(folder, build, library, FAKE_UUID if fake else _uuid(), fake, base)
+    made = Machine(
+        folder, build, library, FAKE_UUID if fake else _uuid(), fake, base, burst_all, pool_mib > 0 and burst.served()
+    )
     made.has_tried()
     try:
-        yield made
+        with contextlib.ExitStack() as stack:
+            if made.swaps:
+                socket = Path(burst.arbiter_settings(folder)["copiers_dir"]) / f"{made.uuid}.sock"
+                kinds = burst.FAKE_POOL_KINDS if fake else burst.POOL_KINDS
+                copier, _ = stack.enter_context(burst.copier(build, made.uuid, socket, base, pool_mib, kinds))
+                made.served_by.append(copier.process.pid)
+            stack.callback(made.stop_arbiter)
+            stack.callback(made.end_containers)
+            yield made
     finally:
-        made.end_containers()
-        made.stop_arbiter()
         if driver is not None:
             driver.terminate()
             driver.wait()
@@ -362,9 +307,9 @@ def _built(folder: Path, fake: bool) -> tuple[Path, Path]:
     return build, library.resolve()
 
 
-def _start_fake(folder: Path, build: Path) -> subprocess.Popen[bytes]:
+def _start_fake(folder: Path, build: Path, options: str) -> subprocess.Popen[bytes]:
     config, socket = folder / "driver", folder / "driver.sock"
-    config.write_text(f"gpu h200 uuid={FAKE_UUID}\n")
+    config.write_text(f"gpu h200 uuid={FAKE_UUID} {options}\n")
     started = subprocess.Popen([build / "fake/nvidia-fake-driverd", "--config", config, "--socket", socket])
     Machine.wait_for(socket.exists, "the fake driver's socket")
     return started

@@ -1,20 +1,29 @@
 """What was looked at, what was wanted, what was seen: one row a check, written the moment it is known.
 
-A row is `yes`, `no`, a `fact` of which nothing was wanted, or `not run` with the reason: what could not be looked at is in the file, too. A case that breaks off is a
-row of its own, and the cases after it still run.
+A row is `yes`, `no`, a `fact` of which nothing was wanted, `differs` where a difference is known and `expected` has its reason, or `not run` with the
+reason: what could not be checked is in the file, too. A case that breaks off is a row of its own, and the cases after it still run.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 HEADER = ("part", "case", "check", "wanted", "seen", "ok")
+
+
+class Known(NamedTuple):
+    """A difference that is known: it is one only where `seen` is found in what was seen."""
+
+    seen: str
+    """A regular expression."""
+    reason: str
 
 
 class NotRun(Exception):
@@ -39,10 +48,12 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     part: str = ""
     case: str = ""
+    expected: Mapping[tuple[str, str, str], Known] = field(default_factory=dict)
+    """(part, case, check) -> why it may answer otherwise here."""
 
     @classmethod
-    def at(cls, path: Path) -> Results:
-        made = cls(path.open("w", newline="", buffering=1))
+    def at(cls, path: Path, expected: Mapping[tuple[str, str, str], Known] | None = None) -> Results:
+        made = cls(path.open("w", newline="", buffering=1), expected=expected or {})
         csv.writer(made.file).writerow(HEADER)  # type: ignore[arg-type]
         return made
 
@@ -83,7 +94,10 @@ class Results:
             self._keep(row)
 
     def _add(self, check: str, wanted: object, seen: object, ok: str) -> None:
-        row = Row(self.part, self.case, check, str(wanted), str(seen), ok)
+        known, text = self.expected.get((self.part, self.case, check)), str(seen)
+        if ok == "no" and known is not None and re.search(known.seen, text):
+            ok, text = "differs", f"{text}: {known.reason}"
+        row = Row(self.part, self.case, check, str(wanted), text, ok)
         self._keep(row)
         if ok in ("no", "not run"):
             print(f"{row.ok:8} {row.part}: {row.case}: {row.check}: wanted {row.wanted}, seen {row.seen}", flush=True)

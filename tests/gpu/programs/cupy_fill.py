@@ -44,6 +44,7 @@ def main() -> None:
     held, errors = fill()
     report.check("errors past the limit", ["cupy.cuda.memory.OutOfMemoryError"] * len(SIZES_MIB), errors)
     report.fact("held at the error, MiB", sum(one.nbytes for one in held) // MIB)
+    report.elastic([(one.data.ptr, one.nbytes) for one in held])
     if which != "managed":  # which the driver names no process for
         report.at_brim(ROOM_MIB)
     del held

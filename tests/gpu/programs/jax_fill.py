@@ -41,6 +41,7 @@ def main() -> None:
     held, error = fill(LIMIT_MIB + 1024, 256)
     report.check("error past the limit", "RESOURCE_EXHAUSTED", error)
     report.fact("held at the error, MiB", len(held) * 256)
+    report.elastic([(one.unsafe_buffer_pointer(), one.nbytes) for one in held])
     report.at_brim(LIMIT_MIB // 2)
     del held
     x = jnp.ones((1024, 1024), dtype=jnp.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -25,6 +26,16 @@ def within(name: str, low: float, high: float, seen: float) -> None:
 
 def fact(name: str, seen: Any) -> None:
     _say(fact=name, seen=seen)
+
+
+def elastic(pointers: list[tuple[int, int]]) -> None:
+    """Rows on how much of this memory can be swapped. (address, bytes) of each; the number of an elastic allocation's buffer has bit 62."""
+    driver, number, bytes_ = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(), 0
+    for at, size in pointers:
+        if driver.cuPointerGetAttribute(ctypes.byref(number), 7, ctypes.c_uint64(at)) == 0 and number.value & 1 << 62:
+            bytes_ += size
+    fact("elastic memory, MiB", bytes_ / MIB)
+    fact("memory that has addresses, MiB", sum(size for _, size in pointers) / MIB)
 
 
 def absent(why: str) -> None:

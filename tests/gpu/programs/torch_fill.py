@@ -58,6 +58,7 @@ def main() -> None:
     report.within("mem_get_info free at the brim, MiB", 0, ROOM_MIB, torch.cuda.mem_get_info()[0] / MIB)
     first = sum(one.numel() for one in held) / MIB
     report.fact("held in tensors at the brim, MiB", first)
+    report.elastic([(one.data_ptr(), one.numel()) for one in held])
     report.at_brim(ROOM_MIB)
     del held
     gc.collect()

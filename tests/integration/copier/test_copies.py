@@ -79,7 +79,8 @@ def test_both_directions_run_at_once(node: Node) -> None:
 
 def test_the_state_tells_pool_and_context(node: Node) -> None:
     seen = state(node.start(pool_bytes=8 * MIB))
-    assert seen == copier.State(8 * MIB, 8 * MIB, 8 * MIB, seen.context_mib, True, Pages.PLAIN_PAGES, 0)
+    assert seen == copier.State(8 * MIB, 8 * MIB, 8 * MIB, seen.context_mib, True, Pages.PLAIN_PAGES, 0, seen.file)
+    assert seen.file is not None
     assert 300 <= seen.context_mib < 310, "a context of 300 MiB and what its streams take"
 
 

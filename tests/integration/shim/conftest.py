@@ -123,6 +123,8 @@ class Stage:
     folder: Path
     key: str = "k"
     """Of the container's grant directory."""
+    prelude: str = ""
+    """Program text that its arbiter executes before it starts."""
     arbiter_log: list[str] = field(default_factory=list, repr=False)
     """Lines that its own arbiter wrote."""
     _workers: list[Worker] = field(default_factory=list, repr=False)
@@ -173,7 +175,7 @@ class Stage:
     def _load_arbiter(self) -> subprocess.Popen[str]:
         """One that has everything loaded, and waits for its options."""
         return subprocess.Popen(
-            [sys.executable, "-c", ARBITER], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", self.prelude + ARBITER], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"TANGRAM_FAKE_DRIVER": str(self.folder / "driver.sock")},
         )  # fmt: skip
 
@@ -305,10 +307,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
 
 
 @contextlib.contextmanager
-def a_node(build: Path, context_mib: int = 0, branch: str = "580") -> Iterator[Stage]:
+def a_node(build: Path, context_mib: int = 0, branch: str = "580", prelude: str = "") -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="ts-"))  # a socket's path has at most 107 characters
     (folder / "grants").mkdir()
-    node = Stage(build, folder)
+    node = Stage(build, folder, prelude=prelude)
     node.start_driver(context_mib, branch)
     yield node
     node.close()

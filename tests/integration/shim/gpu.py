@@ -18,6 +18,7 @@ from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 import gpu_code
 import gpu_graphs
 import gpu_pointers
+import gpu_process
 from gpu_driver import MIB, cuda
 from gpu_structs import (
     Access,
@@ -358,7 +359,7 @@ def bytes_at(at: int, count: int) -> list[object]:
 
 
 def main() -> None:
-    names = vars(gpu_code) | vars(gpu_graphs) | vars(gpu_pointers) | globals()
+    names = vars(gpu_code) | vars(gpu_graphs) | vars(gpu_pointers) | vars(gpu_process) | globals()
     for line in sys.stdin:
         print(json.dumps(eval(line, names)), flush=True)
 

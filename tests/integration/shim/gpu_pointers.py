@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64, c_void_p, cast
 
 from gpu_driver import MIB, cuda
+from gpu_structs import Location, Prop
 
 ATTRIBUTES = {
     "CONTEXT": 1, "MEMORY_TYPE": 2, "DEVICE_POINTER": 3, "HOST_POINTER": 4, "P2P_TOKENS": 5, "SYNC_MEMOPS": 6, "BUFFER_ID": 7,
@@ -67,3 +68,45 @@ def stream_done(stream: int = 0) -> list[int]:
 def device_handle(at: int) -> list[int]:
     """A DMA-BUF of two MiB."""
     return [cuda.cuMemGetHandleForAddressRange(byref(c_int()), c_uint64(at), c_size_t(2 * MIB), 1, c_uint64(0))]
+
+
+def properties(handle: int) -> list[int | list[int]]:
+    """Of a block: kind, exportable as, kind of place, its number."""
+    prop = Prop()
+    rc = cuda.cuMemGetAllocationPropertiesFromHandle(byref(prop), c_uint64(handle))
+    return [rc, [prop.type, prop.handles, prop.location.type, prop.location.id]]
+
+
+def access_of(at: int, device: int = 0) -> list[int]:
+    flags = c_uint64()
+    return [cuda.cuMemGetAccess(byref(flags), byref(Location(1, device)), c_uint64(at)), flags.value]
+
+
+def map_at(at: int, handle: int, mib: int, offset: int = 0) -> list[int]:
+    size = c_size_t(mib * MIB)
+    return [cuda.cuMemMap(c_uint64(at), size, c_size_t(offset), c_uint64(handle), c_uint64(0))]
+
+
+def reserve(mib: int) -> list[int]:
+    at = c_uint64()
+    return [cuda.cuMemAddressReserve(byref(at), c_size_t(mib * MIB), c_size_t(0), c_uint64(0), c_uint64(0)), at.value]
+
+
+def unreserve(at: int, mib: int) -> list[int]:
+    return [cuda.cuMemAddressFree(c_uint64(at), c_size_t(mib * MIB))]
+
+
+def export_as(handle: int, kind: int) -> list[int]:
+    return [cuda.cuMemExportToShareableHandle((c_ubyte * 64)(), c_uint64(handle), kind, c_uint64(0))]
+
+
+def expand(blocks: int, mib: int) -> list[int]:
+    """A segment of so many blocks side by side, as PyTorch's expandable segments make it."""
+    rc, at = reserve(blocks * mib)
+    for i in range(blocks):
+        handle = c_uint64()
+        prop = Prop(type=1, handles=1, location=Location(1, 0))
+        rc = rc or cuda.cuMemCreate(byref(handle), c_size_t(mib * MIB), byref(prop), c_uint64(0))
+        rc = rc or map_at(at + i * mib * MIB, handle.value, mib)[0]
+        rc = rc or cuda.cuMemRelease(handle)
+    return [rc, at]

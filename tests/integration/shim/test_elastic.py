@@ -10,16 +10,38 @@ import itertools
 import random
 import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 
 MIB = 2**20
 ANCHOR_MIB = 2
 """The page of the allocation by which cuMemFree waits as the driver's does (anchor.c)."""
+
+
+_keys = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def bursting_node(build: Path) -> Iterator[Stage]:
+    """Its arbiter sends limits of bursts (burst_limits.py)."""
+    with a_node(build, prelude="import tests.integration.shim.burst_limits\n") as made:
+        made.start_arbiter("--grace-ms", "0")
+        yield made
+
+
+@pytest.fixture
+def stage(bursting_node: Stage) -> Iterator[Stage]:
+    """A container of that node with 1000 MiB of the first GPU, of which 999 are guaranteed."""
+    stage = Stage(bursting_node.build, bursting_node.folder, f"e{next(_keys)}")
+    stage.grant((GPUS[0], 1000))
+    yield stage
+    stage.close()
 
 
 def burst(stage: Stage, mib: int = 16000, text: str = "") -> None:
@@ -41,8 +63,9 @@ def plain(stage: Stage) -> Worker:
 
 
 def is_elastic(gpu: Worker, at: int) -> bool:
-    """Only memory of cuMemAlloc has IPC handles."""
-    return bool(gpu.request(f"ipc_get({at})")[0])
+    """The library gives numbers of its own to buffers of elastic memory."""
+    number: int = gpu.must(f"attributes({at}, 'BUFFER_ID')")[0]
+    return bool(number >> 62)
 
 
 def test_memory_is_elastic_only_where_the_container_may_burst(stage: Stage) -> None:
@@ -60,6 +83,41 @@ def test_it_is_charged_by_whole_blocks_and_the_rest_of_a_block_costs_nothing(sta
     assert (stage.true_mib(gpu), gpu.free_mib()) == (102 + ANCHOR_MIB, 898 - ANCHOR_MIB), "small requests share a block"
     gpu.must("alloc(0.5)")
     assert (stage.true_mib(gpu), gpu.free_mib()) == (104 + ANCHOR_MIB, 896 - ANCHOR_MIB)
+
+
+def region_mib(gpu: Worker, at: int) -> int:
+    """Of the region that an address is in."""
+    return int(gpu.must(f"attributes({at}, 'MAPPING_SIZE')")[0]) // MIB
+
+
+@pytest.mark.parametrize(("mib", "large"), [(2, 110), (20, 120), (32, 128), (34, 34)])
+def test_requests_of_up_to_32_mib_share_regions_that_grow_with_what_there_is(
+    stage: Stage, mib: int, large: int
+) -> None:
+    stage.grant((GPUS[0], 2200))
+    gpu = elastic(stage)
+    pieces, regions = [gpu.must(f"alloc({mib})")], []
+    while len(pieces) * mib < (1000 if mib < 32 else 1900):
+        pieces.append(gpu.must(f"alloc({mib})"))
+        regions.append(region_mib(gpu, pieces[-1]))
+        taken = stage.true_mib(gpu) - ANCHOR_MIB
+        assert taken - len(pieces) * mib <= taken / 8, "an eighth is free at most"
+    assert regions[0] == mib, "a small process has small regions"
+    assert max(regions) >= large
+    assert max(regions) <= max(mib, 128)
+    for at in pieces:
+        gpu.must(f"free({at})")
+    assert gpu.free_mib() == 2200 - ANCHOR_MIB, "regions without a request are free"
+    gpu.must("alloc(2100)")
+
+
+def test_requests_that_share_regions_get_all_of_the_limit(stage: Stage) -> None:
+    gpu = elastic(stage)
+    pieces = []
+    while (answer := gpu.request("alloc(20)"))[0] == 0:
+        pieces.append(answer[1])
+    assert len(pieces) == (1000 - ANCHOR_MIB) // 20
+    assert stage.true_mib(gpu) == 20 * len(pieces) + ANCHOR_MIB
 
 
 def test_all_of_the_limit_can_be_had_and_not_a_page_more(stage: Stage) -> None:
@@ -235,6 +293,7 @@ SAME = (
     "ALLOWED_HANDLE_TYPES",
     "ACCESS_FLAGS",
     "MEMPOOL_HANDLE",
+    "IS_LEGACY_CUDA_IPC_CAPABLE",
 )
 """Attributes that all plain allocations of one GPU have in common."""
 
@@ -268,12 +327,9 @@ def test_a_buffer_has_one_number_and_no_other_buffer_has_it(stage: Stage) -> Non
         gpu.must(f"free({at})")
 
 
-def test_its_physical_memory_is_nobodys_to_retain_or_lend(stage: Stage) -> None:
+def test_its_physical_memory_is_nobodys_to_retain(stage: Stage) -> None:
     gpu = elastic(stage)
-    at = gpu.must("alloc(10)")
-    assert gpu.request(f"retain({at})")[0] == INVALID_VALUE
-    assert gpu.request(f"ipc_get({at})")[0] == INVALID_VALUE
-    assert "memory of a container that may burst has no IPC handle" in gpu.end()
+    assert gpu.request(f"retain({gpu.must('alloc(10)')})")[0] == INVALID_VALUE
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from vgpu.api.grant import Grant, GrantGpu
 
 SOURCES = {path.name: path.read_text() for path in (ROOT / "shim/src").rglob("*.[ch]")}
 HOOKS = (ROOT / "shim/src/hooks/hooks.def").read_text()
-NEEDED = re.findall(r"^NEEDED\((\w+),", HOOKS, re.MULTILINE)
-OUR_OWN_CALLS = set(re.findall(r"^(?:REAL|NEEDED)\((\w+),", HOOKS, re.MULTILINE)) | {
+NEEDED = re.findall(r"^(?:HOOK_)?NEEDED\((\w+),", HOOKS, re.MULTILINE)
+OUR_OWN_CALLS = set(re.findall(r"^(?:REAL|(?:HOOK_)?NEEDED)\((\w+),", HOOKS, re.MULTILINE)) | {
     "cuEventQuery", "cuGraphExecDestroy", "cuIpcCloseMemHandle", "cuLaunchKernel", "cuMemFreeAsync", "cuMemFree_v2", "cuMemRelease",
     "cuMemsetD8Async", "cuModuleGetFunction", "cuModuleLoadData", "cuStreamCreate", "cuStreamDestroy_v2", "cuStreamQuery",
     "cuStreamSynchronize", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuGetProcAddress", "cuGetProcAddress_v2",
-    "cuMemPoolTrimTo", "cuDeviceGraphMemTrim",
+    "cuMemPoolTrimTo", "cuDeviceGraphMemTrim", "cuMemAddressFree", "cuMemSetAccess",
 }  # fmt: skip
 """What the library calls by itself, inside the hook of another function."""
 

@@ -75,7 +75,7 @@ def hooks() -> set[str]:
     """Those for memory's sake; what launch.c hooks takes time, not memory."""
     text = (ROOT / "shim/src/hooks/hooks.def").read_text()
     others = re.sub(r"/\* launch\.c \*/.*?(?=/\*)", "", text, flags=re.DOTALL)
-    return set(re.findall(r"^HOOK\((\w+),", others, re.MULTILINE))
+    return set(re.findall(r"^HOOK(?:_NEEDED)?\((\w+),", others, re.MULTILINE))
 
 
 def missing_from_page(functions: set[str]) -> list[str]:

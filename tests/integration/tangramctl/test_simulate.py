@@ -153,7 +153,7 @@ def test_a_snapshot_of_a_newer_version_is_refused(snapshot: Path) -> None:
     snapshot.write_text(re.sub(r'"v":\d', '"v":9', snapshot.read_text(), count=1))
     done = simulate("--snapshot", snapshot, "--gpu-mem", "8Gi")
     assert done.returncode == 2
-    assert "of version 9: this Tangram reads versions 1 to 4" in done.stderr
+    assert "of version 9: this Tangram reads versions 1 to 5" in done.stderr
 
 
 def test_a_snapshot_that_is_not_there_is_named_once(tmp_path: Path) -> None:

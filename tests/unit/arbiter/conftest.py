@@ -21,9 +21,11 @@ from arbiter.memory.container import ContainerOptions
 from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.meter import MemoryReading, Meter, SeenProcess
 from arbiter.server import ArbiterServer
+from arbiter.swap.node import SwapNode
 from nvml.errors import NvmlAway
 from nvml.messages import AnyReply, AnyRequest
 from nvml.queries import Nvml
+from vgpu.api.burst import BurstLimits, burst_to_text
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.protocol import wire
@@ -112,11 +114,12 @@ class ArbiterNode:
     limits: ContainerOptions
     server: ArbiterServer | None = None
     node_memory: NodeMemory | None = None
+    swap_node: SwapNode | None = None
     _thread: threading.Thread | None = None
     _processes: list[Process] = field(default_factory=list, repr=False)
 
     def start(self) -> ArbiterServer:
-        self.server = ArbiterServer(self.folder, self.limits, node_memory=self.node_memory)
+        self.server = ArbiterServer(self.folder, self.limits, node_memory=self.node_memory, swap_node=self.swap_node)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
         return self.server
@@ -140,6 +143,12 @@ class ArbiterNode:
         fresh = self.folder / key / ".grant.new"
         fresh.write_text(grant if isinstance(grant, str) else grant_to_text(grant))
         fresh.rename(self.folder / key / "grant")
+
+    def write_burst(self, key: str, limits: BurstLimits) -> None:
+        """The limits above the grant."""
+        fresh = self.folder / key / ".burst.new"
+        fresh.write_text(burst_to_text(limits))
+        fresh.rename(self.folder / key / "burst")
 
     def connect(self, key: str = "k") -> Process:
         path = self.folder / key / "arbiter.sock"

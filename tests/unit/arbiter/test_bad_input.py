@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from arbiter.page import FEATURES
 from tests.examples import examples
 from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant
-from vgpu.memory.ledger import RECALLS
+from vgpu.memory.recalls import RECALLS
 from vgpu.protocol import wire
 
 LIMIT = 1000 * MIB

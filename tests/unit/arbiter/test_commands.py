@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arbiter.status import COMMAND_S, Commands
+from arbiter.command_lines import COMMAND_S, Commands
 from vgpu.protocol.status import ContainerStatus, ProcessStatus
 
 

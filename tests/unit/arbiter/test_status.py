@@ -59,8 +59,8 @@ def test_it_reports_limits_leases_and_processes(node: ArbiterNode, reported: Cal
         False,
     )
     assert container.gpus == (
-        GpuStatus(GPU, 1000 * MIB, 0, 300 * MIB, 200 * MIB, 0),
-        GpuStatus(OTHER_GPU, 1000 * MIB, 0, 50 * MIB, 0, 0),
+        GpuStatus(GPU, 1000 * MIB, 0, 300 * MIB, 200 * MIB, 0, guarantee_bytes=1000 * MIB),
+        GpuStatus(OTHER_GPU, 1000 * MIB, 0, 50 * MIB, 0, 0, guarantee_bytes=1000 * MIB),
     )
     (seen,) = container.processes
     assert (seen.pid, seen.pid_in_container) == (os.getpid(), 1)

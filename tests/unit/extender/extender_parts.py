@@ -93,7 +93,9 @@ class ExtenderParts:
         self.now_s = 0.0
         self.pods, self.server = PodCache(), FakeApiServer()
         chosen = settings or Settings(_cli_parse_args=False)  # type: ignore[call-arg]  # settings of the base class
-        self.state = State(lambda: self.now_s, names=DEFAULT, bursts=chosen.burst_enabled)
+        self.state = State(
+            lambda: self.now_s, names=DEFAULT, bursts=chosen.burst_enabled, overcommit=chosen.burst_overcommit
+        )
         self.nominator = Nominator(
             self.server,
             self.state,

@@ -69,7 +69,7 @@ def test_every_field_of_a_snapshot_stands_on_the_page() -> None:
     record = PodRecord("u", "default/a", "n", "bound", Assignment({}), (StartingSize("r", 1, frozenset({one.uuid})),))
     nodes = (NodeRecord("n", Inventory((one,)), "x", (Free(one.uuid, 1, 1),), 1, (0,)),)
     distribution = ((Typical(1, 1024, 10, 1000, ("m",), (("1g.10gb", 1),), nth_constraints(0)), 3),)
-    document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,), distribution)))
+    document = msgspec.json.decode(snapshot_to_json(Snapshot("tangram.sh", 1024, nodes, (record,), distribution, 1.5)))
     reported = {row[0].strip("`| ").removesuffix("[]"): row[1] for row in table("field")}
     plain = {key for key, value in document.items() if not isinstance(value, list)}
     assert set(reported) == plain | {"mix"} | {

@@ -122,8 +122,8 @@ def wrong(snapshot: Snapshot, **changes: object) -> bytes:
 
 def test_what_cannot_be_understood_in_full_is_refused_with_what_and_why(state: State) -> None:
     snapshot = snapshot_of(state).whole()
-    with pytest.raises(NewerVersion, match="snapshot is of version 5: this Tangram reads versions 1 to 4"):
-        snapshot_from_json(wrong(snapshot, v=5))
+    with pytest.raises(NewerVersion, match="snapshot is of version 6: this Tangram reads versions 1 to 5"):
+        snapshot_from_json(wrong(snapshot, v=6))
     with pytest.raises(BadDocument, match="mix: times is 0: it must be 1 to 2147483647"):
         snapshot_from_json(wrong(snapshot, mix=[{"times": 0}]))
     with pytest.raises(BadDocument, match="version 0"):

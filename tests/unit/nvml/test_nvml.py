@@ -17,7 +17,7 @@ from nvml.gpu_facts import profile_gb
 from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, HealthTracker
 from nvml.inventory import probe
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
-from nvml.messages import Busy, ProcessesReply, ProcessesRequest, ProcessUsage, Xid, XidsReply
+from nvml.messages import Busy, MemoryUse, ProcessesReply, ProcessesRequest, ProcessUsage, Xid, XidsReply
 from nvml.supervisor import NvmlSupervisor
 from nvml.usage import busy
 from tests.fake import FakeDriver, fake_driver
@@ -131,9 +131,14 @@ def test_the_memory_in_use_is_without_what_the_driver_reserves(
     driver = fake_driver("gpu h200\n")
     uuid = driver.status()[0].uuid
     supervisor = supervisor_of(driver)
-    assert held(supervisor, uuid) == ProcessesReply((), 0)
+    empty = held(supervisor, uuid)
+    assert empty.memory is not None
+    usable_bytes = empty.memory.usable_bytes
+    assert 140_000 < usable_bytes / 2**20 < 143_771, "an H200 has 143,771 MiB, some of which the driver reserves"
+    assert empty == ProcessesReply((), MemoryUse(0, usable_bytes))
     driver.ctl("process", 0, 4242, 512, "other")
-    assert held(supervisor, uuid) == ProcessesReply((ProcessUsage(4242, uuid, 512 * 2**20),), 512 * 2**20)
+    expected = MemoryUse(512 * 2**20, usable_bytes)
+    assert held(supervisor, uuid) == ProcessesReply((ProcessUsage(4242, uuid, 512 * 2**20),), expected)
 
 
 def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervisor_of: Supervisors) -> None:
@@ -142,8 +147,8 @@ def test_a_mig_instance_has_its_own_memory_in_use(fake_driver: Drivers, supervis
     first, second = (one.uuid for one in probed(supervisor).gpus[0].instances)
     instance = next(status for status in driver.status() if status.uuid == first).gi
     driver.ctl("process", f"0:{instance}", 4242, 512, "other")
-    assert held(supervisor, first).used_bytes == 512 * 2**20
-    assert held(supervisor, second).used_bytes == 0
+    used = [memory.used_bytes for uuid in (first, second) if (memory := held(supervisor, uuid).memory) is not None]
+    assert used == [512 * 2**20, 0]
 
 
 def test_a_driver_without_version_2_of_the_call_does_not_report(
@@ -165,9 +170,9 @@ def test_a_driver_without_version_2_of_the_call_does_not_report(
         supervisor.close()
 
 
-@pytest.mark.parametrize(("numa", "used"), [(True, None), (False, 7)])
+@pytest.mark.parametrize(("numa", "memory"), [(True, None), (False, MemoryUse(7, 90))])
 def test_memory_that_is_a_numa_node_of_the_machine_reports_nothing(
-    monkeypatch: pytest.MonkeyPatch, *, numa: bool, used: int | None
+    monkeypatch: pytest.MonkeyPatch, *, numa: bool, memory: MemoryUse | None
 ) -> None:
     """The kernel's own use of it is in the number."""
 
@@ -178,8 +183,9 @@ def test_memory_that_is_a_numa_node_of_the_machine_reports_nothing(
 
     monkeypatch.setattr(nv, "nvmlDeviceGetHandleByUUID", lambda _: None)
     monkeypatch.setattr(nv, "nvmlDeviceGetNumaNodeId", node)
-    monkeypatch.setattr(nv, "nvmlDeviceGetMemoryInfo", lambda *_, **__: SimpleNamespace(used=7))
-    assert usage.used_bytes(GPU) == used
+    info = SimpleNamespace(used=7, total=100, reserved=10)
+    monkeypatch.setattr(nv, "nvmlDeviceGetMemoryInfo", lambda *_, **__: info)
+    assert usage.memory(GPU) == memory
 
 
 @pytest.mark.parametrize(
@@ -189,12 +195,14 @@ def test_memory_that_is_a_numa_node_of_the_machine_reports_nothing(
 def test_the_smaller_of_two_numbers_around_the_list_counts_and_none_beside_a_list_that_is_cut(
     monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, processes: int, used: int | None
 ) -> None:
-    numbers = iter([before, after])
+    numbers = iter([None if number is None else MemoryUse(number, 90) for number in (before, after)])
     listed = tuple(ProcessUsage(pid, GPU, 1) for pid in range(processes))
-    monkeypatch.setattr(usage, "used_bytes", lambda _: next(numbers))
+    monkeypatch.setattr(usage, "memory", lambda _: next(numbers))
     monkeypatch.setattr(usage, "processes", lambda _: listed)
     monkeypatch.setattr(child, "MOST_PROCESSES", 3)
-    assert child.Session().answer(ProcessesRequest(GPU)) == ProcessesReply(listed[:3], used)
+    assert child.Session().answer(ProcessesRequest(GPU)) == ProcessesReply(
+        listed[:3], None if used is None else MemoryUse(used, 90)
+    )
 
 
 @pytest.mark.parametrize("folder", LIBRARY_FOLDERS)

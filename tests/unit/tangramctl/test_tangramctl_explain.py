@@ -244,6 +244,19 @@ def test_what_a_pod_may_use_above_its_guarantee_is_shown_and_placement_counts_th
     assert "pod default/p: annotation tangram.sh/gpu-mem-burst is 1Gi, which is 1024 MiB" in error
 
 
+def test_where_limits_have_a_bound_the_reason_has_figures(files: Path) -> None:
+    document = json.loads((files / "snapshot.json").read_text())
+    (files / "snapshot.json").write_text(json.dumps(document | {"v": 5, "overcommit": 1.0}))
+    two = pod("p").asking(mib=8192).asking(mib=1024, container="side")
+    (files / "pod.json").write_bytes(
+        admitted(two.annotated(**{"gpu_mem_burst": "400Gi", "gpu_mem_burst.side": "400Gi"}))
+    )
+    code, output, _ = explain("default/p", *of_files(files, "pod.json"))
+    assert code == 3
+    assert "; the limits on a GPU may add up to 1 times its memory (burst.overcommit)\n" in output
+    assert "MiB with this pod: 81920 MiB at most (burst.overcommit 1)" in output.replace("\n", " ")
+
+
 def test_one_that_fits_and_waits_is_shown_with_other_reasons(files: Path) -> None:
     code, output, _ = explain("default/p", *of_files(files, "fits.json"))
     assert code == 0
@@ -305,9 +318,9 @@ def test_what_cannot_be_answered_is_a_sentence_and_exit_code_2(files: Path, word
 
 
 def test_a_snapshot_of_a_newer_version_is_refused(files: Path) -> None:
-    (files / "snapshot.json").write_text('{"v": 5}')
+    (files / "snapshot.json").write_text('{"v": 6}')
     code, _, wrong = explain("default/p", *of_files(files, "pod.json"))
-    assert (code, "snapshot is of version 5" in wrong) == (2, True)
+    assert (code, "snapshot is of version 6" in wrong) == (2, True)
 
 
 @pytest.fixture

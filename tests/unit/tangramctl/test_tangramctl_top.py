@@ -69,6 +69,24 @@ def test_an_idle_run_is_left_out_and_trouble_stands_below():
     assert "a note" in text
 
 
+def test_one_that_may_burst_shows_its_guarantee_and_its_limit_and_what_it_had_above():
+    before = msgspec.structs.replace(gpu_time(1, requested=30), limit_percent=100)
+    now = msgspec.structs.replace(before, on_s=1.9, burst_s=0.6)
+    other = entry("b", msgspec.structs.replace(gpu_time(1, requested=30), limit_percent=30))
+    table = top.between(StateRootView((entry("a", before), other)), StateRootView((entry("a", now), other)), 1.0)
+    assert (table.rows[0].limit_percent, table.rows[0].burst_percent) == (100, pytest.approx(60))
+    lines = _lines(table, 200)
+    assert "30-100%" in lines[1]
+    assert " 30%" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("guaranteed", "limit", "text"), [(0, 0, "-"), (30, 0, "30%"), (30, 30, "30%"), (30, 60, "30-60%")]
+)
+def test_a_cap_is_written_with_the_burst_if_there_is_one(guaranteed: int, limit: int, text: str):
+    assert screen.cap(guaranteed, limit) == text
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0.0s"), (12.34, "12.3s"), (245, "4m05s"), (25_400, "7h03m")])
 def test_times_are_written_for_people(seconds: float, text: str):
     assert screen.clock(seconds) == text

@@ -29,6 +29,7 @@ from vgpu.protocol.status import (
     ProcessGpu,
     ProcessStatus,
     StatusDocument,
+    SwapStatus,
     UnenforcedStatus,
     UngrantedStatus,
     UnlistedStatus,
@@ -315,3 +316,66 @@ def test_a_limit_that_is_not_enforced_is_marked_and_the_reason_stands_below(limi
     assert text.count("!") == 2
     assert mark in text
     assert f"! default/a/main: {limit} not enforced (graphics): A process uses a graphics API" in text
+
+
+SWAP = SwapStatus(False, 0.0, "", "", 0, "", "", "kill", "", "evict")
+
+
+def bursting(**changed: object) -> ContainerStatus:
+    gpu = structs.replace(
+        reported("k").gpus[0], limit_bytes=40 * 2**30, leased_bytes=int(14.9 * 2**30), guarantee_bytes=8 * 2**30,
+        away_bytes=int(11.8 * 2**30),
+    )  # fmt: skip
+    return structs.replace(reported("k"), gpus=(gpu,), swap=structs.replace(SWAP, **changed))
+
+
+def shown(found: ContainerStatus) -> list[str]:
+    console = Console(file=io.StringIO(), width=screen.PLAIN_WIDTH)
+    screen.show(view.StateRootView((view._container(found),)), console)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({}, []),
+        (
+            {"paused": True, "paused_s": 185.0, "why": "waits for its turn"},
+            ["default/a/main is paused for 3m05s: 11.8 of 14.9 GiB are in host memory; waits for its turn"],
+        ),
+        (
+            {"unable": "process 7 does not answer", "waiting": 2},
+            [
+                "default/a/main gets no memory above its guarantee: process 7 does not answer",
+                "default/a/main: 2 requests wait for memory of other containers",
+            ],
+        ),
+        (
+            {"over_limit": "it did not give way within 10 s", "stranded": "no room"},
+            [
+                "! default/a/main is over its limit: it did not give way within 10 s (burst.overLimit: kill)",
+                "! default/a/main: its memory cannot come back: no room (burst.stranded: evict)",
+            ],
+        ),
+    ],
+)
+def test_a_container_that_may_burst_has_both_sizes_and_lines_that_say_where_its_memory_is(
+    changed: dict[str, object], lines: list[str]
+) -> None:
+    head, row, *notes = shown(bursting(**changed))
+    assert dict(zip(head.split(), row.split(), strict=False))["LIMIT"] == "8-40Gi"
+    assert notes == lines
+
+
+def test_before_anything_has_left_a_paused_container_is_said_to_move() -> None:
+    found = bursting(paused=True, paused_s=0.25, why="moves to host memory")
+    still = structs.replace(found, gpus=(structs.replace(found.gpus[0], away_bytes=0),))
+    assert shown(still)[2:] == ["default/a/main is paused for 0.2s: moves to host memory"]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "limit", "text"),
+    [(None, 2**30, "1Gi"), (2**30, 2**30, "1Gi"), (512 * MIB, 2**30, "512Mi-1Gi"), (512 * MIB, 1536 * MIB, "512-1536Mi")],
+)  # fmt: skip
+def test_two_sizes_are_one_cell(guarantee: int | None, limit: int, text: str) -> None:
+    assert screen.sizes(guarantee, limit) == text

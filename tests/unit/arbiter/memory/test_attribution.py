@@ -19,6 +19,7 @@ from vgpu.api.contract import CONTAINER_ID
 from vgpu.api.enforcement import Reason
 
 POD = "1b2c3d4e-0000-4000-8000-000000000001"
+OTHER_POD = "1b2c3d4e-0000-4000-8000-000000000002"
 X, Y, Z = "c0" * 32, "d1" * 32, "e2" * 32
 LOST = 999_999
 """A pid that no process has."""
@@ -176,3 +177,16 @@ def test_a_reading_is_as_the_one_before_only_where_each_process_belongs_to_the_g
     (node.folder / "b1" / CONTAINER_ID).write_text(f"{X}\n")
     wait_for(lambda: server.containers["b1"].container_id == X)
     assert [unchanged(CgroupOwner(POD, X)) for _ in range(3)] == [False, True, True]
+
+
+def test_the_copiers_need_no_grant(server: ArbiterServer) -> None:
+    attributor = Attributor()
+
+    def listed(at_s: float, own: frozenset[int]) -> list[int]:
+        seen = {LOST: SeenProcess(1, None, 0, place=CgroupOwner(OTHER_POD, X))}
+        with server.lock:
+            attributor.attribute(MemoryReading(at_s, {GPU: {LOST: MIB}}, seen), server.containers, own)
+        return [one.pid for one in attributor.ungranted]
+
+    assert [listed(at, frozenset({LOST})) for at in (0.0, 1.0)] == [[], []]
+    assert [listed(at, frozenset()) for at in (2.0, 3.0)] == [[], [LOST]]

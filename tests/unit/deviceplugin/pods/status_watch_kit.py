@@ -52,6 +52,7 @@ def container(name: str = "a", over_limit_action: str = "report", *, over: bool 
 class RecordingObserver:
     limit_violations: list[LimitViolation] = field(default_factory=list)
     now: list[int] = field(default_factory=list)
+    stranded: list[int] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     unenforced_notes: list[str] = field(default_factory=list)
@@ -70,6 +71,9 @@ class RecordingObserver:
 
     def over_limit_now(self, containers: int) -> None:
         self.now.append(containers)
+
+    def stranded_now(self, containers: int) -> None:
+        self.stranded.append(containers)
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         self.notices.append(f"{pod.uid} {container} {reason}")

@@ -39,11 +39,12 @@ class NodeWithBursts:
     folder: Path
     burst_max: Mapping[str, str] | None = field(default_factory=lambda: FREE)
     reported: list[tuple[str, str, str]] = field(default_factory=list)
+    overcommit: float | None = None
 
     def __post_init__(self) -> None:
         self.pods = NodePods(DEFAULT, 1024, burst_max=self.burst_max)
         self.grants = GrantDirectories(self.folder, self.folder / "none")
-        self.updater = BurstUpdater(self.pods, self.grants, inventory, self)
+        self.updater = BurstUpdater(self.pods, self.grants, inventory, self, overcommit=self.overcommit)
 
     def burst_reduced(self, pod: Pod, reason: str, note: str) -> None:
         self.reported.append((pod.key, reason, note))
@@ -248,3 +249,45 @@ def test_a_pod_that_starts_later_lowers_nobodys_room(all_of: list[tuple[str, int
     )
     for one in node_pods:
         assert before.room_mib(one, "main") == after.room_mib(one, "main")
+
+
+def settled(name: str, text: str, limit_gib: int = 0) -> PodBuilder:
+    """A pod with 4 GiB whose assignment says what it may have in all."""
+    part = AssignedGpu(uuid(0), 0, 4096, limit_mib=limit_gib * 1024)
+    one = placed(name, 4, gpu_mem_burst=text)
+    return one.assigned(text=assignment_to_json(Assignment({"main": (part,)})))
+
+
+def test_with_a_bound_a_limit_is_at_most_what_was_settled_whatever_the_annotations_say(tmp_path: Path) -> None:
+    node = NodeWithBursts(tmp_path, overcommit=1.5)
+    key = node.runs(settled("a", "10Gi", 10))
+    assert (node.mib(key), node.reported) == (10 * 1024, [])
+    for text, mib in (("6Gi", 6 * 1024), ("10Gi", 10 * 1024), ("max", 10 * 1024)):
+        node.shown(settled("a", text, 10))
+        assert node.mib(key) == mib
+    node.shown(settled("a", "12Gi", 10))
+    assert node.mib(key) == 10 * 1024
+    assert node.reported == [
+        ("default/a", LIMITED, f"container main: 12288 MiB is requested of GPU {uuid(0)}, and 10240 MiB were settled when the pod was placed, so that the limits on the GPU keep to burst.overcommit: that is the limit")
+    ]  # fmt: skip
+
+
+def test_with_a_bound_a_pod_of_before_has_its_guarantee_and_is_told(tmp_path: Path) -> None:
+    node = NodeWithBursts(tmp_path, overcommit=1.0)
+    key = node.runs(settled("a", "max"))
+    node.shown(settled("a", "max"))
+    assert node.limits(key) is None
+    ((_, reason, note),) = node.reported
+    assert reason == LIMITED
+    assert "as much as possible is requested" in note
+    assert "4096 MiB were settled" in note
+
+
+def test_a_bound_that_was_lowered_lowers_the_limits_of_the_last_ones(tmp_path: Path) -> None:
+    node = NodeWithBursts(tmp_path, overcommit=1.0)
+    first = node.runs(settled("a", "max", 12))
+    second = node.runs(settled("b", "max", 12))
+    assert (node.mib(first), node.limits(second)) == (12 * 1024, None)
+    plain = NodeWithBursts(tmp_path / "plain")
+    keys = [plain.runs(settled(name, "max", 12)) for name in "ab"]
+    assert [plain.mib(key) for key in keys] == [16 * 1024, 12 * 1024], "without a bound it counts for nothing"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.pods.limit_violations import BYPASSED, REASON, limit_violations
+from deviceplugin.pods.limit_violations import BYPASSED, REASON, STRANDED, kill_violation, limit_violations
 from tests.unit.deviceplugin.builders import uuid
 from tests.unit.deviceplugin.pods.status_watch_kit import MIB, WatchedArbiter, container, gpu, looking, note, process
 from vgpu.api.names import OVER_LIMIT_ACTIONS
@@ -20,6 +20,7 @@ from vgpu.protocol.status import (
     ProcessGpu,
     ProcessStatus,
     StatusDocument,
+    SwapStatus,
     encode_status,
 )
 
@@ -230,3 +231,61 @@ async def test_a_kill_of_the_whole_container_is_reported(looking: WatchedArbiter
         "process 7 (miner) went around the library and was killed, and with it all processes of the container, which starts "
         "such processes again and again"
     )
+
+
+NO_SWAP = SwapStatus(False, 0.0, "", "", 0, "", "", "kill", "", "evict")
+LATE = "above its guarantee, it did not give way to another's guarantee within 10 s"
+
+
+def swapping(**changed: object) -> ContainerStatus:
+    burst = msgspec.structs.replace(
+        gpu(0, 40 * 1024), guarantee_bytes=8192 * MIB, leased_bytes=20_000 * MIB, away_bytes=12_000 * MIB
+    )
+    return msgspec.structs.replace(
+        container(over=False), gpus=(burst,), swap=msgspec.structs.replace(NO_SWAP, **changed)
+    )
+
+
+SIZES = f"it has 20000 MiB of {uuid(0)}, 12000 MiB of it in host memory, and its guarantee is 8192 MiB"
+
+
+def test_a_container_that_does_not_give_way_is_over_its_limit_and_the_sentence_says_what_follows() -> None:
+    for action, follows in (("kill", "its processes are killed"), ("report", "nothing more is done")):
+        ((found,)) = limit_violations(StatusDocument((swapping(over_limit=LATE, over_limit_action=action),)))
+        assert (found.reason, found.policy) == (REASON, action)
+        assert found.note == f"container main {LATE}; {SIZES}; burst.overLimit {action}: {follows}"
+
+
+def test_stranded_memory_is_a_violation_of_its_own() -> None:
+    why = "the guarantees of others leave no room for its memory"
+    for action, follows in (("evict", "the pod is deleted"), ("keep", "it waits")):
+        ((found,)) = limit_violations(StatusDocument((swapping(stranded=why, stranded_action=action),)))
+        assert (found.reason, found.policy, found.killed) == (STRANDED, action, False)
+        assert found.note == (
+            f"memory of container main cannot come back from host memory: {why}; {SIZES}; burst.stranded {action}: {follows}"
+        )
+
+
+def test_a_container_that_is_paused_unable_or_waits_is_no_violation() -> None:
+    found = swapping(paused=True, paused_s=3.0, why="waits for its turn", unable="process 3 does not answer", waiting=2)
+    assert limit_violations(StatusDocument((found,))) == []
+
+
+def test_the_event_of_a_kill_says_for_whom() -> None:
+    kill = KillStatus(
+        "7-1", "uid-default-a", "default/a", "main", uuid(0), 7, "train.py", 20_000 * MIB, 8192 * MIB, whole=True, reason=LATE
+    )  # fmt: skip
+    found = kill_violation(kill)
+    assert found.killed
+    assert found.note == (
+        f"container main {LATE}; it had 20000 MiB of {uuid(0)}, and its guarantee is 8192 MiB; burst.overLimit kill: its processes were killed"
+    )
+
+
+async def test_stranded_memory_is_reported_once_and_again_after_it_came_back(looking: WatchedArbiter) -> None:
+    stranded = swapping(stranded="no room")
+    for found in (stranded, stranded, swapping(), stranded):
+        await looking.look_at(found)
+    assert [one.reason for one in looking.reported.limit_violations] == [STRANDED, STRANDED]
+    assert looking.reported.stranded == [1, 1, 0, 1]
+    assert looking.reported.now == [0, 0, 0, 0], "it is not over its limit"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -144,6 +145,14 @@ def container(
     service_class: str = STANDARD, cap: float = 0, weight: float = 1, gpus: str = "0", level: int = 2
 ) -> SchedulingParameters:
     return SchedulingParameters(frozenset(gpus), service_class, level, cap, weight)
+
+
+def bursting(guaranteed: float, limit: float = 100, service_class: str = STANDARD, **more: Any) -> SchedulingParameters:
+    """A container with a guarantee and a higher limit, as the arbiter weighs it. `more`: of `SchedulingParameters`."""
+    gpus = more.pop("gpus", frozenset("0"))
+    return SchedulingParameters(
+        gpus, service_class, cap_percent=limit, weight=guaranteed, guaranteed_percent=guaranteed, **more
+    )
 
 
 def always(service_class: str = STANDARD, cap: float = 0, weight: float = 1, gpus: str = "0") -> Program:

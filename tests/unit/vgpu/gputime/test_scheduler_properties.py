@@ -44,6 +44,14 @@ containers = st.builds(
     st.integers(0, 4),
     st.sampled_from([0, 10, 30, 100]),
     st.sampled_from([1.0, 3.0]),
+) | st.builds(
+    SchedulingParameters,
+    st.sampled_from([frozenset("0"), frozenset("1"), frozenset("01")]),
+    st.sampled_from([LC, STANDARD, BE]),
+    st.integers(0, 4),
+    st.sampled_from([30, 60, 100]),
+    st.sampled_from([1.0, 3.0]),
+    guaranteed_percent=st.sampled_from([1, 10, 20, 30]),
 )
 happenings = st.lists(
     st.tuples(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.errors import BadDocument
-from vgpu.memory.ledger import RECALLS, Ledger
+from vgpu.memory.ledger import Ledger
+from vgpu.memory.recalls import RECALLS
 from vgpu.memory.records import Denied, Granted, Recalled
 
 ONE, TWO, THREE = 1, 2, 3
@@ -246,3 +247,21 @@ def test_a_bound_uses_the_context_room_first() -> None:
     book.settle_bound(ONE, 0, 1)
     book.measure(ONE, 0, 1500, at_s=1, now_s=1)
     assert book.unleased_bytes(0) == 0, "the context room is reserved again"
+
+
+def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larger() -> None:
+    book = Ledger([1000])
+    book.join(ONE)
+    book.begin_context(ONE, 0, 1, 100, 0)
+    book.end_context(ONE, 0, 0)
+    book.request(ONE, 0, 2, 500, 500, 0)
+    book.state(ONE, 0, 500, 500)
+    for at, away, measured in (
+        (1, 0, 600), (3, 0, 600), (5, 0, 600),
+        (6, 300, 600),  # read before it left, or after
+        (7, 300, 300), (9, 300, 300), (11, 300, 300),
+        (12, 0, 300), (13, 0, 600), (15, 0, 600),
+    ):  # fmt: skip
+        book.measure(ONE, 0, measured, at, at, away_bytes=away)
+        assert book.context_bytes(0) == 100
+        assert book.part_of(ONE, 0).measured_bytes == measured

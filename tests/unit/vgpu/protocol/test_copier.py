@@ -26,7 +26,17 @@ REQUESTS = st.one_of(
 WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=copier.ERROR_TEXT_BYTES - 1)
 ANSWERS = st.one_of(
     st.builds(copier.Done, U64, st.sampled_from(copier.Result), U32, U64, U64),
-    st.builds(copier.State, U64, U64, U64, U32, st.booleans(), st.sampled_from(copier.Pages), U32),
+    st.builds(
+        copier.State,
+        U64,
+        U64,
+        U64,
+        U32,
+        st.booleans(),
+        st.sampled_from(copier.Pages),
+        U32,
+        st.none() | st.builds(copier.PoolFile, U64, st.integers(1, 2**64 - 1), U64),
+    ),
     st.builds(copier.Error, st.sampled_from(copier.Reason), WORDS),
 )
 MESSAGES = REQUESTS | ANSWERS
@@ -38,6 +48,13 @@ def test_every_message_comes_back_as_it_went(message: copier.Message) -> None:
     packet = copier.encode(message)
     assert len(packet) <= copier.PACKET_LIMIT
     assert copier.decode(packet) == message
+
+
+def test_a_state_of_an_earlier_copier_is_one_without_a_file() -> None:
+    stated = copier.State(8, 8, 8, 1, True, copier.Pages.PLAIN_PAGES, 2, copier.PoolFile(1, 2, 3))
+    packet = bytearray(copier.encode(stated)[: copier._HEADER.size + 40])
+    struct.pack_into("<I", packet, 8, 40)
+    assert copier.decode(bytes(packet)) == copier.State(8, 8, 8, 1, True, copier.Pages.PLAIN_PAGES, 2)
 
 
 @given(st.binary(max_size=300))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vgpu.api.enforcement import REPORTED
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.protocol import swap_wire, wire
+from vgpu.protocol import passing_wire, swap_wire, wire
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -22,6 +22,20 @@ WORDS = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=
 CHANNELS = st.lists(U32, max_size=wire.CHANNELS_LIMIT).map(tuple)
 IDS = st.lists(U64, min_size=1, max_size=swap_wire.BLOCKS_LIMIT).map(tuple)
 BLOCKS = st.lists(st.builds(wire.Block, U64, U64), min_size=1, max_size=swap_wire.BLOCKS_LIMIT).map(tuple)
+MIBS = st.integers(1, 2**20).map(lambda pages: pages * passing_wire.PAGE_BYTES)
+
+
+@st.composite
+def exported(draw: st.DrawFn) -> wire.Exported:
+    """Blocks, or a refusal."""
+    gpu, amount, total, first = draw(GPU), draw(U64), draw(st.integers(1, 1024)), draw(st.integers(0, 1023))
+    if draw(st.booleans()):
+        return wire.Exported(gpu, amount, total, first, (), draw(st.sampled_from(wire.UnopenedReason)))
+    blocks = tuple(draw(st.lists(MIBS, min_size=1, max_size=passing_wire.PASSED_LIMIT)))
+    first = min(first, 1024 - len(blocks))
+    return wire.Exported(gpu, max(amount, sum(blocks)), max(total, first + len(blocks)), first, blocks)
+
+
 KEY = st.binary(min_size=wire.KEY_BYTES, max_size=wire.KEY_BYTES)
 MESSAGES = st.one_of(
     st.builds(wire.Hello, U32, st.sampled_from([0, wire.FOR_GPU_TIME, wire.FOR_CONTEXT, wire.FOR_BURST]), WORDS),
@@ -53,6 +67,10 @@ MESSAGES = st.one_of(
     st.builds(wire.Cancel, GPU),
     st.builds(wire.Unable, GPU, st.sampled_from(wire.UnableReason)),
     st.builds(wire.Pending, GPU, U64),
+    st.builds(wire.Convert, GPU, U64),
+    st.builds(wire.Open, KEY),
+    st.builds(wire.Export, KEY),
+    exported(),
     st.builds(wire.Activity, st.sampled_from(wire.ActivityKind), U64),
     st.builds(wire.ProcessList, GPU, st.lists(st.builds(wire.ListedProcess, U32, U64), max_size=20).map(tuple)),
 )
@@ -129,7 +147,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[4] / "shim/src/link/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 28
+    assert len(kinds) == 32
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.ActivityKind} == {
@@ -140,12 +158,23 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert in_c["FOR_GPU_TIME"] == wire.FOR_GPU_TIME
     assert in_c["FOR_CONTEXT"] == wire.FOR_CONTEXT
     assert in_c["FOR_BURST"] == wire.FOR_BURST
+    assert in_c["UNDERSTANDS_OPEN"] == wire.UNDERSTANDS_OPEN
     assert in_c["UNDERSTANDS_BURST"] == wire.UNDERSTANDS_BURST
     assert in_c["AWAY"] == wire.AWAY
     assert in_c["BLOCKS_LIMIT"] == swap_wire.BLOCKS_LIMIT
     assert f"WIRE_MORE_BLOCKS UINT32_C({swap_wire.MORE:#x})" in header
     assert {kind.name: in_c[kind.name] for kind in wire.LeaseKind} == {kind.name: kind.value for kind in wire.LeaseKind}
     assert {why.name: in_c[why.name] for why in wire.UnableReason} == {why.name: why.value for why in wire.UnableReason}
+    assert [in_c["HANDLE_BYTES"], in_c["KEY_BYTES"], in_c["PASSED_LIMIT"], in_c["OPEN_BLOCKS_LIMIT"]] == [
+        passing_wire.HANDLE_BYTES,
+        passing_wire.KEY_BYTES,
+        passing_wire.PASSED_LIMIT,
+        passing_wire.BLOCKS_LIMIT,
+    ]
+    assert 'WIRE_HANDLE_MAGIC "TNGRIPC\\1"' in header
+    assert passing_wire.HANDLE_MAGIC == b"TNGRIPC\1"
+    (unopened,) = re.findall(r"enum wire_unopened_reason \{(.*?)\};", header, re.DOTALL)
+    assert sorted(int(n) for n in re.findall(r" = ([0-9]+)", unopened)) == sorted(wire.UnopenedReason)
     assert in_c["GPU_TIME_AT"] == wire.GPU_TIME_AT
     assert wire.WORDS_AT + 8 == wire.GPU_TIME_AT + 24
     assert "sizeof(struct wire_gpu_time) == 24" in header
@@ -243,6 +272,7 @@ def _number(kind: type[wire.Message]) -> int:
         "gpus": (), "processes": (), "library_version": "", "text": "", "refused": False, "known": False,
         "step": wire.Step.BEGIN, "held": wire.HoldState.MADE, "space": wire.Space.IPC, "key": bytes(wire.KEY_BYTES),
         "compute": (), "copy": (), "active": False, "kind": wire.LeaseKind.RESIDENT, "ids": (), "blocks": (), "more": False,
+        "handle": bytes(64),
     }  # fmt: skip
     made: Any = kind
     message = made(**{name: values.get(name, 1 if name == "reason" else 0) for name in kind.__dataclass_fields__})

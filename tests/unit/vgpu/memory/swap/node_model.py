@@ -50,7 +50,7 @@ GIB = 2**30
 LC, STANDARD, BE = "latency-critical", "standard", "best-effort"
 STEP_S = 0.02
 SPEED = 50e9
-SLOWER = 1.2
+SLOWER = 1.1
 """The measured speed of a swap includes a step of the simulation, so quanta grow a little."""
 
 

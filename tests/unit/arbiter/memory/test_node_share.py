@@ -1,0 +1,257 @@
+"""Containers that may burst, on an arbiter whose part that swaps is in the test's hands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arbiter.connection import Connection
+from arbiter.memory.node_share import WaitingRequest
+from arbiter.swap.node import SwapNode
+from arbiter.swap.results import Notice
+from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Process, a_grant, wait_for
+from vgpu.api.burst import BurstLimits
+from vgpu.api.grant import GrantGpu
+from vgpu.memory.records import NodeAnswer
+from vgpu.memory.swap.events import MemoryContract
+from vgpu.protocol import wire
+from vgpu.protocol.messages import LeaseKind
+
+GUARANTEE, LIMIT = 1000, 3000
+
+
+class Decided(NamedTuple):
+    id: str
+    granted: bool
+    reason: str = ""
+
+
+class NodeDouble:
+    """Grants what is free, and notes everything else. Its calls come from the arbiter's thread."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.free = 10_000 * MIB
+        self.contracts: dict[str, MemoryContract] = {}
+        self.used: dict[tuple[str, str], tuple[int, int]] = {}
+        self.waiting: dict[str, float] = {}
+        self.taken: list[tuple[str, Connection]] = []
+        self.said: list[str] = []
+        self._decided: list[Decided] = []
+
+    def decide(self, *, granted: bool) -> None:
+        """What waits gets its answer. By the test's thread."""
+        self._decided += [Decided(id_, granted) for id_ in self.waiting]
+        self.waiting.clear()
+        os.eventfd_write(self.fd, 1)
+
+    def turn(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def deadline_s(self) -> float | None:
+        return None
+
+    def awake(self) -> None: ...
+
+    def notices(self) -> list[Notice]:
+        return []
+
+    def knows(self, _: str) -> bool:
+        return False
+
+    def copier_pids(self) -> frozenset[int]:
+        return frozenset()
+
+    def decided(self) -> list[Decided]:
+        decided, self._decided = self._decided, []
+        return decided
+
+    def join(self, name: str, contract: MemoryContract, gpus: Sequence[str]) -> None:
+        assert list(gpus) == list(contract.gpus)
+        self.contracts[name] = contract
+
+    def change(self, name: str, contract: MemoryContract) -> None:
+        self.contracts[name] = contract
+
+    def leave(self, name: str) -> None:
+        self.said.append(f"leave {name}")
+
+    def take(self, name: str, connection: Connection) -> None:
+        self.taken.append((name, connection))
+
+    def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
+        self.used[name, gpu] = resident_bytes // MIB, elastic_bytes // MIB
+
+    def asks(self, _: str) -> bool:
+        return True
+
+    def request(self, id_: str, _: str, gpu: str, need_bytes: int, *, wait_s: float, **__: bool) -> NodeAnswer:
+        assert gpu == GPU
+        if need_bytes <= self.free:
+            return NodeAnswer.GRANTED
+        self.waiting[id_] = wait_s
+        return NodeAnswer.WAITS
+
+    def withdraw(self, id_: str) -> None:
+        del self.waiting[id_]
+
+    def free_bytes(self, *_: str) -> int:
+        return 0
+
+    def process_away_bytes(self, *_: object) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.said.append("close")
+        os.close(self.fd)
+        for _, connection in self.taken:
+            connection.sock.close()
+
+
+@pytest.fixture
+def swap_node(node: ArbiterNode) -> Iterator[NodeDouble]:
+    made = NodeDouble()
+    node.swap_node = cast("SwapNode", made)
+    yield made
+    node.stop()
+
+
+@pytest.fixture
+def bursting(node: ArbiterNode, swap_node: NodeDouble) -> NodeDouble:
+    """An arbiter with one container that may burst."""
+    node.allocate("k")
+    node.write_burst("k", limits())
+    node.write("k", a_grant(GUARANTEE))
+    node.start()
+    return swap_node
+
+
+def limits(mib: int = LIMIT, wait_s: int = 7) -> BurstLimits:
+    return BurstLimits((GrantGpu(GPU, mib, 0),), wait_s)
+
+
+def lease(process: Process, mib: int) -> wire.Leased:
+    process.send(wire.Lease(0, mib * MIB, mib * MIB, LeaseKind.ELASTIC), 9)
+    answer = process.receive()
+    assert isinstance(answer, wire.Leased)
+    return answer
+
+
+def test_the_node_has_the_guarantee_and_the_limit(bursting: NodeDouble) -> None:
+    assert bursting.contracts["k"].gpus == {GPU: (GUARANTEE * MIB, LIMIT * MIB)}
+
+
+def test_the_page_tells_the_library_that_it_may_connect_for_bursts(node: ArbiterNode, bursting: NodeDouble) -> None:
+    page = node.process().page
+    assert page is not None
+    assert page[wire.WORDS_AT // 8] & wire.UNDERSTANDS_BURST
+    assert not bursting.taken
+
+
+def test_a_connection_for_bursts_is_the_nodes(node: ArbiterNode, bursting: NodeDouble) -> None:
+    node.connect().hello(wire.FOR_BURST)
+    wait_for(lambda: bursting.taken)
+    (name, connection), pid = bursting.taken[0], os.getpid()
+    assert (name, connection.pid) == ("k", pid)
+
+
+def test_elastic_memory_may_exceed_the_guarantee_and_the_node_knows_what_is_used(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    process = node.process()
+    assert not process.lease(100 * MIB).refused
+    assert lease(process, 2900).granted_bytes == 2900 * MIB
+    assert lease(process, 1).refused
+    wait_for(lambda: bursting.used["k", GPU] == (100, 2900))
+    process.close()
+    wait_for(lambda: bursting.used["k", GPU] == (0, 0))
+
+
+def test_a_request_that_waits_is_told_so_and_then_answered(node: ArbiterNode, bursting: NodeDouble) -> None:
+    process = node.process()
+    bursting.free = 0
+    for granted in (True, False):
+        process.send(wire.Lease(0, 500 * MIB, 500 * MIB, LeaseKind.ELASTIC), 7)
+        assert process.receive_numbered() == (7, wire.Pending(0, 500 * MIB))
+        assert list(bursting.waiting.values()) == [7.0]
+        bursting.decide(granted=granted)
+        seq, answer = process.receive_numbered()
+        assert seq == 7
+        assert isinstance(answer, wire.Leased)
+        assert (answer.refused, answer.granted_bytes) == (not granted, 500 * MIB * granted)
+
+
+def test_a_process_that_ends_waits_no_more(node: ArbiterNode, bursting: NodeDouble) -> None:
+    process = node.process()
+    bursting.free = 0
+    process.send(wire.Lease(0, 500 * MIB, 500 * MIB, LeaseKind.ELASTIC), 7)
+    process.receive()
+    process.close()
+    wait_for(lambda: not bursting.waiting)
+
+
+def test_an_edit_of_the_limits_applies_to_running_processes(node: ArbiterNode, bursting: NodeDouble) -> None:
+    process = node.process()
+    node.write_burst("k", limits(1500))
+    wait_for(lambda: bursting.contracts["k"].gpus[GPU][1] == 1500 * MIB)
+    assert lease(process, 1501).refused
+    assert not lease(process, 1500).refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "tangram-burst 2\nend\n", f"tangram-burst 1\nwait_s 1\ncard {GPU} mib=999 core_percent=0\nend\n",
+        f"tangram-burst 1\nwait_s 1\ncard {OTHER_GPU} mib=2000 core_percent=0\nend\n", "x" * 70_000,
+    ],
+)  # fmt: skip
+def test_limits_that_cannot_be_used_leave_the_guarantee(node: ArbiterNode, bursting: NodeDouble, text: str) -> None:
+    (node.folder / "k" / "burst").write_text(text)
+    wait_for(lambda: bursting.contracts["k"].gpus[GPU] == (GUARANTEE * MIB, GUARANTEE * MIB))
+
+
+def test_a_file_that_is_removed_leaves_the_guarantee(node: ArbiterNode, bursting: NodeDouble) -> None:
+    (node.folder / "k" / "burst").unlink()
+    wait_for(lambda: bursting.contracts["k"].gpus[GPU] == (GUARANTEE * MIB, GUARANTEE * MIB))
+
+
+def test_a_container_that_is_gone_leaves_and_an_arbiter_that_ends_takes_nothing_back(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    gone: Path = node.allocate("gone", a_grant(pod="b"))
+    wait_for(lambda: "gone" in bursting.contracts)
+    for file in (*gone.iterdir(), gone):
+        file.rmdir() if file.is_dir() else file.unlink()
+    wait_for(lambda: bursting.said == ["leave gone"])
+    node.stop()
+    assert bursting.said[:2] == ["leave gone", "close"], "before the containers leave"
+
+
+def test_memory_that_others_lack_is_recalled(node: ArbiterNode, bursting: NodeDouble) -> None:
+    process = node.process()
+    lease(process, 500)
+    server = node.server
+    assert server is not None
+    with server.lock:
+        server.swapping.recall("k", GPU, 300 * MIB)
+    seq, recall = process.receive_numbered()
+    assert recall == wire.Recall(0, 300 * MIB)
+    process.send(wire.Return(0, 300 * MIB, LeaseKind.ELASTIC), seq)
+    wait_for(lambda: bursting.used["k", GPU] == (0, 200))
+
+
+@given(
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=1),
+    st.integers(0, 63),
+    st.integers(0),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_name_of_a_request_leads_back_to_it(name: str, gpu: int, process: int, seq: int) -> None:
+    request = WaitingRequest(name, gpu, process, seq)
+    assert WaitingRequest.of(request.id) == request

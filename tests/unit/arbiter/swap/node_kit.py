@@ -1,0 +1,619 @@
+"""A node whose processes, copiers and blocks are simulated: real sockets and descriptors, simulated time.
+
+The memory of a block is a file of 8 bytes. The program writes to it while it may run, and first checks that it has what it wrote before. A copier takes one step
+at a time, and so does a process. `SimulatedNode.check` has what must always be true.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from arbiter.connection import Connection
+from arbiter.gputime.blocks import BlockStatus
+from arbiter.swap.copier import CopierAway
+from arbiter.swap.node import SwapNode
+from arbiter.swap.results import Decided
+from vgpu.memory.records import NodeAnswer
+from vgpu.memory.swap.events import MemoryContract
+from vgpu.memory.swap.settings import SwapSettings
+from vgpu.protocol import copier, wire
+from vgpu.protocol.messages import (
+    Block,
+    Blocks,
+    Burst,
+    Cancel,
+    Error,
+    Filled,
+    SwapIn,
+    SwapMessage,
+    SwapOut,
+    Swappable,
+    Unable,
+    UnableReason,
+    Unmap,
+    Unmapped,
+)
+
+GRAIN = 2 * 2**20
+GPU = "GPU-a"
+BOOT = "boot-1"
+RESIDENT, CHOSEN, AWAY, MADE = "resident", "chosen", "away", "made"
+_TOKEN = struct.Struct("<Q")
+
+
+def contract(
+    guarantee: int, limit: int, service_class: str = "standard", gpus: tuple[str, ...] = (GPU,)
+) -> MemoryContract:
+    """Sizes in grains."""
+    return MemoryContract(dict.fromkeys(gpus, (guarantee * GRAIN, limit * GRAIN)), service_class)
+
+
+@dataclass
+class HeldBlock:
+    """As the library has it."""
+
+    bytes: int
+    state: str = RESIDENT
+    memory: int = -1
+    """Descriptor of its physical memory."""
+    expected: int = 0
+    gpu: int = 0
+
+
+class SimulatedProcess:
+    """A process and its library, one message a step. `deaf`: it does not read."""
+
+    def __init__(self, node: SimulatedNode, name: str, pid: int) -> None:
+        self.node, self.name, self.pid = node, name, pid
+        self.blocks: dict[int, HeldBlock] = {}
+        self.limits: dict[int, tuple[int, int]] = {}
+        self.deaf = False
+        self.reason = 0
+        self.errors: list[Error] = []
+        self.most_blocks = 64
+        """Of a BLOCKS."""
+        self.refuse_makes = False
+        self.exported = self.let_go = 0
+        """So many blocks of the next UNMAP, which names its first ones, are not away after it: they were exported, or ended, since they were chosen."""
+        self.sock: socket.socket | None = None
+        self._ids = 0
+        self.orders: list[SwapMessage] = []
+
+    def connect(self) -> None:
+        self.drop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.sock = ours
+        self.node.numbers += 1
+        connection = Connection(theirs, self.node.numbers, self.pid, 0.0, greeted=True, welcomed=True)
+        self.node.swaps.take(self.name, connection)
+        self.state()
+
+    def drop(self) -> None:
+        """Its connection ends; what was chosen stays."""
+        if self.sock is not None:
+            self.sock.close()
+        self.sock = None
+        self._stay()
+
+    def allocate(self, size_bytes: int, gpu: int = 0) -> int:
+        self._ids += 1
+        self.blocks[self._ids] = block = HeldBlock(size_bytes, gpu=gpu)
+        self.create(block)
+        self.write(block)
+        self.state(gpu)
+        return self._ids
+
+    def state(self, *gpus: int) -> None:
+        for gpu in gpus or range(len(self.node.gpus_of(self.name))):
+            mine = [block for block in self.blocks.values() if block.gpu == gpu]
+            away = sum(block.bytes for block in mine if block.state in (AWAY, MADE))
+            self.send(Swappable(gpu, self.reason, sum(block.bytes for block in mine), away))
+
+    def send(self, message: SwapMessage, seq: int = 0, fds: tuple[int, ...] = ()) -> None:
+        if self.sock is None:
+            return
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with suppress(OSError):
+            self.sock.sendmsg([wire.encode(seq, message)], passed)
+
+    def run(self) -> None:
+        """The program works, if the container may run: it touches all of its memory."""
+        if self.node.blocked(self.name):
+            return
+        for id_, block in self.blocks.items():
+            assert block.state != AWAY, f"{self.name} runs and its block {id_} is away"
+            assert self.right(block), f"{self.name} runs, and its block {id_}, {block.state}, has another content"
+            self.write(block)
+
+    def step(self) -> bool:
+        """Read one message. Whether there was one."""
+        if self.sock is None or self.deaf:
+            return False
+        try:
+            packet = self.sock.recv(wire.PACKET_LIMIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet = b""
+        if not packet:
+            self.drop()
+            return True
+        seq, message = wire.decode(packet)
+        self._obey(seq, message)
+        return True
+
+    def kill(self) -> None:
+        self.drop()
+        for block in self.blocks.values():
+            self.release(block)
+        self.blocks.clear()
+
+    def _obey(self, seq: int, message: Any) -> None:
+        self.orders.append(message)
+        match message:
+            case Burst(gpu, guarantee_bytes, limit_bytes):
+                self.limits[gpu] = guarantee_bytes, limit_bytes
+            case SwapOut(gpu, wanted_bytes):
+                self._choose(seq, gpu, wanted_bytes)
+            case Cancel():
+                self._stay()
+            case Unmap(gpu, ids):
+                self._unmap(seq, gpu, ids)
+            case SwapIn(gpu, ids):
+                self._make(seq, gpu, ids)
+            case Filled(gpu, ids):
+                for id_ in ids:
+                    block = self.blocks[id_]
+                    if block.state == MADE:
+                        assert self.right(block), f"FILLED of block {id_} with another content"
+                        block.state = RESIDENT
+                self.state(gpu)
+            case Error():
+                self.errors.append(message)
+
+    def _unmap(self, seq: int, gpu: int, ids: tuple[int, ...]) -> None:
+        away = []
+        for id_ in ids:
+            block = self.blocks[id_]
+            assert block.state == CHOSEN, f"UNMAP of a block that is {block.state}"
+            assert self.node.blocked(self.name), "UNMAP of a container that may run"
+            if self.exported > 0:
+                self.exported -= 1
+                block.state = RESIDENT
+                continue
+            self.release(block)
+            if self.let_go > 0:
+                self.let_go -= 1
+                del self.blocks[id_]
+            else:
+                block.state = AWAY
+                away.append(id_)
+        self.send(Unmapped(gpu, tuple(away)) if away else Unable(gpu, UnableReason.UNKNOWN_BLOCK), seq)
+        self.node.use(self.name)
+        self.state(gpu)
+
+    def _choose(self, seq: int, gpu: int, wanted_bytes: int) -> None:
+        chosen: list[int] = []
+        for id_, block in sorted(self.blocks.items(), key=lambda one: -one[1].bytes):
+            if wanted_bytes > 0 and block.state == RESIDENT and block.gpu == gpu:
+                chosen.append(id_)
+                wanted_bytes -= block.bytes
+        for id_ in list(chosen):  # none that could be left out
+            if wanted_bytes + self.blocks[id_].bytes <= 0:
+                chosen.remove(id_)
+                wanted_bytes += self.blocks[id_].bytes
+        for id_ in chosen:
+            self.blocks[id_].state = CHOSEN
+        self._export(seq, gpu, chosen)
+
+    def _make(self, seq: int, gpu: int, ids: tuple[int, ...]) -> None:
+        made = []
+        for id_ in ids:
+            block = self.blocks.get(id_)
+            if block is None or block.state not in (AWAY, MADE) or self.refuse_makes:
+                continue
+            if block.state == AWAY:
+                block.state = MADE
+                self.create(block)
+            made.append(id_)
+        unknown = all(id_ not in self.blocks or self.blocks[id_].state not in (AWAY, MADE) for id_ in ids)
+        self._export(seq, gpu, made, UnableReason.UNKNOWN_BLOCK if unknown else UnableReason.DRIVER)
+
+    def _export(
+        self, seq: int, gpu: int, ids: list[int], reason: UnableReason = UnableReason.NO_ELASTIC_MEMORY
+    ) -> None:
+        if not ids:
+            self.send(Unable(gpu, reason), seq)
+        for at in range(0, len(ids), self.most_blocks):
+            some = ids[at : at + self.most_blocks]
+            blocks = tuple(Block(id_, self.blocks[id_].bytes) for id_ in some)
+            more = at + self.most_blocks < len(ids)
+            fds = tuple(self.export(self.blocks[id_]) for id_ in some)
+            self.send(Blocks(gpu, blocks, more), seq, fds)
+            for fd in fds:
+                os.close(fd)
+
+    def _stay(self) -> None:
+        for block in self.blocks.values():
+            if block.state == CHOSEN:
+                block.state = RESIDENT
+
+    # The driver
+
+    def create(self, block: HeldBlock) -> None:
+        """Physical memory for it."""
+        block.memory = os.memfd_create("block")
+
+    def export(self, block: HeldBlock) -> int:
+        """A descriptor of it."""
+        return os.dup(block.memory)
+
+    def release(self, block: HeldBlock) -> None:
+        """Its physical memory."""
+        if block.memory >= 0:
+            os.close(block.memory)
+        block.memory = -1
+
+    def write(self, block: HeldBlock) -> None:
+        """The program gives it another content."""
+        block.expected = self.node.token()
+        os.pwrite(block.memory, _TOKEN.pack(block.expected), 0)
+
+    def right(self, block: HeldBlock) -> bool:
+        """Whether it has the content that the program gave it."""
+        return bool(_TOKEN.unpack(os.pread(block.memory, 8, 0))[0] == block.expected)
+
+
+class SimulatedCopier:
+    """The program: it outlives connections, and `pool` outlives it. Jobs end one at a time, by `step`."""
+
+    def __init__(self, pool_bytes: int) -> None:
+        self.pool_bytes = pool_bytes
+        self.pool: dict[int, int] = {}
+        """Grain -> content."""
+        self.file: copier.PoolFile | None = copier.PoolFile(1, 1, 1)
+        self.there = self.ready = True
+        self.silent = False
+        self.link: CopierLink | None = None
+        self.forgotten: set[int] = set()
+        self.orphans: set[int] = set()
+        """id() of the jobs of an ended connection: nobody is told of them."""
+        self.fail_next = 0
+        self.jobs: list[tuple[copier.Save | copier.Restore, int]] = []
+
+    def connect(self, _: Path) -> Any:
+        if not self.there or self.link is not None:
+            raise CopierAway("no copier")
+        self.link = CopierLink(self)
+        return self.link
+
+    def kill(self) -> None:
+        """The copies in progress end half done."""
+        self.there = False
+        for job, fd in self.jobs:
+            self._spoil(job, fd)
+        self.jobs.clear()
+        if self.link is not None:
+            self.link.lose()
+
+    def lose_pool(self) -> None:
+        """Its file is removed. The next copier makes another."""
+        self.kill()
+        self.pool.clear()
+        assert self.file is not None
+        self.file = copier.PoolFile(1, self.file.inode, self.file.born_ns + 1)
+
+    def disconnected(self) -> None:
+        """The arbiter ended; the copies in progress go on until their step."""
+        self.link = None
+        self.forgotten.update(job.job for job, _ in self.jobs)
+        self.orphans.update(id(job) for job, _ in self.jobs)
+
+    def step(self) -> bool:
+        """One job ends."""
+        if not self.jobs:
+            return False
+        job, fd = self.jobs.pop(0)
+        result = copier.Result.COPIED
+        told = id(job) not in self.orphans
+        if job.job in self.forgotten:
+            self._spoil(job, fd)
+            result = copier.Result.FORGOTTEN
+            self.forgotten.discard(job.job)
+            self.orphans.discard(id(job))
+        elif self.fail_next:
+            self.fail_next -= 1
+            self._spoil(job, fd)
+            result = copier.Result.DRIVER_FAILED
+        else:
+            self._copy(job, fd)
+            os.close(fd)
+        if self.link is not None and told:
+            self.link.answer(copier.Done(job.job, result, 0, job.bytes if not result else 0, 1))
+        return True
+
+    def _copy(self, job: copier.Save | copier.Restore, fd: int) -> None:
+        grains = range(job.slot_offset // GRAIN, (job.slot_offset + job.bytes) // GRAIN)
+        if isinstance(job, copier.Save):
+            content = _TOKEN.unpack(os.pread(fd, 8, 0))[0]
+            self.pool.update(dict.fromkeys(grains, content))
+        else:
+            contents = {self.pool.get(grain, 0) for grain in grains}
+            assert len(contents) == 1, f"a slot of several contents: {contents}"
+            os.pwrite(fd, _TOKEN.pack(contents.pop()), 0)
+
+    def _spoil(self, job: copier.Save | copier.Restore, fd: int) -> None:
+        if isinstance(job, copier.Save):
+            self.pool[job.slot_offset // GRAIN] = 1
+        else:
+            os.pwrite(fd, _TOKEN.pack(1), 0)
+        os.close(fd)
+
+
+class CopierLink:
+    """What `arbiter.swap.copier.Copier` is to the node."""
+
+    def __init__(self, copier_: SimulatedCopier) -> None:
+        self.unanswered: dict[int, copier.Save | copier.Restore] = {}
+        self._copier: SimulatedCopier | None = copier_
+        self._answers: list[copier.Done | copier.State] = []
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    @property
+    def room(self) -> int:
+        return copier.JOBS_LIMIT - len(self.unanswered)
+
+    def save(self, job: int, slot_offset: int, size_bytes: int, block_fd: int) -> None:
+        self._begin(copier.Save(job, slot_offset, size_bytes), block_fd)
+
+    def restore(self, job: int, slot_offset: int, size_bytes: int, block_fd: int) -> None:
+        self._begin(copier.Restore(job, slot_offset, size_bytes), block_fd)
+
+    def forget(self, job: int) -> None:
+        program = self._there()
+        program.forgotten.update(one.job for one, _ in program.jobs if one.job == job)
+
+    def request_state(self) -> None:
+        program = self._there()
+        if not program.silent:
+            size = program.pool_bytes
+            jobs = len(program.jobs)
+            self.answer(copier.State(size, size, size, 0, program.ready, copier.Pages.PLAIN_PAGES, jobs, program.file))
+
+    def receive(self) -> copier.Done | copier.State | None:
+        if self._answers:
+            answer = self._answers.pop(0)
+            if isinstance(answer, copier.Done):
+                del self.unanswered[answer.job]
+            return answer
+        if self._copier is None:
+            raise CopierAway("the copier ended")
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        return None
+
+    def close(self) -> None:
+        if self._copier is not None:
+            self._copier.disconnected()
+        self._copier = None
+        os.close(self.fd)
+
+    def lose(self) -> None:
+        assert self._copier is not None
+        self._copier.link = None
+        self._copier = None
+        os.eventfd_write(self.fd, 1)
+
+    def answer(self, answer: copier.Done | copier.State) -> None:
+        self._answers.append(answer)
+        os.eventfd_write(self.fd, 1)
+
+    def _there(self) -> SimulatedCopier:
+        if self._copier is None:
+            raise CopierAway("the copier ended")
+        return self._copier
+
+    def _begin(self, job: copier.Save | copier.Restore, fd: int) -> None:
+        program = self._there()
+        ours = range(job.slot_offset, job.slot_offset + job.bytes)
+        for other, _ in program.jobs:
+            theirs = range(other.slot_offset, other.slot_offset + other.bytes)
+            assert ours.stop <= theirs.start or theirs.stop <= ours.start, "two jobs for one slot"
+        program.jobs.append((job, os.dup(fd)))
+        self.unanswered[job.job] = job
+
+
+class SimulatedBlocks:
+    """The GPU-time scheduler's blocks. They end with the arbiter, but for those that a process reports with its channels."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.halts = True
+        self.obstacle = ""
+        self.ended: Callable[[str], None] = lambda _: None
+
+    def begin(self, name: str) -> None:
+        self.names.add(name)
+
+    def end(self, name: str) -> None:
+        self.names.discard(name)
+        self.ended(name)
+
+    def status(self, name: str) -> BlockStatus:
+        return BlockStatus(self.halts and name in self.names, self.obstacle)
+
+
+@dataclass
+class SimulatedNode:
+    """See the module. `capacity` and `pool`: grains."""
+
+    folder: Path
+    capacity: int = 16
+    pool: int = 64
+    settings: SwapSettings = field(default_factory=SwapSettings)
+    gpus: tuple[str, ...] = (GPU,)
+    trace: Path | None = None
+    process_kind: ClassVar[type[SimulatedProcess]] = SimulatedProcess
+
+    def __post_init__(self) -> None:
+        self.now_s = 100.0
+        self.numbers = self._tokens = 0
+        self.copiers = {gpu: SimulatedCopier(self.pool * GRAIN) for gpu in self.gpus}
+        self.blocks = SimulatedBlocks()
+        self.contracts: dict[str, MemoryContract] = {}
+        self.processes: dict[int, SimulatedProcess] = {}
+        self.recalls: list[tuple[str, str, int]] = []
+        self.requests: dict[str, tuple[int, int, int]] = {}
+        """ID -> pid, number of the GPU, bytes."""
+        self.refusals: list[Decided] = []
+        self._pids = 1000
+        self.start()
+
+    @property
+    def copier(self) -> SimulatedCopier:
+        return self.copiers[self.gpus[0]]
+
+    def start(self) -> None:
+        """An arbiter starts."""
+        self.swaps = SwapNode(
+            lambda: self.now_s, self.blocks, self.settings, self.folder, self.folder, BOOT,
+            lambda *recall: self.recalls.append(recall), self.trace,
+            started_at=lambda pid: 7 if pid in self.processes else 0,
+            connect=lambda path: self.copiers[path.stem].connect(path),
+        )  # fmt: skip
+        for gpu in self.gpus:
+            self.swaps.add_gpu(gpu, self.capacity * GRAIN)
+        for name, one in self.contracts.items():
+            self.swaps.join(name, one, tuple(one.gpus))
+
+    def kill_arbiter(self) -> None:
+        """Everything that it has in its memory is gone, and nothing is written or sent."""
+        for container in self.swaps._containers.values():
+            for process in container.processes:
+                if process._connection is not None:
+                    process._connection.sock.close()
+        for pool in self.swaps._pools.values():
+            for job in [*pool._queues[True], *pool._queues[False], *pool._running.values()]:
+                os.close(job.fd)
+            if pool._link is not None:
+                pool._link.close()
+        self.swaps.poller.close()
+        os.close(self.swaps._wake_fd)
+        self.requests.clear()
+        self.blocks.names = {
+            one.name for one in self.processes.values() if any(b.state in (AWAY, MADE) for b in one.blocks.values())
+        }
+        self.start()
+
+    def token(self) -> int:
+        self._tokens += 1
+        return 1000 + self._tokens
+
+    def join(self, name: str, contract_: MemoryContract) -> None:
+        self.contracts[name] = contract_
+        self.swaps.join(name, contract_, tuple(contract_.gpus))
+
+    def process(self, name: str, *, connected: bool = True) -> SimulatedProcess:
+        self._pids += 1
+        made = self.processes[self._pids] = self.process_kind(self, name, self._pids)
+        if connected:
+            made.connect()
+            self.swaps.turn()
+        return made
+
+    def gpus_of(self, name: str) -> tuple[str, ...]:
+        return tuple(self.contracts[name].gpus)
+
+    def blocked(self, name: str) -> bool:
+        return name in self.blocks.names
+
+    def leased(self, name: str, gpu: int = 0) -> int:
+        of = [p for p in self.processes.values() if p.name == name]
+        return sum(block.bytes for p in of for block in p.blocks.values() if block.gpu == gpu)
+
+    def use(self, name: str) -> None:
+        """As the ledger reports it."""
+        for gpu, uuid in enumerate(self.gpus_of(name)):
+            self.swaps.use(name, uuid, 0, self.leased(name, gpu))
+
+    def request(self, process: SimulatedProcess, grains: int, *, wait_s: float = 60.0, gpu: int = 0) -> NodeAnswer:
+        """A lease of one block, which is allocated once it is granted."""
+        self.numbers += 1
+        id_ = f"r{self.numbers}"
+        uuid = self.gpus_of(process.name)[gpu]
+        decision = self.swaps.request(id_, process.name, uuid, grains * GRAIN, elastic=True, wait_s=wait_s)
+        if decision is NodeAnswer.GRANTED:
+            self._allocate(process, grains * GRAIN, gpu)
+        elif decision is NodeAnswer.WAITS:
+            self.requests[id_] = process.pid, gpu, grains * GRAIN
+        return decision
+
+    def _allocate(self, process: SimulatedProcess, size_bytes: int, gpu: int) -> None:
+        process.allocate(size_bytes, gpu)
+        self.use(process.name)
+
+    def kill(self, process: SimulatedProcess) -> None:
+        process.kill()
+        del self.processes[process.pid]
+        for id_ in [id_ for id_, (pid, _, _) in self.requests.items() if pid == process.pid]:
+            del self.requests[id_]
+            self.swaps.withdraw(id_)
+        self.use(process.name)
+
+    def turn(self) -> None:
+        self.swaps.turn()
+        for decided in self.swaps.decided():
+            pid, gpu, size_bytes = self.requests.pop(decided.id)
+            if decided.granted:
+                self._allocate(self.processes[pid], size_bytes, gpu)
+            else:
+                self.refusals.append(decided)
+        self.check()
+
+    def settle(self, for_s: float = 0.0) -> None:
+        """All that happens by itself, until nothing does; then time passes to the next deadline, for so long."""
+        until_s = self.now_s + for_s
+        for _ in range(20_000):
+            self.turn()
+            busy = [one.step() for one in self.processes.values()] + [one.step() for one in self.copiers.values()]
+            if any(busy):
+                continue
+            for one in self.processes.values():
+                one.run()
+            deadline_s = self.swaps.deadline_s()
+            if deadline_s is None or deadline_s > until_s:
+                self.now_s = max(self.now_s, until_s)
+                return
+            self.now_s = max(self.now_s + 1e-6, deadline_s)
+        raise AssertionError("it does not come to rest")
+
+    def check(self) -> None:
+        for number, gpu in enumerate(self.gpus):
+            present = sum(
+                block.bytes
+                for process in self.processes.values()
+                for block in process.blocks.values()
+                if block.state != AWAY and self.gpus_of(process.name)[block.gpu] == gpu
+            )
+            assert present <= self.capacity * GRAIN, f"{present // GRAIN} grains on GPU {number} of {self.capacity}"
+
+    def check_all_back(self) -> None:
+        for process in self.processes.values():
+            for id_, block in process.blocks.items():
+                assert block.state == RESIDENT, f"block {id_} of {process.name} is {block.state}"
+                assert process.right(block)
+        assert not self.blocks.names, f"still blocked: {self.blocks.names}"
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+        self.swaps.close()

@@ -1,0 +1,207 @@
+"""Requests that fit into the container's limits and wait for memory of the GPU itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from vgpu.memory.ledger import Ledger
+from vgpu.memory.records import Denied, Event, Granted, NodeAnswer, Recalled, Waiting
+
+ONE, TWO = 1, 2
+
+
+@dataclass
+class Node:
+    """A GPU with this much memory for the container; what is asked for while it lasts is granted, everything else waits."""
+
+    free: int
+    shared: bool = True
+    refuses: bool = False
+    waiting: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def asks(self, _: int) -> bool:
+        return self.shared
+
+    def request(self, _: int, process: int, seq: int, need_bytes: int, **__: bool) -> NodeAnswer:
+        if self.refuses:
+            return NodeAnswer.REFUSED
+        if need_bytes <= self.free:
+            self.free -= need_bytes
+            return NodeAnswer.GRANTED
+        self.waiting[process, seq] = need_bytes
+        return NodeAnswer.WAITS
+
+    def withdraw(self, _: int, process: int, seq: int) -> None:
+        del self.waiting[process, seq]
+
+    def free_bytes(self, _: int) -> int:
+        return 0 if self.waiting else self.free
+
+
+def ledger(node: Node, guarantee: int = 100, burst: int = 300) -> Ledger:
+    made = Ledger([guarantee], node=node)
+    made.set_limits([guarantee], 0, [burst])
+    for process in (ONE, TWO):
+        made.join(process)
+    return made
+
+
+def test_what_the_gpu_has_is_granted_and_counted() -> None:
+    node = Node(150)
+    book = ledger(node)
+    assert book.request(ONE, 0, 1, 120, 120, 0, elastic=True) == [Granted(ONE, 0, 1, 120)]
+    assert node.free == 30
+
+
+def test_an_advance_is_no_more_than_the_gpu_has() -> None:
+    book = ledger(Node(150))
+    assert book.request(ONE, 0, 1, 100, 200, 0, elastic=True) == [Granted(ONE, 0, 1, 112)], "a quarter of the rest"
+
+
+def test_a_lease_in_advance_is_no_more_than_the_gpu_has_and_waits_for_nothing() -> None:
+    node = Node(16)
+    assert ledger(node).request(ONE, 0, 1, 0, 64, 0) == [Granted(ONE, 0, 1, 4)]
+    node.free = 0
+    assert ledger(node).request(ONE, 0, 1, 0, 64, 0) == [Granted(ONE, 0, 1, 0)]
+
+
+def test_a_request_that_waits_is_granted_when_the_node_has_the_memory() -> None:
+    node = Node(50)
+    book = ledger(node)
+    assert book.request(ONE, 0, 1, 120, 200, 0, elastic=True) == [Waiting(ONE, 0, 1, 120)]
+    assert book.node_decided(ONE, 0, 1, 5, granted=True) == [Granted(ONE, 0, 1, 120)]
+
+
+def test_a_request_that_the_node_gives_up_is_denied() -> None:
+    book = ledger(Node(50))
+    book.request(ONE, 0, 1, 120, 120, 0, elastic=True)
+    assert book.node_decided(ONE, 0, 1, 5, granted=False) == [Denied(ONE, 0, 1)]
+
+
+def test_one_that_the_node_refuses_is_denied_at_once() -> None:
+    assert ledger(Node(50, refuses=True)).request(ONE, 0, 1, 10, 10, 0) == [Denied(ONE, 0, 1)]
+
+
+def test_a_request_that_waits_delays_no_later_one() -> None:
+    book = ledger(Node(50))
+    book.request(ONE, 0, 1, 120, 120, 0, elastic=True)
+    assert book.request(TWO, 0, 1, 40, 40, 0) == [Granted(TWO, 0, 1, 40)]
+
+
+def test_what_waits_counts_against_the_limit() -> None:
+    book = ledger(Node(50))
+    book.request(ONE, 0, 1, 280, 280, 0, elastic=True)
+    assert book.request(TWO, 0, 1, 40, 40, 0, elastic=True) == [], "the first may get the rest of the limit"
+    assert book.node_decided(ONE, 0, 1, 1, granted=False) == [Denied(ONE, 0, 1), Granted(TWO, 0, 1, 40)]
+
+
+def test_each_second_all_that_wait_are_told() -> None:
+    book = ledger(Node(50))
+    book.request(ONE, 0, 1, 280, 280, 0, elastic=True)
+    book.request(TWO, 0, 2, 40, 40, 0, elastic=True)
+    assert book.deadline_s() == 1
+    assert book.expire(1) == [Waiting(ONE, 0, 1, 280), Waiting(TWO, 0, 2, 40)]
+    assert book.deadline_s() == 2
+    book.node_decided(ONE, 0, 1, 1.5, granted=True)
+    book.leave(TWO, 1.6)
+    assert book.expire(2) == []
+    assert book.deadline_s() is None
+
+
+def test_a_process_that_ends_withdraws_its_request() -> None:
+    node = Node(50)
+    book = ledger(node)
+    book.request(ONE, 0, 1, 120, 120, 0, elastic=True)
+    book.leave(ONE, 1)
+    assert node.waiting == {}
+    assert book.node_decided(ONE, 0, 1, 2, granted=True) == []
+
+
+def test_limits_that_fell_meanwhile_count() -> None:
+    book = ledger(Node(50))
+    book.request(ONE, 0, 1, 120, 120, 0, elastic=True)
+    book.set_limits([100], 1, [110])
+    assert book.node_decided(ONE, 0, 1, 2, granted=True) == [Denied(ONE, 0, 1)]
+
+
+def test_nothing_is_promised_and_no_growth_is_unasked_where_memory_may_be_short() -> None:
+    node = Node(0)
+    book = ledger(node)
+    assert book.promise(ONE, 0, 10, 0) == 0
+    assert book.bound_context(ONE, 0, 3, 10, 0) == [Waiting(ONE, 0, 3, 10)]
+    node.shared = False
+    assert book.promise(TWO, 0, 10, 0) == 10
+
+
+def test_memory_that_others_lack_is_recalled_from_all_processes_but_those_that_have_none_unused() -> None:
+    book = ledger(Node(300))
+    book.request(ONE, 0, 1, 50, 50, 0, elastic=True)
+    book.request(TWO, 0, 1, 50, 50, 0)
+    book.leases_exactly(TWO, 0, exact=True)
+    (recalled,) = book.recall(0, 30, 1)
+    assert isinstance(recalled, Recalled)
+    assert (recalled.process, recalled.missing_bytes) == (ONE, 30)
+    assert book.recall(0, 30, 1.1) == [], "it owes an answer"
+    book.give_back(ONE, 0, 30, recalled.recall, 1.2, elastic=True)
+    assert book.claimed_bytes(0) == (50, 20)
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["request", "return", "room", "leave"]), st.sampled_from([ONE, TWO]), st.integers(0, 150), st.booleans()),
+    max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=examples(300))
+@given(ACTIONS, st.integers(0, 300))
+def test_any_order_of_requests_returns_and_room(actions: list[tuple[str, int, int, bool]], free: int) -> None:
+    """Every request is answered once, nothing is granted beyond the limits or the GPU's memory."""
+    node = Node(free)
+    book, now, total = ledger(node), 0.0, free
+    open_: dict[tuple[int, int], bool] = {}
+    held = {(process, kind): 0 for process in (ONE, TWO) for kind in (False, True)}
+
+    def take(events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Recalled):
+                take(book.give_back(event.process, 0, 0, event.recall, now))
+            elif not isinstance(event, Waiting):
+                kind = open_.pop((event.process, event.seq))
+                if isinstance(event, Granted):
+                    held[event.process, kind] += event.granted_bytes
+
+    for seq, (what, process, amount, elastic) in enumerate(actions, 1):
+        now += 0.1
+        if what == "request" and not any(one == process for one, _ in open_):
+            open_[process, seq] = elastic
+            take(book.request(process, 0, seq, amount, amount, now, elastic=elastic))
+        elif what == "return":
+            amount = min(amount, held[process, elastic])
+            held[process, elastic] -= amount
+            node.free += amount
+            take(book.give_back(process, 0, amount, 0, now, elastic=elastic))
+        elif what == "leave":
+            for key in [key for key in open_ if key[0] == process]:
+                del open_[key]
+            node.free += sum(held[process, kind] for kind in (False, True))
+            held[process, False] = held[process, True] = 0
+            take(book.leave(process, now))
+            book.join(process)
+        elif what == "room":
+            node.free, total = node.free + amount, total + amount
+            for (waits, number), need in list(node.waiting.items()):
+                if need <= node.free:
+                    del node.waiting[waits, number]
+                    node.free -= need
+                    take(book.node_decided(waits, 0, number, now, granted=True))
+        resident, elastic_bytes = (sum(held[process, kind] for process in (ONE, TWO)) for kind in (False, True))
+        assert book.claimed_bytes(0) == (resident, elastic_bytes)
+        assert resident <= 100
+        assert resident + elastic_bytes <= 300
+        assert resident + elastic_bytes <= total
+        assert set(node.waiting) <= set(open_)
+        assert all(key in node.waiting or node.waiting for key in open_), "what waits, waits for the node"

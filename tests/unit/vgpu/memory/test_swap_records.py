@@ -1,0 +1,98 @@
+"""Records of blocks in a host pool, as a file that a crash or a bad disk may have damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.memory.swap_records import PoolRecords, Stage, SwapRecord, from_bytes, to_bytes
+
+GRAIN = 2 * 2**20
+GPU, BOOT, POOL = "GPU-1", "b-1", "1:2:3"
+STAGES: tuple[Stage, ...] = ("away", "made", "filled")
+
+
+def record(block: int, at: int, grains: int = 1, stage: Stage = "away") -> SwapRecord:
+    return SwapRecord("grant", 7, 99, block, grains * GRAIN, at * GRAIN, stage)
+
+
+def read(content: bytes, gpu: str = GPU, boot_id: str = BOOT) -> list[SwapRecord]:
+    found = from_bytes(content, gpu=gpu, boot_id=boot_id)
+    assert found.pool == (POOL if found.records else found.pool)
+    return list(found.records)
+
+
+def written(*records: SwapRecord) -> bytes:
+    return to_bytes(records, gpu=GPU, boot_id=BOOT, pool=POOL)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(STAGES)), max_size=20))
+def test_what_is_written_is_read(blocks: list[tuple[int, int, Stage]]) -> None:
+    made, at = [], 0
+    for number, (gap, grains, stage) in enumerate(blocks):
+        made.append(record(number, at + gap, grains, stage))
+        at += gap + grains
+    assert read(written(*made)) == made
+
+
+def test_records_of_another_boot_are_none() -> None:
+    assert read(written(record(1, 0)), boot_id="b-2") == []
+    assert from_bytes(to_bytes([record(1, 0)], gpu=GPU, boot_id="", pool=POOL), gpu=GPU, boot_id="") == PoolRecords()
+
+
+@given(st.data())
+def test_no_changed_byte_is_read_as_other_records(data: st.DataObject) -> None:
+    content, records = written(record(1, 0), record(2, 4)), [record(1, 0), record(2, 4)]
+    at = data.draw(st.integers(0, len(content) - 1))
+    changed = content[:at] + bytes([data.draw(st.integers(0, 255))]) + content[at + 1 :]
+    try:
+        assert read(changed) == records
+    except BadDocument:
+        assert changed != content
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50])
+def test_a_file_that_was_cut_is_no_file(cut: int) -> None:
+    with pytest.raises(BadDocument, match="no records"):
+        read(written(record(1, 0))[:cut])
+
+
+def sealed(records: list[list[object]], v: int = 1, gpu: str = GPU, pool: str = POOL) -> bytes:
+    body = json.dumps({"boot_id": BOOT, "gpu": gpu, "pool": pool, "records": records}, separators=(",", ":"))
+    seal = hashlib.sha256(body.encode()).hexdigest()
+    return f'{{"v":{v},"sha256":"{seal}","body":{body}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        ([["n", 7, 9, 1, GRAIN, 0], ["n", 7, 9, 1, GRAIN, GRAIN]], "one block of a process twice"),
+        ([["n", 7, 9, 1, 2 * GRAIN, 0], ["n", 7, 9, 2, GRAIN, GRAIN]], "is used twice"),
+        ([["n", 7, 9, 1, GRAIN + 1, 0]], "multiples"),
+        ([["n", 7, 9, 1, GRAIN, 5]], "multiples"),
+        ([["n", 7, 9, 1, -GRAIN, 0]], "multiples"),
+        ([["n", 0, 9, 1, GRAIN, 0]], "of process 0"),
+        ([["n", 7, 9, 1, GRAIN]], "no records"),
+    ],
+)
+def test_records_that_contradict_themselves_are_refused_as_a_whole(records: list[list[object]], error: str) -> None:
+    with pytest.raises(BadDocument, match=error):
+        read(sealed(records))
+
+
+def test_records_without_the_pool_that_they_are_of_are_refused() -> None:
+    with pytest.raises(BadDocument, match="1 records of no pool"):
+        read(sealed([["n", 7, 9, 1, GRAIN, 0]], pool=""))
+    assert read(sealed([], pool="")) == []
+
+
+def test_another_version_or_gpu_is_refused() -> None:
+    with pytest.raises(NewerVersion, match="version 2"):
+        read(sealed([], v=2))
+    with pytest.raises(BadDocument, match="GPU-2"):
+        read(sealed([], gpu="GPU-2"))
