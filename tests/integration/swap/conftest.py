@@ -35,6 +35,7 @@ GPU = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
 MEMORY_MIB = 1024
 POOL_MIB = 1536
 PROGRAM = Path(__file__).with_name("program.py")
+QUICK = Path(__file__).with_name("quick_arbiter.py")
 
 
 def _sorted(sample: str) -> str:
@@ -200,8 +201,28 @@ class BurstNode:
         shutil.rmtree(self.pools)
 
 
+def two(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:
+    """Programs that do not fit together: the first is away."""
+    first, second = node.run("first", 24, 200, wait_s=600), node.run("second", 24, 200, wait_s=600)
+    for number, program in enumerate((first, second)):
+        assert program.do(f"prepare(50, {number + 77})") == 0
+    assert node.away_mib("first") > 0
+    return first, second
+
+
 @pytest.fixture
 def node() -> Iterator[BurstNode]:
     made = BurstNode()
     yield made
     made.close()
+
+
+@pytest.fixture
+def small(request: pytest.FixtureRequest) -> Iterator[BurstNode]:
+    """Quick turns on a GPU of 256 MiB. Its copier has the faults of the parameter."""
+    made = BurstNode(256, 512, [str(QUICK)], getattr(request, "param", ""))
+    yield made
+    try:
+        print(made.told())
+    finally:
+        made.close()

@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.integration.swap.conftest import BurstNode, BurstProgram, until
-
-QUICK = Path(__file__).with_name("quick_arbiter.py")
-
-
-@pytest.fixture
-def small() -> Iterator[BurstNode]:
-    made = BurstNode(256, 512, [str(QUICK)])
-    yield made
-    try:
-        print(made.told())
-    finally:
-        made.close()
-
-
-def two(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:
-    """Programs that do not fit together: the first is away."""
-    first, second = node.run("first", 24, 200, wait_s=600), node.run("second", 24, 200, wait_s=600)
-    for number, program in enumerate((first, second)):
-        assert program.do(f"prepare(50, {number + 77})") == 0
-    assert node.away_mib("first") > 0
-    return first, second
+from tests.integration.swap.conftest import BurstNode, two, until
 
 
 def nothing_is_left_of(node: BurstNode, name: str) -> None:

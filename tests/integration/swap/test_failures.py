@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.integration.swap.conftest import BurstNode, BurstProgram, until
+from tests.integration.swap.conftest import BurstNode, BurstProgram, two, until
 
-QUICK = Path(__file__).with_name("quick_arbiter.py")
 FOREIGN_PID = 4_000_000
-
-
-@pytest.fixture
-def small(request: pytest.FixtureRequest) -> Iterator[BurstNode]:
-    """Its copier has the faults of the parameter."""
-    made = BurstNode(256, 512, [str(QUICK)], getattr(request, "param", ""))
-    yield made
-    try:
-        print(made.told())
-    finally:
-        made.close()
-
-
-def two(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:
-    """Programs that do not fit together: the first is away."""
-    first, second = node.run("first", 24, 200, wait_s=600), node.run("second", 24, 200, wait_s=600)
-    for number, program in enumerate((first, second)):
-        assert program.do(f"prepare(50, {number + 77})") == 0
-    assert node.away_mib("first") > 0
-    return first, second
 
 
 def least_capacity_mib(node: BurstNode) -> int:
