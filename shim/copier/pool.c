@@ -8,12 +8,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/stat.h> /* struct statx: the library is built against glibc 2.17, which has neither it nor the call */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -125,7 +127,7 @@ static void identify(struct pool *pool, const char *path)
     struct statx is;
     struct statfs on;
     uint64_t file_system = 0;
-    if (statx(pool->file, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &is) != 0 || fstatfs(pool->file, &on) != 0)
+    if (syscall(SYS_statx, pool->file, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &is) != 0 || fstatfs(pool->file, &on) != 0)
         fail("pool %s: %s", path, strerror(errno));
     memcpy(&file_system, &on.f_fsid, sizeof on.f_fsid < sizeof file_system ? sizeof on.f_fsid : sizeof file_system);
     pool->file_system = file_system;
