@@ -16,7 +16,7 @@ from arbiter.connection import TOO_MANY, Connection
 from arbiter.gputime.blocks import BlockStatus
 from arbiter.swap.ability import Ability
 from arbiter.swap.container_host import ContainerHost
-from arbiter.swap.lane import Lane
+from arbiter.swap.mover import Mover
 from arbiter.swap.orders import InOrder, OutOrder, bring
 from arbiter.swap.process import SwapProcess
 from vgpu.memory.swap.events import Able, ContainerEvent, Failed, MemoryContract, Progress, Unable, Used
@@ -56,10 +56,13 @@ class SwapContainer:
         """Those that live, as far as is known."""
         return self._processes.values()
 
-    def lanes(self, gpu: str | None = None) -> list[Lane]:
+    def movers(self, gpu: str | None = None) -> list[Mover]:
         """Of all processes, on one GPU or all."""
         return [
-            lane for process in self._processes.values() for lane in process.lanes.values() if gpu in (None, lane.gpu)
+            mover
+            for process in self._processes.values()
+            for mover in process.movers.values()
+            if gpu in (None, mover.gpu)
         ]
 
     def used_bytes(self, gpu: str) -> int:
@@ -68,18 +71,18 @@ class SwapContainer:
 
     def away_bytes(self, gpu: str) -> int:
         """What is away, as the policy counts it."""
-        return sum(lane.blocks.away_bytes for lane in self.lanes(gpu))
+        return sum(mover.blocks.away_bytes for mover in self.movers(gpu))
 
     def connected_away_bytes(self, gpu: str) -> int:
         """The part of it whose lease is counted: leases end with the connection."""
-        return sum(lane.blocks.away_bytes for lane in self.lanes(gpu) if lane.connected)
+        return sum(mover.blocks.away_bytes for mover in self.movers(gpu) if mover.connected)
 
     def process_away_bytes(self, pid: int, gpu: str) -> int:
         """What is away of one process, by its host pid."""
         return sum(
-            process.lanes[gpu].blocks.away_bytes
+            process.movers[gpu].blocks.away_bytes
             for process in self._processes.values()
-            if process.pid == pid and gpu in process.lanes
+            if process.pid == pid and gpu in process.movers
         )
 
     def bursts(self, gpu: str) -> bool:
@@ -91,7 +94,7 @@ class SwapContainer:
 
     def moved_bytes(self, gpu: str) -> int:
         """What has a slot in the pool of a GPU, or will have."""
-        return sum(lane.blocks.moved_bytes for lane in self.lanes(gpu))
+        return sum(mover.blocks.moved_bytes for mover in self.movers(gpu))
 
     def may_move_bytes(self, gpu: str) -> int:
         """How much more of its memory can be chosen or away."""
@@ -100,7 +103,7 @@ class SwapContainer:
     @property
     def lost(self) -> str:
         """Why some of its memory can never come back; empty: all can."""
-        return next((lane.blocks.lost for lane in self.lanes() if lane.blocks.lost), "")
+        return next((mover.blocks.lost for mover in self.movers() if mover.blocks.lost), "")
 
     @property
     def quiet(self) -> bool:
@@ -108,7 +111,7 @@ class SwapContainer:
         if self.order is not None or self.blocked or min(self.ability.deadline_s, self._end_again_at_s) < inf:
             return False
         return all(
-            process.connected and process.unable is not None and not any(map(_busy, process.lanes.values()))
+            process.connected and process.unable is not None and not any(map(_busy, process.movers.values()))
             for process in self._processes.values()
         )
 
@@ -121,9 +124,9 @@ class SwapContainer:
     def adopt(self, record: SwapRecord, gpu: str) -> None:
         """A record of an earlier arbiter. Nothing of it runs until its process has stated more."""
         process = self._processes.get((record.pid, record.started)) or self._new(record.pid, record.started)
-        if gpu not in process.lanes:
-            process.lanes[gpu] = self._lane(process, gpu)
-        process.lanes[gpu].blocks.adopt(record)
+        if gpu not in process.movers:
+            process.movers[gpu] = self._mover(process, gpu)
+        process.movers[gpu].blocks.adopt(record)
         self._block()
 
     def join(self, contract: MemoryContract, gpus: Sequence[str]) -> None:
@@ -132,7 +135,7 @@ class SwapContainer:
         for process in self._processes.values():
             self._complete(process)
         for gpu in self.gpus:
-            if self.lanes(gpu):
+            if self.movers(gpu):
                 self.away_changed(gpu)
 
     def change(self, contract: MemoryContract) -> None:
@@ -164,7 +167,7 @@ class SwapContainer:
         """What its processes have leased. Less: a process may have ended, and what was away of it is not part of the leases of the others."""
         if resident_bytes + elastic_bytes < self.used_bytes(gpu):
             for process in list(self._processes.values()):
-                if any(lane.blocks.away_bytes for lane in process.lanes.values()):
+                if any(mover.blocks.away_bytes for mover in process.movers.values()):
                     process.read()
         self._used[gpu] = resident_bytes, elastic_bytes
         self.away_changed(gpu)
@@ -267,9 +270,9 @@ class SwapContainer:
     def _settle(self) -> None:
         """What uses memory of the GPU anyway comes back, in order or not."""
         for process in self._processes.values():
-            for lane in process.lanes.values():
-                if any(block.charged for block in lane.blocks.unreturned()):
-                    bring(self, process, lane, 0)
+            for mover in process.movers.values():
+                if any(block.charged for block in mover.blocks.unreturned()):
+                    bring(self, process, mover, 0)
 
     def _judge(self) -> None:
         """Report to the policy whether it can be swapped. Not while it moves: an order first ends."""
@@ -303,7 +306,7 @@ class SwapContainer:
     def _forget(self, process: SwapProcess) -> None:
         del self._processes[process.pid, process.started]
         process.die()
-        for gpu in process.lanes:
+        for gpu in process.movers:
             self.away_changed(gpu)
 
     # Its block
@@ -315,17 +318,17 @@ class SwapContainer:
 
     def _unblock(self) -> None:
         if self.now_s() >= self._end_again_at_s:
-            stated = all(lane.connected for lane in self.lanes())
+            stated = all(mover.connected for mover in self.movers())
             self._end_again_at_s = inf if stated else self.now_s() + CROSSED_S
             if stated and not self.blocked:
                 self._host.blocks.end(self.name)
         if not self.blocked or self.order is not None or self.lost or self._host.paused(self.name):
             return
-        if not any(map(_moves, self.lanes())):
+        if not any(map(_moves, self.movers())):
             self.blocked = False
             self._host.blocks.end(self.name)
 
-    # To its lanes and orders
+    # To its movers and orders
 
     def left(self, gpu: str, size_bytes: int) -> None:
         """So much left the GPU."""
@@ -337,7 +340,7 @@ class SwapContainer:
 
     def away_changed(self, gpu: str) -> None:
         """More or less is away, or used, than was reported."""
-        if self.lost or any(lane.blocks.unreturned() for lane in self.lanes(gpu)):
+        if self.lost or any(mover.blocks.unreturned() for mover in self.movers(gpu)):
             self._block()
         self.tell_used(gpu)
         self._host.activate(self.name)
@@ -372,8 +375,8 @@ class SwapContainer:
     def figures(self, gpu: str) -> tuple[int, int, int]:
         """Resident, elastic and away bytes. What is away belongs to what is leased: so leases that ended with a connection are added. After a restart of
         the arbiter all stated leases count as resident: then what the processes state to be elastic is."""
-        lanes, total_bytes = self.lanes(gpu), self.used_bytes(gpu)
-        stated_bytes = sum(lane.stated.elastic_bytes for lane in lanes if lane.stated is not None)
+        movers, total_bytes = self.movers(gpu), self.used_bytes(gpu)
+        stated_bytes = sum(mover.stated.elastic_bytes for mover in movers if mover.stated is not None)
         elastic_bytes = min(total_bytes, max(self._used.get(gpu, (0, 0))[1], stated_bytes))
         resident_bytes = total_bytes - elastic_bytes
         away_bytes = self.away_bytes(gpu)
@@ -392,20 +395,20 @@ class SwapContainer:
         return process
 
     def _complete(self, process: SwapProcess) -> None:
-        """A lane for each GPU."""
+        """A mover for each GPU."""
         for index, gpu in enumerate(self.gpus):
-            if gpu not in process.lanes:
-                process.lanes[gpu] = self._lane(process, gpu)
-            process.lanes[gpu].index = index
+            if gpu not in process.movers:
+                process.movers[gpu] = self._mover(process, gpu)
+            process.movers[gpu].index = index
 
-    def _lane(self, process: SwapProcess, gpu: str) -> Lane:
-        return Lane(self, process.key, gpu, 0, self._host.pool(gpu), self._host.clock)
-
-
-def _busy(lane: Lane) -> bool:
-    return lane.waits or bool(lane.blocks.known)
+    def _mover(self, process: SwapProcess, gpu: str) -> Mover:
+        return Mover(self, process.key, gpu, 0, self._host.pool(gpu), self._host.clock)
 
 
-def _moves(lane: Lane) -> bool:
+def _busy(mover: Mover) -> bool:
+    return mover.waits or bool(mover.blocks.known)
+
+
+def _moves(mover: Mover) -> bool:
     """Whether its container must not run. A process that was ordered to choose and does not answer has everything."""
-    return bool(lane.blocks.unreturned()) or (lane.leaving and not lane.stalled) or lane.unmapping
+    return bool(mover.blocks.unreturned()) or (mover.leaving and not mover.stalled) or mover.unmapping

@@ -14,7 +14,7 @@ from math import inf
 from typing import Final, Protocol
 
 from arbiter.gputime.blocks import BlockStatus
-from arbiter.swap.lane import Lane
+from arbiter.swap.mover import Mover
 from arbiter.swap.process import SwapProcess
 from vgpu.memory.swap.events import ContainerEvent, Progress, Suspended, SwappedIn, SwappedOut
 
@@ -77,10 +77,10 @@ class OutOrder:
         self._recall_until_s = host.now_s() + RECALL_S
         self._until_s = host.now_s() + SUSPEND_S
         self._look_at_s = host.now_s()
-        for lane in self._lanes():
-            lane.exhausted = ""
-            if not lane.leaving:
-                lane.failure = ""
+        for mover in self._movers():
+            mover.exhausted = ""
+            if not mover.leaving:
+                mover.failure = ""
         for gpu, wanted_bytes in gpus.items():
             host.recall(gpu, wanted_bytes)
 
@@ -142,31 +142,31 @@ class OutOrder:
 
     def _move(self, gpu: str) -> None:
         """Order more blocks of a GPU to be named, or note that all has left that will."""
-        lanes = [(process, process.lanes[gpu]) for process in self._host.processes if gpu in process.lanes]
-        for process, lane in lanes:
-            if lane.failure:
-                self.fail(f"process {process.pid}: {lane.failure}")
+        movers = [(process, process.movers[gpu]) for process in self._host.processes if gpu in process.movers]
+        for process, mover in movers:
+            if mover.failure:
+                self.fail(f"process {process.pid}: {mover.failure}")
                 return
-            if lane.stalled:
+            if mover.stalled:
                 self.fail(f"process {process.pid} does not answer", stuck=True)
                 return
-        rest = self._left_to_move(gpu) - sum(lane.leaving_bytes for _, lane in lanes)
-        usable = [(process, lane) for process, lane in lanes if _may_leave(process, lane)]
-        for process, lane in sorted(usable, key=lambda one: -one[1].can_leave_bytes):
+        rest = self._left_to_move(gpu) - sum(mover.leaving_bytes for _, mover in movers)
+        usable = [(process, mover) for process, mover in movers if _may_leave(process, mover)]
+        for process, mover in sorted(usable, key=lambda one: -one[1].can_leave_bytes):
             if rest <= 0:
                 break
-            if not _is_idle(lane):
+            if not _is_idle(mover):
                 continue
-            batch = max(BATCH_BYTES, BATCH_BLOCKS * lane.mean_bytes)
-            wanted_bytes = min(rest, lane.can_leave_bytes, batch)
-            process.order(partial(lane.swap_out, wanted_bytes))
+            batch = max(BATCH_BYTES, BATCH_BLOCKS * mover.mean_bytes)
+            wanted_bytes = min(rest, mover.can_leave_bytes, batch)
+            process.order(partial(mover.swap_out, wanted_bytes))
             rest -= wanted_bytes
-        if any(lane.leaving for _, lane in lanes):
+        if any(mover.leaving for _, mover in movers):
             return
         if rest > 0 and usable:
             return  # something of it comes back first
         if rest > 0 and self._moved[gpu] == 0 and rest >= self._gpus[gpu]:
-            why = next((f"process {p.pid}: {lane.exhausted}" for p, lane in lanes if lane.exhausted), "")
+            why = next((f"process {p.pid}: {mover.exhausted}" for p, mover in movers if mover.exhausted), "")
             self.fail(why or "no process has memory that can be moved")
             return
         self._finish(gpu)
@@ -176,20 +176,20 @@ class OutOrder:
         self._host.apply(SwappedOut(self._host.now_s(), self._host.name, gpu))
 
     def _stay(self) -> None:
-        for lane in self._lanes():
-            if lane.leaving:
-                lane.cancelled = True
+        for mover in self._movers():
+            if mover.leaving:
+                mover.cancelled = True
 
     def _ended(self) -> bool:
-        if self._ending and any(lane.leaving and not lane.stalled for lane in self._lanes()):
+        if self._ending and any(mover.leaving and not mover.stalled for mover in self._movers()):
             return False
         if self._cancelled and not self.failure:
             for gpu in self._gpus.keys() - self._done:
                 self._finish(gpu)
         return bool(self.failure) or self._done == self._gpus.keys()
 
-    def _lanes(self) -> list[Lane]:
-        return [lane for process in self._host.processes for lane in process.lanes.values()]
+    def _movers(self) -> list[Mover]:
+        return [mover for process in self._host.processes for mover in process.movers.values()]
 
 
 class InOrder:
@@ -209,10 +209,10 @@ class InOrder:
     def turn(self, room: Callable[[str], int | None]) -> bool:
         """Whether it has ended. `room`: GPU -> what may be made there now; None: that is to be decided first."""
         for gpu in self._gpus:
-            lanes = [(process, process.lanes[gpu]) for process in self._host.processes if gpu in process.lanes]
-            for process, lane in lanes:
-                self._bring(process, lane, room)
-            if gpu not in self._done and not any(lane.blocks.unreturned() or lane.leaving for _, lane in lanes):
+            movers = [(process, process.movers[gpu]) for process in self._host.processes if gpu in process.movers]
+            for process, mover in movers:
+                self._bring(process, mover, room)
+            if gpu not in self._done and not any(mover.blocks.unreturned() or mover.leaving for _, mover in movers):
                 self._done.add(gpu)
                 self._host.apply(SwappedIn(self._host.now_s(), self._host.name, gpu))
         if len(self._done) == len(self._gpus):
@@ -220,43 +220,43 @@ class InOrder:
         self._watch(room)
         return bool(self.failure)
 
-    def _bring(self, process: SwapProcess, lane: Lane, room: Callable[[str], int | None]) -> None:
-        room_bytes = room(lane.gpu) if lane.connected else None
+    def _bring(self, process: SwapProcess, mover: Mover, room: Callable[[str], int | None]) -> None:
+        room_bytes = room(mover.gpu) if mover.connected else None
         if room_bytes is not None:
-            bring(self._host, process, lane, room_bytes)
+            bring(self._host, process, mover, room_bytes)
 
     def _watch(self, room: Callable[[str], int | None]) -> None:
         """It fails if nothing comes back although there is a copier and room."""
         now_s = self._host.now_s()
-        lanes = [(p, lane) for p in self._host.processes for lane in p.lanes.values() if lane.blocks.unreturned()]
-        count = sum(len(lane.blocks.unreturned()) for _, lane in lanes)
+        movers = [(p, mover) for p in self._host.processes for mover in p.movers.values() if mover.blocks.unreturned()]
+        count = sum(len(mover.blocks.unreturned()) for _, mover in movers)
         may = any(
-            lane.pool.ready and (room(lane.gpu) or any(block.charged for block in lane.blocks.unreturned()))
-            for _, lane in lanes
+            mover.pool.ready and (room(mover.gpu) or any(block.charged for block in mover.blocks.unreturned()))
+            for _, mover in movers
         )
         if count != self._unreturned or not may:
             self._unreturned, self._until_s = count, now_s + PROGRESS_S
         elif now_s >= self._until_s:
-            process, lane = lanes[0]
-            why = lane.in_failure or ("it does not answer" if process.connected else "it is not connected")
+            process, mover = movers[0]
+            why = mover.in_failure or ("it does not answer" if process.connected else "it is not connected")
             self.failure = f"process {process.pid}: {why}"
 
 
-def bring(host: OrderHost, process: SwapProcess, lane: Lane, room_bytes: int) -> None:
+def bring(host: OrderHost, process: SwapProcess, mover: Mover, room_bytes: int) -> None:
     """Order blocks to be made: those that use memory of the GPU anyway, and others within the room."""
-    chosen = lane.candidates(room_bytes)
+    chosen = mover.candidates(room_bytes)
     if not chosen:
         return
     fresh_bytes = sum(block.bytes for block in chosen if not block.charged)
     if fresh_bytes:
-        host.apply(Progress(host.now_s(), host.name, lane.gpu, "in", fresh_bytes))
-    process.order(partial(lane.swap_in, chosen))
+        host.apply(Progress(host.now_s(), host.name, mover.gpu, "in", fresh_bytes))
+    process.order(partial(mover.swap_in, chosen))
 
 
-def _may_leave(process: SwapProcess, lane: Lane) -> bool:
-    return not process.broken and lane.connected and not lane.exhausted and lane.can_leave_bytes > 0
+def _may_leave(process: SwapProcess, mover: Mover) -> bool:
+    return not process.broken and mover.connected and not mover.exhausted and mover.can_leave_bytes > 0
 
 
-def _is_idle(lane: Lane) -> bool:
+def _is_idle(mover: Mover) -> bool:
     """It may be ordered to name blocks: what uses memory of the GPU and has no content comes back first."""
-    return not lane.waits and not lane.leaving and not any(block.charged for block in lane.blocks.unreturned())
+    return not mover.waits and not mover.leaving and not any(block.charged for block in mover.blocks.unreturned())

@@ -20,7 +20,7 @@ import structlog
 
 from arbiter.connection import BAD_PACKET, Connection, PeerGone
 from arbiter.open_files import is_spare
-from arbiter.swap.lane import Lane
+from arbiter.swap.mover import Mover
 from arbiter.swap.poller import Poller
 from vgpu.api.errors import BadDocument
 from vgpu.protocol import wire
@@ -49,13 +49,13 @@ _log = structlog.get_logger()
 
 
 class SwapProcess:
-    """See the module. `lanes`: by GPU, in the order of the wire. `changed` is called when something happened."""
+    """See the module. `movers`: by GPU, in the order of the wire. `changed` is called when something happened."""
 
     def __init__(
         self, name: str, pid: int, started: int, poller: Poller, clock: Callable[[], float], changed: Callable[[], None]
     ) -> None:
         self.name, self.pid, self.started = name, pid, started
-        self.lanes: dict[str, Lane] = {}
+        self.movers: dict[str, Mover] = {}
         self.image = 0
         """Of the program that it ran when it connected, as `arbiter.host.image_of`; 0 = not known."""
         self.broken = "" if pid > 0 and started > 0 else NOT_SEEN
@@ -83,14 +83,14 @@ class SwapProcess:
         """Why it cannot be swapped; empty: it can. None: it has not stated it yet."""
         if self.broken:
             return self.broken
-        for lane in self.lanes.values():
-            if lane.blocks.lost:
-                return lane.blocks.lost
-            if lane.stalled:
+        for mover in self.movers.values():
+            if mover.blocks.lost:
+                return mover.blocks.lost
+            if mover.stalled:
                 return f"process {self.pid} does not answer"
-            if lane.stated is not None and lane.stated.reason:
-                return REASONS.get(lane.stated.reason, f"unknown reason {lane.stated.reason}")
-        if any(lane.stated is None for lane in self.lanes.values()):
+            if mover.stated is not None and mover.stated.reason:
+                return REASONS.get(mover.stated.reason, f"unknown reason {mover.stated.reason}")
+        if any(mover.stated is None for mover in self.movers.values()):
             late = self._clock() >= self.since_s + STATED_WITHIN_S
             return f"process {self.pid} does not state what it has" if late else None
         return ""
@@ -102,8 +102,8 @@ class SwapProcess:
         self._connection, self._gpus, self.since_s = connection, gpus, self._clock()
         self._poller.add(connection.sock.fileno(), self.read)
         for index, gpu in enumerate(gpus):
-            self.lanes[gpu].index = index
-            self.lanes[gpu].attach(self._send)
+            self.movers[gpu].index = index
+            self.movers[gpu].attach(self._send)
 
     def limit(self, gpu: str, guarantee_bytes: int, limit_bytes: int) -> None:
         """Send it its container's limits on a GPU."""
@@ -112,11 +112,11 @@ class SwapProcess:
 
     def turn(self, *, halted: bool) -> None:
         """Send what can be sent now."""
-        for lane in self.lanes.values():
-            self._attempt(partial(lane.turn, halted=halted))
+        for mover in self.movers.values():
+            self._attempt(partial(mover.turn, halted=halted))
 
     def order(self, give: Callable[[], None]) -> None:
-        """Call a lane of it. If the connection ends meanwhile, the lane knows."""
+        """Call a mover of it. If the connection ends meanwhile, the mover knows."""
         self._attempt(give)
 
     def read(self) -> None:
@@ -134,20 +134,20 @@ class SwapProcess:
         with suppress(OSError):
             self._connection.sock.close()
         self._connection, self.since_s = None, self._clock()
-        for lane in self.lanes.values():
-            lane.detach()
+        for mover in self.movers.values():
+            mover.detach()
         self._changed()
 
     def die(self) -> None:
         """The process ended, or its container."""
         self.end()
-        for lane in self.lanes.values():
-            lane.die()
+        for mover in self.movers.values():
+            mover.die()
 
     def deadline_s(self) -> float:
         """When `turn` is due."""
-        lanes = min((lane.deadline_s() for lane in self.lanes.values()), default=inf)
-        return min(lanes, self.since_s + STATED_WITHIN_S if self.connected and self.unable is None else inf)
+        movers = min((mover.deadline_s() for mover in self.movers.values()), default=inf)
+        return min(movers, self.since_s + STATED_WITHIN_S if self.connected and self.unable is None else inf)
 
     def _send(self, message: SwapMessage) -> int:
         if self._connection is None:
@@ -191,14 +191,14 @@ class SwapProcess:
             if not packet:
                 raise PeerGone("closed the connection")
             seq, message = wire.decode(packet)
-            lane = self._lane(message, fds)
+            mover = self._mover(message, fds)
         except (PeerGone, BadDocument):
             _close(fds)
             raise
-        lane.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
+        mover.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
         return True
 
-    def _lane(self, message: wire.Message, fds: list[int]) -> Lane:
+    def _mover(self, message: wire.Message, fds: list[int]) -> Mover:
         kind = type(message).__name__.upper()
         if not isinstance(message, Swappable | Blocks | Unmapped | Unable):
             raise BadDocument(f"{kind} on a connection for bursts")
@@ -208,7 +208,7 @@ class SwapProcess:
             raise BadDocument(f"{kind} of GPU {message.gpu}: the container has {len(self._gpus)}")
         if isinstance(message, Swappable):
             self._count_stated()
-        return self.lanes[self._gpus[message.gpu]]
+        return self.movers[self._gpus[message.gpu]]
 
     def _count_stated(self) -> None:
         now_s = self._clock()

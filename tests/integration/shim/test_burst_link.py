@@ -138,7 +138,9 @@ def test_it_waits_no_longer_than_the_file_allows_and_the_program_goes_on(stage: 
     with arbiter(stage, pending=True) as made:
         gpu, began_s = worker(stage), time.monotonic()
         assert gpu.request("alloc(100)")[0] == OUT_OF_MEMORY
-        assert time.monotonic() - began_s >= 4.99, "the arbiter is to refuse first, within 5 s; the library counts in whole ms"
+        assert time.monotonic() - began_s >= 4.99, (
+            "the arbiter is to refuse first, within 5 s; the library counts in whole ms"
+        )
         made.pending = False
         wait_for(lambda: gpu.request("alloc(100)")[0] == 0)
 

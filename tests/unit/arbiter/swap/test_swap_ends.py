@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arbiter.swap.ability import UNABLE_S
-from arbiter.swap.lane import ANSWER_S
+from arbiter.swap.mover import ANSWER_S
 from tests.unit.arbiter.swap.node_kit import (
     AWAY,
     CHOSEN,

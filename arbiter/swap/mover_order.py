@@ -1,4 +1,4 @@
-"""What a lane knows of its order, and of its container."""
+"""What a mover knows of its order, and of its container."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ UNABLE_TEXTS: Final = {
 }
 
 
-class LaneOwner(Protocol):
-    """The container, to its lanes."""
+class MoverOwner(Protocol):
+    """The container, to its movers."""
 
     def left(self, gpu: str, size_bytes: int) -> None:
         """So much left the GPU."""
@@ -30,7 +30,7 @@ class LaneOwner(Protocol):
 
 
 @dataclass(slots=True)
-class LaneOrder:
+class MoverOrder:
     message: SwapOut | Unmap | SwapIn
     until_s: float
     seq: int = 0

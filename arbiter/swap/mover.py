@@ -1,4 +1,4 @@
-"""The one order that a process may carry out on one GPU at a time, and its answers.
+"""What moves the blocks of one process on one GPU: the one order that the process carries out at a time, and its answers.
 
 It knows the messages of the protocol, and which answers are possible: everything else a process sends is a BadDocument, which ends its connection. When
 something is ordered is decided by the container. Nothing counts as away before UNMAPPED, nothing as back before the copier's DONE.
@@ -17,8 +17,8 @@ import structlog
 from arbiter.swap.answers import check_descriptors, check_made, check_named, check_unmapped
 from arbiter.swap.block import BlockState, MovedBlock
 from arbiter.swap.host_pool import HostPool
-from arbiter.swap.lane_order import UNABLE_TEXTS, LaneOrder, LaneOwner
 from arbiter.swap.moved_blocks import MovedBlocks
+from arbiter.swap.mover_order import UNABLE_TEXTS, MoverOrder, MoverOwner
 from vgpu.api.errors import BadDocument
 from vgpu.protocol.copier import Done, Result
 from vgpu.protocol.messages import (
@@ -46,11 +46,11 @@ MADE_LIMIT: Final = 128
 _log = structlog.get_logger()
 
 
-class Lane:
+class Mover:
     """See the module. Its methods may raise PeerGone: then `detach` it."""
 
     def __init__(
-        self, owner: LaneOwner, key: tuple[str, int, int], gpu: str, index: int, pool: HostPool, clock: Callable[[], float]
+        self, owner: MoverOwner, key: tuple[str, int, int], gpu: str, index: int, pool: HostPool, clock: Callable[[], float]
     ) -> None:  # fmt: skip
         self.key, self.gpu, self.index, self.pool = key, gpu, index, pool
         self.blocks = MovedBlocks(self, pool)
@@ -69,7 +69,7 @@ class Lane:
         self.cancelled = False
         """What can still stay stays."""
         self._owner, self._clock = owner, clock
-        self._order: LaneOrder | None = None
+        self._order: MoverOrder | None = None
         self._send: Callable[[SwapMessage], int] | None = None
         self._retry_at_s = -inf
         self._must_cancel = False
@@ -235,13 +235,13 @@ class Lane:
 
     def _give(self, message: SwapOut | Unmap | SwapIn, fresh: Collection[int] = ()) -> None:
         if self._send is not None:
-            self._order = order = LaneOrder(message, self._clock() + ANSWER_S, fresh=fresh)
+            self._order = order = MoverOrder(message, self._clock() + ANSWER_S, fresh=fresh)
             order.seq = self._send(message)
 
     # Answers
 
     def answer(self, seq: int, message: SwapMessage, fds: list[int], *, short: bool) -> None:
-        """A message of the process, whose descriptors are the lane's. `short`: the arbiter had no room for all of them. Raises BadDocument."""
+        """A message of the process, whose descriptors are the mover's. `short`: the arbiter had no room for all of them. Raises BadDocument."""
         try:
             if isinstance(message, Swappable):
                 self._state(message)
@@ -282,7 +282,7 @@ class Lane:
     def _answered(self) -> None:
         self._order, self.stalled, self.asked_bytes = None, False, 0
 
-    def _named(self, order: LaneOrder, message: Blocks, fds: list[int], *, short: bool) -> None:
+    def _named(self, order: MoverOrder, message: Blocks, fds: list[int], *, short: bool) -> None:
         named_bytes = sum(block.bytes for block in message.blocks)
         check_named(message, asked_bytes=self.asked_bytes, before=order.named, known=self.blocks.known.keys())
         if named_bytes > (most_bytes := self._owner.may_move_bytes(self.gpu)):
@@ -329,7 +329,7 @@ class Lane:
             self.blocks.drop(block)
             self._must_cancel = True
 
-    def _made(self, order: LaneOrder, asked: tuple[int, ...], message: Blocks, fds: list[int], *, short: bool) -> None:
+    def _made(self, order: MoverOrder, asked: tuple[int, ...], message: Blocks, fds: list[int], *, short: bool) -> None:
         check_made(message, asked, {id_: self.blocks[id_].bytes for id_ in asked}, order.named)
         whole = check_descriptors(len(message.blocks), len(fds), short=short)
         order.named.update(block.id for block in message.blocks)
@@ -355,7 +355,7 @@ class Lane:
         if blocks:
             self._owner.away_changed(self.gpu)
 
-    def _unable(self, order: LaneOrder, reason: UnableReason) -> None:
+    def _unable(self, order: MoverOrder, reason: UnableReason) -> None:
         self._answered()
         match order.message:
             case SwapOut():
