@@ -12,15 +12,13 @@ UNCLUSTERED := $(PYTEST) $(SLOWEST) -n auto --dist loadfile --ignore=tests/integ
 	$(PYTEST) $(SLOWEST) tests/integration/gputime || status=$$?
 SHIM = $(MAKE) -j$(shell nproc) -Otarget -C shim BUILD=$(CURDIR)/build/shim PYTHON="$(CURDIR)/.venv/bin/python"
 FUZZED = $(or $(TESTS),tests/unit tests/contract)
-# under development, seven minutes: not in `make test` yet
-BURSTS_E2E := tests/e2e/test_host_pool.py tests/e2e/test_many_models.py
 # the end-to-end tests stop and kill programs of the cluster, which are root's
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] || echo 'sudo -E env "PATH=$$PATH" "HOME=$$HOME" PYTHONDONTWRITEBYTECODE=1')
 
 CLUSTER_UP = $(RUN) python -m hack.prepare $(addprefix --provider ,$(PROVIDER)) && \
 	$(RUN) python -m hack.cluster up $(addprefix --replace --provider ,$(PROVIDER)) && $(RUN) python -m hack.cluster load
 
-.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e e2e-bursts images cluster-up cluster-down bench update clean
+.PHONY: help demo test lint unit library shim sanitized faults driver-abi fuzz e2e images cluster-up cluster-down bench update clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,11 +34,11 @@ demo: .venv/.synced ## a local cluster, the chart, pods that share a GPU, shown 
 	@$(RUN) python -m hack.demo
 
 # also where Docker answers: the end-to-end tests stop and kill programs of our own cluster
-test e2e e2e-bursts: PROVIDER = local
+test e2e: PROVIDER = local
 # the cluster comes up last: its programs would take time from the tests of GPU time
 test: lint shim sanitized ## everything that needs no GPU: lint, C, unit, contract, integration, real cluster
 	@status=0; $(UNCLUSTERED); \
-	{ $(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider $(addprefix --ignore=,$(BURSTS_E2E)) tests/e2e; } || status=$$?; \
+	{ $(CLUSTER_UP) && $(AS_ROOT) $(RUN) pytest $(SLOWEST) -p no:cacheprovider tests/e2e; } || status=$$?; \
 	$(RUN) python -m hack.cluster down --quiet; exit $$status
 
 lint: .venv/.synced ## style, types, layer contracts, generated files
@@ -82,10 +80,7 @@ fuzz: .venv/.synced shim ## the property tests with other examples, EXAMPLES=100
 	EXAMPLES=$(or $(EXAMPLES),1000) $(PYTEST) -n auto --timeout 0 -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$$seed $(FUZZED)
 
 e2e: cluster-up ## the tests on the local cluster, which stays up
-	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider $(addprefix --ignore=,$(BURSTS_E2E)) tests/e2e
-
-e2e-bursts: cluster-up ## memory above guarantees on the local cluster, which stays up
-	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider $(BURSTS_E2E)
+	$(AS_ROOT) $(RUN) pytest -p no:cacheprovider tests/e2e
 
 images: .venv/.synced ## build the container images (Docker where it answers, else buildah)
 	$(RUN) python -m hack.images build

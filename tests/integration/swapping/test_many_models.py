@@ -51,8 +51,11 @@ def client(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_three_servers_answer_on_one_gpu(here: Machine) -> None:
-    servers = [f"{name}={serve(here, name)[1]}" for name in CLASSES]
-    done = client("--seconds", "3", "--rate", "2", "--tokens", "2", *servers)
+    servers = {name: serve(here, name) for name in CLASSES}
+    words = [f"{name}={at}" for name, (_, at) in servers.items()]
+    done = client("--seconds", "3", "--rate", "2", "--tokens", "2", *words)
+    for started, _ in servers.values():
+        started.kill()  # they serve without end
     assert done.returncode == 0, done.stdout + done.stderr
     head, *rows = done.stdout.splitlines()
     assert head.split()[:3] == ["CLASS", "REQUESTS", "FAILED"]
