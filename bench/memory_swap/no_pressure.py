@@ -2,17 +2,19 @@
 
     steps       additions to all of 16 GB
     training, decode    bench/gpu_time's models: steps of training, and requests of 8 tokens at batch 1 (PyTorch)
-    serving beside training     the decoder latency-critical, the training best-effort, each with room for all: first token, and time per token
 
-The pair of cuMemAlloc and cuMemFree is in allocations.py.
+The three programs are there at once and work by turns, ROUNDS times. A ratio is the median of the rounds, each of which has its own baseline.
+The pair of cuMemAlloc and cuMemFree is in allocations.py, serving beside training in beside.py.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.memory_swap.figures import Figure
@@ -22,11 +24,14 @@ from tests.gpu.kit import burst
 from tests.gpu.kit.machine import Lines
 
 MODEL_BYTES = 16_000_000_000
-STEPS, FAKE_STEPS = 400, 3
-TRAIN_S, SERVE_S, RATE = 12.0, 12.0, 20.0
+STEPS, FAKE_STEPS = 100, 3
+"""Of a round."""
+ROUNDS = 4
+TRAIN_S, SERVE_S, RATE = 3.0, 3.0, 20.0
 NEEDS_S = 110.0
-"""One measurement. Guessed: three starts of PyTorch, and four windows."""
+"""One measurement. Guessed: three starts of PyTorch, and ROUNDS windows of each way."""
 TOKENS = 8
+UNDER_WAY_S = 1.0
 MODELS = HERE.parents[1] / "bench/gpu_time/torch_models.py"
 MODEL_MIB = 16384
 """Guarantee, or limit, of a container with one of those models: far more than it needs."""
@@ -40,115 +45,98 @@ def run(session: Session) -> None:
         with session.measuring("idle", "steps of 16 GB", repeat, NEEDS_S) as wanted:
             if wanted:
                 session.add(_steps(session))
-        if session.fake or not _has_torch():
+        if session.fake or not has_torch():
             continue
-        for name, measure in (("training", _training), ("decode", _decode), ("serving beside training", _beside)):
+        for name, measure in (("training", _training), ("decode", _decode)):
             with session.measuring("idle", name, repeat, NEEDS_S) as wanted:
                 if wanted:
                     session.add(measure(session))
 
 
-def _has_torch() -> bool:
+def has_torch() -> bool:
+    """Whether PYTHON has PyTorch."""
     done = subprocess.run([PYTHON, "-c", "import torch"], capture_output=True, check=False)
     return done.returncode == 0
 
 
-def _of_driver(values: dict[str, float], unit: str, goal: str) -> dict[str, Figure]:
-    """Each way's figure, and its ratio to the driver alone."""
-    rows = {way: Figure(value, unit) for way, value in values.items()}
-    ratios = {f"{way} of driver": Figure(values[way] / values["driver"], "", goal) for way in WAYS[1:]}
-    return rows | ratios
+def _by_turns(windows: Mapping[str, Callable[[], float]], unit: str) -> dict[str, Figure]:
+    """Each way's median window, and its ratio to the driver alone of the same round."""
+    rounds = [{way: windows[way]() for way in WAYS} for _ in range(ROUNDS)]
+    rows = {way: Figure(statistics.median(one[way] for one in rounds), unit) for way in WAYS}
+    for way in WAYS[1:]:
+        ratios = [one[way] / one["driver"] for one in rounds]
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        rows[f"{way} of driver"] = Figure(statistics.median(ratios), "", f"goal <= 1.01; rounds {spread}")
+    return rows
 
 
 def _steps(session: Session) -> dict[str, Figure]:
     node, total_bytes = session.node, session.scaled(MODEL_BYTES)
-    took: dict[str, float] = {}
-    elastic = 0.0
-    for way in WAYS:
-        job: Job = {
-            "driver": node.outside,
-            "library": lambda: node.alone(total_bytes),
-            "burst": lambda: node.roomy(total_bytes),
-        }[way]()
-        made = job.request("make", "segments", total_bytes)
-        job.request("steps", 3)
+    jobs: dict[str, Job] = {
+        "driver": node.outside(),
+        "library": node.alone(total_bytes),
+        "burst": node.roomy(total_bytes),
+    }
+    made = {way: job.request("make", "segments", total_bytes) for way, job in jobs.items()}
+
+    def window(job: Job) -> float:
         seen = job.request("steps", FAKE_STEPS if session.fake else STEPS)
-        took[way] = (seen["last_s"] - seen["began_s"]) / seen["steps"]
-        elastic = made["elastic"] / made["bytes"]
+        return float((seen["last_s"] - seen["began_s"]) / seen["steps"])
+
+    rows = _by_turns({way: partial(window, job) for way, job in jobs.items()}, "s")
+    for job in jobs.values():
         job.end()
-    return _of_driver(took, "s", "goal <= 1.01") | {"elastic": Figure(100 * elastic, "%")}
+    return rows | {"elastic": Figure(100 * made["burst"]["elastic"] / made["burst"]["bytes"], "%")}
 
 
-def _model(session: Session, way: str, kind: str, service_class: str = "standard") -> Lines:
+def model(
+    session: Session, way: str, program: Path, *words: str, service_class: str = "standard", mib: int = MODEL_MIB
+) -> Lines:
+    """A program of PyTorch, ready: without the library (`driver`), in a container that is guaranteed so much (`library`), or that may burst to it (`burst`)."""
     here = session.node.machine
     key = ""
     if way == "library":
-        key = here.grant(MODEL_MIB, service_class=service_class)
+        key = here.grant(mib, service_class=service_class)
     elif way == "burst":
-        guarantee_mib = GUARANTEE_MIB if burst.served() else MODEL_MIB
-        key = here.grant(guarantee_mib, service_class=service_class, burst_mib=MODEL_MIB)
-    lines = here.lines([PYTHON, str(MODELS), kind], key, CUDA_VISIBLE_DEVICES="0")
+        guarantee_mib = GUARANTEE_MIB if burst.served() else mib
+        key = here.grant(guarantee_mib, service_class=service_class, burst_mib=mib)
+    lines = here.lines([PYTHON, str(program), *words], key, CUDA_VISIBLE_DEVICES="0")
     lines.receive(120)
     return lines
 
 
-def _request(lines: Lines, *words: object) -> dict[str, Any]:
+def request(lines: Lines, *words: object) -> dict[str, Any]:
+    """Its answer."""
     lines.send(*words)
-    return lines.receive(120)
+    return lines.receive(300)
 
 
-def _rate(lines: Lines) -> float:
+def training_rate(lines: Lines, seconds: float) -> float:
     """Steps of training in a second."""
-    _request(lines, "start", "train")
-    time.sleep(1.0)
-    before = _request(lines, "count")
-    time.sleep(TRAIN_S)
-    after = _request(lines, "stop")
+    request(lines, "start", "train")
+    time.sleep(UNDER_WAY_S)
+    before = request(lines, "count")
+    time.sleep(seconds)
+    after = request(lines, "stop")
     return float((after["done"] - before["done"]) / (after["ended_at_s"] - before["ended_at_s"]))
 
 
-def _training(session: Session) -> dict[str, Figure]:
-    seconds: dict[str, float] = {}
-    for way in WAYS:
-        lines = _model(session, way, "work")
-        seconds[way] = 1 / _rate(lines)
-        lines.end()
-    return _of_driver(seconds, "s", "goal <= 1.01")
-
-
-def _served_ms(lines: Lines, tokens: int) -> float:
+def _served_ms(lines: Lines) -> float:
     """The median of a request."""
-    answer = _request(lines, "serve", SERVE_S, RATE, 1, tokens, True, 0)
-    return statistics.median(answer["ms"])
+    return statistics.median(request(lines, "serve", SERVE_S, RATE, 1, TOKENS, True, 0)["ms"])
+
+
+def _measured(session: Session, kind: str, window: Callable[[Lines], float], unit: str) -> dict[str, Figure]:
+    programs = {way: model(session, way, MODELS, kind) for way in WAYS}
+    rows = _by_turns({way: partial(window, lines) for way, lines in programs.items()}, unit)
+    for lines in programs.values():
+        lines.end()
+    return rows
+
+
+def _training(session: Session) -> dict[str, Figure]:
+    return _measured(session, "work", lambda lines: 1 / training_rate(lines, TRAIN_S), "s")
 
 
 def _decode(session: Session) -> dict[str, Figure]:
-    ms: dict[str, float] = {}
-    for way in WAYS:
-        lines = _model(session, way, "serve")
-        ms[way] = _served_ms(lines, TOKENS)
-        lines.end()
-    return _of_driver(ms, "ms", "goal <= 1.01")
-
-
-def _beside(session: Session) -> dict[str, Figure]:
-    """Both containers may burst and have all that they need."""
-    server = _model(session, "burst", "serve", "latency-critical")
-    alone = {tokens: _served_ms(server, tokens) for tokens in (1, TOKENS + 1)}
-    trainer = _model(session, "burst", "work", "best-effort")
-    _request(trainer, "start", "train")
-    beside = {tokens: _served_ms(server, tokens) for tokens in (1, TOKENS + 1)}
-    _request(trainer, "stop")
-    for lines in (server, trainer):
-        lines.end()
-
-    def per_token(ms: dict[int, float]) -> float:
-        return (ms[TOKENS + 1] - ms[1]) / TOKENS
-
-    return {
-        "first token alone": Figure(alone[1], "ms"),
-        "first token beside training": Figure(beside[1] / alone[1], "", "of alone; goal <= 1.05"),
-        "per token alone": Figure(per_token(alone), "ms"),
-        "per token beside training": Figure(per_token(beside) / per_token(alone), "", "of alone; goal <= 1.02"),
-        "as JSON": Figure(0, "", json.dumps({"alone": alone, "beside": beside})),
-    }
+    return _measured(session, "serve", _served_ms, "ms")

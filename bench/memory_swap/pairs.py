@@ -1,6 +1,6 @@
 """Containers that do not fit on a GPU together: changes of places, pairs of jobs, a server whose memory is away, and what bursts cost without pressure.
 
-    python3 bench/memory_swap/pairs.py OUT.csv [--only places,quanta,server,jobs,nvshare,uvm,idle] [--repeat 3] [--budget 560] [--fake]
+    python3 bench/memory_swap/pairs.py OUT.csv [--only places,quanta,server,jobs,nvshare,uvm,idle,beside] [--repeat 3] [--budget 560] [--fake]
 
     places      two containers of 16 GB change places: the first changes and later ones, every cell checked in each turn
     quanta      the same two, both with work all the time
@@ -9,6 +9,7 @@
     nvshare     the same for the pairs of published.py
     uvm         these pairs in unified memory, without any product
     idle        no pressure: steps and requests in a container that may burst, beside one that may not
+    beside      no pressure: a server beside best-effort training
 
 One GPU, root, gcc, host memory for a pool (--pool-gb). PyTorch for the rows that name it: TANGRAM_TEST_PYTHON names its Python. A run goes on where an earlier one
 with the same CSV ended: nothing begins that would not end within --budget seconds, and what has its row `done` is not measured again. Each measurement has its baseline in the
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.memory_swap import changes, job_pairs, no_pressure, serving
+from bench.memory_swap import beside, changes, job_pairs, no_pressure, serving
 from bench.memory_swap.figures import Figures
 from bench.memory_swap.session import Session
 from bench.memory_swap.swap_node import node
@@ -38,8 +39,9 @@ PARTS: dict[str, Callable[[Session], None]] = {
     "nvshare": job_pairs.nvshare,
     "uvm": job_pairs.uvm,
     "idle": no_pressure.run,
+    "beside": beside.run,
 }
-POOL_GB = {"jobs": 88, "uvm": 1, "idle": 20}
+POOL_GB = {"jobs": 88, "uvm": 1, "idle": 20, "beside": 20}
 """For two jobs of 80 GB, half of them guaranteed; none is used without pressure. Every other part: two of 16 GB."""
 USUAL_POOL_GB = 36
 FAKE_POOL_MIB = 1024

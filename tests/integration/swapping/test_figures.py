@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.memory_swap import published, shapes, stamps
+from bench.memory_swap import beside, published, shapes, stamps
 from bench.memory_swap.figures import Figure, Figures
 from bench.memory_swap.stamps import Stamp, Stamps
 from tests.examples import examples
@@ -97,3 +97,14 @@ def test_the_spread_has_median_least_and_most(tmp_path: Path) -> None:
         made.add("jobs", "a", repeat, {"both": Figure(value, "s")})
     (line,) = made.spread()
     assert line.split()[-6:] == ["s", "[1", "..", "3]", "of", "3"]
+
+
+def test_what_a_server_loses_beside_training_is_told_beside_its_own_spread() -> None:
+    alone = beside.Served([100.0] * 10, [10.0] * 100, busy=0.5)
+    other = beside.Served([104.0] * 10, [10.0] * 99 + [20.0], busy=0.5)
+    again = beside.Served([100.0] * 10, [10.1] * 100, busy=0.5)
+    rows = beside.rows(5, alone, other, again, kept=0.46)
+    assert rows["5/s: first token p50 beside"].value == pytest.approx(1.04)
+    assert rows["5/s: per token p50 beside"] == (pytest.approx(1), "", "goal <= 1.02; solo's own 1.010")
+    assert rows["5/s: per token p99 beside"].value == pytest.approx(1, abs=0.02)
+    assert rows["5/s: training keeps of what is left"].value == pytest.approx(0.92)
