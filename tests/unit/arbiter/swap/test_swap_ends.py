@@ -8,6 +8,7 @@ import pytest
 
 from arbiter.swap.ability import UNABLE_S
 from arbiter.swap.mover import ANSWER_S
+from arbiter.swap.orders import SUSPEND_S
 from tests.unit.arbiter.swap.node_kit import (
     AWAY,
     CHOSEN,
@@ -21,6 +22,7 @@ from tests.unit.arbiter.swap.node_kit import (
 )
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import OverLimit, Report, Stranded
+from vgpu.memory.swap.settings import SwapSettings
 from vgpu.protocol.messages import Cancel, SwapIn
 
 
@@ -192,6 +194,27 @@ def test_a_process_that_does_not_answer_makes_its_container_unable_and_what_it_c
     assert pair.node.swaps.status("big").unable == ""
     assert CHOSEN not in states(pair.big)
     assert pair.node.leased("small") == 4 * GRAIN
+
+
+@pytest.mark.parametrize("how", ["deaf", "cannot be suspended"])
+def test_a_reclaim_time_out_longer_than_a_failed_order_counts_as_unable_ends_too(tmp_path: Path, how: str) -> None:
+    """It is tried again and again meanwhile: that stops the time, and does not begin it anew."""
+    node = SimulatedNode(tmp_path, settings=SwapSettings(reclaim_timeout_s=2 * UNABLE_S))
+    pair = Pair(node)
+    pair.big.deaf = how == "deaf"
+    node.blocks.halts = how == "deaf"
+    began_s = node.now_s
+    over_at_s = None
+    while over_at_s is None and node.now_s < began_s + 5 * UNABLE_S:
+        node.settle(1.0)
+        if any(isinstance(notice, OverLimit) and notice.name == "big" for notice in node.swaps.notices()):
+            over_at_s = node.now_s - began_s
+    node.close()
+    assert over_at_s is not None
+    tries_s = 2 * SUSPEND_S if how == "cannot be suspended" else 0
+    assert 2 * UNABLE_S + tries_s - 1 <= over_at_s <= 2 * UNABLE_S + tries_s + 15, (
+        "time until the suspend does not count"
+    )
 
 
 def test_a_container_that_cannot_be_suspended_is_not_swapped(node: SimulatedNode) -> None:
