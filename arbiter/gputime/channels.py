@@ -16,8 +16,9 @@ import os
 import stat
 import threading
 from enum import Enum
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from vgpu.api.errors import BadDocument
 from vgpu.gputime import resource_manager as rm
@@ -50,6 +51,18 @@ class ChannelState(Enum):
     """Some may be disabled: an enable must come before anything else. An enable of enabled channels has no effect."""
 
 
+class Halt(NamedTuple):
+    """One suspend of one channel group: after a resume and another suspend it is another one."""
+
+    channel_group: int
+    """Its number, which no other group of this arbiter has."""
+    suspends: int
+    """Of its compute and copy channels so far."""
+
+
+_numbers = count(1)
+
+
 class _ChannelList:
     """The channels of one kind of a group. `fresh`: no arbiter has suspended them. `held`: several may have, one after the other."""
 
@@ -58,6 +71,8 @@ class _ChannelList:
         """Identifies the kind in a call for several."""
         self.channels = channels
         self.state = ChannelState.ON if fresh or not channels else ChannelState.UNSURE
+        self.suspends = 0
+        """Number of times that they became suspended."""
         self.disables = 0 if self.state is ChannelState.ON else ENABLES_LIMIT if held else 1
         """How many enables the driver may need."""
 
@@ -71,6 +86,7 @@ class ChannelGroup:
 
     def __init__(self, channels: Channels, fd: int, *, held: bool = False) -> None:
         self.channels = channels
+        self.number = next(_numbers)
         self.held = held
         self.partial = channels.unlisted
         """There are more channels than fit one list: it is never suspended, because the rest would continue to run."""
@@ -118,6 +134,11 @@ class ChannelGroup:
         whole = len(self.channels.copy) < rm.CHANNELS_LIMIT and not self.channels.unlisted
         return whole and all(one.state is ChannelState.OFF for one in (self._compute, self._copies) if one.channels)
 
+    @property
+    def halt(self) -> Halt:
+        """The present suspend, where it `stands`."""
+        return Halt(self.number, self._compute.suspends + self._copies.suspends)
+
     def doubt(self) -> None:
         """What of it is suspended may have been resumed, or is about to be."""
         for one in (self._compute, self._copies):
@@ -139,6 +160,7 @@ class ChannelGroup:
             status = self._issue(together, disable=True)
             for one in together:
                 one.state = ChannelState.OFF if status == rm.OK else ChannelState.UNSURE
+                one.suspends += 1
                 one.disables += 1
             if status != rm.OK:
                 self.resume()

@@ -224,8 +224,7 @@ class SwapContainer:
         if self.contract is None:
             self._reap()
             return
-        out = isinstance(self.order, OutOrder)
-        halted = out and self._host.blocks.status(self.name).halted
+        halted = isinstance(self.order, OutOrder) and self.order.stays_halted(self.status())
         for process in list(self._processes.values()):
             process.turn(halted=halted)
         self._reap()

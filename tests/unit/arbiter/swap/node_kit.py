@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from arbiter.connection import Connection
 from arbiter.gputime.blocks import BlockStatus
+from arbiter.gputime.channels import Halt
 from arbiter.swap.copier import CopierAway
 from arbiter.swap.node import SwapNode
 from arbiter.swap.results import Decided
@@ -438,6 +439,8 @@ class SimulatedBlocks:
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.halts = True
+        self.suspends = 1
+        """A resume and another suspend make one more."""
         self.obstacle = ""
         self.ended: Callable[[str], None] = lambda _: None
 
@@ -449,7 +452,7 @@ class SimulatedBlocks:
         self.ended(name)
 
     def status(self, name: str) -> BlockStatus:
-        return BlockStatus(self.halts and name in self.names, self.obstacle)
+        return BlockStatus(self.halts and name in self.names, self.obstacle, frozenset({Halt(1, self.suspends)}))
 
 
 @dataclass

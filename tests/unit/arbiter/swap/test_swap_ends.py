@@ -23,7 +23,7 @@ from tests.unit.arbiter.swap.node_kit import (
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import OverLimit, Report, Stranded
 from vgpu.memory.swap.settings import SwapSettings
-from vgpu.protocol.messages import Cancel, SwapIn
+from vgpu.protocol.messages import Cancel, SwapIn, Unmap
 
 
 class Pair:
@@ -234,6 +234,31 @@ def test_a_container_that_runs_again_before_its_block_is_unmapped_keeps_it(pair:
     pair.big.step()
     pair.node.turn()
     assert states(pair.big) == [RESIDENT] * 4
+
+
+@pytest.mark.parametrize("when", ["saving", "saved"])
+def test_a_container_that_ran_for_a_moment_between_two_turns_keeps_its_block_and_is_swapped_later(
+    pair: Pair, when: str
+) -> None:
+    pair.to_saving()
+    if when == "saved":
+        pair.node.copier.step()
+    pair.node.blocks.suspends += 1
+    for block in pair.big.blocks.values():
+        pair.big.write(block)
+    while pair.node.copier.step():
+        pass
+    pair.node.turn()
+    pair.big.step()
+    pair.node.turn()
+    assert not any(isinstance(order, Unmap) for order in pair.big.orders)
+    assert states(pair.big) == [RESIDENT] * 4
+    assert any("was resumed while" in one.reason for one in pair.node.swaps.notices() if isinstance(one, Report))
+    pair.node.settle(10.0)
+    assert states(pair.big).count(AWAY) == 1
+    pair.end_small()
+    pair.node.settle(10.0)
+    pair.node.check_all_back()
 
 
 @pytest.mark.parametrize("how", ["exported", "let_go"])
