@@ -13,21 +13,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import stat
 import threading
 from enum import Enum
 from itertools import count
-from pathlib import Path
 from typing import Final, NamedTuple
 
+from arbiter.descriptors import Kind, discard, kind_of
 from vgpu.api.errors import BadDocument
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol.wire import Channels
 
-NVIDIA_MAJOR: Final = 195
-"""Of /dev/nvidiactl and /dev/nvidia<n>. Specified: Linux's list of devices."""
-MODESET_MINOR: Final = 254
-"""The one device of that major with other requests."""
 NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
@@ -98,7 +93,8 @@ class ChannelGroup:
         self._lock = threading.Lock()
         """Protects the descriptor from being closed, and its number reused, during a call."""
         try:
-            _check(fd)
+            if kind_of(fd) is Kind.FOREIGN:  # an ioctl on another descriptor of a container could wait for ever
+                raise BadDocument("packet CHANNELS comes with a descriptor that is no NVIDIA device")
             if not channels.compute:
                 raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
             both = (*channels.compute, *channels.copy)
@@ -113,10 +109,8 @@ class ChannelGroup:
                 if listed
                 for disable in (False, True)
             }
-        except (OSError, BadDocument) as error:
-            os.close(fd)
-            if isinstance(error, OSError):
-                raise BadDocument(f"packet CHANNELS comes with a descriptor that cannot be examined: {error}") from None
+        except BadDocument:
+            discard([fd])
             raise
         self._arguments = {
             do: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
@@ -217,14 +211,3 @@ class ChannelGroup:
             except OSError:
                 return NO_ANSWER
             return rm.status(argument)
-
-
-def _check(fd: int) -> None:
-    """Accept only the driver's own devices and plain memory: an ioctl on another descriptor of a container could hang."""
-    status = os.fstat(fd)
-    if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR:
-        if os.minor(status.st_rdev) != MODESET_MINOR:
-            return
-    elif stat.S_ISREG(status.st_mode) and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
-        return
-    raise BadDocument("packet CHANNELS comes with a descriptor that is no NVIDIA device")

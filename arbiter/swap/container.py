@@ -148,7 +148,7 @@ class SwapContainer:
         """A process connected."""
         if len(self._processes) >= PROCESSES_LIMIT:
             connection.refuse(TOO_MANY, f"more than {PROCESSES_LIMIT} processes of one container")
-            connection.sock.close()
+            connection.close()
             return
         pid, started = connection.pid, self._host.started_at(connection.pid) if connection.pid > 0 else 0
         if not started:

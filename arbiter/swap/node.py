@@ -178,7 +178,7 @@ class SwapNode:
         """A welcomed connection for bursts: read and closed here from now on."""
         container = self._containers.get(name)
         if container is None:
-            connection.sock.close()
+            connection.close()
             return
         container.take(connection)
         self.activate(name)
