@@ -283,6 +283,7 @@ class SimulatedCopier:
         """Grain -> content."""
         self.file: copier.PoolFile | None = copier.PoolFile(1, 1, 1)
         self.there = self.ready = True
+        self.context_mib = 0
         self.silent = False
         self.link: CopierLink | None = None
         self.forgotten: set[int] = set()
@@ -388,7 +389,11 @@ class CopierLink:
         if not program.silent:
             size = program.pool_bytes
             jobs = len(program.jobs)
-            self.answer(copier.State(size, size, size, 0, program.ready, copier.Pages.PLAIN_PAGES, jobs, program.file))
+            self.answer(
+                copier.State(
+                    size, size, size, program.context_mib, program.ready, copier.Pages.PLAIN_PAGES, jobs, program.file
+                )
+            )
 
     def receive(self) -> copier.Done | copier.State | None:
         if self._answers:
