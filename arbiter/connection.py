@@ -14,9 +14,9 @@ from typing import Final
 
 import structlog
 
+from arbiter import descriptors
 from arbiter.open_files import is_spare
 from vgpu.protocol import wire
-from vgpu.protocol.passing_wire import PASSED_LIMIT
 
 BAD_PACKET, NO_GRANT, TOO_MANY = 1, 2, 3
 """Codes of ERROR, as docs/reference/protocol.md lists them."""
@@ -31,8 +31,6 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_MEMINFO: Final = 55
 _MEMINFO = struct.Struct("=8xI")
 """<linux/sock_diag.h>: the third number is the bytes that were sent and not read yet."""
-_ROOM_FOR_FDS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-_ROOM_FOR_BLOCKS = socket.CMSG_SPACE(PASSED_LIMIT * array.array("i").itemsize)
 
 
 class PeerGone(Exception):
@@ -70,7 +68,7 @@ class Connection:
     full: bool = False
     """The peer has many unread messages, and the arbiter does not read it meanwhile."""
     exports: int = 0
-    """Unanswered EXPORTs. Only while there are any, descriptors of the process are received."""
+    """Unanswered EXPORTs. Only while there are any, descriptors of the process are kept for its message."""
     passed: list[int] = field(default_factory=list)
     """Descriptors that came with the last message, which are closed with the next."""
     unheld: set[int] = field(default_factory=set)
@@ -96,21 +94,20 @@ class Connection:
         """The next message; None if there is none now. Its descriptors are in `passed`. Raises PeerGone, BadDocument."""
         self.close_passed()
         try:
-            packet = self._receive_passed() if self.exports else self.sock.recv(wire.REQUEST_LIMIT + 1)
+            packet, self.passed, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return None
         except OSError as error:
             raise PeerGone(str(error)) from None
+        if not self.exports:
+            self.close_passed()
         if not packet:
             raise PeerGone("closed the connection")
         return wire.decode(packet)
 
-    def _receive_passed(self) -> bytes:
-        packet, control, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_BLOCKS, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in control:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self.passed += _fds(data)
-        return packet
+    def close(self) -> None:
+        """Close the socket, without waiting for anything that the process has passed."""
+        descriptors.end(self.sock)
 
     def close_passed(self) -> None:
         """Close the descriptors of the last message."""
@@ -123,19 +120,13 @@ class Connection:
         Raises PeerGone, BadDocument.
         """
         try:
-            packet, passed, _, _ = self.sock.recvmsg(wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC)
+            packet, fds, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return None
         except OSError as error:
             raise PeerGone(str(error)) from None
-        if packet and not passed:
+        if packet and not fds:
             return None, wire.decode(packet)[1]
-        fds = [
-            fd
-            for level, kind, data in passed
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-            for fd in _fds(data)
-        ]
         try:
             if not packet:
                 raise PeerGone("closed the connection")
@@ -163,12 +154,6 @@ class Connection:
             self.send(0, wire.Error(code, text))
         except PeerGone as gone:
             _log.debug("peer gone before its error", pid=self.pid, reason=str(gone))
-
-
-def _fds(data: bytes) -> array.array[int]:
-    fds = array.array("i")
-    fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return fds
 
 
 def peer_pid(sock: socket.socket) -> int:

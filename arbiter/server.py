@@ -368,7 +368,7 @@ class ArbiterServer:
         for connection in container.connections.gone():
             if attention is not None:
                 attention.remove(connection.sock.fileno())
-            connection.sock.close()
+            connection.close()
         exempt = container.newly_exempt()
         if self.scheduler is not None and exempt is not None:
             self.scheduler.never_suspend(container.folder.name, exempt)
@@ -385,7 +385,7 @@ class ArbiterServer:
                     container.folder.name, container.grant, container.page, connection, container.burst
                 )
             else:
-                connection.sock.close()
+                connection.close()
 
     def _close(self) -> None:
         with self.lock:

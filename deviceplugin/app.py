@@ -31,14 +31,17 @@ from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import IGNORED, BurstUpdater
+from deviceplugin.pods.eviction import Evictor
 from deviceplugin.pods.limit_violations import (
     BYPASSED,
+    EVICT,
     NOTICES,
     STRANDED,
     UNENFORCED,
     UNGRANTED,
     UNLISTED,
     LimitViolation,
+    not_evicted_note,
 )
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
@@ -75,8 +78,8 @@ GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
-_REMOVALS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass", STRANDED: "stranded"}
-"""An Event's reason -> that of the removal that follows."""
+_DELETIONS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass"}
+"""An Event's reason -> that of the deletion that follows; any other: over-limit."""
 
 log = structlog.get_logger("deviceplugin")
 
@@ -137,6 +140,7 @@ class DevicePlugin:
             clear=settings.clear_memory, waiting=self._call_waits,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
+        self.evictor = Evictor(client, self, self.metrics.removed)
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
@@ -153,7 +157,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
-            orphans=self.orphans, remover=self.remover, metrics=self.metrics, until_idle=self.calls.until_idle,
+            orphans=self.orphans, removers=(self.remover, self.evictor), metrics=self.metrics, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.shared_gpus = SharedGpusFile(
             settings.shared_gpus, settings.nvml_released, self.offer, self.pods, self.grants.boot
@@ -197,6 +201,7 @@ class DevicePlugin:
         finally:
             await asyncio.to_thread(self.nvml_service.close)
             await self.remover.close()
+            await self.evictor.close()
             await self.records.close()
 
     @contextmanager
@@ -245,8 +250,19 @@ class DevicePlugin:
         self.recorder.event(
             about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
         )
-        if offence.policy == "evict":
-            self.remover.remove(pod, _REMOVALS.get(offence.reason, "over-limit"))
+        if offence.policy == EVICT and offence.reason == STRANDED:
+            self.evictor.evict(pod, "stranded")
+        elif offence.policy == EVICT:
+            self.remover.remove(pod, _DELETIONS.get(offence.reason, "over-limit"))
+
+    def still_wanted(self, pod: Pod) -> bool:
+        """Whether memory of a pod that is to be evicted is still stranded."""
+        return self.status_watch.is_stranded(pod.uid)
+
+    def eviction_refused(self, pod: Pod, message: str, *, again: bool) -> None:
+        """The API server refuses an eviction: report it to the pod's user."""
+        series = "not evicted yet" if again else "not evicted"
+        self.recorder.event(about(pod), STRANDED, not_evicted_note(message, again=again), "Warning", series=series)
 
     def over_limit_now(self, containers: int) -> None:
         """So many containers are over their limit."""

@@ -72,10 +72,10 @@ class Metrics:
             "tangram_deviceplugin_swaps_total", "Containers that the kubelet gave the devices of another pod of the same size.",
         )  # fmt: skip
         self.removals = counter(
-            "tangram_deviceplugin_pods_removed_total", "Pods deleted so that their controllers make others.", ("reason",),
+            "tangram_deviceplugin_pods_removed_total", "Pods deleted or evicted so that their controllers make others.", ("reason",),
         )  # fmt: skip
         self.failed_removals = counter(
-            "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted.", ("reason",),
+            "tangram_deviceplugin_pod_removals_failed_total", "Pods that had to go and could not be deleted or evicted.", ("reason",),
         )  # fmt: skip
         self.bursts_reduced = counter(
             "tangram_deviceplugin_bursts_reduced_total",

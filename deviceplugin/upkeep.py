@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -18,7 +18,6 @@ from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable, PodResources
 from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.orphan_finder import OrphanFinder
-from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
 from vgpu.api.grant import AssignedGpu, Assignment, Grant
 from vgpu.api.names import Names
@@ -151,18 +150,25 @@ def _restore_own(
     remember_granted(grants, usage_records, names)
 
 
+class Forgetful(Protocol):
+    """Remembers pods, by their UID."""
+
+    def forget_the_gone(self, alive: Collection[str]) -> None:
+        """Drop what is remembered of pods that are not among these UIDs."""
+
+
 class Upkeep:
     """Runs every `EVERY_S`. `until_idle` as `calls_in_progress.CallsInProgress.until_idle`."""
 
     def __init__(
         self, names: Names, *, records: PodResources, pods: NodePods, ledger: DeviceLedger, grants: GrantDirectories, usage_records: UsageRecords,
-        orphans: OrphanFinder, remover: Remover, metrics: Metrics,
+        orphans: OrphanFinder, removers: Collection[Forgetful], metrics: Metrics,
         until_idle: Callable[[], Awaitable[None]] = without_waiting,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._names, self._records, self._pods, self._ledger = names, records, pods, ledger
         self._grants, self._usage_records, self._orphans = grants, usage_records, orphans
-        self._remover, self._metrics = remover, metrics
+        self._removers, self._metrics = removers, metrics
         self._until_idle, self._now = until_idle, now
         self._drift: Drift = {}
 
@@ -188,7 +194,8 @@ class Upkeep:
         if not self._pods.synced:
             return
         self._ledger.forget_the_gone()
-        self._remover.forget_the_gone(self._pods.pods().keys())
+        for remover in self._removers:
+            remover.forget_the_gone(self._pods.pods().keys())
         await asyncio.to_thread(enter_started, holdings, self._pods, self._usage_records)
         await self._collect(holdings)
         self._metrics.grants.set(sum(1 for _ in self._grants.keys()))  # noqa: SIM118

@@ -2,7 +2,8 @@
 
 A kernel or a copy that touches memory which is not mapped ends its process. So nothing of a blocked container runs: its compute and copy channels are
 suspended, and nothing resumes them until the block ends. That includes the watchdog, the end of this arbiter, and a new arbiter, to which a process reports with its
-channels that memory of it is away. What the caller does to the memory begins when `status` shows that the container is halted.
+channels that memory of it is away. What the caller does to the memory begins when `status` shows that the container is halted. It compares the `halts`
+afterwards, because a container that ran for a moment between two looks may have changed its memory.
 
 A container that is not blocked is resumed when in doubt. A blocked one is suspended when in doubt.
 """
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from arbiter.gputime.channels import Halt
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.containers import GpuTimeContainers
 from arbiter.gputime.obstacles import NO_CHANNELS
@@ -28,6 +30,13 @@ class BlockStatus(NamedTuple):
     """No channel of it runs, and none will until the block ends or a process reports new channels."""
     obstacle: str = ""
     """Why it cannot be halted now; empty = it is halted, or soon will be."""
+    halts: frozenset[Halt] = frozenset()
+    """Of a halted container: the suspend of each of its channel groups."""
+
+    def since(self, halts: frozenset[Halt]) -> bool:
+        """Whether it is halted, and has been without a break since its status had these halts. The end of a process is no break; channels that were reported
+        since then are one, because they ran until they were suspended."""
+        return self.halted and self.halts <= halts
 
 
 class Blocks:
@@ -79,7 +88,10 @@ class Blocks:
                 return BlockStatus(False, container.obstacles.why or NO_EFFECT)
             if container.obstacles.without_channels():
                 return BlockStatus(False, NO_CHANNELS)
-            return BlockStatus(all(channel_group.stands for channel_group in container.channel_groups()))
+            groups = container.channel_groups()
+            if not all(channel_group.stands for channel_group in groups):
+                return BlockStatus(False)
+            return BlockStatus(True, halts=frozenset(channel_group.halt for channel_group in groups))
 
     def admit(self, container: GpuTimeContainer) -> None:
         """The container's first process connected."""

@@ -13,20 +13,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import stat
 import threading
 from enum import Enum
-from pathlib import Path
-from typing import Final
+from itertools import count
+from typing import Final, NamedTuple
 
+from arbiter.descriptors import Kind, discard, kind_of
 from vgpu.api.errors import BadDocument
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol.wire import Channels
 
-NVIDIA_MAJOR: Final = 195
-"""Of /dev/nvidiactl and /dev/nvidia<n>. Specified: Linux's list of devices."""
-MODESET_MINOR: Final = 254
-"""The one device of that major with other requests."""
 NO_ANSWER: Final = -1
 """Status of a call that the kernel itself refused."""
 
@@ -50,6 +46,18 @@ class ChannelState(Enum):
     """Some may be disabled: an enable must come before anything else. An enable of enabled channels has no effect."""
 
 
+class Halt(NamedTuple):
+    """One suspend of one channel group: after a resume and another suspend it is another one."""
+
+    channel_group: int
+    """Its number, which no other group of this arbiter has."""
+    suspends: int
+    """Of its compute and copy channels so far."""
+
+
+_numbers = count(1)
+
+
 class _ChannelList:
     """The channels of one kind of a group. `fresh`: no arbiter has suspended them. `held`: several may have, one after the other."""
 
@@ -58,6 +66,8 @@ class _ChannelList:
         """Identifies the kind in a call for several."""
         self.channels = channels
         self.state = ChannelState.ON if fresh or not channels else ChannelState.UNSURE
+        self.suspends = 0
+        """Number of times that they became suspended."""
         self.disables = 0 if self.state is ChannelState.ON else ENABLES_LIMIT if held else 1
         """How many enables the driver may need."""
 
@@ -71,6 +81,7 @@ class ChannelGroup:
 
     def __init__(self, channels: Channels, fd: int, *, held: bool = False) -> None:
         self.channels = channels
+        self.number = next(_numbers)
         self.held = held
         self.partial = channels.unlisted
         """There are more channels than fit one list: it is never suspended, because the rest would continue to run."""
@@ -82,7 +93,8 @@ class ChannelGroup:
         self._lock = threading.Lock()
         """Protects the descriptor from being closed, and its number reused, during a call."""
         try:
-            _check(fd)
+            if kind_of(fd) is Kind.FOREIGN:  # an ioctl on another descriptor of a container could wait for ever
+                raise BadDocument("packet CHANNELS comes with a descriptor that is no NVIDIA device")
             if not channels.compute:
                 raise BadDocument("packet CHANNELS lists no compute channel: 1 to 64")
             both = (*channels.compute, *channels.copy)
@@ -97,10 +109,8 @@ class ChannelGroup:
                 if listed
                 for disable in (False, True)
             }
-        except (OSError, BadDocument) as error:
-            os.close(fd)
-            if isinstance(error, OSError):
-                raise BadDocument(f"packet CHANNELS comes with a descriptor that cannot be examined: {error}") from None
+        except BadDocument:
+            discard([fd])
             raise
         self._arguments = {
             do: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
@@ -117,6 +127,11 @@ class ChannelGroup:
         """Whether none of its channels runs, copy channels included. Not of a list with as many copy channels as it can name: there may be more."""
         whole = len(self.channels.copy) < rm.CHANNELS_LIMIT and not self.channels.unlisted
         return whole and all(one.state is ChannelState.OFF for one in (self._compute, self._copies) if one.channels)
+
+    @property
+    def halt(self) -> Halt:
+        """The present suspend, where it `stands`."""
+        return Halt(self.number, self._compute.suspends + self._copies.suspends)
 
     def doubt(self) -> None:
         """What of it is suspended may have been resumed, or is about to be."""
@@ -139,6 +154,7 @@ class ChannelGroup:
             status = self._issue(together, disable=True)
             for one in together:
                 one.state = ChannelState.OFF if status == rm.OK else ChannelState.UNSURE
+                one.suspends += 1
                 one.disables += 1
             if status != rm.OK:
                 self.resume()
@@ -195,14 +211,3 @@ class ChannelGroup:
             except OSError:
                 return NO_ANSWER
             return rm.status(argument)
-
-
-def _check(fd: int) -> None:
-    """Accept only the driver's own devices and plain memory: an ioctl on another descriptor of a container could hang."""
-    status = os.fstat(fd)
-    if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR:
-        if os.minor(status.st_rdev) != MODESET_MINOR:
-            return
-    elif stat.S_ISREG(status.st_mode) and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
-        return
-    raise BadDocument("packet CHANNELS comes with a descriptor that is no NVIDIA device")

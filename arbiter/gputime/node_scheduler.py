@@ -101,7 +101,7 @@ class NodeScheduler:
             most = min(self._processes, PROCESSES_LIMIT)
             if self.ending or len(container.processes) >= most:
                 connection.refuse(TOO_MANY, f"more than {most} processes of one container")
-                connection.sock.close()
+                connection.close()
                 return
             container.processes[connection.number] = GpuTimeProcess(connection.pid, connection.pid_in_container)
             self.suspend_threads.reader_of(container).take(container, connection)

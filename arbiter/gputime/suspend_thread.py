@@ -139,7 +139,7 @@ class SuspendThread:
                 ):  # dropped, but its connection not closed yet: only this thread has its channel groups
                     self._lose(fd, lives=True)
                 else:
-                    connection.sock.close()
+                    connection.close()
             self._connections.clear()
         self._close_dropped()
         self._epoll.close()
@@ -297,7 +297,7 @@ class SuspendThread:
             self._to_resume += [
                 channel_group for channel_group in channel_groups if channel_group.runs is not ChannelState.ON
             ]
-        connection.sock.close()
+        connection.close()
 
     def _give_up(self, channel_groups: list[ChannelGroup]) -> None:
         self._to_close += channel_groups

@@ -1,19 +1,16 @@
 """Passes elastic memory between processes of one pod: an emulated IPC handle is opened here.
 
 A process that opens one sends OPEN. The process that has the memory is found by the key that it stated with HOLD, in a container of the same pod. It gets EXPORT, and
-answers with the descriptors of its blocks, which the arbiter passes on and closes. `vgpu.memory.open_requests` decides what is a valid answer. Nothing
+answers with the descriptors of its blocks, which the arbiter passes on and closes (`arbiter.descriptors` refuses what is no memory of the driver). `vgpu.memory.open_requests` decides what is a valid answer. Nothing
 here blocks, and no descriptor stays open after the message that brought it.
 """
 
 from __future__ import annotations
 
-import os
 import resource
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from arbiter.connection import Connection
@@ -27,8 +24,6 @@ from vgpu.protocol.passing_wire import PASSED_LIMIT, key_of
 UNREAD_PART: Final = 16
 """One container's processes leave at most this part of the arbiter's files unread: the kernel counts descriptors on their way as the arbiter's, and passes no
 more than it may have open (unix(7), ETOOMANYREFS). Guessed."""
-NVIDIA_MAJOR: Final = 195
-"""Major number of the driver's devices. Specified: Documentation/admin-guide/devices.txt of the kernel."""
 
 
 class ProcessId(NamedTuple):
@@ -86,8 +81,6 @@ class Passing:
             fits = len(connection.passed) == len(answer.blocks)
             if answer.reason is None and (not fits or any(map(is_spare, connection.passed))):
                 answer = _refusal(answer.gpu, wire.UnopenedReason.NO_DESCRIPTOR)
-            for fd in connection.passed:
-                _check(fd)
             part = ExportedPart(answer.bytes, answer.total, answer.first, answer.blocks)
             request = self._requests.answered(exporter, number, part if answer.reason is None else None)
         except BadDocument:
@@ -198,13 +191,3 @@ def _may_send(member: Member, count: int) -> bool:
             del member.unread[number]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sum(member.unread.values()) + count <= max(PASSED_LIMIT, (files - SPARE) // UNREAD_PART)
-
-
-def _check(fd: int) -> None:
-    """Accept only what the driver exports: a device of its own, or plain memory (the fake driver's). Raises BadDocument."""
-    status = os.fstat(fd)
-    if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == NVIDIA_MAJOR:
-        return
-    if stat.S_ISREG(status.st_mode) and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
-        return
-    raise BadDocument("packet EXPORTED comes with a descriptor that is no memory of the driver")

@@ -148,7 +148,7 @@ class SwapContainer:
         """A process connected."""
         if len(self._processes) >= PROCESSES_LIMIT:
             connection.refuse(TOO_MANY, f"more than {PROCESSES_LIMIT} processes of one container")
-            connection.sock.close()
+            connection.close()
             return
         pid, started = connection.pid, self._host.started_at(connection.pid) if connection.pid > 0 else 0
         if not started:
@@ -224,8 +224,7 @@ class SwapContainer:
         if self.contract is None:
             self._reap()
             return
-        out = isinstance(self.order, OutOrder)
-        halted = out and self._host.blocks.status(self.name).halted
+        halted = isinstance(self.order, OutOrder) and self.order.stays_halted(self.status())
         for process in list(self._processes.values()):
             process.turn(halted=halted)
         self._reap()

@@ -134,7 +134,8 @@ class SwapNode:
             return  # it is due already, or this is closed
 
     def add_gpu(self, gpu: str, usable_bytes: int, others_bytes: int = 0) -> None:
-        """A GPU has so much for containers, but for what others use; again: these changed. The copier's context is kept free while there is no copier."""
+        """A GPU has so much for containers, but for what others use; again: these changed. The copier's context is kept free while there is no copier.
+        It is what is there, and no promise: a node offers NVML's total less `burst.contextMiB` (docs/development/swapping.md has all figures)."""
         others_bytes = max(others_bytes, self.pool(gpu).context_bytes)
         self._usable[gpu] = usable_bytes
         self._capacity[gpu] = max(0, usable_bytes - others_bytes)
@@ -178,7 +179,7 @@ class SwapNode:
         """A welcomed connection for bursts: read and closed here from now on."""
         container = self._containers.get(name)
         if container is None:
-            connection.sock.close()
+            connection.close()
             return
         container.take(connection)
         self.activate(name)

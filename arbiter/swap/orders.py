@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, Protocol
 
 from arbiter.gputime.blocks import BlockStatus
+from arbiter.gputime.channels import Halt
 from arbiter.swap.mover import Mover
 from arbiter.swap.process import SwapProcess
 from vgpu.memory.swap.events import ContainerEvent, Progress, Suspended, SwappedIn, SwappedOut
@@ -73,7 +74,9 @@ class OutOrder:
         self._moved = dict.fromkeys(gpus, 0)
         self._done: set[str] = set()
         self._cancelled = False
-        self._suspended = self._begun = False
+        self._begun = False
+        self._halts: frozenset[Halt] | None = None
+        """Of the suspend that it began with; None = it is not suspended yet."""
         self._recall_until_s = host.now_s() + RECALL_S
         self._until_s = host.now_s() + SUSPEND_S
         self._look_at_s = host.now_s()
@@ -121,6 +124,19 @@ class OutOrder:
             self._stay()
         return self._ended()
 
+    def stays_halted(self, status: BlockStatus) -> bool:
+        """Whether nothing of the container has run since the order began to move memory. If something has, what was saved may be old: the order fails."""
+        if self._halts is None:
+            return status.halted
+        if not status.since(self._halts):
+            self.fail("the container was resumed while its memory moved")
+            return False
+        return True
+
+    @property
+    def _suspended(self) -> bool:
+        return self._halts is not None
+
     @property
     def _ending(self) -> bool:
         return self._cancelled or bool(self.failure)
@@ -128,7 +144,7 @@ class OutOrder:
     def _suspend(self) -> None:
         status, now_s = self._host.status(), self._host.now_s()
         if status.halted:
-            self._suspended, self._until_s = True, now_s + PROGRESS_S
+            self._halts, self._until_s = status.halts, now_s + PROGRESS_S
             self._host.apply(Suspended(now_s, self._host.name))
         elif now_s >= self._until_s:
             self.fail(status.obstacle or f"it could not be suspended within {SUSPEND_S:g} s", stuck=True)

@@ -6,10 +6,8 @@ what is away still comes back.
 
 from __future__ import annotations
 
-import array
 import itertools
 import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from arbiter import descriptors
 from arbiter.connection import BAD_PACKET, Connection, PeerGone
 from arbiter.open_files import is_spare
 from arbiter.swap.mover import Mover
@@ -25,7 +24,6 @@ from arbiter.swap.poller import Poller
 from vgpu.api.errors import BadDocument
 from vgpu.protocol import wire
 from vgpu.protocol.messages import Blocks, Burst, SwapMessage, Swappable, Unable, Unmapped
-from vgpu.protocol.swap_wire import BLOCKS_LIMIT
 
 MESSAGES_A_TURN: Final = 32
 STATED_A_SECOND: Final = 400
@@ -33,8 +31,6 @@ STATED_A_SECOND: Final = 400
 STATED_WITHIN_S: Final = 5.0
 """A connected process that has stated nothing for so long counts as unable. Guessed: it states it at once."""
 NOT_SEEN: Final = "the process cannot be identified on the node (node.hostPID is false)"
-_ROOM_FOR_FDS: Final = socket.CMSG_SPACE((BLOCKS_LIMIT + 1) * array.array("i").itemsize)
-"""One more than a packet may have, so that too many are noticed."""
 REASONS: Final = {
     1: "the library's helper thread could not be started",
     2: "the process sees several GPUs",
@@ -132,7 +128,7 @@ class SwapProcess:
             return
         self._poller.remove(self._connection.sock.fileno())
         with suppress(OSError):
-            self._connection.sock.close()
+            self._connection.close()
         self._connection, self.since_s = None, self._clock()
         for mover in self.movers.values():
             mover.detach()
@@ -175,15 +171,11 @@ class SwapProcess:
         if self._connection is None:
             return False
         try:
-            packet, passed, flags, _ = self._connection.sock.recvmsg(
-                wire.REQUEST_LIMIT + 1, _ROOM_FOR_FDS, socket.MSG_CMSG_CLOEXEC
-            )
+            packet, fds, short = descriptors.receive(self._connection.sock, wire.REQUEST_LIMIT + 1)
         except BlockingIOError:
             return False
         except OSError as error:
             raise PeerGone(str(error)) from None
-        fds = _fds(passed)
-        short = bool(flags & socket.MSG_CTRUNC)
         if any(is_spare(fd) for fd in fds):
             short = True
             _close(fds)
@@ -217,16 +209,6 @@ class SwapProcess:
         self._stated += 1
         if self._stated > (most := STATED_A_SECOND * len(self._gpus)):
             raise BadDocument(f"more than {most} SWAPPABLE within a second")
-
-
-def _fds(passed: list[tuple[int, int, bytes]]) -> list[int]:
-    found: list[int] = []
-    for level, kind, data in passed:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds = array.array("i")
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-            found += fds
-    return found
 
 
 def _close(fds: list[int]) -> None:

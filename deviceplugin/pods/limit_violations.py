@@ -105,12 +105,19 @@ def _of_swapping(found: ContainerStatus, swap: SwapStatus) -> Iterator[LimitViol
         yield LimitViolation(found.uid, found.container, action, note)
     if swap.stranded:
         action = swap.stranded_action
-        follows = _FOLLOWS["evict"] if action == EVICT else "it waits"
+        follows = "the pod is evicted, as its disruption budgets allow" if action == EVICT else "it waits"
         note = (
             f"memory of container {found.container} cannot come back from host memory: {swap.stranded}; "
             f"{_sizes(found)}burst.stranded {action}: {follows}"
         )
         yield LimitViolation(found.uid, found.container, action, note, STRANDED)
+
+
+def not_evicted_note(message: str, *, again: bool) -> str:
+    """The sentence for a person. `message`: the API server's. `again`: it is tried again."""
+    if not again:
+        return f"the pod could not be evicted, and that is not tried again: {message}"
+    return f"the pod is not evicted yet: {message.rstrip('.')}. The eviction is tried again until it is allowed, or until the memory has come back"
 
 
 def _sizes(found: ContainerStatus) -> str:

@@ -1,8 +1,8 @@
 """Delete pods of this node so that their controllers make others: each once, tried a bounded number of times.
 
-It is DELETE and no eviction: a right to evict reaches every node, a right to delete can be narrowed to one (the chart's admission
-policy `deletions`). The UID is a precondition, so the pod that took a deleted one's name stays. The resource version is none:
-the kubelet writes a pod's status all the time, and the reason stands whatever it wrote.
+It is DELETE and no eviction: these pods use what is not theirs, so no disruption budget protects them. `pods.eviction` evicts the others. The chart's
+admission policy `deletions` narrows the right to one node. The UID is a precondition, so the pod that took a deleted one's name stays. The resource version is
+none: the kubelet writes a pod's status all the time, and the reason stands whatever it wrote.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from deviceplugin.pods.limit_violations import (
+    EVICT,
     REASON,
     STRANDED,
     UNLISTED,
@@ -113,6 +114,10 @@ class StatusWatch:
         while True:
             await self.once()
             await asyncio.sleep(EVERY_S)
+
+    def is_stranded(self, uid: str) -> bool:
+        """Whether memory of a container of this pod could not come back, and its policy was to evict, when the arbiter's status was last read."""
+        return any(key[0] == uid and key[2:] == (EVICT, STRANDED) for key in self._reported)
 
     async def once(self) -> None:
         """Check once. Never raises for what the arbiter does."""

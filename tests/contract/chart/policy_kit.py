@@ -36,6 +36,7 @@ def wait_until_in_force(api: ApiServer) -> None:
     name = pod(api)
     refused(lambda: bind_until_denied(api, name))
     refused(lambda: delete_until_denied(api))
+    refused(lambda: evict_until_denied(api))
     refused(lambda: create_secret_until_denied(api))
 
 
@@ -56,6 +57,31 @@ def bind_until_denied(api: ApiServer, name: str) -> None:
 def delete_until_denied(api: ApiServer) -> None:
     for _ in range(2000):
         api("DELETE", f"{PODS}/{pod(api)}", user=PLUGIN)
+
+
+def evict(api: ApiServer, name: str, *, namespace: str = "default", dry: bool = False, **caller: str) -> None:
+    body: dict[str, Any] = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    if dry:
+        body["deleteOptions"] = {"dryRun": ["All"]}
+    api("POST", f"{PODS.replace('default', namespace)}/{name}/eviction", body, **caller)
+
+
+def bound_until_seen(api: ApiServer, *containers: dict[str, Any], **spec: Any) -> str:
+    """A pod on node `somewhere`, once the cache from which the policy of evictions reads pods has it there; its name."""
+    name = pod(api, *containers, **spec)
+    bind(api, name, {}, SCHEDULER)
+    for _ in range(2000):
+        try:
+            evict(api, name, dry=True, user=PLUGIN, node="elsewhere")
+        except Denied as error:
+            if 'of node "somewhere"' in str(error):
+                return name
+    raise AssertionError(f"pod {name} is not seen where it is bound")
+
+
+def evict_until_denied(api: ApiServer) -> None:
+    for _ in range(2000):
+        evict(api, pod(api), user=PLUGIN)
 
 
 def create_secret_until_denied(api: ApiServer) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from arbiter.gputime.blocks import BlockStatus
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode
 from vgpu.protocol.wire import Channels
 
 COMPUTE, COPY = (3, 4), (9, 10, 11)
-HALTED = BlockStatus(True)
 
 
 @dataclass
@@ -50,7 +48,7 @@ def with_copies(node: GpuTimeNode, name: str, service_class: str = "standard", *
 
 def halt(node: GpuTimeNode, name: str) -> None:
     node.scheduler.blocks.begin(name)
-    wait_for(lambda: node.scheduler.blocks.status(name) == HALTED)
+    wait_for(lambda: node.scheduler.blocks.status(name).halted)
 
 
 def all_off(driver: Driver, container: Container) -> bool:

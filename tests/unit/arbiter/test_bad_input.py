@@ -129,10 +129,11 @@ def test_garbage_of_one_process_never_reaches_another_container(
 def test_descriptors_that_come_with_a_packet_are_closed(started: ArbiterNode) -> None:
     process = started.process()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with Path("/dev/null").open("rb") as null:
-        for _ in range(100):
-            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null.fileno()] * 50))]
-            process.sock.sendmsg([wire.encode(RECALLS | 1, wire.Return(0, 0))], passed)  # not answered
+    memory = os.memfd_create("block")
+    for _ in range(100):
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory] * 50))]
+        process.sock.sendmsg([wire.encode(RECALLS | 1, wire.Return(0, 0))], passed)  # not answered
+    os.close(memory)
     assert process.lease(1).granted_bytes >= 1
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

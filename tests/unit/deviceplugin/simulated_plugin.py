@@ -111,7 +111,7 @@ class SimulatedPlugin:
         }  # fmt: skip
         silent: Any = SilentObserver()
         self.upkeep = Upkeep(
-            DEFAULT, orphans=self.orphans, remover=silent, metrics=Metrics(), now=lambda: machine.now, **parts
+            DEFAULT, orphans=self.orphans, removers=(silent,), metrics=Metrics(), now=lambda: machine.now, **parts
         )
         self.machine = machine
 

@@ -155,7 +155,7 @@ def test_a_disk_that_does_not_answer_a_removal_delays_nothing_else(
     node: Any = NodeUnderUpkeep()
     upkeep = Upkeep(
         DEFAULT, records=node, pods=pods, ledger=DeviceLedger(pods, inventory, DEFAULT), grants=grants, usage_records=usage_records,
-        orphans=node, remover=node, metrics=Metrics(), now=lambda: 1e12,
+        orphans=node, removers=(node,), metrics=Metrics(), now=lambda: 1e12,
     )  # fmt: skip
 
     async def while_it_removes() -> None:

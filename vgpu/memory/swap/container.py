@@ -70,6 +70,8 @@ class ContainerState:
     direction: Literal["out", "in"] | None = None
     """Of the order that is being carried out."""
     cancelled: bool = False
+    whole: bool = True
+    """All that the order named has left, on the GPUs on which it is complete."""
     moving: set[str] = field(default_factory=set)
     """GPUs on which the order is not complete."""
     suspended_at_s: float | None = None
@@ -89,6 +91,8 @@ class ContainerState:
     waits_since_s: float | None = None
     """Since when it has work and lacks memory."""
     late_for: Late | None = None
+    late_runs: bool = False
+    """Whether its time counts now. It stops while the container is being suspended, and between two tries."""
     late_s: float = 0.0
     """Time that counts until it is over its limit."""
     is_over_limit: bool = False
@@ -149,7 +153,7 @@ class ContainerState:
     def begin_order(self, direction: Literal["out", "in"], gpus: dict[str, int]) -> None:
         """It is to move memory on these GPUs: GPU -> bytes."""
         self.end_order()
-        self.direction, self.moving = direction, set(gpus)
+        self.direction, self.moving, self.whole = direction, set(gpus), True
         for gpu, leaving in gpus.items() if direction == "out" else ():
             self.memory[gpu].leaving, self.memory[gpu].moved_out, self.memory[gpu].first_out = leaving, 0, None
 

@@ -4,6 +4,8 @@ over limit  A container above its guarantee is late while another waits for memo
             to give way, is suspended and has not given way, or cannot swap and the others' excess is not enough. After
             `reclaim_timeout_s` of such time it is over its limit. Time without a ready copier and pool does not count, nor does the
             time in which it moved memory, at `bytes_per_s_least`: slow progress is progress, but a block now and then is not.
+            Nor does the time until it is suspended, or until a failed order is repeated, but the time before is kept: an order that is tried
+            again and again is one failure. The time begins anew once nobody waits, or once all that was ordered has left.
 unable      If only another's excess waits, it keeps its memory after that time, and counts as unable to swap until it reports that it can.
 stranded    A container with work whose memory is away is stranded after `stranded_after_s` of time in which the guarantees that others use, and wait
             for, leave no room for it. Waiting for a turn, a copier, a pool or a container that does not give way does not count.
@@ -31,7 +33,7 @@ class Ends:
         """Count the time until `now_s` by the state of the last decision."""
         if not self._counts(state):
             return
-        if state.late_for is not None:
+        if state.late_runs:
             state.late_s += passed_s
         if state.lacks_room and state.busy(now_s):
             state.no_room_s += passed_s
@@ -40,11 +42,18 @@ class Ends:
         """It gives way."""
         state.late_s = max(0.0, state.late_s - moved_bytes / self._settings.bytes_per_s_least)
 
+    def gave_way(self, state: ContainerState) -> None:
+        """All that it was ordered to move has left."""
+        state.late_s, state.is_over_limit = 0.0, False
+
     def decide(self, states: Iterable[ContainerState], plan: Plan) -> list[Action]:
         """What has ended, after a decision."""
         actions: list[Action] = []
         for state in states:
             late_for = self._late_for(state, plan)
+            state.late_runs = late_for is not None
+            if late_for is None and state.late_for == "guarantee" and _wanted_by_others(state, plan):
+                late_for = "guarantee"
             if late_for != state.late_for:
                 state.late_for, state.late_s, state.is_over_limit = late_for, 0.0, False
             state.lacks_room = (
@@ -67,24 +76,23 @@ class Ends:
         if not self._counts(state):
             return inf
         late_s = stranded_s = inf
-        if state.late_for is not None and not state.is_over_limit:
+        if state.late_runs and not state.is_over_limit:
             late_s = now_s + self._settings.reclaim_timeout_s - state.late_s
         if state.lacks_room and state.busy(now_s) and not state.is_stranded:
             stranded_s = now_s + self._settings.stranded_after_s - state.no_room_s
         return min(late_s, stranded_s)
 
     def _counts(self, state: ContainerState) -> bool:
-        if state.late_for is None and not state.lacks_room:
+        if not state.late_runs and not state.lacks_room:
             return False
         return all(self._rooms[gpu].ready for gpu, one in state.memory.items() if one.excess)
 
     def _late_for(self, state: ContainerState, plan: Plan) -> Late | None:
         if state.direction != "out" and (state.able or not plan.short):
             return None
-        above = [gpu for gpu, one in state.memory.items() if one.present > one.guarantee]
-        wanted_by_others = [gpu for gpu in above if plan.guaranteed.get(gpu, set()) - {state.name}]
+        wanted_by_others = _wanted_by_others(state, plan)
         if state.direction == "out":
-            if state.suspended_at_s is None or state.moving.isdisjoint(above):
+            if state.suspended_at_s is None or state.moving.isdisjoint(_above(state)):
                 return None
             if not state.moving.isdisjoint(wanted_by_others):
                 return "guarantee"
@@ -101,6 +109,16 @@ class Ends:
             return [
                 OverLimit(state.name, f"above its guarantee, it did not give way to another's guarantee within {after}")
             ]
-        state.able, state.late_for = False, None
+        state.able, state.late_for, state.late_runs = False, None, False
         state.cancel()
         return [CancelSwapOut(state.name), Report(state.name, f"it did not give way within {after}")]
+
+
+def _above(state: ContainerState) -> list[str]:
+    """GPUs on which it has more than its guarantee."""
+    return [gpu for gpu, one in state.memory.items() if one.present > one.guarantee]
+
+
+def _wanted_by_others(state: ContainerState, plan: Plan) -> list[str]:
+    """Those of them on which others wait for memory within their guarantees."""
+    return [gpu for gpu in _above(state) if plan.guaranteed.get(gpu, set()) - {state.name}]

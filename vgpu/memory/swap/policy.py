@@ -238,10 +238,13 @@ class SwapPolicy:
 
     def _complete(self, state: ContainerState, gpu: str) -> None:
         """The order is complete on one GPU; with the last one its quantum begins, if it came back or may stay after all."""
+        state.whole = state.whole and state.memory[gpu].leaving == 0
         state.memory[gpu].leaving = 0
         state.moving.discard(gpu)
         if state.moving:
             return
+        if state.direction == "out" and state.whole and not state.cancelled:
+            self._ends.gave_way(state)
         if state.direction == "in" or (state.has_turn and not state.is_away):
             state.came_in_s, state.waits_since_s = self._now_s, None
         state.end_order()

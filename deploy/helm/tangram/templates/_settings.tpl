@@ -263,6 +263,11 @@ memory: {{ add $pool $overhead }}Mi
 {{- end -}}
 {{- end -}}
 
+{{/* Does the device plugin evict pods whose memory cannot come back? Empty: no. */}}
+{{- define "tangram.evictsStranded" -}}
+{{- if and .Values.burst.enabled (eq .Values.burst.stranded "evict") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
 {{- if not .Values.node.hostPID -}}
@@ -279,8 +284,8 @@ memory: {{ add $pool $overhead }}Mi
 {{- if and (eq .Values.arbiter.guard.policy "evict") (not .Values.policy.enabled) -}}
 {{- fail "arbiter.guard.policy is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be report or kill" -}}
 {{- end -}}
-{{- if and .Values.burst.enabled (eq .Values.burst.stranded "evict") (not .Values.policy.enabled) -}}
-{{- fail "burst.stranded is evict with policy.enabled=false: nothing would keep the device plugin from deleting pods of other nodes, so it has no right to; it must be keep" -}}
+{{- if and (include "tangram.evictsStranded" .) (not .Values.policy.enabled) -}}
+{{- fail "burst.stranded is evict with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be keep" -}}
 {{- end -}}
 {{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}

@@ -10,7 +10,7 @@ import pytest
 from arbiter.gputime.blocks import NO_EFFECT, BlockStatus
 from arbiter.gputime.obstacles import NO_CHANNELS, PARTIAL
 from arbiter.identity import named
-from tests.unit.arbiter.blocks_kit import COMPUTE, COPY, HALTED, Watch, all_off, halt, report, watching, with_copies
+from tests.unit.arbiter.blocks_kit import COMPUTE, COPY, Watch, all_off, halt, report, watching, with_copies
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, B, Driver, GpuTimeNode, running_node
 from vgpu.gputime import resource_manager as rm
@@ -79,7 +79,7 @@ def test_neither_idleness_nor_the_watchdog_nor_a_silence_resumes_it(
     with node.scheduler.lock:
         node.scheduler.beat(A, late=True)
     calls = len(driver.calls)
-    wait_for(lambda: node.scheduler.blocks.status("a") == HALTED and len(driver.calls) > calls)
+    wait_for(lambda: node.scheduler.blocks.status("a").halted and len(driver.calls) > calls)
     threading.Event().wait(0.1)  # the watchdog would have resumed it after 0.02 s
     assert all_off(driver, one)
     assert node.scheduler.counters.watchdog_resumes == 0
@@ -106,8 +106,60 @@ def test_a_process_that_comes_during_a_block_is_suspended_before_the_container_c
     assert entered.wait(5)
     assert node.scheduler.blocks.status("a") == BlockStatus(False)
     free.set()
-    wait_for(lambda: node.scheduler.blocks.status("a") == HALTED)
+    wait_for(lambda: node.scheduler.blocks.status("a").halted)
     assert all_off(driver, two)
+    node.scheduler.blocks.end("a")
+    wait_for(lambda: driver.owed() == 0)
+
+
+def test_a_block_that_was_lifted_and_set_again_in_between_is_noticed(node: GpuTimeNode, driver: Driver) -> None:
+    one = with_copies(node, "a")
+    halt(node, "a")
+    before = node.scheduler.blocks.status("a")
+    assert before.since(before.halts)
+    assert node.scheduler.blocks.status("a").since(before.halts), "nothing has happened"
+    node.scheduler.blocks.end("a")
+    wait_for(lambda: driver.owed() == 0)
+    halt(node, "a")
+    after = node.scheduler.blocks.status("a")
+    assert after.halted
+    assert not after.since(before.halts)
+    assert all_off(driver, one)
+    node.scheduler.blocks.end("a")
+    wait_for(lambda: driver.owed() == 0)
+
+
+@pytest.mark.parametrize("how", ["new channels", "a new process", "its heartbeat stopped"])
+def test_whatever_may_have_let_a_blocked_container_run_is_noticed_afterwards(
+    node: GpuTimeNode, driver: Driver, how: str
+) -> None:
+    one = with_copies(node, "a")
+    halt(node, "a")
+    before = node.scheduler.blocks.status("a")
+    if how == "new channels":
+        report(one, (*COMPUTE, 5))
+    elif how == "a new process":
+        report(node.container("a", channels=False))
+    else:
+        one.send(Activity(ActivityKind.RESUMED))
+    wait_for(lambda: node.scheduler.blocks.status("a").halts - before.halts)
+    assert node.scheduler.blocks.status("a").halted
+    assert not node.scheduler.blocks.status("a").since(before.halts)
+    node.scheduler.blocks.end("a")
+    wait_for(lambda: driver.owed() == 0)
+
+
+def test_a_process_that_ends_does_not_end_the_halt_of_the_others(node: GpuTimeNode, driver: Driver) -> None:
+    with_copies(node, "a")
+    two = node.container("a", channels=False)
+    report(two)
+    wait_for(lambda: node.channel_groups("a") == 2)
+    halt(node, "a")
+    before = node.scheduler.blocks.status("a")
+    two.close()
+    driver.free(two)
+    wait_for(lambda: node.channel_groups("a") == 1)
+    assert node.scheduler.blocks.status("a").since(before.halts)
     node.scheduler.blocks.end("a")
     wait_for(lambda: driver.owed() == 0)
 
@@ -129,7 +181,7 @@ def test_a_resume_in_progress_is_waited_for_and_undone(node: GpuTimeNode, driver
     node.scheduler.blocks.begin("a")
     assert node.scheduler.blocks.status("a") == BlockStatus(False)
     free.set()
-    wait_for(lambda: node.scheduler.blocks.status("a") == HALTED)
+    wait_for(lambda: node.scheduler.blocks.status("a").halted)
     assert all_off(driver, one)
     node.scheduler.blocks.end("a")
     wait_for(lambda: driver.owed() == 0)
@@ -137,11 +189,11 @@ def test_a_resume_in_progress_is_waited_for_and_undone(node: GpuTimeNode, driver
 
 def test_a_block_before_the_first_process_holds_for_it(node: GpuTimeNode, driver: Driver, watch: Watch) -> None:
     node.scheduler.blocks.begin("a")
-    assert node.scheduler.blocks.status("a") == HALTED
+    assert node.scheduler.blocks.status("a").halted
     one = node.container("a", channels=False)
     watch.halted.add(one.client)
     report(one)
-    wait_for(lambda: node.channel_groups("a") == 1 and node.scheduler.blocks.status("a") == HALTED)
+    wait_for(lambda: node.channel_groups("a") == 1 and node.scheduler.blocks.status("a").halted)
     assert all_off(driver, one)
     assert not node.status("a").on
     assert not node.scheduler.containers["a"].wanted, "the policy knows it"
@@ -193,7 +245,7 @@ def test_a_context_without_channels_is_an_obstacle(node: GpuTimeNode) -> None:
     with_no_channels = node.container("a", channels=False)
     assert node.scheduler.blocks.status("a") == BlockStatus(False, NO_CHANNELS)
     node.scheduler.contexts("a", {})
-    assert node.scheduler.blocks.status("a") == HALTED
+    assert node.scheduler.blocks.status("a").halted
     with_no_channels.close()
     node.scheduler.blocks.end("a")
 

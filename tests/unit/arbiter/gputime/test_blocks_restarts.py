@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tests.unit.arbiter.blocks_kit import HALTED, Watch, all_off, halt, report, watching, with_copies
+from tests.unit.arbiter.blocks_kit import Watch, all_off, halt, report, watching, with_copies
 from tests.unit.arbiter.conftest import wait_for
 from tests.unit.arbiter.gputime_kit import A, Container, Driver, GpuTimeNode, running_node
 from vgpu.protocol.wire import Activity, ActivityKind
@@ -67,7 +67,7 @@ def test_a_new_arbiter_suspends_a_process_with_memory_away_and_never_resumes_it_
     again.client = one.client
     watch.halted.add(one.client)
     report(again, away=True)
-    wait_for(lambda: node.scheduler.blocks.status("a") == HALTED)
+    wait_for(lambda: node.scheduler.blocks.status("a").halted)
     assert all_off(driver, again)
     watch.halted.clear()
     node.scheduler.blocks.end("a")
@@ -88,7 +88,7 @@ def test_a_blocked_process_that_sends_garbage_is_hung_up_on_and_not_resumed(
     again = node.container("a", channels=False)
     again.client = one.client
     report(again, away=True)
-    wait_for(lambda: node.channel_groups("a") == 1 and node.scheduler.blocks.status("a") == HALTED)
+    wait_for(lambda: node.channel_groups("a") == 1 and node.scheduler.blocks.status("a").halted)
     watch.halted.clear()
     node.scheduler.blocks.end("a")
     wait_for(lambda: driver.owed() == 0)
@@ -154,7 +154,7 @@ def test_whatever_happens_no_halted_container_is_enabled_and_after_the_end_all_r
         else:
             act(node, one, what, away=name in blocked)
         for other in blocked:
-            wait_for(partial(lambda node, other: node.scheduler.blocks.status(other) == HALTED, node, other))
+            wait_for(partial(lambda node, other: node.scheduler.blocks.status(other).halted, node, other))
             assert all_off(driver, containers[other])
     watch.halted.clear()
     for name, one in containers.items():

@@ -102,7 +102,7 @@ def test_a_descriptor_that_is_no_nvidia_device_ends_its_connection(node: GpuTime
         "socket": lambda: (os.dup(liar.sock.fileno()),),
     }[kind]()
     liar.reports_channels(fd=made[0])
-    assert "no NVIDIA device" in liar.refused()
+    assert "neither of the NVIDIA driver" in liar.refused()
     for fd in made:
         os.close(fd)
     liar.close()

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from arbiter.connection import Connection
 from arbiter.gputime.blocks import BlockStatus
+from arbiter.gputime.channels import Halt
 from arbiter.swap.copier import CopierAway
 from arbiter.swap.node import SwapNode
 from arbiter.swap.results import Decided
@@ -282,6 +283,7 @@ class SimulatedCopier:
         """Grain -> content."""
         self.file: copier.PoolFile | None = copier.PoolFile(1, 1, 1)
         self.there = self.ready = True
+        self.context_mib = 0
         self.silent = False
         self.link: CopierLink | None = None
         self.forgotten: set[int] = set()
@@ -387,7 +389,11 @@ class CopierLink:
         if not program.silent:
             size = program.pool_bytes
             jobs = len(program.jobs)
-            self.answer(copier.State(size, size, size, 0, program.ready, copier.Pages.PLAIN_PAGES, jobs, program.file))
+            self.answer(
+                copier.State(
+                    size, size, size, program.context_mib, program.ready, copier.Pages.PLAIN_PAGES, jobs, program.file
+                )
+            )
 
     def receive(self) -> copier.Done | copier.State | None:
         if self._answers:
@@ -438,6 +444,8 @@ class SimulatedBlocks:
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.halts = True
+        self.suspends = 1
+        """A resume and another suspend make one more."""
         self.obstacle = ""
         self.ended: Callable[[str], None] = lambda _: None
 
@@ -449,7 +457,7 @@ class SimulatedBlocks:
         self.ended(name)
 
     def status(self, name: str) -> BlockStatus:
-        return BlockStatus(self.halts and name in self.names, self.obstacle)
+        return BlockStatus(self.halts and name in self.names, self.obstacle, frozenset({Halt(1, self.suspends)}))
 
 
 @dataclass

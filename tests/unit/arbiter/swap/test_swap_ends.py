@@ -8,6 +8,7 @@ import pytest
 
 from arbiter.swap.ability import UNABLE_S
 from arbiter.swap.mover import ANSWER_S
+from arbiter.swap.orders import SUSPEND_S
 from tests.unit.arbiter.swap.node_kit import (
     AWAY,
     CHOSEN,
@@ -21,7 +22,8 @@ from tests.unit.arbiter.swap.node_kit import (
 )
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import OverLimit, Report, Stranded
-from vgpu.protocol.messages import Cancel, SwapIn
+from vgpu.memory.swap.settings import SwapSettings
+from vgpu.protocol.messages import Cancel, SwapIn, Unmap
 
 
 class Pair:
@@ -194,6 +196,27 @@ def test_a_process_that_does_not_answer_makes_its_container_unable_and_what_it_c
     assert pair.node.leased("small") == 4 * GRAIN
 
 
+@pytest.mark.parametrize("how", ["deaf", "cannot be suspended"])
+def test_a_reclaim_time_out_longer_than_a_failed_order_counts_as_unable_ends_too(tmp_path: Path, how: str) -> None:
+    """It is tried again and again meanwhile: that stops the time, and does not begin it anew."""
+    node = SimulatedNode(tmp_path, settings=SwapSettings(reclaim_timeout_s=2 * UNABLE_S))
+    pair = Pair(node)
+    pair.big.deaf = how == "deaf"
+    node.blocks.halts = how == "deaf"
+    began_s = node.now_s
+    over_at_s = None
+    while over_at_s is None and node.now_s < began_s + 5 * UNABLE_S:
+        node.settle(1.0)
+        if any(isinstance(notice, OverLimit) and notice.name == "big" for notice in node.swaps.notices()):
+            over_at_s = node.now_s - began_s
+    node.close()
+    assert over_at_s is not None
+    tries_s = 2 * SUSPEND_S if how == "cannot be suspended" else 0
+    assert 2 * UNABLE_S + tries_s - 1 <= over_at_s <= 2 * UNABLE_S + tries_s + 15, (
+        "time until the suspend does not count"
+    )
+
+
 def test_a_container_that_cannot_be_suspended_is_not_swapped(node: SimulatedNode) -> None:
     node.blocks.halts, node.blocks.obstacle = False, "a process has no channels"
     pair = Pair(node)
@@ -211,6 +234,31 @@ def test_a_container_that_runs_again_before_its_block_is_unmapped_keeps_it(pair:
     pair.big.step()
     pair.node.turn()
     assert states(pair.big) == [RESIDENT] * 4
+
+
+@pytest.mark.parametrize("when", ["saving", "saved"])
+def test_a_container_that_ran_for_a_moment_between_two_turns_keeps_its_block_and_is_swapped_later(
+    pair: Pair, when: str
+) -> None:
+    pair.to_saving()
+    if when == "saved":
+        pair.node.copier.step()
+    pair.node.blocks.suspends += 1
+    for block in pair.big.blocks.values():
+        pair.big.write(block)
+    while pair.node.copier.step():
+        pass
+    pair.node.turn()
+    pair.big.step()
+    pair.node.turn()
+    assert not any(isinstance(order, Unmap) for order in pair.big.orders)
+    assert states(pair.big) == [RESIDENT] * 4
+    assert any("was resumed while" in one.reason for one in pair.node.swaps.notices() if isinstance(one, Report))
+    pair.node.settle(10.0)
+    assert states(pair.big).count(AWAY) == 1
+    pair.end_small()
+    pair.node.settle(10.0)
+    pair.node.check_all_back()
 
 
 @pytest.mark.parametrize("how", ["exported", "let_go"])

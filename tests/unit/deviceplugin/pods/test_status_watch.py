@@ -258,7 +258,7 @@ def test_a_container_that_does_not_give_way_is_over_its_limit_and_the_sentence_s
 
 def test_stranded_memory_is_a_violation_of_its_own() -> None:
     why = "the guarantees of others leave no room for its memory"
-    for action, follows in (("evict", "the pod is deleted"), ("keep", "it waits")):
+    for action, follows in (("evict", "the pod is evicted, as its disruption budgets allow"), ("keep", "it waits")):
         ((found,)) = limit_violations(StatusDocument((swapping(stranded=why, stranded_action=action),)))
         assert (found.reason, found.policy, found.killed) == (STRANDED, action, False)
         assert found.note == (
@@ -289,3 +289,16 @@ async def test_stranded_memory_is_reported_once_and_again_after_it_came_back(loo
     assert [one.reason for one in looking.reported.limit_violations] == [STRANDED, STRANDED]
     assert looking.reported.stranded == [1, 1, 0, 1]
     assert looking.reported.now == [0, 0, 0, 0], "it is not over its limit"
+
+
+async def test_a_pod_is_stranded_as_long_as_the_last_status_that_was_read_says_so(looking: WatchedArbiter) -> None:
+    uid = "uid-default-a"
+    answers = []
+    for found in (swapping(), swapping(stranded="no room"), swapping(stranded="no room", stranded_action="keep")):
+        await looking.look_at(found)
+        answers.append(looking.watch.is_stranded(uid))
+    await looking.look_at(swapping(stranded="no room"))
+    await looking.look(None)
+    assert looking.watch.is_stranded(uid), "an arbiter that is away reports nothing new"
+    assert answers == [False, True, False]
+    assert not looking.watch.is_stranded("uid-default-b")

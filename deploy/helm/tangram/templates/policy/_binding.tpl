@@ -1,4 +1,4 @@
-{{/* Puts a policy into force. Call with (list $ "policy"). */}}
+{{/* Puts a policy into force. Call with (list $ "policy"); a third member is the binding's paramRef. */}}
 {{- define "tangram.policyBinding" -}}
 {{- $root := index . 0 -}}
 {{- $name := printf "%s-%s" (include "tangram.fullname" $root) (index . 1) -}}
@@ -11,4 +11,8 @@ metadata:
 spec:
   policyName: {{ $name }}
   validationActions: [Deny]
+{{- if gt (len .) 2 }}
+  paramRef:
+    {{- toYaml (index . 2) | nindent 4 }}
+{{- end }}
 {{- end -}}

@@ -7,15 +7,16 @@ import pytest
 from tests.unit.vgpu.memory.swap.node_model import BE, GIB, LC, Program, SimulatedNode, contract
 from vgpu.memory.swap.actions import CancelSwapOut, OverLimit, Refuse, Report, Stranded, SwapOut
 from vgpu.memory.swap.events import Able, Progress, Unable
+from vgpu.memory.swap.settings import SwapSettings
 
 
-def stopped_beside(*, within_guarantee: bool, gib: int = 10) -> SimulatedNode:
+def stopped_beside(*, within_guarantee: bool, gib: int = 10, settings: SwapSettings | None = None) -> SimulatedNode:
     """`deaf` has 20 of 24 GiB, 2 guaranteed, and its library does not answer. `waits` requests memory, within its guarantee or above."""
     programs = {
         "deaf": Program(contract(2, 24, BE), 20, stopped=True),
         "waits": Program(contract(16 if within_guarantee else 1, 24, LC)),
     }
-    node = SimulatedNode(programs)
+    node = SimulatedNode(programs, settings=settings)
     node.run(1)
     node.request("waits", "0", gib * GIB, wait_s=60)
     return node
@@ -99,6 +100,52 @@ def test_a_block_now_and_then_is_not_giving_way() -> None:
         node.run_for(1)
         node.programs["deaf"].memory["0"].away += 2 * 2**20
         node.report(Progress(node.now_s, "deaf", "0", "out", 2 * 2**20))
+    assert node.times_of(OverLimit, "deaf")
+
+
+def tried_again(node: SimulatedNode, name: str, *, unable_s: float, tries: int) -> None:
+    """It counts as unable for a while, and is then ordered again: its library answers nothing within 5 s."""
+    for _ in range(tries):
+        node.programs[name].order = None
+        node.report(Unable(node.now_s, name, "it does not answer"))
+        node.run_for(unable_s)
+        node.report(Able(node.now_s, name))
+        node.run_for(5)
+
+
+def test_a_container_that_is_tried_again_before_the_time_out_ends_does_not_begin_anew() -> None:
+    node = stopped_beside(within_guarantee=True, settings=SwapSettings(reclaim_timeout_s=60))
+    node.run_for(5)
+    tried_again(node, "deaf", unable_s=20, tries=4)
+    assert len(node.times_of(SwapOut, "deaf")) >= 3
+    (at_s,) = node.times_of(OverLimit, "deaf")
+    assert 60 <= at_s <= 75
+
+
+def test_who_gives_way_or_is_needed_no_more_begins_anew() -> None:
+    node = stopped_beside(within_guarantee=True, settings=SwapSettings(reclaim_timeout_s=60))
+    node.run_for(5)
+    tried_again(node, "deaf", unable_s=20, tries=2)
+    node.withdraw("waits", next(iter(node.programs["waits"].asked)))
+    node.run_for(1)
+    node.request("waits", "0", 10 * GIB, wait_s=60)
+    tried_again(node, "deaf", unable_s=20, tries=2)
+    assert not node.times_of(OverLimit, "deaf")
+
+
+def test_an_order_that_was_carried_out_ends_the_time_though_others_wait_already() -> None:
+    node = stopped_beside(within_guarantee=True, settings=SwapSettings(reclaim_timeout_s=20))
+    node.run_for(15)
+    node.programs["deaf"].stopped = False
+    node.programs["next"] = Program(contract(4, 4))
+    node.join("next")
+    node.request("next", "0", 4 * GIB)
+    while node.programs["waits"].asked:
+        node.step()
+    node.programs["deaf"].stopped = True
+    node.run_for(15)
+    assert not node.times_of(OverLimit, "deaf")
+    node.run_for(10)
     assert node.times_of(OverLimit, "deaf")
 
 

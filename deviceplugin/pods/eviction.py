@@ -1,0 +1,137 @@
+"""Evict pods of this node through the eviction API, which enforces disruption budgets. Each waits for as long as it is wanted.
+
+A budget that refuses (429) is waited for and never gone around: no pod is deleted here. Whether the eviction is still wanted is read again
+before every attempt, because a container's memory may come back meanwhile. The UID is a precondition, so a pod that took the name stays.
+A right to evict reaches every node; the chart's admission policy `evictions` narrows it to the pods of the token's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+import structlog
+
+from deviceplugin.pods.removal import ATTEMPTS, BACKOFF_S, Reason, Sender
+from kube import paths
+from kube.errors import ApiError
+from kube.objects import Pod
+from vgpu.api.back_off import BackOff
+
+REFUSED_BACKOFF_S: Final = (5.0, 120.0)
+"""First and longest wait after a refusal by a budget, doubled each time. Guessed: a replacement of another pod of the budget takes seconds to minutes."""
+
+log = structlog.get_logger("deviceplugin.pods.eviction")
+
+
+class EvictionObserver(Protocol):
+    """Knows whether a pod is still to leave, and reports."""
+
+    def still_wanted(self, pod: Pod) -> bool:
+        """Whether the reason for the eviction still applies, as far as is known."""
+
+    def eviction_refused(self, pod: Pod, message: str, *, again: bool) -> None:
+        """The API server refused: `message` is its sentence. `again`: it is tried again."""
+
+
+class Evictor:
+    """See the module. `count` is called at each end: True when the pod is evicted or gone, False when it could not be; not when it is wanted no more."""
+
+    def __init__(
+        self,
+        client: Sender,
+        observer: EvictionObserver,
+        count: Callable[[Reason, bool], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client, self._observer, self._count, self._sleep = client, observer, count, sleep
+        self._tasks: dict[str, asyncio.Task[bool]] = {}
+        """Pod UID -> its eviction, in progress or accepted."""
+
+    def evict(self, pod: Pod, reason: Reason) -> bool:
+        """Begin. Returns False when this pod's eviction is in progress or accepted."""
+        if pod.uid in self._tasks:
+            return False
+        task = asyncio.get_running_loop().create_task(self._until_evicted(pod))
+        self._tasks[pod.uid] = task
+        task.add_done_callback(partial(self._ended, pod, reason))
+        return True
+
+    def forget_the_gone(self, alive: Collection[str]) -> None:
+        """Drop what is remembered of pods that are not among these UIDs."""
+        self._tasks = {uid: task for uid, task in self._tasks.items() if uid in alive or not task.done()}
+
+    async def settled(self) -> None:
+        """Return when no eviction is in progress."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """End what is in progress."""
+        for task in self._tasks.values():
+            task.cancel()
+        await self.settled()
+
+    def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[bool]) -> None:
+        """Only an eviction that was accepted is remembered: a pod that is stranded again is evicted then."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._tasks.pop(pod.uid, None)
+            log.error(
+                "a pod that has to go was not evicted", pod=pod.key, uid=pod.uid, reason=reason, error=str(error),
+                exc_info=None if isinstance(error, ApiError) else error,
+            )  # fmt: skip
+            self._observer.eviction_refused(
+                pod, error.message if isinstance(error, ApiError) else str(error), again=False
+            )
+            self._count(reason, False)
+        elif task.result():
+            log.info("pod evicted", pod=pod.key, uid=pod.uid, reason=reason)
+            self._count(reason, True)
+        else:
+            self._tasks.pop(pod.uid, None)
+            log.info("an eviction is no longer needed", pod=pod.key, uid=pod.uid, reason=reason)
+
+    async def _until_evicted(self, pod: Pod) -> bool:
+        """Whether it is evicted or gone; False: that is wanted no more. Raises ApiError when the API server refuses for good, or has failed
+        `ATTEMPTS` times in a row."""
+        failed, refused, left = BackOff(*BACKOFF_S), BackOff(*REFUSED_BACKOFF_S), ATTEMPTS
+        while self._observer.still_wanted(pod):
+            try:
+                await self._client.send("POST", _path(pod), _eviction(pod))
+            except ApiError as error:
+                if error.not_found or error.conflict:  # gone, and perhaps another has its name
+                    return True
+                if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                    left = ATTEMPTS
+                    failed.succeeded()
+                    wait_s = refused.failed(error.retry_after_s)
+                    log.info("an eviction has to wait", pod=pod.key, wait_s=wait_s, error=str(error))
+                    self._observer.eviction_refused(pod, error.message, again=True)
+                    await self._sleep(wait_s)
+                    continue
+                left -= 1
+                if not ((error.transient or error.unauthorized) and left):
+                    raise
+                log.warning("a pod is not evicted yet", pod=pod.key, attempts_left=left, error=str(error))
+                await self._sleep(failed.failed(error.retry_after_s))
+            else:
+                return True
+        return False
+
+
+def _path(pod: Pod) -> str:
+    return paths.pod(pod.metadata.namespace, pod.metadata.name, "eviction")
+
+
+def _eviction(pod: Pod) -> dict[str, Any]:
+    meta = pod.metadata
+    return {
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": meta.name, "namespace": meta.namespace},
+        "deleteOptions": {"preconditions": {"uid": meta.uid}},
+    }  # fmt: skip
