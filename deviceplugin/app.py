@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
@@ -64,6 +64,7 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
+from vgpu.api.burst_summary import PoolState, summary_of, text_of
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
@@ -75,6 +76,7 @@ GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
+NO_POOL_SET: Final = "burst.hostPool is not set"
 _REMOVALS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass", STRANDED: "stranded"}
 """An Event's reason -> that of the removal that follows."""
 
@@ -141,7 +143,7 @@ class DevicePlugin:
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
         self.mount_check = MountCheck(self.pods, self.grants, processes, self.misplaced)
-        self.publisher = Publisher(client, settings.node_name, self.offer)
+        self.publisher = Publisher(client, settings.node_name, self.offer, self._burst_summary)
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.gpus = NodeGpus(
@@ -160,6 +162,7 @@ class DevicePlugin:
         )
         self.host_pool = HostPoolWatch(
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
+            changed=self.publisher.check,
         )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
@@ -299,6 +302,16 @@ class DevicePlugin:
         """The arbiter did not report which containers are over their limit."""
         self.metrics.arbiter_unreachable.labels(trouble).inc()
 
+    def _burst_summary(self) -> Mapping[str, str | None]:
+        """The node's annotation about bursts. As long as the pods are not known, it stays as it is."""
+        if not self.settings.burst_enabled:
+            return {self._names.bursts: None}
+        if not self.pods.synced:
+            return {}
+        size = self.settings.host_pool
+        pool = PoolState(size, self.host_pool.missing) if size else PoolState("0", NO_POOL_SET)
+        return {self._names.bursts: text_of(summary_of(self.offer.inventory(), self.bursts.limits_of_all(), pool))}
+
     def _report_on_node(self, reason: str, note: str) -> None:
         name = self.settings.node_name
         self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, "Warning")
@@ -317,6 +330,7 @@ class DevicePlugin:
         with suppress(TimeoutError):
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()
+        self.publisher.check()  # the sums of limits are known now
         try:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletUnreachable as error:

@@ -165,6 +165,11 @@ class Names:
         """Node annotation that the device plugin writes: what GPUs the node has (JSON)."""
         return f"{self.domain}/inventory"
 
+    @property
+    def bursts(self) -> str:
+        """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
+        return f"{self.domain}/bursts"
+
     def gpus_of(self, container: str) -> str:
         """Annotation that we write with the Binding: comma list of GPU UUIDs of one container, read by fieldRef.
 

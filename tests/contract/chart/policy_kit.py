@@ -16,6 +16,7 @@ NODES = "/api/v1/nodes"
 SECRETS = "/api/v1/namespaces/default/secrets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 ASSIGNMENT, GPUS, INVENTORY = "tangram.sh/assignment", "tangram.sh/gpus.main", "tangram.sh/inventory"
+BURSTS = "tangram.sh/bursts"
 OURS = {ASSIGNMENT: "{}", GPUS: "GPU-1"}
 SHARE = {"tangram.sh/gpu-mem": "1"}
 PLUGIN, SCHEDULER = (f"system:serviceaccount:{NAMESPACE}:tangram-{name}" for name in ("node", "scheduler"))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.policy_kit import (
+    BURSTS,
     CLEANUP,
     GPUS,
     INVENTORY,
@@ -157,23 +158,26 @@ def test_an_ephemeral_container_gets_no_gpu(
     act() if comes_in else refused(act)
 
 
-def test_only_the_plugin_of_a_node_writes_its_inventory(policies: ApiServer) -> None:
-    node(policies, "own")
-    change = {"metadata": {"annotations": {INVENTORY: "{}"}}}
-    for user, bound in (("jane", ""), ("system:node:own", ""), (SCHEDULER, "own"), (PLUGIN, "other"), (PLUGIN, "")):
-        assert "node own" in refused(
-            lambda who=(user, bound): policies.patch(f"{NODES}/own", change, user=who[0], node=who[1])
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+def test_only_the_plugin_of_a_node_writes_its_annotations(policies: ApiServer, key: str) -> None:
+    name = f"own-{next(numbers)}"
+    node(policies, name)
+    change = {"metadata": {"annotations": {key: "{}"}}}
+    for user, bound in (("jane", ""), (f"system:node:{name}", ""), (SCHEDULER, name), (PLUGIN, "other"), (PLUGIN, "")):
+        assert f"node {name}" in refused(
+            lambda who=(user, bound): policies.patch(f"{NODES}/{name}", change, user=who[0], node=who[1])
         )
-        refused(lambda who=(user, bound): policies.patch(f"{NODES}/own/status", change, user=who[0], node=who[1]))
-    policies.patch(f"{NODES}/own", change, user=PLUGIN, node="own")
-    gone = {"metadata": {"annotations": {INVENTORY: None}}}
-    refused(lambda: policies.patch(f"{NODES}/own", gone, user="jane"))
-    policies.patch(f"{NODES}/own", {"metadata": {"labels": {"a": "b"}}}, user="jane")
-    policies.patch(f"{NODES}/own", gone, user=CLEANUP)
+        refused(lambda who=(user, bound): policies.patch(f"{NODES}/{name}/status", change, user=who[0], node=who[1]))
+    policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name)
+    gone = {"metadata": {"annotations": {key: None}}}
+    assert key in refused(lambda: policies.patch(f"{NODES}/{name}", gone, user="jane"))
+    policies.patch(f"{NODES}/{name}", {"metadata": {"labels": {"a": "b"}}}, user="jane")
+    policies.patch(f"{NODES}/{name}", gone, user=CLEANUP)
 
 
-def test_a_node_is_not_created_with_an_inventory(policies: ApiServer) -> None:
-    refused(lambda: node(policies, "rich", **{INVENTORY: "{}"}))
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+def test_a_node_is_not_created_with_an_annotation_of_the_plugin(policies: ApiServer, key: str) -> None:
+    refused(lambda: node(policies, "rich", **{key: "{}"}))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +195,7 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     name = f"node-{next(numbers)}"
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
-    assert f"nothing of node {name} but the annotation {INVENTORY}" in message
+    assert f"nothing of node {name} but its annotations {INVENTORY} and {BURSTS}" in message
 
 
 INIT_SHARE = {"initContainers": [container("init", SHARE)]}
