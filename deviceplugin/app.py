@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ from deviceplugin.allocation import DeviceRequest
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
+from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.host_pool import NO_HOST_POOL, HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
@@ -31,6 +32,7 @@ from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import IGNORED, BurstUpdater
+from deviceplugin.pods.conditions import PodConditions
 from deviceplugin.pods.limit_violations import (
     BYPASSED,
     NOTICES,
@@ -40,6 +42,7 @@ from deviceplugin.pods.limit_violations import (
     UNLISTED,
     LimitViolation,
 )
+from deviceplugin.pods.limit_violations import REASON as OVER_LIMIT
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.pod_processes import PodProcesses
@@ -64,7 +67,6 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
-from vgpu.api.burst_summary import PoolState, summary_of, text_of
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
@@ -76,7 +78,6 @@ GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
-NO_POOL_SET: Final = "burst.hostPool is not set"
 _REMOVALS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass", STRANDED: "stranded"}
 """An Event's reason -> that of the removal that follows."""
 
@@ -139,11 +140,17 @@ class DevicePlugin:
             clear=settings.clear_memory, waiting=self._call_waits,
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
+        self.conditions = PodConditions(client, self.pods.pods, names)
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
         self.mount_check = MountCheck(self.pods, self.grants, processes, self.misplaced)
-        self.publisher = Publisher(client, settings.node_name, self.offer, self._burst_summary)
+        self.host_pool = HostPoolWatch(
+            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
+        )  # fmt: skip
+        annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
+        self.publisher = Publisher(client, settings.node_name, self.offer, annotation)
+        self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.gpus = NodeGpus(
@@ -160,10 +167,6 @@ class DevicePlugin:
         self.shared_gpus = SharedGpusFile(
             settings.shared_gpus, settings.nvml_released, self.offer, self.pods, self.grants.boot
         )
-        self.host_pool = HostPoolWatch(
-            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
-            changed=self.publisher.check,
-        )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
     async def run(self) -> None:
@@ -194,6 +197,7 @@ class DevicePlugin:
                     self._keep_grants,
                     self._keep_tidy,
                     *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),
+                    *([self.conditions.run] if self.settings.pod_conditions else []),
                     *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
                     group.create_task(part())
@@ -251,13 +255,11 @@ class DevicePlugin:
         if offence.policy == "evict":
             self.remover.remove(pod, _REMOVALS.get(offence.reason, "over-limit"))
 
-    def over_limit_now(self, containers: int) -> None:
-        """So many containers are over their limit."""
-        self.metrics.over_limit.set(containers)
-
-    def stranded_now(self, containers: int) -> None:
-        """Memory of so many containers cannot come back."""
-        self.metrics.stranded.set(containers)
+    def violated_now(self, found: Sequence[LimitViolation]) -> None:
+        """All containers that are over their limit, or whose memory cannot come back."""
+        self.metrics.over_limit.set(sum(one.reason == OVER_LIMIT for one in found))
+        self.metrics.stranded.set(sum(one.reason == STRANDED for one in found))
+        self.conditions.follow(found)
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """Something is wrong with a container's GPU time: report it to the pod's user."""
@@ -301,16 +303,6 @@ class DevicePlugin:
     def arbiter_unreachable(self, trouble: Trouble) -> None:
         """The arbiter did not report which containers are over their limit."""
         self.metrics.arbiter_unreachable.labels(trouble).inc()
-
-    def _burst_summary(self) -> Mapping[str, str | None]:
-        """The node's annotation about bursts. As long as the pods are not known, it stays as it is."""
-        if not self.settings.burst_enabled:
-            return {self._names.bursts: None}
-        if not self.pods.synced:
-            return {}
-        size = self.settings.host_pool
-        pool = PoolState(size, self.host_pool.missing) if size else PoolState("0", NO_POOL_SET)
-        return {self._names.bursts: text_of(summary_of(self.offer.inventory(), self.bursts.limits_of_all(), pool))}
 
     def _report_on_node(self, reason: str, note: str) -> None:
         name = self.settings.node_name

@@ -74,7 +74,7 @@ class SharedGpusFile:
 class HostPoolWatch:
     """Reads the status of the host pool, and reports it as a metric and, after a while, as an Event.
 
-    `request`: what the pool's pod requests of the node, by resource. `report` is called with a sentence, and `changed` when the pool is ready or no more.
+    `request`: what the pool's pod requests of the node, by resource. `report` is called with a sentence.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class HostPoolWatch:
         report: Callable[[str], None],
         ready: Gauge,
         *,
-        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._status, self._boot_id, self._request = status, boot_id, request
         self._fetch_node, self._report, self._ready, self._clock = fetch_node, report, ready, clock
-        self._changed = changed
+        self.changed: Callable[[], None] = lambda: None
+        """Called when the pool is ready, or no more."""
         self.missing = NO_STATUS
         """Why there is none, as of the last look; empty = it is ready."""
         self._missing_since_s: float | None = None
@@ -109,7 +109,7 @@ class HostPoolWatch:
         why = missing_on_node(self._read(), boot_id=self._boot_id, now_s=now_s)
         before, self.missing = self.missing, why
         if bool(before) != bool(why):
-            self._changed()
+            self.changed()
         self._ready.set(not why)
         if not why:
             self._missing_since_s = self._reported_s = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kube.client import STRATEGIC_PATCH
 from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.rendering import NAMESPACE
 
@@ -38,6 +39,7 @@ def wait_until_in_force(api: ApiServer) -> None:
     refused(lambda: bind_until_denied(api, name))
     refused(lambda: delete_until_denied(api))
     refused(lambda: create_secret_until_denied(api))
+    refused(lambda: write_condition_until_denied(api))
 
 
 def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
@@ -57,6 +59,17 @@ def bind_until_denied(api: ApiServer, name: str) -> None:
 def delete_until_denied(api: ApiServer) -> None:
     for _ in range(2000):
         api("DELETE", f"{PODS}/{pod(api)}", user=PLUGIN)
+
+
+def write_condition_until_denied(api: ApiServer) -> None:
+    name = pod(api)
+    for attempt in range(2000):
+        status_patch(api, name, user=PLUGIN, message=str(attempt))
+
+
+def status_patch(api: ApiServer, name: str, user: str, node: str = "", **status: Any) -> Any:
+    """As the device plugin writes a status: lists are merged by their keys."""
+    return api("PATCH", f"{PODS}/{name}/status", {"status": status}, user=user, node=node, content_type=STRATEGIC_PATCH)
 
 
 def create_secret_until_denied(api: ApiServer) -> None:

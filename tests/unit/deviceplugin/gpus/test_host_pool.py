@@ -110,9 +110,10 @@ class Watched:
             self.fetch,
             self.reported.append,
             self.ready,
-            changed=lambda: self.changes.append(self.watch.missing),
             clock=lambda: self.now_s,
         )
+
+        self.watch.changed = lambda: self.changes.append(self.watch.missing)
 
     async def fetch(self) -> Node:
         if isinstance(self.node, Exception):
