@@ -107,3 +107,15 @@ def test_memory_that_is_in_host_memory_counts_as_used(swap: Swap) -> None:
     swap.settle()
     swap.suspend(on=False)
     assert seen(swap.stage) == before
+
+
+def test_cuda_shows_the_limit_to_a_program_that_has_allocated_nothing_yet(stage: Stage) -> None:
+    program = """
+import ctypes
+cuda, total, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t(), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device) == 0
+print(total.value >> 20)
+"""
+    with arbiter(stage):
+        assert stage.python(program, CUDA_VISIBLE_DEVICES="0").strip() == "4000"
