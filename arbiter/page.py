@@ -1,4 +1,4 @@
-"""The page that every process of a container may read: the part of each GPU's limit that no process has leased.
+"""The page that every process of a container may read: each GPU's limit that is in effect, and the part of it that no process has leased.
 
 It saves a round trip for each query of the free memory. Only the arbiter can write it: the memory is sealed against
 any later writer, so the kernel rejects a container that opens the descriptor again for writing. On a kernel without that seal
@@ -16,7 +16,9 @@ from typing import Final
 
 from vgpu.protocol.wire import (
     GPU_TIME_AT,
+    LIMITS_AT,
     PAGE_BYTES,
+    SHOWS_LIMITS,
     UNDERSTANDS_BURST,
     UNDERSTANDS_DRAINED,
     UNDERSTANDS_GROW,
@@ -34,13 +36,14 @@ FEATURES: Final = (
     | UNDERSTANDS_DRAINED
     | UNDERSTANDS_RESUMED
     | UNDERSTANDS_OPEN
+    | SHOWS_LIMITS
 )
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""
 
 
 class ContainerPage:
-    """One u64 for each GPU, the container's state, and the arbiter's features, in an anonymous file.
+    """Two u64 for each GPU, the container's state, and the arbiter's features, in an anonymous file.
 
     `wait_ms`: how long a process waits for an arbiter that restarts; 0 = the library's default. `bursts`: the arbiter serves connections for bursts.
     """
@@ -58,8 +61,9 @@ class ContainerPage:
         finally:
             os.close(writable)
 
-    def show(self, gpu: int, unleased_bytes: int) -> None:
-        """Publish one GPU's number. Eight aligned bytes are stored atomically."""
+    def show(self, gpu: int, limit_bytes: int, unleased_bytes: int) -> None:
+        """Publish one GPU's numbers. Eight aligned bytes are stored atomically; a process may read one number before and one after a change."""
+        self._numbers[LIMITS_AT // 8 + gpu] = limit_bytes
         self._numbers[gpu] = unleased_bytes
 
     def beat(self, at_ms: int) -> None:

@@ -17,6 +17,7 @@ from deviceplugin.allocation import DeviceRequest
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
+from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.host_pool import NO_HOST_POOL, HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
@@ -31,6 +32,7 @@ from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import IGNORED, BurstUpdater
+from deviceplugin.pods.conditions import PodConditions
 from deviceplugin.pods.eviction import Evictor
 from deviceplugin.pods.limit_violations import (
     BYPASSED,
@@ -43,6 +45,7 @@ from deviceplugin.pods.limit_violations import (
     LimitViolation,
     not_evicted_note,
 )
+from deviceplugin.pods.limit_violations import REASON as OVER_LIMIT
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.pod_processes import PodProcesses
@@ -141,11 +144,17 @@ class DevicePlugin:
         )  # fmt: skip
         self.remover = Remover(client, self.metrics.removed)
         self.evictor = Evictor(client, self, self.metrics.removed)
+        self.conditions = PodConditions(client, self.pods.pods, names)
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
         self.mount_check = MountCheck(self.pods, self.grants, processes, self.misplaced)
-        self.publisher = Publisher(client, settings.node_name, self.offer)
+        self.host_pool = HostPoolWatch(
+            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
+        )  # fmt: skip
+        annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
+        self.publisher = Publisher(client, settings.node_name, self.offer, annotation)
+        self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.gpus = NodeGpus(
@@ -162,9 +171,6 @@ class DevicePlugin:
         self.shared_gpus = SharedGpusFile(
             settings.shared_gpus, settings.nvml_released, self.offer, self.pods, self.grants.boot
         )
-        self.host_pool = HostPoolWatch(
-            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
-        )  # fmt: skip
         self._installing = Missing.LIBRARY.because("not yet tried")
 
     async def run(self) -> None:
@@ -195,6 +201,7 @@ class DevicePlugin:
                     self._keep_grants,
                     self._keep_tidy,
                     *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),
+                    *([self.conditions.run] if self.settings.pod_conditions else []),
                     *([arbiters_reviews(self.settings, review)] if review else []),
                 ):
                     group.create_task(part())
@@ -264,13 +271,11 @@ class DevicePlugin:
         series = "not evicted yet" if again else "not evicted"
         self.recorder.event(about(pod), STRANDED, not_evicted_note(message, again=again), "Warning", series=series)
 
-    def over_limit_now(self, containers: int) -> None:
-        """So many containers are over their limit."""
-        self.metrics.over_limit.set(containers)
-
-    def stranded_now(self, containers: int) -> None:
-        """Memory of so many containers cannot come back."""
-        self.metrics.stranded.set(containers)
+    def violated_now(self, found: Sequence[LimitViolation]) -> None:
+        """All containers that are over their limit, or whose memory cannot come back."""
+        self.metrics.over_limit.set(sum(one.reason == OVER_LIMIT for one in found))
+        self.metrics.stranded.set(sum(one.reason == STRANDED for one in found))
+        self.conditions.follow(found)
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """Something is wrong with a container's GPU time: report it to the pod's user."""
@@ -333,6 +338,7 @@ class DevicePlugin:
         with suppress(TimeoutError):
             async with asyncio.timeout(SYNC_WAIT_S):
                 await self.cache.has_synced.wait()
+        self.publisher.check()  # the sums of limits are known now
         try:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletUnreachable as error:

@@ -66,6 +66,10 @@ class DevicePluginSettings(ProgramSettings):
     burst_enabled: bool = Field(
         False, description="whether containers may use more than their guarantee; under development: leave it off"
     )
+    pod_conditions: bool = Field(
+        False,
+        description="whether conditions of pods say that a container is over its memory limit, or stranded; it needs a right that the chart gives with burst.enabled and policy.enabled",
+    )
     burst_max: dict[str, str] = Field(
         {},
         description="namespace, or * for every other one, to the largest burst limit of memory that its pods may have; empty: no bound",

@@ -29,6 +29,8 @@ from kube.errors import ApiError, NoClusterError, api_error
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+"""Merges lists by their keys, as the conditions of a status by their type."""
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """The `accept` header that requests only the metadata of an object, or of each object of a list."""

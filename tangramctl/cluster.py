@@ -51,10 +51,15 @@ def snapshot_at(url: str) -> bytes | None:
 
 
 def kubectl(*words: str) -> Any:
-    """What kubectl answers, decoded."""
+    """What kubectl answers, decoded. Raises NotFound, BadOption."""
+    return json.loads(output_of(*words, "-o", "json"))
+
+
+def output_of(*words: str) -> bytes:
+    """What kubectl writes. Raises NotFound, BadOption."""
     try:
         done = subprocess.run(
-            ["kubectl", *words, "-o", "json"],  # noqa: S607 - the caller's own kubectl, wherever it is
+            ["kubectl", *words],  # noqa: S607 - the caller's own kubectl, wherever it is
             capture_output=True,
             timeout=KUBECTL_TIMEOUT_S,
             check=False,
@@ -62,11 +67,11 @@ def kubectl(*words: str) -> Any:
     except FileNotFoundError:
         raise NotFound("kubectl is not in PATH: it reads the pod; or pass --pod FILE and --snapshot FILE") from None
     except subprocess.TimeoutExpired:
-        raise BadOption(f"kubectl {' '.join(words)} has not answered for {KUBECTL_TIMEOUT_S:g} s") from None
+        raise BadOption(f"kubectl {' '.join(words[:3])} has not answered for {KUBECTL_TIMEOUT_S:g} s") from None
     if done.returncode:
         why = complaint(done.stderr.decode(errors="replace"), done.returncode)
-        raise BadOption(f"kubectl {' '.join(words)}: {why}")
-    return json.loads(done.stdout)
+        raise BadOption(f"kubectl {' '.join(word for word in words if word not in ('-o', 'json'))}: {why}")
+    return done.stdout
 
 
 def complaint(output: str, code: int) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tangramctl.cluster import kubectl, snapshot_at, snapshot_of
 from tangramctl.errors import BadOption
+from tangramctl.placed import lines_of, placed_pod
 from tangramctl.screen import console, put
 from vgpu.api.burst import Burst, bursts_of
 from vgpu.api.contract import GPUS_ENV
@@ -53,14 +54,14 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     named = [one for one in known.pods if one.key == name]
     placed = next((one for one in named if one.stage != ORPHANED), None)
     if placed is not None:
-        _print_placed(placed, json=json)
+        _print_placed(placed, known, json=json, ask=snapshot is None)
         return True
     try:
         found = _pod(name, pod)
     except BadOption:
         if not named:
             raise
-        _print_placed(named[0], json=json)  # the API has lost it, its node has not
+        _print_placed(named[0], known, json=json)  # the API has lost it, its node has not
         return True
     phase = found.get("status", {}).get("phase")
     if phase in ENDED:
@@ -178,15 +179,17 @@ def _document(name: str, rows: list[NodeExplanation], *, admitted: bool) -> dict
     }
 
 
-def _print_placed(placed: PodRecord, *, json: bool) -> None:
+def _print_placed(placed: PodRecord, known: Snapshot, *, json: bool, ask: bool = False) -> None:
+    document = placed_pod(placed, known, ask=ask)
     if json:
-        document = {"pod": placed.key, "placed": True, "node": placed.node, "stage": placed.stage}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         return
     print(f"pod {placed.key}: {STANDING[placed.stage]} node {placed.node}")
     for gpu in placed.assignment.held():
         limit = f", at most {size(gpu.limit_mib)} in all" if gpu.limit_mib else ""
         print(f"  GPU {gpu.index} {gpu.uuid}: {_share(gpu.mib, gpu.core_percent, ', ')}{limit}")
+    for line in [*_notes_of_bursts(document.bursts, known), *lines_of(document)]:
+        print(f"  {line}")
 
 
 def _orphan(one: PodRecord) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -30,18 +30,23 @@ COMMAND_LEAST: Final = 12
 LEFT: Final = frozenset({"PID", "RUN", "GPU", "CLASS", "STATE", "COMMAND"})
 """Words; the others are numbers."""
 PS_COLUMNS: Final = (
-    "PID", "RUN", "GPU", "CLASS", "CORE", "TIME", "LIMIT", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS", "COMMAND",
+    "PID", "RUN", "GPU", "CLASS", "CORE", "TIME", "LIMIT", "EXCESS", "SWAPPED", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS", "COMMAND",
 )  # fmt: skip
 PS_EXPENDABLE: Final = (
-    "SHARED", "CONTEXT", "PROCS", "LEASED", "TIME", "CLASS", "CORE", "COMMAND", "RUN", "USED", "LIMIT", "GPU",
+    "SHARED", "CONTEXT", "PROCS", "LEASED", "TIME", "CLASS", "CORE", "COMMAND", "RUN", "EXCESS", "USED", "SWAPPED", "LIMIT", "GPU",
 )  # fmt: skip
 """What a narrow terminal does without, first first: which process has how much of which GPU stays longest."""
+PS_OF_BURSTS: Final = frozenset({"EXCESS", "SWAPPED"})
+"""Shown where something may burst."""
 TOP_COLUMNS: Final = (
-    "PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "WAIT", "SUSPENDS", "COMMAND",
+    "PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "WAIT", "SUSPENDS", "LIMIT", "EXCESS", "SWAPPED", "COMMAND",
 )  # fmt: skip
 TOP_EXPENDABLE: Final = (
-    "SUSPENDS", "WAIT", "CLASS", "CAPPED", "WAITED", "COMMAND", "STATE", "ASKED", "PID", "GOT",
+    "SUSPENDS", "WAIT", "CLASS", "CAPPED", "WAITED", "COMMAND", "EXCESS", "LIMIT", "SWAPPED", "STATE", "ASKED", "PID", "GOT",
 )  # fmt: skip
+
+
+TOP_OF_BURSTS: Final = frozenset({"LIMIT", *PS_OF_BURSTS})
 
 
 @contextmanager
@@ -102,15 +107,26 @@ def drawn(view: StateRootView, width: int) -> RenderableType:
     if not view.entries:
         return Group(Text("no run has a share of a GPU"), *notes)
     rows = [_row(entry, gpu) for entry in view.entries for gpu in entry.gpus]
-    return Group(_table(PS_COLUMNS, rows, PS_EXPENDABLE, width), *notes)
+    bursts = any(gpu.bursts for entry in view.entries for gpu in entry.gpus)
+    return Group(
+        _table(PS_COLUMNS, rows, PS_EXPENDABLE, width, without=frozenset() if bursts else PS_OF_BURSTS), *notes
+    )
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[Text]], expendable: Sequence[str], width: int) -> Table:
-    """As much of the rows as fits the width. COMMAND is cut, the others are there whole or not at all."""
+def _table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[Text]],
+    expendable: Sequence[str],
+    width: int,
+    without: Set[str] = frozenset(),
+) -> Table:
+    """As much of the rows as fits the width, but for some columns. COMMAND is cut, the others are there whole or not at all."""
     widths = {name: max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(names)}
     least = widths | {"COMMAND": min(widths["COMMAND"], COMMAND_LEAST)}
-    shown = list(names)
+    shown = [name for name in names if name not in without]
     for name in expendable:
+        if name not in shown:
+            continue
         if sum(least[one] + GAP for one in shown) - GAP <= width:
             break
         shown.remove(name)
@@ -136,6 +152,8 @@ def _row(entry: RunView, gpu: GpuView) -> list[Text]:
         marked(cap(gpu.core_percent, gpu.core_limit_percent), Limit.GPU_TIME, entry.unenforced),
         Text("-" if entry.gpu_time is None else clock(entry.gpu_time.on_s)),
         marked(sizes(gpu.guarantee_bytes, gpu.limit_bytes), Limit.MEMORY, entry.unenforced),
+        Text(amount(gpu.excess_bytes)),
+        Text(amount(gpu.away_bytes)),
         Text(amount(gpu.leased_bytes)),
         Text(amount(gpu.used_bytes), style=over),
         Text(amount(gpu.context_bytes)),
@@ -187,7 +205,8 @@ def drawn_top(table: TopTable, width: int) -> RenderableType:
         return Group(Text("no run computes"), *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
     names, rows = TOP_COLUMNS[first:], [_top_row(row)[first:] for row in table.rows]
-    return Group(_table(names, rows, [name for name in TOP_EXPENDABLE if name in names], width), *notes)
+    bursts = any(row.bursts for row in table.rows)
+    return Group(_table(names, rows, TOP_EXPENDABLE, width, without=frozenset() if bursts else TOP_OF_BURSTS), *notes)
 
 
 def _top_row(row: TopRow) -> list[Text]:
@@ -200,6 +219,9 @@ def _top_row(row: TopRow) -> list[Text]:
         *(Text(percent(part)) for part in (row.got_percent, row.waited_percent, row.capped_percent)),
         Text("-" if row.wait_ms is None else f"{row.wait_ms:.2f} ms"),
         Text("?" if row.suspends is None else str(row.suspends)),
+        Text(sizes(row.guarantee_bytes, row.limit_bytes)),
+        Text(amount(row.excess_bytes)),
+        Text(amount(row.away_bytes)),
         Text(row.command),
     ]
 

@@ -1,4 +1,4 @@
-"""Sentences on memory above the guarantee: what is in host memory and why, for `ps` and `top`. Pure."""
+"""Memory above the guarantee: how much it is, what of it is in host memory and why, for `ps`, `top` and `explain`. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,29 @@ class GpuSizes(Protocol):
     @property
     def away_bytes(self) -> int:
         """The part in host memory."""
+
+
+class GpuCharges(Protocol):
+    """What is charged to a container on one GPU. Bytes."""
+
+    @property
+    def leased_bytes(self) -> int: ...
+
+    @property
+    def context_bytes(self) -> int: ...
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+    @property
+    def guarantee_bytes(self) -> int | None: ...
+
+
+def excess_of(gpu: GpuCharges) -> int | None:
+    """What a container has above its guarantee, on the GPU or in host memory; None = no arbiter reports the guarantee."""
+    if gpu.guarantee_bytes is None:
+        return None
+    return max(0, gpu.leased_bytes + gpu.context_bytes + gpu.shared_bytes - gpu.guarantee_bytes)
 
 
 def state_of(name: str, swap: SwapStatus | None, gpus: Sequence[GpuSizes]) -> list[str]:

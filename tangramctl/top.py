@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 
@@ -58,10 +59,23 @@ class TopRow(msgspec.Struct, frozen=True, rename={"service_class": "class"}):
     """Above `requested_percent` where it may burst; 0 = no cap, or none that the arbiter reports"""
     burst_percent: float | None = None
     """The part of `got_percent` above its guarantee."""
+    guarantee_bytes: int | None = None
+    """GPU memory that is never taken away, of all its GPUs together; None = no arbiter reports it"""
+    limit_bytes: int = 0
+    """GPU memory in all"""
+    excess_bytes: int | None = None
+    """What it has above its guarantee, on the GPU or in host memory"""
+    away_bytes: int = 0
+    """What of it is in host memory"""
     swapping: tuple[str, ...] = ()
     """Lines on memory of it that is in host memory, or cannot be moved there."""
     ends: tuple[str, ...] = ()
     """Lines on a container that does not give way, or whose memory cannot come back."""
+
+    @property
+    def bursts(self) -> bool:
+        """Whether it may have more memory than its guarantee."""
+        return self.guarantee_bytes is not None and self.guarantee_bytes < self.limit_bytes
 
 
 class TopTable(msgspec.Struct, frozen=True):
@@ -77,7 +91,9 @@ def between(before: StateRootView, now: StateRootView, seconds: float) -> TopTab
     """What each container that reports GPU time got. An arbiter that started anew counts from nothing: then nothing is known yet."""
     then = {entry.key: entry for entry in before.entries}
     rows = [_row(then.get(entry.key), entry, seconds) for entry in now.entries if entry.gpu_time is not None]
-    rows += [_unknown(entry) for entry in now.entries if entry.gpu_time is None and entry.unenforced]
+    rows += [
+        _unknown(entry) for entry in now.entries if entry.gpu_time is None and (entry.unenforced or _paused(entry))
+    ]
     return TopTable(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
 
 
@@ -104,7 +120,7 @@ def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
         service_class=now.service_class,
         level=now.level,
         state=PAUSED
-        if now.swap is not None and now.swap.paused
+        if _paused(now)
         else _state(gpu_time.working, gpu_time.on, capped=(capped or 0.0) > (waited or 0.0)),
         requested_percent=gpu_time.requested_percent,
         got_percent=got,
@@ -120,9 +136,38 @@ def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:
         unenforced=now.unenforced,
         limit_percent=gpu_time.limit_percent,
         burst_percent=burst,
+        **_memory(now),
+    )
+
+
+class _Memory(TypedDict):
+    guarantee_bytes: int | None
+    limit_bytes: int
+    excess_bytes: int | None
+    away_bytes: int
+    swapping: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def _memory(now: RunView) -> _Memory:
+    """The part of a row about its memory."""
+    return _Memory(
+        guarantee_bytes=_sum(gpu.guarantee_bytes for gpu in now.gpus),
+        limit_bytes=sum(gpu.limit_bytes for gpu in now.gpus),
+        excess_bytes=_sum(gpu.excess_bytes for gpu in now.gpus),
+        away_bytes=sum(gpu.away_bytes for gpu in now.gpus),
         swapping=tuple(state_of(now.name, now.swap, now.gpus)),
         ends=tuple(ends_of(now.name, now.swap)),
     )
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    known = list(parts)
+    return None if not known or None in known else sum(part or 0 for part in known)
+
+
+def _paused(entry: RunView) -> bool:
+    return entry.swap is not None and entry.swap.paused
 
 
 def _unknown(entry: RunView) -> TopRow:
@@ -133,7 +178,7 @@ def _unknown(entry: RunView) -> TopRow:
         pid=entry.pid,
         service_class=entry.service_class,
         level=entry.level,
-        state="unknown",
+        state=PAUSED if _paused(entry) else "unknown",
         requested_percent=max((gpu.core_percent for gpu in entry.gpus), default=0),
         got_percent=None,
         waited_percent=None,
@@ -145,6 +190,7 @@ def _unknown(entry: RunView) -> TopRow:
         command=entry.command,
         unenforced=entry.unenforced,
         limit_percent=max((gpu.core_limit_percent for gpu in entry.gpus), default=0),
+        **_memory(entry),
     )
 
 

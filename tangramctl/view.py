@@ -18,6 +18,7 @@ from tangramctl.errors import Broken
 from tangramctl.machine import StateRoot, default_root, found
 from tangramctl.proc import called_by_kubectl
 from tangramctl.records import Run, UnreadableRun, runs
+from tangramctl.swapping import excess_of
 from vgpu.api.enforcement import Limit, row_of
 from vgpu.api.errors import BadDocument
 from vgpu.protocol.status import (
@@ -57,6 +58,13 @@ class GpuView(msgspec.Struct, frozen=True):
     """Below `limit_bytes` where it may burst; None = no arbiter reports it."""
     away_bytes: int = 0
     """The part of what is leased that is in host memory."""
+    excess_bytes: int | None = None
+    """What it has above its guarantee, on the GPU or in host memory; None = no arbiter reports it."""
+
+    @property
+    def bursts(self) -> bool:
+        """Whether it may have more than its guarantee here."""
+        return self.guarantee_bytes is not None and self.guarantee_bytes < self.limit_bytes
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -228,6 +236,7 @@ def _run(run: Run, status: ContainerStatus | None, described: str | None) -> Run
         core_limit_percent=reported.core_limit_percent if reported else 0,
         guarantee_bytes=reported.guarantee_bytes if reported else None,
         away_bytes=reported.away_bytes if reported else 0,
+        excess_bytes=excess_of(reported) if reported else None,
     )
     return RunView(
         kind="run",
@@ -263,6 +272,7 @@ def _container(status: ContainerStatus) -> RunView:
             core_limit_percent=gpu.core_limit_percent,
             guarantee_bytes=gpu.guarantee_bytes,
             away_bytes=gpu.away_bytes,
+            excess_bytes=excess_of(gpu),
         )
         for gpu in status.gpus
     )

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from kube.auth import Credentials
-from kube.client import Client, connect
+from kube.client import STRATEGIC_PATCH, Client, connect
 from kube.paths import BUDGETS, KUEUE, workloads
 
 Object = dict[str, Any]
@@ -168,7 +168,7 @@ class FakeApi:
             if parts[6:] == ["eviction"]:
                 return self._evict(key, await request.json())
             if parts[6:] == ["status"] and request.method == "PATCH":
-                return self._patch_status(key, await request.json())
+                return self._patch_status(key, await request.json(), request.content_type)
             found = self.pod(key)
             return web.json_response(found) if found else _status(404, "NotFound", f'pods "{parts[5]}" not found')
         if parts[-1] == "tokenreviews":
@@ -245,11 +245,15 @@ class FakeApi:
         self.put(found | {"metadata": found["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
         return _status(201, "", "", "Success")
 
-    def _patch_status(self, key: str, body: Object) -> web.Response:
+    def _patch_status(self, key: str, body: Object, content_type: str) -> web.Response:
         found = self.pod(key)
         if found is None:
             return _status(404, "NotFound", f'pods "{key}" not found')
-        status = {name: value for name, value in (found["status"] | body["status"]).items() if value is not None}
+        change = dict(body["status"])
+        if content_type == STRATEGIC_PATCH and "conditions" in change:
+            merged = {one["type"]: one for one in [*found["status"].get("conditions", []), *change["conditions"]]}
+            change["conditions"] = list(merged.values())
+        status = {name: value for name, value in (found["status"] | change).items() if value is not None}
         return web.json_response(self.put(found | {"status": status}))
 
     def _patch_event(self, name: str, body: Object) -> web.Response:

@@ -255,6 +255,7 @@ class ServedContainer:
             return False
         uuids = self.memory.uuids
         if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.over_limit.excesses:
+            self.memory.show_page()  # the limit in effect also depends on the node
             return False
         held = self.memory.measure(reading)
         self.exempt.evaluate(uuids, reading)

@@ -215,10 +215,22 @@ class ContainerMemory:
         }
 
     def show(self) -> None:
-        """Publish the unleased bytes on the page, and to the node what the container has."""
+        """Publish the page, and to the node what the container has."""
+        self.show_page()
         for gpu in range(len(self._gpus)):
-            self._page.show(gpu, self.ledger.unleased_bytes(gpu))
             self._share.use(gpu, self.ledger.claimed_bytes(gpu))
+
+    def show_page(self) -> None:
+        """Publish the limits in effect and the unleased bytes of them on the page."""
+        for gpu in range(len(self._gpus)):
+            self._unleased(gpu)
+
+    def _unleased(self, gpu: int) -> int:
+        """Unleased bytes of the limit in effect, after they are on the page. The ledger's limit may be higher: memory above the guarantee may have to wait."""
+        limit = self._share.limit_in_effect_bytes(gpu, self.limits_bytes[gpu])
+        unleased = max(0, self.ledger.unleased_bytes(gpu) - (self.limits_bytes[gpu] - limit))
+        self._page.show(gpu, limit, unleased)
+        return unleased
 
     def _charge_unconnected(self) -> None:
         """Charge the memory of processes that are not connected, so that it is leased to no other process."""
@@ -288,9 +300,7 @@ class ContainerMemory:
         known = known and part.measured_bytes is not None
         if known and waiting.made and part.context_bytes > 0:  # 0: it ended before the measurement
             self._node_memory.learn(self._uuid(waiting.gpu), part.context_bytes)
-        unleased = self.ledger.unleased_bytes(waiting.gpu)
-        self._page.show(waiting.gpu, unleased)
-        answer = wire.Measured(waiting.gpu, known, part.context_bytes, unleased)
+        answer = wire.Measured(waiting.gpu, known, part.context_bytes, self._unleased(waiting.gpu))
         self._connections.attempt(connection, lambda: connection.send(waiting.seq, answer))
 
     def _uuid(self, gpu: int) -> str:
@@ -309,10 +319,7 @@ class ContainerMemory:
                 self._connections.attempt(connection, lambda c=connection, e=event: self._report_one(c, e))  # type: ignore[misc]
 
     def _report_one(self, connection: Connection, event: Event) -> None:
-        unleased = self.ledger.unleased_bytes(event.gpu)
-        self._page.show(
-            event.gpu, unleased
-        )  # before the answer: then a process that has read the answer reads an updated page
+        unleased = self._unleased(event.gpu)  # before the answer: a process that has read it reads an updated page
         match event:
             case Granted(_, gpu, seq, granted):
                 connection.send(seq, wire.Leased(gpu, False, granted, unleased))

@@ -216,11 +216,12 @@ class Contexts:
     def listed(
         self, ledger: Ledger, gpu: int, uuid: str, connections: Iterable[Connection]
     ) -> list[wire.ListedProcess]:
-        """The processes of this container with memory on a GPU, for nvidia-smi in the container."""
+        """The processes of this container with memory of a GPU, also while it is in host memory, for nvidia-smi in the container."""
         listed = []
         for other in connections:
             part = ledger.part_of(other.number, gpu)
-            held = part.measured_bytes or part.used_bytes + part.context_bytes
+            measured_bytes = part.measured_bytes + part.away_bytes if part.measured_bytes is not None else 0
+            held = measured_bytes or part.used_bytes + part.context_bytes
             listed.append(wire.ListedProcess(other.pid_in_container, held))
         listed += [
             wire.ListedProcess(host.pid_inside(pid), measured)

@@ -42,6 +42,8 @@ class Swapping(Protocol):
 
     def process_away_bytes(self, name: str, pid: int, gpu: str) -> int: ...
 
+    def limit_bytes(self, name: str, gpu: str) -> int: ...
+
 
 class WaitingRequest(NamedTuple):
     """A request of a container that the node decides about."""
@@ -93,6 +95,12 @@ class NodeShare:
         """The limit in all on each GPU; the guarantee if containers of this node may not burst."""
         most = {gpu.uuid: gpu.mib for gpu in burst.gpus} if burst is not None and self._node is not None else {}
         return [max(gpu.mib, most.get(gpu.uuid, 0)) * MIB for gpu in grant.gpus]
+
+    def limit_in_effect_bytes(self, gpu: int, limit_bytes: int) -> int:
+        """What the container may have of a GPU in all now: what BURST states, `limit_bytes` at most."""
+        if self._node is None or gpu >= len(self._uuids):
+            return limit_bytes
+        return min(limit_bytes, self._node.limit_bytes(self._name, self._uuids[gpu]))
 
     def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
         """What the container has: memory that cannot be swapped, and elastic leases."""

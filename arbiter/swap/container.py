@@ -65,6 +65,10 @@ class SwapContainer:
             if gpu in (None, mover.gpu)
         ]
 
+    def limits(self, gpu: str) -> tuple[int, int]:
+        """Guarantee and limit in effect on a GPU, as BURST and the page state them; nothing without a contract."""
+        return self.contract.gpus.get(gpu, (0, 0)) if self.contract is not None else (0, 0)
+
     def used_bytes(self, gpu: str) -> int:
         """What it has leased of a GPU in all."""
         return sum(self._used.get(gpu, (0, 0)))
@@ -385,7 +389,7 @@ class SwapContainer:
     def _limit(self, process: SwapProcess) -> None:
         if self.contract is not None:
             for gpu in self.gpus:
-                process.limit(gpu, *self.contract.gpus[gpu])
+                process.limit(gpu, *self.limits(gpu))
 
     def _new(self, pid: int, started: int) -> SwapProcess:
         host = self._host

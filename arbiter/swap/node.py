@@ -255,6 +255,10 @@ class SwapNode:
         """It announces work. From any thread."""
         self._activity.announced(name, in_s)
 
+    def limit_bytes(self, name: str, gpu: str) -> int:
+        """The limit that is in effect for a container that has joined: what BURST states."""
+        return self._containers[name].limits(gpu)[1]
+
     def may_burst(self, name: str, gpu: str) -> bool:
         """Whether elastic leases are to be granted at all now."""
         container = self._containers.get(name)

@@ -90,6 +90,10 @@ class HostPoolWatch:
     ) -> None:
         self._status, self._boot_id, self._request = status, boot_id, request
         self._fetch_node, self._report, self._ready, self._clock = fetch_node, report, ready, clock
+        self.changed: Callable[[], None] = lambda: None
+        """Called when the pool is ready, or no more."""
+        self.missing = NO_STATUS
+        """Why there is none, as of the last look; empty = it is ready."""
         self._missing_since_s: float | None = None
         self._reported_s: float | None = None
 
@@ -103,6 +107,9 @@ class HostPoolWatch:
         """Look at the status. Returns why the pool is missing; empty when it is there."""
         now_s = self._clock()
         why = missing_on_node(self._read(), boot_id=self._boot_id, now_s=now_s)
+        before, self.missing = self.missing, why
+        if bool(before) != bool(why):
+            self.changed()
         self._ready.set(not why)
         if not why:
             self._missing_since_s = self._reported_s = None

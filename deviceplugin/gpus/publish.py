@@ -1,12 +1,14 @@
-"""Keep the node's inventory annotation saying what the node has.
+"""Keep the node's annotations saying what the node has: its inventory, and a summary of bursts for people.
 
 Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and checked now and
-then in case the watch is not there: the extender places by it.
+then in case the watch is not there: the extender places by it. The summary changes with every pod, so it alone is no reason for a write:
+it is compared at the same checks.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -32,16 +34,25 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 
 class Publisher:
-    """Writes the annotation of one node."""
+    """Writes the annotations of one node. `beside`: further annotations, as they should be now; None = it should not be there."""
 
-    def __init__(self, client: Client, node: str, offer: Offer) -> None:
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        offer: Offer,
+        beside: Callable[[], Mapping[str, str | None]] = dict,
+    ) -> None:
         self.written = 0
         self.failing = ""
         """Why the last attempt failed; empty when it did not."""
-        self._client, self._path, self._offer = client, paths.node(node), offer
+        self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
         self._nodes: Cache[Node] = Cache(
             client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
         )
+        self._due = asyncio.Event()
+        self._refused: int | None = None
+        """Status of the last refusal of a further annotation, until one is written."""
         self._looked_at = ""
         """Resource version of the node when the watch's word was compared last."""
 
@@ -51,10 +62,15 @@ class Publisher:
             group.create_task(self._nodes.run())
             group.create_task(self._keep_published())
 
+    def check(self) -> None:
+        """What is beside the inventory changed, and is worth a check now."""
+        self._due.set()
+
     async def _keep_published(self) -> None:
         await self._offer.changed_since(0)
         back_off = BackOff(*BACKOFF_S)
         while True:
+            self._due.clear()
             version = self._offer.version
             try:
                 await self.publish()
@@ -68,8 +84,12 @@ class Publisher:
             await self._wait_for_change(version, VERIFY_S)
 
     async def _wait_for_change(self, version: int, at_most_s: float) -> None:
-        """Return when the offer changed, or the watch shows an annotation that is not ours; or after so long."""
-        waiting = [asyncio.ensure_future(self._offer.changed_since(version)), asyncio.ensure_future(self._other_text())]
+        """Return when the offer changed, a check is due, or the watch shows an annotation that is not ours; or after so long."""
+        waiting: list[asyncio.Future[object]] = [
+            asyncio.ensure_future(self._offer.changed_since(version)),
+            asyncio.ensure_future(self._other_text()),
+            asyncio.ensure_future(self._due.wait()),
+        ]
         try:
             await asyncio.wait(waiting, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -98,13 +118,29 @@ class Publisher:
         return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations={key: text} if text else None))
 
     async def publish(self) -> bool:
-        """Make the annotation right. Returns whether it was wrong. Raises ApiError."""
+        """Make the annotations right. Returns whether one was written. Raises ApiError."""
         key, text = self._offer.names.inventory, inventory_to_json(self._offer.inventory())
         node = msgspec.json.decode(await self._client.get(self._path), type=Node)
-        if node.metadata.annotation(key) == text:
+        wrong = node.metadata.annotation(key) != text
+        if wrong:
+            await annotate(self._client, self._path, {key: text})
+            self.written += 1
+            gpus = self._offer.inventory().gpus
+            log.info("inventory published", gpus=len(gpus), healthy=sum(gpu.healthy for gpu in gpus))
+        return await self._publish_beside(node) or wrong
+
+    async def _publish_beside(self, node: Node) -> bool:
+        """The same for what only people read. Pods are placed without it, so a refusal is logged and no failure."""
+        wrong = {one: value for one, value in self._beside().items() if node.metadata.annotation(one) != value}
+        if not wrong:
             return False
-        await annotate(self._client, self._path, {key: text})
+        try:
+            await annotate(self._client, self._path, wrong)
+        except ApiError as error:
+            if error.status != self._refused:
+                log.warning("annotations of the node are not written", annotations=sorted(wrong), error=str(error))
+            self._refused = error.status
+            return False
+        self._refused = None
         self.written += 1
-        gpus = self._offer.inventory().gpus
-        log.info("inventory published", gpus=len(gpus), healthy=sum(gpu.healthy for gpu in gpus))
         return True

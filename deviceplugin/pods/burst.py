@@ -23,6 +23,7 @@ from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.pods.service_class import ObservedPods
 from kube.objects import Pod
 from vgpu.api.burst import BurstLimits, limits_on_gpus
+from vgpu.api.grant import Assignment
 from vgpu.api.inventory import Inventory
 from vgpu.api.overcommit import enforced
 
@@ -106,6 +107,11 @@ class BurstUpdater:
         if not node_pod.bursts:
             return {}
         return self._decide(node_pod, self._guarantees())[0]
+
+    def limits_of_all(self) -> list[tuple[Assignment, Mapping[str, BurstLimits]]]:
+        """Of each pod its assignment, and its containers' limits as `limits` has them."""
+        guarantees = self._guarantees()
+        return [(one.assignment, self._decide(one, guarantees)[0]) for one in self._pods.node_pods()]
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -21,7 +21,6 @@ import structlog
 
 from deviceplugin.pods.limit_violations import (
     EVICT,
-    REASON,
     STRANDED,
     UNLISTED,
     LimitViolation,
@@ -64,11 +63,8 @@ class StatusObserver(Protocol):
     def over_limit(self, pod: Pod, offence: LimitViolation) -> None:
         """A container is over its limit that was not, or that was not reported yet."""
 
-    def over_limit_now(self, containers: int) -> None:
-        """So many are."""
-
-    def stranded_now(self, containers: int) -> None:
-        """Memory of so many cannot come back."""
+    def violated_now(self, found: Sequence[LimitViolation]) -> None:
+        """All that are, and all whose memory cannot come back."""
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         """One of `NOTICES` applies to a container to which it did not."""
@@ -155,8 +151,7 @@ class StatusWatch:
                 self._observer.over_limit(pod, offence)
             reported.add(key)
         self._reported = frozenset(reported)
-        self._observer.over_limit_now(sum(offence.reason == REASON for offence in found))
-        self._observer.stranded_now(sum(offence.reason == STRANDED for offence in found))
+        self._observer.violated_now(found)
 
     def _follow_kills(self, kills: Iterable[KillStatus], reported: frozenset[_Key]) -> None:
         """A container that is killed for being over its limit is over it for a moment only, so a check may miss that."""

@@ -294,6 +294,7 @@ uint64_t lease_take_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t 
 uint64_t lease_surplus_bytes(struct gpu *gpu, enum wire_lease_kind kind);
 uint64_t lease_surplus_of(struct gpu *gpu, uint64_t idle_bytes); /* how much of so much that is idle will not be needed soon */
 uint64_t lease_free_bytes(struct gpu *gpu);
+uint64_t lease_free_of(struct gpu *gpu, uint64_t limit_bytes); /* the same, of another limit in all */
 uint64_t lease_chunk_bytes(struct gpu *gpu);
 uint32_t lease_managed_mib(struct gpu *gpu); /* as USAGE states it */
 

@@ -165,6 +165,21 @@ class Names:
         """Node annotation that the device plugin writes: what GPUs the node has (JSON)."""
         return f"{self.domain}/inventory"
 
+    @property
+    def bursts(self) -> str:
+        """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
+        return f"{self.domain}/bursts"
+
+    @property
+    def memory_stranded(self) -> str:
+        """Pod condition that the device plugin writes: memory of a container cannot come back from host memory."""
+        return f"{self.domain}/GpuMemoryStranded"
+
+    @property
+    def memory_over_limit(self) -> str:
+        """Pod condition that the device plugin writes: a container is over its memory limit."""
+        return f"{self.domain}/GpuMemoryOverLimit"
+
     def gpus_of(self, container: str) -> str:
         """Annotation that we write with the Binding: comma list of GPU UUIDs of one container, read by fieldRef.
 

@@ -27,6 +27,8 @@ class Part:
     """The part of the used memory that NVML lists for no process; 0 also if the library does not count it."""
     still: bool = False
     """Lease and statement did not change around the last reading: they are the same as when NVML was read."""
+    away_bytes: int = 0
+    """The part of the lease that was in host memory at the last reading, and so is not in `measured_bytes`."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,9 @@ class ProcessRecord:
         """The part of it that other modules read."""
         of = self.context
         allocated = self.leased_bytes, self.used_bytes
-        return Part(*allocated, of.bytes, of.measured_bytes, self.made_bytes, self.managed_bytes, of.still)
+        return Part(
+            *allocated, of.bytes, of.measured_bytes, self.made_bytes, self.managed_bytes, of.still, self.away_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,10 @@ UNDERSTANDS_DRAINED: Final = 8
 UNDERSTANDS_RESUMED: Final = 16
 UNDERSTANDS_BURST: Final = 32
 UNDERSTANDS_OPEN: Final = 64
+SHOWS_LIMITS: Final = 128
 """Bits of the features."""
+LIMITS_AT: Final = 2048
+"""Offset in the page of the limits in effect, one u64 for each GPU, if the features have `SHOWS_LIMITS`."""
 KERNELS_ONLY: Final = 1
 """Bit of the value of WORK and STILL."""
 ABOUT_TO: Final = 1
@@ -104,7 +107,7 @@ FOR_CONTEXT: Final = 2
 FOR_BURST: Final = 4
 """Flag of a HELLO: this connection receives the burst limits and orders to swap, and leases nothing."""
 PAGE_BYTES: Final = 4096
-"""The page of unleased bytes that comes with WELCOME: one u64 for each GPU."""
+"""The page that comes with WELCOME. It begins with the unleased bytes: one u64 for each GPU."""
 LIBRARY_VERSION_BYTES: Final = 32
 KEY_BYTES: Final = 64
 """Key of memory that processes share: an IPC handle, or a pool's export data of a pointer."""

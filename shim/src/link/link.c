@@ -50,12 +50,6 @@ bool link_send(enum wire_type type, const void *body, uint32_t body_bytes)
     return wire_send(&link_->end, type, link_next_seq(), body, body_bytes);
 }
 
-uint32_t link_page_word(size_t at)
-{
-    const char *page = (const char *)(uintptr_t)atomic_load_explicit(&link_->page, memory_order_acquire);
-    return page == NULL ? 0 : atomic_load_explicit((const _Atomic uint32_t *)(const void *)(page + at), memory_order_relaxed);
-}
-
 /* What this process leases, in full: a restarted arbiter adopts it as it is. */
 bool link_state_use(struct gpu *gpu)
 {

@@ -158,7 +158,6 @@ bool link_wait(void);           /* until connected, as long as an arbiter that i
 void link_forget(void);         /* in a forked child */
 void link_look_for_page(void);  /* by the thread that reads, now and then: connects anew where there is a descriptor for the page by now */
 bool link_has_helper(void);     /* false: what is not needed is returned at once, for no thread would answer a recall */
-uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
 
 /* request.c */
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
@@ -166,7 +165,6 @@ enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64
 void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes); /* of the unused lease, to the arbiter */
 void link_return_all(struct gpu *gpu);                                            /* the unused lease of both kinds */
 void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead, and until the page shows what was given back */
-bool link_unleased(struct gpu *gpu, uint64_t *bytes);
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
 void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
 bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t capacity, uint32_t *count);
@@ -188,6 +186,11 @@ void link_pump(uint64_t deadline_ms); /* locked */
 bool link_try(void);                  /* locked, by the thread that reads; false: the arbiter is away */
 void link_read(void);                 /* not locked, by the thread that reads, when there is something */
 bool link_state_use(struct gpu *gpu); /* locked */
+
+/* page.c */
+uint32_t link_page_word(size_t at); /* of the 32-bit words of the arbiter's page; 0 before the first WELCOME */
+bool link_unleased(struct gpu *gpu, uint64_t *bytes); /* what no process of the container leases. false: it is not known, as none has connected here */
+uint64_t link_limit_bytes(struct gpu *gpu); /* of the container in all, also of a process that has no connection for bursts */
 
 /* answers.c */
 bool link_handle(const struct wire_packet *packet); /* not locked; false: the connection is over */

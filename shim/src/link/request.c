@@ -214,17 +214,6 @@ void link_return_all(struct gpu *gpu)
     quiet_end(quiet);
 }
 
-/* What no process of the container leases. False when that is not known: never connected, or the arbiter is away. */
-bool link_unleased(struct gpu *gpu, uint64_t *bytes)
-{
-    const _Atomic uint64_t *page = atomic_load_explicit(&link_->page, memory_order_acquire);
-    int wire = atomic_load_explicit(&gpu->wire, memory_order_acquire);
-    if (page == NULL || wire < 0)
-        return false;
-    *bytes = atomic_load_explicit(&page[wire], memory_order_relaxed);
-    return true;
-}
-
 /* Locked. The first allocation will want a lease: request it while the driver is busy with the context. */
 static void request_chunk_ahead(struct gpu *gpu)
 {

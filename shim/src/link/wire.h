@@ -252,8 +252,12 @@ enum {
     WIRE_UNDERSTANDS_DRAINED = 8,
     WIRE_UNDERSTANDS_RESUMED = 16,
     WIRE_UNDERSTANDS_BURST = 32,
-    WIRE_UNDERSTANDS_OPEN = 64
+    WIRE_UNDERSTANDS_OPEN = 64,
+    WIRE_SHOWS_LIMITS = 128 /* WIRE_LIMITS_AT is filled in */
 };
+
+/* Of each GPU the limit that is in effect for the container in all: what BURST states, also for a process without that connection. */
+enum { WIRE_LIMITS_AT = 2048 };
 struct wire_gpu_time {
     _Atomic uint64_t beat_ms;  /* changes while the arbiter runs: CLOCK_MONOTONIC, of its time namespace; 0 = no beat yet */
     _Atomic uint32_t off;      /* the container is suspended */

@@ -141,8 +141,8 @@ static bool is_on_the_way(struct gpu *gpu)
            atomic_load_explicit(&tangram.link.given_seq, memory_order_relaxed) != 0;
 }
 
-/* What could be allocated now, as far as this process knows without a request. It does not wait for an arbiter that is away. */
-uint64_t lease_free_bytes(struct gpu *gpu)
+/* What could be allocated now of such a limit, as far as this process knows without a request. It does not wait for an arbiter that is away. */
+uint64_t lease_free_of(struct gpu *gpu, uint64_t limit_bytes)
 {
     uint64_t unleased = 0, unused;
     uint32_t gives;
@@ -156,12 +156,16 @@ uint64_t lease_free_bytes(struct gpu *gpu)
         link_unleased(gpu, &unleased);
     } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
     uint64_t leased = lease_leased_bytes(gpu);
-    uint64_t limit = atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed);
     uint64_t kept = atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed); /* of elastic memory: leased, and released when it is needed */
     unused += kept;
     uint64_t used = leased > unused ? leased - unused : 0;
     uint64_t free_bytes = unused + unleased;
-    if (used >= limit)
+    if (used >= limit_bytes)
         return 0;
-    return free_bytes < limit - used ? free_bytes : limit - used;
+    return free_bytes < limit_bytes - used ? free_bytes : limit_bytes - used;
+}
+
+uint64_t lease_free_bytes(struct gpu *gpu)
+{
+    return lease_free_of(gpu, atomic_load_explicit(&gpu->limit_bytes, memory_order_relaxed));
 }

@@ -1,7 +1,8 @@
 /* nvml.c - which GPU of the grant a call of the management library is about, and the memory that it shows.
  *
- * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). Used memory is what the container's processes have
- * leased and what their contexts take; the GPU's free memory bounds what is shown as free, but where the container may burst.
+ * Works in a process that never starts CUDA (nvidia-smi, a metrics agent). The total is the limit that the arbiter's page shows: such a process
+ * needs no connection for bursts. Used memory is what the container's processes have leased, also while it is in host memory, and what their contexts take.
+ * The GPU's free memory bounds what is shown as free, but where the container may burst.
  */
 #include "hooks/hook.h"
 #include "process.h"
@@ -26,12 +27,13 @@ nvmlReturn_t shared_gpu(nvmlDevice_t device, struct gpu **gpu)
 
 static void view(struct gpu *gpu, unsigned long long *total, unsigned long long *free_now, unsigned long long *used)
 {
-    uint64_t unleased, limit = atomic_load(&gpu->limit_bytes);
+    uint64_t unleased;
     if (!link_unleased(gpu, &unleased)) /* nvidia-smi: no thread has connected to the arbiter yet */
         link_wait();
-    uint64_t ours = lease_free_bytes(gpu);
+    const uint64_t limit = link_limit_bytes(gpu), ours = lease_free_of(gpu, limit);
+    const bool bursts = limit > atomic_load_explicit(&gpu->resident_limit_bytes, memory_order_relaxed);
     *free_now += atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed);
-    if (*free_now > ours || burst_is_allowed(gpu))
+    if (*free_now > ours || bursts)
         *free_now = ours;
     if (*free_now > limit)
         *free_now = limit;

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kube.client import STRATEGIC_PATCH
 from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.rendering import NAMESPACE
 
@@ -16,6 +17,7 @@ NODES = "/api/v1/nodes"
 SECRETS = "/api/v1/namespaces/default/secrets"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 ASSIGNMENT, GPUS, INVENTORY = "tangram.sh/assignment", "tangram.sh/gpus.main", "tangram.sh/inventory"
+BURSTS = "tangram.sh/bursts"
 OURS = {ASSIGNMENT: "{}", GPUS: "GPU-1"}
 SHARE = {"tangram.sh/gpu-mem": "1"}
 PLUGIN, SCHEDULER = (f"system:serviceaccount:{NAMESPACE}:tangram-{name}" for name in ("node", "scheduler"))
@@ -38,6 +40,7 @@ def wait_until_in_force(api: ApiServer) -> None:
     refused(lambda: delete_until_denied(api))
     refused(lambda: evict_until_denied(api))
     refused(lambda: create_secret_until_denied(api))
+    refused(lambda: write_condition_until_denied(api))
 
 
 def patched_until_denied(api: ApiServer, path: str, key: str) -> None:
@@ -82,6 +85,17 @@ def bound_until_seen(api: ApiServer, *containers: dict[str, Any], **spec: Any) -
 def evict_until_denied(api: ApiServer) -> None:
     for _ in range(2000):
         evict(api, pod(api), user=PLUGIN)
+
+
+def write_condition_until_denied(api: ApiServer) -> None:
+    name = pod(api)
+    for attempt in range(2000):
+        status_patch(api, name, user=PLUGIN, message=str(attempt))
+
+
+def status_patch(api: ApiServer, name: str, user: str, node: str = "", **status: Any) -> Any:
+    """As the device plugin writes a status: lists are merged by their keys."""
+    return api("PATCH", f"{PODS}/{name}/status", {"status": status}, user=user, node=node, content_type=STRATEGIC_PATCH)
 
 
 def create_secret_until_denied(api: ApiServer) -> None:

@@ -139,7 +139,7 @@ def _helm() -> Helm:
 
 
 def _rendered() -> str:
-    return _helm().text({"accessMode": "cdi"})
+    return _helm().text({"accessMode": "cdi", "burst": {"enabled": True}})
 
 
 @dataclass(frozen=True, slots=True)

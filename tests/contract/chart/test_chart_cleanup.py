@@ -16,7 +16,7 @@ from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import CHART, Helm, env
 
 NODES = "/api/v1/nodes"
-OURS, FOREIGN = "gpu.example.com/inventory", "example.com/kept"
+OURS, FOREIGN = ("gpu.example.com/inventory", "gpu.example.com/bursts"), "example.com/kept"
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +72,16 @@ def annotations_of(api: ApiServer, name: str) -> dict[str, str]:
     return dict(api("GET", f"{NODES}/{name}")["metadata"].get("annotations") or {})
 
 
-def test_the_inventory_goes_from_every_node_and_nothing_else(
+def test_the_plugins_annotations_go_from_every_node_and_nothing_else(
     program: ModuleType, api: ApiServer, through_http: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over several pages, and though a node is deleted meanwhile."""
     monkeypatch.setattr(program, "PAGE", 1)
     names = ["gone", "has-gpus", "has-more", "plain"]
     for name in names:
-        given = {FOREIGN: "yes"} | ({OURS: "{}"} if name != "plain" else {})
+        given = {FOREIGN: "yes"} | (
+            dict.fromkeys(OURS[: 1 if name == "has-gpus" else 2], "{}") if name != "plain" else {}
+        )
         api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": given}})
     assert program.strip(program.Api(through_http, "token", None), OURS) == 3
     for name in names[1:]:
@@ -130,7 +132,7 @@ def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
     objects = helm.objects({"domain": "gpu.example.com"})
     job = objects.one("Job", "tangram-cleanup")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"][2] == OURS
+    assert container["command"][2].split(",") == list(OURS)
     for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ConfigMap", "Job"):
         hook = objects.one(kind, "tangram-cleanup")["metadata"]["annotations"]
         assert hook["helm.sh/hook"] == "post-delete"

@@ -5,6 +5,7 @@ The rows are the ways by which somebody could give a pod a GPU, or a node one th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.policy_kit import (
+    BURSTS,
     CLEANUP,
     GPUS,
     INVENTORY,
@@ -31,10 +33,11 @@ from tests.contract.chart.policy_kit import (
     pod,
     refused,
     secret,
+    status_patch,
     visible,
     visible_from,
 )
-from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused
+from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Refused, env
 from vgpu.api.names import DEFAULT
 
 
@@ -157,23 +160,26 @@ def test_an_ephemeral_container_gets_no_gpu(
     act() if comes_in else refused(act)
 
 
-def test_only_the_plugin_of_a_node_writes_its_inventory(policies: ApiServer) -> None:
-    node(policies, "own")
-    change = {"metadata": {"annotations": {INVENTORY: "{}"}}}
-    for user, bound in (("jane", ""), ("system:node:own", ""), (SCHEDULER, "own"), (PLUGIN, "other"), (PLUGIN, "")):
-        assert "node own" in refused(
-            lambda who=(user, bound): policies.patch(f"{NODES}/own", change, user=who[0], node=who[1])
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+def test_only_the_plugin_of_a_node_writes_its_annotations(policies: ApiServer, key: str) -> None:
+    name = f"own-{next(numbers)}"
+    node(policies, name)
+    change = {"metadata": {"annotations": {key: "{}"}}}
+    for user, bound in (("jane", ""), (f"system:node:{name}", ""), (SCHEDULER, name), (PLUGIN, "other"), (PLUGIN, "")):
+        assert f"node {name}" in refused(
+            lambda who=(user, bound): policies.patch(f"{NODES}/{name}", change, user=who[0], node=who[1])
         )
-        refused(lambda who=(user, bound): policies.patch(f"{NODES}/own/status", change, user=who[0], node=who[1]))
-    policies.patch(f"{NODES}/own", change, user=PLUGIN, node="own")
-    gone = {"metadata": {"annotations": {INVENTORY: None}}}
-    refused(lambda: policies.patch(f"{NODES}/own", gone, user="jane"))
-    policies.patch(f"{NODES}/own", {"metadata": {"labels": {"a": "b"}}}, user="jane")
-    policies.patch(f"{NODES}/own", gone, user=CLEANUP)
+        refused(lambda who=(user, bound): policies.patch(f"{NODES}/{name}/status", change, user=who[0], node=who[1]))
+    policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name)
+    gone = {"metadata": {"annotations": {key: None}}}
+    assert key in refused(lambda: policies.patch(f"{NODES}/{name}", gone, user="jane"))
+    policies.patch(f"{NODES}/{name}", {"metadata": {"labels": {"a": "b"}}}, user="jane")
+    policies.patch(f"{NODES}/{name}", gone, user=CLEANUP)
 
 
-def test_a_node_is_not_created_with_an_inventory(policies: ApiServer) -> None:
-    refused(lambda: node(policies, "rich", **{INVENTORY: "{}"}))
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+def test_a_node_is_not_created_with_an_annotation_of_the_plugin(policies: ApiServer, key: str) -> None:
+    refused(lambda: node(policies, "rich", **{key: "{}"}))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,7 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     name = f"node-{next(numbers)}"
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
-    assert f"nothing of node {name} but the annotation {INVENTORY}" in message
+    assert f"nothing of node {name} but its annotations {INVENTORY} and {BURSTS}" in message
 
 
 INIT_SHARE = {"initContainers": [container("init", SHARE)]}
@@ -231,6 +237,92 @@ def test_a_pod_that_took_the_name_of_a_deleted_one_is_not_deleted(policies: ApiS
     with pytest.raises(Denied, match="UID in the precondition"):
         policies("DELETE", f"{PODS}/{name}", former, user=PLUGIN, node="somewhere")
     assert policies("GET", f"{PODS}/{name}")
+
+
+def condition(kind: str, status: str = "True") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": "MemoryStranded", "message": "no room"}
+
+
+def with_gpu_on(api: ApiServer, where: str) -> str:
+    """A pod whose status the kubelet has written."""
+    name = pod(api, container(limits=SHARE))
+    bind(api, name, OURS | {"tangram.sh/kept": "yes"}, SCHEDULER)
+    ready = [{"type": "Ready", "status": "True"}]
+    status_patch(api, name, f"system:node:{where}", conditions=ready, phase="Running", startTime="2026-01-01T00:00:00Z")
+    return name
+
+
+def test_the_plugin_writes_its_two_conditions_of_pods_with_gpus_on_its_node_and_clears_them(
+    policies: ApiServer,
+) -> None:
+    name = with_gpu_on(policies, "somewhere")
+    for status in ("True", "False"):
+        both = [condition(kind, status) for kind in (DEFAULT.memory_stranded, DEFAULT.memory_over_limit)]
+        found = status_patch(policies, name, PLUGIN, "somewhere", conditions=both)["status"]
+        shown = {one["type"]: one["status"] for one in found["conditions"]}
+        assert shown.pop("PodScheduled") == "True"
+        assert shown == {"Ready": "True", DEFAULT.memory_stranded: status, DEFAULT.memory_over_limit: status}
+        assert (found["phase"], found["startTime"]) == ("Running", "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conditions": [condition("Ready", "False")]},
+        {"conditions": [condition("tangram.sh/Other")]},
+        {"conditions": [condition(DEFAULT.memory_stranded), condition("example.com/Other")]},
+        {"phase": "Failed"},
+        {"startTime": None},
+        {"startTime": "2026-02-01T00:00:00Z"},
+        {"reason": "Evicted"},
+        {"containerStatuses": [{"name": "main", "ready": True, "restartCount": 0, "image": "a", "imageID": "b"}]},
+        {"observedGeneration": 7},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_the_plugin_writes_nothing_else_of_a_status(policies: ApiServer, change: dict[str, Any]) -> None:
+    name = with_gpu_on(policies, "somewhere")
+    message = refused(lambda: status_patch(policies, name, PLUGIN, "somewhere", **change))
+    assert f"nothing of the status of pod default/{name} but the conditions {DEFAULT.memory_stranded} and " in message
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"annotations": {"a": "b"}}, {"labels": {"a": "b"}}, {"finalizers": ["example.com/a"]}],
+    ids=lambda metadata: next(iter(metadata)),
+)
+def test_the_plugin_writes_no_metadata_with_a_status(policies: ApiServer, metadata: dict[str, Any]) -> None:
+    name = with_gpu_on(policies, "somewhere")
+    path, change = f"{PODS}/{name}/status", {"metadata": metadata}
+    before = policies("GET", f"{PODS}/{name}")["metadata"]
+    with contextlib.suppress(Denied):
+        policies.patch(path, change, user=PLUGIN, node="somewhere")
+    after = policies("GET", f"{PODS}/{name}")["metadata"]
+    (key,) = metadata
+    assert after.get(key) == before.get(key)
+
+
+def test_the_plugin_writes_no_condition_of_a_pod_of_another_node_or_without_gpus(policies: ApiServer) -> None:
+    name, plain = with_gpu_on(policies, "somewhere"), pod(policies)
+    bind(policies, plain, {}, SCHEDULER)
+    mine = [condition(DEFAULT.memory_stranded)]
+    for elsewhere in ("elsewhere", ""):
+        message = refused(lambda at=elsewhere: status_patch(policies, name, PLUGIN, at, conditions=mine))
+        assert f'on node "{elsewhere}" may not write conditions of pod default/{name} of node "somewhere"' in message
+    refused(lambda: status_patch(policies, plain, PLUGIN, "somewhere", conditions=mine))
+    status_patch(policies, plain, "jane", conditions=mine)
+
+
+def test_the_right_to_write_conditions_comes_with_bursts_and_the_policy_alone(helm: Helm) -> None:
+    for bursts in (True, False):
+        for enabled in (True, False):
+            values = {"policy": {"enabled": enabled}, "burst": {"enabled": bursts, "stranded": "keep"}}
+            objects = helm.objects(values)
+            rules = objects.one("ClusterRole", "tangram-node")["rules"]
+            given = any("pods/status" in rule["resources"] for rule in rules)
+            there = "tangram-conditions" in objects.of("ValidatingAdmissionPolicy")
+            told = env(objects.container("plugin"))["TANGRAM_DEVICEPLUGIN_POD_CONDITIONS"]
+            assert (given, there, told) == (bursts and enabled, bursts and enabled, str(bursts and enabled).lower())
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from typing import Any
 
 from tests.builders import pod
 from tests.fake import fake_driver
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.plugin_kit import Start, inventory, running
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.host_pool import SharedGpus, from_text
+from vgpu.api.host_pool import NO_STATUS, SharedGpus, from_text
+from vgpu.api.names import DEFAULT
 
 __all__ = ["fake_driver", "running"]
 
@@ -43,3 +46,32 @@ async def test_without_a_host_pool_nothing_is_taken_off_or_written(running: Star
     async with running("--burst-enabled", "true") as made:
         assert [gpu.mib for gpu in inventory(made).gpus] == [16384] * 2
         assert not (made.state / "plugin/shared-gpus.json").exists()
+
+
+async def summary(made: Node, expected: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The node's annotation about bursts, once it says what is expected."""
+    async with asyncio.timeout(20):
+        while True:
+            text = (made.api.objects["/api/v1/nodes"]["n1"]["metadata"].get("annotations") or {}).get(DEFAULT.bursts)
+            if text and expected(found := json.loads(text)):
+                return dict(found)
+            await made.api.news.wait()
+
+
+async def test_a_node_shows_why_it_has_no_pool_and_how_far_limits_add_up(running: Start) -> None:
+    async with running("--burst-enabled", "true", "--host-pool", "1Gi", "--copier-context-mib", "0") as made:
+        found = await summary(made, lambda _: True)
+        assert (found["hostPool"], found["ready"], found["why"]) == ("1Gi", False, NO_STATUS)
+        uuid = inventory(made).gpus[0].uuid
+        assert found["gpus"][0] == {"uuid": uuid, "memory": "16Gi", "guaranteed": "0", "limits": "0"}
+        await made.stop_plugin()
+        bursting = pod("a").asking(mib=4096).on("n1").annotated(gpu_mem_burst="10Gi").with_phase("Running")
+        made.api.put(bursting.assigned(AssignedGpu(uuid, 0, 4096)).plain())
+        await made.start_plugin("--burst-enabled", "true")
+        found = await summary(made, lambda one: one["why"] == "burst.hostPool is not set")
+        assert (found["gpus"][0]["guaranteed"], found["gpus"][0]["limits"]) == ("4Gi", "10Gi")
+        await made.stop_plugin()
+        await made.start_plugin()
+        async with asyncio.timeout(20):
+            while made.api.objects["/api/v1/nodes"]["n1"]["metadata"]["annotations"].get(DEFAULT.bursts):
+                await made.api.news.wait()

@@ -13,6 +13,7 @@ from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.test_plugin import Start, inventory, running, sharing
 from vgpu.api.codec import grant_from_text
 from vgpu.api.contract import CONTAINER_ID
+from vgpu.api.names import DEFAULT
 from vgpu.protocol.status import (
     BypassStatus,
     ContainerStatus,
@@ -21,6 +22,7 @@ from vgpu.protocol.status import (
     ProcessGpu,
     ProcessStatus,
     StatusDocument,
+    SwapStatus,
     UngrantedStatus,
     UnlistedStatus,
     encode_status,
@@ -234,3 +236,28 @@ async def test_the_id_of_a_container_is_beside_its_grant_once_the_pods_status_ha
         made.api.put(plain)
         await made.logged("container known", container_id="c0" * 32)
         assert (folder / CONTAINER_ID).read_text() == f"{'c0' * 32}\n"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_stranded_container_is_a_condition_of_its_pod_where_that_is_enabled(
+    running: Start, enabled: bool
+) -> None:
+    stays = SwapStatus(True, 400.0, "is stranded", "", 0, "", "", "kill", "no room for 300 s", "keep")
+    async with running("--pod-conditions", str(enabled).lower()) as made:
+        uuid = await admitted(made, "a")
+        stranded = msgspec.structs.replace(over("a", uuid, "report", over=False), swap=stays)
+        async with await made.arbiter_says(encode_status(StatusDocument((stranded,)))):
+            await reported(made, 1)
+            async with asyncio.timeout(10):
+                while enabled and not conditions(made, "a"):
+                    await made.api.news.wait()
+            await until_more(made, "tangram_deviceplugin_stranded_containers", 0)
+        assert conditions(made, "a") == ([(DEFAULT.memory_stranded, "True", "MemoryStranded")] if enabled else [])
+        assert made.api.requests.count("PATCH /api/v1/namespaces/default/pods/a/status") == enabled
+
+
+def conditions(made: Node, name: str) -> list[tuple[str, str, str]]:
+    found = made.api.pod(f"default/{name}") or {}
+    ours = [one for one in found["status"].get("conditions", []) if one["type"].startswith(DEFAULT.domain)]
+    assert all("no room for 300 s" in one["message"] for one in ours)
+    return [(one["type"], one["status"], one["reason"]) for one in ours]

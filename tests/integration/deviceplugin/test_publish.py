@@ -104,3 +104,36 @@ async def test_a_watch_that_lags_behind_the_plugins_own_write_costs_no_more_than
         await asyncio.sleep(0.3)
         assert api.requests.count(f"GET /api/v1/nodes/{NODE}") <= requested + 1
         assert publisher.written == 1
+
+
+async def test_annotations_for_people_are_written_beside_the_inventory_and_taken_away() -> None:
+    beside: dict[str, str | None] = {}
+    async with PodApi() as api, api.client() as client:
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(1))
+        publisher = Publisher(client, NODE, offer, lambda: beside)
+        assert await publisher.publish()
+        beside[DEFAULT.bursts] = "ready"
+        assert await publisher.publish()
+        annotations = api.objects["/api/v1/nodes"][NODE]["metadata"]["annotations"]
+        assert (annotations[DEFAULT.bursts], annotations[DEFAULT.inventory]) == ("ready", api.inventory)
+        assert not await publisher.publish()
+        beside[DEFAULT.bursts] = None
+        assert await publisher.publish()
+        assert api.objects["/api/v1/nodes"][NODE]["metadata"]["annotations"].get(DEFAULT.bursts) is None
+        assert publisher.written == 3
+
+
+async def test_an_annotation_for_people_that_is_refused_keeps_no_node_from_being_ready() -> None:
+    """As by the admission policy of a chart that does not know it."""
+    async with PodApi() as api, api.client() as client:
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(1))
+        publisher = Publisher(client, NODE, offer, lambda: {DEFAULT.bursts: "ready"})
+        assert await publisher.publish()
+        api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 403, "Forbidden", "not that annotation"))
+        node = api.objects["/api/v1/nodes"][NODE]
+        del node["metadata"]["annotations"][DEFAULT.bursts]
+        assert not await publisher.publish()
+        assert publisher.failing == ""
+        assert api.inventory is not None

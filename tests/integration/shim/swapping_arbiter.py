@@ -22,7 +22,13 @@ from vgpu.protocol import wire
 from vgpu.protocol.messages import SwapMessage
 
 WAIT_S = 60
-FEATURES = wire.UNDERSTANDS_REPORT | wire.UNDERSTANDS_GROW | wire.UNDERSTANDS_RESUMED | wire.UNDERSTANDS_BURST
+FEATURES = (
+    wire.UNDERSTANDS_REPORT
+    | wire.UNDERSTANDS_GROW
+    | wire.UNDERSTANDS_RESUMED
+    | wire.UNDERSTANDS_BURST
+    | wire.SHOWS_LIMITS
+)
 RECALLS = 0x80000000
 UUID = bytes.fromhex(GPUS[0].removeprefix("GPU-").replace("-", ""))
 RESIDENT, ELASTIC = wire.LeaseKind.RESIDENT, wire.LeaseKind.ELASTIC
@@ -186,6 +192,8 @@ class SwappingArbiter:
     def show(self) -> None:
         _, limit = self.limits or (1000, 1000)
         os.pwrite(self._page, struct.pack("<Q", max(0, limit * MIB - sum(self.leased.values()))), 0)
+        if self.features & wire.SHOWS_LIMITS:
+            os.pwrite(self._page, struct.pack("<Q", limit * MIB), wire.LIMITS_AT)
 
     def suspend(self, *, off: bool) -> None:
         """What the page shows of the container."""

@@ -2,7 +2,46 @@
 
 from __future__ import annotations
 
-from tests.integration.swap.conftest import BurstNode
+import subprocess
+
+from tests.built import fake_build, shim_build
+from tests.integration.swap.conftest import BurstNode, two
+from tests.integration.swap.polling import until
+
+
+def smi(node: BurstNode, name: str) -> list[int]:
+    """Total, used and free MiB that nvidia-smi shows in a container."""
+    words = ["--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
+    return [int(word) for word in shown(node, name, *words).split(",")]
+
+
+def shown(node: BurstNode, name: str, *words: str) -> str:
+    """What nvidia-smi prints in a container."""
+    env = node.driver.env(
+        LD_PRELOAD=str(shim_build() / "libtangram.so"), TANGRAM_GRANT=str(node.grants / name / "grant")
+    )
+    program = fake_build() / "nvidia-smi"
+    return subprocess.run([program, *words], env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def listed_mib(node: BurstNode, name: str, pid: int) -> int:
+    """What nvidia-smi lists for a process in a container."""
+    row = next((line.split() for line in shown(node, name).splitlines() if f" {pid} " in line), None)
+    return int(row[-2].removesuffix("MiB")) if row else 0
+
+
+def test_nvidia_smi_shows_the_limit_and_counts_memory_in_host_memory_as_used(small: BurstNode) -> None:
+    small.grant("none", 24, 200)
+    assert smi(small, "none") == [200, 0, 200]
+    first, _ = two(small)
+    away_mib = small.away_mib("first")
+    for name in ("first", "second"):
+        total, used, free = smi(small, name)
+        assert total == 200
+        assert away_mib <= used
+        assert total - used - free in (0, 1), "each is rounded down"
+    until(lambda: listed_mib(small, "first", first.process.pid) >= away_mib + 8)  # with its context of 8 MiB
+    assert first.do("memory()")[1] == 200, "as CUDA shows it"
 
 
 def test_an_idle_container_gives_way_and_comes_back_whole(node: BurstNode) -> None:

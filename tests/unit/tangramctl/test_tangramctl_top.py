@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from tangramctl import screen, top
-from tangramctl.view import RunView, StateRootView
-from vgpu.protocol.status import GpuTimeStatus, UnenforcedStatus
+from tangramctl.view import GpuView, RunView, StateRootView
+from vgpu.protocol.status import GpuTimeStatus, SwapStatus, UnenforcedStatus
 
 
 def gpu_time(
@@ -113,12 +113,44 @@ def test_the_pid_of_a_run_stands_first_and_stays_on_a_narrow_terminal_and_a_node
     )
     (row,) = top.between(StateRootView((run,)), StateRootView((run,)), 1.0).rows
     heads = {width: _lines(top.TopTable((row,), 1.0), width)[0].split() for width in (200, 80, 50)}
-    assert heads[200] == list(screen.TOP_COLUMNS)
+    assert heads[200] == [name for name in screen.TOP_COLUMNS if name not in screen.TOP_OF_BURSTS]
     assert heads[80] == ["PID", "RUN", "CLASS", "STATE", "ASKED", "GOT", "WAITED", "CAPPED", "COMMAND"]
     assert {"PID", "RUN", "ASKED", "GOT"} <= set(heads[50])
     assert all("4194304" in _lines(top.TopTable((row,), 1.0), width)[1] for width in heads)
     pods = top.TopTable((msgspec.structs.replace(row, pid=None),), 1.0)
-    assert _lines(pods, 200)[0].split() == list(screen.TOP_COLUMNS[1:])
+    assert _lines(pods, 200)[0].split() == heads[200][1:]
+
+
+GIB = 2**30
+
+
+def bursting(key: str, of: GpuTimeStatus | None, swap: SwapStatus) -> RunView:
+    gpus = tuple(
+        GpuView(f"GPU-{at}", at, "H200", 20 * GIB, 0, 15 * GIB, 15 * GIB, 0, 0, 0, 4 * GIB, away, 11 * GIB)
+        for at, away in enumerate((3 * GIB, 0))
+    )
+    return msgspec.structs.replace(entry(key, of), gpus=gpus, swap=swap)
+
+
+def test_one_that_may_burst_shows_its_memory_and_what_of_it_is_swapped_out_and_why_it_is_paused():
+    paused = SwapStatus(True, 12.5, "waits for its turn", "", 0, "", "", "kill", "", "evict")
+    seen = StateRootView((bursting("a", gpu_time(1), paused), entry("b", gpu_time(1))))
+    table = top.between(seen, seen, 1.0)
+    head, first, second, *notes = _lines(table, 200)
+    cells = dict(zip(head.split(), first.split(), strict=False))
+    assert (cells["STATE"], cells["WAIT"]) == ("paused", "-")
+    assert first.split()[-5:-2] == ["8-40Gi", "22Gi", "3Gi"], "of its GPUs together"
+    assert second.split()[-5:-2] == ["0", "?", "0"]
+    assert notes == ["name-a is paused for 12.5s: 3.0 of 30.0 GiB are in host memory; waits for its turn"]
+    assert head.split() == list(screen.TOP_COLUMNS)
+
+
+def test_one_that_is_paused_is_there_also_before_a_new_arbiter_knows_its_channels():
+    paused = SwapStatus(True, 2.0, "comes back", "in", 0, "", "", "kill", "no room", "evict")
+    seen = StateRootView((bursting("a", None, paused), entry("b", None)))
+    (row,) = top.between(seen, seen, 1.0).rows
+    assert (row.state, row.away_bytes, row.got_percent) == ("paused", 3 * GIB, None)
+    assert row.ends == ("! name-a: its memory cannot come back: no room (burst.stranded: evict)",)
 
 
 def _lines(table: top.TopTable, width: int) -> list[str]:

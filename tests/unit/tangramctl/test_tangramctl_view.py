@@ -274,21 +274,29 @@ LONG = view.RunView(
     "run", "k", "somebody", 4_194_304, "python3 train.py --epochs 900", 0, "latency-critical", 4, False, "gpus",
     (view.GpuView(UUID, 0, "T4", 8 * 2**30, 30, 2**30, 512 * MIB, 0, 3 * MIB),), (),
 )  # fmt: skip
+BURSTING = structs.replace(
+    LONG, gpus=(structs.replace(LONG.gpus[0], guarantee_bytes=2**30, excess_bytes=512 * MIB, away_bytes=3 * MIB),)
+)
 
 
-@pytest.mark.parametrize("width", range(7, 140))
-def test_a_narrow_terminal_is_shown_whole_columns_the_important_ones_and_each_pid(width: int) -> None:
+@pytest.mark.parametrize(("run", "without"), [(LONG, screen.PS_OF_BURSTS), (BURSTING, frozenset())])
+@pytest.mark.parametrize("width", range(7, 160))
+def test_a_narrow_terminal_is_shown_whole_columns_the_important_ones_and_each_pid(
+    width: int, run: view.RunView, without: frozenset[str]
+) -> None:
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as captured:
-        screen.show(view.StateRootView((LONG,)), console)
+        screen.show(view.StateRootView((run,)), console)
     head, row = captured.get().splitlines()
     shown = head.split()
     assert row.split()[0] == "4194304"
+    expendable = [name for name in screen.PS_EXPENDABLE if name not in without]
+    assert not without.intersection(shown), "nothing may burst"
     assert all(name in shown for name in screen.PS_COLUMNS if name not in screen.PS_EXPENDABLE)
-    dropped = [name for name in screen.PS_EXPENDABLE if name not in shown]
-    assert dropped == list(screen.PS_EXPENDABLE[: len(dropped)])
+    dropped = [name for name in expendable if name not in shown]
+    assert dropped == expendable[: len(dropped)]
     assert ("GPU" not in shown) or "0 fake" in row
-    if width == 80:
+    if width == 80 and without:
         assert shown == ["PID", "RUN", "GPU", "CLASS", "CORE", "LIMIT", "USED", "COMMAND"]
 
 
@@ -329,6 +337,31 @@ def bursting(**changed: object) -> ContainerStatus:
     return structs.replace(reported("k"), gpus=(gpu,), swap=structs.replace(SWAP, **changed))
 
 
+EXCESS = screen.amount(
+    int(14.9 * 2**30) + reported("k").gpus[0].context_bytes + reported("k").gpus[0].shared_bytes - 8 * 2**30
+)
+"""Of `bursting`: all that is charged to it, without its guarantee."""
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "charged", "excess"),
+    [(None, (5, 1, 1), None), (8, (5, 1, 1), 0), (8, (8, 0, 0), 0), (8, (10, 2, 1), 5), (8, (0, 0, 9), 1)],
+)
+def test_what_is_above_the_guarantee_is_all_that_is_charged_without_it(
+    guarantee: int | None, charged: tuple[int, int, int], excess: int | None
+) -> None:
+    leased, context, shared = charged
+    gpu = structs.replace(
+        reported("k").gpus[0],
+        guarantee_bytes=guarantee,
+        leased_bytes=leased,
+        context_bytes=context,
+        shared_bytes=shared,
+    )
+    (seen,) = view._container(structs.replace(reported("k"), gpus=(gpu,))).gpus
+    assert seen.excess_bytes == excess
+
+
 def shown(found: ContainerStatus) -> list[str]:
     console = Console(file=io.StringIO(), width=screen.PLAIN_WIDTH)
     screen.show(view.StateRootView((view._container(found),)), console)
@@ -363,7 +396,8 @@ def test_a_container_that_may_burst_has_both_sizes_and_lines_that_say_where_its_
     changed: dict[str, object], lines: list[str]
 ) -> None:
     head, row, *notes = shown(bursting(**changed))
-    assert dict(zip(head.split(), row.split(), strict=False))["LIMIT"] == "8-40Gi"
+    cells = dict(zip(head.split(), row.split(), strict=False))
+    assert (cells["LIMIT"], cells["EXCESS"], cells["SWAPPED"]) == ("8-40Gi", EXCESS, "11.8Gi")
     assert notes == lines
 
 

@@ -1,4 +1,4 @@
-"""Take the inventory annotation off every node, and delete what components made by themselves, after the release is gone.
+"""Take the device plugin's annotations off every node, and delete what components made by themselves, after the release is gone.
 
 Runs once, as a hook, in Tangram's image, with nothing but the standard library: by then there is nothing else left of Tangram
 to import its settings or rights from. What is gone already is no error.
@@ -13,7 +13,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,25 +38,25 @@ class Api:
             return json.load(answer)
 
 
-def annotated_nodes(api: Api, annotation: str) -> list[str]:
-    """Names of the nodes that have the annotation."""
+def annotated_nodes(api: Api, annotations: Sequence[str]) -> list[str]:
+    """Names of the nodes that have one of the annotations."""
     names: list[str] = []
     position = ""
     while True:
         page = api.call("GET", f"/api/v1/nodes?limit={PAGE}&continue={urllib.parse.quote(position)}")
         found = (node["metadata"] for node in page["items"])
-        names += [meta["name"] for meta in found if annotation in (meta.get("annotations") or {})]
+        names += [meta["name"] for meta in found if any(one in (meta.get("annotations") or {}) for one in annotations)]
         position = page["metadata"].get("continue") or ""
         if not position:
             return names
 
 
-def strip(api: Api, annotation: str) -> int:
-    """Remove it everywhere. Returns how many nodes had it."""
-    names = annotated_nodes(api, annotation)
+def strip(api: Api, annotations: Sequence[str]) -> int:
+    """Remove them everywhere. Returns how many nodes had one."""
+    names = annotated_nodes(api, annotations)
     for name in names:
         try:
-            api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": {annotation: None}}})
+            api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": dict.fromkeys(annotations)}})
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
@@ -75,13 +75,13 @@ def delete(api: Api, path: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """`clean_up.py ANNOTATION [PATH ...]`: the annotation of nodes, and the API's paths of objects."""
-    annotation, *paths = arguments
+    """`clean_up.py ANNOTATION[,ANNOTATION...] [PATH ...]`: the annotations of nodes, and the API's paths of objects."""
+    annotations, *paths = arguments
     trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
     api = Api(f"https://{host}:{port}", (ACCOUNT / "token").read_text(), trust)
-    print(f"annotation {annotation} taken off {strip(api, annotation)} nodes")
+    print(f"{annotations} taken off {strip(api, annotations.split(','))} nodes")
     for path in paths:
         print(f"{path}: {'deleted' if delete(api, path) else 'not there'}")
     return 0

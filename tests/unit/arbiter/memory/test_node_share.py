@@ -43,6 +43,8 @@ class NodeDouble:
         self.waiting: dict[str, float] = {}
         self.taken: list[tuple[str, Connection]] = []
         self.said: list[str] = []
+        self.in_effect = 0
+        """The limit in effect; 0 = that of the contract."""
         self._decided: list[Decided] = []
 
     def decide(self, *, granted: bool) -> None:
@@ -104,6 +106,9 @@ class NodeDouble:
     def free_bytes(self, *_: str) -> int:
         return 0
 
+    def limit_bytes(self, name: str, gpu: str) -> int:
+        return self.in_effect or self.contracts[name].gpus[gpu][1]
+
     def process_away_bytes(self, *_: object) -> int:
         return 0
 
@@ -152,6 +157,41 @@ def test_the_page_tells_the_library_that_it_may_connect_for_bursts(node: Arbiter
     assert page is not None
     assert page[wire.WORDS_AT // 8] & wire.UNDERSTANDS_BURST
     assert not bursting.taken
+
+
+def shown(process: Process) -> tuple[int, int]:
+    """Limit and unleased MiB, as any process of the container reads them."""
+    assert process.page is not None
+    assert process.page[wire.WORDS_AT // 8] & wire.SHOWS_LIMITS
+    return process.page[wire.LIMITS_AT // 8] // MIB, process.page[0] // MIB
+
+
+def test_the_page_shows_the_limit_to_a_process_without_a_connection_for_bursts(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    process, sibling = node.process(), node.process()
+    assert shown(process) == (LIMIT, LIMIT)
+    lease(sibling, 2000)
+    assert shown(process) == (LIMIT, LIMIT - 2000)
+    node.write_burst("k", limits(mib=LIMIT + 500))
+    wait_for(lambda: shown(process) == (LIMIT + 500, LIMIT + 500 - 2000))
+
+
+def test_the_page_shows_the_limit_that_is_in_effect_and_what_is_left_of_that(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    """The ledger's own limit may be higher: then memory above the guarantee is not granted for another reason."""
+    bursting.in_effect = GUARANTEE * MIB
+    process, sibling = node.process(), node.process()
+    assert shown(process) == (GUARANTEE, GUARANTEE)
+    assert not sibling.lease(100 * MIB).refused
+    assert shown(process) == (GUARANTEE, GUARANTEE - 100)
+    bursting.in_effect = 0
+    assert not sibling.lease(1 * MIB).refused
+    assert shown(process) == (LIMIT, LIMIT - 101)
+    bursting.in_effect = GUARANTEE * MIB
+    lease(sibling, 1500)
+    assert shown(process) == (GUARANTEE, 0), "more than the limit is used"
 
 
 def test_a_connection_for_bursts_is_the_nodes(node: ArbiterNode, bursting: NodeDouble) -> None:

@@ -100,6 +100,7 @@ class Watched:
     def __init__(self, tmp_path: Path, **allocatable: str) -> None:
         self.path, self.now_s = tmp_path / "status.json", 1000.0
         self.reported: list[str] = []
+        self.changes: list[str] = []
         self.ready = Gauge("ready", "Ready.", registry=None)
         self.node: Any = Node(status=NodeStatus(allocatable=allocatable))
         self.watch = HostPoolWatch(
@@ -111,6 +112,8 @@ class Watched:
             self.ready,
             clock=lambda: self.now_s,
         )
+
+        self.watch.changed = lambda: self.changes.append(self.watch.missing)
 
     async def fetch(self) -> Node:
         if isinstance(self.node, Exception):
@@ -134,7 +137,11 @@ async def test_a_pool_that_is_there_is_ready_and_nothing_is_reported(tmp_path: P
     made = Watched(tmp_path)
     made.write(gpus=(PoolGpu("GPU-a", ready=True),))
     assert await made.after(0) == ""
-    assert (made.is_ready, made.reported) == (1.0, [])
+    assert (made.is_ready, made.reported, made.watch.missing) == (1.0, [], "")
+    await made.after(1)
+    assert made.changes == [""], "once, when it became ready"
+    await made.after(100)
+    assert made.changes == ["", SILENT]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ async def test_a_pod_that_does_not_start_is_reported_after_a_while_with_the_reas
     tmp_path: Path, allocatable: dict[str, str], what: str
 ) -> None:
     made = Watched(tmp_path, **allocatable)
-    assert await made.after(0) == NO_STATUS
+    assert await made.after(0) == NO_STATUS == made.watch.missing
     await made.after(REPORT_AFTER_S - 1)
     assert (made.is_ready, made.reported) == (0.0, [])
     await made.after(1)

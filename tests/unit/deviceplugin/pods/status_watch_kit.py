@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from deviceplugin.pods.limit_violations import LimitViolation, limit_violations
+from deviceplugin.pods.limit_violations import REASON, STRANDED, LimitViolation, limit_violations
 from deviceplugin.pods.status_watch import StatusWatch, Trouble
 from kube.objects import Pod
 from tests.builders import pod
@@ -69,11 +69,9 @@ class RecordingObserver:
         assert pod.uid == offence.uid
         self.limit_violations.append(offence)
 
-    def over_limit_now(self, containers: int) -> None:
-        self.now.append(containers)
-
-    def stranded_now(self, containers: int) -> None:
-        self.stranded.append(containers)
+    def violated_now(self, found: Sequence[LimitViolation]) -> None:
+        self.now.append(sum(one.reason == REASON for one in found))
+        self.stranded.append(sum(one.reason == STRANDED for one in found))
 
     def noticed(self, pod: Pod, container: str, reason: str) -> None:
         self.notices.append(f"{pod.uid} {container} {reason}")

@@ -160,6 +160,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert in_c["FOR_BURST"] == wire.FOR_BURST
     assert in_c["UNDERSTANDS_OPEN"] == wire.UNDERSTANDS_OPEN
     assert in_c["UNDERSTANDS_BURST"] == wire.UNDERSTANDS_BURST
+    assert (in_c["SHOWS_LIMITS"], in_c["LIMITS_AT"]) == (wire.SHOWS_LIMITS, wire.LIMITS_AT)
     assert in_c["AWAY"] == wire.AWAY
     assert in_c["BLOCKS_LIMIT"] == swap_wire.BLOCKS_LIMIT
     assert f"WIRE_MORE_BLOCKS UINT32_C({swap_wire.MORE:#x})" in header
