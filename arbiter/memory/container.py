@@ -258,7 +258,7 @@ class ServedContainer:
             return False
         held = self.memory.measure(reading)
         self.exempt.evaluate(uuids, reading)
-        limits = dict(zip(uuids, self.memory.limits_bytes, strict=True))
+        limits = self.memory.lawful_bytes(self.grant, self.burst)
         kills = overlimit.evaluate(self.over_limit, self.grant, limits, reading, held)
         place = CgroupOwner(self.grant.uid, self.container_id)
         kills += self.bypass.evaluate(self.grant, limits, reading, held, self.contexts.suspects(), self._clock(), place)

@@ -101,6 +101,26 @@ class ContainerMemory:
         """Whether a process has yet to answer that."""
         return self.ledger.owes(self.uuids.index(uuid))
 
+    def states_elastic(self, pid: int, uuid: str, elastic_bytes: int) -> None:
+        """A process, by its host pid, has so much elastic memory of a GPU."""
+        for connection in self._connections.welcomed():
+            if connection.pid == pid and uuid in self.uuids:
+                self._sort(connection, self.uuids.index(uuid), elastic_bytes)
+        self.show()
+
+    def lawful_bytes(self, grant: Grant, burst: BurstLimits | None) -> dict[str, int]:
+        """By GPU, what NVML may count before the container is over its limit: `NodeShare.lawful_bytes`."""
+        claimed = [self.ledger.claimed_bytes(gpu) for gpu in range(len(self._gpus))]
+        return dict(zip(self.uuids, self._share.lawful_bytes(grant, burst, claimed), strict=True))
+
+    def renew(self, grant: Grant, burst: BurstLimits | None) -> None:
+        """Limits above the guarantee may apply to a GPU now: `NodeShare.limits_bytes`."""
+        self.change(grant, burst)
+        self.show()
+
+    def _sort(self, connection: Connection, gpu: int, elastic_bytes: int) -> None:
+        self._report(self.ledger.states_elastic(connection.number, gpu, elastic_bytes, self._clock()))
+
     def node_decided(self, request: WaitingRequest, *, granted: bool) -> None:
         """The node has, or will not have, the memory for a request that waited."""
         decided = self.ledger.node_decided(request.process, request.gpu, request.seq, self._clock(), granted=granted)
@@ -145,6 +165,7 @@ class ContainerMemory:
                 self._report(given if seq & RECALLS else [*given, Granted(process, gpu, seq, 0)])
             case wire.Usage(gpu, used, leased, managed_mib):
                 self.ledger.state(process, gpu, used, leased, managed_mib * MIB)
+                self._sort(connection, gpu, self._share.elastic_bytes(connection.pid, gpu))
             case wire.Context(gpu, step, estimate):
                 self._context(connection, gpu, step, estimate, seq)
             case wire.Hold():

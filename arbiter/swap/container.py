@@ -85,6 +85,11 @@ class SwapContainer:
             if process.pid == pid and gpu in process.movers
         )
 
+    def process_elastic_bytes(self, pid: int, gpu: str) -> int:
+        """Elastic memory of one process, by its host pid, as it last stated."""
+        movers = (process.movers.get(gpu) for process in self._processes.values() if process.pid == pid)
+        return sum(mover.stated.elastic_bytes for mover in movers if mover is not None and mover.stated is not None)
+
     def bursts(self, gpu: str) -> bool:
         """Whether its limit is above its guarantee there, or some of its memory is away."""
         if self.contract is None or gpu not in self.contract.gpus:
@@ -385,12 +390,15 @@ class SwapContainer:
 
     def _limit(self, process: SwapProcess) -> None:
         if self.contract is not None:
-            for gpu in self.gpus:
+            for gpu in filter(self._host.knows_limits, self.gpus):
                 process.limit(gpu, *self.contract.gpus[gpu])
 
     def _new(self, pid: int, started: int) -> SwapProcess:
         host = self._host
-        process = SwapProcess(self.name, pid, started, host.poller, host.clock, lambda: host.activate(self.name))
+        process = SwapProcess(
+            self.name, pid, started, host.poller, host.clock, lambda: host.activate(self.name),
+            lambda process, gpu, elastic_bytes: host.states(self.name, process.pid, gpu, elastic_bytes),
+        )  # fmt: skip
         self._processes[pid, started] = process
         return process
 

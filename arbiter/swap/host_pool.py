@@ -58,6 +58,8 @@ class HostPool:
         """None: no copier has stated the size yet."""
         self.reason = "no copier was there yet"
         """Why it is not ready."""
+        self.answered = False
+        """Whether a copier has stated once whether it is ready, or there was none."""
         self.moved_bytes: Counter[Literal["out", "in"]] = Counter()
         """What has left the GPU, and what is back with its content."""
         self.context_bytes = 0
@@ -240,7 +242,7 @@ class HostPool:
         try:
             self._link = self._connect(self._path)
         except CopierAway as away:
-            self.reason = str(away)
+            self.reason, self.answered = str(away), True
             self._connect_at_s = now_s + self._retry_s
             self._retry_s = min(RETRY_MOST_S, 2 * self._retry_s)
             return
@@ -263,7 +265,7 @@ class HostPool:
         self._state_at_s = now_s + waits_s
 
     def _state(self, state: State) -> None:
-        self._owes_since_s = None
+        self._owes_since_s, self.answered = None, True
         self.context_bytes = (state.context_mib << 20) or self.context_bytes
         if state.jobs == 0 and not self._running:
             for job in self._orphans:

@@ -34,6 +34,8 @@ class ProcessRecord:
     leased_bytes: int = 0
     elastic_bytes: int = 0
     """The elastic part of the lease."""
+    unsorted_bytes: int = 0
+    """The part that counts as resident because the process stated its lease to this arbiter without the kind."""
     away_bytes: int = 0
     """The part of the lease that was in host memory at the last reading."""
     used_bytes: int = 0

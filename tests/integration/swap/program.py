@@ -71,6 +71,11 @@ def fill(mib: float, seed: int = 0) -> int:
     return code
 
 
+def load() -> int:
+    """Code: memory that cannot be moved."""
+    return int(cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), KERNELS))
+
+
 def write(at: int, seed: int) -> None:
     size, _ = blocks[at]
     launch(write_kernel, U64(at), U64(size), U32(seed), U32(0))

@@ -495,6 +495,12 @@ class SimulatedNode:
         for name, one in self.contracts.items():
             self.swaps.join(name, one, tuple(one.gpus))
 
+    def may_burst(self, name: str) -> bool:
+        """Whether a request above its guarantee on the first GPU could be granted."""
+        guarantee_bytes, limit_bytes = self.swaps._containers[name].contract.gpus[self.gpus[0]]  # type: ignore[union-attr]
+        able = self.swaps._containers[name].ability.able is True
+        return limit_bytes > guarantee_bytes and able and self.swaps.ready(self.gpus[0])
+
     def kill_arbiter(self) -> None:
         """Everything that it has in its memory is gone, and nothing is written or sent."""
         for container in self.swaps._containers.values():

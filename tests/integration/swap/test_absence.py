@@ -1,0 +1,69 @@
+"""What containers may use while the pool, the arbiter or their limits are not there: by arbiter, copier and library, as on a node."""
+
+from __future__ import annotations
+
+from tests.integration.swap.conftest import BurstNode, until
+
+OUT_OF_MEMORY = 2
+
+
+def kill_arbiter(node: BurstNode) -> None:
+    node.arbiter.kill()
+    node.arbiter.wait()
+    (node.folder / "status.sock").unlink()
+
+
+def kill_copier(node: BurstNode) -> None:
+    node.copier.kill()
+    node.copier.wait()
+
+
+def test_without_a_pool_a_container_has_its_guarantee_until_the_pool_is_there(node: BurstNode) -> None:
+    kill_copier(node)
+    kill_arbiter(node)
+    node.start_arbiter()
+    program = node.run("first")
+    until(lambda: program.do("memory()")[1] == 100)
+    code, seconds = program.do("alloc(600)")
+    assert code == OUT_OF_MEMORY
+    assert seconds < 10, "it does not wait, for which it may take 30 s"
+    assert program.do("fill(20, 1)") == 0
+    node.start_copier()
+    until(lambda: program.do("memory()")[1] == 900)
+    assert program.do("fill(600, 2)") == 0
+    kill_copier(node)
+    assert program.do("memory()")[1] == 900, "what is above the guarantee is there"
+    assert program.do("wrong()") == 0
+
+
+def test_after_a_restart_containers_above_their_guarantee_get_memory_within_it(node: BurstNode) -> None:
+    first, second = node.run("first"), node.run("second")
+    assert first.do("fill(600, 1)") == 0
+    assert second.do("fill(600, 2)") == 0, "the first is away"
+    kill_arbiter(node)
+    node.start_arbiter()
+    for _ in range(2):
+        for program in (second, first):
+            assert program.do("load()") == 0
+            assert program.do("wrong()") == 0
+            assert program.do("work(0.1)") > 0
+            assert program.do("wrong()") == 0
+    assert node.misuses() == ""
+
+
+def test_a_container_whose_limit_is_removed_while_it_uses_more_gives_way_and_lives(node: BurstNode) -> None:
+    first, second = node.run("first"), node.run("second", guarantee_mib=600)
+    assert first.do("fill(600, 1)") == 0
+    (node.grants / "first" / "burst").unlink()
+    until(lambda: first.do("memory()")[1] == 100)
+    assert first.do("alloc(10)")[0] == OUT_OF_MEMORY
+    assert first.do("wrong()") == 0, "what it has it keeps"
+    swaps = node.swaps_out()
+    assert second.do("fill(500, 2)") == 0, "its guarantee: the first has more than its own"
+    assert node.swaps_out() > swaps
+    assert second.do("wrong()") == 0
+    second.do("free_all()")
+    assert first.do("wrong()") == 0
+    assert first.do("alloc(10)")[0] == OUT_OF_MEMORY
+    assert first.process.poll() is None
+    assert node.misuses() == ""
