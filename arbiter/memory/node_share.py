@@ -104,7 +104,9 @@ class NodeShare:
         most = self._requested_mib(burst)
         return [max(gpu.mib, most.get(gpu.uuid, 0) * (gpu.uuid in self._bursts)) * MIB for gpu in grant.gpus]
 
-    def lawful_bytes(self, grant: Grant, burst: BurstLimits | None, claimed_bytes: Sequence[tuple[int, int]]) -> list[int]:
+    def lawful_bytes(
+        self, grant: Grant, burst: BurstLimits | None, claimed_bytes: Sequence[tuple[int, int]]
+    ) -> list[int]:
         """What the container may have on each GPU without being over its limit: the limit that is set for it, also while that does not apply, or what it
         leased under a higher one. `claimed_bytes`: as `use` has it, of each GPU."""
         most = self._requested_mib(burst)

@@ -189,9 +189,10 @@ class SwapNode:
         self.activate(name)
 
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
-        """What a container has leased in all, with everything that was granted here until now."""
+        """What a container has leased in all, with everything that was granted to it by `request` and `decided` until now."""
         if (container := self._containers.get(name)) is not None:
-            container.use(gpu, resident_bytes, elastic_bytes)
+            granted = self._coordinator.granted_bytes(name, gpu)
+            container.use(gpu, resident_bytes + granted[0], elastic_bytes + granted[1])
 
     def request(
         self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float

@@ -119,8 +119,11 @@ class NodeRoom(Protocol):
     def asks(self, gpu: int) -> bool:
         """Whether this GPU's containers may burst, so that requests need its decision."""
 
+    def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
+        """What the container has now, as `Ledger.claimed_bytes`."""
+
     def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
-        """A process requests memory."""
+        """A process requests memory, beside what `use` said last."""
 
     def withdraw(self, gpu: int, process: int, seq: int) -> None:
         """Nothing waits for this request any more."""

@@ -63,6 +63,26 @@ def test_limits_are_sent_at_once_and_when_they_change(node: SimulatedNode) -> No
     assert not node.may_burst("a")
 
 
+def test_what_was_granted_and_is_not_known_to_the_ledger_yet_is_not_free(node: SimulatedNode) -> None:
+    """The ledger says what is leased before it fetches the answers to requests that waited."""
+    first, second = able(node, "first", 2), able(node, "second", 2)
+    fill(node, first, 4, 4, 4)
+    assert node.request(second, 6) is NodeAnswer.WAITS
+    while not node.swaps._coordinator._decided:
+        node.now_s += 0.01
+        for copier in node.copiers.values():
+            copier.step()
+        for process in node.processes.values():
+            process.step()
+        node.swaps.turn()
+    node.swaps.use("second", GPU, 0, 0)
+    assert node.swaps._containers["second"].used_bytes(GPU) == 6 * GRAIN
+    (granted,) = node.swaps.decided()
+    assert granted.granted
+    node.swaps.use("second", GPU, 0, 6 * GRAIN)
+    assert node.swaps._containers["second"].used_bytes(GPU) == 6 * GRAIN
+
+
 def test_containers_that_do_not_fit_together_take_turns_and_keep_their_contents(node: SimulatedNode) -> None:
     first, second = able(node, "first", 2), able(node, "second", 2)
     fill(node, first, 4, 4, 4)
