@@ -108,17 +108,28 @@ class BurstNode:
         return self.copier
 
     def grant(self, name: str, guarantee_mib: int, limit_mib: int, service_class: str = "standard", wait_s: int = 30) -> Path:  # fmt: skip
-        """Write a container's grant and its limits."""
+        """Write a container's grant and its limits. A container over its limit is killed."""
         folder = self.grants / name
         folder.mkdir(exist_ok=True)
-        (folder / ".burst").write_text(burst_to_text(BurstLimits((GrantGpu(GPU, limit_mib, 0),), wait_s)))
-        (folder / ".burst").rename(folder / "burst")
-        grant = Grant("default", name, f"uid-{name}", "main", (GrantGpu(GPU, guarantee_mib, 0),), service_class)
+        self.limit(name, limit_mib, wait_s)
+        gpus = (GrantGpu(GPU, guarantee_mib, 0),)
+        grant = Grant("default", name, f"uid-{name}", "main", gpus, service_class, over_limit_action="kill")
         (folder / ".grant").write_text(grant_to_text(grant))
         (folder / ".grant").rename(folder / "grant")
         until((folder / "arbiter.sock").exists)
         self._until_ready()
         return folder / "grant"
+
+    def limit(self, name: str, limit_mib: int, wait_s: int = 30) -> None:
+        """Write a container's limits, as the device plugin does."""
+        folder = self.grants / name
+        (folder / ".burst").write_text(burst_to_text(BurstLimits((GrantGpu(GPU, limit_mib, 0),), wait_s)))
+        (folder / ".burst").rename(folder / "burst")
+
+    def readings(self) -> int:
+        """Of NVML, that the arbiter has evaluated. Written a moment later."""
+        trace = self.folder / "swap/trace.jsonl"
+        return trace.read_text().count('"GpuSeen"') if trace.exists() else 0
 
     def run(self, name: str, guarantee_mib: int = 100, limit_mib: int = 900, service_class: str = "standard", wait_s: int = 30, **env: str) -> BurstProgram:  # fmt: skip
         """A program in a container of its own."""

@@ -71,9 +71,9 @@ def fill(mib: float, seed: int = 0) -> int:
     return code
 
 
-def load() -> int:
-    """Code: memory that cannot be moved."""
-    return int(cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), KERNELS))
+def managed(mib: int) -> int:
+    """Memory that cannot be moved. The driver's answer."""
+    return int(cuda.cuMemAllocManaged(ctypes.byref(U64()), ctypes.c_size_t(mib * MIB), 1))
 
 
 def write(at: int, seed: int) -> None:
