@@ -103,10 +103,15 @@ class ContainerMemory:
 
     def states_elastic(self, pid: int, uuid: str, elastic_bytes: int) -> None:
         """A process, by its host pid, has so much elastic memory of a GPU."""
+        if uuid not in self.uuids:
+            return
+        gpu = self.uuids.index(uuid)
+        before = self.ledger.claimed_bytes(gpu)
         for connection in self._connections.welcomed():
-            if connection.pid == pid and uuid in self.uuids:
-                self._sort(connection, self.uuids.index(uuid), elastic_bytes)
-        self.show()
+            if connection.pid == pid:
+                self._sort(connection, gpu, elastic_bytes)
+        if self.ledger.claimed_bytes(gpu) != before:
+            self.show()
 
     def lawful_bytes(self, grant: Grant, burst: BurstLimits | None) -> dict[str, int]:
         """By GPU, what NVML may count before the container is over its limit: `NodeShare.lawful_bytes`."""

@@ -22,22 +22,54 @@ def kill_copier(node: BurstNode) -> None:
     node.copier.wait()
 
 
+def no_pool(node: BurstNode, name: str = "first") -> str:
+    status = node.status(name)
+    assert status is not None
+    assert status.swap is not None
+    return status.swap.no_pool
+
+
+def waiting(node: BurstNode, name: str) -> int:
+    status = node.status(name)
+    return status.swap.waiting if status is not None and status.swap is not None else 0
+
+
 def test_without_a_pool_a_container_has_its_guarantee_until_the_pool_is_there(node: BurstNode) -> None:
     kill_copier(node)
     kill_arbiter(node)
     node.start_arbiter()
     program = node.run("first")
     until(lambda: program.do("memory()")[1] == 100)
+    assert "Connection refused" in no_pool(node) or "No such file" in no_pool(node)
     code, seconds = program.do("alloc(600)")
     assert code == OUT_OF_MEMORY
     assert seconds < 10, "it does not wait, for which it may take 30 s"
     assert program.do("fill(20, 1)") == 0
     node.start_copier()
     until(lambda: program.do("memory()")[1] == 900)
+    assert no_pool(node) == ""
     assert program.do("fill(600, 2)") == 0
+
+
+def test_a_pool_that_ends_leaves_what_is_there_and_nothing_more_is_granted(node: BurstNode) -> None:
+    patient, hasty = node.run("patient", wait_s=600), node.run("hasty", wait_s=0)
+    assert patient.do("fill(300, 1)") == 0
+    assert hasty.do("fill(300, 2)") == 0
     kill_copier(node)
-    assert program.do("memory()")[1] == 900, "what is above the guarantee is there"
-    assert program.do("wrong()") == 0
+    until(lambda: no_pool(node, "hasty"))
+    assert hasty.do("memory()")[1] == 900
+    assert hasty.do("alloc(10)")[0] == OUT_OF_MEMORY
+    patient.send("fill(10, 3)")
+    until(lambda: waiting(node, "patient") == 1)
+    for program in (hasty, node.run("later")):
+        assert program.do("fill(20, 4)") == (OUT_OF_MEMORY if program is hasty else 0)
+        assert program.do("wrong()") == 0
+    assert node.programs[-1].do("memory()")[1] == 100, "it started without a pool"
+    node.start_copier()
+    assert patient.answer() == 0
+    assert patient.do("wrong()") == 0
+    until(lambda: node.programs[-1].do("memory()")[1] == 900)
+    assert node.misuses() == ""
 
 
 def test_after_a_restart_containers_above_their_guarantee_get_memory_within_it(node: BurstNode) -> None:

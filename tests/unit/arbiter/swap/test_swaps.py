@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from arbiter.swap import trace_file
+from arbiter.swap.coordinator import LOGGED_EVERY_S
 from tests.unit.arbiter.swap.node_kit import AWAY, GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import Grant, SwapOut
@@ -276,3 +278,15 @@ def test_work_that_other_threads_report_is_known_soon_while_something_waits(node
     node.now_s += 0.02
     node.swaps.turn()
     assert node.swaps._coordinator.policy._states["big"].working
+
+
+def test_the_reason_of_a_refusal_is_in_the_log_and_not_of_each(node: SimulatedNode) -> None:
+    process = able(node, "a")
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert node.request(process, 17) is NodeAnswer.REFUSED
+        node.now_s += LOGGED_EVERY_S
+        assert node.request(process, 18) is NodeAnswer.REFUSED
+    refusals = [(one["grant"], one["bytes"]) for one in logs if one["event"] == "memory refused"]
+    assert refusals == [("a", 17 * GRAIN), ("a", 18 * GRAIN)]
+    assert "of 33554432 bytes of GPU GPU-a are used" in next(one["reason"] for one in logs if "reason" in one)
