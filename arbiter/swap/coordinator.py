@@ -113,9 +113,8 @@ class Coordinator:
         return resident_bytes, elastic_bytes
 
     def decided(self) -> list[Decided]:
-        """Since the last call."""
-        decided, self._decided = self._decided, {}
-        return [one for one, _ in decided.values()]
+        """The first that was not fetched; empty: none. One at a time: what was granted to the others is not in their ledgers when this one is passed on."""
+        return [self._decided.pop(id_)[0] for id_ in list(self._decided)[:1]]
 
     def _answer(self, decided: Decided) -> WaitingRequest:
         request = self.requests.pop(decided.id)

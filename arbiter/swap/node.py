@@ -267,7 +267,7 @@ class SwapNode:
             container.tell_used(request.gpu)
 
     def decided(self) -> list[Decided]:
-        """The requests that waited and are decided, since the last call."""
+        """The next request that waited and is decided; empty: there is none."""
         return self._coordinator.decided()
 
     def notices(self) -> list[Notice]:

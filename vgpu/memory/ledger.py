@@ -29,17 +29,7 @@ from vgpu.memory.accounts import GpuAccounts
 from vgpu.memory.context import ContextMeasure
 from vgpu.memory.node_requests import NodeRequests
 from vgpu.memory.recalls import RECALL_WAIT_S, Recalls
-from vgpu.memory.records import (
-    Denied,
-    Event,
-    Granted,
-    LeaseRequest,
-    NodeAnswer,
-    NodeRoom,
-    Part,
-    ProcessRecord,
-    Promise,
-)
+from vgpu.memory.records import Denied, Event, Granted, LeaseRequest, NodeAnswer, NodeRoom, Part, ProcessRecord, Promise
 
 STATED_MOST: Final = 2**50
 """A PiB, which no GPU has: sums of stated sizes stay within 64 bits."""

@@ -577,12 +577,12 @@ class SimulatedNode:
 
     def turn(self) -> None:
         self.swaps.turn()
-        for decided in self.swaps.decided():
-            pid, gpu, size_bytes = self.requests.pop(decided.id)
-            if decided.granted:
+        while decided := self.swaps.decided():
+            pid, gpu, size_bytes = self.requests.pop(decided[0].id)
+            if decided[0].granted:
                 self._allocate(self.processes[pid], size_bytes, gpu)
             else:
-                self.refusals.append(decided)
+                self.refusals.append(decided[0])
         self.check()
 
     def settle(self, for_s: float = 0.0) -> None:

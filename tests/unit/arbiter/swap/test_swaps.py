@@ -69,8 +69,9 @@ def test_what_was_granted_and_is_not_known_to_the_ledger_yet_is_not_free(node: S
     """The ledger says what is leased before it fetches the answers to requests that waited."""
     first, second = able(node, "first", 2), able(node, "second", 2)
     fill(node, first, 4, 4, 4)
-    assert node.request(second, 6) is NodeAnswer.WAITS
-    while not node.swaps._coordinator._decided:
+    assert node.request(second, 5) is NodeAnswer.WAITS
+    assert node.request(second, 5) is NodeAnswer.WAITS
+    while len(node.swaps._coordinator._decided) < 2:
         node.now_s += 0.01
         for copier in node.copiers.values():
             copier.step()
@@ -78,11 +79,15 @@ def test_what_was_granted_and_is_not_known_to_the_ledger_yet_is_not_free(node: S
             process.step()
         node.swaps.turn()
     node.swaps.use("second", GPU, 0, 0)
-    assert node.swaps._containers["second"].used_bytes(GPU) == 6 * GRAIN
-    (granted,) = node.swaps.decided()
-    assert granted.granted
-    node.swaps.use("second", GPU, 0, 6 * GRAIN)
-    assert node.swaps._containers["second"].used_bytes(GPU) == 6 * GRAIN
+    assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
+    for known in (5, 10):
+        (granted,) = node.swaps.decided()
+        assert granted.granted
+        node.swaps.use("second", GPU, 0, known * GRAIN)
+        assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
+    assert node.swaps.decided() == []
+    node.swaps.use("second", GPU, 0, 10 * GRAIN)
+    assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
 
 
 def test_containers_that_do_not_fit_together_take_turns_and_keep_their_contents(node: SimulatedNode) -> None:
