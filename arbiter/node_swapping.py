@@ -55,6 +55,12 @@ class NodeSwapping:
             return
         if (due_s := self.node.deadline_s()) is not None and due_s <= self._clock():
             self.node.turn()
+        for stated in self.node.stated():
+            if (container := self._containers.get(stated.name)) is not None:
+                container.memory.states_elastic(stated.pid, stated.gpu, stated.elastic_bytes)
+                settle(container)
+        if changed := self.node.changed_gpus():
+            self._renew(changed, settle)
         while decided := self.node.decided():
             for one in decided:
                 request = WaitingRequest.of(one.id)
@@ -80,6 +86,12 @@ class NodeSwapping:
                 before = container.kills
                 container.end(Held(worst.gpu, worst.present_bytes, worst.guarantee_bytes), reason)
                 self.kills += container.kills - before
+
+    def _renew(self, gpus: frozenset[str], settle: Callable[[ServedContainer], None]) -> None:
+        for container in list(self._containers.values()):
+            if container.grant is not None and gpus.intersection(container.memory.uuids):
+                container.memory.renew(container.grant, container.burst)
+                settle(container)
 
     def recall(self, name: str, gpu: str, missing_bytes: int) -> None:
         """Other containers lack memory of a GPU: this one's processes return what they lease and do not use."""
@@ -133,8 +145,17 @@ class NodeSwapping:
             over_limit_action=actions.over_limit,
             stranded=status.stranded,
             stranded_action=actions.stranded,
+            no_pool=self._no_pool(self._containers.get(name), self.node),
         )
         return whole, {one.gpu: one for one in status.gpus}
+
+    def _no_pool(self, container: ServedContainer | None, node: SwapNode) -> str:
+        """Why memory above its guarantee cannot be moved now, of the first GPU where that is so; empty: it can, or the container may not burst."""
+        if container is None or container.grant is None or container.burst is None:
+            return ""
+        guarantees = {gpu.uuid: gpu.mib for gpu in container.grant.gpus}
+        bursting = [gpu.uuid for gpu in container.burst.gpus if gpu.mib > guarantees[gpu.uuid]]
+        return next(filter(None, map(node.missing, bursting)), "")
 
     def close(self) -> None:
         """The arbiter ends."""

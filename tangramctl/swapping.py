@@ -54,6 +54,8 @@ def state_of(name: str, swap: SwapStatus | None, gpus: Sequence[GpuSizes]) -> li
         lines.append(f"{name} is paused for {clock(swap.paused_s)}: {paused_text(swap, gpus)}")
     if swap.unable:
         lines.append(f"{name} gets no memory above its guarantee: {swap.unable}")
+    elif swap.no_pool:
+        lines.append(f"{name} gets no memory above its guarantee: the host pool is not ready: {swap.no_pool}")
     if swap.waiting and not swap.paused:
         requests = "1 request waits" if swap.waiting == 1 else f"{swap.waiting} requests wait"
         lines.append(f"{name}: {requests} for memory of other containers")

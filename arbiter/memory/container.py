@@ -255,11 +255,10 @@ class ServedContainer:
             return False
         uuids = self.memory.uuids
         if self._unchanged.lasts(reading, uuids) and not self.contexts.restless and not self.over_limit.excesses:
-            self.memory.show_page()  # the limit in effect also depends on the node
             return False
         held = self.memory.measure(reading)
         self.exempt.evaluate(uuids, reading)
-        limits = dict(zip(uuids, self.memory.limits_bytes, strict=True))
+        limits = self.memory.lawful_bytes(self.grant, self.burst)
         kills = overlimit.evaluate(self.over_limit, self.grant, limits, reading, held)
         place = CgroupOwner(self.grant.uid, self.container_id)
         kills += self.bypass.evaluate(self.grant, limits, reading, held, self.contexts.suspects(), self._clock(), place)

@@ -101,6 +101,31 @@ class ContainerMemory:
         """Whether a process has yet to answer that."""
         return self.ledger.owes(self.uuids.index(uuid))
 
+    def states_elastic(self, pid: int, uuid: str, elastic_bytes: int) -> None:
+        """A process, by its host pid, has so much elastic memory of a GPU."""
+        if uuid not in self.uuids:
+            return
+        gpu = self.uuids.index(uuid)
+        before = self.ledger.claimed_bytes(gpu)
+        for connection in self._connections.welcomed():
+            if connection.pid == pid:
+                self._sort(connection, gpu, elastic_bytes)
+        if self.ledger.claimed_bytes(gpu) != before:
+            self.show()
+
+    def lawful_bytes(self, grant: Grant, burst: BurstLimits | None) -> dict[str, int]:
+        """By GPU, what NVML may count before the container is over its limit: `NodeShare.lawful_bytes`."""
+        claimed = [self.ledger.claimed_bytes(gpu) for gpu in range(len(self._gpus))]
+        return dict(zip(self.uuids, self._share.lawful_bytes(grant, burst, claimed), strict=True))
+
+    def renew(self, grant: Grant, burst: BurstLimits | None) -> None:
+        """Limits above the guarantee may apply to a GPU now: `NodeShare.limits_bytes`."""
+        self.change(grant, burst)
+        self.show()
+
+    def _sort(self, connection: Connection, gpu: int, elastic_bytes: int) -> None:
+        self._report(self.ledger.states_elastic(connection.number, gpu, elastic_bytes, self._clock()))
+
     def node_decided(self, request: WaitingRequest, *, granted: bool) -> None:
         """The node has, or will not have, the memory for a request that waited."""
         decided = self.ledger.node_decided(request.process, request.gpu, request.seq, self._clock(), granted=granted)
@@ -145,6 +170,7 @@ class ContainerMemory:
                 self._report(given if seq & RECALLS else [*given, Granted(process, gpu, seq, 0)])
             case wire.Usage(gpu, used, leased, managed_mib):
                 self.ledger.state(process, gpu, used, leased, managed_mib * MIB)
+                self._sort(connection, gpu, self._share.elastic_bytes(connection.pid, gpu))
             case wire.Context(gpu, step, estimate):
                 self._context(connection, gpu, step, estimate, seq)
             case wire.Hold():
@@ -215,21 +241,15 @@ class ContainerMemory:
         }
 
     def show(self) -> None:
-        """Publish the page, and to the node what the container has."""
-        self.show_page()
-        for gpu in range(len(self._gpus)):
-            self._share.use(gpu, self.ledger.claimed_bytes(gpu))
-
-    def show_page(self) -> None:
-        """Publish the limits in effect and the unleased bytes of them on the page."""
+        """Publish the limits in effect and their unleased bytes on the page, and to the node what the container has."""
         for gpu in range(len(self._gpus)):
             self._unleased(gpu)
+            self._share.use(gpu, self.ledger.claimed_bytes(gpu))
 
     def _unleased(self, gpu: int) -> int:
-        """Unleased bytes of the limit in effect, after they are on the page. The ledger's limit may be higher: memory above the guarantee may have to wait."""
-        limit = self._share.limit_in_effect_bytes(gpu, self.limits_bytes[gpu])
-        unleased = max(0, self.ledger.unleased_bytes(gpu) - (self.limits_bytes[gpu] - limit))
-        self._page.show(gpu, limit, unleased)
+        """Unleased bytes of the limit in effect, after they are on the page."""
+        unleased = self.ledger.unleased_bytes(gpu)
+        self._page.show(gpu, self.limits_bytes[gpu], unleased)
         return unleased
 
     def _charge_unconnected(self) -> None:

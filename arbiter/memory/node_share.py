@@ -42,7 +42,9 @@ class Swapping(Protocol):
 
     def process_away_bytes(self, name: str, pid: int, gpu: str) -> int: ...
 
-    def limit_bytes(self, name: str, gpu: str) -> int: ...
+    def process_elastic_bytes(self, name: str, pid: int, gpu: str) -> int: ...
+
+    def ready(self, gpu: str) -> bool: ...
 
 
 class WaitingRequest(NamedTuple):
@@ -72,10 +74,13 @@ class NodeShare:
         self._name, self._node = name, node
         self._uuids: tuple[str, ...] = ()
         self._wait_s = 0.0
+        self._bursts: set[str] = set()
+        """GPUs from which memory could be moved at some time since `begin`."""
 
     def begin(self, grant: Grant, burst: BurstLimits | None) -> None:
         """The grant directory has a grant now, or that of another container."""
         self.end()
+        self._bursts.clear()
         self._uuids = tuple(gpu.uuid for gpu in grant.gpus)
         if self._node is not None:
             self._node.join(self._name, self._contract(grant, burst), self._uuids)
@@ -92,15 +97,26 @@ class NodeShare:
         self._uuids = ()
 
     def limits_bytes(self, grant: Grant, burst: BurstLimits | None) -> list[int]:
-        """The limit in all on each GPU; the guarantee if containers of this node may not burst."""
-        most = {gpu.uuid: gpu.mib for gpu in burst.gpus} if burst is not None and self._node is not None else {}
-        return [max(gpu.mib, most.get(gpu.uuid, 0)) * MIB for gpu in grant.gpus]
+        """The limit in all on each GPU. It is the guarantee if containers of this node may not burst, and until memory can be moved from that GPU.
+        A pool that ends later lowers no limit: the program has planned with it, and what it requests above its guarantee waits."""
+        if self._node is not None:
+            self._bursts.update(filter(self._node.ready, self._uuids))
+        most = self._requested_mib(burst)
+        return [max(gpu.mib, most.get(gpu.uuid, 0) * (gpu.uuid in self._bursts)) * MIB for gpu in grant.gpus]
 
-    def limit_in_effect_bytes(self, gpu: int, limit_bytes: int) -> int:
-        """What the container may have of a GPU in all now: what BURST states, `limit_bytes` at most."""
-        if self._node is None or gpu >= len(self._uuids):
-            return limit_bytes
-        return min(limit_bytes, self._node.limit_bytes(self._name, self._uuids[gpu]))
+    def lawful_bytes(
+        self, grant: Grant, burst: BurstLimits | None, claimed_bytes: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """What the container may have on each GPU without being over its limit: the limit that is set for it, also while that does not apply, or what it
+        leased under a higher one. `claimed_bytes`: as `use` has it, of each GPU."""
+        most = self._requested_mib(burst)
+        return [
+            max(gpu.mib * MIB, most.get(gpu.uuid, 0) * MIB, min(resident, gpu.mib * MIB) + elastic)
+            for gpu, (resident, elastic) in zip(grant.gpus, claimed_bytes, strict=True)
+        ]
+
+    def _requested_mib(self, burst: BurstLimits | None) -> dict[str, int]:
+        return {gpu.uuid: gpu.mib for gpu in burst.gpus} if burst is not None and self._node is not None else {}
 
     def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
         """What the container has: memory that cannot be swapped, and elastic leases."""
@@ -110,6 +126,12 @@ class NodeShare:
     def away_bytes(self, pid: int, gpu: int) -> int:
         """Memory of one process that is in host memory now."""
         return self._node.process_away_bytes(self._name, pid, self._uuids[gpu]) if self._node is not None else 0
+
+    def elastic_bytes(self, pid: int, gpu: int) -> int:
+        """Elastic memory of one process, as it last stated."""
+        if self._node is None or gpu >= len(self._uuids):
+            return 0
+        return self._node.process_elastic_bytes(self._name, pid, self._uuids[gpu])
 
     def asks(self, gpu: int) -> bool:
         """Whether requests need the node's decision."""

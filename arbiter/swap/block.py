@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Final, Protocol
 
-from vgpu.memory.swap_records import Stage, SwapRecord
+from vgpu.memory.swap_records import Key, Stage, SwapRecord
 from vgpu.memory.swap_slots import Slot
 from vgpu.protocol.copier import Done
 
@@ -94,6 +94,12 @@ class MovedBlock:
     def leaving(self) -> bool:
         """It is whole on the GPU, or may be, and is to leave."""
         return self.state in LEAVING
+
+    @property
+    def key(self) -> Key:
+        """Of its record."""
+        _, pid, started = self.owner.key
+        return pid, started, self.id
 
     def record(self) -> SwapRecord:
         """The record of it."""

@@ -65,10 +65,6 @@ class SwapContainer:
             if gpu in (None, mover.gpu)
         ]
 
-    def limits(self, gpu: str) -> tuple[int, int]:
-        """Guarantee and limit in effect on a GPU, as BURST and the page state them; nothing without a contract."""
-        return self.contract.gpus.get(gpu, (0, 0)) if self.contract is not None else (0, 0)
-
     def used_bytes(self, gpu: str) -> int:
         """What it has leased of a GPU in all."""
         return sum(self._used.get(gpu, (0, 0)))
@@ -88,6 +84,11 @@ class SwapContainer:
             for process in self._processes.values()
             if process.pid == pid and gpu in process.movers
         )
+
+    def process_elastic_bytes(self, pid: int, gpu: str) -> int:
+        """Elastic memory of one process, by its host pid, as it last stated."""
+        movers = (process.movers.get(gpu) for process in self._processes.values() if process.pid == pid)
+        return sum(mover.stated.elastic_bytes for mover in movers if mover is not None and mover.stated is not None)
 
     def bursts(self, gpu: str) -> bool:
         """Whether its limit is above its guarantee there, or some of its memory is away."""
@@ -388,12 +389,15 @@ class SwapContainer:
 
     def _limit(self, process: SwapProcess) -> None:
         if self.contract is not None:
-            for gpu in self.gpus:
-                process.limit(gpu, *self.limits(gpu))
+            for gpu in filter(self._host.knows_limits, self.gpus):
+                process.limit(gpu, *self.contract.gpus[gpu])
 
     def _new(self, pid: int, started: int) -> SwapProcess:
         host = self._host
-        process = SwapProcess(self.name, pid, started, host.poller, host.clock, lambda: host.activate(self.name))
+        process = SwapProcess(
+            self.name, pid, started, host.poller, host.clock, lambda: host.activate(self.name),
+            lambda process, gpu, elastic_bytes: host.states(self.name, process.pid, gpu, elastic_bytes),
+        )  # fmt: skip
         self._processes[pid, started] = process
         return process
 

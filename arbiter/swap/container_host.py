@@ -52,5 +52,11 @@ class ContainerHost(Protocol):
     def owes(self, name: str, gpu: str) -> bool:
         """Whether a process has yet to answer that."""
 
+    def states(self, name: str, pid: int, gpu: str, elastic_bytes: int) -> None:
+        """A process has so much elastic memory."""
+
+    def knows_limits(self, gpu: str) -> bool:
+        """Whether limits above guarantees apply to a GPU or not; False: that will be known soon."""
+
     def activate(self, name: str) -> None:
         """Its turn is due."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from arbiter.swap.results import Decided, Notice
 from arbiter.swap.trace_file import TraceFile
@@ -16,6 +19,9 @@ from vgpu.memory.swap.settings import SwapSettings
 
 STALL_S: Final = 2.0
 """A loop that did not come round for so long has not run. Guessed: it comes round once a second at least."""
+LOGGED_EVERY_S: Final = 10.0
+"""Between two refusals of one container in the log. Guessed."""
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class Coordinator:
         """When the arbiter's loop last came round; None: nobody says so."""
         self._decided: dict[str, tuple[Decided, WaitingRequest]] = {}
         self._notices: list[Notice] = []
+        self._logs_from_s: dict[str, float] = {}
+        """By container: when a refusal is logged again."""
         self._paused: frozenset[str] | None = None
 
     def apply(self, event: events.Event, *, decides: bool = True) -> None:
@@ -65,10 +73,18 @@ class Coordinator:
         actions = self.policy.decide(now_s)
         for action in actions:
             if isinstance(action, Refuse):
+                self._log_refusal(action, now_s)
                 self._answer(Decided(action.id, granted=False, reason=action.reason))
             elif isinstance(action, OverLimit | Stranded | Report):
                 self._notices.append(action)
         return [action for action in actions if not isinstance(action, Refuse)]
+
+    def _log_refusal(self, refuse: Refuse, now_s: float) -> None:
+        """The program sees an error without a reason. Not each of a program that tries again and again."""
+        name = self.requests[refuse.id].name
+        if now_s >= self._logs_from_s.get(name, -inf):
+            self._logs_from_s[name] = now_s + LOGGED_EVERY_S
+            _log.info("memory refused", grant=name, bytes=self.requests[refuse.id].bytes, reason=refuse.reason)
 
     def _note_stall(self, now_s: float) -> None:
         """An arbiter that did not run has read no answer: no container is late for that."""
@@ -87,10 +103,18 @@ class Coordinator:
         """The decision on a request, once; None: it waits, or its decision was fetched."""
         return self._decided.pop(id_, None)
 
+    def granted_bytes(self, name: str, gpu: str) -> tuple[int, int]:
+        """Resident and elastic memory that was granted to a container and that `decided` has not said yet."""
+        resident_bytes = elastic_bytes = 0
+        for decided, request in self._decided.values():
+            if decided.granted and (request.name, request.gpu) == (name, gpu):
+                resident_bytes += request.bytes * (not request.elastic)
+                elastic_bytes += request.bytes * request.elastic
+        return resident_bytes, elastic_bytes
+
     def decided(self) -> list[Decided]:
-        """Since the last call."""
-        decided, self._decided = self._decided, {}
-        return [one for one, _ in decided.values()]
+        """The first that was not fetched; empty: none. One at a time: what was granted to the others is not in their ledgers when this one is passed on."""
+        return [self._decided.pop(id_)[0] for id_ in list(self._decided)[:1]]
 
     def _answer(self, decided: Decided) -> WaitingRequest:
         request = self.requests.pop(decided.id)
@@ -120,5 +144,6 @@ class Coordinator:
 
     def drop(self, name: str) -> None:
         """The container's requests are gone."""
+        self._logs_from_s.pop(name, None)
         self.requests = {id_: one for id_, one in self.requests.items() if one.name != name}
         self._decided = {id_: both for id_, both in self._decided.items() if both[1].name != name}

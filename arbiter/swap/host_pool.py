@@ -58,6 +58,8 @@ class HostPool:
         """None: no copier has stated the size yet."""
         self.reason = "no copier was there yet"
         """Why it is not ready."""
+        self.answered = False
+        """Whether a copier has stated once whether it is ready, or there was none."""
         self.moved_bytes: Counter[Literal["out", "in"]] = Counter()
         """What has left the GPU, and what is back with its content."""
         self.context_bytes = 0
@@ -76,6 +78,8 @@ class HostPool:
         self._blocks: dict[MovedBlock, None] = {}
         """With a slot that may have their content, or is to have it."""
         self._recorded: dict[MovedBlock, None] = {}
+        self._rewritten: dict[MovedBlock, None] = {}
+        """Whose records are to be written, or removed, by the next write."""
         self._file = ""
         """The identity of the pool's file that has what was saved; empty: nothing was."""
         self._releasing: list[Slot] = []
@@ -161,12 +165,13 @@ class HostPool:
     def record(self, block: MovedBlock) -> None:
         """The block may be away from the next successful `write` on; again: its stage changed."""
         if not block.lost:
-            self._recorded[block] = None
+            self._recorded[block] = self._rewritten[block] = None
         self._unwritten = True
 
     def unrecord(self, block: MovedBlock) -> None:
         """It was not ordered away after all."""
         self._recorded.pop(block, None)
+        self._rewritten[block] = None
         self._unwritten = True
 
     def write(self) -> bool:
@@ -175,9 +180,12 @@ class HostPool:
             now_s = self._clock()
             if now_s < self._write_at_s:
                 return False
-            if not self._records.write([block.record() for block in self._recorded], self._file):
+            drop = [block.key for block in self._rewritten if block not in self._recorded]
+            put = [block.record() for block in self._rewritten if block in self._recorded]
+            if not self._records.write(drop, put, self._file):
                 self._write_at_s = now_s + WRITE_AGAIN_S
                 return False
+            self._rewritten.clear()
             self._unwritten = False
         if self.slots is not None:
             for slot in self._releasing:
@@ -240,7 +248,7 @@ class HostPool:
         try:
             self._link = self._connect(self._path)
         except CopierAway as away:
-            self.reason = str(away)
+            self.reason, self.answered = str(away), True
             self._connect_at_s = now_s + self._retry_s
             self._retry_s = min(RETRY_MOST_S, 2 * self._retry_s)
             return
@@ -263,7 +271,7 @@ class HostPool:
         self._state_at_s = now_s + waits_s
 
     def _state(self, state: State) -> None:
-        self._owes_since_s = None
+        self._owes_since_s, self.answered = None, True
         self.context_bytes = (state.context_mib << 20) or self.context_bytes
         if state.jobs == 0 and not self._running:
             for job in self._orphans:
@@ -320,6 +328,7 @@ class HostPool:
             self.forget(block)
             del self._blocks[block]
             self._recorded.pop(block, None)
+            self._rewritten[block] = None
             self._held.discard(block.slot)
             if self.slots is not None and free:
                 self.slots.release(block.slot)

@@ -28,8 +28,10 @@ from arbiter.swap.host_pool import HostPool
 from arbiter.swap.pauses import Pauses, SwapCounts
 from arbiter.swap.poller import Poller
 from arbiter.swap.pool_reports import PoolReports
+from arbiter.swap.pool_status import missing_pool
+from arbiter.swap.ready_gpus import ReadyGpus
 from arbiter.swap.records_file import RecordsFile, gpus_with_records
-from arbiter.swap.results import Decided, GpuSwapFacts, Notice, SwapStatus
+from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, Stranded, SwapIn, SwapOut
 from vgpu.memory.swap.events import (
@@ -90,6 +92,8 @@ class SwapNode:
         self._containers: dict[str, SwapContainer] = {}
         self._free = FreeMemory(self._capacity, self._containers, self._coordinator)
         self._active: set[str] = set()
+        self._ready = ReadyGpus(self._pools, clock)
+        self._stated: dict[tuple[str, int, str], int] = {}
         self._lost: set[str] = set()
         self._activity = ActivityChanges(clock, self.wake)
         self._again = False
@@ -113,6 +117,7 @@ class SwapNode:
             if pool.deadline_s() <= now_s:
                 pool.turn()
         self._settle()
+        self._ready.turn()
         self._coordinator.trace.write(now_s)
 
     def deadline_s(self) -> float | None:
@@ -120,7 +125,7 @@ class SwapNode:
         times = [pool.deadline_s() for pool in self._pools.values()]
         times += [self._containers[name].deadline_s() for name in self._active]
         times += [self._coordinator.policy.deadline_s() or inf, self._coordinator.trace.deadline_s() or inf]
-        times.append(self._activity.deadline_s(busy=self._busy))
+        times += [self._activity.deadline_s(busy=self._busy), self._ready.deadline_s()]
         if self._again or self._coordinator.undecided:
             times.append(self.clock())
         at_s = min(times)
@@ -185,9 +190,10 @@ class SwapNode:
         self.activate(name)
 
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
-        """What a container has leased in all, with everything that was granted here until now."""
+        """What a container has leased in all, with everything that was granted to it by `request` and `decided` until now."""
         if (container := self._containers.get(name)) is not None:
-            container.use(gpu, resident_bytes, elastic_bytes)
+            granted = self._coordinator.granted_bytes(name, gpu)
+            container.use(gpu, resident_bytes + granted[0], elastic_bytes + granted[1])
 
     def request(
         self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float
@@ -224,6 +230,30 @@ class SwapNode:
         container = self._containers.get(name)
         return container.process_away_bytes(pid, gpu) if container is not None else 0
 
+    def process_elastic_bytes(self, name: str, pid: int, gpu: str) -> int:
+        """Elastic memory of one process, by its host pid, as it last stated."""
+        container = self._containers.get(name)
+        return container.process_elastic_bytes(pid, gpu) if container is not None else 0
+
+    def ready(self, gpu: str) -> bool:
+        """Whether memory of a GPU can be moved now. No, while that is not known."""
+        return self._ready.ready(gpu)
+
+    def changed_gpus(self) -> frozenset[str]:
+        """The GPUs for which limits are to be sent again, since the last call: what `ready` says of them is known now, or changed."""
+        return self._ready.changed()
+
+    def stated(self) -> list[Stated]:
+        """How much elastic memory processes have, as they stated since the last call."""
+        stated, self._stated = self._stated, {}
+        return [Stated(*key, elastic_bytes) for key, elastic_bytes in stated.items()]
+
+    def missing(self, gpu: str) -> str:
+        """Why nothing can be moved from a GPU now; empty: it can. As the host pool's program states it, or else what the arbiter sees."""
+        if gpu not in self._pools or self._pools[gpu].ready:
+            return ""
+        return missing_pool(self._copiers, gpu, self._boot_id) or self._pools[gpu].reason
+
     def copier_pids(self) -> frozenset[int]:
         """The copiers, by host pid: they use memory of the GPUs and belong to no container."""
         return frozenset(pool.copier_pid for pool in self._pools.values() if pool.copier_pid)
@@ -238,7 +268,7 @@ class SwapNode:
             container.tell_used(request.gpu)
 
     def decided(self) -> list[Decided]:
-        """The requests that waited and are decided, since the last call."""
+        """The next request that waited and is decided; empty: there is none."""
         return self._coordinator.decided()
 
     def notices(self) -> list[Notice]:
@@ -254,18 +284,6 @@ class SwapNode:
     def announced(self, name: str, in_s: float) -> None:
         """It announces work. From any thread."""
         self._activity.announced(name, in_s)
-
-    def limit_bytes(self, name: str, gpu: str) -> int:
-        """The limit that is in effect for a container that has joined: what BURST states."""
-        return self._containers[name].limits(gpu)[1]
-
-    def may_burst(self, name: str, gpu: str) -> bool:
-        """Whether elastic leases are to be granted at all now."""
-        container = self._containers.get(name)
-        if container is None or container.contract is None or gpu not in container.contract.gpus:
-            return False
-        guarantee_bytes, limit_bytes = container.contract.gpus[gpu]
-        return limit_bytes > guarantee_bytes and container.ability.able is True and self._pools[gpu].ready
 
     def knows(self, name: str) -> bool:
         """Whether a container has joined."""
@@ -318,6 +336,14 @@ class SwapNode:
     def paused(self, name: str) -> bool:
         """Whether it must not run as the policy has it, or that is to be decided first."""
         return self._coordinator.paused(name)
+
+    def states(self, name: str, pid: int, gpu: str, elastic_bytes: int) -> None:
+        """A process has so much elastic memory."""
+        self._stated[name, pid, gpu] = elastic_bytes
+
+    def knows_limits(self, gpu: str) -> bool:
+        """Whether limits above guarantees apply to a GPU or not; False: that will be known soon."""
+        return self._ready.known(gpu)
 
     def activate(self, name: str) -> None:
         """Its turn is due."""

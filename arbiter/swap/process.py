@@ -45,11 +45,13 @@ _log = structlog.get_logger()
 
 
 class SwapProcess:
-    """See the module. `movers`: by GPU, in the order of the wire. `changed` is called when something happened."""
+    """See the module. `movers`: by GPU, in the order of the wire. `changed` is called when something happened, `states` when the process stated how
+    many bytes of elastic memory it has on a GPU."""
 
     def __init__(
-        self, name: str, pid: int, started: int, poller: Poller, clock: Callable[[], float], changed: Callable[[], None]
-    ) -> None:
+        self, name: str, pid: int, started: int, poller: Poller, clock: Callable[[], float], changed: Callable[[], None],
+        states: Callable[[SwapProcess, str, int], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
         self.name, self.pid, self.started = name, pid, started
         self.movers: dict[str, Mover] = {}
         self.image = 0
@@ -58,7 +60,7 @@ class SwapProcess:
         """Why it is sent no further orders to move out."""
         self.since_s = clock()
         """When its connection began or ended."""
-        self._poller, self._clock, self._changed = poller, clock, changed
+        self._poller, self._clock, self._changed, self._states = poller, clock, changed, states
         self._connection: Connection | None = None
         self._gpus: Sequence[str] = ()
         self._seqs = itertools.count(1)
@@ -188,6 +190,8 @@ class SwapProcess:
             _close(fds)
             raise
         mover.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
+        if isinstance(message, Swappable):
+            self._states(self, mover.gpu, message.elastic_bytes)
         return True
 
     def _mover(self, message: wire.Message, fds: list[int]) -> Mover:

@@ -21,6 +21,15 @@ class Decided(NamedTuple):
     """Why not; empty if it is granted."""
 
 
+class Stated(NamedTuple):
+    """A process, by its host pid, has so much elastic memory of a GPU."""
+
+    name: str
+    pid: int
+    gpu: str
+    elastic_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSwapStatus:
     """A container's memory on one GPU. Bytes."""

@@ -132,16 +132,26 @@ class GpuAccounts:
         record.leased_bytes -= amount_bytes
         self.leased_bytes -= amount_bytes
         self._set_elastic(record, min(record.leased_bytes, max(0, record.elastic_bytes - amount_bytes * elastic)))
+        record.unsorted_bytes = min(record.unsorted_bytes, record.leased_bytes - record.elastic_bytes)
+
+    def sort(self, record: ProcessRecord, elastic_bytes: int) -> int:
+        """The process has so much elastic memory. What is missing of its elastic lease is part of what it stated without the kind. Returns how much that is."""
+        more_bytes = min(record.unsorted_bytes, max(0, elastic_bytes - record.elastic_bytes))
+        record.unsorted_bytes -= more_bytes
+        self._set_elastic(record, record.elastic_bytes + more_bytes)
+        return more_bytes
 
     def convert(self, record: ProcessRecord, amount_bytes: int) -> bool:
         """A part of its elastic lease becomes resident, if the limit of resident memory has room for it. What it has less of elastic lease, as after a restart,
         is resident already. Raises BadDocument."""
         if amount_bytes > record.leased_bytes:
             raise BadDocument(f"CONVERT of {amount_bytes} bytes: 0 to {record.leased_bytes} are leased")
+        unsorted_bytes = min(record.unsorted_bytes, max(0, amount_bytes - record.elastic_bytes))
         amount_bytes = min(amount_bytes, record.elastic_bytes)
         resident_bytes = self._taken_bytes(self.room_bytes) - self.elastic_bytes + self._promised_resident_bytes
         if amount_bytes > max(0, self.limit_bytes - resident_bytes):
             return False
+        record.unsorted_bytes -= unsorted_bytes
         self._set_elastic(record, record.elastic_bytes - amount_bytes)
         return True
 

@@ -29,17 +29,7 @@ from vgpu.memory.accounts import GpuAccounts
 from vgpu.memory.context import ContextMeasure
 from vgpu.memory.node_requests import NodeRequests
 from vgpu.memory.recalls import RECALL_WAIT_S, Recalls
-from vgpu.memory.records import (
-    Denied,
-    Event,
-    Granted,
-    LeaseRequest,
-    NodeAnswer,
-    NodeRoom,
-    Part,
-    ProcessRecord,
-    Promise,
-)
+from vgpu.memory.records import Denied, Event, Granted, LeaseRequest, NodeAnswer, NodeRoom, Part, ProcessRecord, Promise
 
 STATED_MOST: Final = 2**50
 """A PiB, which no GPU has: sums of stated sizes stay within 64 bits."""
@@ -205,6 +195,12 @@ class Ledger:
         converted = self._gpus[gpu].convert(record, amount_bytes)
         return Granted(process, gpu, seq, amount_bytes) if converted else Denied(process, gpu, seq)
 
+    def states_elastic(self, process: int, gpu: int, elastic_bytes: int, now_s: float) -> list[Event]:
+        """A process has so much elastic memory. After a restart of the arbiter that is the first that is known of the kinds of its lease: so much of it is
+        elastic, and no longer counts as resident. Never more than it stated of its lease."""
+        sorted_bytes = self._gpus[gpu].sort(self._record(process, gpu), elastic_bytes)
+        return self._decide(gpu, now_s) if sorted_bytes else []
+
     def maker(self, gpu: int, key: bytes) -> int | None:
         """The process that shared the memory of this key first; None if there is none."""
         return self._gpus[gpu].shared.maker(key)
@@ -253,7 +249,7 @@ class Ledger:
         if not record.known:
             record.known = True
             self._gpus[gpu].leased_bytes += leased_bytes - record.leased_bytes
-            record.leased_bytes = leased_bytes
+            record.leased_bytes = record.unsorted_bytes = leased_bytes
             # a reading before this counted its allocations as contexts
             self._gpus[gpu].charge(record, 0, made_bytes=record.made_bytes)
             record.context = ContextMeasure()

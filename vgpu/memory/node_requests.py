@@ -38,6 +38,8 @@ class NodeRequests:
             return of.grant(gpu, request, free_bytes)
         answer = NodeAnswer.GRANTED
         if missing_bytes > 0:
+            # what the process returned for this request is not the container's any more: with it, the request could be above a limit
+            self._node.use(gpu, of.claimed_bytes)
             answer = self._node.request(gpu, request.process, request.seq, missing_bytes, elastic=request.elastic)
         if answer is NodeAnswer.GRANTED:
             room_bytes = max(0, self._node.free_bytes(gpu))

@@ -36,6 +36,8 @@ class ProcessRecord:
     leased_bytes: int = 0
     elastic_bytes: int = 0
     """The elastic part of the lease."""
+    unsorted_bytes: int = 0
+    """The part that counts as resident because the process stated its lease to this arbiter without the kind."""
     away_bytes: int = 0
     """The part of the lease that was in host memory at the last reading."""
     used_bytes: int = 0
@@ -121,8 +123,11 @@ class NodeRoom(Protocol):
     def asks(self, gpu: int) -> bool:
         """Whether this GPU's containers may burst, so that requests need its decision."""
 
+    def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:
+        """What the container has now, as `Ledger.claimed_bytes`."""
+
     def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
-        """A process requests memory."""
+        """A process requests memory, beside what `use` said last."""
 
     def withdraw(self, gpu: int, process: int, seq: int) -> None:
         """Nothing waits for this request any more."""

@@ -4,7 +4,13 @@ A record is there from before its block is unmapped until its process has shown 
 of every block that may be away. A record too many is harmless: the process knows which of its blocks are away.
 `pool` names the file that has the content (`vgpu.protocol.copier.PoolFile`): what another file has at the same offset is worth nothing.
 
-    {"v": 1, "sha256": "<of the bytes of body>", "body": {"boot_id": "...", "gpu": "GPU-...", "pool": "...", "records": [...]}}
+The file has the records of one moment in its first line, and in each further line what one write changed:
+
+    {"v": 2, "sha256": "<of the bytes of body>", "body": {"boot_id": "...", "gpu": "GPU-...", "pool": "...", "records": [...]}}
+    {"sha256": "...", "body": {"drop": [[pid, started, block], ...], "put": [record, ...]}}
+
+The first line is put in place as a whole, by a rename. Any other is appended by one write, and counts once that has returned: what follows the last end of a line
+is of a writer that was killed, and nothing was done yet that relied on it. In a line, `drop` comes before `put`.
 
 Pure; what is written where is `arbiter.swap.records_file`.
 """
@@ -21,7 +27,7 @@ import msgspec
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.memory.swap_slots import GRAIN_BYTES
 
-VERSION: Final = 1
+VERSION: Final = 2
 LARGEST_BYTES: Final = 64 * 2**20
 """Of a file. Guessed: half a million blocks, which of the smallest size are 1 TiB."""
 
@@ -29,6 +35,10 @@ LARGEST_BYTES: Final = 64 * 2**20
 Stage = Literal["away", "made", "filled"]
 """made: the process was ordered to make the block again, so it may take memory of the GPU. filled: its content is back on the GPU, and the process may not know yet; it
 must be told, and nothing may be copied to the block again."""
+
+
+Key = tuple[int, int, int]
+"""Of a block: pid, start of the process, number."""
 
 
 class SwapRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +56,11 @@ class SwapRecord(msgspec.Struct, frozen=True, array_like=True):
     """Of the slot in the pool."""
     stage: Stage = "away"
 
+    @property
+    def key(self) -> Key:
+        """Of the block: no other has it, in one boot."""
+        return self.pid, self.started, self.block
+
     def __post_init__(self) -> None:
         if self.pid <= 0 or self.started <= 0 or self.block < 0:
             raise BadDocument(f"record of block {self.block} of process {self.pid}, started at {self.started}")
@@ -60,6 +75,16 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     gpu: str
     pool: str
     records: list[SwapRecord]
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    drop: list[Key]
+    put: list[SwapRecord]
+
+
+class _SealedChange(msgspec.Struct, forbid_unknown_fields=True):
+    sha256: str
+    body: msgspec.Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +108,79 @@ class _Version(msgspec.Struct):
 _sealed = msgspec.json.Decoder(_Sealed)
 _versions = msgspec.json.Decoder(_Version)
 _bodies = msgspec.json.Decoder(_Body)
+_sealed_changes = msgspec.json.Decoder(_SealedChange)
+_changes = msgspec.json.Decoder(_Change)
 
 
 def to_bytes(records: Iterable[SwapRecord], *, gpu: str, boot_id: str, pool: str) -> bytes:
     """The file of these records. One of another boot is worth nothing: the GPU's memory and the pool are gone."""
-    body = msgspec.json.encode(_Body(boot_id, gpu, pool, list(records)))
-    return msgspec.json.encode(_Sealed(VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+    return joined(map(msgspec.json.encode, records), gpu=gpu, boot_id=boot_id, pool=pool)
+
+
+def joined(encoded: Iterable[bytes], *, gpu: str, boot_id: str, pool: str) -> bytes:
+    """The same, of records in JSON."""
+    none = msgspec.json.encode(_Body(boot_id, gpu, pool, []))
+    body = b"".join((none.removesuffix(b"]}"), b",".join(encoded), b"]}"))
+    return b'{"v":%d,"sha256":"%b","body":%b}\n' % (VERSION, _sum(body), body)
+
+
+def change_to_bytes(drop: Iterable[Key], put: Iterable[SwapRecord]) -> bytes:
+    """The line of a change."""
+    body = msgspec.json.encode(_Change(list(drop), list(put)))
+    return b'{"sha256":"%b","body":%b}\n' % (_sum(body), body)
 
 
 def from_bytes(content: bytes, *, gpu: str, boot_id: str) -> PoolRecords:
     """The records of a file; empty if it is of another boot. Raises BadDocument, also if two records name one block or part of one slot; NewerVersion."""
+    first, *others = content.split(b"\n")
     try:
-        version = _versions.decode(content).v
+        version = _versions.decode(first).v
         if version != VERSION:
             kind = NewerVersion if version > VERSION else BadDocument
             raise kind(f"records of version {version}: this arbiter reads version {VERSION}")
-        sealed = _sealed.decode(content)
-        found = hashlib.sha256(sealed.body).hexdigest()
-        if found != sealed.sha256:
-            raise BadDocument(f"records are damaged: their checksum is {found[:12]}, it must be {sealed.sha256[:12]!r}")
-        body = _bodies.decode(sealed.body)
+        sealed = _sealed.decode(first)
+        body = _bodies.decode(_opened(sealed.body, sealed.sha256))
+        changes = [_change(line) for line in others[:-1]]
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadDocument(f"{len(content)} bytes that are no records: {str(error)[:300]}") from None
     if not boot_id or body.boot_id != boot_id:
         return PoolRecords()
     if body.gpu != gpu:
         raise BadDocument(f"records of GPU {body.gpu[:100]!r}: they must be of {gpu}")
-    if body.records and not body.pool:
-        raise BadDocument(f"{len(body.records)} records of no pool: they must name its file")
-    _check(body.records)
-    return PoolRecords(body.pool, tuple(body.records))
+    records = _applied(body.records, changes)
+    if records and not body.pool:
+        raise BadDocument(f"{len(records)} records of no pool: they must name its file")
+    _check(records)
+    return PoolRecords(body.pool, records)
 
 
-def _check(records: list[SwapRecord]) -> None:
-    if len({(one.pid, one.started, one.block) for one in records}) < len(records):
+def _sum(body: bytes | msgspec.Raw) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
+
+
+def _opened(body: msgspec.Raw, seal: str) -> msgspec.Raw:
+    if (found := _sum(body).decode()) != seal:
+        raise BadDocument(f"records are damaged: their checksum is {found[:12]}, it must be {seal[:12]!r}")
+    return body
+
+
+def _change(line: bytes) -> _Change:
+    sealed = _sealed_changes.decode(line)
+    return _changes.decode(_opened(sealed.body, sealed.sha256))
+
+
+def _applied(records: list[SwapRecord], changes: Iterable[_Change]) -> tuple[SwapRecord, ...]:
+    found = {one.key: one for one in records}
+    if len(found) < len(records):
         raise BadDocument("records name one block of a process twice")
+    for change in changes:
+        for key in change.drop:
+            found.pop(key, None)
+        found.update((one.key, one) for one in change.put)
+    return tuple(found.values())
+
+
+def _check(records: Iterable[SwapRecord]) -> None:
     end = 0
     for one in sorted(records, key=lambda one: one.offset):
         if one.offset < end:

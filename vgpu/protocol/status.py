@@ -141,6 +141,8 @@ class SwapStatus(msgspec.Struct, frozen=True):
     """Why its memory cannot come back; empty = it can."""
     stranded_action: str
     """What follows: evict or keep."""
+    no_pool: str = ""
+    """Why no memory can be moved from one of its GPUs: the host pool is not ready. Empty = it can, or an earlier arbiter."""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True):

@@ -82,12 +82,21 @@ class BurstNode:
         options = ["--grants-dir", str(self.grants), "--metrics-host", "127.0.0.1", "--metrics-port", "0", "--grace-ms", "200"]  # fmt: skip
         own = {"TANGRAM_ARBITER_BURST": "true", "TANGRAM_ARBITER_COPIERS_DIR": str(self.copiers), **env}
         own["LD_PRELOAD"] = str(fake_build() / "libfake-kernel.so")
+        before = self.log().count("the copier is ready")
         with (self.folder / "arbiter.log").open("ab") as log:
             self.arbiter = subprocess.Popen(
                 [sys.executable, *self.words, *options], env=self.driver.env(**own), cwd=REPOSITORY, stderr=log
             )
         until((self.folder / "status.sock").exists)
+        self._readies = before
+        if self.grants.exists() and any(self.grants.iterdir()):
+            self._until_ready()
         return self.arbiter
+
+    def _until_ready(self) -> None:
+        """The arbiter connects to the copier of a GPU that some container has."""
+        if self.copier.poll() is None:
+            until(lambda: self.log().count("the copier is ready") > self._readies, 20)
 
     def start_copier(self, faults: str = "", pool_mib: int | None = None) -> subprocess.Popen[bytes]:
         words = [
@@ -99,16 +108,28 @@ class BurstNode:
         return self.copier
 
     def grant(self, name: str, guarantee_mib: int, limit_mib: int, service_class: str = "standard", wait_s: int = 30) -> Path:  # fmt: skip
-        """Write a container's grant and its limits."""
+        """Write a container's grant and its limits. A container over its limit is killed."""
         folder = self.grants / name
         folder.mkdir(exist_ok=True)
-        (folder / ".burst").write_text(burst_to_text(BurstLimits((GrantGpu(GPU, limit_mib, 0),), wait_s)))
-        (folder / ".burst").rename(folder / "burst")
-        grant = Grant("default", name, f"uid-{name}", "main", (GrantGpu(GPU, guarantee_mib, 0),), service_class)
+        self.limit(name, limit_mib, wait_s)
+        gpus = (GrantGpu(GPU, guarantee_mib, 0),)
+        grant = Grant("default", name, f"uid-{name}", "main", gpus, service_class, over_limit_action="kill")
         (folder / ".grant").write_text(grant_to_text(grant))
         (folder / ".grant").rename(folder / "grant")
         until((folder / "arbiter.sock").exists)
+        self._until_ready()
         return folder / "grant"
+
+    def limit(self, name: str, limit_mib: int, wait_s: int = 30) -> None:
+        """Write a container's limits, as the device plugin does."""
+        folder = self.grants / name
+        (folder / ".burst").write_text(burst_to_text(BurstLimits((GrantGpu(GPU, limit_mib, 0),), wait_s)))
+        (folder / ".burst").rename(folder / "burst")
+
+    def readings(self) -> int:
+        """Of NVML, that the arbiter has evaluated. Written a moment later."""
+        trace = self.folder / "swap/trace.jsonl"
+        return trace.read_text().count('"GpuSeen"') if trace.exists() else 0
 
     def run(self, name: str, guarantee_mib: int = 100, limit_mib: int = 900, service_class: str = "standard", wait_s: int = 30, **env: str) -> BurstProgram:  # fmt: skip
         """A program in a container of its own."""
@@ -143,7 +164,8 @@ class BurstNode:
         return next((one for one in self.document().containers if one.key == name), None)
 
     def log(self) -> str:
-        return (self.folder / "arbiter.log").read_text()
+        file = self.folder / "arbiter.log"
+        return file.read_text() if file.exists() else ""
 
     def records(self) -> Sequence[SwapRecord]:
         """What the arbiter has noted to be in the pool."""

@@ -71,6 +71,11 @@ def fill(mib: float, seed: int = 0) -> int:
     return code
 
 
+def managed(mib: int) -> int:
+    """Memory that cannot be moved. The driver's answer."""
+    return int(cuda.cuMemAllocManaged(ctypes.byref(U64()), ctypes.c_size_t(mib * MIB), 1))
+
+
 def write(at: int, seed: int) -> None:
     size, _ = blocks[at]
     launch(write_kernel, U64(at), U64(size), U32(seed), U32(0))

@@ -120,7 +120,7 @@ def two(node: RealNode) -> tuple[RealProcess, RealProcess]:
     for name in ("one", "other"):
         node.join(name, contract(1, 12, gpus=(UUID,)))
     one, other = node.process("one"), node.process("other")
-    node.wait("both can be swapped", lambda: all(node.swaps.may_burst(name, UUID) for name in ("one", "other")))
+    node.wait("both can be swapped", lambda: all(node.may_burst(name) for name in ("one", "other")))
     for process in (one, other):
         for _ in range(8):
             assert node.request(process, 1, wait_s=3000) in (NodeAnswer.GRANTED, NodeAnswer.WAITS)

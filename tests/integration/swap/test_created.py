@@ -39,6 +39,19 @@ def test_two_segments_above_their_guarantees_take_turns_and_every_cell_is_right(
     assert node.misuses() == ""
 
 
+def test_what_is_exported_stays_on_the_gpu_within_the_guarantee_and_is_refused_above_it(node: BurstNode) -> None:
+    """Of a guarantee of 100 MiB, the context, its room and what the library reserves for code that it loads take up to 31 MiB."""
+    first, second = able(node, "first"), able(node, "second")
+    assert first.do("expand([50, 300], 1)") == 0
+    assert first.do("export(0)") == 0
+    assert first.do("export(1)") == INVALID_VALUE
+    assert second.do("fill(800, 2)") == 0, "the first is idle: what is not exported gives way"
+    assert first.do("first_cell(0)") == 1, "it is on the GPU"
+    assert first.do("wrong()") == 0
+    assert second.do("wrong()") == 0
+    assert node.misuses() == ""
+
+
 def test_a_segment_goes_up_to_the_limit_and_no_further(node: BurstNode) -> None:
     first = able(node, "first", limit_mib=300)
     assert first.do("expand([20] * 20, 1)") == OUT_OF_MEMORY

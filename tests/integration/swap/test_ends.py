@@ -13,7 +13,7 @@ from tests.integration.swap.polling import until
 from tests.integration.swap.slow_processes import frozen, slow
 from vgpu.protocol.status import SwapStatus
 
-RECLAIM_S = "1"
+RECLAIM_S = "3"
 POOL_MIB = 1024
 
 

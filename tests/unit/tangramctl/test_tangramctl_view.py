@@ -384,6 +384,16 @@ def shown(found: ContainerStatus) -> list[str]:
             ],
         ),
         (
+            {"no_pool": "memory cannot be registered"},
+            [
+                "default/a/main gets no memory above its guarantee: the host pool is not ready: memory cannot be registered"
+            ],
+        ),
+        (
+            {"no_pool": "the copier starts", "unable": "the process sees several GPUs"},
+            ["default/a/main gets no memory above its guarantee: the process sees several GPUs"],
+        ),
+        (
             {"over_limit": "it did not give way within 10 s", "stranded": "no room"},
             [
                 "! default/a/main is over its limit: it did not give way within 10 s (burst.overLimit: kill)",

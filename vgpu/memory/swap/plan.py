@@ -52,6 +52,7 @@ class Plan:
                 self._make_room(None, {gpu: 0}, within=True)
         self._serve_guarantees(guaranteed)
         self._take_turns(turn_requests)
+        self._refuse_late(turn_requests)
         self._cancel_needless()
 
     def _sort_requests(self) -> tuple[list[MemoryRequest], dict[str, list[MemoryRequest]]]:
@@ -73,7 +74,7 @@ class Plan:
                 self._refuse(request, why)
             else:
                 others.setdefault(request.name, []).append(request)
-                self.again_s = min(self.again_s, request.until_s)
+                self.again_s = min(self.again_s, self._until_s(request))
         return guaranteed, others
 
     def _hopeless(self, request: MemoryRequest) -> str:
@@ -83,9 +84,22 @@ class Plan:
             return f"{one.used} of {one.limit} bytes of GPU {request.gpu} are used"
         if state.able is False:
             return "the container cannot swap, so it gets no more memory above its guarantee"
-        if self._now_s >= request.until_s:
-            return "no memory above the guarantee became free in time"
         return ""
+
+    def _is_late(self, request: MemoryRequest) -> bool:
+        return self._now_s >= self._until_s(request)
+
+    def _refuse_late(self, requests: Mapping[str, list[MemoryRequest]]) -> None:
+        """After all were served: one that may not wait gets what is free."""
+        for request in [one for of in requests.values() for one in of]:
+            if request.id in self._requests and self._is_late(request):
+                self._refuse(request, "no memory above the guarantee became free in time")
+
+    def _until_s(self, request: MemoryRequest) -> float:
+        """When it is refused. Whether a container that has just started can swap is known within a moment: it is waited for in any case."""
+        if self._states[request.name].able is None:
+            return max(request.until_s, request.came_s + self._settings.able_within_s)
+        return request.until_s
 
     def _more_excess(self, request: MemoryRequest) -> int:
         one = self._states[request.name].memory[request.gpu]
@@ -196,6 +210,8 @@ class Plan:
             if self._settings.pool_full == "refuse":
                 self._refuse(request, "the host pool is full")
             return
+        if self._is_late(request) and self.budget.now[gpu] < request.bytes:
+            return  # nobody gives way to it any more
         if self.budget.soon[gpu] < request.bytes:
             behind = gpu in self._blocked and not state.has_turn
             if behind or not self.budget.could_fit(state, gpu, request.bytes):

@@ -19,7 +19,7 @@ The rules, in their order
     starving   A container that has waited for `starve_after_s` gets the next quantum that ends, before every class.
     several    A container with several GPUs is paused on all of them while memory of any is away. It comes back only when all will have room.
     growth     A request above the guarantee gets free memory at once, or others' memory as if its container came back. It waits for at most its own
-               `wait_s`. A container that cannot swap gets none.
+               `wait_s`, then for what is free at that moment. A container that cannot swap gets none; until it is known, the request waits (`able_within_s`).
     ends       A container that does not give way is over its limit, or unable to swap; one that cannot come back is stranded (`ends`).
 
 Bounds of waiting, where all can swap. n containers of one class and level with equal weights on one GPU: 2 (n - 1) of the longest quantum and change
@@ -162,7 +162,7 @@ class SwapPolicy:
             case Requested() if event.id not in self._requests:
                 until_s = event.at_s + event.wait_s
                 self._requests[event.id] = MemoryRequest(
-                    event.id, state.name, event.gpu, event.bytes, event.elastic, until_s
+                    event.id, state.name, event.gpu, event.bytes, event.elastic, until_s, event.at_s
                 )
                 state.pending += 1
             case Working() if not state.working:

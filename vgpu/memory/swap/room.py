@@ -32,6 +32,7 @@ class MemoryRequest:
     elastic: bool
     until_s: float
     """When it is refused, if it is above the guarantee."""
+    came_s: float
 
 
 class Budget:

@@ -32,5 +32,8 @@ class SwapSettings:
     """After which a container whose memory cannot come back is stranded. Specified: `burst.strandedAfter`."""
     retry_s: float = 5.0
     """How long an order that failed is not repeated. Guessed."""
+    able_within_s: float = 1.0
+    """How long a request above the guarantee waits, also if it may not wait, for the container's processes to state that they can be swapped. Guessed: they do within
+    a moment after their connection."""
     pool_full: Literal["refuse", "delay"] = "delay"
     """What happens to a request above the guarantee while the host pool has no room for it."""

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arbiter.connection import Connection
-from arbiter.memory.node_share import WaitingRequest
+from arbiter.memory.node_share import NodeShare, WaitingRequest
 from arbiter.swap.node import SwapNode
-from arbiter.swap.results import Notice
+from arbiter.swap.results import Notice, Stated
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Process, a_grant, wait_for
 from vgpu.api.burst import BurstLimits
 from vgpu.api.grant import GrantGpu
@@ -43,8 +43,10 @@ class NodeDouble:
         self.waiting: dict[str, float] = {}
         self.taken: list[tuple[str, Connection]] = []
         self.said: list[str] = []
-        self.in_effect = 0
-        """The limit in effect; 0 = that of the contract."""
+        self.pools = {GPU, OTHER_GPU}
+        self.changes: list[str] = []
+        self.elastic: dict[int, int] = {}
+        self.statements: list[Stated] = []
         self._decided: list[Decided] = []
 
     def decide(self, *, granted: bool) -> None:
@@ -106,8 +108,31 @@ class NodeDouble:
     def free_bytes(self, *_: str) -> int:
         return 0
 
-    def limit_bytes(self, name: str, gpu: str) -> int:
-        return self.in_effect or self.contracts[name].gpus[gpu][1]
+    def process_elastic_bytes(self, _: str, pid: int, __: str) -> int:
+        return self.elastic.get(pid, 0)
+
+    def ready(self, gpu: str) -> bool:
+        return gpu in self.pools
+
+    def stated(self) -> list[Stated]:
+        statements, self.statements = self.statements, []
+        return statements
+
+    def changed_gpus(self) -> frozenset[str]:
+        changes, self.changes = frozenset(self.changes), []
+        return changes
+
+    def state(self, name: str, mib: int) -> None:
+        """The test's process states how much elastic memory it has."""
+        self.elastic[os.getpid()] = mib * MIB
+        self.statements.append(Stated(name, os.getpid(), GPU, mib * MIB))
+        os.eventfd_write(self.fd, 1)
+
+    def change_pool(self, gpu: str) -> None:
+        """It begins, or ends."""
+        self.pools ^= {gpu}
+        self.changes.append(gpu)
+        os.eventfd_write(self.fd, 1)
 
     def process_away_bytes(self, *_: object) -> int:
         return 0
@@ -177,21 +202,18 @@ def test_the_page_shows_the_limit_to_a_process_without_a_connection_for_bursts(
     wait_for(lambda: shown(process) == (LIMIT + 500, LIMIT + 500 - 2000))
 
 
-def test_the_page_shows_the_limit_that_is_in_effect_and_what_is_left_of_that(
-    node: ArbiterNode, bursting: NodeDouble
-) -> None:
-    """The ledger's own limit may be higher: then memory above the guarantee is not granted for another reason."""
-    bursting.in_effect = GUARANTEE * MIB
+def test_the_page_shows_the_guarantee_until_the_pool_is_ready(node: ArbiterNode, swap_node: NodeDouble) -> None:
+    swap_node.pools.clear()
+    node.allocate("k")
+    node.write_burst("k", limits())
+    node.write("k", a_grant(GUARANTEE))
+    node.start()
     process, sibling = node.process(), node.process()
     assert shown(process) == (GUARANTEE, GUARANTEE)
     assert not sibling.lease(100 * MIB).refused
     assert shown(process) == (GUARANTEE, GUARANTEE - 100)
-    bursting.in_effect = 0
-    assert not sibling.lease(1 * MIB).refused
-    assert shown(process) == (LIMIT, LIMIT - 101)
-    bursting.in_effect = GUARANTEE * MIB
-    lease(sibling, 1500)
-    assert shown(process) == (GUARANTEE, 0), "more than the limit is used"
+    swap_node.change_pool(GPU)
+    wait_for(lambda: shown(process) == (LIMIT, LIMIT - 100))
 
 
 def test_a_connection_for_bursts_is_the_nodes(node: ArbiterNode, bursting: NodeDouble) -> None:
@@ -211,6 +233,77 @@ def test_elastic_memory_may_exceed_the_guarantee_and_the_node_knows_what_is_used
     wait_for(lambda: bursting.used["k", GPU] == (100, 2900))
     process.close()
     wait_for(lambda: bursting.used["k", GPU] == (0, 0))
+
+
+def restated(node: ArbiterNode, mib: int) -> Process:
+    """A process that states its lease of an earlier arbiter, whose kinds are not in USAGE."""
+    process = node.process()
+    process.send(wire.Usage(0, mib * MIB, mib * MIB), 0)
+    return process
+
+
+@pytest.mark.parametrize("elastic_first", [True, False])
+def test_the_kinds_of_leases_are_known_again_after_a_restart(
+    node: ArbiterNode, bursting: NodeDouble, elastic_first: bool
+) -> None:
+    """Its two connections state them in any order."""
+    if elastic_first:
+        bursting.state("k", 1900)
+    process = restated(node, 2000)
+    if not elastic_first:
+        wait_for(lambda: bursting.used.get(("k", GPU)) == (2000, 0))
+        assert process.lease(MIB).refused
+        bursting.state("k", 1900)
+    wait_for(lambda: bursting.used.get(("k", GPU)) == (100, 1900))
+    assert process.lease(901 * MIB).refused
+    assert not process.lease(900 * MIB).refused
+
+
+def test_a_gpu_without_a_pool_has_the_guarantee_until_there_is_one(node: ArbiterNode, swap_node: NodeDouble) -> None:
+    swap_node.pools.clear()
+    swap_node.free = 0
+    node.allocate("k")
+    node.write_burst("k", limits())
+    node.write("k", a_grant(GUARANTEE))
+    node.start()
+    assert swap_node.contracts["k"].gpus == {GPU: (GUARANTEE * MIB, GUARANTEE * MIB)}
+    process = node.process()
+    assert lease(process, GUARANTEE + 1).refused, "at once, though the container may wait"
+    swap_node.change_pool(OTHER_GPU)
+    swap_node.change_pool(GPU)
+    wait_for(lambda: swap_node.contracts["k"].gpus == {GPU: (GUARANTEE * MIB, LIMIT * MIB)})
+    process.send(wire.Lease(0, 1500 * MIB, 1500 * MIB, LeaseKind.ELASTIC), 7)
+    assert process.receive_numbered() == (7, wire.Pending(0, 1500 * MIB))
+
+
+def test_a_pool_that_ends_lowers_the_limit_of_no_container_that_has_had_it(
+    node: ArbiterNode, bursting: NodeDouble
+) -> None:
+    bursting.contracts.clear()
+    bursting.change_pool(GPU)
+    wait_for(lambda: "k" in bursting.contracts)
+    assert bursting.contracts["k"].gpus == {GPU: (GUARANTEE * MIB, LIMIT * MIB)}
+    node.allocate("later")
+    node.write_burst("later", limits())
+    node.write("later", a_grant(GUARANTEE, "later"))
+    wait_for(lambda: "later" in bursting.contracts)
+    assert bursting.contracts["later"].gpus == {GPU: (GUARANTEE * MIB, GUARANTEE * MIB)}
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 90), st.integers(0, 90))
+def test_a_container_may_keep_what_it_leased_under_a_higher_limit_and_no_more(
+    guarantee: int, more: int, resident: int, elastic: int
+) -> None:
+    share = NodeShare("k", cast("SwapNode", NodeDouble.__new__(NodeDouble)))
+    claimed = [(resident * MIB, elastic * MIB)]
+    (lawful,) = share.lawful_bytes(a_grant(guarantee), limits(guarantee + more), claimed)
+    limit = (guarantee + more) * MIB
+    assert limit <= lawful
+    if resident <= guarantee and resident + elastic <= guarantee + more:
+        assert lawful == limit
+    assert lawful <= max(limit, (guarantee + elastic) * MIB)
+    assert lawful >= (min(resident, guarantee) + elastic) * MIB
+    assert share.lawful_bytes(a_grant(guarantee), None, [(resident * MIB, 0)]) == [guarantee * MIB]
 
 
 def test_a_request_that_waits_is_told_so_and_then_answered(node: ArbiterNode, bursting: NodeDouble) -> None:

@@ -503,6 +503,12 @@ class SimulatedNode:
         for name, one in self.contracts.items():
             self.swaps.join(name, one, tuple(one.gpus))
 
+    def may_burst(self, name: str) -> bool:
+        """Whether a request above its guarantee on the first GPU could be granted."""
+        guarantee_bytes, limit_bytes = self.swaps._containers[name].contract.gpus[self.gpus[0]]  # type: ignore[union-attr]
+        able = self.swaps._containers[name].ability.able is True
+        return limit_bytes > guarantee_bytes and able and self.swaps.ready(self.gpus[0])
+
     def kill_arbiter(self) -> None:
         """Everything that it has in its memory is gone, and nothing is written or sent."""
         for container in self.swaps._containers.values():
@@ -579,12 +585,12 @@ class SimulatedNode:
 
     def turn(self) -> None:
         self.swaps.turn()
-        for decided in self.swaps.decided():
-            pid, gpu, size_bytes = self.requests.pop(decided.id)
-            if decided.granted:
+        while decided := self.swaps.decided():
+            pid, gpu, size_bytes = self.requests.pop(decided[0].id)
+            if decided[0].granted:
                 self._allocate(self.processes[pid], size_bytes, gpu)
             else:
-                self.refusals.append(decided)
+                self.refusals.append(decided[0])
         self.check()
 
     def settle(self, for_s: float = 0.0) -> None:

@@ -181,15 +181,15 @@ def test_a_process_that_states_a_reason_makes_its_container_unable(node: Simulat
     node.join("a", contract(4, 16))
     first, second = node.process("a"), node.process("a")
     node.settle(1.0)
-    assert node.swaps.may_burst("a", GPU)
+    assert node.may_burst("a")
     second.reason = 2
     second.state()
     node.settle(1.0)
     assert node.swaps.status("a").unable == "the process sees several GPUs"
-    assert not node.swaps.may_burst("a", GPU)
+    assert not node.may_burst("a")
     node.kill(second)
     node.settle(2.0)
-    assert node.swaps.may_burst("a", GPU)
+    assert node.may_burst("a")
     assert first.errors == []
 
 

@@ -102,7 +102,7 @@ class Script:
 
     def request(self, process: SimulatedProcess, grains: int) -> None:
         within = self.node.leased(process.name) // (2 * 2**20) + grains <= 2
-        if within or self.node.swaps.may_burst(process.name, GPU):
+        if within or self.node.may_burst(process.name):
             self.node.request(process, grains, wait_s=30.0)
 
     def rest(self) -> None:

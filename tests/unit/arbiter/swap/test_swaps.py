@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from arbiter.swap import trace_file
+from arbiter.swap.coordinator import LOGGED_EVERY_S
 from tests.unit.arbiter.swap.node_kit import AWAY, GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
 from vgpu.memory.swap.actions import Grant, SwapOut
@@ -54,12 +56,38 @@ def test_a_guarantee_takes_the_excess_of_another_and_it_comes_back_when_there_is
 
 
 def test_limits_are_sent_at_once_and_when_they_change(node: SimulatedNode) -> None:
+    node.settle(1.0)
     process = able(node, "a")
     assert process.limits == {0: (4 * GRAIN, 16 * GRAIN)}
     node.swaps.change("a", contract(4, 4))
     node.settle()
     assert process.limits == {0: (4 * GRAIN, 4 * GRAIN)}
-    assert not node.swaps.may_burst("a", GPU)
+    assert not node.may_burst("a")
+
+
+def test_what_was_granted_and_is_not_known_to_the_ledger_yet_is_not_free(node: SimulatedNode) -> None:
+    """The ledger says what is leased before it fetches the answers to requests that waited."""
+    first, second = able(node, "first", 2), able(node, "second", 2)
+    fill(node, first, 4, 4, 4)
+    assert node.request(second, 5) is NodeAnswer.WAITS
+    assert node.request(second, 5) is NodeAnswer.WAITS
+    while len(node.swaps._coordinator._decided) < 2:
+        node.now_s += 0.01
+        for copier in node.copiers.values():
+            copier.step()
+        for process in node.processes.values():
+            process.step()
+        node.swaps.turn()
+    node.swaps.use("second", GPU, 0, 0)
+    assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
+    for known in (5, 10):
+        (granted,) = node.swaps.decided()
+        assert granted.granted
+        node.swaps.use("second", GPU, 0, known * GRAIN)
+        assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
+    assert node.swaps.decided() == []
+    node.swaps.use("second", GPU, 0, 10 * GRAIN)
+    assert node.swaps._containers["second"].used_bytes(GPU) == 10 * GRAIN
 
 
 def test_containers_that_do_not_fit_together_take_turns_and_keep_their_contents(node: SimulatedNode) -> None:
@@ -255,3 +283,15 @@ def test_work_that_other_threads_report_is_known_soon_while_something_waits(node
     node.now_s += 0.02
     node.swaps.turn()
     assert node.swaps._coordinator.policy._states["big"].working
+
+
+def test_the_reason_of_a_refusal_is_in_the_log_and_not_of_each(node: SimulatedNode) -> None:
+    process = able(node, "a")
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert node.request(process, 17) is NodeAnswer.REFUSED
+        node.now_s += LOGGED_EVERY_S
+        assert node.request(process, 18) is NodeAnswer.REFUSED
+    refusals = [(one["grant"], one["bytes"]) for one in logs if one["event"] == "memory refused"]
+    assert refusals == [("a", 17 * GRAIN), ("a", 18 * GRAIN)]
+    assert "of 33554432 bytes of GPU GPU-a are used" in next(one["reason"] for one in logs if "reason" in one)

@@ -92,6 +92,102 @@ def test_the_end_of_a_process_ends_both_kinds() -> None:
     assert lease(book, TWO, 200, elastic=True) == [Granted(TWO, 0, 1, 200)]
 
 
+def test_what_a_process_states_to_be_elastic_is_no_longer_resident_after_a_restart() -> None:
+    book = ledger()
+    book.state(ONE, 0, 200, 200)
+    assert lease(book, ONE, 1, elastic=False) == [Denied(ONE, 0, 1)]
+    assert book.states_elastic(ONE, 0, 150, 0) == []
+    assert book.claimed_bytes(0) == (50, 150)
+    assert lease(book, TWO, 50, elastic=False) == [Granted(TWO, 0, 1, 50)]
+    book.give_back(ONE, 0, 150, 0, 0, elastic=True)
+    assert book.claimed_bytes(0) == (100, 0)
+
+
+def test_a_request_that_waits_is_decided_when_kinds_become_known() -> None:
+    book = Ledger([100], may_answer=lambda _: True)
+    book.set_limits([100], 0, [300])
+    for process in (ONE, TWO):
+        book.join(process)
+    book.state(ONE, 0, 200, 200)
+    (recalled,) = lease(book, TWO, 60, elastic=False)
+    assert isinstance(recalled, Recalled)
+    assert book.states_elastic(ONE, 0, 180, 0) == [Granted(TWO, 0, 1, 60)]
+
+
+def test_a_statement_changes_nothing_that_was_leased_from_this_arbiter() -> None:
+    book = ledger()
+    lease(book, ONE, 80, elastic=False)
+    lease(book, ONE, 40, elastic=True)
+    assert book.states_elastic(ONE, 0, 120, 0) == []
+    assert book.claimed_bytes(0) == (80, 40)
+
+
+def test_a_part_that_became_resident_after_a_restart_stays_so() -> None:
+    book = ledger()
+    book.state(ONE, 0, 80, 80)
+    assert book.convert(ONE, 0, 3, 30) == Granted(ONE, 0, 3, 30)
+    book.states_elastic(ONE, 0, 80, 0)
+    assert book.claimed_bytes(0) == (30, 50)
+
+
+@dataclass
+class Kinds:
+    """The obvious slow version of one process after a restart: each byte of its lease is resident, elastic, or of an unknown kind."""
+
+    bytes: list[str]
+
+    def count(self, kind: str) -> int:
+        return self.bytes.count(kind)
+
+    def become(self, before: str, after: str, amount: int) -> None:
+        for at, kind in enumerate(self.bytes):
+            if kind == before and amount > 0:
+                self.bytes[at], amount = after, amount - 1
+
+    def drop(self, amount: int, *order: str) -> None:
+        for kind in order:
+            for _ in range(min(amount, self.count(kind))):
+                self.bytes.remove(kind)
+                amount -= 1
+
+
+@given(
+    st.integers(0, 60),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["state", "resident", "elastic", "return", "return elastic", "convert"]), st.integers(0, 70)
+        ),
+        max_size=30,
+    ),
+)
+def test_kinds_after_a_restart_are_as_the_slow_version_has_them(stated: int, steps: list[tuple[str, int]]) -> None:
+    book, kinds = ledger(1000, 2000, ONE), Kinds(["unknown"] * stated)
+    book.state(ONE, 0, stated, stated)
+    for what, amount in steps:
+        some = min(amount, len(kinds.bytes))
+        match what:
+            case "state":
+                kinds.become("unknown", "elastic", amount - kinds.count("elastic"))
+                book.states_elastic(ONE, 0, amount, 0)
+            case "resident" | "elastic":
+                kinds.bytes += [what] * amount
+                lease(book, ONE, amount, elastic=what == "elastic")
+            case "return":
+                kinds.drop(some, "resident", "unknown", "elastic")
+                book.give_back(ONE, 0, some, 0, 0)
+            case "return elastic":
+                kinds.drop(some, "elastic", "resident", "unknown")
+                book.give_back(ONE, 0, some, 0, 0, elastic=True)
+            case "convert":
+                rest = some - kinds.count("elastic")
+                kinds.become("elastic", "resident", some)
+                kinds.become("unknown", "resident", rest)
+                assert isinstance(book.convert(ONE, 0, 3, some), Granted)
+        elastic = kinds.count("elastic")
+        assert book.claimed_bytes(0) == (len(kinds.bytes) - elastic, elastic)
+        assert elastic <= book.leased_bytes(0)
+
+
 @dataclass
 class Model:
     """The obvious slow version: a list of all that is leased."""

@@ -22,11 +22,18 @@ class Node:
     shared: bool = True
     refuses: bool = False
     waiting: dict[tuple[int, int], int] = field(default_factory=dict)
+    used: tuple[int, int] = (0, 0)
+    """By the container, as the node knows it."""
+    used_at_requests: list[tuple[int, int]] = field(default_factory=list)
+
+    def use(self, _: int, claimed_bytes: tuple[int, int]) -> None:
+        self.used = claimed_bytes
 
     def asks(self, _: int) -> bool:
         return self.shared
 
     def request(self, _: int, process: int, seq: int, need_bytes: int, **__: bool) -> NodeAnswer:
+        self.used_at_requests.append(self.used)
         if self.refuses:
             return NodeAnswer.REFUSED
         if need_bytes <= self.free:
@@ -55,6 +62,18 @@ def test_what_the_gpu_has_is_granted_and_counted() -> None:
     book = ledger(node)
     assert book.request(ONE, 0, 1, 120, 120, 0, elastic=True) == [Granted(ONE, 0, 1, 120)]
     assert node.free == 30
+
+
+def test_the_node_decides_on_a_request_without_what_its_process_returned_for_it() -> None:
+    """Else a request within the guarantee may be above it, and be refused."""
+    node = Node(1000)
+    book = ledger(node)
+    book.request(ONE, 0, 1, 60, 60, 0)
+    book.request(TWO, 0, 1, 70, 70, 0, elastic=True)
+    book.give_back(ONE, 0, 50, 0, 0)
+    book.give_back(TWO, 0, 40, 0, 0, elastic=True)
+    book.request(ONE, 0, 2, 90, 90, 0)
+    assert node.used_at_requests == [(0, 0), (60, 0), (10, 30)]
 
 
 def test_an_advance_is_no_more_than_the_gpu_has() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.memory.swap_records import PoolRecords, Stage, SwapRecord, from_bytes, to_bytes
+from vgpu.memory.swap_records import Key, PoolRecords, Stage, SwapRecord, change_to_bytes, from_bytes, to_bytes
 
 GRAIN = 2 * 2**20
 GPU, BOOT, POOL = "GPU-1", "b-1", "1:2:3"
@@ -62,7 +62,60 @@ def test_a_file_that_was_cut_is_no_file(cut: int) -> None:
         read(written(record(1, 0))[:cut])
 
 
-def sealed(records: list[list[object]], v: int = 1, gpu: str = GPU, pool: str = POOL) -> bytes:
+Change = tuple[list[int], list[tuple[int, Stage]]]
+"""Blocks whose records end, and then blocks with new records. Each block has a slot of its own."""
+blocks = st.integers(0, 5)
+changes = st.lists(
+    st.tuples(st.lists(blocks, max_size=3), st.lists(st.tuples(blocks, st.sampled_from(STAGES)), max_size=3)),
+    max_size=5,
+)
+
+
+def line(change: Change) -> bytes:
+    drop: list[Key] = [(7, 99, block) for block in change[0]]
+    return change_to_bytes(drop, [record(block, block, stage=stage) for block, stage in change[1]])
+
+
+@given(st.sets(blocks), changes, st.data())
+def test_a_file_that_ends_anywhere_has_what_was_written_before(
+    first: set[int], steps: list[Change], data: st.DataObject
+) -> None:
+    content, stages = written(*(record(block, block) for block in first)), dict.fromkeys(first, "away")
+    ends = [(len(content), dict(stages))]
+    for change in steps:
+        content += line(change)
+        for block in change[0]:
+            stages.pop(block, None)
+        stages.update(change[1])
+        ends.append((len(content), dict(stages)))
+    cut = data.draw(st.integers(ends[0][0], len(content)))
+    expected = [state for at, state in ends if at <= cut][-1]
+    assert {one.block: one.stage for one in read(content[:cut])} == expected
+
+
+@given(st.data())
+def test_a_changed_byte_before_the_last_line_is_noticed(data: st.DataObject) -> None:
+    change: Change = ([1], [(2, "filled")])
+    first = written(record(1, 1)) + line(change)
+    content = first + line(([2], []))
+    at = data.draw(st.integers(0, len(first) - 1))
+    changed = content[:at] + bytes([data.draw(st.integers(0, 255))]) + content[at + 1 :]
+    try:
+        assert read(changed) == []
+    except BadDocument:
+        assert changed != content
+
+
+def test_slots_and_the_pool_are_checked_after_all_changes() -> None:
+    other = change_to_bytes([], [record(2, 0)])
+    with pytest.raises(BadDocument, match="is used twice"):
+        read(written(record(1, 0)) + other)
+    assert read(written(record(1, 0)) + other + change_to_bytes([(7, 99, 1)], [])) == [record(2, 0)]
+    with pytest.raises(BadDocument, match="1 records of no pool"):
+        read(sealed([], pool="") + b"\n" + other)
+
+
+def sealed(records: list[list[object]], v: int = 2, gpu: str = GPU, pool: str = POOL) -> bytes:
     body = json.dumps({"boot_id": BOOT, "gpu": gpu, "pool": pool, "records": records}, separators=(",", ":"))
     seal = hashlib.sha256(body.encode()).hexdigest()
     return f'{{"v":{v},"sha256":"{seal}","body":{body}}}'.encode()
@@ -92,7 +145,9 @@ def test_records_without_the_pool_that_they_are_of_are_refused() -> None:
 
 
 def test_another_version_or_gpu_is_refused() -> None:
-    with pytest.raises(NewerVersion, match="version 2"):
-        read(sealed([], v=2))
+    with pytest.raises(NewerVersion, match="version 3"):
+        read(sealed([], v=3))
+    with pytest.raises(BadDocument, match="version 1"):
+        read(sealed([], v=1))
     with pytest.raises(BadDocument, match="GPU-2"):
         read(sealed([], gpu="GPU-2"))

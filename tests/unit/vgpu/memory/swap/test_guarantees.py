@@ -8,7 +8,17 @@ from tests.unit.vgpu.memory.swap.node_model import BE, GIB, LC, Program, Simulat
 from vgpu.api.errors import BadDocument
 from vgpu.memory.swap.actions import CancelSwapOut, Grant, Refuse, Report, SwapIn, SwapOut
 from vgpu.memory.swap.container import GpuMemory
-from vgpu.memory.swap.events import Able, Changed, GpuSeen, Joined, MemoryContract, Requested, Unable
+from vgpu.memory.swap.events import (
+    Able,
+    Changed,
+    GpuSeen,
+    Joined,
+    MemoryContract,
+    PoolSeen,
+    Requested,
+    Unable,
+)
+from vgpu.memory.swap.policy import SwapPolicy
 from vgpu.memory.swap.settings import SwapSettings
 
 
@@ -91,6 +101,38 @@ def test_a_request_above_the_guarantee_waits_no_longer_than_it_may() -> None:
     assert refusals(node) == ["no memory above the guarantee became free in time"]
     assert [at for at, action in node.log if isinstance(action, Refuse)] == [pytest.approx(4, abs=0.05)]
     assert node.may_run("lc")
+
+
+def test_a_request_that_may_not_wait_gets_what_is_free_and_drives_nobody_out() -> None:
+    node = SimulatedNode({"a": Program(contract(1, 24), 10), "b": Program(contract(1, 24))})
+    node.run(1)
+    node.request("b", "0", 10 * GIB, wait_s=0)
+    node.run_for(0.1)
+    assert isinstance(node.log[-1][1], Grant)
+    node.request("b", "0", 5 * GIB, wait_s=0)
+    node.run_for(0.1)
+    assert refusals(node) == ["no memory above the guarantee became free in time"]
+    assert swapped_out(node) == []
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 30.0])
+@pytest.mark.parametrize("able_after_s", [0.5, None])
+def test_a_request_that_may_not_wait_waits_for_the_report_that_its_container_can_swap(
+    wait_s: float, able_after_s: float | None
+) -> None:
+    policy = SwapPolicy(SwapSettings())
+    policy.apply(GpuSeen(0, "0", 24 * GIB))
+    policy.apply(PoolSeen(0, "0", 64 * GIB, True))
+    policy.apply(Joined(0, "a", contract(1, 24)))
+    policy.apply(Requested(1, "a", "r", "0", 10 * GIB, True, wait_s))
+    assert policy.decide(1.0) == []
+    assert policy.deadline_s() == 1 + max(wait_s, 1.0)
+    if able_after_s is None:
+        (refused,) = policy.decide(1 + max(wait_s, 1.0))
+        assert isinstance(refused, Refuse)
+        return
+    policy.apply(Able(1 + able_after_s, "a"))
+    assert policy.decide(1 + able_after_s) == [Grant("r")]
 
 
 def test_no_request_goes_above_the_limit() -> None:
