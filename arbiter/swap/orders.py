@@ -125,8 +125,9 @@ class OutOrder:
         return self._ended()
 
     def stays_halted(self, status: BlockStatus) -> bool:
-        """Whether nothing of the container has run since the order began to move memory. If something has, what was saved may be old: the order fails."""
-        if self._halts is None:
+        """Whether nothing of the container runs, nor has run since the order began to move memory. If something has, what was saved may be old: the order
+        fails. While something runs, what is leaving fails by itself (`Mover.turn`)."""
+        if self._halts is None or not status.halted:
             return status.halted
         if not status.since(self._halts):
             self.fail("the container was resumed while its memory moved")
