@@ -224,8 +224,8 @@ class BurstNode:
 
 
 def two(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:
-    """Programs that do not fit together: the first is away."""
-    first, second = node.run("first", 24, 200, wait_s=600), node.run("second", 24, 200, wait_s=600)
+    """Programs that do not fit together: the first is away. Their guarantee has room for a context (8 MiB) and for what is reserved for code and streams (16)."""
+    first, second = node.run("first", 32, 200, wait_s=600), node.run("second", 32, 200, wait_s=600)
     for number, program in enumerate((first, second)):
         assert program.do(f"prepare(50, {number + 77})") == 0
     assert node.away_mib("first") > 0

@@ -35,7 +35,7 @@ def small() -> Iterator[BurstNode]:
 
 
 def start(node: BurstNode, number: int, name: str) -> BurstProgram:
-    program = node.run(name, 24, 200, CLASSES[number], wait_s=600)
+    program = node.run(name, 32, 200, CLASSES[number], wait_s=600)
     assert program.do(f"prepare({BLOCK_MIB}, {SEED * 7919 + number})") == 0
     return program
 

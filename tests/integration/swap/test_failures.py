@@ -55,8 +55,8 @@ def test_a_gpu_that_others_filled_lets_what_is_away_wait(small: BurstNode) -> No
 @pytest.mark.parametrize("nth", [9, 10])
 def test_a_block_that_the_driver_does_not_make_is_made_later(small: BurstNode, nth: int) -> None:
     """Its first eight are made when the program allocates."""
-    first = small.run("first", 24, 200, wait_s=600, TANGRAM_FAKE_FAULTS=f"fail cuMemCreate nth={nth}")
-    second = small.run("second", 24, 200, wait_s=600)
+    first = small.run("first", 32, 200, wait_s=600, TANGRAM_FAKE_FAULTS=f"fail cuMemCreate nth={nth}")
+    second = small.run("second", 32, 200, wait_s=600)
     for number, program in enumerate((first, second)):
         assert program.do(f"prepare(50, {number + 77})") == 0
     are_right(small, first, second, first)
