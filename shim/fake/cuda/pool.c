@@ -15,7 +15,7 @@ CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
     CUmemoryPool *kept = &cuda.device[device].pools[kind];
     if (*kept == NULL)
         TRY(kind == POOL_CURRENT ? pool_get(device, POOL_DEFAULT, kept) :
-            MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST, .managed = kind == POOL_MANAGED || kind == POOL_NOWHERE));
+            MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST, .managed = kind == POOL_MANAGED || kind == POOL_NOWHERE, POOL_REUSES));
     *pool = *kept;
     return CUDA_SUCCESS;
 }
@@ -100,7 +100,7 @@ static CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocation
     uint64_t device;
     TRY(token_import(shareable, type, POOL_MAGIC, &device));
     TRY(device_ok((int)device));
-    return MAKE(made, HANDLE_POOL, CUmemPoolHandle_st, .device = (int)device);
+    return MAKE(made, HANDLE_POOL, CUmemPoolHandle_st, .device = (int)device, POOL_REUSES);
 }
 
 /* It is there without being made. */

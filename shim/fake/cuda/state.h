@@ -149,6 +149,7 @@ struct CUmemPoolHandle_st {
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
+#define POOL_REUSES .follow_events = 1, .opportunistic = 1, .internal_dependencies = 1 /* documented */
 
 /* Memory of a GPU, counted while a process uses it, behind a file descriptor. */
 struct physical {
