@@ -1,7 +1,6 @@
 /* unit_pooled.c - stream-ordered memory that is served from pools of ours: random calls against an obvious slow model.
  *
- * Compiled with the library's own sources, so that the sanitizers see them. The driver is a few functions of this file: streams whose work ends when the
- * test says so, events that stand behind it, blocks. The model is a list of all that is live and of all that was freed: memory may be returned again if it was
+ * Compiled with the library's own sources, so that the sanitizers see them. The driver is streaming.c. The model is a list of all that is live and of all that was freed: memory may be returned again if it was
  * freed in the same stream, or if the stream in which it was freed has got there, or if the stream that gets it waits for that. At the end nothing is left.
  */
 #include <assert.h>
@@ -10,301 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/hooks/hook.h"
-#include "../src/memory/memory.h"
-#include "../src/memory/pool.h"
+#include "streaming.h"
 
 #undef NDEBUG
 
-enum { STREAMS = 5, MOST = 300, STEPS = 120000, LEASE_PAGES = 120, REFUSED = 999, NOT_READY = 600, THREADS = 4, THREAD_STEPS = 6000 };
-#define POOL ((CUmemoryPool)0x1000)
-#define OTHER_POOL ((CUmemoryPool)0x2000)
-#define CONTEXT ((CUcontext)0x7000)
-
-struct work { /* of one stream */
-    unsigned long long id;
-    uint64_t queued, ended;      /* so many launches */
-    uint64_t after[STREAMS + 1]; /* by id's place: what of other streams came before all that is queued from now on */
-};
-struct recorded {
-    unsigned stream;
-    uint64_t queued;
-};
-
-static struct {
-    pthread_mutex_t lock;
-    struct work stream[STREAMS + 1]; /* the last one is the per-thread default stream */
-    struct recorded event[100000];
-    unsigned events;
-    uint64_t next, pages; /* addresses and blocks that there are */
-    unsigned fails;       /* one call in so many; 0 = none */
-    unsigned seed;
-    cuuint64_t threshold;
-    int opportunistic, internal;
-    unsigned waited, served, refused;
-} fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .next = UINT64_C(0x7f0000000000), .seed = 1, .opportunistic = 1, .internal = 1};
-
-static unsigned draw(unsigned below)
-{
-    return (unsigned)rand_r(&fake.seed) % below;
-}
-
-static CUresult step(void)
-{
-    return fake.fails > 0 && draw(fake.fails) == 0 ? (CUresult)REFUSED : CUDA_SUCCESS;
-}
-
-/* Streams are numbers from 10 on. */
-static unsigned place_of(CUstream stream)
-{
-    return (uintptr_t)stream == 2 ? STREAMS : (unsigned)(uintptr_t)stream - 10;
-}
-static CUstream stream_at(unsigned place)
-{
-    return (CUstream)(uintptr_t)(place == STREAMS ? 2 : place + 10); /* NOLINT(performance-no-int-to-ptr) */
-}
-
-static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
-{
-    (void)prop, (void)flags;
-    pthread_mutex_lock(&fake.lock);
-    *handle = bytes / PAGE;
-    fake.pages += bytes / PAGE;
-    pthread_mutex_unlock(&fake.lock);
-    return CUDA_SUCCESS;
-}
-static CUresult release(CUmemGenericAllocationHandle handle)
-{
-    pthread_mutex_lock(&fake.lock);
-    fake.pages -= handle;
-    pthread_mutex_unlock(&fake.lock);
-    return CUDA_SUCCESS;
-}
-static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
-{
-    (void)at, (void)bytes, (void)offset, (void)handle, (void)flags;
-    return CUDA_SUCCESS;
-}
-static CUresult unmap(CUdeviceptr at, size_t bytes)
-{
-    (void)at, (void)bytes;
-    return CUDA_SUCCESS;
-}
-static CUresult give_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
-{
-    (void)at, (void)bytes, (void)access, (void)count;
-    return CUDA_SUCCESS;
-}
-static CUresult reserve_addresses(CUdeviceptr *at, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags)
-{
-    (void)alignment, (void)wish, (void)flags;
-    pthread_mutex_lock(&fake.lock);
-    *at = fake.next;
-    fake.next += bytes + 4 * PAGE;
-    pthread_mutex_unlock(&fake.lock);
-    return CUDA_SUCCESS;
-}
-static CUresult free_addresses(CUdeviceptr at, size_t bytes)
-{
-    (void)at, (void)bytes;
-    return CUDA_SUCCESS;
-}
-static CUresult exchange(CUstreamCaptureMode *mode)
-{
-    (void)mode;
-    return CUDA_SUCCESS;
-}
-static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-    (void)stream;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-static CUresult id_of(CUstream stream, unsigned long long *id)
-{
-    if (place_of(stream) > STREAMS)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *id = fake.stream[place_of(stream)].id;
-    return CUDA_SUCCESS;
-}
-static CUresult context_now(CUcontext *context)
-{
-    *context = CONTEXT;
-    return CUDA_SUCCESS;
-}
-static CUresult event_new(CUevent *event, unsigned int flags)
-{
-    (void)flags;
-    pthread_mutex_lock(&fake.lock);
-    const CUresult rc = step();
-    assert(fake.events < sizeof fake.event / sizeof *fake.event - 1);
-    if (rc == CUDA_SUCCESS)
-        *event = (CUevent)(uintptr_t)++fake.events; /* NOLINT(performance-no-int-to-ptr) */
-    pthread_mutex_unlock(&fake.lock);
-    return rc;
-}
-static struct recorded *recorded(CUevent event)
-{
-    return &fake.event[(uintptr_t)event];
-}
-static CUresult event_record(CUevent event, CUstream stream)
-{
-    pthread_mutex_lock(&fake.lock);
-    const CUresult rc = step();
-    if (rc == CUDA_SUCCESS)
-        *recorded(event) = (struct recorded){place_of(stream), fake.stream[place_of(stream)].queued};
-    pthread_mutex_unlock(&fake.lock);
-    return rc;
-}
-static CUresult event_query(CUevent event)
-{
-    pthread_mutex_lock(&fake.lock);
-    const struct recorded its = *recorded(event);
-    const bool passed = fake.stream[its.stream].ended >= its.queued;
-    pthread_mutex_unlock(&fake.lock);
-    return passed ? CUDA_SUCCESS : (CUresult)NOT_READY;
-}
-static CUresult stream_wait(CUstream stream, CUevent event, unsigned int flags)
-{
-    (void)flags;
-    pthread_mutex_lock(&fake.lock);
-    const struct recorded its = *recorded(event);
-    uint64_t *after = &fake.stream[place_of(stream)].after[its.stream];
-    if (*after < its.queued)
-        *after = its.queued;
-    fake.waited++;
-    pthread_mutex_unlock(&fake.lock);
-    return CUDA_SUCCESS;
-}
-/* Locked. So much of it has ended, and what it waited for before that. */
-static void ends(unsigned place, uint64_t ended)
-{
-    struct work *work = &fake.stream[place];
-    if (work->ended >= ended)
-        return;
-    work->ended = ended;
-    for (unsigned i = 0; i <= STREAMS; i++)
-        ends(i, work->after[i]);
-}
-static CUresult stream_end(CUstream stream)
-{
-    pthread_mutex_lock(&fake.lock);
-    ends(place_of(stream), fake.stream[place_of(stream)].queued);
-    pthread_mutex_unlock(&fake.lock);
-    return CUDA_SUCCESS;
-}
-static CUresult all_end(void)
-{
-    for (unsigned i = 0; i <= STREAMS; i++)
-        stream_end(stream_at(i));
-    return CUDA_SUCCESS;
-}
-static CUresult plain_alloc(CUdeviceptr *at, size_t bytes)
-{
-    (void)bytes;
-    *at = 1;
-    return CUDA_SUCCESS;
-}
-static CUresult plain_free(CUdeviceptr at)
-{
-    return at == 1 ? all_end() : CUDA_ERROR_INVALID_VALUE;
-}
-static CUresult never_async(CUdeviceptr *at, size_t bytes, CUstream stream)
-{
-    (void)at, (void)bytes, (void)stream;
-    return (CUresult)REFUSED;
-}
-static CUresult never_from_pool(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
-    (void)at, (void)bytes, (void)pool, (void)stream;
-    return (CUresult)REFUSED;
-}
-static CUresult never_free(CUdeviceptr at, CUstream stream)
-{
-    (void)at, (void)stream;
-    return CUDA_ERROR_INVALID_VALUE;
-}
-static CUresult default_pool(CUmemoryPool *pool, CUdevice device)
-{
-    (void)device;
-    *pool = POOL;
-    return CUDA_SUCCESS;
-}
-static CUresult pool_create(CUmemoryPool *pool, const CUmemPoolProps *properties)
-{
-    (void)properties;
-    *pool = OTHER_POOL;
-    return CUDA_SUCCESS;
-}
-static CUresult pool_end(CUmemoryPool pool)
-{
-    (void)pool;
-    return CUDA_SUCCESS;
-}
-static CUresult pool_get(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-        *(int *)value = 1;
-        break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-        *(int *)value = fake.opportunistic;
-        break;
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-        *(int *)value = fake.internal;
-        break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        *(cuuint64_t *)value = pool == POOL ? fake.threshold : 0;
-        break;
-    default:
-        *(cuuint64_t *)value = 0;
-    }
-    return CUDA_SUCCESS;
-}
-static CUresult pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-    (void)pool, (void)attribute, (void)value;
-    return CUDA_SUCCESS;
-}
-static CUresult pool_trim_to(CUmemoryPool pool, size_t keep)
-{
-    (void)pool, (void)keep;
-    return CUDA_SUCCESS;
-}
-
+enum { MOST = 300, STEPS = 120000, LEASE_PAGES = 120, THREADS = 4, THREAD_STEPS = 6000 };
 static struct gpu *begin(void)
 {
     struct gpu *gpu = &tangram.grant.gpu[0];
     setenv("TANGRAM_WAIT_MS", "1", 1);
     process_check();
-    tangram.driver.cuMemCreate = create;
-    tangram.driver.cuMemRelease = release;
-    tangram.driver.cuMemMap = map;
-    tangram.driver.cuMemUnmap = unmap;
-    tangram.driver.cuMemSetAccess = give_access;
-    tangram.driver.cuMemAddressReserve = reserve_addresses;
-    tangram.driver.cuMemAddressFree = free_addresses;
-    tangram.driver.cuThreadExchangeStreamCaptureMode = exchange;
-    tangram.driver.cuStreamIsCapturing = is_capturing;
-    tangram.driver.cuStreamGetId = id_of;
-    tangram.driver.cuStreamWaitEvent = stream_wait;
-    tangram.driver.cuStreamSynchronize = stream_end;
-    tangram.driver.cuCtxSynchronize = all_end;
-    tangram.driver.cuCtxGetCurrent = context_now;
-    tangram.driver.cuEventCreate = event_new;
-    tangram.driver.cuEventRecord = event_record;
-    tangram.driver.cuEventQuery = event_query;
-    tangram.driver.cuMemAlloc_v2 = plain_alloc;
-    tangram.driver.cuMemFree_v2 = plain_free;
-    tangram.driver.cuMemAllocAsync = tangram.driver.cuMemAllocAsync_ptsz = never_async;
-    tangram.driver.cuMemAllocFromPoolAsync = never_from_pool;
-    tangram.driver.cuMemFreeAsync = tangram.driver.cuMemFreeAsync_ptsz = never_free;
-    tangram.driver.cuDeviceGetMemPool = tangram.driver.cuDeviceGetDefaultMemPool = default_pool;
-    tangram.driver.cuMemPoolCreate = pool_create;
-    tangram.driver.cuMemPoolDestroy = pool_end;
-    tangram.driver.cuMemPoolGetAttribute = pool_get;
-    tangram.driver.cuMemPoolSetAttribute = pool_set;
-    tangram.driver.cuMemPoolTrimTo = pool_trim_to;
+    streaming_begin();
     atomic_store(&tangram.hot.driver_found, true);
     atomic_store(&tangram.grant.state, GRANT_GOOD);
     tangram.grant.gpus = 1;
@@ -315,8 +30,6 @@ static struct gpu *begin(void)
     atomic_store(&gpu->limits_came, true);
     atomic_store(&gpu->limit_bytes, 1); /* there is no arbiter from which more could be leased */
     atomic_store(&gpu->elastic_unused_bytes, LEASE_PAGES * PAGE);
-    for (unsigned i = 0; i <= STREAMS; i++)
-        fake.stream[i].id = 100 + i;
     return gpu;
 }
 
@@ -348,7 +61,7 @@ static bool may_have(unsigned stream, const struct freed *what)
 static void returned(unsigned stream, uint64_t at, uint64_t bytes)
 {
     for (unsigned i = 0; i < count; i++)
-        assert(!overlap(at, bytes, held[i].at, held[i].bytes));
+        assert(!overlap(at, bytes, held[i].at, pages_rounded(held[i].bytes)));
     for (unsigned i = 0; i < freed_count;) {
         const struct freed was = freed[i];
         if (!overlap(at, bytes, was.at, was.bytes)) {
@@ -411,7 +124,7 @@ static void allocates(void)
         return;
     fake.served++;
     assert(at % 256 == 0);
-    returned(stream, at, bytes);
+    returned(stream, at, pages_rounded(bytes)); /* what is beyond the request goes with it */
     held[count++] = (struct piece){at, bytes, pool, stream};
     fake.stream[stream].queued += draw(3); /* work that uses it */
 }
@@ -430,7 +143,7 @@ static void frees(void)
     if (stream != was.stream) /* as every program has to, which frees in another stream */
         fake.stream[stream].after[was.stream] = fake.stream[was.stream].queued;
     fake.stream[stream].queued += draw(3) + (stream != was.stream);
-    freed[freed_count++] = (struct freed){was.at, was.bytes, fake.stream[stream].queued, stream};
+    freed[freed_count++] = (struct freed){was.at, pages_rounded(was.bytes), fake.stream[stream].queued, stream};
     assert((stream == STREAMS ? cuMemFreeAsync_ptsz(was.at, NULL) : cuMemFreeAsync(was.at, stream_at(stream))) == CUDA_SUCCESS);
     assert(cuMemFreeAsync(was.at, stream_at(0)) == CUDA_ERROR_INVALID_VALUE); /* a second time */
 }

@@ -70,6 +70,18 @@ static bool waits(const struct leaving *leaving, unsigned long long id, CUstream
     return put;
 }
 
+/* No event could be recorded. All that was freed in the stream before is free, too. */
+static CUresult waits_here(const struct leaving *leaving, unsigned long long id, CUstream stream)
+{
+    const CUresult rc = left(leaving, tangram.driver.cuStreamSynchronize(stream));
+    lock_acquire(&elastic->lock);
+    struct pooled_stream *its = rc == CUDA_SUCCESS ? pooled_stream(leaving->pool, id, false) : NULL;
+    if (its != NULL)
+        pooled_done(leaving->pool, its, leaving->number);
+    lock_release(&elastic->lock);
+    return rc;
+}
+
 bool pooled_free_async(CUdeviceptr at, CUstream stream, bool per_thread, CUresult *rc)
 {
     struct leaving leaving;
@@ -80,7 +92,7 @@ bool pooled_free_async(CUdeviceptr at, CUstream stream, bool per_thread, CUresul
     *rc = tangram.driver.cuStreamGetId(stream, &id);
     if (*rc != CUDA_SUCCESS)
         left(&leaving, *rc);
-    else if (!waits(&leaving, id, stream)) /* no event could be recorded */
-        *rc = left(&leaving, tangram.driver.cuStreamSynchronize(stream));
+    else if (!waits(&leaving, id, stream))
+        *rc = waits_here(&leaving, id, stream);
     return true;
 }
