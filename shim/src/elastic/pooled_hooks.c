@@ -28,7 +28,10 @@ bool pooled_may_be(const CUmemPoolProps *properties)
 bool pooled_wanted(struct pool *pool)
 {
     struct gpu *gpu = atomic_load_explicit(&pool->gpu, memory_order_relaxed);
-    return elastic_wanted(gpu) && atomic_load(&pool->swaps) && HAS(cuStreamGetId) && HAS(cuStreamWaitEvent) && HAS(cuMemPoolGetAttribute);
+    if (!atomic_load_explicit(&gpu->bursts, memory_order_relaxed) || !atomic_load(&pool->swaps))
+        return false;
+    gpu_note_only(); /* it may be the process's first allocation */
+    return elastic_wanted(gpu) && HAS(cuStreamGetId) && HAS(cuStreamWaitEvent) && HAS(cuMemPoolGetAttribute);
 }
 
 static uint64_t *high_of(struct pooled *pool, CUmemPool_attribute attribute)
