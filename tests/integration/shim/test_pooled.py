@@ -80,7 +80,9 @@ def answers(gpu: Worker) -> dict[str, object]:
         "its range": gpu.request(f"range_of({at + 7})")[2],
         "used": gpu.request(f"pool_get({pool}, {USED})"),
         "used high": gpu.request(f"pool_get({pool}, {USED_HIGH})"),
-        "settable": [gpu.request(f"pool_get({pool}, {number})") for number in (FOLLOW, OPPORTUNISTIC, INTERNAL, THRESHOLD)],
+        "settable": [
+            gpu.request(f"pool_get({pool}, {number})") for number in (FOLLOW, OPPORTUNISTIC, INTERNAL, THRESHOLD)
+        ],
         "high set to 1": gpu.request(f"pool_set({pool}, {USED_HIGH}, 1)"),
         "used set": gpu.request(f"pool_set({pool}, {USED}, 0)"),
         "no such attribute": gpu.request(f"pool_get({pool}, 99)"),
@@ -102,7 +104,9 @@ def answers(gpu: Worker) -> dict[str, object]:
     gpu.must(f"stream_sync({stream})")
     seen["used after it"] = gpu.request(f"pool_get({pool}, {USED})")
     seen["high after it"] = gpu.request(f"pool_get({pool}, {USED_HIGH})")
-    seen["high reset"] = gpu.request(f"pool_set({pool}, {USED_HIGH}, 0)") + gpu.request(f"pool_get({pool}, {USED_HIGH})")
+    seen["high reset"] = gpu.request(f"pool_set({pool}, {USED_HIGH}, 0)") + gpu.request(
+        f"pool_get({pool}, {USED_HIGH})"
+    )
     seen["cuMemFree"] = gpu.request(f"free({second})")
     seen["cuMemFree again"] = gpu.request(f"free({second})")
     gpu.must("context_sync()")
@@ -147,9 +151,10 @@ def random_calls(gpu: Worker, seed: int) -> list[object]:
         else:
             gpu.must("context_sync()")
             seen.extend(gpu.request(f"pool_get({one}, {USED})") for one in pools)
-            seen.append(all(gpu.must(f"pool_get({one}, {RESERVED})") >= gpu.must(f"pool_get({one}, {USED})") for one in pools))
-    for at in held:
-        seen.append(gpu.request(f"stream_free({at})"))
+            seen.append(
+                all(gpu.must(f"pool_get({one}, {RESERVED})") >= gpu.must(f"pool_get({one}, {USED})") for one in pools)
+            )
+    seen.extend(gpu.request(f"stream_free({at})") for at in held)
     for pool in pools:
         gpu.must(f"pool_set({pool}, {THRESHOLD}, 0)")
     gpu.must("context_sync()")
