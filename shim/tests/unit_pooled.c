@@ -61,7 +61,7 @@ static bool may_have(unsigned stream, const struct freed *what)
 static void returned(unsigned stream, uint64_t at, uint64_t bytes)
 {
     for (unsigned i = 0; i < count; i++)
-        assert(!overlap(at, bytes, held[i].at, pages_rounded(held[i].bytes)));
+        assert(!overlap(at, bytes, held[i].at, pooled_rounded(held[i].bytes)));
     for (unsigned i = 0; i < freed_count;) {
         const struct freed was = freed[i];
         if (!overlap(at, bytes, was.at, was.bytes)) {
@@ -124,7 +124,7 @@ static void allocates(void)
         return;
     fake.served++;
     assert(at % 256 == 0);
-    returned(stream, at, pages_rounded(bytes)); /* what is beyond the request goes with it */
+    returned(stream, at, pooled_rounded(bytes)); /* what is beyond the request goes with it */
     held[count++] = (struct piece){at, bytes, pool, stream};
     fake.stream[stream].queued += draw(3); /* work that uses it */
 }
@@ -143,7 +143,7 @@ static void frees(void)
     if (stream != was.stream) /* as every program has to, which frees in another stream */
         fake.stream[stream].after[was.stream] = fake.stream[was.stream].queued;
     fake.stream[stream].queued += draw(3) + (stream != was.stream);
-    freed[freed_count++] = (struct freed){was.at, pages_rounded(was.bytes), fake.stream[stream].queued, stream};
+    freed[freed_count++] = (struct freed){was.at, pooled_rounded(was.bytes), fake.stream[stream].queued, stream};
     assert((stream == STREAMS ? cuMemFreeAsync_ptsz(was.at, NULL) : cuMemFreeAsync(was.at, stream_at(stream))) == CUDA_SUCCESS);
     assert(cuMemFreeAsync(was.at, stream_at(0)) == CUDA_ERROR_INVALID_VALUE); /* a second time */
 }

@@ -38,7 +38,7 @@ enum region_kind {
     REGION_SHARED, /* the kinds above */
     REGION_LARGE = REGION_SHARED,
     REGION_POOL_SMALL, /* of one pool: less than a page */
-    REGION_POOL,       /* of one pool: whole pages of any number */
+    REGION_POOL,       /* of one pool: any other size */
 };
 
 enum block_state {

@@ -19,10 +19,15 @@
 
 #include "abi.h"
 #include "elastic/heap.h"
+#include "memory/pages.h"
 
 struct gpu;
 struct pool;
 struct elastic_region;
+
+/* Of what requests of 2 MiB and more are multiples. Guessed: an allocation loses 3 % of 2 MiB on average, and a place for each of these units of a region is
+ * 0.006 % of it in host memory. */
+#define POOLED_GRAIN ((uint64_t)128 << 10)
 
 enum pooled_size { POOLED_SMALL, POOLED_PAGES, POOLED_SIZES }; /* less than a page; whole pages */
 
@@ -84,7 +89,9 @@ bool pooled_wanted(struct pool *pool);
 bool pooled_alloc(struct pool *from, CUdeviceptr *at, uint64_t bytes, CUstream stream, bool per_thread, CUresult *rc);
 uint64_t pooled_trim(struct gpu *gpu, uint64_t bytes);                /* releases idle regions of all pools; how many bytes */
 uint64_t pooled_trim_to(struct pool *pool, uint64_t keep_bytes);      /* how much of that the driver's pool is to keep */
-void pooled_destroy(struct pool *pool);                               /* what is live stays until it is freed */
+/* What is live stays until it is freed. If the driver then refuses, it is the pool's again. */
+struct pooled *pooled_destroy(struct pool *pool);
+void pooled_stayed(struct pool *pool, struct pooled *its);
 bool pooled_synchronized(void);                                       /* true: more may come at the next synchronisation */
 void pooled_release(struct pooled *pool, uint64_t keep, uint64_t most); /* idle regions, so that `keep` stays reserved, and `most` bytes at most */
 
@@ -117,6 +124,12 @@ void pooled_open(struct pooled *pool, struct elastic_region *region);  /* a new 
 struct elastic_region *pooled_take_idle(struct pooled *pool, uint64_t keep, uint64_t most); /* off all lists; NULL: none */
 uint64_t pooled_reserved(const struct pooled *pool);
 bool pooled_waits(const struct pooled *pool); /* for some stream */
+/* UINT64_MAX: too large for any GPU. */
+static inline uint64_t pooled_rounded(uint64_t bytes)
+{
+    const uint64_t pages = pages_rounded(bytes);
+    return bytes < PAGE || pages == UINT64_MAX ? pages : (bytes + POOLED_GRAIN - 1) / POOLED_GRAIN * POOLED_GRAIN;
+}
 static inline uint64_t pooled_used_bytes(const struct range *range)
 {
     return (range->requested + 511) / 512 * 512; /* as the driver counts it */

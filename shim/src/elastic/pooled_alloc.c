@@ -57,7 +57,7 @@ static struct range *take_waiting(const struct pooled_request *request)
 /* The smallest region in which it fits. */
 static uint64_t least_bytes(const struct pooled_request *request)
 {
-    return request->bytes < PAGE ? PAGE : request->bytes;
+    return request->bytes < PAGE ? PAGE : pages_rounded(request->requested);
 }
 
 static uint64_t new_bytes(const struct pooled_request *request)
@@ -142,7 +142,7 @@ static CUresult serve(const struct pooled_request *request, struct range **range
 
 static bool request_of(struct pool *from, uint64_t bytes, CUstream stream, struct pooled_request *request)
 {
-    *request = (struct pooled_request){.stream = stream, .requested = bytes, .bytes = pages_rounded(bytes)};
+    *request = (struct pooled_request){.stream = stream, .requested = bytes, .bytes = pooled_rounded(bytes)};
     if (tangram.driver.cuStreamGetId(stream, &request->id) != CUDA_SUCCESS ||
         tangram.driver.cuCtxGetCurrent(&request->context) != CUDA_SUCCESS)
         return false;
@@ -237,16 +237,29 @@ uint64_t pooled_trim_to(struct pool *pool, uint64_t keep_bytes)
     return keep_bytes > left ? keep_bytes - left : 0;
 }
 
-void pooled_destroy(struct pool *pool)
+struct pooled *pooled_destroy(struct pool *pool)
 {
     struct pooled *its = atomic_exchange(&pool->pooled, NULL);
     if (its == NULL)
-        return;
+        return NULL;
     pooled_settle(its);
     lock_acquire(&elastic->lock);
     its->gone = true;
     lock_release(&elastic->lock);
     pooled_release(its, 0, UINT64_MAX);
+    return its;
+}
+
+void pooled_stayed(struct pool *pool, struct pooled *its)
+{
+    if (its == NULL)
+        return;
+    lock_acquire(&elastic->lock);
+    if (its->gone && its->handle == atomic_load(&pool->handle) && atomic_load(&pool->pooled) == NULL) {
+        its->gone = false;
+        atomic_store(&pool->pooled, its);
+    }
+    lock_release(&elastic->lock);
 }
 
 bool pooled_synchronized(void)

@@ -75,7 +75,15 @@ static CUresult fill(struct elastic_region *region)
 /* Of what every request in it is a multiple. */
 static uint64_t grain_of(const struct elastic_region *region)
 {
-    return region->kind == REGION_SMALL || region->kind == REGION_POOL_SMALL ? PAGE_GRAIN : PAGE;
+    switch (region->kind) {
+    case REGION_SMALL:
+    case REGION_POOL_SMALL:
+        return PAGE_GRAIN;
+    case REGION_POOL:
+        return POOLED_GRAIN;
+    default:
+        return PAGE;
+    }
 }
 
 /* Its memory is reserved in the lease. */
@@ -232,7 +240,7 @@ static size_t longest(const struct elastic_region *region)
 {
     switch (region->kind) {
     case REGION_POOL:
-        return region->bytes / PAGE;
+        return region->bytes / POOLED_GRAIN;
     case REGION_MEDIUM:
         return ELASTIC_MEDIUM_MOST / PAGE;
     default:

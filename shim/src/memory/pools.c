@@ -32,15 +32,17 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
             atomic_store(&pool->gone, true);
         return rc;
     }
-    pooled_destroy(pool);
+    struct pooled *swaps = pooled_destroy(pool);
     pool_trim(pool);
     atomic_fetch_add(&pool->live, 1); /* until the driver has answered its place is not free */
     atomic_store(&pool->gone, true);  /* before the call: its number may be reused at once */
     CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
         atomic_store(&tangram.unsettled, true);
-    else
+    } else {
         atomic_store(&pool->gone, false);
+        pooled_stayed(pool, swaps);
+    }
     atomic_fetch_sub(&pool->live, 1);
     return rc;
 }

@@ -9,8 +9,11 @@ import random
 
 import pytest
 
-from tests.integration.shim.conftest import INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, wait_for
-from tests.integration.shim.test_elastic import bursting_node, elastic, is_elastic, plain, stage
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.test_elastic import ANCHOR_MIB, bursting_node, elastic, is_elastic, plain, stage
+from tests.integration.shim.test_random import Program
+from vgpu.api.codec import grant_to_text
+from vgpu.api.grant import Grant, GrantGpu
 
 __all__ = ["bursting_node", "stage"]
 
@@ -92,6 +95,7 @@ def answers(gpu: Worker) -> dict[str, object]:
         "retained": gpu.request(f"retain({at})")[0],
         "own access": gpu.request(f"pool_access({pool})"),
         "access": gpu.request(f"pool_access_of({pool})"),
+        "destroying the default pool": gpu.request(f"pool_end({gpu.must('pool_of()')})")[0],
         "0 bytes": gpu.request(f"pool_bytes(0, {pool}, {stream})"),
         "too much": gpu.request(f"pool_bytes({1 << 50}, {pool}, {stream})")[0],
         "nowhere": gpu.request(f"pool_nowhere({pool})"),
@@ -306,3 +310,38 @@ def test_a_pool_that_is_opened_to_another_place_is_the_drivers_from_then_on(stag
     gpu.must("stream_sync()")
     gpu.must(f"pool_access({pool}, 2)")
     assert not is_elastic(gpu, gpu.must(f"pool_alloc(10, {pool})"))
+
+
+def test_reused_memory_is_zeroed_in_order_where_the_grant_requests_it(stage: Stage) -> None:
+    stage.write_grant(grant_to_text(Grant("default", "a", "1", "main", (GrantGpu(GPUS[0], 1000),), clear=True)))
+    gpu = elastic(stage)
+    for mib in (4, 0.5):
+        at = gpu.must(f"stream_alloc({mib})")
+        gpu.must(f"fill({at}, {mib}, 7)")
+        gpu.must(f"stream_free({at})")
+        assert gpu.must(f"stream_alloc({mib})") == at
+        assert set(bytes.fromhex(gpu.must(f"bytes_at({at}, 4096)"))) == {0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_with_memory_of_every_kind_never_exceed_the_limit(stage: Stage, seed: int) -> None:
+    dice = random.Random(seed)
+    programs = [Program(elastic(stage), dice) for _ in range(3)]
+    workers = [program.worker for program in programs]
+    full = 0
+    for number in range(400):
+        dice.choice(programs).step()
+        if number % 4 == 0:
+            used = stage.true_mib(*workers)
+            full = max(full, used)
+            assert used <= 1000, f"seed {seed}, step {number}"
+    assert full > 600, "a test that never comes near the limit shows nothing"
+    for program in programs:
+        program.give_all_back()
+        program.worker.must("context_sync()")
+    for worker in workers:
+        assert worker.must(f"pool_get(pool_of()[1], {RESERVED})") == 0
+    code, at = workers[0].request("stream_alloc(900)")
+    assert (code, is_elastic(workers[0], at)) == (0, True), (
+        "nothing stays counted, but what others keep until it is needed"
+    )
