@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from tests.gpu import pool_answers
 from tests.gpu.kit import burst
 from tests.gpu.kit.machine import MIB, Container, Machine
 from tests.gpu.kit.results import NotRun, Results
@@ -159,9 +160,16 @@ def _calls(rows: Rows, container: Container, kind: str, made: dict[str, int]) ->
         rows.check(name, codes[KINDS.index(kind)], answers[name][0])
 
 
+def case_pools(rows: Rows, kind: str) -> None:
+    """Stream-ordered memory: the driver's, and elastic."""
+    native = rows.machine.container()
+    pool_answers.case_pools(rows.results, native, lambda: _container(rows.machine, kind), fake=rows.machine.fake)
+
+
 CASES: Final = {
     **{f"attributes of {kind} memory": (case_attributes, kind) for kind in KINDS},
     **{f"{kind} memory beside work": (case_beside_work, kind) for kind in ("plain", "elastic")},
+    "stream-ordered memory": (case_pools, "elastic"),
 }
 
 

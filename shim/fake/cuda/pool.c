@@ -15,7 +15,7 @@ CUresult pool_get(int device, enum pool_kind kind, CUmemoryPool *pool)
     CUmemoryPool *kept = &cuda.device[device].pools[kind];
     if (*kept == NULL)
         TRY(kind == POOL_CURRENT ? pool_get(device, POOL_DEFAULT, kept) :
-            MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST, .managed = kind == POOL_MANAGED || kind == POOL_NOWHERE));
+            MAKE(kept, HANDLE_POOL, CUmemPoolHandle_st, .device = device, .host = kind == POOL_HOST, .managed = kind == POOL_MANAGED || kind == POOL_NOWHERE, POOL_REUSES));
     *pool = *kept;
     return CUDA_SUCCESS;
 }
@@ -33,8 +33,8 @@ static void pool_give(CUmemoryPool pool, uint64_t bytes)
 static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 {
     SCOPED tables = locked(&cuda.lock);
-    const uint64_t floor = rounded(pool->used > keep ? pool->used : keep, BLOCK_BYTES);
-    if (pool->reserved > floor) {
+    const uint64_t least = pool->used > keep ? pool->used : keep, floor = rounded(least, BLOCK_BYTES);
+    if (least < pool->reserved && pool->reserved > floor) {
         pool_give(pool, pool->reserved - floor);
         pool->reserved = floor;
     }
@@ -47,6 +47,9 @@ void pools_synchronized(int device)
     for (enum pool_kind kind = 0; kind < POOL_KINDS; kind++)
         if (kind != POOL_GRAPH && pool[kind] != NULL)
             pool_trim(pool[kind], pool[kind]->threshold);
+    SCOPED tables = locked(&cuda.lock);
+    for (CUmemoryPool made = cuda.device[device].made; made != NULL; made = made->next)
+        pool_trim(made, made->threshold);
 }
 
 bool pool_grow(CUmemoryPool pool, uint64_t bytes)
@@ -100,7 +103,7 @@ static CUresult pool_import(CUmemoryPool *made, void *shareable, CUmemAllocation
     uint64_t device;
     TRY(token_import(shareable, type, POOL_MAGIC, &device));
     TRY(device_ok((int)device));
-    return MAKE(made, HANDLE_POOL, CUmemPoolHandle_st, .device = (int)device);
+    return MAKE(made, HANDLE_POOL, CUmemPoolHandle_st, .device = (int)device, POOL_REUSES);
 }
 
 /* It is there without being made. */
@@ -112,8 +115,21 @@ static bool pool_stays(CUmemoryPool pool)
     return false;
 }
 
+static CUresult pool_listed(CUmemoryPool pool)
+{
+    SCOPED tables = locked(&cuda.lock);
+    pool->next = cuda.device[pool->device].made;
+    cuda.device[pool->device].made = pool;
+    return CUDA_SUCCESS;
+}
+
 static CUresult pool_end(CUmemoryPool pool)
 {
+    CUmemoryPool *place = &cuda.device[pool->device].made;
+    while (*place != NULL && *place != pool)
+        place = &(*place)->next;
+    if (*place == pool)
+        *place = pool->next;
     CUmemoryPool *current = &cuda.device[pool->device].pools[POOL_CURRENT];
     *current = *current == pool ? NULL : *current;
     pool_give(pool, pool->reserved);
@@ -137,12 +153,22 @@ static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *at, CUmemAlloca
     }
 }
 
+static CUresult pool_lends(CUdeviceptr at)
+{
+    SCOPED tables = locked(&cuda.lock);
+    struct span *span;
+    TRY(span_get(at, SPAN_POOL, CUDA_ERROR_INVALID_VALUE, &span));
+    return must(span->pool->handles != 0, CUDA_ERROR_INVALID_VALUE);
+}
+
+enum { FIXED, SETTABLE, TO_ZERO }; /* documented: a high is reset by setting it to 0 */
+
 static CUresult pool_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value, bool set)
 {
     switch ((int)attribute) {
 #define ATTRIBUTE(name, type, field, settable, becomes)                                                                        \
     case CU_MEMPOOL_ATTR_##name:                                                                                               \
-        CHECK(settable || !set, CUDA_ERROR_INVALID_VALUE);                                                                     \
+        CHECK(!set || settable == SETTABLE || (settable == TO_ZERO && *(type *)value == 0), CUDA_ERROR_INVALID_VALUE);                                                                     \
         if (set)                                                                                                               \
             pool->field = becomes;                                                                                             \
         else                                                                                                                   \

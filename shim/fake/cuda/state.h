@@ -144,11 +144,14 @@ struct CUfunc_st {
 enum pool_kind { POOL_DEFAULT, POOL_CURRENT, POOL_GRAPH, POOL_MANAGED, POOL_NOWHERE, POOL_HOST, POOL_KINDS };
 struct CUmemPoolHandle_st {
     struct handle handle;
+    CUmemoryPool next; /* of the program's on that device */
     int device;
     bool host, managed; /* host: its memory is none of a GPU's */
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
+    CUmemAllocationHandleType handles; /* by which it is exported */
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
+#define POOL_REUSES .follow_events = 1, .opportunistic = 1, .internal_dependencies = 1 /* documented */
 
 /* Memory of a GPU, counted while a process uses it, behind a file descriptor. */
 struct physical {
@@ -197,6 +200,7 @@ struct device {
     unsigned primary_refs, primary_flags;
     uint32_t kernel_device;         /* its handle in the kernel driver, 0 = none */
     CUmemoryPool pools[POOL_KINDS]; /* NULL: not requested yet */
+    CUmemoryPool made;              /* by the program: the first */
 };
 
 enum { STATE_NEW, STATE_READY, STATE_FORKED, STATE_ENDED };

@@ -31,7 +31,7 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
 {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        return put_word(data, (uintptr_t)found->context);
+        return put_word(data, found->pooled ? 0 : (uintptr_t)found->context);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         return put_word(data, at);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
@@ -47,8 +47,9 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
         return put_word(data, BUFFER_IDS | found->block);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return put_word(data, 0);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return put_word(data, (uintptr_t)found->pool);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return put_number(data, CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -58,7 +59,7 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     case CU_POINTER_ATTRIBUTE_MAPPED:
         return put_number(data, 1);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        return put_number(data, !found->opened);
+        return put_number(data, !found->opened && !found->pooled);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:

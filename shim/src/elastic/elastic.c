@@ -227,7 +227,8 @@ bool elastic_find(CUdeviceptr at, struct elastic_found *found)
         const struct elastic_block *block = region_block(region, at);
         *found = (struct elastic_found){.gpu = region->gpu, .device = region->device, .at = range->at, .requested = range->requested,
                                         .mapping = region->base, .mapped = region->bytes, .number = range->number, .block = block->id,
-                                        .context = range->context};
+                                        .context = range->context, .pooled = region->pool != NULL};
+        found->pool = found->pooled ? region->pool->handle : NULL;
     }
     lock_release(&elastic->lock);
     return range != NULL || opened;
@@ -265,6 +266,8 @@ static void left(struct range *range, CUresult rc)
 bool elastic_free(CUdeviceptr at, CUresult *rc)
 {
     CUcontext context;
+    if (pooled_free(at, rc))
+        return true;
     struct range *range = leave(at, &context);
     if (range == NULL)
         return false;
@@ -278,7 +281,11 @@ bool elastic_free(CUdeviceptr at, CUresult *rc)
 bool elastic_free_async(CUdeviceptr at, CUstream stream, bool per_thread, CUresult *rc)
 {
     CUcontext context;
-    struct range *range = capturing(stream, per_thread) ? NULL : leave(at, &context);
+    if (capturing(stream, per_thread))
+        return false;
+    if (pooled_free_async(at, stream, per_thread, rc))
+        return true;
+    struct range *range = leave(at, &context);
     if (range == NULL)
         return false;
     *rc = CUDA_SUCCESS;
@@ -309,11 +316,12 @@ void elastic_forget_context(CUcontext context, struct gpu *gpu, uint64_t before)
     anchor_forget(context);
     for (size_t i = 0; i < elastic->regions; i++) {
         struct elastic_region *region = elastic->region[i];
-        for (struct range *range = gpu == NULL || region->gpu == gpu ? region->first : NULL; range != NULL; range = range->above)
+        for (struct range *range = (gpu == NULL || region->gpu == gpu) && region->pool == NULL ? region->first : NULL; range != NULL; range = range->above)
             if (range->state == RANGE_LIVE && range->context == context && range->number <= before)
                 range = give(range);
     }
     lock_release(&elastic->lock);
+    pooled_forget_context(context, before);
     ipc_release_ended();
 }
 

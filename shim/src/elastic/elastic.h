@@ -18,6 +18,7 @@
 #include "elastic/created.h"
 #include "elastic/heap.h"
 #include "elastic/ipc.h"
+#include "elastic/pooled.h"
 #include "lock.h"
 
 struct gpu;
@@ -36,6 +37,8 @@ enum region_kind {
     REGION_MEDIUM, /* shared: whole pages */
     REGION_SHARED, /* the kinds above */
     REGION_LARGE = REGION_SHARED,
+    REGION_POOL_SMALL, /* of one pool: less than a page */
+    REGION_POOL,       /* of one pool: any other size */
 };
 
 enum block_state {
@@ -64,8 +67,10 @@ struct elastic_region {
     unsigned live;         /* requests */
     unsigned moving;       /* blocks that are not resident */
     struct ipc_region ipc; /* others may open it */
-    struct elastic_region *next_kept, *older, *newer; /* kept.c */
-    struct created *created; /* created.c; NULL: of cuMemAlloc */
+    struct elastic_region *next_kept, *older, *newer; /* kept.c; the last two: or idle in its pool, pooled.c */
+    struct created *created; /* created.c; NULL: of cuMemAlloc, or of a pool */
+    struct pooled *pool;     /* pooled.c; NULL: of none */
+    uint64_t busy;           /* of a pool: bytes that may not be released or used by every stream */
     unsigned blocks;
     struct elastic_block block[];
 };
@@ -104,6 +109,7 @@ struct elastic {
     struct elastic_kept kept[CONTEXT_GPUS]; /* by GPU->at */
     uint64_t shared_bytes[CONTEXT_GPUS][REGION_SHARED]; /* of the regions that are not kept */
     struct created_all created;             /* has a lock of its own */
+    struct pooled_all pooled;
     uint64_t ids, ids_from;                 /* of blocks: the last one, and what the first one follows */
     _Atomic uint64_t numbers;               /* of allocations */
     _Atomic unsigned moving;                /* blocks that are not resident */
@@ -136,6 +142,8 @@ struct elastic_found {
     uint64_t number, block;    /* of the request, of the block */
     CUcontext context;
     bool opened; /* it is another process's */
+    bool pooled; /* it is of a pool: */
+    CUmemoryPool pool;
 };
 bool elastic_find(CUdeviceptr at, struct elastic_found *found);
 bool elastic_free(CUdeviceptr at, CUresult *rc); /* false: no live request begins there */

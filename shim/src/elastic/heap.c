@@ -52,6 +52,7 @@ static void merge(struct range **tree, struct range *first, struct range *second
 void heap_open(struct heap *heap, struct range *range)
 {
     heap->free_bytes += range->bytes;
+    range->in = heap;
     struct range **place = &heap->root;
     while (*place != NULL && priority_of(*place) >= priority_of(range))
         place = is_before(*place, range) ? &(*place)->right : &(*place)->left;
@@ -62,13 +63,14 @@ void heap_open(struct heap *heap, struct range *range)
 void heap_close(struct heap *heap, struct range *range)
 {
     heap->free_bytes -= range->bytes;
+    range->in = NULL;
     struct range **place = &heap->root;
     while (*place != range)
         place = is_before(*place, range) ? &(*place)->right : &(*place)->left;
     merge(place, range->left, range->right);
 }
 
-static struct range *best_fit(const struct heap *heap, uint64_t bytes)
+struct range *heap_best_fit(const struct heap *heap, uint64_t bytes)
 {
     struct range *best = NULL;
     for (struct range *tree = heap->root; tree != NULL;)
@@ -106,7 +108,7 @@ static void range_end(struct heap *heap, struct range *range)
 
 struct range *heap_take(struct heap *heap, uint64_t bytes)
 {
-    struct range *range = best_fit(heap, bytes), *rest;
+    struct range *range = heap_best_fit(heap, bytes), *rest;
     if (range == NULL)
         return NULL;
     if (range->bytes > bytes) {
@@ -140,11 +142,11 @@ static void absorb(struct heap *heap, struct range *lower)
 struct range *heap_give(struct heap *heap, struct range *range)
 {
     range->state = RANGE_FREE;
-    if (range->above != NULL && range->above->state == RANGE_FREE) {
+    if (range->above != NULL && range->above->in == heap) {
         heap_close(heap, range->above);
         absorb(heap, range);
     }
-    if (range->below != NULL && range->below->state == RANGE_FREE) {
+    if (range->below != NULL && range->below->in == heap) {
         range = range->below;
         heap_close(heap, range);
         absorb(heap, range);

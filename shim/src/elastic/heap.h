@@ -16,10 +16,13 @@ struct range {
     uint64_t at, bytes;
     struct range *below, *above; /* in the region, by address */
     struct range *left, *right;  /* free: in the tree */
+    struct heap *in;             /* of the tree; NULL: in none */
     enum range_state state;
     uint64_t requested;    /* as the program stated it: no more than bytes */
     uint64_t number;       /* of the allocation; none has it again */
     void *context;         /* in which it was allocated, and with which it ends */
+    uint64_t freed;        /* pooled.c: in a stream, at that number; 0: not, or the stream has got there */
+    struct range *older, *newer; /* of that stream's, by `freed` */
 };
 
 struct heap {
@@ -35,7 +38,8 @@ void heap_close(struct heap *heap, struct range *range); /* or not any more */
 /* Takes the smallest free range of so many bytes, of equal ones the lowest; what is left of it stays free. Its state is RANGE_LIVE.
  * NULL: none is large enough, or there is no memory to note the rest. */
 struct range *heap_take(struct heap *heap, uint64_t bytes);
-/* Frees a range that is not free. Its free neighbours become one with it; the range that results, which begins where the lowest of them
+struct range *heap_best_fit(const struct heap *heap, uint64_t bytes); /* what it would take, and leaves it there */
+/* Frees a range that is in no tree. Its neighbours in the same tree become one with it; the range that results, which begins where the lowest of them
  * began and is in the tree. */
 struct range *heap_give(struct heap *heap, struct range *range);
 

@@ -122,6 +122,8 @@ uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes)
             released += its;
         }
     }
+    if (released < bytes)
+        released += pooled_trim(gpu, bytes - released);
     return released;
 }
 

@@ -75,7 +75,15 @@ static CUresult fill(struct elastic_region *region)
 /* Of what every request in it is a multiple. */
 static uint64_t grain_of(const struct elastic_region *region)
 {
-    return region->kind == REGION_SMALL ? PAGE_GRAIN : PAGE;
+    switch (region->kind) {
+    case REGION_SMALL:
+    case REGION_POOL_SMALL:
+        return PAGE_GRAIN;
+    case REGION_POOL:
+        return POOLED_GRAIN;
+    default:
+        return PAGE;
+    }
 }
 
 /* Its memory is reserved in the lease. */
@@ -195,7 +203,7 @@ bool region_list(struct elastic_region *region)
     memmove(&elastic->region[i + 1], &elastic->region[i], (elastic->regions - i) * sizeof(void *));
     elastic->region[i] = region;
     elastic->regions++;
-    if (region->kind != REGION_LARGE)
+    if (region->kind < REGION_SHARED)
         elastic->shared_bytes[region->gpu->at][region->kind] += region->bytes;
     return true;
 }
@@ -206,7 +214,7 @@ void region_unlist(struct elastic_region *region)
     elastic->regions--;
     memmove(&elastic->region[i], &elastic->region[i + 1], (elastic->regions - i) * sizeof(void *));
     blocks_unlist(region, true);
-    if (region->kind != REGION_LARGE)
+    if (region->kind < REGION_SHARED)
         elastic->shared_bytes[region->gpu->at][region->kind] -= region->bytes;
 }
 
@@ -230,7 +238,14 @@ struct range **region_start(struct elastic_region *region, uint64_t at)
 /* No request is longer than that, in grains. */
 static size_t longest(const struct elastic_region *region)
 {
-    return region->kind == REGION_SMALL ? PAGE_GRAINS : ELASTIC_MEDIUM_MOST / PAGE;
+    switch (region->kind) {
+    case REGION_POOL:
+        return region->bytes / POOLED_GRAIN;
+    case REGION_MEDIUM:
+        return ELASTIC_MEDIUM_MOST / PAGE;
+    default:
+        return PAGE_GRAINS;
+    }
 }
 
 struct range *region_range(struct elastic_region *region, uint64_t at)

@@ -62,6 +62,7 @@ static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at,
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct growth growth;                                                                                                  \
+        CUresult rc;                                                                                                           \
         if (grant_ready() == GRANT_NONE)                                                                                       \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
         struct pool *from = NULL;                                                                                              \
@@ -71,6 +72,8 @@ static CUresult settle_captured(CUresult rc, struct pool *pool, CUdeviceptr *at,
             return settle_captured(tangram.driver.name(__VA_ARGS__), from, at, bytes, stream, per_thread);                     \
         if (from == NULL || from->gpu == NULL || bytes == 0)                                                                   \
             return tangram.driver.name(__VA_ARGS__);                                                                           \
+        if (UNLIKELY(pooled_wanted(from)) && pooled_alloc(from, at, bytes, stream, per_thread, &rc))                           \
+            return rc;                                                                                                         \
         if (!growth_begin(&growth, from, bytes))                                                                               \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         return settle_async(tangram.driver.name(__VA_ARGS__), &growth, at, bytes, stream, per_thread);                         \

@@ -67,8 +67,11 @@ bool pool_of_handle(CUmemoryPool handle, struct pool **pool)
     if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
         devices = 0;
     for (CUdevice device = 0; device < devices; device++)
-        if (is_of_device(handle, device, &managed))
-            return (*pool = pool_record(handle, device, gpu_of_device(device), managed)) != NULL;
+        if (is_of_device(handle, device, &managed)) {
+            if ((*pool = pool_record(handle, device, gpu_of_device(device), managed)) != NULL)
+                pooled_note_default(*pool);
+            return *pool != NULL;
+        }
     if (!HAS(cuMemGetDefaultMemPool)) /* before CUDA 13 what is left is another process's */
         return true;
     if (is_default(handle, NOWHERE, 0, CU_MEM_ALLOCATION_TYPE_MANAGED) || is_of_host(handle, CU_MEM_ALLOCATION_TYPE_MANAGED))

@@ -16,7 +16,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
     size_t bytes;
     struct elastic_found elastic;
     CUresult rc = tangram.driver.cuIpcGetMemHandle(handle, at);
-    if (rc == CUDA_ERROR_INVALID_VALUE && handle != NULL && elastic_find(at, &elastic) && !elastic.opened)
+    if (rc == CUDA_ERROR_INVALID_VALUE && handle != NULL && elastic_find(at, &elastic) && !elastic.opened && !elastic.pooled)
         return ipc_get(handle, at); /* the driver makes none for such memory */
     if (rc != CUDA_SUCCESS || grant_ready() != GRANT_GOOD)
         return rc;

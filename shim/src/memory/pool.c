@@ -63,6 +63,8 @@ struct pool *pool_record(CUmemoryPool handle, CUdevice device, struct gpu *gpu, 
         pool->gpu = gpu;
         pool->managed = managed;
         atomic_store(&pool->step, 0);
+        atomic_store(&pool->swaps, false);
+        atomic_store(&pool->pooled, NULL);
         atomic_store(&pool->freed, false);
         atomic_store(&pool->gone, false);
     }
@@ -81,7 +83,9 @@ bool pool_of_stream(CUstream stream, struct pool **pool)
     if (rc != CUDA_SUCCESS)
         return is_drivers_answer(rc);
     *pool = pool_known(handle);
-    return *pool != NULL || (*pool = pool_record(handle, device, gpu_of_device(device), false)) != NULL;
+    if (*pool == NULL && (*pool = pool_record(handle, device, gpu_of_device(device), false)) != NULL)
+        pooled_note_default(*pool);
+    return *pool != NULL;
 }
 
 struct pool *pool_of_graphs(CUdevice device)
@@ -308,6 +312,7 @@ void pools_synchronized(void)
     bool more = false;
     atomic_store(&tangram.unsettled, false);
     late_settle(&more);
+    more |= pooled_synchronized();
     for (struct pool *pool = atomic_load(&tangram.pools); pool != NULL; pool = pool->next) {
         if (pool->gpu == NULL)
             continue;

@@ -13,6 +13,8 @@ struct pool {
     _Atomic bool managed;      /* NVML lists its memory for no process */
     _Atomic bool gone;         /* destroyed, and perhaps still with memory; when it has none, the next pool has its place */
     _Atomic bool freed;        /* something was freed into it since it was last settled */
+    _Atomic bool swaps;        /* its memory is served from blocks that can be swapped, where the process has such: pooled_hooks.c */
+    _Atomic(struct pooled *) pooled; /* that memory; NULL: there was none yet */
     _Atomic uint64_t live;     /* pointers the program has of it, and calls that destroy it */
     _Atomic unsigned trims;
     /* under tangram.pools_lock: */

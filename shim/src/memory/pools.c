@@ -11,8 +11,11 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         return rc;
     bool managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
     struct gpu *gpu = managed ? gpu_of_managed(&properties->location) : gpu_of_location(&properties->location);
-    if (pool_record(*pool, properties->location.id, gpu, managed) != NULL)
+    struct pool *made = pool_record(*pool, properties->location.id, gpu, managed);
+    if (made != NULL) {
+        atomic_store(&made->swaps, gpu != NULL && pooled_may_be(properties));
         return rc;
+    }
     tangram.driver.cuMemPoolDestroy(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -29,14 +32,17 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
             atomic_store(&pool->gone, true);
         return rc;
     }
+    struct pooled *swaps = pooled_destroy(pool);
     pool_trim(pool);
     atomic_fetch_add(&pool->live, 1); /* until the driver has answered its place is not free */
     atomic_store(&pool->gone, true);  /* before the call: its number may be reused at once */
     CUresult rc = tangram.driver.cuMemPoolDestroy(handle);
-    if (rc == CUDA_SUCCESS)
+    if (rc == CUDA_SUCCESS) {
         atomic_store(&tangram.unsettled, true);
-    else
+    } else {
         atomic_store(&pool->gone, false);
+        pooled_stayed(pool, swaps);
+    }
     atomic_fetch_sub(&pool->live, 1);
     return rc;
 }
@@ -44,7 +50,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
     NEEDS(cuMemPoolTrimTo);
-    CUresult rc = tangram.driver.cuMemPoolTrimTo(handle, keep);
+    struct pool *known = atomic_load(&tangram.elastic.pooled.any) ? pool_known(handle) : NULL;
+    CUresult rc = tangram.driver.cuMemPoolTrimTo(handle, known != NULL ? pooled_trim_to(known, keep) : keep);
     struct pool *pool = rc == CUDA_SUCCESS ? pool_known(handle) : NULL;
     if (pool != NULL && pool->gpu != NULL)
         pool_settle(pool);

@@ -91,6 +91,33 @@ def alloc(size: int) -> int:
     return at.value
 
 
+def alloc_async(size: int, on: int = 0) -> int:
+    at = ctypes.c_uint64()
+    ok(cuda.cuMemAllocAsync(ctypes.byref(at), ctypes.c_size_t(size), ctypes.c_void_p(on)))
+    return at.value
+
+
+def free_async(at: int, on: int = 0) -> int:
+    return cuda.cuMemFreeAsync(u64(at), ctypes.c_void_p(on))
+
+
+def default_pool() -> ctypes.c_void_p:
+    pool = ctypes.c_void_p()
+    ok(cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0))
+    return pool
+
+
+def reserved_mib() -> int:
+    """By the default pool."""
+    value = ctypes.c_uint64()
+    ok(cuda.cuMemPoolGetAttribute(default_pool(), 5, ctypes.byref(value)))
+    return value.value // MIB
+
+
+def trim(keep: int = 0) -> None:
+    ok(cuda.cuMemPoolTrimTo(default_pool(), ctypes.c_size_t(keep)))
+
+
 def pinned(size: int) -> int:
     at = ctypes.c_void_p()
     ok(cuda.cuMemHostAlloc(ctypes.byref(at), ctypes.c_size_t(size), 0))

@@ -2,7 +2,7 @@
 
     alloc(100)  ->  [0, 140001234]        a CUresult, then what came back
 
-Expressions find what is here, in gpu_code.py, in gpu_graphs.py and in gpu_pointers.py. Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
+Expressions find what is here, in gpu_code.py, in gpu_graphs.py, in gpu_pools.py and in gpu_pointers.py. Sizes are in MiB. Names are the exported ones of the C headers, so every call meets the library by its symbol.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ctypes import byref, c_char, c_int, c_size_t, c_ubyte, c_uint64, c_void_p
 import gpu_code
 import gpu_graphs
 import gpu_pointers
+import gpu_pools
 import gpu_process
 from gpu_driver import MIB, cuda
 from gpu_structs import (
@@ -182,9 +183,9 @@ def busy(milliseconds: int, stream: int = 0) -> list[int]:
     return [rc or cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, c_void_p(stream), parameters, None)]
 
 
-def pool_new(device: int = 0, kind: int = 1, location: int = 1) -> list[int]:
+def pool_new(device: int = 0, kind: int = 1, location: int = 1, handles: int = 0) -> list[int]:
     pool = c_void_p()
-    props = PoolProps(type=kind, location=Location(location, device))
+    props = PoolProps(type=kind, handles=handles, location=Location(location, device))
     return [cuda.cuMemPoolCreate(byref(pool), byref(props)), pool.value or 0]
 
 
@@ -359,7 +360,7 @@ def bytes_at(at: int, count: int) -> list[object]:
 
 
 def main() -> None:
-    names = vars(gpu_code) | vars(gpu_graphs) | vars(gpu_pointers) | vars(gpu_process) | globals()
+    names = vars(gpu_code) | vars(gpu_graphs) | vars(gpu_pointers) | vars(gpu_pools) | vars(gpu_process) | globals()
     for line in sys.stdin:
         print(json.dumps(eval(line, names)), flush=True)
 

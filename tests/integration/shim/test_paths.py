@@ -156,7 +156,7 @@ def test_memory_of_another_container_cannot_be_opened_beyond_the_limit(stage: St
 def test_a_pointer_of_another_processs_pool_is_charged_while_it_is_imported(stage: Stage, free: str) -> None:
     stage.grant((GPUS[0], 4000), key="other")
     owner, guest = stage.worker(key="other"), stage.worker()
-    pool = owner.must("pool_new()")
+    pool = owner.must("pool_new(handles=1)")
     large, small = (owner.must(f"pool_alloc({mib}, {pool})") for mib in (1500, 600))
     _, pid, fd, data = owner.request(f"pool_export({pool}, {large})")
     assert guest.request(f"pool_import({pid}, {fd}, '{data}')")[0] == OUT_OF_MEMORY

@@ -24,7 +24,7 @@ class Company:
         self.way, self.onlooker = way, stage.worker()
         self.maker = stage.worker(key=maker_key)
         self.guests = [stage.worker() for _ in range(guests)]
-        self.pool = pool = self.maker.must("pool_new()") if way == "pool" else 0
+        self.pool = pool = self.maker.must("pool_new(handles=1)") if way == "pool" else 0
         self.made = self.maker.must(f"pool_alloc({SHARED_MIB}, {pool})" if pool else f"alloc({SHARED_MIB})")
         if way == "ipc":
             name = self.maker.must(f"ipc_get({self.made})")

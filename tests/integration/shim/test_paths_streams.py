@@ -147,7 +147,7 @@ def test_memory_of_the_hosts_default_pool_is_not_counted(stage: Stage) -> None:
 
 def test_a_pool_whose_payer_cannot_be_reported_allocates_nothing(stage: Stage) -> None:
     maker, gpu = stage.worker(), stage.worker()
-    pool = maker.must("pool_new()")
+    pool = maker.must("pool_new(handles=1)")
     at = maker.must(f"pool_alloc(100, {pool})")
     _, pid, fd, _ = maker.request(f"pool_export({pool}, {at})")
     imported = gpu.must(f"pool_open({pid}, {fd})")

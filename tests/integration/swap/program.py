@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import sys
 import time
 
@@ -258,6 +259,79 @@ def export(number: int) -> int:
 def first_cell(number: int) -> int:
     """Read by the processor: its memory must be on the GPU."""
     return ctypes.c_uint32.from_address(place(number)).value
+
+
+# Stream-ordered memory.
+
+FORGETS_NOTHING = 2**64 - 1
+streams: list[ctypes.c_void_p] = []
+pieces: list[tuple[int, int, int, int]] = []
+"""Address, bytes, seed, and which stream it was allocated in."""
+
+
+def use_streams(number: int, *, keeps: bool) -> None:
+    """`keeps`: the pool never releases at a synchronisation, as PyTorch sets it."""
+    pool = ctypes.c_void_p()
+    check(cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0))
+    check(cuda.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(FORGETS_NOTHING if keeps else 0))))
+    for _ in range(number):
+        streams.append(ctypes.c_void_p())
+        check(cuda.cuStreamCreate(ctypes.byref(streams[-1]), 1))
+
+
+def _launch_in(number: int, kernel: ctypes.c_void_p, *values: U32 | U64) -> None:
+    parameters = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(one), ctypes.c_void_p) for one in values))
+    check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, streams[number], parameters, None))
+
+
+def take_piece(size: int, number: int, seed: int) -> int:
+    """Allocates in that stream, and writes every cell in its order. The driver's answer."""
+    at = U64()
+    code = cuda.cuMemAllocAsync(ctypes.byref(at), ctypes.c_size_t(size), streams[number])
+    if code == 0:
+        _launch_in(number, write_kernel, at, U64(size), U32(seed), U32(0))
+        pieces.append((at.value, size, seed, number))
+    return int(code)
+
+
+def give_piece(which: int, number: int) -> None:
+    """Frees it in that stream, behind all that uses it, after a kernel has added up in this process's memory the cells that are wrong."""
+    at, size, seed, its = pieces.pop(which)
+    if number != its:
+        event = ctypes.c_void_p()
+        check(cuda.cuEventCreate(ctypes.byref(event), 2))
+        check(cuda.cuEventRecord(event, streams[its]))
+        check(cuda.cuStreamWaitEvent(streams[number], event, 0))
+        check(cuda.cuEventDestroy_v2(event))
+    told = (count.value or 0) + 2048 + 64 * number
+    _launch_in(number, compare_kernel, U64(at), U64(size), U32(seed), U64(told))
+    check(cuda.cuMemFreeAsync(U64(at), streams[number]))
+
+
+def work_in_streams(steps: int, seed: int, most_mib: int) -> tuple[int, int]:
+    """Allocations and frees at random, with kernels between them and a synchronisation now and then: refusals, and wrong cells."""
+    dice, refused = random.Random(seed), 0
+    for step in range(steps):
+        number = dice.randrange(len(streams))
+        live = sum(size for _, size, _, _ in pieces)
+        if pieces and (live > most_mib * MIB or dice.random() < 0.4):
+            give_piece(dice.randrange(len(pieces)), number)
+        else:
+            refused += take_piece(4 * dice.choice((1, 700, 50_000, MIB, 5 * MIB)), number, seed + step) != 0
+        if dice.random() < 0.1:
+            wait()
+    while pieces and dice.random() < 0.9:
+        give_piece(-1, pieces[-1][3])
+    wait()
+    return refused, sum(
+        ctypes.c_uint32.from_address((count.value or 0) + 2048 + 64 * one).value for one in range(len(streams))
+    )
+
+
+def elastic(at: int) -> bool:
+    number = U64()
+    check(cuda.cuPointerGetAttribute(ctypes.byref(number), 7, U64(at)))
+    return bool(number.value >> 62)
 
 
 print(json.dumps("ready"), flush=True)

@@ -37,7 +37,10 @@ def seen(results: Results, check: str) -> list[str]:
     return [row.seen for row in results.rows if row.check == check]
 
 
-@pytest.mark.parametrize("name", ["sync", "vmm", "context primary", "IPC in one container", "killed while it has all"])
+@pytest.mark.parametrize(
+    "name",
+    ["sync", "async", "pool trimmed", "vmm", "context primary", "IPC in one container", "killed while it has all"],
+)
 def test_a_path_answers_on_elastic_memory_as_without_it_or_as_is_known(
     here: Machine, watch: Watcher, name: str
 ) -> None:
