@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, wait_for
-from tests.integration.shim.test_elastic import ANCHOR_MIB, bursting_node, elastic, is_elastic, plain, stage
+from tests.integration.shim.test_elastic import bursting_node, elastic, is_elastic, plain, stage
 from tests.integration.shim.test_random import Program
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
