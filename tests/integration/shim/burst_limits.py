@@ -16,7 +16,9 @@ from vgpu.protocol import wire
 MIB = 2**20
 GUARANTEE_LESS_MIB = 1
 """So much less than the limit in all is guaranteed: memory is elastic only above a guarantee."""
-_greeted = ServedContainer._hello
+_greeted, _closed = ServedContainer._hello, Connection.close
+_shared: set[int] = set()
+"""Connections whose socket another thread reads."""
 
 
 def _hello(self: ServedContainer, connection: Connection, hello: wire.Hello) -> None:
@@ -29,7 +31,16 @@ def _hello(self: ServedContainer, connection: Connection, hello: wire.Hello) -> 
     for number, limit in enumerate(limits):
         connection.send(0, wire.Burst(number, limit - GUARANTEE_LESS_MIB * MIB, limit))
     threading.Thread(target=_read, args=(connection.sock.dup(),), daemon=True).start()
+    _shared.add(connection.number)
     self.connections.drop(connection)
+
+
+def _close(self: Connection) -> None:
+    """Without the shutdown that would end the other descriptor of a shared socket."""
+    if self.number in _shared:
+        self.sock.close()
+    else:
+        _closed(self)
 
 
 def _read(sock: socket.socket) -> None:
@@ -41,3 +52,4 @@ def _read(sock: socket.socket) -> None:
 
 arbiter.page.FEATURES |= wire.UNDERSTANDS_BURST  # type: ignore[misc]
 ServedContainer._hello = _hello  # type: ignore[method-assign]
+Connection.close = _close  # type: ignore[method-assign]
