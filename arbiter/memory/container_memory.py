@@ -91,7 +91,8 @@ class ContainerMemory:
     def _set_limits(self, grant: Grant, burst: BurstLimits | None) -> None:
         guarantees = [gpu.mib * MIB for gpu in grant.gpus]
         self.limits_bytes = self._share.limits_bytes(grant, burst)
-        self._report(self.ledger.set_limits(guarantees, self._clock(), self.limits_bytes))
+        highest = self._share.highest_bytes(grant, burst)
+        self._report(self.ledger.set_limits(guarantees, self._clock(), self.limits_bytes, highest))
 
     def recall(self, uuid: str, missing_bytes: int) -> None:
         """Others lack memory of a GPU: recall it from what no process here uses."""

@@ -76,11 +76,14 @@ class NodeShare:
         self._wait_s = 0.0
         self._bursts: set[str] = set()
         """GPUs from which memory could be moved at some time since `begin`."""
+        self._highest: dict[str, int] = {}
+        """GPU -> the highest limit in all that was set since `begin`, in bytes."""
 
     def begin(self, grant: Grant, burst: BurstLimits | None) -> None:
         """The grant directory has a grant now, or that of another container."""
         self.end()
         self._bursts.clear()
+        self._highest.clear()
         self._uuids = tuple(gpu.uuid for gpu in grant.gpus)
         if self._node is not None:
             self._node.join(self._name, self._contract(grant, burst), self._uuids)
@@ -96,6 +99,14 @@ class NodeShare:
             self._node.leave(self._name)
         self._uuids = ()
 
+    def highest_bytes(self, grant: Grant, burst: BurstLimits | None) -> list[int]:
+        """The highest limit in all that was set on each GPU until now, whether it applied or not."""
+        most = self._requested_mib(burst)
+        for gpu in grant.gpus:
+            limit_bytes = max(gpu.mib, most.get(gpu.uuid, 0)) * MIB
+            self._highest[gpu.uuid] = max(limit_bytes, self._highest.get(gpu.uuid, 0))
+        return [self._highest[gpu.uuid] for gpu in grant.gpus]
+
     def limits_bytes(self, grant: Grant, burst: BurstLimits | None) -> list[int]:
         """The limit in all on each GPU. It is the guarantee if containers of this node may not burst, and until memory can be moved from that GPU.
         A pool that ends later lowers no limit: the program has planned with it, and what it requests above its guarantee waits."""
@@ -108,11 +119,11 @@ class NodeShare:
         self, grant: Grant, burst: BurstLimits | None, claimed_bytes: Sequence[tuple[int, int]]
     ) -> list[int]:
         """What the container may have on each GPU without being over its limit: the limit that is set for it, also while that does not apply, or what it
-        leased under a higher one. `claimed_bytes`: as `use` has it, of each GPU."""
-        most = self._requested_mib(burst)
+        leased under a higher one. `claimed_bytes`: as `use` has it, of each GPU. No more than a limit that was set: processes state their leases."""
+        most, highest = self._requested_mib(burst), self.highest_bytes(grant, burst)
         return [
-            max(gpu.mib * MIB, most.get(gpu.uuid, 0) * MIB, min(resident, gpu.mib * MIB) + elastic)
-            for gpu, (resident, elastic) in zip(grant.gpus, claimed_bytes, strict=True)
+            max(gpu.mib * MIB, most.get(gpu.uuid, 0) * MIB, min(highest_bytes, min(resident, gpu.mib * MIB) + elastic))
+            for gpu, highest_bytes, (resident, elastic) in zip(grant.gpus, highest, claimed_bytes, strict=True)
         ]
 
     def _requested_mib(self, burst: BurstLimits | None) -> dict[str, int]:

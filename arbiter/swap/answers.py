@@ -11,7 +11,7 @@ from vgpu.protocol.messages import Block, Blocks, Unmapped
 
 
 def check_named(message: Blocks, *, asked_bytes: int, before: Collection[int], known: Collection[int]) -> None:
-    """Blocks that are to leave: none of them could be left out, so of the smallest size there are as many as fit. Raises BadDocument."""
+    """Blocks that are to leave, of the smallest size as many as fit. Raises BadDocument."""
     named, most = len(before) + len(message.blocks), max(1, -(-asked_bytes // GRAIN_BYTES))
     if named > most:
         raise BadDocument(f"BLOCKS names {named} blocks: {asked_bytes} bytes are in {most} at most")
@@ -21,6 +21,15 @@ def check_named(message: Blocks, *, asked_bytes: int, before: Collection[int], k
         raise BadDocument(f"BLOCKS names block {again}, which is chosen or away")
     for block in message.blocks:
         _check_size(block)
+
+
+def check_needed(named_bytes: int, least_bytes: int, asked_bytes: int) -> None:
+    """All blocks of an answer until now, of which the smallest has `least_bytes`: none could be left out, because the room in the host pool that it takes may be
+    another container's. Raises BadDocument."""
+    if named_bytes - least_bytes >= asked_bytes:
+        raise BadDocument(
+            f"BLOCKS names {named_bytes} bytes: for {asked_bytes}, a block of {least_bytes} could be left out"
+        )
 
 
 def check_made(message: Blocks, asked: Sequence[int], sizes: Mapping[int, int], named_before: Collection[int]) -> None:

@@ -228,6 +228,9 @@ class SwapContainer:
         """Carry out what can be carried out now. `room` as `InOrder.turn` has it."""
         if self.contract is None:
             self._reap()
+            if self.blocked and not self._processes:
+                self.blocked = False
+                self._host.blocks.end(self.name)
             return
         halted = isinstance(self.order, OutOrder) and self.order.stays_halted(self.status())
         for process in list(self._processes.values()):

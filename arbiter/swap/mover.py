@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from arbiter.swap.answers import check_descriptors, check_made, check_named, check_unmapped
+from arbiter.swap.answers import check_descriptors, check_made, check_named, check_needed, check_unmapped
 from arbiter.swap.block import BlockState, MovedBlock
 from arbiter.swap.host_pool import HostPool
 from arbiter.swap.moved_blocks import MovedBlocks
@@ -287,10 +287,12 @@ class Mover:
         check_named(message, asked_bytes=self.asked_bytes, before=order.named, known=self.blocks.known.keys())
         if named_bytes > (most_bytes := self._owner.may_move_bytes(self.gpu)):
             raise BadDocument(f"BLOCKS names {named_bytes} bytes: {most_bytes} are leased and not chosen or away yet")
+        order.named_bytes += named_bytes
+        order.least_bytes = min([order.least_bytes, *(block.bytes for block in message.blocks)])
+        check_needed(order.named_bytes, order.least_bytes, self.asked_bytes)
         if not check_descriptors(len(message.blocks), len(fds), short=short):
             self.failure = "the arbiter has no free file descriptor"
         order.named.update(block.id for block in message.blocks)
-        order.named_bytes += named_bytes
         for block in message.blocks:
             self._choose(block.id, block.bytes, fds)
         if not message.more:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from vgpu.protocol.copier import BLOCK_LIMIT_BYTES
 from vgpu.protocol.messages import SwapIn, SwapOut, UnableReason, Unmap
 
 UNABLE_TEXTS: Final = {
@@ -37,5 +38,7 @@ class MoverOrder:
     named: set[int] = field(default_factory=set)
     """Blocks of its answer until now."""
     named_bytes: int = 0
+    least_bytes: int = BLOCK_LIMIT_BYTES
+    """Of the smallest of them."""
     fresh: Collection[int] = ()
     """Blocks that use memory of the GPU because of this order."""

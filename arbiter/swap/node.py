@@ -92,7 +92,7 @@ class SwapNode:
         self._containers: dict[str, SwapContainer] = {}
         self._free = FreeMemory(self._capacity, self._containers, self._coordinator)
         self._active: set[str] = set()
-        self._ready = ReadyGpus(self._pools, clock)
+        self._ready = ReadyGpus(self._pools, self._capacity, clock)
         self._stated: dict[tuple[str, int, str], int] = {}
         self._lost: set[str] = set()
         self._activity = ActivityChanges(clock, self.wake)
@@ -250,8 +250,10 @@ class SwapNode:
 
     def missing(self, gpu: str) -> str:
         """Why nothing can be moved from a GPU now; empty: it can. As the host pool's program states it, or else what the arbiter sees."""
-        if gpu not in self._pools or self._pools[gpu].ready:
+        if gpu not in self._pools:
             return ""
+        if self._pools[gpu].ready:
+            return "" if gpu in self._capacity else "the memory of the GPU was not read yet"
         return missing_pool(self._copiers, gpu, self._boot_id) or self._pools[gpu].reason
 
     def copier_pids(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,6 +27,8 @@ from vgpu.protocol import wire
 from vgpu.protocol.messages import Blocks, Burst, SwapMessage, Swappable, Unable, Unmapped
 
 MESSAGES_A_TURN: Final = 32
+PIECE_S: Final = 0.0005
+"""After this time nothing more is read from the process in this turn. As a piece of the arbiter's loop (`arbiter.attention`)."""
 STATED_A_SECOND: Final = 400
 """SWAPPABLE of one GPU in a second. Specified: one every 100 ms; the rest is for a process that was stopped."""
 STATED_WITHIN_S: Final = 5.0
@@ -120,8 +123,9 @@ class SwapProcess:
     def read(self) -> None:
         """What it sent."""
         self._changed()
+        until_s = time.monotonic() + PIECE_S
         for _ in range(MESSAGES_A_TURN):
-            if self._connection is None or not self._attempt(self._read_one):
+            if self._connection is None or not self._attempt(self._read_one) or time.monotonic() >= until_s:
                 return
 
     def end(self) -> None:

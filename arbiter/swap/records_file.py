@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from errno import ENOSPC
+from errno import EFBIG, ENOSPC
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +83,8 @@ class RecordsFile:
 
     def _append(self, line: bytes) -> bool:
         """Whether the file has the line now. Not if the file is not the one that was written last, is long, or cannot take the line as a whole."""
-        if not self._bytes or self._bytes + len(line) > 2 * self._first_bytes + SPARE_BYTES:
+        most_bytes = min(2 * self._first_bytes + SPARE_BYTES, swap_records.LARGEST_BYTES)
+        if not self._bytes or self._bytes + len(line) > most_bytes:
             return False
         try:
             with open(self._path, "ab", buffering=0, opener=_existing) as file:
@@ -99,6 +100,10 @@ class RecordsFile:
         """Raises OSError."""
         beside = self._path.with_name(f".{self._path.name}.new")
         content = swap_records.joined(self._encoded.values(), gpu=self._gpu, boot_id=self._boot_id, pool=pool)
+        if len(content) > swap_records.LARGEST_BYTES:
+            raise OSError(
+                EFBIG, f"the records have more than {swap_records.LARGEST_BYTES} bytes, and could not be read again"
+            )
         try:
             with beside.open("wb", buffering=0) as file:
                 self._bytes = 0

@@ -38,6 +38,8 @@ class GpuAccounts:
     shared: Shared = field(default_factory=Shared)
     burst_bytes: int = 0
     """Of all memory, if that is more; smaller values have no effect."""
+    highest_bytes: int = 2**63 - 1
+    """Of leases and shared memory, what counts for the GPU at most: processes state them after a restart of the arbiter, and may state anything."""
     leased_bytes: int = 0
     elastic_bytes: int = 0
     """The elastic part of all leases."""
@@ -60,7 +62,10 @@ class GpuAccounts:
     @property
     def claimed_bytes(self) -> tuple[int, int]:
         """Memory that cannot be swapped, with the room beside contexts, and elastic leases."""
-        return self._taken_bytes(self.room_bytes) - self.elastic_bytes, self.elastic_bytes
+        elastic_bytes = min(self.elastic_bytes, self.highest_bytes)
+        stated_bytes = self.leased_bytes + self.shared.charged_bytes - self.elastic_bytes
+        beyond_bytes = max(0, stated_bytes - (self.highest_bytes - elastic_bytes))
+        return self._taken_bytes(self.room_bytes) - self.elastic_bytes - beyond_bytes, elastic_bytes
 
     @property
     def unleased_bytes(self) -> int:

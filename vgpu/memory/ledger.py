@@ -283,11 +283,19 @@ class Ledger:
         return min([*requests_s, *promises_s, *self._node.due_s()], default=None)
 
     def set_limits(
-        self, limits_bytes: Sequence[int], now_s: float, bursts_bytes: Sequence[int] | None = None
+        self,
+        limits_bytes: Sequence[int],
+        now_s: float,
+        bursts_bytes: Sequence[int] | None = None,
+        highest_bytes: Sequence[int] | None = None,
     ) -> list[Event]:
-        """The same GPUs have other limits: for resident memory, and with `bursts_bytes` higher ones for all. Existing leases stay."""
+        """The same GPUs have other limits: for resident memory, and with `bursts_bytes` higher ones for all. Existing leases stay. `highest_bytes`: the
+        highest limits until now; what is leased counts for the GPUs up to these."""
         for gpu, limit, burst in zip(self._gpus, limits_bytes, bursts_bytes or limits_bytes, strict=True):
             gpu.limit_bytes, gpu.burst_bytes = limit, burst
+        if highest_bytes is not None:
+            for gpu, highest in zip(self._gpus, highest_bytes, strict=True):
+                gpu.highest_bytes = highest
         return self._decide_all(now_s)
 
     def charge_unconnected(self, gpu: int, amount_bytes: int, now_s: float) -> list[Event]:

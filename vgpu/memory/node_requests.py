@@ -37,6 +37,8 @@ class NodeRequests:
         if self._node is None or not self._node.asks(gpu):
             return of.grant(gpu, request, free_bytes)
         answer = NodeAnswer.GRANTED
+        if any((one.process, one.seq) == (request.process, request.seq) for one in of.at_node):
+            return NodeAnswer.REFUSED  # of another kind: what the node decides about one would be taken for both
         if missing_bytes > 0:
             # what the process returned for this request is not the container's any more: with it, the request could be above a limit
             self._node.use(gpu, of.claimed_bytes)

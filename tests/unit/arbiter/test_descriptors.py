@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from arbiter import descriptors
 from arbiter.connection import Connection, PeerGone
-from arbiter.descriptors import MOST_PASSED, Closer, Kind, _closer, discard, end, kind_of, receive
+from arbiter.descriptors import MOST_PASSED, UNREAD_DESCRIPTORS, Closer, Kind, _closer, discard, end, kind_of, receive
 from tests.fuse_file import NAME
 from vgpu.api.errors import BadDocument
 from vgpu.protocol import wire
@@ -163,6 +164,33 @@ def test_what_is_unread_when_a_connection_is_closed_is_not_waited_for(
     assert _closer.settled(PATIENCE_S)
     with pytest.raises(BrokenPipeError):
         theirs.send(b"later")
+
+
+def test_a_socket_full_of_descriptors_is_closed_by_the_thread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = pair
+    theirs.setblocking(False)
+    looked_at: list[int] = []
+
+    def noted(fd: int) -> Kind:
+        looked_at.append(fd)
+        return kind_of(fd)
+
+    monkeypatch.setattr(descriptors, "kind_of", noted)
+    null = os.open("/dev/null", os.O_RDONLY)
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            send(theirs, b"", *[null] * MOST_PASSED)
+            sent += 1
+    os.close(null)
+    assert sent * MOST_PASSED > 2 * UNREAD_DESCRIPTORS
+    in_time(lambda: end(ours))
+    assert UNREAD_DESCRIPTORS <= len(looked_at) < UNREAD_DESCRIPTORS + MOST_PASSED
+    assert ours.fileno() == -1
+    with pytest.raises(BrokenPipeError):
+        theirs.send(b"later")
+    assert theirs.recv(1) == b"", "it knows that the connection has ended"
+    assert _closer.settled(PATIENCE_S)
 
 
 @pytest.mark.parametrize("kind", ["memory connection", "GPU time"])

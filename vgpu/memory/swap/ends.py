@@ -1,9 +1,9 @@
 """The ends of waiting: a container that does not give way, and one whose memory cannot come back.
 
 over limit  A container above its guarantee is late while another waits for memory within that other's guarantee on the same GPU, and it either was ordered
-            to give way, is suspended and has not given way, or cannot swap and the others' excess is not enough. After
-            `reclaim_timeout_s` of such time it is over its limit. Time without a ready copier and pool does not count, nor does the
-            time in which it moved memory, at `bytes_per_s_least`: slow progress is progress, but a block now and then is not.
+            to give way, is suspended and has not given way, or cannot swap and the others' excess is not enough. Nor can memory be swapped
+            that is above the guarantee and not elastic. After `reclaim_timeout_s` of such time it is over its limit. Time without a ready
+            copier and pool does not count, unless they could move nothing of it, nor does the time in which it moved memory, at `bytes_per_s_least`: slow progress is progress, but a block now and then is not.
             Nor does the time until it is suspended, or until a failed order is repeated, but the time before is kept: an order that is tried
             again and again is one failure. The time begins anew once nobody waits, or once all that was ordered has left.
 unable      If only another's excess waits, it keeps its memory after that time, and counts as unable to swap until it reports that it can.
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from vgpu.memory.swap.actions import Action, CancelSwapOut, OverLimit, Report, Stranded
-from vgpu.memory.swap.container import ContainerState, Late
+from vgpu.memory.swap.container import ContainerState, GpuMemory, Late
 from vgpu.memory.swap.plan import Plan
 from vgpu.memory.swap.room import GpuRoom
 from vgpu.memory.swap.settings import SwapSettings
@@ -85,10 +85,10 @@ class Ends:
     def _counts(self, state: ContainerState) -> bool:
         if not state.late_runs and not state.lacks_room:
             return False
-        return all(self._rooms[gpu].ready for gpu, one in state.memory.items() if one.excess)
+        return all(self._rooms[gpu].ready or _stays(one) for gpu, one in state.memory.items() if one.excess)
 
     def _late_for(self, state: ContainerState, plan: Plan) -> Late | None:
-        if state.direction != "out" and (state.able or not plan.short):
+        if state.direction != "out" and not plan.short:
             return None
         wanted_by_others = _wanted_by_others(state, plan)
         if state.direction == "out":
@@ -97,7 +97,8 @@ class Ends:
             if not state.moving.isdisjoint(wanted_by_others):
                 return "guarantee"
             return None if state.cancelled else "excess"
-        cannot = not state.able and not plan.short.isdisjoint(wanted_by_others)
+        lacking = plan.short.intersection(wanted_by_others)
+        cannot = any(not state.able or _stays(state.memory[gpu]) for gpu in lacking)
         return "guarantee" if cannot else None
 
     def _over(self, state: ContainerState) -> list[Action]:
@@ -112,6 +113,11 @@ class Ends:
         state.able, state.late_for, state.late_runs = False, None, False
         state.cancel()
         return [CancelSwapOut(state.name), Report(state.name, f"it did not give way within {after}")]
+
+
+def _stays(one: GpuMemory) -> bool:
+    """Whether more than its guarantee is memory that no swap moves: of a program that goes around the library, or of contexts."""
+    return one.resident > one.guarantee
 
 
 def _above(state: ContainerState) -> list[str]:

@@ -290,20 +290,37 @@ def test_a_pool_that_ends_lowers_the_limit_of_no_container_that_has_had_it(
     assert bursting.contracts["later"].gpus == {GPU: (GUARANTEE * MIB, GUARANTEE * MIB)}
 
 
-@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 90), st.integers(0, 90))
+@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50), st.integers(0, 90), st.integers(0, 90))
 def test_a_container_may_keep_what_it_leased_under_a_higher_limit_and_no_more(
-    guarantee: int, more: int, resident: int, elastic: int
+    guarantee: int, more: int, lowered: int, resident: int, elastic: int
 ) -> None:
     share = NodeShare("k", cast("SwapNode", NodeDouble.__new__(NodeDouble)))
+    limit, highest = (guarantee + more) * MIB, (guarantee + more + lowered) * MIB
     claimed = [(resident * MIB, elastic * MIB)]
+    share.highest_bytes(a_grant(guarantee), limits(highest // MIB))
     (lawful,) = share.lawful_bytes(a_grant(guarantee), limits(guarantee + more), claimed)
-    limit = (guarantee + more) * MIB
-    assert limit <= lawful
+    assert limit <= lawful <= highest
     if resident <= guarantee and resident + elastic <= guarantee + more:
         assert lawful == limit
     assert lawful <= max(limit, (guarantee + elastic) * MIB)
-    assert lawful >= (min(resident, guarantee) + elastic) * MIB
-    assert share.lawful_bytes(a_grant(guarantee), None, [(resident * MIB, 0)]) == [guarantee * MIB]
+    assert lawful >= min(highest, (min(resident, guarantee) + elastic) * MIB)
+
+
+def test_what_a_process_states_raises_no_limit(node: ArbiterNode, bursting: NodeDouble) -> None:
+    """A container without a burst, whose process states a lease and elastic memory that no GPU has."""
+    node.allocate("hostile")
+    node.write("hostile", a_grant(GUARANTEE, "hostile"))
+    wait_for(lambda: "hostile" in bursting.contracts)
+    process = node.process("hostile")
+    process.send(wire.Usage(0, 0, 2**50, 0))
+    wait_for(lambda: ("hostile", GPU) in bursting.used and sum(bursting.used["hostile", GPU]) > 0)
+    assert bursting.used["hostile", GPU] == (GUARANTEE, 0)
+    bursting.state("hostile", 2**30)
+    wait_for(lambda: bursting.used["hostile", GPU] == (0, GUARANTEE))
+    container = node.server.containers["hostile"] if node.server is not None else None
+    assert container is not None
+    assert container.grant is not None
+    assert container.memory.lawful_bytes(container.grant, container.burst) == {GPU: GUARANTEE * MIB}
 
 
 def test_a_request_that_waits_is_told_so_and_then_answered(node: ArbiterNode, bursting: NodeDouble) -> None:

@@ -57,9 +57,26 @@ def test_no_limits_are_sent_before_a_copier_has_answered_or_there_is_none(node: 
     assert process.limits == {0: (4 * GRAIN, 16 * GRAIN)}
 
 
+def test_a_gpu_whose_memory_was_never_read_has_no_limits_above_guarantees(node: SimulatedNode) -> None:
+    """Requests for its memory need no decision, so all limits together could be more than it has."""
+    node.swaps._capacity.clear()
+    node.swaps._usable.clear()
+    node.join("a", contract(4, 16))
+    node.settle(3.0)
+    assert not node.swaps.asks(GPU)
+    assert not node.swaps.ready(GPU)
+    assert not node.swaps.knows_limits(GPU)
+    assert node.swaps.missing(GPU) == "the memory of the GPU was not read yet"
+    assert node.swaps.deadline_s() != node.now_s, "nothing to do until then"
+    node.swaps.add_gpu(GPU, 16 * GRAIN)
+    node.settle(1.0)
+    assert node.swaps.asks(GPU) == node.swaps.ready(GPU) is True
+    assert node.swaps.changed_gpus() == {GPU}
+
+
 def test_a_copier_that_does_not_answer_is_waited_for_no_longer_than_that() -> None:
     now_s, pool = 10.0, Pool()
-    gpus = ReadyGpus({"GPU-a": cast("HostPool", pool)}, lambda: now_s)
+    gpus = ReadyGpus({"GPU-a": cast("HostPool", pool)}, {"GPU-a"}, lambda: now_s)
     gpus.turn()
     assert not gpus.known("GPU-a")
     assert gpus.deadline_s() == now_s + ANSWERS_WITHIN_S

@@ -64,6 +64,24 @@ def test_the_file_stays_short(tmp_path: Path) -> None:
     assert read(tmp_path) == (ONE,)
 
 
+def test_no_file_becomes_longer_than_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the host pool would be lost with the next restart of the arbiter."""
+    monkeypatch.setattr(swap_records, "LARGEST_BYTES", 4000)
+    file, written = RecordsFile(tmp_path, GPU, BOOT), []
+    for number in range(1, 400):
+        record = SwapRecord("a", 5, 7, number, GRAIN, number * GRAIN)
+        if not file.write([], [record], POOL):
+            assert not file.write([record.key], [record], POOL), "nothing more is swapped out"
+            assert file.write([record.key], [], POOL)
+            break
+        written.append(record)
+        assert read(tmp_path) == tuple(written)
+    assert 30 < len(written) < 300
+    assert read(tmp_path) == tuple(written)
+    assert file.write([written[0].key], [], POOL)
+    assert read(tmp_path) == tuple(written[1:])
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced", "longer", "shorter"])
 def test_a_file_that_is_not_as_it_was_left_is_written_whole(tmp_path: Path, how: str) -> None:
     file, path = RecordsFile(tmp_path, GPU, BOOT), tmp_path / f"{GPU}.swap.json"

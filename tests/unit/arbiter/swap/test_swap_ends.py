@@ -428,3 +428,18 @@ def test_an_arbiter_killed_after_filled_is_followed_by_one_that_copies_nothing_o
     pair.node.use("big")
     pair.node.settle(5.0)
     pair.node.check_all_back()
+
+
+def test_a_container_that_was_deleted_while_there_was_no_arbiter_is_blocked_no_longer(pair: Pair) -> None:
+    """Else the next arbiter would count something as moving for as long as it runs."""
+    pair.to_away()
+    node = pair.node
+    del node.contracts["big"]
+    pair.big.kill()
+    del node.processes[pair.big.pid]
+    node.kill_arbiter()
+    assert node.blocked("big")
+    node.settle(2.0)
+    assert not node.blocked("big")
+    assert not node.swaps._busy
+    assert node.swaps._pools[GPU].slots.free_bytes == node.pool * GRAIN  # type: ignore[union-attr]

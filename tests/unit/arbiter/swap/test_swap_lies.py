@@ -49,6 +49,11 @@ def endless(process: SimulatedProcess, seq: int) -> None:
         named(*((100 + at * 8 + n, GRAIN) for n in range(8)), more=True)(process, seq)
 
 
+def in_two(process: SimulatedProcess, seq: int) -> None:
+    named((1, 3 * GRAIN), more=True)(process, seq)
+    named((2, 4 * GRAIN))(process, seq)
+
+
 def said(message: wire.Message) -> Lie:
     return lambda process, seq: process.send(message, seq)  # type: ignore[arg-type]
 
@@ -61,6 +66,8 @@ LIES: dict[str, tuple[Lie, str]] = {
     "more than it has leased": (named((1, 64 * GRAIN)), "are leased"),
     "a block twice": (named((1, GRAIN), (1, GRAIN)), "names block 1"),
     "more blocks than it was asked for": (named(*((n, GRAIN) for n in range(5))), "4 at most|8388608 bytes are in 4"),
+    "a block that could be left out": (named((1, 4 * GRAIN), (2, 4 * GRAIN)), "a block of 8388608 could be left out"),
+    "such a block in its second answer": (in_two, "a block of 6291456 could be left out"),
     "no descriptor": (named((1, GRAIN), descriptors=0), "1 blocks with 0 descriptors"),
     "too many descriptors": (named((1, GRAIN), descriptors=3), "1 blocks with 3 descriptors"),
     "far too many descriptors": (named((1, GRAIN), descriptors=200), "1 blocks with 200 descriptors"),

@@ -76,6 +76,16 @@ def test_the_node_decides_on_a_request_without_what_its_process_returned_for_it(
     assert node.used_at_requests == [(0, 0), (60, 0), (10, 30)]
 
 
+def test_two_requests_of_one_number_do_not_wait_together() -> None:
+    """Their kinds differ, and the node knows a request by its process and number: it could grant the small one, and the large one would be answered."""
+    node = Node(0)
+    book = ledger(node)
+    assert book.request(ONE, 0, 7, 1, 1, 0, elastic=True) == [Waiting(ONE, 0, 7, 1)]
+    assert book.hold(ONE, 0, 7, b"key", 90, 0) == [Denied(ONE, 0, 7)]
+    assert node.waiting == {(ONE, 7): 1}
+    assert book.node_decided(ONE, 0, 7, 0, granted=True) == [Granted(ONE, 0, 7, 1)]
+
+
 def test_an_advance_is_no_more_than_the_gpu_has() -> None:
     book = ledger(Node(150))
     assert book.request(ONE, 0, 1, 100, 200, 0, elastic=True) == [Granted(ONE, 0, 1, 112)], "a quarter of the rest"

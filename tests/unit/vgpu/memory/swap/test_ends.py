@@ -253,3 +253,29 @@ def test_one_that_never_fits_does_not_keep_the_others_from_their_turns() -> None
     assert node.programs["one"].ran_s > 30
     assert node.programs["other"].ran_s > 30
     assert not any(isinstance(action, Refuse) for _, action in node.log)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_memory_above_the_guarantee_that_no_swap_can_move_is_over_the_limit(ready: bool) -> None:
+    """Its library states that it can be swapped, and its memory is that of a process that goes around the library."""
+    programs = {"around": Program(contract(2, 24, BE), 1), "waits": Program(contract(16, 24, LC))}
+    node = SimulatedNode(programs)
+    node.run(1)
+    node.set_ready(ready)
+    node.programs["around"].memory["0"].resident = 20 * GIB
+    node._report_used("around", "0")
+    node.request("waits", "0", 10 * GIB, wait_s=60)
+    node.run_for(30)
+    (at_s,) = node.times_of(OverLimit, "around")
+    assert at_s == pytest.approx(11, abs=1.5)
+
+
+def test_memory_above_the_guarantee_that_no_swap_can_move_stays_while_nobody_lacks_a_guarantee() -> None:
+    programs = {"around": Program(contract(2, 24, BE), 1), "waits": Program(contract(1, 24, LC))}
+    node = SimulatedNode(programs)
+    node.run(1)
+    node.programs["around"].memory["0"].resident = 20 * GIB
+    node._report_used("around", "0")
+    node.request("waits", "0", 10 * GIB, wait_s=60)
+    node.run_for(30)
+    assert not node.times_of(OverLimit, "around")
