@@ -6,6 +6,7 @@
  * lease: it fits into the guarantee, or is not exported.
  */
 #include <assert.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,12 @@ static bool is_away(CUmemGenericAllocationHandle handle)
 {
     const struct elastic_block *block = block_of(created_id(handle));
     return block != NULL && block->state == BLOCK_AWAY;
+}
+
+static bool is_made(CUmemGenericAllocationHandle handle)
+{
+    const struct elastic_block *block = block_of(created_id(handle));
+    return block != NULL && block->state == BLOCK_MADE;
 }
 
 static void program_creates(void)
@@ -165,7 +172,7 @@ static void program_exports(void)
         return;
     const struct held one = held[below(handles)];
     int fd = -1;
-    if (is_away(one.library))
+    if (is_away(one.library) || is_made(one.library)) /* it would wait */
         return;
     struct physical *physical = physical_of(&alone, one.alone);
     const bool exportable = physical->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
@@ -326,6 +333,36 @@ static void what_is_bound_to_a_multicast_object_is_resident(struct gpu *gpu, boo
     assert(cuMulticastBindMem(1, 0, handle, 0, PAGE, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
+static CUmemGenericAllocationHandle exported;
+static atomic_bool export_returned;
+
+static void *exports(void *unused)
+{
+    int fd = -1;
+    (void)unused;
+    assert(cuMemExportToShareableHandle(&fd, exported, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+    atomic_store(&export_returned, true);
+    close(fd);
+    return NULL;
+}
+
+/* Another process may read it at once. */
+static void what_is_exported_has_its_content(struct gpu *gpu)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    struct elastic_choice chosen;
+    pthread_t thread;
+    assert(cuMemCreate(&exported, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1);
+    assert(elastic_unmap(chosen.id) && elastic_make(chosen.id));
+    assert(pthread_create(&thread, NULL, exports, NULL) == 0);
+    while (atomic_load(&tangram.activity.waiting) == 0 && !atomic_load(&export_returned))
+        sched_yield();
+    assert(!atomic_load(&export_returned) && elastic_filled(chosen.id));
+    assert(pthread_join(thread, NULL) == 0 && cuMemRelease(exported) == CUDA_SUCCESS);
+}
+
 int main(int count, char **words)
 {
     struct gpu *gpu = begin();
@@ -347,6 +384,7 @@ int main(int count, char **words)
     assert(swapped > 300 && refused > 20 && atomic_load(&gpu->elastic_bytes) == 0);
     what_is_bound_to_a_multicast_object_is_resident(gpu, false);
     what_is_bound_to_a_multicast_object_is_resident(gpu, true);
+    what_is_exported_has_its_content(gpu);
     assert(atomic_load(&gpu->unused_bytes) == GUARANTEE_PAGES * PAGE && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
     printf("unit_created: ok, %u swaps, %u exports refused\n", swapped, refused);
     return 0;

@@ -42,7 +42,7 @@ struct created {
 /* In struct elastic. */
 struct created_all {
     pthread_mutex_t lock; /* also while the driver maps, unmaps and makes such memory, which does not wait for the GPU */
-    pthread_cond_t back;  /* some block is no longer away, or no longer staying */
+    pthread_cond_t back;  /* some block is no longer away, has its content again, or is no longer staying */
     struct created_map **map; /* by address */
     size_t maps, maps_capacity;
     size_t left;       /* the program has neither handles nor mappings, and the block is being swapped */

@@ -93,5 +93,6 @@ void created_settle(void)
         return;
     struct quiet quiet = created_enter();
     created_end_all_left(&ended);
+    pthread_cond_broadcast(&elastic->created.back);
     created_leave(quiet, ended);
 }
