@@ -288,6 +288,12 @@ static unsigned swap(struct gpu *gpu)
         for (countdown = below(3) == 0 ? 1 + below(4) : 0; !elastic_make(chosen[i].id);) /* the driver may refuse in the middle: again */
             assert(is_away(created_handle(chosen[i].id)));
         countdown = 0;
+        if (below(3) == 0) { /* no descriptor is free */
+            program_steps(gpu, below(4));
+            assert(elastic_unmake(chosen[i].id) && is_away(created_handle(chosen[i].id)));
+            program_steps(gpu, below(4));
+            assert(elastic_make(chosen[i].id));
+        }
         program_steps(gpu, below(4));
         copy(chosen[i].id, false);
         program_steps(gpu, below(4));

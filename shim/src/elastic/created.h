@@ -109,9 +109,10 @@ struct created_found {
 bool created_find_locked(CUdeviceptr at, struct created_found *found); /* false: not locked, the address is in none */
 void created_unlock(void);
 
-/* swap.c: the same for such blocks. */
+/* created_swap.c: elastic_unmap, elastic_make and elastic_unmake of such blocks. */
 bool created_swap_out(struct elastic_block *block);
 bool created_swap_in(struct elastic_block *block);
+bool created_swap_undo(struct elastic_block *block);
 void created_settle(void); /* after blocks became resident */
 
 #endif
