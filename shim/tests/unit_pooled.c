@@ -240,6 +240,22 @@ static void all_is_freed(const struct gpu *gpu)
     assert(attribute(0, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
 }
 
+/* The pool keeps a region of 100 MiB, whatever is needed. */
+static void keeps_a_region(void)
+{
+    CUdeviceptr at;
+    fake.threshold = UINT64_MAX;
+    assert(cuMemAllocAsync(&at, 50 * PAGE, stream_at(0)) == CUDA_SUCCESS && cuMemFreeAsync(at, stream_at(0)) == CUDA_SUCCESS);
+    all_end();
+    assert(cuCtxSynchronize() == CUDA_SUCCESS && attribute(0, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 50 * PAGE);
+}
+
+static void an_idle_region_that_is_larger_than_what_is_missing_is_released(struct gpu *gpu)
+{
+    keeps_a_region();
+    assert(elastic_trim(gpu, PAGE) == 50 * PAGE && elastic_trim(gpu, PAGE) == 0);
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -288,6 +304,7 @@ int main(void)
     all_is_freed(gpu);
     threads();
     all_is_freed(gpu);
+    an_idle_region_that_is_larger_than_what_is_missing_is_released(gpu);
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;
