@@ -256,6 +256,14 @@ static void an_idle_region_that_is_larger_than_what_is_missing_is_released(struc
     assert(elastic_trim(gpu, PAGE) == 50 * PAGE && elastic_trim(gpu, PAGE) == 0);
 }
 
+static void a_recall_releases_what_is_idle(struct gpu *gpu)
+{
+    struct wire_packet packet = {.header.type = WIRE_RECALL, .body.amount.bytes = LEASE_PAGES * PAGE};
+    keeps_a_region();
+    assert(!link_handle(&packet)); /* there is no arbiter, to which it would be returned */
+    assert(fake.pages == 0 && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -305,6 +313,7 @@ int main(void)
     threads();
     all_is_freed(gpu);
     an_idle_region_that_is_larger_than_what_is_missing_is_released(gpu);
+    a_recall_releases_what_is_idle(gpu);
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;
