@@ -433,6 +433,31 @@ static void an_export_of_memory_that_is_away_reports_work(void)
     assert(atomic_load(&tangram.activity.waiting) == 0 && region->ipc.exporting == 0 && !region->ipc.resident);
 }
 
+static CUresult free_addresses(CUdeviceptr at, size_t bytes)
+{
+    (void)at, (void)bytes;
+    return CUDA_SUCCESS;
+}
+
+/* The program should not do that. The thread that exports it has the region still. */
+static void what_is_freed_while_it_is_exported_is_released_afterwards(void)
+{
+    struct elastic_region *region = block_of(ids[0])->region;
+    const unsigned blocks = fake.blocks;
+    tangram.driver.cuMemAddressFree = free_addresses;
+    region->ipc.exporting = 1;
+    region->first->state = RANGE_LEAVING;
+    elastic_gone(region->base);
+    assert(elastic_trim(gpu, PAGE) == 0 && fake.blocks == blocks);
+    block_move(&region->block[0], BLOCK_AWAY);
+    region->ipc.exporting = 0;
+    ipc_release_ended();
+    assert(fake.blocks == blocks);
+    block_move(&region->block[0], BLOCK_RESIDENT);
+    ipc_release_ended();
+    assert(fake.blocks == blocks - 1 && block_of(ids[0]) == NULL);
+}
+
 static unsigned open_descriptors(void)
 {
     unsigned count = 0;
@@ -457,6 +482,7 @@ int main(void)
         if (!elastic_stay_block(ids[i]) && (elastic_make(ids[i]) || state[i] == BLOCK_MADE))
             elastic_filled(ids[i]);
     an_export_of_memory_that_is_away_reports_work();
+    what_is_freed_while_it_is_exported_is_released_afterwards();
     puts("ok");
     return 0;
 }

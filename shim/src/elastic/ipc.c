@@ -212,11 +212,11 @@ void ipc_ended(struct elastic_region *region)
     atomic_store(&elastic->ipc.any_ended, true);
 }
 
-/* Locked. One that no thread needs, in no list any more. */
+/* Locked. One that no thread needs and that is not being swapped, in no list any more. */
 static struct elastic_region *take_ended(void)
 {
     struct elastic_region **place = &elastic->ipc.ended;
-    while (*place != NULL && (*place)->ipc.exporting > 0)
+    while (*place != NULL && ((*place)->ipc.exporting > 0 || (*place)->moving > 0))
         place = &(*place)->next_kept;
     struct elastic_region *region = *place;
     if (region == NULL)

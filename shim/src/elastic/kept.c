@@ -42,7 +42,7 @@ static void note_removed(struct elastic_kept *kept, const struct elastic_region 
 
 void kept_add(struct elastic_region *region)
 {
-    if (region->ipc.resident) { /* others may still use it */
+    if (region->ipc.resident || region->ipc.exporting > 0) { /* others may still use it, or may soon */
         ipc_ended(region);
         return;
     }
