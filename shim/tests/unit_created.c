@@ -340,7 +340,7 @@ static void what_is_bound_to_a_multicast_object_is_resident(struct gpu *gpu, boo
 }
 
 static CUmemGenericAllocationHandle exported;
-static atomic_bool export_returned;
+static atomic_bool export_returned, in_driver;
 
 static void *exports(void *unused)
 {
@@ -369,6 +369,40 @@ static void what_is_exported_has_its_content(struct gpu *gpu)
     assert(pthread_join(thread, NULL) == 0 && cuMemRelease(exported) == CUDA_SUCCESS);
 }
 
+static CUresult takes_long(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at)
+{
+    (void)flags, (void)location, (void)at;
+    atomic_store(&in_driver, true);
+    for (unsigned ms = 0; ms < 50; ms++)
+        usleep(1000); /* where a thread may be cancelled */
+    return CUDA_SUCCESS;
+}
+
+static void *looks(void *unused)
+{
+    unsigned long long flags;
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+    (void)unused;
+    cuMemGetAccess(&flags, &here, BASE);
+    return NULL;
+}
+
+static void a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked(void)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle handle;
+    pthread_t thread;
+    assert(cuMemCreate(&handle, PAGE, &prop, 0) == CUDA_SUCCESS && cuMemMap(BASE, PAGE, 0, handle, 0) == CUDA_SUCCESS);
+    tangram.driver.cuMemGetAccess = takes_long;
+    atomic_store(&in_driver, false);
+    assert(pthread_create(&thread, NULL, looks, NULL) == 0);
+    while (!atomic_load(&in_driver))
+        sched_yield();
+    assert(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+    assert(pthread_mutex_trylock(&tangram.elastic.created.lock) == 0 && pthread_mutex_unlock(&tangram.elastic.created.lock) == 0);
+    assert(cuMemUnmap(BASE, PAGE) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+}
+
 int main(int count, char **words)
 {
     struct gpu *gpu = begin();
@@ -391,6 +425,7 @@ int main(int count, char **words)
     what_is_bound_to_a_multicast_object_is_resident(gpu, false);
     what_is_bound_to_a_multicast_object_is_resident(gpu, true);
     what_is_exported_has_its_content(gpu);
+    a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked();
     assert(atomic_load(&gpu->unused_bytes) == GUARANTEE_PAGES * PAGE && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
     printf("unit_created: ok, %u swaps, %u exports refused\n", swapped, refused);
     return 0;

@@ -246,10 +246,11 @@ bool created_find_locked(CUdeviceptr at, struct created_found *found)
 {
     if (!atomic_load_explicit(&all->any, memory_order_acquire))
         return false;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &found->cancelling);
     pthread_mutex_lock(&all->lock);
     found->map = created_map_at(created_map_from(at), at, 1);
     if (found->map == NULL) {
-        pthread_mutex_unlock(&all->lock);
+        created_unlock(found);
         return false;
     }
     found->block = created_block(found->map->of)->id;
@@ -257,7 +258,8 @@ bool created_find_locked(CUdeviceptr at, struct created_found *found)
     return true;
 }
 
-void created_unlock(void)
+void created_unlock(const struct created_found *found)
 {
     pthread_mutex_unlock(&all->lock);
+    pthread_setcancelstate(found->cancelling, NULL);
 }

@@ -105,9 +105,10 @@ struct created_found {
     struct created_map *map;
     uint64_t block; /* its id */
     bool away;
+    int cancelling; /* the thread's state: it is not cancelled within a call of the driver that it makes with the lock */
 };
 bool created_find_locked(CUdeviceptr at, struct created_found *found); /* false: not locked, the address is in none */
-void created_unlock(void);
+void created_unlock(const struct created_found *found);
 
 /* created_swap.c: elastic_unmap, elastic_make and elastic_unmake of such blocks. */
 bool created_swap_out(struct elastic_block *block);
