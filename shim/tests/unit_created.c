@@ -403,6 +403,24 @@ static void a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked(v
     assert(cuMemUnmap(BASE, PAGE) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
 }
 
+static CUmemGenericAllocationHandle away;
+
+/* After the library's own handler: the arbiter's orders are not read any more. */
+static void is_late(void)
+{
+    assert(cuMemMap(BASE, PAGE, 0, away, 0) == CUDA_ERROR_INVALID_VALUE);
+    printf("unit_created: at the end no call waits for memory\n");
+}
+
+static void the_program_ends_while_memory_is_away(struct gpu *gpu)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    struct elastic_choice chosen;
+    assert(atexit(is_late) == 0);
+    helper_watch_end();
+    assert(cuMemCreate(&away, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1 && elastic_unmap(chosen.id));
+}
+
 int main(int count, char **words)
 {
     struct gpu *gpu = begin();
@@ -428,5 +446,6 @@ int main(int count, char **words)
     a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked();
     assert(atomic_load(&gpu->unused_bytes) == GUARANTEE_PAGES * PAGE && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
     printf("unit_created: ok, %u swaps, %u exports refused\n", swapped, refused);
+    the_program_ends_while_memory_is_away(gpu);
     return 0;
 }

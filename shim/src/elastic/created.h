@@ -86,8 +86,8 @@ struct quiet created_enter(void);
 void created_leave(struct quiet quiet, struct created *ended);
 struct elastic_block *created_block(const struct created *created);
 struct created *created_of(CUmemGenericAllocationHandle handle);   /* of the program's handle; NULL: it has none such */
-struct created *created_here(CUmemGenericAllocationHandle handle); /* the same, when it is not away */
-void created_wait(void);                                          /* until some block is back */
+struct created *created_here(CUmemGenericAllocationHandle handle); /* the same, when it is not away, or NULL at the end of the program */
+bool created_wait(void); /* until some block is back; false: none comes back any more, for the program ends */
 bool created_is_away(const struct created *created);
 bool created_is_left(const struct created *created); /* the program has neither handles nor mappings of it */
 /* All that is mapped there becomes resident; false: something does not fit. The lock is released meanwhile. */

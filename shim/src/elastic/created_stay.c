@@ -57,8 +57,8 @@ static bool stay(struct created *created)
     while (!created->resident && (created->staying || is_out(created)))
         if (created->staying)
             pthread_cond_wait(&all->back, &all->lock);
-        else
-            created_wait();
+        else if (!created_wait())
+            return false;
     return created->resident || convert(created);
 }
 
