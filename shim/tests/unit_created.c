@@ -405,9 +405,12 @@ static void a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked(v
 
 static CUmemGenericAllocationHandle away;
 
-/* After the library's own handler: the arbiter's orders are not read any more. */
+/* After the library's own handler: the arbiter's orders are not read any more, and the driver is not called for them. */
 static void is_late(void)
 {
+    const unsigned there = library.physical[library.made].handles;
+    elastic_stay(&tangram.grant.gpu[0]);
+    assert(there == 1 && library.physical[library.made].handles == 1);
     assert(cuMemMap(BASE, PAGE, 0, away, 0) == CUDA_ERROR_INVALID_VALUE);
     printf("unit_created: at the end no call waits for memory\n");
 }
@@ -415,10 +418,12 @@ static void is_late(void)
 static void the_program_ends_while_memory_is_away(struct gpu *gpu)
 {
     const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle let_go;
     struct elastic_choice chosen;
     assert(atexit(is_late) == 0);
     helper_watch_end();
     assert(cuMemCreate(&away, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1 && elastic_unmap(chosen.id));
+    assert(cuMemCreate(&let_go, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1 && cuMemRelease(let_go) == CUDA_SUCCESS);
 }
 
 int main(int count, char **words)

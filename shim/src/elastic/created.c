@@ -190,7 +190,7 @@ static struct created *one_left(void)
 void created_end_all_left(struct created **ended)
 {
     struct created *left;
-    while (all->left > 0 && (left = one_left()) != NULL) {
+    while (all->left > 0 && !helper_ended() && (left = one_left()) != NULL) {
         all->left--;
         created_end_if_left(left, ended);
     }
