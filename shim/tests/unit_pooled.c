@@ -264,6 +264,19 @@ static void a_recall_releases_what_is_idle(struct gpu *gpu)
     assert(fake.pages == 0 && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
 }
 
+/* As where the regions that are kept are being swapped, and none of them can be released. */
+static void what_is_idle_in_a_pool_is_no_surplus(struct gpu *gpu)
+{
+    keeps_a_region();
+    atomic_store(&gpu->kept_bytes, UINT64_C(1) << 30);
+    atomic_store(&gpu->kept_least_bytes, UINT64_C(1) << 30);
+    elastic_surplus();
+    assert(attribute(0, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 50 * PAGE);
+    atomic_store(&gpu->kept_bytes, 0);
+    atomic_store(&gpu->kept_least_bytes, 0);
+    assert(elastic_trim(gpu, UINT64_MAX) == 50 * PAGE);
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -314,6 +327,7 @@ int main(void)
     all_is_freed(gpu);
     an_idle_region_that_is_larger_than_what_is_missing_is_released(gpu);
     a_recall_releases_what_is_idle(gpu);
+    what_is_idle_in_a_pool_is_no_surplus(gpu);
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;
