@@ -277,6 +277,18 @@ static void what_is_idle_in_a_pool_is_no_surplus(struct gpu *gpu)
     assert(elastic_trim(gpu, UINT64_MAX) == 50 * PAGE);
 }
 
+static void what_fits_into_no_lease_waits_for_no_memory(void)
+{
+    CUdeviceptr at;
+    atomic_store(&tangram.elastic.moving, 1);
+    atomic_store(&tangram.hot.swapped, true);
+    alarm(20);
+    assert(cuMemAllocAsync(&at, UINT64_C(1) << 50, stream_at(0)) == CUDA_ERROR_OUT_OF_MEMORY);
+    alarm(0);
+    atomic_store(&tangram.elastic.moving, 0);
+    atomic_store(&tangram.hot.swapped, false);
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -328,6 +340,7 @@ int main(void)
     an_idle_region_that_is_larger_than_what_is_missing_is_released(gpu);
     a_recall_releases_what_is_idle(gpu);
     what_is_idle_in_a_pool_is_no_surplus(gpu);
+    what_fits_into_no_lease_waits_for_no_memory();
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;

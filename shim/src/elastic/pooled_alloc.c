@@ -79,9 +79,9 @@ static uint64_t pay(const struct pooled_request *request)
         return bytes;
     if (reserve_as(gpu, WIRE_ELASTIC, least))
         return least;
-    if (!elastic_is_moving())
+    if (least > lease_limit_bytes(gpu, WIRE_ELASTIC) || !elastic_is_moving())
         return 0;
-    activity_until_memory_is_back(); /* what is idle and away is leased until then */
+    activity_await_memory(); /* what is idle and away is leased until then */
     return reserve_as(gpu, WIRE_ELASTIC, least) ? least : 0;
 }
 
