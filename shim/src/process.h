@@ -4,8 +4,9 @@
  * are found at the first call of a hook, the grant is read when a hook first looks up which GPU is meant, and the connection to the arbiter
  * begins when memory is first requested.
  *
- * Locks are held for short steps of our own and never while the driver is called. While several are held they are taken in the order of
- * lock_rank (order.c), which a library built with -DTANGRAM_LOCK_ORDER checks at every step: the sanitizers' builds are.
+ * Locks are held for short steps of our own and never while the driver is called, but for that of memory of cuMemCreate (elastic/created.h).
+ * While several are held they are taken in the order of lock_rank (order.c), which a library built with -DTANGRAM_LOCK_ORDER checks at every
+ * step: the sanitizers' builds are.
  */
 #ifndef TANGRAM_PROCESS_H
 #define TANGRAM_PROCESS_H

@@ -397,6 +397,67 @@ static void set_up(void)
     connect_again();
 }
 
+static void *exports(void *region)
+{
+    CUipcMemHandle handle;
+    const CUdeviceptr at = ((struct elastic_region *)region)->base;
+    assert(ipc_get(&handle, at) == CUDA_ERROR_INVALID_VALUE); /* this arbiter converts no lease */
+    return NULL;
+}
+
+/* So the arbiter brings it back, also to a program that launches nothing. A thread that is cancelled meanwhile leaves nothing locked. */
+static void an_export_of_memory_that_is_away_reports_work(void)
+{
+    static _Alignas(8) char page[WIRE_PAGE_BYTES];
+    struct elastic_region *region = block_of(ids[0])->region;
+    struct elastic_choice chosen;
+    pthread_t thread;
+    int pair[2];
+    for (unsigned i = 1; i < REGIONS; i++)
+        block_of(ids[i])->region->live = 0;
+    region->first->state = RANGE_LIVE;
+    region->first->requested = PAGE;
+    *region_start(region, region->base) = region->first;
+    assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
+    atomic_store(&tangram.link.page, (_Atomic uint64_t *)(void *)page);
+    atomic_store(&((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features, WIRE_UNDERSTANDS_OPEN);
+    tangram.link.stage = LINK_CONNECTED;
+    tangram.link.threaded = true;
+    assert(elastic_choose(gpu, PAGE, &chosen, 1) == 1 && chosen.id == ids[0] && elastic_unmap(ids[0]));
+    assert(pthread_create(&thread, NULL, exports, region) == 0);
+    for (unsigned ms = 0; atomic_load(&tangram.activity.waiting) == 0; ms++)
+        assert(ms < 2000 && usleep(1000) == 0);
+    assert(pthread_cancel(thread) == 0 && elastic_make(ids[0]) && elastic_filled(ids[0]));
+    close(pair[1]);
+    assert(pthread_join(thread, NULL) == 0 && pthread_mutex_trylock(&tangram.passing.exporting) == 0);
+    assert(atomic_load(&tangram.activity.waiting) == 0 && region->ipc.exporting == 0 && !region->ipc.resident);
+}
+
+static CUresult free_addresses(CUdeviceptr at, size_t bytes)
+{
+    (void)at, (void)bytes;
+    return CUDA_SUCCESS;
+}
+
+/* The program should not do that. The thread that exports it has the region still. */
+static void what_is_freed_while_it_is_exported_is_released_afterwards(void)
+{
+    struct elastic_region *region = block_of(ids[0])->region;
+    const unsigned blocks = fake.blocks;
+    tangram.driver.cuMemAddressFree = free_addresses;
+    region->ipc.exporting = 1;
+    region->first->state = RANGE_LEAVING;
+    elastic_gone(region->base);
+    assert(elastic_trim(gpu, PAGE) == 0 && fake.blocks == blocks);
+    block_move(&region->block[0], BLOCK_AWAY);
+    region->ipc.exporting = 0;
+    ipc_release_ended();
+    assert(fake.blocks == blocks);
+    block_move(&region->block[0], BLOCK_RESIDENT);
+    ipc_release_ended();
+    assert(fake.blocks == blocks - 1 && block_of(ids[0]) == NULL);
+}
+
 static unsigned open_descriptors(void)
 {
     unsigned count = 0;
@@ -416,6 +477,12 @@ int main(void)
         check();
     }
     assert(open_descriptors() == before);
+    fake.fails = 0;
+    for (unsigned i = 0; i < REGIONS; i++)
+        if (!elastic_stay_block(ids[i]) && (elastic_make(ids[i]) || state[i] == BLOCK_MADE))
+            elastic_filled(ids[i]);
+    an_export_of_memory_that_is_away_reports_work();
+    what_is_freed_while_it_is_exported_is_released_afterwards();
     puts("ok");
     return 0;
 }

@@ -6,6 +6,7 @@
  * lease: it fits into the guarantee, or is not exported.
  */
 #include <assert.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,12 @@ static bool is_away(CUmemGenericAllocationHandle handle)
 {
     const struct elastic_block *block = block_of(created_id(handle));
     return block != NULL && block->state == BLOCK_AWAY;
+}
+
+static bool is_made(CUmemGenericAllocationHandle handle)
+{
+    const struct elastic_block *block = block_of(created_id(handle));
+    return block != NULL && block->state == BLOCK_MADE;
 }
 
 static void program_creates(void)
@@ -165,7 +172,7 @@ static void program_exports(void)
         return;
     const struct held one = held[below(handles)];
     int fd = -1;
-    if (is_away(one.library))
+    if (is_away(one.library) || is_made(one.library)) /* it would wait */
         return;
     struct physical *physical = physical_of(&alone, one.alone);
     const bool exportable = physical->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
@@ -281,6 +288,12 @@ static unsigned swap(struct gpu *gpu)
         for (countdown = below(3) == 0 ? 1 + below(4) : 0; !elastic_make(chosen[i].id);) /* the driver may refuse in the middle: again */
             assert(is_away(created_handle(chosen[i].id)));
         countdown = 0;
+        if (below(3) == 0) { /* no descriptor is free */
+            program_steps(gpu, below(4));
+            assert(elastic_unmake(chosen[i].id) && is_away(created_handle(chosen[i].id)));
+            program_steps(gpu, below(4));
+            assert(elastic_make(chosen[i].id));
+        }
         program_steps(gpu, below(4));
         copy(chosen[i].id, false);
         program_steps(gpu, below(4));
@@ -326,6 +339,93 @@ static void what_is_bound_to_a_multicast_object_is_resident(struct gpu *gpu, boo
     assert(cuMulticastBindMem(1, 0, handle, 0, PAGE, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
+static CUmemGenericAllocationHandle exported;
+static atomic_bool export_returned, in_driver;
+
+static void *exports(void *unused)
+{
+    int fd = -1;
+    (void)unused;
+    assert(cuMemExportToShareableHandle(&fd, exported, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
+    atomic_store(&export_returned, true);
+    close(fd);
+    return NULL;
+}
+
+/* Another process may read it at once. */
+static void what_is_exported_has_its_content(struct gpu *gpu)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    struct elastic_choice chosen;
+    pthread_t thread;
+    assert(cuMemCreate(&exported, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1);
+    assert(elastic_unmap(chosen.id) && elastic_make(chosen.id));
+    assert(pthread_create(&thread, NULL, exports, NULL) == 0);
+    while (atomic_load(&tangram.activity.waiting) == 0 && !atomic_load(&export_returned))
+        sched_yield();
+    assert(!atomic_load(&export_returned) && elastic_filled(chosen.id));
+    assert(pthread_join(thread, NULL) == 0 && cuMemRelease(exported) == CUDA_SUCCESS);
+}
+
+static CUresult takes_long(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at)
+{
+    (void)flags, (void)location, (void)at;
+    atomic_store(&in_driver, true);
+    for (unsigned ms = 0; ms < 50; ms++)
+        usleep(1000); /* where a thread may be cancelled */
+    return CUDA_SUCCESS;
+}
+
+static void *looks(void *unused)
+{
+    unsigned long long flags;
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+    (void)unused;
+    cuMemGetAccess(&flags, &here, BASE);
+    return NULL;
+}
+
+static void a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked(void)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle handle;
+    pthread_t thread;
+    assert(cuMemCreate(&handle, PAGE, &prop, 0) == CUDA_SUCCESS && cuMemMap(BASE, PAGE, 0, handle, 0) == CUDA_SUCCESS);
+    tangram.driver.cuMemGetAccess = takes_long;
+    atomic_store(&in_driver, false);
+    assert(pthread_create(&thread, NULL, looks, NULL) == 0);
+    while (!atomic_load(&in_driver))
+        sched_yield();
+    assert(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+    assert(pthread_mutex_trylock(&tangram.elastic.created.lock) == 0 && pthread_mutex_unlock(&tangram.elastic.created.lock) == 0);
+    assert(cuMemUnmap(BASE, PAGE) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+}
+
+static CUmemGenericAllocationHandle away;
+
+/* After the library's own handler: the arbiter's orders are not read any more, and the driver is not called for them. */
+static void is_late(void)
+{
+    const unsigned there = library.physical[library.made].handles;
+    elastic_stay(&tangram.grant.gpu[0]);
+    assert(there == 1 && library.physical[library.made].handles == 1);
+    assert(cuMemMap(BASE, PAGE, 0, away, 0) == CUDA_ERROR_INVALID_VALUE);
+    printf("unit_created: at the end no call waits for memory\n");
+}
+
+static void the_program_ends_while_memory_is_away(struct gpu *gpu)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemGenericAllocationHandle let_go;
+    struct elastic_choice chosen;
+    assert(atexit(is_late) == 0);
+    helper_watch_end();
+    assert(cuMemCreate(&away, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1 && elastic_unmap(chosen.id));
+    assert(cuMemCreate(&let_go, PAGE, &prop, 0) == CUDA_SUCCESS && elastic_choose(gpu, PAGE, &chosen, 1) == 1 && cuMemRelease(let_go) == CUDA_SUCCESS);
+}
+
 int main(int count, char **words)
 {
     struct gpu *gpu = begin();
@@ -347,7 +447,10 @@ int main(int count, char **words)
     assert(swapped > 300 && refused > 20 && atomic_load(&gpu->elastic_bytes) == 0);
     what_is_bound_to_a_multicast_object_is_resident(gpu, false);
     what_is_bound_to_a_multicast_object_is_resident(gpu, true);
+    what_is_exported_has_its_content(gpu);
+    a_thread_that_is_cancelled_within_the_driver_leaves_nothing_locked();
     assert(atomic_load(&gpu->unused_bytes) == GUARANTEE_PAGES * PAGE && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
     printf("unit_created: ok, %u swaps, %u exports refused\n", swapped, refused);
+    the_program_ends_while_memory_is_away(gpu);
     return 0;
 }

@@ -240,6 +240,55 @@ static void all_is_freed(const struct gpu *gpu)
     assert(attribute(0, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == 0);
 }
 
+/* The pool keeps a region of 100 MiB, whatever is needed. */
+static void keeps_a_region(void)
+{
+    CUdeviceptr at;
+    fake.threshold = UINT64_MAX;
+    assert(cuMemAllocAsync(&at, 50 * PAGE, stream_at(0)) == CUDA_SUCCESS && cuMemFreeAsync(at, stream_at(0)) == CUDA_SUCCESS);
+    all_end();
+    assert(cuCtxSynchronize() == CUDA_SUCCESS && attribute(0, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 50 * PAGE);
+}
+
+static void an_idle_region_that_is_larger_than_what_is_missing_is_released(struct gpu *gpu)
+{
+    keeps_a_region();
+    assert(elastic_trim(gpu, PAGE) == 50 * PAGE && elastic_trim(gpu, PAGE) == 0);
+}
+
+static void a_recall_releases_what_is_idle(struct gpu *gpu)
+{
+    struct wire_packet packet = {.header.type = WIRE_RECALL, .body.amount.bytes = LEASE_PAGES * PAGE};
+    keeps_a_region();
+    assert(!link_handle(&packet)); /* there is no arbiter, to which it would be returned */
+    assert(fake.pages == 0 && atomic_load(&gpu->elastic_unused_bytes) == LEASE_PAGES * PAGE);
+}
+
+/* As where the regions that are kept are being swapped, and none of them can be released. */
+static void what_is_idle_in_a_pool_is_no_surplus(struct gpu *gpu)
+{
+    keeps_a_region();
+    atomic_store(&gpu->kept_bytes, UINT64_C(1) << 30);
+    atomic_store(&gpu->kept_least_bytes, UINT64_C(1) << 30);
+    elastic_surplus();
+    assert(attribute(0, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 50 * PAGE);
+    atomic_store(&gpu->kept_bytes, 0);
+    atomic_store(&gpu->kept_least_bytes, 0);
+    assert(elastic_trim(gpu, UINT64_MAX) == 50 * PAGE);
+}
+
+static void what_fits_into_no_lease_waits_for_no_memory(void)
+{
+    CUdeviceptr at;
+    atomic_store(&tangram.elastic.moving, 1);
+    atomic_store(&tangram.hot.swapped, true);
+    alarm(20);
+    assert(cuMemAllocAsync(&at, UINT64_C(1) << 50, stream_at(0)) == CUDA_ERROR_OUT_OF_MEMORY);
+    alarm(0);
+    atomic_store(&tangram.elastic.moving, 0);
+    atomic_store(&tangram.hot.swapped, false);
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -288,6 +337,10 @@ int main(void)
     all_is_freed(gpu);
     threads();
     all_is_freed(gpu);
+    an_idle_region_that_is_larger_than_what_is_missing_is_released(gpu);
+    a_recall_releases_what_is_idle(gpu);
+    what_is_idle_in_a_pool_is_no_surplus(gpu);
+    what_fits_into_no_lease_waits_for_no_memory();
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;

@@ -142,7 +142,7 @@ static bool answer(void *data, CUpointer_attribute attribute, CUdeviceptr at, CU
     if (!created_find_locked(at, &created))
         return false;
     *rc = attribute_created(&created, data, attribute, at);
-    created_unlock();
+    created_unlock(&created);
     return true;
 }
 
@@ -188,7 +188,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
         if (created.away)
             found = (struct elastic_found){.at = created.map->at, .requested = created.map->bytes};
         CUresult rc = created.away ? CUDA_SUCCESS : tangram.driver.cuMemGetAddressRange_v2(base, bytes, at);
-        created_unlock();
+        created_unlock(&created);
         if (!created.away)
             return rc;
     } else if (!elastic_find(at, &found)) {

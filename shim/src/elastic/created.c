@@ -17,6 +17,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+enum { WAIT_NS = 10000000 }; /* after that the end of the program is noticed; guessed */
 
 static struct elastic *const elastic = &tangram.elastic;
 static struct created_all *const all = &tangram.elastic.created;
@@ -113,20 +116,32 @@ struct created *created_of(CUmemGenericAllocationHandle handle)
     return created != NULL && created->handles > 0 ? created : NULL;
 }
 
+/* False: nothing came back within a moment. */
+static bool came_back(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WAIT_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_cond_timedwait(&all->back, &all->lock, &until) == 0;
+}
+
 /* The arbiter brings it back as for a launch. */
-void created_wait(void)
+bool created_wait(void)
 {
     activity_waits_for_memory();
-    pthread_cond_wait(&all->back, &all->lock);
+    while (!helper_ended() && !came_back())
+        continue;
     activity_has_memory();
+    return !helper_ended();
 }
 
 struct created *created_here(CUmemGenericAllocationHandle handle)
 {
     struct created *created = created_of(handle);
     while (created != NULL && created_is_away(created)) {
-        created_wait();
-        created = created_of(handle);
+        created = created_wait() ? created_of(handle) : NULL;
     }
     return created;
 }
@@ -175,7 +190,7 @@ static struct created *one_left(void)
 void created_end_all_left(struct created **ended)
 {
     struct created *left;
-    while (all->left > 0 && (left = one_left()) != NULL) {
+    while (all->left > 0 && !helper_ended() && (left = one_left()) != NULL) {
         all->left--;
         created_end_if_left(left, ended);
     }
@@ -246,10 +261,11 @@ bool created_find_locked(CUdeviceptr at, struct created_found *found)
 {
     if (!atomic_load_explicit(&all->any, memory_order_acquire))
         return false;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &found->cancelling);
     pthread_mutex_lock(&all->lock);
     found->map = created_map_at(created_map_from(at), at, 1);
     if (found->map == NULL) {
-        pthread_mutex_unlock(&all->lock);
+        created_unlock(found);
         return false;
     }
     found->block = created_block(found->map->of)->id;
@@ -257,7 +273,8 @@ bool created_find_locked(CUdeviceptr at, struct created_found *found)
     return true;
 }
 
-void created_unlock(void)
+void created_unlock(const struct created_found *found)
 {
     pthread_mutex_unlock(&all->lock);
+    pthread_setcancelstate(found->cancelling, NULL);
 }

@@ -42,7 +42,7 @@ struct created {
 /* In struct elastic. */
 struct created_all {
     pthread_mutex_t lock; /* also while the driver maps, unmaps and makes such memory, which does not wait for the GPU */
-    pthread_cond_t back;  /* some block is no longer away, or no longer staying */
+    pthread_cond_t back;  /* some block is no longer away, has its content again, or is no longer staying */
     struct created_map **map; /* by address */
     size_t maps, maps_capacity;
     size_t left;       /* the program has neither handles nor mappings, and the block is being swapped */
@@ -86,14 +86,14 @@ struct quiet created_enter(void);
 void created_leave(struct quiet quiet, struct created *ended);
 struct elastic_block *created_block(const struct created *created);
 struct created *created_of(CUmemGenericAllocationHandle handle);   /* of the program's handle; NULL: it has none such */
-struct created *created_here(CUmemGenericAllocationHandle handle); /* the same, when it is not away */
-void created_wait(void);                                          /* until some block is back */
+struct created *created_here(CUmemGenericAllocationHandle handle); /* the same, when it is not away, or NULL at the end of the program */
+bool created_wait(void); /* until some block is back; false: none comes back any more, for the program ends */
 bool created_is_away(const struct created *created);
 bool created_is_left(const struct created *created); /* the program has neither handles nor mappings of it */
 /* All that is mapped there becomes resident; false: something does not fit. The lock is released meanwhile. */
 bool created_stay_in(CUdeviceptr at, uint64_t bytes, struct created **ended);
 void created_end_if_left(struct created *created, struct created **ended); /* and no thread needs it */
-void created_end_all_left(struct created **ended); /* which are not being swapped any more */
+void created_end_all_left(struct created **ended); /* which are not being swapped any more; none at the end of the program */
 struct created_map *created_map_new(CUdeviceptr at, uint64_t bytes, uint64_t offset, struct created *created); /* NULL: no memory */
 void created_map_add(struct created_map *map);
 void created_map_remove(size_t i, struct created **ended);
@@ -105,13 +105,15 @@ struct created_found {
     struct created_map *map;
     uint64_t block; /* its id */
     bool away;
+    int cancelling; /* the thread's state: it is not cancelled within a call of the driver that it makes with the lock */
 };
 bool created_find_locked(CUdeviceptr at, struct created_found *found); /* false: not locked, the address is in none */
-void created_unlock(void);
+void created_unlock(const struct created_found *found);
 
-/* swap.c: the same for such blocks. */
+/* created_swap.c: elastic_unmap, elastic_make and elastic_unmake of such blocks. */
 bool created_swap_out(struct elastic_block *block);
 bool created_swap_in(struct elastic_block *block);
+bool created_swap_undo(struct elastic_block *block);
 void created_settle(void); /* after blocks became resident */
 
 #endif

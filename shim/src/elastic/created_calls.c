@@ -175,6 +175,6 @@ bool created_retain(CUmemGenericAllocationHandle *handle, CUdeviceptr at, CUresu
         found.map->of->handles++;
         *handle = created_handle(found.block);
     }
-    created_unlock();
+    created_unlock(&found);
     return true;
 }

@@ -26,7 +26,7 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
         *flags = (unsigned)found.map->access;
     else
         rc = tangram.driver.cuMemGetAccess(flags, location, at);
-    created_unlock();
+    created_unlock(&found);
     return rc;
 }
 

@@ -42,14 +42,23 @@ static bool convert(struct created *created)
     return fits;
 }
 
+/* Locked. Its content is in the host's memory, also where it is made again: so it may still be unmade. */
+static bool is_out(const struct created *created)
+{
+    lock_acquire(&elastic->lock);
+    const enum block_state state = created_block(created)->state;
+    lock_release(&elastic->lock);
+    return state == BLOCK_AWAY || state == BLOCK_MADE;
+}
+
 /* Locked, but while it waits. The block is needed, and stays so. False: it does not fit. */
 static bool stay(struct created *created)
 {
-    while (!created->resident && (created->staying || created_is_away(created)))
+    while (!created->resident && (created->staying || is_out(created)))
         if (created->staying)
             pthread_cond_wait(&all->back, &all->lock);
-        else
-            created_wait();
+        else if (!created_wait())
+            return false;
     return created->resident || convert(created);
 }
 

@@ -86,6 +86,19 @@ bool created_swap_in(struct elastic_block *block)
     return good;
 }
 
+/* As elastic_unmake. */
+bool created_swap_undo(struct elastic_block *block)
+{
+    bool released = false;
+    struct quiet quiet = created_enter();
+    if (unmap_all(block->region->created)) {
+        released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+        set(block, BLOCK_AWAY);
+    }
+    created_leave(quiet, NULL);
+    return released;
+}
+
 void created_settle(void)
 {
     struct created *ended = NULL;
@@ -93,5 +106,6 @@ void created_settle(void)
         return;
     struct quiet quiet = created_enter();
     created_end_all_left(&ended);
+    pthread_cond_broadcast(&elastic->created.back);
     created_leave(quiet, ended);
 }

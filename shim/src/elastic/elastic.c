@@ -145,9 +145,9 @@ static uint64_t pay(const struct request *request)
         return bytes;
     if (reserve_as(gpu, WIRE_ELASTIC, least))
         return least;
-    if (atomic_load(&gpu->kept_bytes) == 0 || !elastic_is_moving())
+    if (least > lease_limit_bytes(gpu, WIRE_ELASTIC) || atomic_load(&gpu->kept_bytes) == 0 || !elastic_is_moving())
         return 0;
-    activity_until_memory_is_back(); /* what the program freed while it was away is leased until then */
+    activity_await_memory(); /* what the program freed while it was away is leased until then */
     return reserve_as(gpu, WIRE_ELASTIC, least) ? least : 0;
 }
 

@@ -157,9 +157,9 @@ void kept_add(struct elastic_region *region);
 void kept_remove(struct elastic_region *region);
 /* Exactly so large; shared: the smallest that is no smaller, and at most so much larger. NULL: none. */
 struct elastic_region *kept_of(struct gpu *gpu, enum region_kind kind, uint64_t bytes, uint64_t more);
-/* not locked: releases kept regions, until so many bytes are unused lease; how many it released */
+/* not locked: releases kept regions, and then what is idle in pools, until so many bytes are unused lease; how many it released */
 uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes);
-void elastic_surplus(void); /* by the helper, once a second */
+void elastic_surplus(void); /* by the helper, once a second: kept regions that were not needed */
 
 /* region.c: not locked, for it calls the driver */
 struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc);

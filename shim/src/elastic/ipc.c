@@ -37,19 +37,28 @@ static struct elastic_region *described(CUdeviceptr at, struct ipc_handle *handl
     return region;
 }
 
-/* From here on none of its blocks is chosen. False: some is not back in time. */
+/* From here on none of its blocks is chosen. False: some is not back. */
 static bool stays(struct elastic_region *region)
 {
+    lock_acquire(&elastic->lock);
+    region->ipc.resident = region->moving == 0;
+    const bool resident = region->ipc.resident;
+    lock_release(&elastic->lock);
+    return resident;
+}
+
+/* The same, when it is back: the arbiter brings it back as for a launch. False: not in time. */
+static bool stays_in_time(struct elastic_region *region)
+{
     const struct timespec moment = {0, 2000000};
-    for (const uint64_t until_ms = now_ms() + RESIDENT_MS;;) {
-        lock_acquire(&elastic->lock);
-        region->ipc.resident = region->moving == 0;
-        const bool resident = region->ipc.resident;
-        lock_release(&elastic->lock);
-        if (resident || now_ms() >= until_ms)
-            return resident;
+    bool resident = stays(region);
+    if (resident)
+        return true;
+    activity_waits_for_memory();
+    for (const uint64_t until_ms = now_ms() + RESIDENT_MS; !resident && now_ms() < until_ms && !helper_ended(); resident = stays(region))
         nanosleep(&moment, NULL);
-    }
+    activity_has_memory();
+    return resident;
 }
 
 static struct ipc_handle key_of(const uint8_t token[24])
@@ -68,7 +77,7 @@ static const char *share(struct elastic_region *region)
         return "the arbiter does not answer, or is of an earlier release";
     if (syscall(SYS_getrandom, token, sizeof token, GRND_NONBLOCK) != (long)sizeof token)
         return "the kernel has no random numbers yet";
-    if (!stays(region))
+    if (!stays_in_time(region))
         return "its memory is in host memory, and did not return in time";
     const struct ipc_handle key = key_of(token);
     shared_made(region->gpu, WIRE_IPC, region->base, region->bytes, &key); /* before CONVERT: when that is answered, the arbiter knows the key */
@@ -113,9 +122,11 @@ static const char *name(struct ipc_handle *handle, CUdeviceptr at)
 CUresult ipc_get(void *out, CUdeviceptr at)
 {
     struct ipc_handle handle;
+    struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&tangram.passing.exporting);
     const char *why = name(&handle, at);
     pthread_mutex_unlock(&tangram.passing.exporting);
+    quiet_end(quiet);
     if (why != NULL) {
         warn(WARN_ELASTIC_IPC, "no IPC handle for memory that can be swapped: %s", why);
         return CUDA_ERROR_INVALID_VALUE;
@@ -201,11 +212,11 @@ void ipc_ended(struct elastic_region *region)
     atomic_store(&elastic->ipc.any_ended, true);
 }
 
-/* Locked. One that no thread needs, in no list any more. */
+/* Locked. One that no thread needs and that is not being swapped, in no list any more. */
 static struct elastic_region *take_ended(void)
 {
     struct elastic_region **place = &elastic->ipc.ended;
-    while (*place != NULL && (*place)->ipc.exporting > 0)
+    while (*place != NULL && ((*place)->ipc.exporting > 0 || (*place)->moving > 0))
         place = &(*place)->next_kept;
     struct elastic_region *region = *place;
     if (region == NULL)

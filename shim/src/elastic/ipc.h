@@ -37,7 +37,7 @@ struct ipc_region {
 
 struct ipc_opened;
 struct ipc { /* under elastic.lock, but for what is atomic */
-    struct elastic_region *ended; /* resident regions without a live request */
+    struct elastic_region *ended; /* regions without a live request that are resident, or were being exported */
     struct ipc_opened *opened;    /* memory of other processes that this one has open */
     _Atomic bool any_ended, any_opened;
 };

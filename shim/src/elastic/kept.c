@@ -42,7 +42,7 @@ static void note_removed(struct elastic_kept *kept, const struct elastic_region 
 
 void kept_add(struct elastic_region *region)
 {
-    if (region->ipc.resident) { /* others may still use it */
+    if (region->ipc.resident || region->ipc.exporting > 0) { /* others may still use it, or may soon */
         ipc_ended(region);
         return;
     }
@@ -108,10 +108,9 @@ static struct elastic_region *take_oldest(struct gpu *gpu)
     return region;
 }
 
-uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes)
+static uint64_t trim_kept(struct gpu *gpu, uint64_t bytes)
 {
     uint64_t released = 0;
-    ipc_release_ended();
     while (released < bytes) {
         struct elastic_region *region = take_oldest(gpu);
         if (region == NULL)
@@ -122,11 +121,17 @@ uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes)
             released += its;
         }
     }
-    if (released < bytes)
-        released += pooled_trim(gpu, bytes - released);
     return released;
 }
 
+uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes)
+{
+    ipc_release_ended();
+    const uint64_t released = trim_kept(gpu, bytes);
+    return released < bytes ? released + pooled_trim(gpu, bytes - released) : released;
+}
+
+/* What is idle in pools stays: the program decides how much. */
 void elastic_surplus(void)
 {
     ipc_release_ended();
@@ -134,6 +139,6 @@ void elastic_surplus(void)
         struct gpu *gpu = &tangram.grant.gpu[i];
         const uint64_t idle = atomic_exchange(&gpu->kept_least_bytes, atomic_load(&gpu->kept_bytes));
         if (idle > 0)
-            elastic_trim(gpu, lease_surplus_of(gpu, idle));
+            trim_kept(gpu, lease_surplus_of(gpu, idle));
     }
 }

@@ -93,7 +93,8 @@ uint64_t pooled_trim_to(struct pool *pool, uint64_t keep_bytes);      /* how muc
 struct pooled *pooled_destroy(struct pool *pool);
 void pooled_stayed(struct pool *pool, struct pooled *its);
 bool pooled_synchronized(void);                                       /* true: more may come at the next synchronisation */
-void pooled_release(struct pooled *pool, uint64_t keep, uint64_t most); /* idle regions, so that `keep` stays reserved, and `most` bytes at most */
+/* Idle regions, so that `keep` stays reserved, and `most` bytes at most; how many bytes are unused lease by that. */
+uint64_t pooled_release(struct pooled *pool, uint64_t keep, uint64_t most);
 
 /* pooled_free.c. False: no live memory of a pool begins there. */
 bool pooled_free(CUdeviceptr at, CUresult *rc);

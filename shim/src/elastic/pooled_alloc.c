@@ -79,9 +79,9 @@ static uint64_t pay(const struct pooled_request *request)
         return bytes;
     if (reserve_as(gpu, WIRE_ELASTIC, least))
         return least;
-    if (!elastic_is_moving())
+    if (least > lease_limit_bytes(gpu, WIRE_ELASTIC) || !elastic_is_moving())
         return 0;
-    activity_until_memory_is_back(); /* what is idle and away is leased until then */
+    activity_await_memory(); /* what is idle and away is leased until then */
     return reserve_as(gpu, WIRE_ELASTIC, least) ? least : 0;
 }
 
@@ -173,20 +173,30 @@ bool pooled_alloc(struct pool *from, CUdeviceptr *at, uint64_t bytes, CUstream s
     return true;
 }
 
-void pooled_release(struct pooled *pool, uint64_t keep, uint64_t most)
+/* One idle region; adds it to what is unused lease by that. False: there is none. */
+static bool release_one(struct pooled *pool, uint64_t keep, uint64_t *most, uint64_t *released)
 {
-    for (;;) {
-        lock_acquire(&elastic->lock);
-        struct elastic_region *region = pooled_take_idle(pool, keep, most);
-        lock_release(&elastic->lock);
-        if (region == NULL)
-            return;
-        struct gpu *gpu = region->gpu;
-        const uint64_t bytes = region->bytes;
-        if (region_end(region))
-            lease_give_back_as(gpu, WIRE_ELASTIC, bytes);
-        most -= bytes;
+    lock_acquire(&elastic->lock);
+    struct elastic_region *region = pooled_take_idle(pool, keep, *most);
+    lock_release(&elastic->lock);
+    if (region == NULL)
+        return false;
+    struct gpu *gpu = region->gpu;
+    const uint64_t bytes = region->bytes;
+    *most -= bytes;
+    if (region_end(region)) {
+        lease_give_back_as(gpu, WIRE_ELASTIC, bytes);
+        *released += bytes;
     }
+    return true;
+}
+
+uint64_t pooled_release(struct pooled *pool, uint64_t keep, uint64_t most)
+{
+    uint64_t released = 0;
+    while (release_one(pool, keep, &most, &released))
+        continue;
+    return released;
 }
 
 /* The one after it that has memory; NULL: begin. */
@@ -218,10 +228,10 @@ uint64_t pooled_trim(struct gpu *gpu, uint64_t bytes)
             continue;
         const uint64_t before = reserved(pool), missing = bytes - released;
         pooled_settle(pool);
-        pooled_release(pool, before > missing ? before - missing : 0, UINT64_MAX);
-        if (before - reserved(pool) < missing) /* one region is larger than what is missing */
-            pooled_release(pool, 0, missing);
-        released += before - reserved(pool);
+        uint64_t its = pooled_release(pool, before > missing ? before - missing : 0, UINT64_MAX), most = UINT64_MAX;
+        while (its < missing && release_one(pool, 0, &most, &its)) /* each is larger than what is missing */
+            continue;
+        released += its;
     }
     return released;
 }

@@ -218,6 +218,8 @@ bool elastic_make(uint64_t id)
 bool elastic_unmake(uint64_t id)
 {
     struct elastic_block *block = find(id, BLOCK_MADE);
+    if (block != NULL && block->region->created != NULL)
+        return created_swap_undo(block);
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;

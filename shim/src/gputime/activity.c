@@ -167,17 +167,6 @@ void activity_waits_for_memory(void)
         report_work();
 }
 
-void activity_until_memory_is_back(void)
-{
-    const struct timespec moment = {0, 1000000};
-    struct quiet quiet = quiet_begin();
-    activity_waits_for_memory();
-    while (launches_must_wait_for_memory() && !helper_ended())
-        nanosleep(&moment, NULL);
-    activity_has_memory();
-    quiet_end(quiet);
-}
-
 void activity_has_memory(void)
 {
     atomic_fetch_sub(&activity_->waiting, 1);

@@ -85,8 +85,7 @@ bool activity_announce(enum wire_activity what, uint64_t value);
 /* A thread waits for memory that is away, which is work, until it has it. */
 void activity_waits_for_memory(void);
 void activity_has_memory(void);
-void activity_await_memory(void); /* until nothing is away: before a fill of the library's own */
-void activity_until_memory_is_back(void); /* all of it; the arbiter brings it back as for a launch. The caller has no lock */
+void activity_await_memory(void); /* until nothing is away; the arbiter brings it back as for a launch. The caller has no lock */
 
 /* For time_link.c. */
 bool activity_work_reported(void); /* the last state that reached the arbiter is WORK */

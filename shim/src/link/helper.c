@@ -113,6 +113,29 @@ static void read_memory(void)
     driver_leave();
 }
 
+/* Where a connection ends, memory that was let go while it was chosen to be swapped is released. */
+static void read_time(void)
+{
+    driver_enter();
+    time_link_read();
+    driver_leave();
+}
+
+static int try_bursts(void)
+{
+    driver_enter();
+    const int fd = burst_link_try();
+    driver_leave();
+    return fd;
+}
+
+static void state_bursts(void)
+{
+    driver_enter();
+    burst_link_state();
+    driver_leave();
+}
+
 static void read_bursts(void)
 {
     if (driver_enter())
@@ -152,16 +175,16 @@ static void *helper(void *unused)
         struct pollfd ready[] = {{.fd = there ? link_->end.fd : -1, .events = POLLIN}, {.fd = time_link_try(), .events = POLLIN}, {.fd = -1, .events = POLLIN}};
         uint64_t due_ms = there ? rounds.look_ms : link_->again_ms < rounds.look_ms ? link_->again_ms : rounds.look_ms;
         pthread_mutex_unlock(&link_->lock);
-        ready[2].fd = burst_link_try();
+        ready[2].fd = try_bursts();
         uint64_t now = now_ms();
         int came = poll(ready, ready[2].fd >= 0 ? 3 : 2, due_ms > now ? (int)(due_ms - now) : 0);
         if (came > 0 && ready[0].revents != 0)
             read_memory();
         if (came > 0 && ready[1].revents != 0)
-            time_link_read();
+            read_time();
         if (came > 0 && ready[2].revents != 0) /* after the end of the one for GPU time, with which nothing is swapped out any more */
             read_bursts();
-        burst_link_state();
+        state_bursts();
         now = now_ms();
         if (connected && now >= rounds.statement_ms)
             state_things(&rounds);
