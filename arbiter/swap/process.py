@@ -7,7 +7,6 @@ what is away still comes back.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -177,21 +176,21 @@ class SwapProcess:
         if self._connection is None:
             return False
         try:
-            packet, fds, short = descriptors.receive(self._connection.sock, wire.REQUEST_LIMIT + 1)
+            packet, fds, short = descriptors.receive(self._connection.sock, wire.REQUEST_LIMIT + 1, self.name)
         except BlockingIOError:
             return False
         except OSError as error:
             raise PeerGone(str(error)) from None
         if any(is_spare(fd) for fd in fds):
             short = True
-            _close(fds)
+            self._close(fds)
         try:
             if not packet:
                 raise PeerGone("closed the connection")
             seq, message = wire.decode(packet)
             mover = self._mover(message, fds)
         except (PeerGone, BadDocument):
-            _close(fds)
+            self._close(fds)
             raise
         mover.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
         if isinstance(message, Swappable):
@@ -218,8 +217,6 @@ class SwapProcess:
         if self._stated > (most := STATED_A_SECOND * len(self._gpus)):
             raise BadDocument(f"more than {most} SWAPPABLE within a second")
 
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-    fds.clear()
+    def _close(self, fds: list[int]) -> None:
+        descriptors.discard(fds, self.name)
+        fds.clear()

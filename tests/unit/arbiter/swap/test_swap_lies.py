@@ -6,10 +6,10 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from tests.unit.arbiter.conftest import open_files
 from tests.unit.arbiter.swap.node_kit import GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
 from vgpu.protocol import wire
@@ -79,10 +79,6 @@ LIES: dict[str, tuple[Lie, str]] = {
     "a GPU that it has not": (said(Swappable(3, 0, 0, 0)), "the container has 1"),
     "garbage": (lambda process, _: process.sock.send(b"x" * 50) and None, "packet begins with"),  # type: ignore[union-attr]
 }
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def swap_out_seq(process: SimulatedProcess) -> int:
