@@ -144,7 +144,9 @@ class ArbiterServer:
 
     def throttles(self) -> dict[str, int]:
         """How often each container was throttled; only containers that ever were."""
-        return {one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles}
+        found = Counter(self.swapping.throttles())
+        found.update({one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles})
+        return found
 
     def refused(self) -> Counter[str]:
         """Number of connections that the arbiter rejected or closed, by reason."""
