@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import errno
-import os
 import socket
 import struct
 from contextlib import suppress
@@ -48,6 +47,8 @@ class Connection:
     """In this arbiter's pid namespace; 0 if the process is not visible there."""
     hello_until_s: float
     """When the arbiter rejects the process if it still waits for its grant."""
+    container: str = ""
+    """Name of its grant: what it passes is counted there until it is closed."""
     pid_in_container: int = 0
     """Stated by the process: shown and never trusted."""
     started: int = 0
@@ -70,7 +71,7 @@ class Connection:
     exports: int = 0
     """Unanswered EXPORTs. Only while there are any, descriptors of the process are kept for its message."""
     passed: list[int] = field(default_factory=list)
-    """Descriptors that came with the last message, which are closed with the next."""
+    """Descriptors that came with the message that is being handled. They are closed after it."""
     unheld: set[int] = field(default_factory=set)
     """GPUs on which it makes a context without a reservation, because the size of a context is still unknown."""
 
@@ -94,7 +95,7 @@ class Connection:
         """The next message; None if there is none now. Its descriptors are in `passed`. Raises PeerGone, BadDocument."""
         self.close_passed()
         try:
-            packet, self.passed, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1)
+            packet, self.passed, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1, self.container)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -107,12 +108,12 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket, without waiting for anything that the process has passed."""
-        descriptors.end(self.sock)
+        descriptors.end(self.sock, self.container)
 
     def close_passed(self) -> None:
-        """Close the descriptors of the last message."""
-        while self.passed:
-            os.close(self.passed.pop())
+        """Close the descriptors of the message, without waiting."""
+        passed, self.passed = self.passed, []
+        descriptors.discard(passed, self.container)
 
     def receive_with_fd(self) -> tuple[int | None, wire.Message] | None:
         """The next message and its descriptor, which the caller must close; without one if too few descriptors are free.
@@ -120,7 +121,7 @@ class Connection:
         Raises PeerGone, BadDocument.
         """
         try:
-            packet, fds, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1)
+            packet, fds, _ = descriptors.receive(self.sock, wire.REQUEST_LIMIT + 1, self.container)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -133,8 +134,7 @@ class Connection:
             _, message = wire.decode(packet)
             return (fds.pop(0) if fds and not is_spare(fds[0]) else None), message
         finally:
-            for fd in fds:
-                os.close(fd)
+            descriptors.discard(fds, self.container)
 
     def send(self, seq: int, message: wire.Message, fd: int | None = None) -> None:
         """Raises PeerGone, also if the peer has not read a whole socket buffer."""

@@ -1,11 +1,13 @@
 """Descriptors that processes of containers pass to the arbiter: which are the driver's, and how the others are closed.
 
 A close or a request about a descriptor can wait for its maker: a FUSE file for its daemon (`fstat`, `statfs`, `ioctl`, and `close`, which flushes it), a TCP socket
-with SO_LINGER for its peer. So nothing but the driver's devices and plain memory stays in the arbiter's threads. What a descriptor is, is found without a request to
+with SO_LINGER for its peer. The last close of plain memory frees it, which takes 0.14 s a GiB (measured). So nothing but the driver's devices is closed in the
+arbiter's other threads, and these and plain memory alone are kept. What a descriptor is, is found without a request to
 its file system: `statx` with AT_STATX_DONT_SYNC answers from the inode that the kernel has (FUSE since Linux 4.20), and F_GET_SEALS is known to shared memory only. The
 text of /proc/self/fd is no proof: a file of any file system can have the path `/memfd:` in it.
 
-Everything else is closed by a thread of its own. If that thread waits, the rest stays open until it goes on. A socket first gets its linger time set to 0.
+Everything else is closed by a thread of its own (`close`). If that thread waits, the rest stays open until it goes on. A socket first gets its linger time set to 0.
+What stays open is counted by container: one that has too much of it is served no more (`is_full`) until all of it is closed.
 
 The kernel itself closes what a receiver has no room for, and what is unread in a socket that is closed, in the thread that receives or closes: so `receive` always has
 room for all, and `end` reads what is left. If that has many descriptors, the thread closes the socket with them: 278 messages of 253 fit into one, and take 0.2 s
@@ -23,7 +25,7 @@ import stat
 import struct
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
@@ -32,14 +34,13 @@ from typing import Final
 
 import structlog
 
+from arbiter.open_files import MOST_PASSED, unclosed_of
 from vgpu.api.errors import BadDocument
 
 NVIDIA_MAJOR: Final = 195
 """Of /dev/nvidiactl and /dev/nvidia<n>. Specified: Documentation/admin-guide/devices.txt of the kernel."""
 MODESET_MINOR: Final = 254
 """The one device of that major with other requests."""
-MOST_PASSED: Final = 253
-"""Descriptors of one message. Specified: SCM_MAX_FD of the kernel."""
 _ROOM: Final = socket.CMSG_SPACE(MOST_PASSED * array.array("i").itemsize)
 _ROOM_WITH_SENDER: Final = _ROOM + socket.CMSG_SPACE(struct.calcsize("3i"))
 _AT_EMPTY_PATH: Final = 0x1000
@@ -53,6 +54,8 @@ UNREAD_DESCRIPTORS: Final = 1024
 """And when it has found so many descriptors, it reads no further: they take 3 ms (measured)."""
 LOG_S: Final = 60.0
 """Between two lines of the log. Guessed: a container sends as many as it likes."""
+LOGGED_LIMIT: Final = 4096
+"""Containers whose last line is stored for that. Guessed."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _log = structlog.get_logger()
 
@@ -63,7 +66,7 @@ class Kind(Enum):
     DEVICE = auto()
     """A device of the driver that takes its requests: memory that it exports is one, and so is what a client was made through."""
     MEMORY = auto()
-    """Plain memory (memfd, tmpfs): the fake driver's. It is served without a request to anybody."""
+    """Plain memory (memfd, tmpfs): the fake driver's. Nobody is waited for, but its last close frees it."""
     FOREIGN = auto()
 
 
@@ -83,28 +86,42 @@ def kind_of(fd: int) -> Kind:
     return Kind.FOREIGN
 
 
-def receive(sock: socket.socket, most_bytes: int) -> tuple[bytes, list[int], bool]:
+def receive(sock: socket.socket, most_bytes: int, container: str) -> tuple[bytes, list[int], bool]:
     """One message, the descriptors that came with it, which are the caller's, and whether some were lost because the arbiter had too many files open. Only the
-    driver's and plain memory. Raises OSError; BadDocument for any other, which ends the connection."""
+    driver's and plain memory. Raises OSError; BadDocument for any other, and if the container's earlier ones are not closed yet: it ends the connection."""
+    if is_full(container):
+        raise BadDocument(f"the container passed {_closer.unclosed_of(container)} descriptors that are not closed yet")
     packet, control, flags, _ = sock.recvmsg(most_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC)
     fds = _fds(control) if control else []
     if any(kind_of(fd) is Kind.FOREIGN for fd in fds):
-        discard(fds)
+        discard(fds, container)
         raise BadDocument("a packet comes with a descriptor that is neither of the NVIDIA driver nor plain memory")
     return packet, fds, bool(flags & socket.MSG_CTRUNC)
 
 
-def end(sock: socket.socket) -> None:
+def is_full(container: str) -> bool:
+    """Whether so much of what it passed waits for its close that nothing more of it is read or accepted. From any thread."""
+    return _closer.is_full(container)
+
+
+def end(sock: socket.socket, container: str) -> None:
     """Close a socket of a container's process. Nothing that it has sent, and sends until then, is closed here without a look."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    if _is_empty(sock):
+    if not is_full(container) and _is_empty(sock, container):
         sock.close()
     else:
-        _closer.close([sock.detach()])
+        _closer.close([sock.detach()], container)
 
 
-def _is_empty(sock: socket.socket) -> bool:
+def end_listener(sock: socket.socket, container: str) -> None:
+    """Close a listening socket. What was sent on connections that nobody has accepted is closed with it: by the thread."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)  # nobody connects from now on
+    _closer.close([sock.detach()], container)
+
+
+def _is_empty(sock: socket.socket, container: str) -> bool:
     """Whether nothing is left in it that came before its end."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # a message without content then differs from the end
@@ -114,59 +131,99 @@ def _is_empty(sock: socket.socket) -> bool:
             if not control:
                 return True
             fds = _fds(control)
-            discard(fds)
+            discard(fds, container)
             found += len(fds)
-            if found >= UNREAD_DESCRIPTORS:
+            if found >= UNREAD_DESCRIPTORS or is_full(container):
                 break
         return False
     return True
 
 
-def discard(fds: Iterable[int]) -> None:
-    """Close descriptors of any kind, without waiting."""
-    foreign: list[int] = []
+def close(fd: int, container: str) -> None:
+    """Close a descriptor of any kind that a container passed, without waiting."""
+    discard([fd], container)
+
+
+def discard(fds: Iterable[int], container: str) -> None:
+    """The same for several."""
+    left: list[int] = []
+    foreign = 0
     for fd in fds:
-        if kind_of(fd) is Kind.FOREIGN:
-            foreign.append(fd)
-        else:
+        kind = kind_of(fd)
+        foreign += kind is Kind.FOREIGN
+        if kind is Kind.DEVICE:
             os.close(fd)
+        else:
+            left.append(fd)
+    if left:
+        _closer.close(left, container)
     if foreign:
-        _closer.close(foreign)
-        _closer.report(len(foreign))
+        _closer.report(foreign, container)
 
 
 class Closer:
     """A thread that closes what may wait. Without it, what was to be closed stays open."""
 
     def __init__(self) -> None:
-        self._left: deque[int] = deque()
+        self._left: deque[tuple[int, str]] = deque()
+        self._count: Counter[str] = Counter()
+        """Of each container."""
+        self._full: set[str] = set()
         self._there = threading.Condition()
         self._thread: threading.Thread | None = None
         self._logged_s = -inf
+        self._full_logged_s: dict[str, float] = {}
 
     @property
     def unclosed(self) -> int:
         """Descriptors that are to be closed, with the present one."""
         return len(self._left)
 
-    def close(self, fds: Iterable[int]) -> None:
+    def unclosed_of(self, container: str) -> int:
+        """Those of one container."""
+        return self._count[container]
+
+    def is_full(self, container: str) -> bool:
+        """Whether it had more than its part of them, and they are not all closed yet."""
+        return container in self._full
+
+    def close(self, fds: Iterable[int], container: str) -> None:
         """Close these, soon."""
         fds = list(fds)
         for fd in fds:
             _stop_lingering(fd)
         with self._there:
-            self._left.extend(fds)
+            self._left.extend((fd, container) for fd in fds)
+            self._count[container] += len(fds)
+            filled = container not in self._full and self._count[container] > unclosed_of()
+            if filled:
+                self._full.add(container)
             self._there.notify_all()
             if self._thread is None or not self._thread.is_alive():
                 self._start()
+        if filled:
+            self._report_full(container)
 
-    def report(self, count: int) -> None:
+    def report(self, count: int, container: str) -> None:
         """So many were none of the driver's. Not each time."""
         if time.monotonic() >= self._logged_s + LOG_S:
             self._logged_s = time.monotonic()
             _log.warning(
-                "a container passed descriptors that are not the driver's", count=count, unclosed=self.unclosed
-            )
+                "a container passed descriptors that are not the driver's",
+                grant=container, count=count, unclosed=self.unclosed,
+            )  # fmt: skip
+
+    def _report_full(self, container: str) -> None:
+        now_s = time.monotonic()
+        if now_s < self._full_logged_s.get(container, -inf) + LOG_S:
+            return
+        if len(self._full_logged_s) >= LOGGED_LIMIT:
+            self._full_logged_s.clear()
+        self._full_logged_s[container] = now_s
+        _log.error(
+            "a container's processes are refused until the descriptors that it passed are closed",
+            grant=container, unclosed=self.unclosed_of(container),
+        )  # fmt: skip
 
     def settled(self, timeout_s: float) -> bool:
         """Whether all were closed within the time."""
@@ -185,11 +242,15 @@ class Closer:
         while True:
             with self._there:
                 self._there.wait_for(lambda: self._left)
-                fd = self._left[0]
+                fd, container = self._left[0]
             with suppress(OSError):
                 os.close(fd)
             with self._there:
                 self._left.popleft()
+                self._count[container] -= 1
+                if self._count[container] == 0:
+                    del self._count[container]
+                    self._full.discard(container)
                 self._there.notify_all()
 
 

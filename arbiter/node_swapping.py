@@ -38,6 +38,10 @@ class NodeSwapping:
         self.kills = 0
         """Containers that were killed because they did not give way."""
 
+    def throttles(self) -> dict[str, int]:
+        """How often each container had to wait because it stated too much. From any thread."""
+        return self.node.throttles() if self.node is not None else {}
+
     @property
     def copier_pids(self) -> frozenset[int]:
         """Processes that use memory of the GPUs to swap."""

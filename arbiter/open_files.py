@@ -12,6 +12,8 @@ from typing import Final
 SPARE: Final = 128
 """Files that are reserved from connections and containers' descriptors. Guessed: a folder, a grant, readers of metrics and status, five for
 the thread of each GPU."""
+MOST_PASSED: Final = 253
+"""Descriptors of one message. Specified: SCM_MAX_FD of the kernel."""
 PART: Final = 8
 """One container gets at most this part of the rest. Guessed: several containers can then continue beside one that uses all of its part."""
 
@@ -26,6 +28,13 @@ def raise_limit() -> int:
 def connections_of(requested: int, most_files: int) -> int:
     """Connections of one container: the requested number, and at most its part of the files."""
     return max(1, min(requested, (most_files - SPARE) // PART))
+
+
+def unclosed_of(most_files: int | None = None) -> int:
+    """Descriptors that one container has passed and that may wait for their close: its part of the files, and at least those of one message."""
+    if most_files is None:
+        most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(MOST_PASSED, (most_files - SPARE) // PART)
 
 
 def is_spare(fd: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 
 import structlog
 
+from arbiter import descriptors
 from arbiter.attention import ROUND_S, Attention
 from arbiter.connection import Connection
 from arbiter.gputime.node_scheduler import NodeScheduler
@@ -98,7 +99,8 @@ class ArbiterServer:
         container and with hundreds."""
         self._broken: set[str] = set()
         self._paused: set[ServedContainer] = set()
-        """Containers from which no connection is accepted before the next rescan: free files are few, and waiting connections would keep the loop busy."""
+        """Containers from which no connection is accepted before the next rescan: free files are few, or what they passed is not closed yet, and waiting
+        connections would keep the loop busy."""
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
 
@@ -142,7 +144,9 @@ class ArbiterServer:
 
     def throttles(self) -> dict[str, int]:
         """How often each container was throttled; only containers that ever were."""
-        return {one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles}
+        found = Counter(self.swapping.throttles())
+        found.update({one.folder.name: its.throttles for one, its in list(self._attention.items()) if its.throttles})
+        return found
 
     def refused(self) -> Counter[str]:
         """Number of connections that the arbiter rejected or closed, by reason."""
@@ -290,28 +294,35 @@ class ArbiterServer:
             return  # retried at the next rescan
         self._paused.discard(container)
         self._attention[container].remove(container.listener.fileno())
-        container.listener.close()
+        descriptors.end_listener(container.listener, container.folder.name)
         container.listener = listener
         self._listen(container)
         _log.warning("the socket of a grant was missing and is put back", grant=container.folder.name)
 
     def _accept_again(self) -> None:
-        while self._paused:
-            self._listen(self._paused.pop())
+        for container in [one for one in self._paused if not descriptors.is_full(one.folder.name)]:
+            self._paused.discard(container)
+            self._listen(container)
 
     def _next_of(self, container: ServedContainer) -> Connection | None:
+        if descriptors.is_full(container.folder.name):
+            self._pause(container)
+            return None
         try:
             return container.accept()
         except OSError as error:
             if not self._paused:
                 _log.error("no connection can be accepted now", grant=container.folder.name, reason=str(error))
-            self._paused.add(container)
-            self._attention[container].remove(container.listener.fileno())
+            self._pause(container)
             return None
+
+    def _pause(self, container: ServedContainer) -> None:
+        self._paused.add(container)
+        self._attention[container].remove(container.listener.fileno())
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
-        container.listener.close()
+        descriptors.end_listener(container.listener, name)
         self._paused.discard(container)
         if self.scheduler is not None:
             self.scheduler.drop(name)

@@ -168,7 +168,7 @@ class ArbiterSettings(ProgramSettings):
     )
     burst_stranded: Literal["evict", "keep"] = Field(
         "evict",
-        description="what happens to a container whose memory cannot come back, since guarantees of others need the GPU",
+        description="what happens to a container whose memory cannot come back, because the guarantees of others need the GPU or memory of others cannot be moved",
     )
     burst_stranded_after_s: float = Field(
         300.0, gt=0, le=86_400, description="seconds after which such a container is stranded"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PREFIX: Final = "tangram-copier: "
+ALIVE: Final = "alive"
+"""What a copier that is ready states every 2 s, as long as neither its connection nor a copy hangs (`shim/copier/server.c`)."""
 MIB: Final = 2**20
 LINE_BYTES: Final = 2048
 """No line of a copier is longer (`shim/copier/fail.c`: 1,024 characters)."""
@@ -30,10 +32,15 @@ class CopierProgress:
     """The copier's own memory on the GPU; 0 = not known."""
     last: str = ""
     """The last line: if the process ends by itself, it says why."""
+    states_alive: bool = False
+    """It has said that it is alive. One of an earlier release never does."""
 
     def read(self, line: bytes) -> str:
-        """Take one line in. Returns its text."""
+        """Take one line in. Returns its text; empty for one that is of no interest to a reader of the log."""
         text = line[:LINE_BYTES].decode(errors="replace").strip().removeprefix(PREFIX)
+        if text == ALIVE:
+            self.states_alive = True
+            return ""
         if found := _PARTS.match(text):
             size_bytes = int(found[1]) * MIB
             if found[2] == "allocated":

@@ -1,4 +1,7 @@
-"""One GPU's copier: started, read, and started again when it ends, with growing delays while none becomes ready."""
+"""One GPU's copier: started, read, and started again when it ends or hangs, with growing delays while none becomes ready.
+
+Before it is ready it reports its progress; from then on it states every 2 s that it is alive. One that does neither for too long is killed.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,11 @@ LONGEST_S: Final = 30.0
 LEFT_S: Final = 5.0
 """How long a killed copier is waited for: one that hangs in the driver cannot be killed. Guessed."""
 
+SILENT_S: Final = 10.0
+"""How long a copier that is ready may state nothing. Guessed: five of its intervals. The arbiter counts it as away after 5 s without an answer."""
+AGAIN_S: Final = 1.0
+"""After that time it is read once more: this process itself may have been stopped. Guessed."""
+
 log = structlog.get_logger("hostpool.copier")
 
 
@@ -28,7 +36,7 @@ class CopierProcess:
 
     def __init__(
         self, gpu: str, command: Callable[[], Sequence[str] | str], *, stall_s: float, end_s: float,
-        changed: Callable[[], None],
+        changed: Callable[[], None], silent_s: float = SILENT_S,
     ) -> None:  # fmt: skip
         self.gpu = gpu
         self.progress = CopierProgress()
@@ -37,7 +45,7 @@ class CopierProcess:
         """From the start of the process until it was ready; None while it is not."""
         self._failed = ""
         self._command, self._changed = command, changed
-        self._stall_s, self._end_s = stall_s, end_s
+        self._stall_s, self._end_s, self._silent_s = stall_s, end_s, silent_s
         self._back_off = BackOff(FIRST_S, LONGEST_S)
 
     @property
@@ -85,6 +93,9 @@ class CopierProcess:
         self._changed()
         try:
             stalled = await self._read(process, started_s)
+            if stalled:
+                self._fails(stalled)  # it is not ready while it is waited for
+                self._changed()
             stalled = await _ended(process, kill=bool(stalled)) or stalled
         except asyncio.CancelledError:
             await self._end(process)
@@ -96,20 +107,33 @@ class CopierProcess:
     async def _read(self, process: Process, started_s: float) -> str:
         """Read its lines until it closes them. Returns why it is to be killed, if it is."""
         while True:
-            limit_s = None if self.ready else self._stall_s
             try:
-                line = await asyncio.wait_for(_line(process), limit_s)
+                line = await self._next(process)
             except TimeoutError:
+                if self.ready:
+                    return f"its copier hangs: it has not stated for {self._silent_s:g} s that it is alive"
                 return f"its copier made no progress for {self._stall_s:g} s: {self.progress.last or 'it reported nothing'}"
             if not line:
                 return ""
             was_ready = self.ready
             text = self.progress.read(line)
+            if not text:
+                continue
             log.info("copier", gpu_uuid=self.gpu, says=text)
             if self.ready and not was_ready:
                 self.start_s, self._failed = asyncio.get_running_loop().time() - started_s, ""
                 self._back_off.succeeded()
             self._changed()
+
+    async def _next(self, process: Process) -> bytes:
+        """Its next line; empty at the end. Raises TimeoutError if it hangs."""
+        if not self.ready:
+            return await asyncio.wait_for(_line(process), self._stall_s)
+        if not self.progress.states_alive:
+            return await _line(process)
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(_line(process), self._silent_s)
+        return await asyncio.wait_for(_line(process), AGAIN_S)
 
     async def _end(self, process: Process) -> None:
         """By SIGTERM: it answers its jobs and refuses others."""

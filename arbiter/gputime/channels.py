@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import os
 import threading
 from enum import Enum
 from itertools import count
 from typing import Final, NamedTuple
 
-from arbiter.descriptors import Kind, discard, kind_of
+from arbiter.descriptors import Kind, close, kind_of
 from vgpu.api.errors import BadDocument
 from vgpu.gputime import resource_manager as rm
 from vgpu.protocol.wire import Channels
@@ -79,7 +78,7 @@ class ChannelGroup:
     it is never resumed. Only the thread of its GPU suspends it; several threads may resume it.
     """
 
-    def __init__(self, channels: Channels, fd: int, *, held: bool = False) -> None:
+    def __init__(self, channels: Channels, fd: int, container: str = "", *, held: bool = False) -> None:
         self.channels = channels
         self.number = next(_numbers)
         self.held = held
@@ -89,7 +88,7 @@ class ChannelGroup:
         """Replaced by a partial list: to be resumed once more before it is closed."""
         self._compute = _ChannelList(COMPUTE, channels.compute, fresh=channels.fresh, held=held)
         self._copies = _ChannelList(COPIES, channels.copy, fresh=channels.fresh, held=held)
-        self._fd = fd
+        self._fd, self._container = fd, container
         self._lock = threading.Lock()
         """Protects the descriptor from being closed, and its number reused, during a call."""
         try:
@@ -110,7 +109,7 @@ class ChannelGroup:
                 for disable in (False, True)
             }
         except BadDocument:
-            discard([fd])
+            close(fd, container)
             raise
         self._arguments = {
             do: rm.control(channels.client, channels.subdevice, ctypes.addressof(parameters))
@@ -197,7 +196,7 @@ class ChannelGroup:
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd, self._container)
 
     def _issue(self, lists: list[_ChannelList], *, disable: bool) -> int:
         return self._call(self._arguments[sum(one.bit for one in lists), disable])

@@ -7,11 +7,11 @@ reports (`arbiter.gputime.usage_report`), the evidence on its suspends (`arbiter
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+from arbiter import descriptors
 from arbiter.budget import MessageBudget
 from arbiter.gputime.channels import ChannelGroup, ChannelState
 from arbiter.gputime.obstacles import Obstacles
@@ -218,10 +218,10 @@ class GpuTimeContainer:
                     f"packet CHANNELS names one client too many: at most {CHANNEL_GROUPS_LIMIT} of a process and {ALL_CHANNEL_GROUPS_LIMIT} of a container"
                 )
             taken, fd = fd, None
-            new = ChannelGroup(channels, taken, held=self.blocked) if taken is not None else None
+            new = ChannelGroup(channels, taken, self.name, held=self.blocked) if taken is not None else None
         finally:
             if fd is not None:
-                os.close(fd)
+                descriptors.close(fd, self.name)
         old = channel_groups.pop(key, None)
         if old is not None:
             self.replaced.append(old)

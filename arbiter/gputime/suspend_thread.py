@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from arbiter import descriptors
 from arbiter.budget import CHANNELS_COST
 from arbiter.connection import BAD_PACKET, Connection, PeerGone
 from arbiter.gputime.channels import ChannelGroup, ChannelState
@@ -274,7 +275,7 @@ class SuspendThread:
         self, container: GpuTimeContainer, connection: Connection, fd: int | None, message: wire.Message, at_s: float
     ) -> None:
         if fd is not None and not (isinstance(message, wire.Channels) and message.compute):
-            os.close(fd)
+            descriptors.close(fd, container.name)
             fd = None
         self._scheduler.handle(container, connection, message, fd, at_s)
 

@@ -61,7 +61,7 @@ class Connections(Mapping[int, Connection]):
     def add(self, sock: socket.socket, silent_until_s: float, hello_until_s: float) -> Connection:
         """A process connected. The two times are its deadline for HELLO, and the end of its wait for the grant after that."""
         self._numbers += 1
-        connection = Connection(sock, self._numbers, peer_pid(sock), hello_until_s)
+        connection = Connection(sock, self._numbers, peer_pid(sock), hello_until_s, self._grant)
         self._open[connection.number] = connection
         self._silent[connection.number] = silent_until_s
         return connection

@@ -223,8 +223,10 @@ class ServedContainer:
                 received = connection.receive()
                 if received is None:
                     return
-                self._handle(connection, *received)
-                connection.close_passed()
+                try:
+                    self._handle(connection, *received)
+                finally:
+                    connection.close_passed()
 
         self._unchanged.moved()
         self.connections.attempt(connection, read)

@@ -2,7 +2,7 @@
 
 A process that opens one sends OPEN. The process that has the memory is found by the key that it stated with HOLD, in a container of the same pod. It gets EXPORT, and
 answers with the descriptors of its blocks, which the arbiter passes on and closes (`arbiter.descriptors` refuses what is no memory of the driver). `vgpu.memory.open_requests` decides what is a valid answer. Nothing
-here blocks, and no descriptor stays open after the message that brought it.
+here blocks, and no descriptor is kept after the message that brought it was handled.
 """
 
 from __future__ import annotations

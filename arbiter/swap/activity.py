@@ -67,7 +67,10 @@ class ActivityChanges:
         return self._working.get(name, False)
 
     def forget(self, name: str) -> None:
-        """The container is gone."""
+        """The container is gone. What came of it and was not taken is dropped, so that no later `take` enters the name again."""
+        with self._lock:
+            self._changes.pop(name, None)
+            self._announced.pop(name, None)
         self._working.pop(name, None)
 
     def deadline_s(self, *, busy: bool) -> float:

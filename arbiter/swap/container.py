@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from arbiter.attention import Attention
 from arbiter.connection import TOO_MANY, Connection
 from arbiter.gputime.blocks import BlockStatus
 from arbiter.swap.ability import Ability
@@ -41,6 +42,9 @@ class SwapContainer:
         self.order: OutOrder | InOrder | None = None
         self.blocked = False
         self.ability = Ability()
+        self.stated_s = 0.0
+        """Processor time that its SWAPPABLEs took. They alone are charged: every other message answers an order, and a swap is not to wait."""
+        self.attention = Attention(host.clock(), lambda: self.stated_s)
         self._host = host
         self._processes: dict[tuple[int, int], SwapProcess] = {}
         self._used: dict[str, tuple[int, int]] = {}
@@ -192,11 +196,13 @@ class SwapContainer:
         for process in self._processes.values():
             process.die()
         self._processes.clear()
+        self.attention.close()
 
     def close(self) -> None:
         """The arbiter ends: what is away stays away."""
         for process in self._processes.values():
             process.end()
+        self.attention.close()
 
     # The policy's orders
 
@@ -398,11 +404,14 @@ class SwapContainer:
     def _new(self, pid: int, started: int) -> SwapProcess:
         host = self._host
         process = SwapProcess(
-            self.name, pid, started, host.poller, host.clock, lambda: host.activate(self.name),
-            lambda process, gpu, elastic_bytes: host.states(self.name, process.pid, gpu, elastic_bytes),
+            self.name, pid, started, self.attention, host.clock, lambda: host.activate(self.name),
+            lambda process, gpu, elastic_bytes: host.states(self.name, process.pid, gpu, elastic_bytes), self._charge,
         )  # fmt: skip
         self._processes[pid, started] = process
         return process
+
+    def _charge(self, seconds: float) -> None:
+        self.stated_s += seconds
 
     def _complete(self, process: SwapProcess) -> None:
         """A mover for each GPU."""

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from arbiter.gputime.blocks import BlockStatus
 from arbiter.swap.host_pool import HostPool
-from arbiter.swap.poller import Poller
 from vgpu.memory.swap.events import ContainerEvent
 
 
@@ -28,7 +27,6 @@ class ContainerHost(Protocol):
     """The node, to its containers."""
 
     clock: Callable[[], float]
-    poller: Poller
 
     @property
     def blocks(self) -> Blocking:

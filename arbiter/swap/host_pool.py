@@ -7,7 +7,6 @@ after a copier has said that it has no job. A slot whose record is gone is used 
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -154,7 +153,7 @@ class HostPool:
         for queue in self._queues.values():
             for job in [job for job in queue if job.block is block]:
                 queue.remove(job)
-                os.close(job.fd)
+                job.close()
         for number, job in self._running.items():
             if job.block is block:
                 job.block = None
@@ -239,10 +238,10 @@ class HostPool:
             self._link.close()
             self._link = None
         for job in [*self._queues[True], *self._queues[False], *self._running.values()]:
-            os.close(job.fd)
+            job.close()
 
     def _queue(self, block: MovedBlock, fd: int, *, saves: bool) -> None:
-        self._queues[saves].append(PoolJob(saves, block.slot, block.bytes, fd, block))
+        self._queues[saves].append(PoolJob(saves, block.slot, block.bytes, fd, block, block.owner.key[0]))
 
     def _open(self, now_s: float) -> None:
         try:
@@ -378,7 +377,7 @@ class HostPool:
             self._jobs_at_s = self._clock() + AGAIN_S
             self._queues[job.saves].appendleft(job)
             return
-        os.close(job.fd)
+        job.close()
         if job.block is not None:
             job.block.owner.job_done(job.block, done)
 
@@ -405,10 +404,10 @@ class HostPool:
             block, job.block = job.block, None
             self._orphans.append(job)
             if block is None or job.saves:
-                os.close(job.fd)
+                job.close()
                 lost += [block] if block is not None else []
                 continue
             block.state = BlockState.MADE
-            self._queues[False].appendleft(PoolJob(False, job.slot, job.size_bytes, job.fd, block))
+            self._queues[False].appendleft(PoolJob(False, job.slot, job.size_bytes, job.fd, block, job.container))
         for block in lost:
             block.owner.save_lost(block)

@@ -6,7 +6,6 @@ something is ordered is decided by the container. Nothing counts as away before 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from itertools import islice
 from math import inf
@@ -14,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from arbiter import descriptors
 from arbiter.swap.answers import check_descriptors, check_made, check_named, check_needed, check_unmapped
 from arbiter.swap.block import BlockState, MovedBlock
 from arbiter.swap.host_pool import HostPool
@@ -248,8 +248,7 @@ class Mover:
             else:
                 self._answer(seq, message, fds, short=short)
         finally:
-            for fd in fds:
-                os.close(fd)
+            descriptors.discard(fds, self.key[0])
 
     def _state(self, message: Swappable) -> None:
         first, self.stated = self.stated is None, message
@@ -310,7 +309,7 @@ class Mover:
         self._must_cancel = True
         if not self.failure and not self.cancelled:
             self.exhausted = f"the host pool has no free range of {size_bytes} bytes"
-            os.close(fds.pop(0))
+            descriptors.close(fds.pop(0), self.key[0])
 
     def _unmapped(self, asked: Collection[int], message: Unmapped) -> None:
         """What it does not name is not away: the program exported it or let it go meanwhile, or the driver refused. Others may be ordered instead."""

@@ -29,6 +29,7 @@ from arbiter.swap.pauses import Pauses, SwapCounts
 from arbiter.swap.poller import Poller
 from arbiter.swap.pool_reports import PoolReports
 from arbiter.swap.pool_status import missing_pool
+from arbiter.swap.readers import ContainerReaders
 from arbiter.swap.ready_gpus import ReadyGpus
 from arbiter.swap.records_file import RecordsFile, gpus_with_records
 from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
@@ -92,6 +93,7 @@ class SwapNode:
         self._containers: dict[str, SwapContainer] = {}
         self._free = FreeMemory(self._capacity, self._containers, self._coordinator)
         self._active: set[str] = set()
+        self._readers = ContainerReaders(self.poller, clock)
         self._ready = ReadyGpus(self._pools, self._capacity, clock)
         self._stated: dict[tuple[str, int, str], int] = {}
         self._lost: set[str] = set()
@@ -109,6 +111,7 @@ class SwapNode:
 
     def turn(self) -> None:
         """Read what is ready, decide, carry out. Never waits."""
+        self._readers.turn()
         self.poller.turn()
         now_s = self.clock()
         for event in self._activity.take(now_s, everything=self._busy):
@@ -125,7 +128,7 @@ class SwapNode:
         times = [pool.deadline_s() for pool in self._pools.values()]
         times += [self._containers[name].deadline_s() for name in self._active]
         times += [self._coordinator.policy.deadline_s() or inf, self._coordinator.trace.deadline_s() or inf]
-        times += [self._activity.deadline_s(busy=self._busy), self._ready.deadline_s()]
+        times += [self._activity.deadline_s(busy=self._busy), self._ready.deadline_s(), self._readers.deadline_s()]
         if self._again or self._coordinator.undecided:
             times.append(self.clock())
         at_s = min(times)
@@ -153,7 +156,7 @@ class SwapNode:
             if gpu not in self._pools or gpu not in self._capacity:
                 self.pool(gpu)
                 self._coordinator.apply(GpuSeen(self.clock(), gpu, UNKNOWN_BYTES))
-        container = self._containers.get(name) or SwapContainer(name, self)
+        container = self._containers.get(name) or self._new(name)
         self._coordinator.apply(Joined(self.clock(), name, contract))
         self._containers[name] = container
         container.join(contract, gpus)
@@ -172,6 +175,7 @@ class SwapNode:
         container = self._containers.pop(name, None)
         if container is None:
             return
+        self._readers.remove(name)
         container.leave()
         self._active.discard(name)
         self._lost.discard(name)
@@ -297,6 +301,10 @@ class SwapNode:
         ready = all(self._pools[gpu].ready for gpu in container.gpus)
         return self.ends.status(container, self.blocks, pools_ready=ready)
 
+    def throttles(self) -> dict[str, int]:
+        """How often each container was throttled here; only containers that ever were. From any thread."""
+        return self._readers.throttles()
+
     def gpus(self) -> list[GpuSwapFacts]:
         """Of each GPU whose capacity is known."""
         return [
@@ -311,6 +319,7 @@ class SwapNode:
     def close(self) -> None:
         """The arbiter ends. What is away stays away, and the records say where it is."""
         for container in self._containers.values():
+            self._readers.remove(container.name)
             container.close()
         for pool in self._pools.values():
             pool.write()
@@ -320,6 +329,11 @@ class SwapNode:
         self.poller.close()
 
     # To the containers
+
+    def _new(self, name: str) -> SwapContainer:
+        container = SwapContainer(name, self)
+        self._readers.add(name, container.attention)
+        return container
 
     def pool(self, gpu: str) -> HostPool:
         """Of a GPU."""
@@ -423,7 +437,7 @@ class SwapNode:
         pool = self.pool(gpu)
         for record in pool.stored():
             if record.name not in self._containers:
-                self._containers[record.name] = SwapContainer(record.name, self)
+                self._containers[record.name] = self._new(record.name)
                 self.activate(record.name)
             self._containers[record.name].adopt(record, gpu)
 

@@ -7,7 +7,6 @@ what is away still comes back.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,10 +17,10 @@ from typing import Final
 import structlog
 
 from arbiter import descriptors
+from arbiter.attention import Attention
 from arbiter.connection import BAD_PACKET, Connection, PeerGone
 from arbiter.open_files import is_spare
 from arbiter.swap.mover import Mover
-from arbiter.swap.poller import Poller
 from vgpu.api.errors import BadDocument
 from vgpu.protocol import wire
 from vgpu.protocol.messages import Blocks, Burst, SwapMessage, Swappable, Unable, Unmapped
@@ -49,11 +48,11 @@ _log = structlog.get_logger()
 
 class SwapProcess:
     """See the module. `movers`: by GPU, in the order of the wire. `changed` is called when something happened, `states` when the process stated how
-    many bytes of elastic memory it has on a GPU."""
+    many bytes of elastic memory it has on a GPU. `attention`: its container's. `charge`: called with the processor time of a SWAPPABLE, in seconds."""
 
     def __init__(
-        self, name: str, pid: int, started: int, poller: Poller, clock: Callable[[], float], changed: Callable[[], None],
-        states: Callable[[SwapProcess, str, int], None] = lambda *_: None,
+        self, name: str, pid: int, started: int, attention: Attention, clock: Callable[[], float], changed: Callable[[], None],
+        states: Callable[[SwapProcess, str, int], None] = lambda *_: None, charge: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.name, self.pid, self.started = name, pid, started
         self.movers: dict[str, Mover] = {}
@@ -63,7 +62,13 @@ class SwapProcess:
         """Why it is sent no further orders to move out."""
         self.since_s = clock()
         """When its connection began or ended."""
-        self._poller, self._clock, self._changed, self._states = poller, clock, changed, states
+        self._attention, self._clock, self._changed, self._states, self._charge = (
+            attention,
+            clock,
+            changed,
+            states,
+            charge,
+        )
         self._connection: Connection | None = None
         self._gpus: Sequence[str] = ()
         self._seqs = itertools.count(1)
@@ -101,7 +106,7 @@ class SwapProcess:
         self.end()
         connection.sock.setblocking(False)
         self._connection, self._gpus, self.since_s = connection, gpus, self._clock()
-        self._poller.add(connection.sock.fileno(), self.read)
+        self._attention.add(connection.sock.fileno(), self.read)
         for index, gpu in enumerate(gpus):
             self.movers[gpu].index = index
             self.movers[gpu].attach(self._send)
@@ -132,7 +137,7 @@ class SwapProcess:
         """Close the connection."""
         if self._connection is None:
             return
-        self._poller.remove(self._connection.sock.fileno())
+        self._attention.remove(self._connection.sock.fileno())
         with suppress(OSError):
             self._connection.close()
         self._connection, self.since_s = None, self._clock()
@@ -176,26 +181,28 @@ class SwapProcess:
         """One packet; False: there is none now. Raises PeerGone, BadDocument."""
         if self._connection is None:
             return False
+        began_s = time.thread_time()
         try:
-            packet, fds, short = descriptors.receive(self._connection.sock, wire.REQUEST_LIMIT + 1)
+            packet, fds, short = descriptors.receive(self._connection.sock, wire.REQUEST_LIMIT + 1, self.name)
         except BlockingIOError:
             return False
         except OSError as error:
             raise PeerGone(str(error)) from None
         if any(is_spare(fd) for fd in fds):
             short = True
-            _close(fds)
+            self._close(fds)
         try:
             if not packet:
                 raise PeerGone("closed the connection")
             seq, message = wire.decode(packet)
             mover = self._mover(message, fds)
         except (PeerGone, BadDocument):
-            _close(fds)
+            self._close(fds)
             raise
         mover.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
         if isinstance(message, Swappable):
             self._states(self, mover.gpu, message.elastic_bytes)
+            self._charge(time.thread_time() - began_s)
         return True
 
     def _mover(self, message: wire.Message, fds: list[int]) -> Mover:
@@ -218,8 +225,6 @@ class SwapProcess:
         if self._stated > (most := STATED_A_SECOND * len(self._gpus)):
             raise BadDocument(f"more than {most} SWAPPABLE within a second")
 
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-    fds.clear()
+    def _close(self, fds: list[int]) -> None:
+        descriptors.discard(fds, self.name)
+        fds.clear()

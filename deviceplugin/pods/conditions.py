@@ -38,7 +38,8 @@ MESSAGE_LIMIT: Final = 1024
 """Characters. Kubernetes allows more; Events have as many."""
 OVER: Final = "Resolved"
 """Reason of a condition that is False."""
-_REFUSALS: Final = (401, 403, 405, 415, 422)
+_REFUSALS: Final = (403, 405, 415, 422)
+"""Not 401: the token was just rotated, and the next attempt reads the new one."""
 
 log = structlog.get_logger("deviceplugin.pods.conditions")
 

@@ -1,6 +1,8 @@
 """Evict pods of this node through the eviction API, which enforces disruption budgets. Each waits for as long as it is wanted.
 
-A budget that refuses (429) is waited for and never gone around: no pod is deleted here. Whether the eviction is still wanted is read again
+A budget that refuses (429) is waited for and never gone around: no pod is deleted here. An API server that is away, fails, or does not accept our token
+is waited for too, however long, and counted as a failure now and then: the answer to a pod that two budgets select is also an error of the server (500). Only a
+lasting refusal (as 403) ends an eviction. Whether the eviction is still wanted is read again
 before every attempt, because a container's memory may come back meanwhile. The UID is a precondition, so a pod that took the name stays.
 A right to evict reaches every node; the chart's admission policy `evictions` narrows it to the pods of the token's node.
 """
@@ -38,7 +40,8 @@ class EvictionObserver(Protocol):
 
 
 class Evictor:
-    """See the module. `count` is called at each end: True when the pod is evicted or gone, False when it could not be; not when it is wanted no more."""
+    """See the module. `count` is called when the pod is evicted or gone, with True, and with False after each `ATTEMPTS` attempts in a row that failed, and
+    when the API server refuses for good; not when it is wanted no more."""
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Evictor:
         """Begin. Returns False when this pod's eviction is in progress or accepted."""
         if pod.uid in self._tasks:
             return False
-        task = asyncio.get_running_loop().create_task(self._until_evicted(pod))
+        task = asyncio.get_running_loop().create_task(self._until_evicted(pod, reason))
         self._tasks[pod.uid] = task
         task.add_done_callback(partial(self._ended, pod, reason))
         return True
@@ -97,10 +100,9 @@ class Evictor:
             self._tasks.pop(pod.uid, None)
             log.info("an eviction is no longer needed", pod=pod.key, uid=pod.uid, reason=reason)
 
-    async def _until_evicted(self, pod: Pod) -> bool:
-        """Whether it is evicted or gone; False: that is wanted no more. Raises ApiError when the API server refuses for good, or has failed
-        `ATTEMPTS` times in a row."""
-        failed, refused, left = BackOff(*BACKOFF_S), BackOff(*REFUSED_BACKOFF_S), ATTEMPTS
+    async def _until_evicted(self, pod: Pod, reason: Reason) -> bool:
+        """Whether it is evicted or gone; False: that is wanted no more. Raises ApiError when the API server refuses for good."""
+        failed, refused, in_a_row = BackOff(*BACKOFF_S), BackOff(*REFUSED_BACKOFF_S), 0
         while self._observer.still_wanted(pod):
             try:
                 await self._client.send("POST", _path(pod), _eviction(pod))
@@ -108,17 +110,20 @@ class Evictor:
                 if error.not_found or error.conflict:  # gone, and perhaps another has its name
                     return True
                 if error.status == HTTPStatus.TOO_MANY_REQUESTS:
-                    left = ATTEMPTS
+                    in_a_row = 0
                     failed.succeeded()
                     wait_s = refused.failed(error.retry_after_s)
                     log.info("an eviction has to wait", pod=pod.key, wait_s=wait_s, error=str(error))
                     self._observer.eviction_refused(pod, error.message, again=True)
                     await self._sleep(wait_s)
                     continue
-                left -= 1
-                if not ((error.transient or error.unauthorized) and left):
+                if not (error.transient or error.unauthorized):
                     raise
-                log.warning("a pod is not evicted yet", pod=pod.key, attempts_left=left, error=str(error))
+                in_a_row += 1
+                log.warning("a pod is not evicted yet", pod=pod.key, failures=in_a_row, error=str(error))
+                if in_a_row % ATTEMPTS == 0:
+                    self._observer.eviction_refused(pod, error.message, again=True)
+                    self._count(reason, False)
                 await self._sleep(failed.failed(error.retry_after_s))
             else:
                 return True

@@ -203,17 +203,21 @@ static struct job *next_job(struct direction *direction, bool wait)
 {
     pthread_mutex_lock(&direction->lock);
     struct job *job = job_pop(&direction->waiting);
+    if (job == NULL && wait)
+        atomic_store(&direction->step_us, 0);
     while (job == NULL && wait) {
         pthread_cond_wait(&direction->came, &direction->lock);
         job = job_pop(&direction->waiting);
     }
     pthread_mutex_unlock(&direction->lock);
+    atomic_store(&direction->step_us, now_us());
     return job;
 }
 
 static void step(struct direction *direction)
 {
     struct job *job;
+    atomic_store(&direction->step_us, now_us());
     retire_done(direction);
     if (direction->chunks == CHUNKS)
         retire(direction, direction->driver->event_wait(direction->chunk[direction->oldest].event));
@@ -247,6 +251,12 @@ void direction_start(struct direction *direction, const struct driver *driver, c
     direction->pool = pool;
     if (pthread_create(&thread, NULL, run, direction) != 0)
         fail("no thread can be started");
+}
+
+bool direction_moves(const struct direction *direction, uint64_t within_us)
+{
+    uint64_t step_us = atomic_load(&direction->step_us), at_us = now_us();
+    return step_us == 0 || at_us < step_us + within_us;
 }
 
 void direction_give(struct direction *direction, struct job *job)

@@ -45,6 +45,8 @@ struct direction {
     pthread_cond_t came;
     struct job_queue waiting;
 
+    _Atomic uint64_t step_us; /* when the thread began its present step; 0 = it waits for a job */
+
     /* of the thread alone */
     CUstream stream;
     struct address_range range[CHUNKS];
@@ -56,5 +58,8 @@ struct direction {
 /* Starts the thread. Ends the program if it cannot. */
 void direction_start(struct direction *direction, const struct driver *driver, const struct pool *pool);
 void direction_give(struct direction *direction, struct job *job);
+
+/* Whether its present step began within that time, or it waits for a job. A step is one call for a block, or the wait for one chunk: milliseconds. */
+bool direction_moves(const struct direction *direction, uint64_t within_us);
 
 #endif

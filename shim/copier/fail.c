@@ -1,6 +1,7 @@
 /* fail.c - see fail.h. */
 #include "fail.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -18,6 +19,13 @@ void say(const char *format, ...)
     va_start(list, format);
     line(format, list);
     va_end(list);
+}
+
+void say_if_read(const char *text)
+{
+    struct pollfd to = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&to, 1, 0) == 1 && to.revents == POLLOUT) /* a pipe is writable when a page of it is free: more than a line takes */
+        say("%s", text);
 }
 
 void fail(const char *format, ...)

@@ -23,6 +23,7 @@ struct server {
     struct job job[COPIER_JOBS];
     unsigned jobs; /* in use */
     bool ending;
+    uint64_t alive_ms; /* when it last stated that it is */
     bool full; /* `unsent` waits until the peer reads */
     struct packet unsent;
 };

@@ -112,13 +112,8 @@ _sealed_changes = msgspec.json.Decoder(_SealedChange)
 _changes = msgspec.json.Decoder(_Change)
 
 
-def to_bytes(records: Iterable[SwapRecord], *, gpu: str, boot_id: str, pool: str) -> bytes:
-    """The file of these records. One of another boot is worth nothing: the GPU's memory and the pool are gone."""
-    return joined(map(msgspec.json.encode, records), gpu=gpu, boot_id=boot_id, pool=pool)
-
-
 def joined(encoded: Iterable[bytes], *, gpu: str, boot_id: str, pool: str) -> bytes:
-    """The same, of records in JSON."""
+    """The file of these records, each in JSON. One of another boot is worth nothing: the GPU's memory and the pool are gone."""
     none = msgspec.json.encode(_Body(boot_id, gpu, pool, []))
     body = b"".join((none.removesuffix(b"]}"), b",".join(encoded), b"]}"))
     return b'{"v":%d,"sha256":"%b","body":%b}\n' % (VERSION, _sum(body), body)

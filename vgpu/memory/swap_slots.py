@@ -44,11 +44,6 @@ class SwapSlots:
         self._by_end = {pool_bytes: 0}
         self._used: dict[int, int] = {}
 
-    @property
-    def largest_free_bytes(self) -> int:
-        """The largest block that has a slot now."""
-        return self._sizes[-1][0] if self._sizes else 0
-
     def slots(self) -> list[Slot]:
         """Those in use, in order."""
         return [Slot(*one) for one in sorted(self._used.items())]

@@ -65,7 +65,9 @@ def test_jobs_in_flight_are_answered_before_the_copier_ends(node: Node) -> None:
     assert state(link).ready, "it has read the jobs"
     node.processes[-1].send_signal(signal.SIGTERM)
     assert node.processes[-1].stderr is not None
-    assert node.processes[-1].stderr.readline().startswith("tangram-copier: ends after ")
+    while (line := node.processes[-1].stderr.readline()) == "tangram-copier: alive\n":
+        pass
+    assert line.startswith("tangram-copier: ends after ")
     save(link, owner, "a", 9, BLOCK * 9, BLOCK)
     answers = sorted((done(link) for _ in range(4)), key=lambda one: one.job)
     assert [(one.job, one.result) for one in answers] == [

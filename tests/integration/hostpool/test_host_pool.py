@@ -161,6 +161,31 @@ def test_a_copier_that_hangs_before_it_is_ready_is_killed(stand: Stand) -> None:
     stand.until(lambda status: "made no progress for 1 s" in "".join(g.reason for g in status.gpus), "the reason")
 
 
+@pytest.mark.parametrize("what", ["connection", "copy"])
+def test_a_copier_that_hangs_after_it_was_ready_is_killed_and_started_again(stand: Stand, what: str) -> None:
+    """Its bound is 10 s, and it is waited for."""
+    stand.share(FIRST)
+    faults = "hang cuEventRecord seconds=1000" if what == "copy" else ""
+    stand.start("32Mi", faults=faults)
+    stand.until_ready(FIRST)
+    (hung,) = stand.copier_pids()
+    owner, link = Owner(stand.driver), stand.connect(FIRST)
+    try:
+        if what == "copy":
+            owner.make("a", 4 * MIB, seed=1)
+            save(link, owner, "a", 1, 8 * MIB, 4 * MIB)
+            assert state(link).jobs == 1, "the connection is served"
+        else:
+            os.kill(hung, signal.SIGSTOP)
+        stand.until(lambda status: "its copier hangs" in "".join(gpu.reason for gpu in status.gpus), "the reason")
+        stand.until_ready(FIRST)
+        assert hung not in stand.copier_pids()
+        assert f'restarts_total{{gpu_uuid="{FIRST}"}} 1.0' in stand.page("/metrics")[1]
+    finally:
+        link.close()
+        owner.end()
+
+
 def test_without_a_file_of_the_device_plugin_of_this_boot_it_waits(stand: Stand) -> None:
     stand.start("32Mi")
     stand.until(lambda status: status.reason == NO_GPUS, "it waits")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from arbiter.descriptors import _closer
 from arbiter.memory.container import ContainerOptions
 from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.meter import MemoryReading, Meter, SeenProcess
@@ -40,6 +41,12 @@ MIB = 2**20
 
 def a_grant(mib: int = 1000, pod: str = "a", uuids: tuple[str, ...] = (GPU,)) -> Grant:
     return Grant("default", pod, f"uid-{pod}", "main", tuple(GrantGpu(uuid, mib) for uuid in uuids))
+
+
+def open_files() -> int:
+    """Of this process, without those that the arbiter's thread closes soon."""
+    assert _closer.settled(20)
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @dataclass

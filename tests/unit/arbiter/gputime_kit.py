@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arbiter.connection import Connection
+from arbiter.descriptors import _closer
 from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.page import ContainerPage
 from tests.unit.arbiter.conftest import wait_for
@@ -31,6 +32,7 @@ _numbers = itertools.count(1)
 
 
 def open_descriptors() -> int:
+    assert _closer.settled(20)
     return len(list(DESCRIPTORS.iterdir()))
 
 
@@ -244,6 +246,7 @@ class GpuTimeNode:
         return open_descriptors()
 
     def device_descriptors(self) -> int:
+        assert _closer.settled(20)
         return sum(
             link.is_symlink() and str(link.readlink()).startswith("/memfd:device") for link in DESCRIPTORS.iterdir()
         )

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import socket
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from arbiter.page import FEATURES
 from tests.examples import examples
-from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant
+from tests.unit.arbiter.conftest import MIB, ArbiterNode, a_grant, open_files
 from vgpu.memory.recalls import RECALLS
 from vgpu.protocol import wire
 
@@ -128,14 +127,14 @@ def test_garbage_of_one_process_never_reaches_another_container(
 
 def test_descriptors_that_come_with_a_packet_are_closed(started: ArbiterNode) -> None:
     process = started.process()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     memory = os.memfd_create("block")
     for _ in range(100):
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory] * 50))]
         process.sock.sendmsg([wire.encode(RECALLS | 1, wire.Return(0, 0))], passed)  # not answered
     os.close(memory)
     assert process.lease(1).granted_bytes >= 1
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files() == before
 
 
 def test_a_packet_that_is_larger_than_any_request_is_refused(started: ArbiterNode) -> None:

@@ -113,7 +113,7 @@ def test_memory_is_told_from_everything_else(tmp_path: Path) -> None:
     assert kind_of(memory) is Kind.MEMORY
     assert {kind_of(fd) for fd in others} == {Kind.FOREIGN}
     assert kind_of(100_000) is Kind.FOREIGN
-    discard([memory, *others])
+    discard([memory, *others], "k")
     assert _closer.settled(PATIENCE_S)
     for fd in (memory, *others):
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -128,12 +128,12 @@ def test_a_fuse_file_with_the_path_of_memory_is_foreign_and_nobody_waits_for_its
     assert in_time(lambda: kind_of(fd)) is Kind.FOREIGN
     theirs, ours = pair
     send(theirs, b"packet", fd)
-    assert isinstance(in_time(lambda: receive(ours, 100)), BadDocument)
-    in_time(lambda: end(ours))
-    assert _closer.unclosed == 1, "its daemon does not answer"
+    assert isinstance(in_time(lambda: receive(ours, 100, "k")), BadDocument)
+    in_time(lambda: end(ours, "k"))
+    assert _closer.unclosed == _closer.unclosed_of("k") == 1, "its daemon does not answer"
     memory = os.memfd_create("block")
-    in_time(lambda: discard([memory]))
-    discard([fd])  # the test's own: the closer closes it when the daemon has ended
+    in_time(lambda: discard([memory], "k"))
+    discard([fd], "k")  # the test's own: the closer closes it when the daemon has ended
 
 
 @pytest.mark.parametrize("count", [1, 100, MOST_PASSED])
@@ -146,7 +146,7 @@ def test_a_socket_that_lingers_is_refused_and_closed_wherever_it_is_in_the_messa
     send(theirs, b"packet", *[null] * (count - 1), last)
     os.close(null)
     os.close(last)  # it does not wait: the message has another one
-    assert isinstance(in_time(lambda: receive(ours, 100)), BadDocument)
+    assert isinstance(in_time(lambda: receive(ours, 100, "k")), BadDocument)
     assert _closer.settled(PATIENCE_S)
 
 
@@ -160,7 +160,7 @@ def test_what_is_unread_when_a_connection_is_closed_is_not_waited_for(
     fd = lingering()
     send(theirs, b"", fd)
     os.close(fd)  # it does not wait: the message has another one
-    in_time(lambda: end(ours))
+    in_time(lambda: end(ours, "k"))
     assert _closer.settled(PATIENCE_S)
     with pytest.raises(BrokenPipeError):
         theirs.send(b"later")
@@ -184,13 +184,14 @@ def test_a_socket_full_of_descriptors_is_closed_by_the_thread(pair: Pair, monkey
             sent += 1
     os.close(null)
     assert sent * MOST_PASSED > 2 * UNREAD_DESCRIPTORS
-    in_time(lambda: end(ours))
+    in_time(lambda: end(ours, "k"))
     assert UNREAD_DESCRIPTORS <= len(looked_at) < UNREAD_DESCRIPTORS + MOST_PASSED
     assert ours.fileno() == -1
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(ConnectionError):  # a reset once the thread has closed it
         theirs.send(b"later")
-    assert theirs.recv(1) == b"", "it knows that the connection has ended"
     assert _closer.settled(PATIENCE_S)
+    with suppress(ConnectionResetError):
+        assert theirs.recv(1) == b"", "it knows that the connection has ended"
 
 
 @pytest.mark.parametrize("kind", ["memory connection", "GPU time"])
@@ -237,7 +238,89 @@ def test_without_its_thread_what_is_foreign_stays_open_and_is_closed_later(monke
 
     with monkeypatch.context() as context:
         context.setattr(threading.Thread, "start", refuse)
-        closer.close([read])
+        closer.close([read], "k")
     assert closer.unclosed == 1
-    closer.close([write])
+    closer.close([write], "k")
     assert closer.settled(PATIENCE_S)
+
+
+def closing_threads(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """Descriptor -> the thread that closed it, from now on."""
+    closed: dict[int, str] = {}
+    plain = os.close
+
+    def close(fd: int) -> None:
+        closed[fd] = threading.current_thread().name
+        plain(fd)
+
+    monkeypatch.setattr(os, "close", close)
+    return closed
+
+
+def test_memory_is_freed_by_the_thread_that_may_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = pair
+    closed = closing_threads(monkeypatch)
+    connection = Connection(ours, number=1, pid=1, hello_until_s=0.0, exports=1, container="k")
+    memory = os.memfd_create("block")
+    for _ in range(3):
+        send(theirs, wire.encode(1, wire.Return(0, 0, 0)), memory)
+    assert connection.receive() is not None
+    (expected,) = connection.passed
+    connection.close_passed()
+    connection.exports = 0
+    assert connection.receive() is not None, "it expects none"
+    assert connection.receive_with_fd() is not None
+    assert _closer.settled(PATIENCE_S)
+    assert closed[expected] == "closer"
+    assert set(closed.values()) == {"closer"}
+    os.close(memory)
+
+
+def test_a_device_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = closing_threads(monkeypatch)
+    null = os.open("/dev/null", os.O_RDWR)
+    monkeypatch.setattr(descriptors, "kind_of", lambda _: Kind.DEVICE)
+    discard([null], "k")
+    assert closed == {null: threading.current_thread().name}
+
+
+class HungClose:
+    """The closer's close of one descriptor, which waits until `go`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
+        self.going = threading.Event()
+        plain = os.close
+
+        def close(fd: int) -> None:
+            if fd == waits:
+                assert self.going.wait(PATIENCE_S)
+            plain(fd)
+
+        monkeypatch.setattr(os, "close", close)
+
+
+def test_a_container_whose_descriptors_are_not_closed_is_full_until_all_are(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "unclosed_of", lambda: 3)
+    theirs, ours = pair
+    hung = os.eventfd(0)
+    close = HungClose(monkeypatch, hung)
+    discard([hung, os.eventfd(0), os.eventfd(0)], "k")
+    assert not descriptors.is_full("k"), "it has its part"
+    discard([os.eventfd(0)], "other")
+    discard([os.eventfd(0)], "k")
+    assert descriptors.is_full("k")
+    assert not descriptors.is_full("other")
+    memory = os.memfd_create("block")
+    send(theirs, b"packet", memory)
+    with pytest.raises(BadDocument, match="passed 4 descriptors that are not closed yet"):
+        receive(ours, 100, "k")
+    end(ours, "k")
+    assert ours.fileno() == -1
+    assert _closer.unclosed_of("k") == 5, "its socket, and nothing that is in it"
+    assert theirs.recv(1) == b"", "it knows that the connection has ended"
+    close.going.set()
+    assert _closer.settled(PATIENCE_S)
+    assert not descriptors.is_full("k")
+    os.close(memory)

@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arbiter import descriptors
 from arbiter.memory.container import ServedContainer
 from arbiter.open_files import PART, SPARE, connections_of, raise_limit
 from arbiter.status import StatusSocket
@@ -71,6 +73,42 @@ def test_connections_of_all_containers_leave_the_last_files_to_the_arbiter(
     for process in crowd:
         process.close()
     node.process("late")
+
+
+def test_a_container_whose_descriptors_are_not_closed_connects_again_when_they_are(
+    node: ArbiterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.allocate("k", a_grant())
+    node.allocate("other", a_grant(pod="other"))
+    node.start()
+    first, other = node.process(), node.process("other")
+    monkeypatch.setattr(descriptors, "unclosed_of", lambda: 3)
+    going, plain = threading.Event(), os.close
+    hung = os.eventfd(0)
+
+    def close(fd: int) -> None:
+        if fd == hung:
+            assert going.wait(60)
+        plain(fd)
+
+    monkeypatch.setattr(os, "close", close)
+    descriptors.discard([hung, *(os.eventfd(0) for _ in range(3))], "k")
+    first.send(wire.Usage(0, 0, 0))
+    while not isinstance(answer := first.receive(), wire.Error):
+        pass
+    assert "not closed yet" in answer.text
+    assert first.hung_up()
+    waiting = node.connect()
+    waiting.send(wire.Hello(1, 0, "test"))
+    server = node.server
+    assert server is not None
+    wait_for(lambda: bool(server._paused))
+    assert other.lease(MIB).granted_bytes == MIB
+    assert node.process("other").lease(MIB).granted_bytes == MIB
+    assert len(server.containers["k"].connections) == 0
+    going.set()
+    waiting.sock.settimeout(20)
+    assert waiting.welcomed().lease(MIB).granted_bytes == MIB
 
 
 class Short:

@@ -22,6 +22,12 @@ def test_progress_follows_the_lines() -> None:
     assert (progress.pages, progress.context_mib, progress.ready) == ("pages of 4 KiB", 520, True)
 
 
+def test_a_line_that_it_is_alive_changes_nothing_else() -> None:
+    progress = CopierProgress(ready=True, last="ready")
+    assert progress.read(b"tangram-copier: alive\n") == ""
+    assert progress == CopierProgress(ready=True, last="ready", states_alive=True)
+
+
 @given(st.binary(max_size=5000))
 def test_any_bytes_are_a_line(line: bytes) -> None:
     progress = CopierProgress()

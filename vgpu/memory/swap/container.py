@@ -98,7 +98,7 @@ class ContainerState:
     is_over_limit: bool = False
     """Reported as such; so only once."""
     lacks_room: bool = False
-    """Whether the guarantees of others leave no room for what is away."""
+    """Whether the guarantees of others, or their memory that cannot be moved, leave no room for what is away."""
     no_room_s: float = 0.0
     """Time with work in which that was so."""
     is_stranded: bool = False

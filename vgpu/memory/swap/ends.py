@@ -8,7 +8,9 @@ over limit  A container above its guarantee is late while another waits for memo
             again and again is one failure. The time begins anew once nobody waits, or once all that was ordered has left.
 unable      If only another's excess waits, it keeps its memory after that time, and counts as unable to swap until it reports that it can.
 stranded    A container with work whose memory is away is stranded after `stranded_after_s` of time in which the guarantees that others use, and wait
-            for, leave no room for it. Waiting for a turn, a copier, a pool or a container that does not give way does not count.
+            for, leave no room for it. The same if it is above its guarantee and memory of others that cannot be moved leaves no room, also what
+            they have above their guarantees: they keep that until a guarantee waits for it. Waiting for a turn, a copier, a pool or a container
+            that does not give way does not count.
 """
 
 from __future__ import annotations
@@ -56,19 +58,14 @@ class Ends:
                 late_for = "guarantee"
             if late_for != state.late_for:
                 state.late_for, state.late_s, state.is_over_limit = late_for, 0.0, False
-            state.lacks_room = (
-                state.direction is None
-                and state.is_away
-                and any(
-                    not plan.budget.guarantees_leave_room(state, gpu) for gpu, one in state.memory.items() if one.away
-                )
-            )
+            taken_by = _taken_by(state, plan)
+            state.lacks_room = bool(taken_by)
             if not state.lacks_room:
                 state.no_room_s, state.is_stranded = 0.0, False
             actions += self._over(state)
             if state.no_room_s >= self._settings.stranded_after_s and not state.is_stranded:
                 state.is_stranded = True
-                actions.append(Stranded(state.name, "the guarantees of others leave no room for its memory"))
+                actions.append(Stranded(state.name, f"{taken_by} no room for its memory"))
         return actions
 
     def next_s(self, state: ContainerState, now_s: float) -> float:
@@ -113,6 +110,18 @@ class Ends:
         state.able, state.late_for, state.late_runs = False, None, False
         state.cancel()
         return [CancelSwapOut(state.name), Report(state.name, f"it did not give way within {after}")]
+
+
+def _taken_by(state: ContainerState, plan: Plan) -> str:
+    """What leaves no room for memory that is away, however others take turns, with its verb; empty: there is room, or nothing is away."""
+    if state.direction is not None or not state.is_away:
+        return ""
+    away = [gpu for gpu, one in state.memory.items() if one.away]
+    if not all(plan.budget.guarantees_leave_room(state, gpu) for gpu in away):
+        return "the guarantees of others leave"
+    if not state.within_guarantee and not all(plan.budget.could_fit(state, gpu) for gpu in away):
+        return "memory of other containers that cannot be moved leaves"
+    return ""
 
 
 def _stays(one: GpuMemory) -> bool:

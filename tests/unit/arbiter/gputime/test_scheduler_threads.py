@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.gputime.suspend_thread import LATE_S
 from arbiter.server import ArbiterServer
 from arbiter.status import status_of
-from tests.unit.arbiter.conftest import a_grant, wait_for
+from tests.unit.arbiter.conftest import a_grant, open_files, wait_for
 from tests.unit.arbiter.gputime_kit import A, Driver, GpuTimeNode
 from vgpu.api.codec import grant_to_text
 from vgpu.gputime.events import from_lines, to_lines
@@ -209,12 +208,12 @@ def test_what_happened_can_be_replayed(node: GpuTimeNode, driver: Driver, stoppe
 
 
 def test_descriptors_of_the_threads_are_closed(driver: Driver):
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files()
     made = GpuTimeNode()
     made.container("a")
     wait_for(lambda: made.channel_groups("a"))
     made.close()
-    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert open_files() <= before
 
 
 def test_metrics_report_what_each_container_got(node: GpuTimeNode, driver: Driver, stopped):

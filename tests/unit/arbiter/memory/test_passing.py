@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from arbiter.memory.container import ContainerOptions
-from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Process, a_grant, wait_for
+from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Process, a_grant, open_files, wait_for
 from vgpu.protocol import wire
 from vgpu.protocol.passing_wire import HANDLE_MAGIC, key_of
 
@@ -76,15 +76,10 @@ def refused(one: Process) -> wire.UnopenedReason | None:
     return message.reason
 
 
-def files() -> int:
-    """Of this process, in which the arbiter is a thread."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def test_descriptors_go_from_one_process_to_the_other_and_none_stays(quick: ArbiterNode) -> None:
     pod(quick)
     one, other = maker(quick), quick.process()
-    before = files()
+    before = open_files()
     other.send(wire.Open(HANDLE), 9)
     fds = [memory(), memory()]
     numbers = [os.fstat(fd).st_ino for fd in fds]
@@ -96,7 +91,7 @@ def test_descriptors_go_from_one_process_to_the_other_and_none_stays(quick: Arbi
         os.close(fd)
     other.send(wire.Processes(0))
     other.receive()
-    assert files() == before
+    wait_for(lambda: open_files() == before)
 
 
 def test_a_long_answer_comes_in_parts(quick: ArbiterNode) -> None:
@@ -179,14 +174,14 @@ def test_the_end_of_the_process_that_has_it_refuses_at_once(quick: ArbiterNode, 
 def test_the_end_of_the_process_that_opens_leaves_nothing(quick: ArbiterNode) -> None:
     pod(quick)
     one, other = maker(quick), quick.process()
-    before = files()
+    before = open_files()
     other.send(wire.Open(HANDLE))
     seq = asked(one)
     other.close()
     wait_for(lambda: quick.server is not None and len(quick.server.containers["k"].connections) == 1)
     answer(one, seq, ANSWER, [memory(), memory()])
     assert one.lease(MIB).granted_bytes >= MIB, "it is served as before"
-    assert files() == before - 3, "the two ends of the connection, and its page"
+    wait_for(lambda: open_files() == before - 3)  # the two ends of the connection, and its page
 
 
 def test_a_second_open_before_the_answer_ends_the_connection(quick: ArbiterNode) -> None:
@@ -211,12 +206,12 @@ def test_a_second_open_before_the_answer_ends_the_connection(quick: ArbiterNode)
 def test_an_answer_without_its_descriptors_is_a_refusal(quick: ArbiterNode, message: wire.Exported, count: int) -> None:
     pod(quick)
     one, other = maker(quick), quick.process()
-    before = files()
+    before = open_files()
     other.send(wire.Open(HANDLE))
     answer(one, asked(one), message, [memory() for _ in range(count)])
     assert refused(other) is wire.UnopenedReason.NO_DESCRIPTOR
     assert one.lease(MIB).granted_bytes >= MIB
-    assert files() == before
+    wait_for(lambda: open_files() == before)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +258,10 @@ def test_a_foreign_descriptor_ends_the_connection_and_is_not_passed_on(
 def test_an_answer_that_nobody_waits_for_is_ignored(quick: ArbiterNode) -> None:
     pod(quick)
     one = maker(quick)
-    before = files()
+    before = open_files()
     answer(one, 5, ANSWER, [memory(), memory()])
     assert one.lease(MIB).granted_bytes >= MIB
-    assert files() == before
+    wait_for(lambda: open_files() == before)
 
 
 def test_another_process_cannot_answer_for_the_one_that_has_it(quick: ArbiterNode) -> None:

@@ -6,10 +6,12 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from arbiter.attention import MS_A_SECOND, MS_AGAIN
+from arbiter.budget import MessageBudget
+from tests.unit.arbiter.conftest import open_files
 from tests.unit.arbiter.swap.node_kit import GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
 from vgpu.protocol import wire
@@ -79,10 +81,6 @@ LIES: dict[str, tuple[Lie, str]] = {
     "a GPU that it has not": (said(Swappable(3, 0, 0, 0)), "the container has 1"),
     "garbage": (lambda process, _: process.sock.send(b"x" * 50) and None, "packet begins with"),  # type: ignore[union-attr]
 }
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def swap_out_seq(process: SimulatedProcess) -> int:
@@ -174,6 +172,49 @@ def test_a_flood_of_swappable_is_a_lie(node: SimulatedNode, big: SimulatedProces
         node.turn()
     node.settle(1.0)
     assert "more than 400 SWAPPABLE" in node.swaps.status("big").unable
+
+
+def test_a_container_that_states_too_much_is_read_later_and_no_other_waits(node: SimulatedNode) -> None:
+    for name in ("floods", "calm"):
+        node.join(name, contract(4, 16))
+    floods, calm = [node.process("floods") for _ in range(8)], node.process("calm")
+    node.settle(1.0)
+    container = node.swaps._containers["floods"]
+    container.attention._budget = MessageBudget(node.now_s, MS_A_SECOND, 1.0, MS_AGAIN)  # any SWAPPABLE uses it up
+    for one in floods:
+        one.state()
+    node.swaps.turn()
+    assert node.swaps.throttles() == {"floods": 1}
+    stated_s, until_s = container.stated_s, node.swaps.deadline_s()
+    for one in floods:
+        one.state()
+    node.request(calm, 2)
+    node.swaps.turn()
+    assert container.stated_s == stated_s, "nothing more of it is read"
+    assert calm.limits
+    assert node.swaps.status("calm").gpus[0].present_bytes == 2 * GRAIN
+    assert until_s is not None
+    assert until_s <= node.now_s + MS_AGAIN / MS_A_SECOND, "the loop comes back to it"
+    for _ in range(16):
+        node.now_s += MS_AGAIN / MS_A_SECOND
+        node.swaps.turn()
+    assert container.stated_s > stated_s
+    assert node.swaps.status("floods").unable == ""
+    node.swaps.leave("floods")
+    node.swaps.turn()
+
+
+def test_what_answers_an_order_is_not_charged(node: SimulatedNode, big: SimulatedProcess) -> None:
+    container = node.swaps._containers["big"]
+    stated: list[float] = []
+    plain = container._charge
+    process = next(iter(container.processes))
+    process._charge = lambda seconds: (stated.append(seconds), plain(seconds))[1]
+    big.state = lambda *_: None  # type: ignore[method-assign]
+    node.settle(1.0)
+    assert node.swaps.status("big").gpus[0].present_bytes < 16 * GRAIN, "it gave way"
+    assert stated == []
+    assert node.swaps.throttles() == {}
 
 
 def test_a_process_that_reads_nothing_never_blocks_the_loop(node: SimulatedNode, big: SimulatedProcess) -> None:

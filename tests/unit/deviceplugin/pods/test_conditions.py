@@ -141,7 +141,8 @@ async def test_a_watch_that_lags_makes_no_second_write_and_one_that_lost_it_does
 
 
 @pytest.mark.parametrize(
-    ("status", "wait_s"), [(0, RETRY_S), (500, RETRY_S), (403, REFUSED_S), (422, REFUSED_S), (409, RETRY_S)]
+    ("status", "wait_s"),
+    [(0, RETRY_S), (500, RETRY_S), (401, RETRY_S), (403, REFUSED_S), (422, REFUSED_S), (409, RETRY_S)],
 )
 async def test_a_write_that_failed_is_tried_again_and_others_are_not_kept_waiting(status: int, wait_s: float) -> None:
     made = WrittenPods("a", "b")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from deviceplugin.pods.eviction import REFUSED_BACKOFF_S, Evictor
-from deviceplugin.pods.removal import ATTEMPTS
+from deviceplugin.pods.removal import ATTEMPTS, BACKOFF_S
 from kube.objects import Pod
 from tests.builders import pod
 from tests.unit.deviceplugin.pods.test_removal import FakeServer, refusal
@@ -88,13 +88,28 @@ async def test_an_eviction_ends_when_the_memory_has_come_back_and_may_begin_agai
     assert made.ends == [("stranded", True)]
 
 
-async def test_an_api_server_that_is_away_has_bounded_attempts_in_a_row() -> None:
-    away = [refusal(0)] * (ATTEMPTS - 1)
-    made = Evicting(FakeServer([*away, BUDGET, *away, refusal(401)]))
+@pytest.mark.parametrize("status", [0, 500, 503, 401])
+async def test_an_api_server_that_is_away_is_waited_for_without_end_and_counted_now_and_then(status: int) -> None:
+    made = Evicting(FakeServer([refusal(status)] * (3 * ATTEMPTS + 1)))
     await made.run()
-    assert made.ends == [("stranded", False)], "the budget's answer was one, so the row begins again"
-    assert len(made.server.calls) == 2 * ATTEMPTS
-    assert made.reported[-1] == ("a message", False)
+    assert made.ends == [("stranded", False)] * 3 + [("stranded", True)]
+    assert made.reported == [("a message", True)] * 3
+    assert made.slept_s[0] == BACKOFF_S[0]
+    assert max(made.slept_s) == made.slept_s[-1] == BACKOFF_S[1]
+
+
+async def test_the_answer_of_a_budget_ends_a_row_of_failures() -> None:
+    away = [refusal(0)] * (ATTEMPTS - 1)
+    made = Evicting(FakeServer([*away, BUDGET, *away]))
+    await made.run()
+    assert made.ends == [("stranded", True)]
+    assert made.reported == [("a message", True)], "the budget's"
+
+
+async def test_waiting_for_an_api_server_ends_when_the_memory_has_come_back() -> None:
+    made = Evicting(FakeServer([refusal(0)] * 100), wanted_for=ATTEMPTS + 2)
+    await made.run()
+    assert (len(made.server.calls), made.ends) == (ATTEMPTS + 2, [("stranded", False)])
 
 
 @pytest.mark.parametrize(("status", "done"), [(403, False), (422, False), (404, True), (409, True)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.errors import BadDocument, NewerVersion
-from vgpu.memory.swap_records import Key, PoolRecords, Stage, SwapRecord, change_to_bytes, from_bytes, to_bytes
+from vgpu.memory.swap_records import Key, PoolRecords, Stage, SwapRecord, change_to_bytes, from_bytes, joined
 
 GRAIN = 2 * 2**20
 GPU, BOOT, POOL = "GPU-1", "b-1", "1:2:3"
@@ -28,7 +29,7 @@ def read(content: bytes, gpu: str = GPU, boot_id: str = BOOT) -> list[SwapRecord
 
 
 def written(*records: SwapRecord) -> bytes:
-    return to_bytes(records, gpu=GPU, boot_id=BOOT, pool=POOL)
+    return joined(map(msgspec.json.encode, records), gpu=GPU, boot_id=BOOT, pool=POOL)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(STAGES)), max_size=20))
@@ -42,7 +43,8 @@ def test_what_is_written_is_read(blocks: list[tuple[int, int, Stage]]) -> None:
 
 def test_records_of_another_boot_are_none() -> None:
     assert read(written(record(1, 0)), boot_id="b-2") == []
-    assert from_bytes(to_bytes([record(1, 0)], gpu=GPU, boot_id="", pool=POOL), gpu=GPU, boot_id="") == PoolRecords()
+    encoded = [msgspec.json.encode(record(1, 0))]
+    assert from_bytes(joined(encoded, gpu=GPU, boot_id="", pool=POOL), gpu=GPU, boot_id="") == PoolRecords()
 
 
 @given(st.data())

@@ -223,16 +223,54 @@ def test_idle_time_and_time_without_a_copier_does_not_count_for_being_stranded()
     assert node.times_of(Stranded, "big")
 
 
-def test_waiting_for_one_that_cannot_swap_is_not_being_stranded() -> None:
+def test_one_for_which_memory_of_others_that_cannot_be_moved_leaves_no_room_is_stranded() -> None:
     node = SimulatedNode({"cannot": Program(contract(2, 24), 10, always=True), "big": Program(contract(2, 24), 14)})
     node.run(1)
     node.report(Unable(node.now_s, "cannot", "its suspends do not work"))
     node.programs["small"] = Program(contract(4, 4), 4)
     node.join("small")
     node.work("big")
-    node.run_for(400)
+    node.run_for(290)
     assert not node.may_run("big")
     assert not node.times_of(Stranded, "big")
+    node.run_for(20)
+    ((_, action),) = [one for one in node.log if isinstance(one[1], Stranded)]
+    assert action == Stranded("big", "memory of other containers that cannot be moved leaves no room for its memory")
+    assert not node.times_of(OverLimit, "cannot"), "no guarantee waits for what it has"
+    node.report(Able(node.now_s, "cannot"))
+    node.run_for(20)
+    assert node.programs["big"].ran_s > 0
+
+
+def test_memory_of_others_around_the_library_strands_one_that_is_away() -> None:
+    """8 of 24 GiB with a guarantee of 2: no guarantee waits, so it keeps them. The other has 20."""
+    node = displaced()
+    node.programs["around"] = Program(contract(2, 24))
+    node.join("around")
+    node.free("small", "0", node.programs["small"].memory["0"].used)
+    node.programs["around"].memory["0"].resident = 8 * GIB
+    node._report_used("around", "0")
+    node.run_for(400)
+    assert node.times_of(Stranded, "big")
+    assert not node.times_of(OverLimit, "around")
+
+
+def test_one_within_its_guarantee_is_not_stranded_by_what_cannot_be_moved() -> None:
+    """The other is over its limit, which is not its own end."""
+    programs = {"around": Program(contract(2, 24, BE), 1), "waits": Program(contract(16, 24), 20, always=True)}
+    node = SimulatedNode(programs)
+    node.run(1)
+    node.programs["small"] = Program(contract(5, 5), 5)
+    node.join("small")
+    node.run_for(20)
+    assert not node.may_run("waits")
+    node.free("waits", "0", 6 * GIB)
+    node.programs["around"].memory["0"].resident = 11 * GIB // 2
+    node._report_used("around", "0")
+    node.run_for(400)
+    assert node.times_of(OverLimit, "around")
+    assert not node.may_run("waits")
+    assert not node.times_of(Stranded, "waits")
 
 
 def test_waiting_for_a_turn_is_not_being_stranded() -> None:
