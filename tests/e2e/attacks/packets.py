@@ -52,6 +52,41 @@ log("tried: forged usage"); take()
 """,
     ),
     Attack(
+        name="claims-a-large-lease",
+        does="A connection claims to lease 2^50 bytes already, as if it had done so from an earlier arbiter.",
+        outcome=HARMLESS,
+        prints="tried: a lease",
+        script="""
+kept = [connect() for _ in range(4)]
+for sock in kept:
+    sock.send(hello()); answer(sock)
+    for leased in (1 << 50, (1 << 64) - 1): sock.send(packet(7, struct.pack("<IIQQ", 0, 0, leased, leased)))
+time.sleep(2); log("tried: a lease of 2^50 bytes"); kept.clear(); time.sleep(1); take()
+""",
+    ),
+    Attack(
+        name="passes-descriptors",
+        does="Packets come with sockets whose close waits 30 s for a peer that reads nothing, and with the last descriptor of 128 MiB.",
+        outcome=HARMLESS,
+        prints="tried: descriptors",
+        script="""
+import array, os
+peer = socket.create_server(("127.0.0.1", 0))
+for _ in range(8):
+    full = socket.create_connection(peer.getsockname()); full.setblocking(False)
+    try:
+        while True: full.send(bytes(65536))
+    except BlockingIOError: pass
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    large = os.memfd_create("large"); os.write(large, bytes(128 << 20))
+    sock = connect(); sock.send(hello()); answer(sock)
+    passed = array.array("i", [full.fileno(), large])
+    sock.sendmsg([packet(5, struct.pack("<IIQ", 0, 0, 0))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+    full.close(); os.close(large)
+log("tried: descriptors"); take()
+""",
+    ),
+    Attack(
         name="others-channels",
         does="A connection announces channels that are another process's, by numbers that it guessed.",
         outcome=HARMLESS,
