@@ -123,7 +123,7 @@ enum received socket_receive(int peer, struct packet *packet, int *descriptor, c
     if (got < 0)
         return errno == EAGAIN || errno == EINTR ? NOTHING_YET : PEER_GONE;
     *descriptor = only_descriptor(&message);
-    if (*descriptor >= 0 && (message.msg_flags & MSG_CTRUNC) != 0) { /* there were more */
+    if (*descriptor >= 0 && (got == 0 || (message.msg_flags & MSG_CTRUNC) != 0)) { /* nobody takes it, or there were more */
         close(*descriptor);
         *descriptor = -1;
     }

@@ -148,7 +148,7 @@ static bool look(struct pooled *pool, unsigned long long id, bool newest)
     if (event == NULL)
         return false;
     const CUresult rc = tangram.driver.cuEventQuery(event);
-    if (rc != CUDA_SUCCESS && !is_drivers_answer(rc)) /* not yet, or the context is broken; else it went with its context */
+    if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_INVALID_HANDLE && rc != CUDA_ERROR_CONTEXT_IS_DESTROYED) /* those: it went with its context */
         return false;
     lock_acquire(&elastic->lock);
     passed(pool, id, number, rc == CUDA_SUCCESS);
