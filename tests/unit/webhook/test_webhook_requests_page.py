@@ -34,7 +34,7 @@ def test_every_resource_has_a_row_and_every_row_a_resource() -> None:
 
 
 def test_every_annotation_has_a_row_and_every_row_an_annotation() -> None:
-    own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.gpus_of("<container>")}
+    own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.bursts, DEFAULT.gpus_of("<container>")}
     assert set(rows("Annotations")) == DEFAULT.user_annotations | own
 
 
