@@ -103,7 +103,7 @@ def runs(machine: StateRoot) -> list[Run]:
             _remove(machine.grants / run.key)
             ended.discard(run.key)
             found = [other for other in found if other.key != run.key]
-    return sorted(found, key=lambda run: (run.started_unix, run.key))
+    return sorted(found, key=lambda run: (run.started_unix, run.start_ticks, run.key))
 
 
 def _remove(folder: Path) -> None:
