@@ -49,7 +49,7 @@ from deviceplugin.pods.limit_violations import REASON as OVER_LIMIT
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.pod_processes import PodProcesses
-from deviceplugin.pods.removal import Reason as RemovalReason
+from deviceplugin.pods.pod_tasks import Reason as RemovalReason
 from deviceplugin.pods.removal import Remover
 from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
 from deviceplugin.pods.service_class import ServiceClassUpdater

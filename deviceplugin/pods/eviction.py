@@ -10,14 +10,14 @@ A right to evict reaches every node; the chart's admission policy `evictions` na
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import structlog
 
-from deviceplugin.pods.removal import ATTEMPTS, BACKOFF_S, Reason, Sender
+from deviceplugin.pods.pod_tasks import PodTasks, Reason
+from deviceplugin.pods.removal import ATTEMPTS, BACKOFF_S, Sender
 from kube import paths
 from kube.errors import ApiError
 from kube.objects import Pod
@@ -39,7 +39,7 @@ class EvictionObserver(Protocol):
         """The API server refused: `message` is its sentence. `again`: it is tried again."""
 
 
-class Evictor:
+class Evictor(PodTasks[bool]):
     """See the module. `count` is called when the pod is evicted or gone, with True, and with False after each `ATTEMPTS` attempts in a row that failed, and
     when the API server refuses for good; not when it is wanted no more."""
 
@@ -51,37 +51,15 @@ class Evictor:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        super().__init__()
         self._client, self._observer, self._count, self._sleep = client, observer, count, sleep
-        self._tasks: dict[str, asyncio.Task[bool]] = {}
-        """Pod UID -> its eviction, in progress or accepted."""
 
     def evict(self, pod: Pod, reason: Reason) -> bool:
         """Begin. Returns False when this pod's eviction is in progress or accepted."""
-        if pod.uid in self._tasks:
-            return False
-        task = asyncio.get_running_loop().create_task(self._until_evicted(pod, reason))
-        self._tasks[pod.uid] = task
-        task.add_done_callback(partial(self._ended, pod, reason))
-        return True
-
-    def forget_the_gone(self, alive: Collection[str]) -> None:
-        """Drop what is remembered of pods that are not among these UIDs."""
-        self._tasks = {uid: task for uid, task in self._tasks.items() if uid in alive or not task.done()}
-
-    async def settled(self) -> None:
-        """Return when no eviction is in progress."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def close(self) -> None:
-        """End what is in progress."""
-        for task in self._tasks.values():
-            task.cancel()
-        await self.settled()
+        return self._begin(pod, reason, self._until_evicted)
 
     def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[bool]) -> None:
         """Only an eviction that was accepted is remembered: a pod that is stranded again is evicted then."""
-        if task.cancelled():
-            return
         error = task.exception()
         if error is not None:
             self._tasks.pop(pod.uid, None)

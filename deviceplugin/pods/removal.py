@@ -8,18 +8,16 @@ none: the kubelet writes a pod's status all the time, and the reason stands what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
 
 import structlog
 
+from deviceplugin.pods.pod_tasks import PodTasks, Reason
 from kube import paths
 from kube.errors import ApiError
 from kube.objects import Pod
 from vgpu.api.back_off import BackOff
-
-Reason = Literal["swapped", "over-limit", "bypass", "stranded"]
 
 ATTEMPTS: Final = 8
 BACKOFF_S: Final = (0.5, 30.0)
@@ -35,7 +33,7 @@ class Sender(Protocol):
         """Raises ApiError."""
 
 
-class Remover:
+class Remover(PodTasks[None]):
     """See the module. `count` is called at each end: True when the pod is deleted or gone, False when it could not be."""
 
     def __init__(
@@ -45,37 +43,15 @@ class Remover:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        super().__init__()
         self._client, self._count, self._sleep = client, count, sleep
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Pod UID -> its removal, under way or done. One that failed is not here: the next occasion may try again."""
 
     def remove(self, pod: Pod, reason: Reason) -> bool:
         """Begin. Returns False when this pod's removal is under way or done."""
-        if pod.uid in self._tasks:
-            return False
-        task = asyncio.get_running_loop().create_task(self._until_deleted(pod))
-        self._tasks[pod.uid] = task
-        task.add_done_callback(partial(self._ended, pod, reason))
-        return True
-
-    def forget_the_gone(self, alive: Collection[str]) -> None:
-        """Drop what is remembered of pods that are not among these UIDs."""
-        self._tasks = {uid: task for uid, task in self._tasks.items() if uid in alive or not task.done()}
-
-    async def settled(self) -> None:
-        """Return when no removal is under way."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def close(self) -> None:
-        """Give up what is under way."""
-        for task in self._tasks.values():
-            task.cancel()
-        await self.settled()
+        return self._begin(pod, reason, self._until_deleted)
 
     def _ended(self, pod: Pod, reason: Reason, task: asyncio.Task[None]) -> None:
         """Whatever ended a removal, only one that is done is remembered."""
-        if task.cancelled():
-            return
         error = task.exception()
         if error is None:
             log.info("pod deleted", pod=pod.key, uid=pod.uid, reason=reason)
@@ -87,7 +63,7 @@ class Remover:
             )  # fmt: skip
         self._count(reason, error is None)
 
-    async def _until_deleted(self, pod: Pod) -> None:
+    async def _until_deleted(self, pod: Pod, _: Reason) -> None:
         """Raises ApiError when the API server refuses, or has not answered, or not accepted our token, `ATTEMPTS` times."""
         meta = pod.metadata
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": meta.uid}}
