@@ -321,6 +321,7 @@ class SwapNode:
         for container in self._containers.values():
             self._readers.remove(container.name)
             container.close()
+        self._containers.clear()  # none leaves: that would end its records
         for pool in self._pools.values():
             pool.write()
             pool.close()

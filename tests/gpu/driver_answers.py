@@ -31,7 +31,7 @@ BESIDE_WORK: Final[dict[str, dict[str, Answer]]] = {
 """Of plain memory; elastic memory is freed alike."""
 ANY: Final = "any"
 SAME_FOR_ALL: Final = {
-    "MEMORY_TYPE": 2, "DEVICE_ORDINAL": 0, "IS_MANAGED": 0, "MAPPED": 1, "ACCESS_FLAGS": 3, "MEMPOOL_HANDLE": 0, "SYNC_MEMOPS": 1,
+    "MEMORY_TYPE": 2, "DEVICE_ORDINAL": 0, "IS_MANAGED": 0, "MAPPED": 1, "ACCESS_FLAGS": 3, "MEMPOOL_HANDLE": 0, "SYNC_MEMOPS": 0,
 }  # fmt: skip
 BY_KIND: Final[dict[str, tuple[int, int, int]]] = {
     "ALLOWED_HANDLE_TYPES": (0, 1, 0),
@@ -52,7 +52,6 @@ FAKE_LACKS: Final = {
     r"cuMemFree of an unknown pointer, .*: waits": "it waits before it looks for the pointer",
     r"plain .* without a current context": "it frees memory only in a context",
     r"(plain|mapped) .*(MEMORY_BLOCK_ID|IS_GPU_DIRECT_RDMA_CAPABLE|IS_HW_DECOMPRESS_CAPABLE)": "it has no such attribute",
-    r"SYNC_MEMOPS$": "it has 0 there until a program sets it",
 }
 """Rows, as "case: check", that the fake driver does not model, and why."""
 

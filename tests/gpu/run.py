@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import burst_differences, charge, driver_answers, frameworks, guard, idle, leftovers, mps, paths, view
 from tests.gpu.kit import burst
-from tests.gpu.kit.machine import Machine, Watcher, machine
+from tests.gpu.kit.machine import Machine, Watcher, machine, real_driver
 from tests.gpu.kit.results import Results
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,8 @@ PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "lefto
 BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is requested."""
 BURST_PARTS = ("paths", "frameworks")
+POOL_PARTS = ("answers",)
+"""They need memory that can be swapped, without --burst too, in containers of their own beside plain ones."""
 BURST_POOL_MIB = 512
 """Containers of those parts have a limit 2 MiB above their guarantees, so hardly anything can be away."""
 
@@ -92,15 +94,21 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     began, failed = time.monotonic(), 0
     end = began + arguments.budget - (min(BENCH_S, arguments.budget / 2) if "bench" in requested else 0)
-    with machine(arguments.fake, BURST_POOL_MIB * arguments.burst, arguments.burst) as here:
-        for part in (one for one in PARTS if one in requested and one != "bench"):
-            failed += _one(part, here, arguments.out, lambda: time.monotonic() > end)
-            print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
-        if (here.folder / "arbiter.log").exists():
-            shutil.copy(here.folder / "arbiter.log", arguments.out / "arbiter.log")
-        fake = here.fake
+    for of_pool in (False, True):
+        parts = [one for one in PARTS if one in requested and one != "bench" and (one in POOL_PARTS) == of_pool]
+        if not parts:
+            continue
+        pool_mib = BURST_POOL_MIB if arguments.burst or of_pool else 0
+        with machine(arguments.fake, pool_mib, arguments.burst) as here:
+            for part in parts:
+                failed += _one(part, here, arguments.out, lambda: time.monotonic() > end)
+                print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
+            if (here.folder / "arbiter.log").exists():
+                shutil.copy(here.folder / "arbiter.log", arguments.out / f"arbiter{'-pool' * of_pool}.log")
     if "bench" in requested:
-        failed += _bench(arguments.out, began + arguments.budget - time.monotonic(), fake)
+        failed += _bench(
+            arguments.out, began + arguments.budget - time.monotonic(), fake=bool(arguments.fake) or not real_driver()
+        )
     return 1 if failed else 0
 
 

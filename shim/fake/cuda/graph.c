@@ -130,7 +130,7 @@ static CUresult run_alloc(CUdeviceptr at)
     SCOPED tables = locked(&cuda.lock);
     TRY(span_get(at, SPAN_GRAPH, CUDA_ERROR_INVALID_VALUE, &span));
     CHECK(!span->usable, CUDA_ERROR_INVALID_VALUE);
-    span->usable = pool_grow(span->pool, rounded(span->bytes, GRAIN));
+    span->usable = pool_grow(span->pool, span->bytes);
     return span->usable ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

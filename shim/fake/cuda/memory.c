@@ -190,7 +190,7 @@ CUresult memory_free(CUdeviceptr at, unsigned kinds)
     CHECK(span->kind != SPAN_IPC || span->pool != NULL, CUDA_ERROR_INVALID_VALUE); /* else cuIpcCloseMemHandle's */
     CHECK(span->kind != SPAN_GRAPH || span->usable, CUDA_ERROR_INVALID_VALUE);
     if (span->kind == SPAN_POOL || span->kind == SPAN_GRAPH)
-        pool_less(span->pool, rounded(span->bytes, GRAIN));
+        pool_less(span->pool, span->bytes);
     span->usable = false;
     return span->kind != SPAN_GRAPH ? span_gone(&cuda.spans, span) : CUDA_SUCCESS; /* its address stays the graph's */
 }

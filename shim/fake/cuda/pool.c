@@ -1,6 +1,6 @@
 /* pool.c - stream-ordered memory: pools that keep what is freed until the next synchronisation, as the real ones do.
  *
- * A pool's reserved bytes are counted on the GPU, its used bytes are what the program has. A pool grows by what is
+ * A pool's reserved bytes are counted on the GPU, its used bytes are what the program requested (H200: to the byte). A pool grows by what is
  * missing, in steps of 2 MiB; synchronising lets it shrink to its release threshold.
  */
 #include "internal.h"
@@ -33,7 +33,7 @@ static void pool_give(CUmemoryPool pool, uint64_t bytes)
 static CUresult pool_trim(CUmemoryPool pool, uint64_t keep)
 {
     SCOPED tables = locked(&cuda.lock);
-    const uint64_t least = pool->used > keep ? pool->used : keep, floor = rounded(least, BLOCK_BYTES);
+    const uint64_t least = pool->taken > keep ? pool->taken : keep, floor = rounded(least, BLOCK_BYTES);
     if (least < pool->reserved && pool->reserved > floor) {
         pool_give(pool, pool->reserved - floor);
         pool->reserved = floor;
@@ -55,18 +55,19 @@ void pools_synchronized(int device)
 bool pool_grow(CUmemoryPool pool, uint64_t bytes)
 {
     SCOPED tables = locked(&cuda.lock);
-    const uint64_t used = pool->used + bytes, reserved = rounded(used, BLOCK_BYTES);
-    CHECK(pool->most == 0 || used <= pool->most, false);
+    const uint64_t taken = pool->taken + rounded(bytes, GRAIN), reserved = rounded(taken, BLOCK_BYTES);
+    CHECK(pool->most == 0 || taken <= pool->most, false);
     if (reserved > pool->reserved) {
         /* Near the limit a whole step may not be left: use the rest. */
         if (pool_take(pool, reserved - pool->reserved))
             pool->reserved = reserved;
-        else if (used > pool->reserved && pool_take(pool, used - pool->reserved))
-            pool->reserved = used;
-        CHECK(used <= pool->reserved, false);
+        else if (taken > pool->reserved && pool_take(pool, taken - pool->reserved))
+            pool->reserved = taken;
+        CHECK(taken <= pool->reserved, false);
     }
-    pool->used = used;
-    pool->used_high = used > pool->used_high ? used : pool->used_high;
+    pool->taken = taken;
+    pool->used += bytes;
+    pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
     pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
     return true;
 }
@@ -74,7 +75,9 @@ bool pool_grow(CUmemoryPool pool, uint64_t bytes)
 void pool_less(CUmemoryPool pool, uint64_t bytes)
 {
     SCOPED tables = locked(&cuda.lock);
+    const uint64_t taken = rounded(bytes, GRAIN);
     pool->used -= bytes < pool->used ? bytes : pool->used;
+    pool->taken -= taken < pool->taken ? taken : pool->taken;
 }
 
 static CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -88,13 +91,13 @@ static CUresult pool_alloc(CUdeviceptr *at, size_t bytes, CUmemoryPool pool, CUs
     }
     if (stream->capture != NULL)
         return node_alloc(stream->capture, stream->ctx->device, bytes, at, NULL);
-    CHECK(pool_grow(pool, rounded(bytes, GRAIN)), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(pool_grow(pool, bytes), CUDA_ERROR_OUT_OF_MEMORY);
     const struct span like = {.kind = SPAN_POOL, .ctx = stream->ctx, .device = pool->device, .pool = pool, .pages = PAGES_POOL, .bytes = bytes};
     const CUresult rc = memory_new(&like, &span);
     if (rc == CUDA_SUCCESS)
         *at = (CUdeviceptr)span->base;
     else
-        pool_less(pool, rounded(bytes, GRAIN));
+        pool_less(pool, bytes);
     return rc;
 }
 

@@ -148,6 +148,7 @@ struct CUmemPoolHandle_st {
     int device;
     bool host, managed; /* host: its memory is none of a GPU's */
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
+    uint64_t taken; /* of what is reserved, by what is used: in units of GRAIN */
     CUmemAllocationHandleType handles; /* by which it is exported */
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };

@@ -63,6 +63,7 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: /* it cannot be set */
         return put_number(data, 0);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         put_word(data, 0);
@@ -70,7 +71,7 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
         elastic_unable(ELASTIC_P2P_TOKENS); /* before they are known */
         break;
-    default: /* SYNC_MEMOPS, and what later drivers have */
+    default: /* what later drivers have */
         break;
     }
     return tangram.driver.cuPointerGetAttribute(data, attribute, at);
@@ -104,6 +105,7 @@ static CUresult attribute_away(const struct created_map *map, void *data, CUpoin
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: /* it cannot be set */
         return put_number(data, 0);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         put_word(data, 0);

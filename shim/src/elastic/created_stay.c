@@ -76,8 +76,9 @@ CUresult created_export(void *os_handle, CUmemGenericAllocationHandle handle, CU
     struct created *created = created_of(handle);
     if (created != NULL && ((unsigned)created->prop.requestedHandleTypes & (unsigned)type) != 0) {
         created->needed++;
-        if (stay(created)) { /* before: it may be imported as soon as the driver has named it */
-            vmm_exported(created->charge);
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+        if (stay(created)) {
+            vmm_exported(created->charge); /* before: it may be imported as soon as the driver has named it */
             rc = tangram.driver.cuMemExportToShareableHandle(os_handle, created_block(created)->handle, type, flags);
         }
         unneeded(created, &ended);

@@ -219,7 +219,7 @@ static struct range *live(const struct pooled_request *request, struct range *ra
     range->context = request->context;
     range->number = atomic_fetch_add(&tangram.elastic.numbers, 1) + 1;
     *region_start(region_of(range->at), range->at) = range;
-    pool->used += pooled_used_bytes(range);
+    pool->used += range->requested;
     if (pool->used > pool->used_high)
         pool->used_high = pool->used;
     return range;
@@ -284,14 +284,14 @@ struct range *pooled_take_waiting(const struct pooled_request *request, CUevent 
 void pooled_leave(struct pooled *pool, struct range *range)
 {
     range->state = RANGE_LEAVING;
-    pool->used -= pooled_used_bytes(range);
+    pool->used -= range->requested;
     *region_start(region_of(range->at), range->at) = NULL;
 }
 
 void pooled_stays(struct pooled *pool, struct range *range)
 {
     range->state = RANGE_LIVE;
-    pool->used += pooled_used_bytes(range);
+    pool->used += range->requested;
     *region_start(region_of(range->at), range->at) = range;
 }
 

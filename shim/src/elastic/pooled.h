@@ -125,15 +125,11 @@ void pooled_open(struct pooled *pool, struct elastic_region *region);  /* a new 
 struct elastic_region *pooled_take_idle(struct pooled *pool, uint64_t keep, uint64_t most); /* off all lists; NULL: none */
 uint64_t pooled_reserved(const struct pooled *pool);
 bool pooled_waits(const struct pooled *pool); /* for some stream */
+
 /* UINT64_MAX: too large for any GPU. */
 static inline uint64_t pooled_rounded(uint64_t bytes)
 {
     const uint64_t pages = pages_rounded(bytes);
     return bytes < PAGE || pages == UINT64_MAX ? pages : (bytes + POOLED_GRAIN - 1) / POOLED_GRAIN * POOLED_GRAIN;
 }
-static inline uint64_t pooled_used_bytes(const struct range *range)
-{
-    return (range->requested + 511) / 512 * 512; /* as the driver counts it */
-}
-
 #endif

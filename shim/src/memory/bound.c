@@ -75,6 +75,8 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     enum link_answer answer = LINK_REFUSED;
     if (bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT))
         answer = take_or_request(gpu, bytes);
+    if (answer == LINK_REFUSED && elastic_trim(gpu, bytes + PAGE) > 0) /* what is kept for the next request */
+        answer = take_or_request(gpu, bytes);
     if (answer == LINK_REFUSED && pools_reclaim(gpu)) /* what idle pools keep */
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_ABSENT)

@@ -119,6 +119,7 @@ bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t
     struct shared_block *block = new_block(gpu, WIRE_OPENED, space, at, bytes, key);
     enum link_answer answer = block != NULL ? request_charge(block) : LINK_ABSENT;
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
+        elastic_trim(gpu, bytes);
         pools_reclaim(gpu);
         link_return_all(gpu);
         answer = request_charge(block);

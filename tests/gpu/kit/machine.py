@@ -99,8 +99,10 @@ class Machine:
     def stop_arbiter(self) -> None:
         if self._arbiter is not None:
             self._arbiter.terminate()
-            self._arbiter.wait(10)
+            status = self._arbiter.wait(10)
             self._arbiter = None
+            if status != 0:
+                raise RuntimeError(f"the arbiter ended with status {status}: {self.arbiter_log()}")
         if self._log is not None:
             self._log.close()
             self._log = None

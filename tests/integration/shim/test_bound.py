@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
+from tests.integration.shim.test_elastic import elastic
 
 PAGE_MIB = 2
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
+BURSTS = "import tests.integration.shim.burst_limits\n"
 
 
 def full_but(worker: Worker, mib: int) -> int:
@@ -150,3 +154,19 @@ def test_variables_of_a_library_are_held_on_the_second_gpu_when_it_is_used_there
     assert worker.request(f"launch_once({kernel})") == [OUT_OF_MEMORY]
     worker.must(f"free({filling})")
     worker.must("alloc(2)")
+
+
+def test_what_elastic_memory_keeps_is_released_for_code(build: Path) -> None:
+    """The program freed all it had, and the library keeps it for the next request: a refusal would be for memory that nobody uses."""
+    with a_node(build, CONTEXT_MIB, prelude=BURSTS) as made:
+        made.grant((GPUS[0], 1000))
+        made.start_measuring_arbiter()
+        made.worker().kill()
+        worker = elastic(made)
+        module = worker.must("code(8 * 1024)")
+        blocks = [worker.must("alloc(50)") for _ in range((worker.free_mib() - 8) // 50)]
+        rest = worker.must(f"alloc({worker.free_mib() - 8})")
+        assert worker.request(f"function_of({module})")[0] == OUT_OF_MEMORY
+        for at in (*blocks, rest):
+            worker.must(f"free({at})")
+        assert worker.request(f"function_of({module})")[0] == 0

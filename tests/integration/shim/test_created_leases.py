@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker
+from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, Worker
 from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter, swapping_arbiter
 from tests.integration.shim.test_elastic import burst
 from vgpu.protocol import wire
@@ -55,7 +55,7 @@ def test_what_is_exported_is_resident_within_the_guarantee(arbiter: SwappingArbi
     gpu.must(f"export_block({first})")
     assert leases(arbiter) == (60, 460)
     for block in (second, large):
-        assert gpu.request(f"export_block({block})")[0] == INVALID_VALUE
+        assert gpu.request(f"export_block({block})")[0] == OUT_OF_MEMORY
     assert leases(arbiter) == (60, 460), "as before"
     gpu.must(f"release({first})")
     gpu.must(f"export_block({second})")

@@ -213,14 +213,21 @@ class BurstNode:
     def close(self) -> None:
         for program in self.programs:
             program.end()
-        for process in (self.arbiter, self.copier):
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
-            process.wait()
+        ends = [self._ended(process) for process in (self.arbiter, self.copier)]
+        log = self.log()
         self.driver.stop()
         shutil.rmtree(self.folder)
         shutil.rmtree(self.pools)
+        assert set(ends) <= {0, None}, f"arbiter and copier ended with {ends}\n{log[-3000:]}"
+
+    @staticmethod
+    def _ended(process: subprocess.Popen[Any]) -> int | None:
+        """The exit status of a process that is asked to end; None: a test had killed it."""
+        if process.poll() is not None:
+            return None
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        return process.wait()
 
 
 def two(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:

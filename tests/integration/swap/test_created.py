@@ -44,7 +44,7 @@ def test_what_is_exported_stays_on_the_gpu_within_the_guarantee_and_is_refused_a
     first, second = able(node, "first"), able(node, "second")
     assert first.do("expand([50, 300], 1)") == 0
     assert first.do("export(0)") == 0
-    assert first.do("export(1)") == INVALID_VALUE
+    assert first.do("export(1)") == OUT_OF_MEMORY
     assert second.do("fill(800, 2)") == 0, "the first is idle: what is not exported gives way"
     assert first.do("first_cell(0)") == 1, "it is on the GPU"
     assert first.do("wrong()") == 0
