@@ -13,9 +13,9 @@ from typing import Any, Self
 import pytest
 
 from tests.built import REPOSITORY
+from tests.integration.shim.burst_kit import burst
 from tests.integration.shim.conftest import GPUS, MIB, Stage, wait_for
 from tests.integration.shim.swapping_arbiter import BurstPeer, Lent, SwappingArbiter
-from tests.integration.shim.test_elastic import burst
 from tests.line_process import LineProcess
 from vgpu.protocol import wire
 from vgpu.protocol.messages import UnableReason

@@ -149,7 +149,9 @@ class BurstNode:
 
     def _started(self, name: str, grant: Path, **env: str) -> BurstProgram:
         preload = f"{shim_build() / 'libtangram.so'}:{fake_build() / 'libfake-kernel.so'}"
-        program = BurstProgram(name, self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), **env))
+        program = BurstProgram(
+            name, self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), PYTHONPATH=str(REPOSITORY), **env)
+        )
         self.programs.append(program)
         return program
 
