@@ -22,7 +22,6 @@ from arbiter.swap.container import SwapContainer
 from arbiter.swap.container_host import Blocking
 from arbiter.swap.coordinator import Coordinator, WaitingRequest
 from arbiter.swap.copier import Copier
-from arbiter.swap.ends import EndActions, Ends
 from arbiter.swap.free_memory import FreeMemory
 from arbiter.swap.host_pool import HostPool
 from arbiter.swap.pauses import Pauses, SwapCounts
@@ -31,6 +30,7 @@ from arbiter.swap.pool_reports import PoolReports
 from arbiter.swap.pool_status import missing_pool
 from arbiter.swap.readers import ContainerReaders
 from arbiter.swap.ready_gpus import ReadyGpus
+from arbiter.swap.reasons import EndActions, SwapReasons
 from arbiter.swap.records_file import RecordsFile, gpus_with_records
 from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
 from vgpu.memory.records import NodeAnswer
@@ -85,7 +85,7 @@ class SwapNode:
         self.poller = Poller()
         self._copiers, self._records, self._boot_id, self._connect = copiers, records, boot_id, connect
         self._coordinator = Coordinator(settings, trace, self._state)
-        self.ends = Ends(actions if actions is not None else EndActions(), self._coordinator)
+        self.reasons = SwapReasons(actions if actions is not None else EndActions(), self._coordinator)
         self._pools: dict[str, HostPool] = {}
         self._usable: dict[str, int] = {}
         self._capacity: dict[str, int] = {}
@@ -179,7 +179,7 @@ class SwapNode:
         container.leave()
         self._active.discard(name)
         self._lost.discard(name)
-        for part in (self._activity, self.ends, self.blocks, self.counts):
+        for part in (self._activity, self.reasons, self.blocks, self.counts):
             part.forget(name)
         self._coordinator.drop(name)
         self._coordinator.apply(Left(self.clock(), name))
@@ -217,7 +217,7 @@ class SwapNode:
             return NodeAnswer.WAITS
         return NodeAnswer.GRANTED if answer[0].granted else NodeAnswer.REFUSED
 
-    def asks(self, gpu: str) -> bool:
+    def decides(self, gpu: str) -> bool:
         """Whether requests for memory of a GPU need `request`: some container there may exceed its guarantee, or is above it."""
         return gpu in self._capacity and any(one.bursts(gpu) for one in self._containers.values())
 
@@ -280,7 +280,7 @@ class SwapNode:
     def notices(self) -> list[Notice]:
         """What is to be known of containers, since the last call."""
         notices = self._coordinator.notices()
-        self.ends.note(notices)
+        self.reasons.note(notices)
         return notices
 
     def working(self, name: str, works: bool) -> None:
@@ -299,7 +299,7 @@ class SwapNode:
         """Of a container that has joined."""
         container = self._containers[name]
         ready = all(self._pools[gpu].ready for gpu in container.gpus)
-        return self.ends.status(container, self.blocks, pools_ready=ready)
+        return self.reasons.status(container, self.blocks, pools_ready=ready)
 
     def throttles(self) -> dict[str, int]:
         """How often each container was throttled here; only containers that ever were. From any thread."""

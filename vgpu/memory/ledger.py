@@ -108,7 +108,7 @@ class Ledger:
         Returns the reserved bytes."""
         of = self._gpus[gpu]
         busy = bool(of.requests) or of.records[process].known or now_s < self._opens_at_s
-        if busy or context_bytes == 0 or of.free_bytes < context_bytes or self._node.asks(gpu):
+        if busy or context_bytes == 0 or of.free_bytes < context_bytes or self._node.decides(gpu):
             return 0
         of.promises[process] = Promise(context_bytes, now_s + PROMISE_S)
         return context_bytes
@@ -140,7 +140,7 @@ class Ledger:
         record = self._record(process, gpu)
         record.known = True
         of = self._gpus[gpu]
-        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.asks(gpu):
+        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.decides(gpu):
             of.bound(record, bound_bytes)
             return [Granted(process, gpu, seq, bound_bytes)]
         self._queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
@@ -259,7 +259,7 @@ class Ledger:
 
     def node_decided(self, process: int, gpu: int, seq: int, now_s: float, *, granted: bool) -> list[Event]:
         """The node has, or will not have, the memory for a request that waited there. One that was withdrawn meanwhile is ignored."""
-        of, request = self._gpus[gpu], self._node.take(gpu, process, seq)
+        of, request = self._gpus[gpu], self._node.remove(gpu, process, seq)
         if request is None:
             return []
         free_bytes = of.left_bytes(elastic=request.elastic)  # the limits may be lower than when it was requested
@@ -270,11 +270,11 @@ class Ledger:
         return [answer, *self._decide(gpu, now_s)]
 
     def expire(self, now_s: float) -> list[Event]:
-        """End expired promises, decide requests that have waited long enough, and tell those that wait for the node. A BEGIN that was sent before
+        """End expired promises, decide requests that have waited long enough, and repeat the answer of those that wait for the node. A BEGIN that was sent before
         `now_s` has been read."""
         for gpu in self._gpus:
             gpu.promises = {process: promise for process, promise in gpu.promises.items() if now_s < promise.until_s}
-        return self._decide_all(now_s) + self._node.tell(now_s)
+        return self._decide_all(now_s) + self._node.repeat(now_s)
 
     def deadline_s(self) -> float | None:
         """When `expire` is to be called next, or None."""
@@ -368,7 +368,7 @@ class Ledger:
             missing_bytes = gpu.shared.missing_bytes(request.key, request.need_bytes)
             full = bool(request.key) and gpu.shared.full()
             if missing_bytes <= free_bytes and not full:
-                answer = self._node.ask(number, request, missing_bytes, free_bytes, now_s)
+                answer = self._node.request(number, request, missing_bytes, free_bytes, now_s)
                 events.append(self._denied(number, request, now_s) if isinstance(answer, NodeAnswer) else answer)
             elif not full and (wanted := self._recall(number, request, missing_bytes - free_bytes, now_s)):
                 return events + wanted

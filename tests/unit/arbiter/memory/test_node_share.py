@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arbiter.connection import Connection
-from arbiter.memory.node_share import NodeShare, WaitingRequest
+from arbiter.memory.node_share import NodeShare, RequestId
 from arbiter.swap.node import SwapNode
 from arbiter.swap.results import Notice, Stated
 from tests.unit.arbiter.conftest import GPU, MIB, OTHER_GPU, ArbiterNode, Process, a_grant, wait_for
@@ -92,7 +92,7 @@ class NodeDouble:
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
         self.used[name, gpu] = resident_bytes // MIB, elastic_bytes // MIB
 
-    def asks(self, _: str) -> bool:
+    def decides(self, _: str) -> bool:
         return True
 
     def request(self, id_: str, _: str, gpu: str, need_bytes: int, *, wait_s: float, **__: bool) -> NodeAnswer:
@@ -403,5 +403,5 @@ def test_memory_that_others_lack_is_recalled(node: ArbiterNode, bursting: NodeDo
     st.integers(0, 2**32 - 1),
 )
 def test_the_name_of_a_request_leads_back_to_it(name: str, gpu: int, process: int, seq: int) -> None:
-    request = WaitingRequest(name, gpu, process, seq)
-    assert WaitingRequest.of(request.id) == request
+    request = RequestId(name, gpu, process, seq)
+    assert RequestId.of(request.id) == request

@@ -63,14 +63,14 @@ def test_a_gpu_whose_memory_was_never_read_has_no_limits_above_guarantees(node: 
     node.swaps._usable.clear()
     node.join("a", contract(4, 16))
     node.settle(3.0)
-    assert not node.swaps.asks(GPU)
+    assert not node.swaps.decides(GPU)
     assert not node.swaps.ready(GPU)
     assert not node.swaps.knows_limits(GPU)
     assert node.swaps.missing(GPU) == "the memory of the GPU was not read yet"
     assert node.swaps.deadline_s() != node.now_s, "nothing to do until then"
     node.swaps.add_gpu(GPU, 16 * GRAIN)
     node.settle(1.0)
-    assert node.swaps.asks(GPU) == node.swaps.ready(GPU) is True
+    assert node.swaps.decides(GPU) == node.swaps.ready(GPU) is True
     assert node.swaps.changed_gpus() == {GPU}
 
 

@@ -1,6 +1,6 @@
 """What an operator sees of a container that swaps: why it is paused, over its limit, stranded, or unable to swap.
 
-The policy decides about the ends of waiting (`vgpu.memory.swap.ends`) and gives each reason once. This module stores the reasons for as long as they
+The policy decides about time-outs (`vgpu.memory.swap.timeouts`) and gives each reason once. This module stores the reasons for as long as they
 apply. `arbiter.node_swapping` acts on them.
 """
 
@@ -30,7 +30,7 @@ class EndActions:
     stranded: Literal["evict", "keep"] = "evict"
 
 
-class Ends:
+class SwapReasons:
     """Reasons, by container."""
 
     def __init__(self, actions: EndActions, coordinator: Coordinator) -> None:
