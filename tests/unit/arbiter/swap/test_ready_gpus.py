@@ -14,7 +14,7 @@ from arbiter.swap.host_pool import HostPool
 from arbiter.swap.pool_status import missing_pool
 from arbiter.swap.ready_gpus import ANSWERS_WITHIN_S, ReadyGpus
 from tests.unit.arbiter.swap.node_kit import BOOT, GPU, GRAIN, SimulatedNode, contract
-from tests.unit.arbiter.swap.test_swap_ends import Pair
+from tests.unit.arbiter.swap.pair import Pair
 from vgpu.api.host_pool import STATUS, PoolGpu, PoolStatus, to_text
 
 
