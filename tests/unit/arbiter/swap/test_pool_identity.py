@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.arbiter.swap.node_kit import AWAY, GPU, GRAIN, RESIDENT, SimulatedNode
+from arbiter.swap.records_file import RecordsFile
+from tests.unit.arbiter.swap.node_kit import AWAY, BOOT, GPU, GRAIN, RESIDENT, SimulatedNode
 from tests.unit.arbiter.swap.pair import Pair, states
 from vgpu.memory.swap.actions import Stranded
 
@@ -36,7 +37,7 @@ def check_lost(pair: Pair) -> None:
     assert pool.ready
     assert pool.slots is not None
     assert pool.slots.free_bytes == pool.slots.pool_bytes
-    assert pool._records.read().records == ()
+    assert RecordsFile(pair.node.folder, GPU, BOOT).read().records == ()
     assert not pool._held
 
 
