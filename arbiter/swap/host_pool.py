@@ -300,7 +300,7 @@ class HostPool:
             )
 
     def _lose(self, blocks: list[MovedBlock], why: str, *, free: bool = False) -> None:
-        """Forget them and their slots before their owners are told: what follows from that may take slots. What is whole on the GPU stays there. `free`:
+        """Forget them and their slots before this is reported to their owners: what follows from that may take slots. What is whole on the GPU stays there. `free`:
         the pool has their slots, for others."""
         gone = [block for block in blocks if block.state not in ON_GPU]
         for block in gone:

@@ -1,4 +1,4 @@
-"""What the swap policy is told of host pools, and the events that lead to its present state."""
+"""What is reported of host pools to the swap policy, and the events that lead to its present state."""
 
 from __future__ import annotations
 

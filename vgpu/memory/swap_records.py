@@ -34,7 +34,7 @@ LARGEST_BYTES: Final = 64 * 2**20
 
 Stage = Literal["away", "made", "filled"]
 """made: the process was ordered to make the block again, so it may take memory of the GPU. filled: its content is back on the GPU, and the process may not know yet; it
-must be told, and nothing may be copied to the block again."""
+must be sent FILLED, and nothing may be copied to the block again."""
 
 
 Key = tuple[int, int, int]

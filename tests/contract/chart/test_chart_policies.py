@@ -321,8 +321,8 @@ def test_the_right_to_write_conditions_comes_with_bursts_and_the_policy_alone(he
             rules = objects.one("ClusterRole", "tangram-node")["rules"]
             given = any("pods/status" in rule["resources"] for rule in rules)
             there = "tangram-conditions" in objects.of("ValidatingAdmissionPolicy")
-            told = env(objects.container("plugin"))["TANGRAM_DEVICEPLUGIN_POD_CONDITIONS"]
-            assert (given, there, told) == (bursts and enabled, bursts and enabled, str(bursts and enabled).lower())
+            setting = env(objects.container("plugin"))["TANGRAM_DEVICEPLUGIN_POD_CONDITIONS"]
+            assert (given, there, setting) == (bursts and enabled, bursts and enabled, str(bursts and enabled).lower())
 
 
 @pytest.fixture

@@ -101,10 +101,10 @@ def test_a_container_of_the_same_pod_opens_it(stage: Stage) -> None:
 
 def test_another_pod_gets_the_drivers_error_and_a_sentence(stage: Stage) -> None:
     container(stage, f"{stage.key}c", uid="another")
-    maker, stranger = worker(stage), worker(stage, f"{stage.key}c")
+    maker, outsider = worker(stage), worker(stage, f"{stage.key}c")
     handle = maker.must(f"ipc_get({maker.must('alloc(10)')})")
-    assert stranger.request(f"ipc_open('{handle}')")[0] == INVALID_HANDLE
-    assert "is not opened: no process of this pod has such memory" in stranger.end()
+    assert outsider.request(f"ipc_open('{handle}')")[0] == INVALID_HANDLE
+    assert "is not opened: no process of this pod has such memory" in outsider.end()
 
 
 @pytest.mark.parametrize("byte", [8, 31, 32, 40, 48, 63])

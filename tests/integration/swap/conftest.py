@@ -206,7 +206,7 @@ class BurstNode:
         count, _, last = self.driver.ctl("kernel").splitlines()[0].partition(" ")
         return "" if count == "misuses=0" else last
 
-    def told(self) -> str:
+    def report(self) -> str:
         """For the message of a failed wait."""
         records = "\n".join(map(str, self.records()))
         states = "\n".join(str(self.status(name.name)) for name in self.grants.iterdir())
@@ -247,6 +247,6 @@ def small(request: pytest.FixtureRequest) -> Iterator[BurstNode]:
     made = BurstNode(256, 512, [str(QUICK)], getattr(request, "param", ""))
     yield made
     try:
-        print(made.told())
+        print(made.report())
     finally:
         made.close()

@@ -285,8 +285,8 @@ def give_piece(which: int, number: int) -> None:
         check(cuda.cuEventRecord(event, streams[its]))
         check(cuda.cuStreamWaitEvent(streams[number], event, 0))
         check(cuda.cuEventDestroy_v2(event))
-    told = (count.value or 0) + 2048 + 64 * number
-    launch(compare_kernel, U64(at), U64(size), U32(seed), U64(told), on=streams[number])
+    wrong_at = (count.value or 0) + 2048 + 64 * number
+    launch(compare_kernel, U64(at), U64(size), U32(seed), U64(wrong_at), on=streams[number])
     check(cuda.cuMemFreeAsync(U64(at), streams[number]))
 
 

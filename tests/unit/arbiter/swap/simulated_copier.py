@@ -31,7 +31,7 @@ class SimulatedCopier:
         self.link: CopierLink | None = None
         self.forgotten: set[int] = set()
         self.orphans: set[int] = set()
-        """id() of the jobs of an ended connection: nobody is told of them."""
+        """id() of the jobs of an ended connection: they are answered to nobody."""
         self.fail_next = 0
         self.jobs: list[tuple[copier.Save | copier.Restore, int]] = []
 
@@ -69,7 +69,7 @@ class SimulatedCopier:
             return False
         job, fd = self.jobs.pop(0)
         result = copier.Result.COPIED
-        told = id(job) not in self.orphans
+        answers = id(job) not in self.orphans
         if job.job in self.forgotten:
             self._spoil(job, fd)
             result = copier.Result.FORGOTTEN
@@ -82,7 +82,7 @@ class SimulatedCopier:
         else:
             self._copy(job, fd)
             os.close(fd)
-        if self.link is not None and told:
+        if self.link is not None and answers:
             self.link.answer(copier.Done(job.job, result, 0, job.bytes if not result else 0, 1))
         return True
 
