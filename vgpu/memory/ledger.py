@@ -100,7 +100,7 @@ class Ledger:
         """A process requests at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         record = self._record(process, gpu)
         record.known = True
-        self._queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
         return self._decide(gpu, now_s)
 
     def promise(self, process: int, gpu: int, context_bytes: int, now_s: float) -> int:
@@ -123,7 +123,7 @@ class Ledger:
             self._gpus[gpu].charge(record, max(promise.bytes, context.bytes), made_bytes=estimate_bytes)
             return [Granted(process, gpu, seq, context.bytes), *self._decide(gpu, now_s)]
         need_bytes = max(0, estimate_bytes - context.bytes)
-        self._queue(gpu, LeaseRequest(process, seq, need_bytes, need_bytes, context=True))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, need_bytes, need_bytes, context=True))
         self._gpus[gpu].charge(record, context.bytes, made_bytes=estimate_bytes)
         return self._decide(gpu, now_s)
 
@@ -143,7 +143,7 @@ class Ledger:
         if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.decides(gpu):
             of.bound(record, bound_bytes)
             return [Granted(process, gpu, seq, bound_bytes)]
-        self._queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
         return self._decide(gpu, now_s)
 
     def settle_bound(self, process: int, gpu: int, now_s: float) -> None:
@@ -217,7 +217,7 @@ class Ledger:
     def hold(self, process: int, gpu: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened shared memory by its key. It is charged once, if no process pays for it. Raises BadDocument."""
         self._record(process, gpu).known = True
-        self._queue(gpu, LeaseRequest(process, seq, amount_bytes, amount_bytes, key=key))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(gpu, now_s)
 
     def restate_hold(self, process: int, gpu: int, key: bytes, amount_bytes: int) -> None:
@@ -344,16 +344,6 @@ class Ledger:
         if gpu >= len(self._gpus):
             raise BadDocument(f"packet names GPU {gpu}: this container has {len(self._gpus)}, from 0")
         return self._gpus[gpu].records[process]
-
-    def _queue(self, gpu: int, request: LeaseRequest) -> None:
-        """Add a request. It ends the promise of its process."""
-        queue = self._gpus[gpu].requests
-        unanswered = (*queue, *self._gpus[gpu].at_node)
-        if any(other.process == request.process and other.kind == request.kind for other in unanswered):
-            what = request.kind
-            raise BadDocument(f"{what} of GPU {gpu} while an earlier one is not answered: one at a time")
-        self._gpus[gpu].promises.pop(request.process, None)
-        queue.append(request)
 
     def _decide_all(self, now_s: float) -> list[Event]:
         return [event for gpu in range(len(self._gpus)) for event in self._decide(gpu, now_s)]
