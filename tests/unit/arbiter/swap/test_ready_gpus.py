@@ -59,8 +59,8 @@ def test_no_limits_are_sent_before_a_copier_has_answered_or_there_is_none(node: 
 
 def test_a_gpu_whose_memory_was_never_read_has_no_limits_above_guarantees(node: SimulatedNode) -> None:
     """Requests for its memory need no decision, so all limits together could be more than it has."""
-    node.swaps._capacity.clear()
-    node.swaps._usable.clear()
+    node.swaps._reports.capacity_bytes.clear()
+    node.swaps._reports._usable_bytes.clear()
     node.join("a", contract(4, 16))
     node.settle(3.0)
     assert not node.swaps.decides(GPU)
