@@ -35,8 +35,8 @@ from arbiter.server import ArbiterServer
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
 from arbiter.supervisor import needed, notify_ready
-from arbiter.swap.ends import EndActions
 from arbiter.swap.node import SwapNode
+from arbiter.swap.reasons import EndActions
 from nvml.queries import Nvml
 from nvml.supervisor import TimeLimits
 from observe import collecting
@@ -155,7 +155,7 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         copies=settings.suspend_copies,
         cap_unreported=settings.cap_unreported,
         processes=connections,
-        observe=lambda event: _tell_of_work(swap_node, event),
+        observe=lambda event: _report_work(swap_node, event),
     )
     swap_node = _swap_node(settings, scheduler, lambda: server.swapping, known.parent)
     openers = DeviceOpeners(nvml()) if settings.processes_visible else None
@@ -202,7 +202,7 @@ def _swap_node(
     )
 
 
-def _tell_of_work(node: SwapNode | None, event: Event) -> None:
+def _report_work(node: SwapNode | None, event: Event) -> None:
     """Who has work decides who gives way."""
     if node is None:
         return

@@ -10,9 +10,9 @@ import structlog
 
 from arbiter.connection import Connection
 from arbiter.memory.container import ServedContainer
-from arbiter.memory.giving_way import Held
+from arbiter.memory.giving_way import Excess
 from arbiter.memory.meter import MemoryReading
-from arbiter.memory.node_share import WaitingRequest
+from arbiter.memory.node_share import RequestId
 from arbiter.swap.node import SwapNode
 from arbiter.swap.results import GpuSwapStatus
 from vgpu.memory.capacity import GpuCapacity
@@ -67,7 +67,7 @@ class NodeSwapping:
             self._renew(changed, settle)
         while decided := self.node.decided():
             for one in decided:
-                request = WaitingRequest.of(one.id)
+                request = RequestId.of(one.id)
                 if (container := self._containers.get(request.name)) is not None:
                     container.memory.node_decided(request, granted=one.granted)
                     settle(container)
@@ -78,17 +78,17 @@ class NodeSwapping:
         """Kill those that do not give way, again while they do not: one may have been out of sight, or in a call of the driver that does not end."""
         for notice in node.notices():
             _log.warning("swapping", grant=notice.name, about=type(notice).__name__, reason=notice.reason)
-            if isinstance(notice, OverLimit) and node.ends.actions.over_limit == "kill":
+            if isinstance(notice, OverLimit) and node.reasons.actions.over_limit == "kill":
                 self._over_limit[notice.name] = self._clock()
         for name, due_s in list(self._over_limit.items()):
-            container, reason = self._containers.get(name), node.ends.over_limit(name)
+            container, reason = self._containers.get(name), node.reasons.over_limit(name)
             if container is None or not reason:
                 del self._over_limit[name]
             elif due_s <= self._clock():
                 self._over_limit[name] = self._clock() + KILL_AGAIN_S
                 worst = max(node.status(name).gpus, key=lambda one: one.excess_bytes)
                 before = container.kills
-                container.end(Held(worst.gpu, worst.present_bytes, worst.guarantee_bytes), reason)
+                container.end(Excess(worst.gpu, worst.present_bytes, worst.guarantee_bytes), reason)
                 self.kills += container.kills - before
 
     def _renew(self, gpus: frozenset[str], settle: Callable[[ServedContainer], None]) -> None:
@@ -137,7 +137,7 @@ class NodeSwapping:
         """What the status document has of a container: as a whole, and of each GPU by UUID."""
         if self.node is None or not self.node.knows(name):
             return None, {}
-        status, actions = self.node.status(name), self.node.ends.actions
+        status, actions = self.node.status(name), self.node.reasons.actions
         whole = SwapStatus(
             paused=status.paused,
             paused_s=status.paused_s,

@@ -21,12 +21,12 @@ from typing import Final
 
 import structlog
 
-from arbiter import descriptors
 from arbiter.attention import ROUND_S, Attention
 from arbiter.connection import Connection
 from arbiter.gputime.node_scheduler import NodeScheduler
 from arbiter.grant_file import same_place
 from arbiter.grant_watch import GrantWatch
+from arbiter.listeners import Listeners
 from arbiter.memory.attribution import Attributor
 from arbiter.memory.container import ContainerOptions, ServedContainer
 from arbiter.memory.contexts import NodeMemory
@@ -98,9 +98,7 @@ class ArbiterServer:
         """The next deadline of each container that waits for something. Updated by `_settle`, so that a round costs the same with one
         container and with hundreds."""
         self._broken: set[str] = set()
-        self._paused: set[ServedContainer] = set()
-        """Containers from which no connection is accepted before the next rescan: free files are few, or what they passed is not closed yet, and waiting
-        connections would keep the loop busy."""
+        self._listeners = Listeners(self._attention, self._accept)
         self._rescan(opens_at_s=clock() + self._limits.grace_s)
         self._rescan_at_s = clock() + RESCAN_S
 
@@ -242,7 +240,7 @@ class ArbiterServer:
 
     def _rescan(self, opens_at_s: float = 0.0) -> None:
         """Update the containers from the folder."""
-        self._accept_again()
+        self._listeners.resume()
         try:
             with os.scandir(self._folder) as entries:
                 there = {entry.name: entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
@@ -255,7 +253,7 @@ class ArbiterServer:
             if there.get(name) != container.inode:  # gone, or made anew under the same name
                 self._remove(name)
         for container in [container for container in self.containers.values() if container.unreachable]:
-            self._listen_anew(container)
+            self._listeners.renew(container)
         self._broken &= there.keys()
         for name in sorted(there.keys() - self.containers.keys()):
             if not name.startswith("."):
@@ -279,51 +277,11 @@ class ArbiterServer:
         self._attention[container] = attention = Attention(self._clock())
         self._poller.register(attention.fd, selectors.EVENT_READ, container)
         self._settle(container)
-        self._listen(container)
-
-    def _listen(self, container: ServedContainer) -> None:
-        self._attention[container].add(container.listener.fileno(), lambda: self._accept(container))
-
-    def _listen_anew(self, container: ServedContainer) -> None:
-        """Listen on a new socket after the old one was removed: a new process of the container could not connect."""
-        self._accept(container)
-        try:
-            listener = container.bind()
-        except OSError as error:
-            _log.error("no process can connect", grant=container.folder.name, reason=str(error))
-            return  # retried at the next rescan
-        self._paused.discard(container)
-        self._attention[container].remove(container.listener.fileno())
-        descriptors.end_listener(container.listener, container.folder.name)
-        container.listener = listener
-        self._listen(container)
-        _log.warning("the socket of a grant was missing and is put back", grant=container.folder.name)
-
-    def _accept_again(self) -> None:
-        for container in [one for one in self._paused if not descriptors.is_full(one.folder.name)]:
-            self._paused.discard(container)
-            self._listen(container)
-
-    def _next_of(self, container: ServedContainer) -> Connection | None:
-        if descriptors.is_full(container.folder.name):
-            self._pause(container)
-            return None
-        try:
-            return container.accept()
-        except OSError as error:
-            if not self._paused:
-                _log.error("no connection can be accepted now", grant=container.folder.name, reason=str(error))
-            self._pause(container)
-            return None
-
-    def _pause(self, container: ServedContainer) -> None:
-        self._paused.add(container)
-        self._attention[container].remove(container.listener.fileno())
+        self._listeners.add(container)
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)
-        descriptors.end_listener(container.listener, name)
-        self._paused.discard(container)
+        self._listeners.remove(container)
         if self.scheduler is not None:
             self.scheduler.drop(name)
         container.close()
@@ -342,7 +300,7 @@ class ArbiterServer:
     def _accept(self, container: ServedContainer) -> None:
         """Accept waiting connections, and read what each has sent already: HELLO comes with the connection."""
         for _ in range(ACCEPTS_A_PIECE):
-            connection = self._next_of(container)
+            connection = self._listeners.next_of(container)
             if connection is None:
                 break
             self._folder_changed()  # a grant that was there before the process is read before it is welcomed

@@ -12,13 +12,12 @@ import msgspec
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.admission import DevicesSwapped, PreStart, StartRefused
-from deviceplugin.allocation import DeviceRequest
+from deviceplugin.admission import PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
-from deviceplugin.gpus.host_pool import NO_HOST_POOL, HostPoolWatch, SharedGpusFile
+from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
@@ -27,42 +26,26 @@ from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
-from deviceplugin.grants.mount_check import REASON as MISPLACED
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
-from deviceplugin.pods.burst import IGNORED, BurstUpdater
+from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.conditions import PodConditions
-from deviceplugin.pods.eviction import Evictor
-from deviceplugin.pods.limit_violations import (
-    BYPASSED,
-    EVICT,
-    NOTICES,
-    STRANDED,
-    UNENFORCED,
-    UNGRANTED,
-    UNLISTED,
-    LimitViolation,
-    not_evicted_note,
-)
-from deviceplugin.pods.limit_violations import REASON as OVER_LIMIT
 from deviceplugin.pods.node_pods import NodePods, fetch_pod
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from deviceplugin.pods.pod_processes import PodProcesses
-from deviceplugin.pods.pod_tasks import Reason as RemovalReason
-from deviceplugin.pods.removal import Remover
-from deviceplugin.pods.service_class import REASON as CLASS_IGNORED
 from deviceplugin.pods.service_class import ServiceClassUpdater
-from deviceplugin.pods.status_watch import StatusWatch, Trouble
+from deviceplugin.pods.status_watch import StatusWatch
 from deviceplugin.pods.usage_records import UsageRecords
 from deviceplugin.registration import KubeletRegistration
+from deviceplugin.reports import Reports
 from deviceplugin.service import DevicePluginService
 from deviceplugin.settings import DevicePluginSettings
 from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
-from kube.events import ObjectReference, Recorder, about
+from kube.events import Recorder
 from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
 from nvml.trials import Trier
@@ -81,9 +64,6 @@ GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
 COMPONENT: Final = "tangram-deviceplugin"
-_DELETIONS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass"}
-"""An Event's reason -> that of the deletion that follows; any other: over-limit."""
-
 log = structlog.get_logger("deviceplugin")
 
 
@@ -106,7 +86,7 @@ async def run(settings: DevicePluginSettings) -> None:
 
 
 class DevicePlugin:
-    """One node's plugin. Also the observer of its gRPC services."""
+    """One node's plugin."""
 
     def __init__(self, settings: DevicePluginSettings, client: Client) -> None:
         names, unit_mib = settings.names, settings.unit_mib
@@ -124,6 +104,10 @@ class DevicePlugin:
         )  # fmt: skip
         self.pods.attach(self.cache.changed, self.cache.has_synced.is_set)
         self.recorder = Recorder(client, COMPONENT, settings.node_name)
+        self.conditions = PodConditions(client, self.pods.pods, names)
+        self.reports = Reports(
+            client, settings.node_name, self.pods, self.recorder, self.metrics, self.conditions, lambda uid: self.status_watch.is_stranded(uid),
+        )  # fmt: skip
         self.grants = GrantDirectories(settings.state_root, settings.library, until_idle=self.calls.until_idle)
         self.usage_records = UsageRecords(settings.state_root, self.grants.boot)
         self.grants.durability.afterwards.append(self.usage_records.begin_next)
@@ -135,43 +119,42 @@ class DevicePlugin:
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.bursts = BurstUpdater(
-            self.pods, self.grants, self.offer.inventory, self, self.calls.until_idle, settings.burst_overcommit
+            self.pods, self.grants, self.offer.inventory, self.reports, self.calls.until_idle, settings.burst_overcommit
         )
         self.prestart = PreStart(
             names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
             clear=settings.clear_memory, waiting=self._call_waits,
         )  # fmt: skip
-        self.remover = Remover(client, self.metrics.removed)
-        self.evictor = Evictor(client, self, self.metrics.removed)
-        self.conditions = PodConditions(client, self.pods.pods, names)
-        self.status_watch = StatusWatch(settings.status, self.pods.pod, self)
-        self.class_updater = ServiceClassUpdater(self.pods, self.grants, self, self.calls.until_idle)
+        self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
+        self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
         self.container_ids = ContainerIds(self.pods, self.grants, self.calls.until_idle)
-        self.mount_check = MountCheck(self.pods, self.grants, processes, self.misplaced)
+        self.mount_check = MountCheck(self.pods, self.grants, processes, self.reports.misplaced)
         self.host_pool = HostPoolWatch(
-            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.host_pool_missing, self.metrics.host_pool,
+            settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
         self.publisher = Publisher(client, settings.node_name, self.offer, annotation)
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
-        self.gpus = NodeGpus(
-            self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
-            try_out=Trier(
-                settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
-            ).try_out,
-        )  # fmt: skip
+        self.gpus = self._node_gpus()
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
-            orphans=self.orphans, removers=(self.remover, self.evictor), metrics=self.metrics, until_idle=self.calls.until_idle,
+            orphans=self.orphans, removers=(self.reports.remover, self.reports.evictor), metrics=self.metrics, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.shared_gpus = SharedGpusFile(
             settings.shared_gpus, settings.nvml_released, self.offer, self.pods, self.grants.boot
         )
         self._installing = Missing.LIBRARY.because("not yet tried")
+
+    def _node_gpus(self) -> NodeGpus:
+        settings = self.settings
+        return NodeGpus(
+            self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
+            try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -207,8 +190,7 @@ class DevicePlugin:
                     group.create_task(part())
         finally:
             await asyncio.to_thread(self.nvml_service.close)
-            await self.remover.close()
-            await self.evictor.close()
+            await self.reports.close()
             await self.records.close()
 
     @contextmanager
@@ -234,95 +216,8 @@ class DevicePlugin:
             return Missing.INVENTORY.because(self.publisher.failing)
         return "" if self.registration.known else Missing.KUBELET.because()
 
-    def served(self, call: str, resource: str, seconds: float) -> None:
-        """A call of the kubelet was answered."""
-        self.metrics.served(call, resource, seconds)
-
-    def refused(self, call: str, request: DeviceRequest, error: Exception) -> None:
-        """A call of the kubelet was refused: report it to the pod's user, and have a swapped pod replaced."""
-        self.metrics.refused(call, request)
-        pod = error.pod if isinstance(error, StartRefused) else None
-        if pod is None and call == "Allocate" and (other_scheduler := self.pods.other_schedulers_pod(request)):
-            pod = other_scheduler.pod
-        if pod is None:
-            return
-        reason = "DevicesSwapped" if isinstance(error, DevicesSwapped) else f"{call}Refused"
-        self.recorder.event(about(pod), reason, str(error), "Warning")
-        if isinstance(error, DevicesSwapped):
-            self.metrics.swaps.inc()
-            self.remover.remove(pod, "swapped")
-
-    def over_limit(self, pod: Pod, offence: LimitViolation) -> None:
-        """A container uses more memory than it was granted, or its memory cannot come back: report that to the pod's user, and apply its policy."""
-        self.recorder.event(
-            about(pod, offence.container), offence.reason, offence.note, "Warning", series=offence.series
-        )
-        if offence.policy == EVICT and offence.reason == STRANDED:
-            self.evictor.evict(pod, "stranded")
-        elif offence.policy == EVICT:
-            self.remover.remove(pod, _DELETIONS.get(offence.reason, "over-limit"))
-
-    def still_wanted(self, pod: Pod) -> bool:
-        """Whether memory of a pod that is to be evicted is still stranded."""
-        return self.status_watch.is_stranded(pod.uid)
-
-    def eviction_refused(self, pod: Pod, message: str, *, again: bool) -> None:
-        """The API server refuses an eviction: report it to the pod's user."""
-        series = "not evicted yet" if again else "not evicted"
-        self.recorder.event(about(pod), STRANDED, not_evicted_note(message, again=again), "Warning", series=series)
-
-    def violated_now(self, found: Sequence[LimitViolation]) -> None:
-        """All containers that are over their limit, or whose memory cannot come back."""
-        self.metrics.over_limit.set(sum(one.reason == OVER_LIMIT for one in found))
-        self.metrics.stranded.set(sum(one.reason == STRANDED for one in found))
-        self.conditions.follow(found)
-
-    def noticed(self, pod: Pod, container: str, reason: str) -> None:
-        """Something is wrong with a container's GPU time: report it to the pod's user."""
-        self.recorder.event(about(pod, container), reason, NOTICES[reason].format(container), "Warning")
-
-    def unenforced(self, pod: Pod, container: str, note: str) -> None:
-        """A limit of a container is not enforced: report it to the pod's user."""
-        self.recorder.event(about(pod, container), UNENFORCED, note, "Warning")
-
-    def ungranted(self, note: str) -> None:
-        """Memory of a shared GPU belongs to no grant: report it to the operator, on the node."""
-        self._report_on_node(UNGRANTED, note)
-
-    def unlisted(self, note: str, pod: Pod | None = None, container: str = "") -> None:
-        """Memory of a shared GPU is in use and NVML lists it for no process: report it to the operator, on the node, or to the user of the pod that may use it."""
-        if pod is None:
-            self._report_on_node(UNLISTED, note)
-        else:
-            self.recorder.event(about(pod, container), UNLISTED, note, "Warning")
-
-    def host_pool_missing(self, note: str) -> None:
-        """The node has no host pool, or not for each GPU: report it to the operator, on the node."""
-        self._report_on_node(NO_HOST_POOL, note)
-
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
-
-    def misplaced(self, pod: Pod, container: str, note: str) -> None:
-        """A container does not find its grant: report it to the pod's user."""
-        self.recorder.event(about(pod, container), MISPLACED, note, "Warning")
-
-    def class_ignored(self, pod: Pod, note: str) -> None:
-        """An annotation of a pod's class or level does not count: report it to the pod's user."""
-        self.recorder.event(about(pod), CLASS_IGNORED, note, "Warning")
-
-    def burst_reduced(self, pod: Pod, reason: str, note: str) -> None:
-        """A burst does not apply as its pod requests it: report it to the pod's user."""
-        self.metrics.bursts_reduced.labels("ignored" if reason == IGNORED else "limited").inc()
-        self.recorder.event(about(pod), reason, note, "Warning")
-
-    def arbiter_unreachable(self, trouble: Trouble) -> None:
-        """The arbiter did not report which containers are over their limit."""
-        self.metrics.arbiter_unreachable.labels(trouble).inc()
-
-    def _report_on_node(self, reason: str, note: str) -> None:
-        name = self.settings.node_name
-        self.recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, "Warning")
 
     def _orphans_changed(self, orphans: tuple[Orphan, ...]) -> None:
         self.metrics.set_orphans(orphans)
@@ -365,7 +260,7 @@ class DevicePlugin:
     def _service(self, resource: str) -> DevicePluginService:
         return DevicePluginService(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
-            state_root=self.settings.state_root, observer=self, answering=self.calls.answering,
+            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering,
         )  # fmt: skip
 
     async def _keep_tidy(self) -> None:

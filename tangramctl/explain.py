@@ -54,7 +54,7 @@ def explain_pod(name: str, *, pod: Path | None, snapshot: Path | None, extender:
     named = [one for one in known.pods if one.key == name]
     placed = next((one for one in named if one.stage != ORPHANED), None)
     if placed is not None:
-        _print_placed(placed, known, json=json, ask=snapshot is None)
+        _print_placed(placed, known, json=json, live=snapshot is None)
         return True
     try:
         found = _pod(name, pod)
@@ -179,8 +179,8 @@ def _document(name: str, rows: list[NodeExplanation], *, admitted: bool) -> dict
     }
 
 
-def _print_placed(placed: PodRecord, known: Snapshot, *, json: bool, ask: bool = False) -> None:
-    document = placed_pod(placed, known, ask=ask)
+def _print_placed(placed: PodRecord, known: Snapshot, *, json: bool, live: bool = False) -> None:
+    document = placed_pod(placed, known, live=live)
     if json:
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         return

@@ -42,10 +42,10 @@ class PlacedPod(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the pod's status, those of this domain."""
 
 
-def placed_pod(record: PodRecord, known: Snapshot, *, ask: bool) -> PlacedPod:
-    """What is known of a placed pod. `ask`: by kubectl too."""
+def placed_pod(record: PodRecord, known: Snapshot, *, live: bool) -> PlacedPod:
+    """What is known of a placed pod. `live`: by kubectl too."""
     document = PlacedPod(record.key, True, record.node, record.stage)
-    if not ask:
+    if not live:
         return document
     try:
         found = _pod(record)

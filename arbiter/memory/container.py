@@ -34,7 +34,7 @@ from arbiter.memory.connections import Connections, log_report
 from arbiter.memory.container_memory import MIB, ContainerMemory
 from arbiter.memory.contexts import Contexts, NodeMemory
 from arbiter.memory.exempt_processes import ExemptProcesses
-from arbiter.memory.giving_way import Held, KnownProcess, kill_container
+from arbiter.memory.giving_way import Excess, KnownProcess, kill_container
 from arbiter.memory.meter import MemoryReading, UnchangedReadings
 from arbiter.memory.node_share import NodeShare, Swapping
 from arbiter.open_files import is_spare
@@ -275,14 +275,14 @@ class ServedContainer:
     def _remember(self, kills: list[KillStatus]) -> None:
         self.kills += sum(self._node_memory.kills.add(kill, self._clock()) for kill in kills)
 
-    def end(self, held: Held, reason: str) -> None:
+    def end(self, excess: Excess, reason: str) -> None:
         """It did not give way: kill its processes."""
         if self.grant is None:
             return
-        gpu, known = self.memory.uuids.index(held.gpu), self.connections.welcomed()
+        gpu, known = self.memory.uuids.index(excess.gpu), self.connections.welcomed()
         connected = [KnownProcess(c.pid, c.started, self.ledger.part_of(c.number, gpu).leased_bytes) for c in known]
         place = CgroupOwner(self.grant.uid, self.container_id)
-        kill = kill_container(self.grant, place, connected, held, reason)
+        kill = kill_container(self.grant, place, connected, excess, reason)
         self._remember([kill] if kill is not None else [])
 
     def newly_exempt(self) -> dict[int, str] | None:

@@ -16,7 +16,7 @@ from arbiter.identity import Identity, named
 from arbiter.memory.connections import Connections
 from arbiter.memory.contexts import Contexts, MeasureRequest, NodeMemory
 from arbiter.memory.meter import MemoryReading
-from arbiter.memory.node_share import NodeShare, WaitingRequest
+from arbiter.memory.node_share import NodeShare, RequestId
 from arbiter.memory.passing import Member
 from arbiter.page import ContainerPage
 from vgpu.api.burst import BurstLimits
@@ -127,7 +127,7 @@ class ContainerMemory:
     def _sort(self, connection: Connection, gpu: int, elastic_bytes: int) -> None:
         self._report(self.ledger.states_elastic(connection.number, gpu, elastic_bytes, self._clock()))
 
-    def node_decided(self, request: WaitingRequest, *, granted: bool) -> None:
+    def node_decided(self, request: RequestId, *, granted: bool) -> None:
         """The node has, or will not have, the memory for a request that waited."""
         decided = self.ledger.node_decided(request.process, request.gpu, request.seq, self._clock(), granted=granted)
         self._report(decided)

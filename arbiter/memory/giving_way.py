@@ -1,6 +1,6 @@
 """The kill of a container that did not give way while another waited for memory within that other's guarantee.
 
-The swap policy decides that (`vgpu.memory.swap.ends`). All processes of the container are killed, by its cgroup; where it has none of its own, as a run of
+The swap policy decides that (`vgpu.memory.swap.timeouts`). All processes of the container are killed, by its cgroup; where it has none of its own, as a run of
 `tangramctl run`, those that are connected.
 """
 
@@ -20,8 +20,8 @@ MIB: Final = 2**20
 _log = structlog.get_logger()
 
 
-class Held(NamedTuple):
-    """What a container has on the GPU on which it is furthest above its guarantee. Bytes."""
+class Excess(NamedTuple):
+    """What a container has on the GPU on which it is furthest above its guarantee, and that guarantee. Bytes."""
 
     gpu: str
     bytes: int
@@ -37,7 +37,7 @@ class KnownProcess(NamedTuple):
 
 
 def kill_container(
-    grant: Grant, place: CgroupOwner, connected: Iterable[KnownProcess], held: Held, reason: str
+    grant: Grant, place: CgroupOwner, connected: Iterable[KnownProcess], excess: Excess, reason: str
 ) -> KillStatus | None:
     """Kill its processes. Returns what to report, or None where none was found. `place`: the container's cgroup; without an ID = unknown."""
     known = sorted(connected, key=lambda one: -one.leased_bytes)
@@ -49,10 +49,10 @@ def kill_container(
     first = killed[0] if killed else KnownProcess(0, 0, 0)
     pod = f"{grant.namespace}/{grant.pod}"
     _log.error(
-        "killed all processes of a container that did not give way", pod=pod, container=grant.container, gpu=held.gpu,
-        processes=count, held_mib=held.bytes // MIB, guarantee_mib=held.guarantee_bytes // MIB, reason=reason,
+        "killed all processes of a container that did not give way", pod=pod, container=grant.container, gpu=excess.gpu,
+        processes=count, held_mib=excess.bytes // MIB, guarantee_mib=excess.guarantee_bytes // MIB, reason=reason,
     )  # fmt: skip
     return KillStatus(
-        f"{first.pid}-{first.started}" if killed else f"{place.container}-swap", grant.uid, pod, grant.container, held.gpu,
-        first.pid, command if killed else "", held.bytes, held.guarantee_bytes, whole=True, reason=reason,
+        f"{first.pid}-{first.started}" if killed else f"{place.container}-swap", grant.uid, pod, grant.container, excess.gpu,
+        first.pid, command if killed else "", excess.bytes, excess.guarantee_bytes, whole=True, reason=reason,
     )  # fmt: skip

@@ -30,7 +30,7 @@ class Swapping(Protocol):
 
     def use(self, name: str, gpu: str, resident_bytes: int, elastic_bytes: int) -> None: ...
 
-    def asks(self, gpu: str) -> bool: ...
+    def decides(self, gpu: str) -> bool: ...
 
     def request(
         self, id_: str, name: str, gpu: str, need_bytes: int, *, elastic: bool, wait_s: float
@@ -47,8 +47,8 @@ class Swapping(Protocol):
     def ready(self, gpu: str) -> bool: ...
 
 
-class WaitingRequest(NamedTuple):
-    """A request of a container that the node decides about."""
+class RequestId(NamedTuple):
+    """Names a request of a container that the node decides about."""
 
     name: str
     gpu: int
@@ -61,7 +61,7 @@ class WaitingRequest(NamedTuple):
         return f"{self.gpu}/{self.process}/{self.seq}/{self.name}"
 
     @classmethod
-    def of(cls, id_: str) -> WaitingRequest:
+    def of(cls, id_: str) -> RequestId:
         """The request with this name."""
         gpu, process, seq, name = id_.split("/", 3)
         return cls(name, int(gpu), int(process), int(seq))
@@ -144,15 +144,15 @@ class NodeShare:
             return 0
         return self._node.process_elastic_bytes(self._name, pid, self._uuids[gpu])
 
-    def asks(self, gpu: int) -> bool:
+    def decides(self, gpu: int) -> bool:
         """Whether requests need the node's decision."""
-        return self._node is not None and gpu < len(self._uuids) and self._node.asks(self._uuids[gpu])
+        return self._node is not None and gpu < len(self._uuids) and self._node.decides(self._uuids[gpu])
 
     def request(self, gpu: int, process: int, seq: int, need_bytes: int, *, elastic: bool) -> NodeAnswer:
         """See `NodeRoom`."""
         if self._node is None:
             return NodeAnswer.GRANTED
-        request = WaitingRequest(self._name, gpu, process, seq)
+        request = RequestId(self._name, gpu, process, seq)
         return self._node.request(
             request.id, self._name, self._uuids[gpu], need_bytes, elastic=elastic, wait_s=self._wait_s
         )
@@ -160,7 +160,7 @@ class NodeShare:
     def withdraw(self, gpu: int, process: int, seq: int) -> None:
         """See `NodeRoom`."""
         if self._node is not None:
-            self._node.withdraw(WaitingRequest(self._name, gpu, process, seq).id)
+            self._node.withdraw(RequestId(self._name, gpu, process, seq).id)
 
     def free_bytes(self, gpu: int) -> int:
         """See `NodeRoom`."""

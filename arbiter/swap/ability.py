@@ -1,4 +1,4 @@
-"""Whether a container can be swapped, as the swap policy is told: all its processes can, and its last orders did not fail."""
+"""Whether a container can be swapped, as it is reported to the swap policy: all its processes can, and its last orders did not fail."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Ability:
         return next((reason for reason in reasons if reason), None if None in reasons else "")
 
     def change(self, reason: str | None) -> bool:
-        """Note this; whether the policy must be told."""
+        """Note this; whether that must be reported to the policy."""
         if reason is None or (self.able is None and reason == NO_PROCESS):
             return False
         before = self.able, self.unable

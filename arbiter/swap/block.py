@@ -3,7 +3,7 @@
     (resident) ── named ──▶ CHOSEN ─▶ SAVING ─▶ SAVED ─▶ UNMAPPING ─▶ AWAY         recorded from UNMAPPING on
     AWAY ─▶ MAKING ─▶ MADE ─▶ RESTORING ─▶ RESTORED ─▶ FILLED ── acknowledged ──▶ (resident)   recorded all the time
 
-A block that leaves is whole on the GPU until UNMAPPED. One that comes back has its slot until the process has shown that it was told.
+A block that leaves is whole on the GPU until UNMAPPED. One that comes back has its slot until the process has shown that it read FILLED.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlockState(IntEnum):
     RESTORING = auto()
     RESTORED = auto()
     FILLED = auto()
-    """The process was told. If that did not arrive, it is told again."""
+    """The process was sent FILLED. If that did not arrive, it is sent again."""
 
 
 LEAVING: Final = frozenset({BlockState.CHOSEN, BlockState.SAVING, BlockState.SAVED, BlockState.UNMAPPING})
@@ -84,7 +84,7 @@ class MovedBlock:
     doubt: bool = False
     """An answer is missing: it is away, or on the GPU as it was."""
     told_seq: int = 0
-    """Of the FILLED with which its process was told."""
+    """Of the FILLED that its process was sent."""
     lost: bool = False
     """Its content was in a pool that is gone. Its slot belongs to it no more, and it is forgotten as soon as no order names it."""
     alone: bool = False

@@ -17,6 +17,7 @@ from typing import Final, Literal
 import structlog
 
 from arbiter.swap.block import NEEDS_SLOT, ON_GPU, BlockState, MovedBlock
+from arbiter.swap.block_records import BlockRecords
 from arbiter.swap.copier import Copier, CopierAway
 from arbiter.swap.poller import Poller
 from arbiter.swap.pool_job import PoolJob
@@ -40,7 +41,6 @@ SILENT_S: Final = 5.0
 AGAIN_S: Final = 0.01
 """After which a job that the copier could not take is sent again, and a copier that ends an earlier arbiter's jobs is requested its state. Specified: at most some
 milliseconds."""
-WRITE_AGAIN_S: Final = 1.0
 ANSWERS_A_TURN: Final = 256
 _NOT_BEGUN: Final = frozenset({Result.TOO_MANY_JOBS, Result.NOT_READY, Result.SLOT_IN_USE, Result.ENDING})
 _log = structlog.get_logger()
@@ -63,7 +63,7 @@ class HostPool:
         """What has left the GPU, and what is back with its content."""
         self.context_bytes = 0
         """What the context of the last copier took of the GPU."""
-        self._path, self._records, self._poller, self._clock, self._connect = path, records, poller, clock, connect
+        self._path, self._poller, self._clock, self._connect = path, poller, clock, connect
         self._link: Copier | None = None
         self._ready = False
         self._numbers = itertools.count(1)
@@ -76,14 +76,10 @@ class HostPool:
         self._held: set[Slot] = set()
         self._blocks: dict[MovedBlock, None] = {}
         """With a slot that may have their content, or is to have it."""
-        self._recorded: dict[MovedBlock, None] = {}
-        self._rewritten: dict[MovedBlock, None] = {}
-        """Whose records are to be written, or removed, by the next write."""
-        self._file = ""
-        """The identity of the pool's file that has what was saved; empty: nothing was."""
+        self._records = BlockRecords(records, clock)
         self._releasing: list[Slot] = []
-        self._unwritten = False
-        self._write_at_s = self._connect_at_s = self._state_at_s = self._jobs_at_s = -inf
+        """Of blocks whose records are gone by the next write."""
+        self._connect_at_s = self._state_at_s = self._jobs_at_s = -inf
         self._retry_s = RETRY_FIRST_S
         self._owes_since_s: float | None = None
 
@@ -104,14 +100,13 @@ class HostPool:
 
     def stored(self) -> Sequence[SwapRecord]:
         """The records of an earlier arbiter."""
-        stored = self._records.read()
-        self._file = stored.pool
-        return stored.records
+        return self._records.stored()
 
     def adopt(self, block: MovedBlock) -> None:
         """A block of the records file."""
         self._held.add(block.slot)
-        self._recorded[block] = self._blocks[block] = None
+        self._blocks[block] = None
+        self._records.adopt(block)
 
     def take(self, size_bytes: int) -> Slot | None:
         """A slot of that size, or None."""
@@ -130,8 +125,8 @@ class HostPool:
         if block.lost:
             return  # its slot is another's
         self._blocks.pop(block, None)
-        if block in self._recorded:
-            self.unrecord(block)
+        if block in self._records:
+            self._records.remove(block)
         if block.slot not in self._held:
             return  # it is outside the pool
         if (job := self._busy.get(block.slot.offset)) is not None:
@@ -163,29 +158,16 @@ class HostPool:
 
     def record(self, block: MovedBlock) -> None:
         """The block may be away from the next successful `write` on; again: its stage changed."""
-        if not block.lost:
-            self._recorded[block] = self._rewritten[block] = None
-        self._unwritten = True
+        self._records.put(block)
 
     def unrecord(self, block: MovedBlock) -> None:
         """It was not ordered away after all."""
-        self._recorded.pop(block, None)
-        self._rewritten[block] = None
-        self._unwritten = True
+        self._records.remove(block)
 
     def write(self) -> bool:
         """Whether the file has the present records. Slots whose records are gone become free."""
-        if self._unwritten:
-            now_s = self._clock()
-            if now_s < self._write_at_s:
-                return False
-            drop = [block.key for block in self._rewritten if block not in self._recorded]
-            put = [block.record() for block in self._rewritten if block in self._recorded]
-            if not self._records.write(drop, put, self._file):
-                self._write_at_s = now_s + WRITE_AGAIN_S
-                return False
-            self._rewritten.clear()
-            self._unwritten = False
+        if not self._records.write():
+            return False
         if self.slots is not None:
             for slot in self._releasing:
                 self._held.discard(slot)
@@ -203,7 +185,7 @@ class HostPool:
             self._start(now_s)
         except CopierAway as away:
             self._lost(str(away))
-        if self._unwritten or self._releasing:
+        if self._records.unwritten or self._releasing:
             self.write()
 
     def read(self) -> None:
@@ -222,13 +204,11 @@ class HostPool:
 
     def deadline_s(self) -> float:
         """When `turn` is due."""
-        times = [self._state_at_s if self._link is not None else self._connect_at_s]
+        times = [self._state_at_s if self._link is not None else self._connect_at_s, self._records.deadline_s()]
         if self._owes_since_s is not None and self._ready:
             times.append(self._owes_since_s + SILENT_S)
         if any(self._queues.values()) and self._jobs_at_s > self._clock():
             times.append(self._jobs_at_s)
-        if self._unwritten:
-            times.append(self._write_at_s)
         return min(times)
 
     def close(self) -> None:
@@ -312,26 +292,25 @@ class HostPool:
         """A copier has prepared this file. In another one than before is nothing of what was saved. Raises Refused for a copier that does not state it."""
         if state.file is None:
             raise Refused("the copier does not state which file its pool is: it is of an earlier release")
-        before, self._file = self._file, str(state.file)
-        if before not in ("", self._file):
-            self._unwritten = True
+        before, self._records.pool = self._records.pool, str(state.file)
+        if before not in ("", self._records.pool):
+            self._records.unwritten = True
             self._lose(
                 [block for block in self._blocks if block.state in NEEDS_SLOT], "the pool is another file", free=True
             )
 
     def _lose(self, blocks: list[MovedBlock], why: str, *, free: bool = False) -> None:
-        """Forget them and their slots before their owners are told: what follows from that may take slots. What is whole on the GPU stays there. `free`:
+        """Forget them and their slots before this is reported to their owners: what follows from that may take slots. What is whole on the GPU stays there. `free`:
         the pool has their slots, for others."""
         gone = [block for block in blocks if block.state not in ON_GPU]
         for block in gone:
             self.forget(block)
             del self._blocks[block]
-            self._recorded.pop(block, None)
-            self._rewritten[block] = None
+            self._records.remove(block)
             self._held.discard(block.slot)
             if self.slots is not None and free:
                 self.slots.release(block.slot)
-            block.lost = self._unwritten = True
+            block.lost = True
         if gone:
             _log.error("memory that is away is lost", gpu=self.gpu, reason=why, bytes=sum(block.bytes for block in gone))  # fmt: skip
         for block in blocks:

@@ -22,19 +22,19 @@ from arbiter.swap.container import SwapContainer
 from arbiter.swap.container_host import Blocking
 from arbiter.swap.coordinator import Coordinator, WaitingRequest
 from arbiter.swap.copier import Copier
-from arbiter.swap.ends import EndActions, Ends
 from arbiter.swap.free_memory import FreeMemory
+from arbiter.swap.gpu_reports import GpuReports
 from arbiter.swap.host_pool import HostPool
+from arbiter.swap.host_pools import HostPools
 from arbiter.swap.pauses import Pauses, SwapCounts
 from arbiter.swap.poller import Poller
-from arbiter.swap.pool_reports import PoolReports
-from arbiter.swap.pool_status import missing_pool
 from arbiter.swap.readers import ContainerReaders
 from arbiter.swap.ready_gpus import ReadyGpus
-from arbiter.swap.records_file import RecordsFile, gpus_with_records
+from arbiter.swap.reasons import EndActions, SwapReasons
+from arbiter.swap.records_file import gpus_with_records
 from arbiter.swap.results import Decided, GpuSwapFacts, Notice, Stated, SwapStatus
 from vgpu.memory.records import NodeAnswer
-from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, Stranded, SwapIn, SwapOut
+from vgpu.memory.swap.actions import Action, CancelSwapOut, Grant, Report, SwapIn, SwapOut
 from vgpu.memory.swap.events import (
     WAIT_MOST_S,
     Changed,
@@ -83,20 +83,16 @@ class SwapNode:
         self.started_at, self.image_of = started_at, image_of
         self.blocks, self.counts = Pauses(blocks, clock), SwapCounts()
         self.poller = Poller()
-        self._copiers, self._records, self._boot_id, self._connect = copiers, records, boot_id, connect
         self._coordinator = Coordinator(settings, trace, self._state)
-        self.ends = Ends(actions if actions is not None else EndActions(), self._coordinator)
-        self._pools: dict[str, HostPool] = {}
-        self._usable: dict[str, int] = {}
-        self._capacity: dict[str, int] = {}
-        self._reports = PoolReports(self._pools)
+        self.reasons = SwapReasons(actions if actions is not None else EndActions(), self._coordinator)
+        self._pools = HostPools(copiers, records, boot_id, self.poller, clock, connect)
+        self._reports = GpuReports(self._pools)
         self._containers: dict[str, SwapContainer] = {}
-        self._free = FreeMemory(self._capacity, self._containers, self._coordinator)
+        self._free = FreeMemory(self._reports.capacity_bytes, self._containers, self._coordinator)
         self._active: set[str] = set()
         self._readers = ContainerReaders(self.poller, clock)
-        self._ready = ReadyGpus(self._pools, self._capacity, clock)
+        self._ready = ReadyGpus(self._pools, self._reports.capacity_bytes, clock)
         self._stated: dict[tuple[str, int, str], int] = {}
-        self._lost: set[str] = set()
         self._activity = ActivityChanges(clock, self.wake)
         self._again = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -116,17 +112,14 @@ class SwapNode:
         now_s = self.clock()
         for event in self._activity.take(now_s, everything=self._busy):
             self._coordinator.apply(event, decides=self._busy)
-        for pool in self._pools.values():
-            if pool.deadline_s() <= now_s:
-                pool.turn()
+        self._pools.turn(now_s)
         self._settle()
         self._ready.turn()
         self._coordinator.trace.write(now_s)
 
     def deadline_s(self) -> float | None:
         """When a turn is due although `fd` is not readable; None: never."""
-        times = [pool.deadline_s() for pool in self._pools.values()]
-        times += [self._containers[name].deadline_s() for name in self._active]
+        times = [self._pools.deadline_s(), *(self._containers[name].deadline_s() for name in self._active)]
         times += [self._coordinator.policy.deadline_s() or inf, self._coordinator.trace.deadline_s() or inf]
         times += [self._activity.deadline_s(busy=self._busy), self._ready.deadline_s(), self._readers.deadline_s()]
         if self._again or self._coordinator.undecided:
@@ -144,17 +137,13 @@ class SwapNode:
     def add_gpu(self, gpu: str, usable_bytes: int, others_bytes: int = 0) -> None:
         """A GPU has so much for containers, but for what others use; again: these changed. The copier's context is kept free while there is no copier.
         It is what is there, and no promise: a node offers NVML's total less `burst.contextMiB` (docs/development/swapping.md has all figures)."""
-        others_bytes = max(others_bytes, self.pool(gpu).context_bytes)
-        self._usable[gpu] = usable_bytes
-        self._capacity[gpu] = max(0, usable_bytes - others_bytes)
-        self._coordinator.apply(GpuSeen(self.clock(), gpu, self._capacity[gpu]))
-        self._reports.forget(gpu)
+        self._coordinator.apply(self._reports.gpu(gpu, usable_bytes, others_bytes, self.clock()))
 
     def join(self, name: str, contract: MemoryContract, gpus: Sequence[str]) -> None:
         """A container has a grant. `gpus`: in the order of the wire. One whose capacity is not known yet counts as large enough."""
         for gpu in gpus:
-            if gpu not in self._pools or gpu not in self._capacity:
-                self.pool(gpu)
+            if gpu not in self._pools or gpu not in self._reports.capacity_bytes:
+                self._pools.of(gpu)
                 self._coordinator.apply(GpuSeen(self.clock(), gpu, UNKNOWN_BYTES))
         container = self._containers.get(name) or self._new(name)
         self._coordinator.apply(Joined(self.clock(), name, contract))
@@ -178,8 +167,7 @@ class SwapNode:
         self._readers.remove(name)
         container.leave()
         self._active.discard(name)
-        self._lost.discard(name)
-        for part in (self._activity, self.ends, self.blocks, self.counts):
+        for part in (self._activity, self.reasons, self.blocks, self.counts):
             part.forget(name)
         self._coordinator.drop(name)
         self._coordinator.apply(Left(self.clock(), name))
@@ -217,9 +205,9 @@ class SwapNode:
             return NodeAnswer.WAITS
         return NodeAnswer.GRANTED if answer[0].granted else NodeAnswer.REFUSED
 
-    def asks(self, gpu: str) -> bool:
+    def decides(self, gpu: str) -> bool:
         """Whether requests for memory of a GPU need `request`: some container there may exceed its guarantee, or is above it."""
-        return gpu in self._capacity and any(one.bursts(gpu) for one in self._containers.values())
+        return gpu in self._reports.capacity_bytes and any(one.bursts(gpu) for one in self._containers.values())
 
     def free_bytes(self, name: str, gpu: str) -> int:
         """What a container may be granted now beyond any request: within its guarantee, and nothing while others wait for memory of the GPU."""
@@ -257,12 +245,12 @@ class SwapNode:
         if gpu not in self._pools:
             return ""
         if self._pools[gpu].ready:
-            return "" if gpu in self._capacity else "the memory of the GPU was not read yet"
-        return missing_pool(self._copiers, gpu, self._boot_id) or self._pools[gpu].reason
+            return "" if gpu in self._reports.capacity_bytes else "the memory of the GPU was not read yet"
+        return self._pools.missing(gpu)
 
     def copier_pids(self) -> frozenset[int]:
         """The copiers, by host pid: they use memory of the GPUs and belong to no container."""
-        return frozenset(pool.copier_pid for pool in self._pools.values() if pool.copier_pid)
+        return self._pools.copier_pids()
 
     def withdraw(self, id_: str) -> None:
         """Nobody waits for it any more. If it was granted and `decided` has not said so, it is not."""
@@ -280,7 +268,7 @@ class SwapNode:
     def notices(self) -> list[Notice]:
         """What is to be known of containers, since the last call."""
         notices = self._coordinator.notices()
-        self.ends.note(notices)
+        self.reasons.note(notices)
         return notices
 
     def working(self, name: str, works: bool) -> None:
@@ -298,8 +286,7 @@ class SwapNode:
     def status(self, name: str) -> SwapStatus:
         """Of a container that has joined."""
         container = self._containers[name]
-        ready = all(self._pools[gpu].ready for gpu in container.gpus)
-        return self.ends.status(container, self.blocks, pools_ready=ready)
+        return self.reasons.status(container, self.blocks, pools_ready=self._pools.ready(container.gpus))
 
     def throttles(self) -> dict[str, int]:
         """How often each container was throttled here; only containers that ever were. From any thread."""
@@ -307,10 +294,7 @@ class SwapNode:
 
     def gpus(self) -> list[GpuSwapFacts]:
         """Of each GPU whose capacity is known."""
-        return [
-            GpuSwapFacts(gpu, capacity_bytes, self._pools[gpu].ready, dict(self._pools[gpu].moved_bytes))
-            for gpu, capacity_bytes in self._capacity.items()
-        ]
+        return self._reports.facts()
 
     def awake(self) -> None:
         """The arbiter's loop came round: time since then in which it does not is no container's."""
@@ -322,9 +306,7 @@ class SwapNode:
             self._readers.remove(container.name)
             container.close()
         self._containers.clear()  # none leaves: that would end its records
-        for pool in self._pools.values():
-            pool.write()
-            pool.close()
+        self._pools.close()
         self.poller.remove(self._wake_fd)
         os.close(self._wake_fd)
         self.poller.close()
@@ -338,12 +320,7 @@ class SwapNode:
 
     def pool(self, gpu: str) -> HostPool:
         """Of a GPU."""
-        if gpu not in self._pools:
-            file = RecordsFile(self._records, gpu, self._boot_id)
-            self._pools[gpu] = HostPool(
-                gpu, self._copiers / f"{gpu}.sock", file, self.poller, self.clock, self._connect
-            )
-        return self._pools[gpu]
+        return self._pools.of(gpu)
 
     def apply(self, event: ContainerEvent) -> None:
         """To the policy."""
@@ -379,13 +356,13 @@ class SwapNode:
             for name in list(self._active):
                 if (container := self._containers.get(name)) is not None:
                     container.turn(partial(self._coordinator.room_bytes, name))
-                    self._note_loss(container)
-            self._report_pools()
+                    self.reasons.note_loss(container)
+            for event in self._reports.changed(self._containers.values(), self.clock()):
+                self._coordinator.apply(event)
             if not self._coordinator.due(self.clock()):
                 break
         self._again = self._coordinator.due(self.clock())
-        for pool in self._pools.values():
-            pool.turn()
+        self._pools.turn()
         self._active = {name for name in self._active if name in self._containers and not self._containers[name].quiet}
 
     def _decide(self) -> None:
@@ -418,20 +395,6 @@ class SwapNode:
             case Report(reason=reason) if reason.startswith("it did not give way"):
                 container.did_not_give_way(reason)
 
-    def _note_loss(self, container: SwapContainer) -> None:
-        if container.lost and container.name not in self._lost:
-            self._lost.add(container.name)
-            self._coordinator.notice(Stranded(container.name, container.lost))
-        elif not container.lost:
-            self._lost.discard(container.name)
-
-    def _report_pools(self) -> None:
-        for gpu, usable_bytes in self._usable.items():
-            if self._capacity[gpu] > usable_bytes - self._pools[gpu].context_bytes:
-                self.add_gpu(gpu, usable_bytes)  # a copier stated its context before the next reading of the GPU
-            if (seen := self._reports.changed(gpu, self._containers.values(), self.clock())) is not None:
-                self._coordinator.apply(seen)
-
     # Records and traces
 
     def _adopt(self, gpu: str) -> None:
@@ -444,7 +407,7 @@ class SwapNode:
 
     def _state(self) -> Iterator[Event]:
         requests = self._coordinator.requests.values()
-        return self._reports.state(self.clock(), self._capacity, self._containers.values(), requests)
+        return self._reports.state(self.clock(), self._containers.values(), requests)
 
     def _woken(self) -> None:
         try:

@@ -29,14 +29,14 @@ class DriverMemory:
         cuda.primary()
         self._kernels = kernels.Kernels()
         self._blocks: list[tuple[int, int]] = []
-        self._told = c_uint64()
+        self._wrong = c_uint64()
 
     @property
     def sizes(self) -> list[int]:
         return [size for _, size in self._blocks]
 
     def make(self, form: str, total_bytes: int) -> None:
-        cuda.must("cuMemAllocHost_v2", byref(self._told), c_size_t(4))
+        cuda.must("cuMemAllocHost_v2", byref(self._wrong), c_size_t(4))
         sizes = shapes.blocks(form, total_bytes)
         if form == "expandable":
             self._map(sizes)
@@ -84,13 +84,13 @@ class DriverMemory:
         cuda.must("cuStreamSynchronize", c_void_p())
 
     def wrong_cells(self, added: int) -> int:
-        told = c_uint.from_address(self._told.value)
+        found = c_uint.from_address(self._wrong.value)
         wrong = 0
         for number, (at, size) in enumerate(self._blocks):
-            told.value = 0
-            self._kernels.launch("compare", at, size, (number + added) & 0xFFFFFFFF, self._told.value)
+            found.value = 0
+            self._kernels.launch("compare", at, size, (number + added) & 0xFFFFFFFF, self._wrong.value)
             self.wait()
-            wrong += told.value
+            wrong += found.value
         return wrong
 
 

@@ -49,7 +49,9 @@ class SharedGpusFile:
             try:
                 self.once()
             except OSError as error:
-                log.error("the host pool is not told which GPUs are shared", error=str(error), retry_s=WRITE_S)
+                log.error(
+                    "the list of shared GPUs for the host pool cannot be written", error=str(error), retry_s=WRITE_S
+                )
             await asyncio.sleep(WRITE_S)
 
     def once(self) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from deviceplugin.grants import checked_file as sealed
 from vgpu.api.contract import grant_key
 from vgpu.api.errors import BadDocument
+from vgpu.api.sealed import UNREADABLE
 
 RECORD: Final = "allocation.json"
 WHAT: Final = "allocation"
@@ -114,7 +115,7 @@ def read_record(path: Path) -> Record | None:
             record = Record(**old)
         else:
             record = _records.decode(record_file.body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadDocument(f"{path} has {len(record_file.body)} bytes that are no {WHAT}: {str(error)[:300]}") from None
     if record.key != path.parent.name:
         raise BadDocument(f"{path} is about directory {record.key}: it must be about {path.parent.name}")

@@ -1,21 +1,15 @@
-"""Records on the node's disk: each with a version and a checksum, so that a damaged one is never taken for a right one.
-
-    {"v": 2, "sha256": "<of the bytes of body>", "body": {...}}
-
-`read` answers the bytes of the body and the version; what they mean is decided by the caller. A record of a later version
-is refused, not guessed at: a later plugin may count otherwise.
-"""
+"""Sealed records (`vgpu.api.sealed`) as files on the node's disk. What a body means is decided by the caller."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from deviceplugin.grants.atomic_file import AnyPath, content_of, write_atomically
-from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.api.errors import BadDocument
+from vgpu.api.sealed import UNREADABLE, seal, unseal, version_of
 
 VERSION: Final = 2
 UNSEALED: Final = 1
@@ -33,25 +27,9 @@ class Checked(NamedTuple):
     body: bytes
 
 
-class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
-    v: int
-    sha256: str
-    body: msgspec.Raw
-
-
-class _Version(msgspec.Struct):
-    v: int
-
-
-_sealed = msgspec.json.Decoder(_Sealed)
-_versions = msgspec.json.Decoder(_Version)
-
-
 def write(path: AnyPath, body: object, *, durable: bool, temporary: AnyPath | None = None) -> None:
     """Replace the record. `durable` waits until it outlives a loss of power; `temporary` as `atomic_file.write_atomically` has it. Raises OSError."""
-    text = msgspec.json.encode(body)
-    sealed = _Sealed(VERSION, hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
-    write_atomically(path, msgspec.json.encode(sealed), 0o600, durable=durable, temporary=temporary)
+    write_atomically(path, seal(msgspec.json.encode(body), VERSION), 0o600, durable=durable, temporary=temporary)
 
 
 def read(path: Path, what: str, *, oldest: int = VERSION) -> Checked | None:
@@ -62,19 +40,10 @@ def read(path: Path, what: str, *, oldest: int = VERSION) -> Checked | None:
     if len(content) > LARGEST:
         raise BadDocument(f"{path} has {len(content)} bytes: {what} has at most {LARGEST}")
     try:
-        version = _versions.decode(content).v
-        if not oldest <= version <= VERSION:
-            newer = NewerVersion if version > VERSION else BadDocument
-            raise newer(f"{path} is of version {version}: this device plugin reads versions {oldest} to {VERSION}")
-        if version == UNSEALED:
-            return Checked(version, content)
-        sealed = _sealed.decode(content)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        version = version_of(content, oldest=oldest, newest=VERSION, name=str(path), reader="device plugin")
+        return Checked(version, content if version == UNSEALED else bytes(unseal(content, name=str(path))))
+    except UNREADABLE as error:
         raise BadDocument(f"{path} has {len(content)} bytes that are no {what}: {str(error)[:300]}") from None
-    found = hashlib.sha256(sealed.body).hexdigest()
-    if found != sealed.sha256:
-        raise BadDocument(f"{path} is damaged: its checksum is {found[:12]}, it must be {sealed.sha256[:12]!r}")
-    return Checked(version, bytes(sealed.body))
 
 
 def boot_id(path: Path = BOOT_ID) -> str:

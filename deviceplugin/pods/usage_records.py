@@ -28,6 +28,7 @@ from vgpu.api.codec import check_assigned_gpu
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Orphan
+from vgpu.api.sealed import UNREADABLE
 
 FOLDER: Final = "pods"
 WHAT: Final = "usage record of a pod"
@@ -161,7 +162,7 @@ class UsageRecords:
             return None
         try:
             record = _records.decode(found.body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadDocument(f"{path} has {len(found.body)} bytes that are no {WHAT}: {str(error)[:300]}") from None
         if self._path(record.uid).name != path.name:
             raise BadDocument(

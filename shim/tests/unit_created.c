@@ -11,30 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bursting.h"
 #include "device.h"
 
 #undef NDEBUG
 
 enum { HANDLES = 24, STEPS = 60000, LEASE_PAGES = 64, GUARANTEE_PAGES = 6, MOST = 8 };
-
-static struct gpu *begin(void)
-{
-    struct gpu *gpu = &tangram.grant.gpu[0];
-    device_begin();
-    setenv("TANGRAM_WAIT_MS", "1", 1);
-    atomic_store(&tangram.hot.driver_found, true);
-    atomic_store(&tangram.grant.state, GRANT_GOOD);
-    tangram.grant.gpus = 1;
-    atomic_store(&tangram.device_gpu[0], gpu);
-    atomic_store(&tangram.only_gpu, gpu);
-    atomic_store(&tangram.elastic.looked_for_rdma, true);
-    atomic_store(&gpu->bursts, true);
-    atomic_store(&gpu->limits_came, true);
-    atomic_store(&gpu->limit_bytes, 1); /* it may burst, and there is no arbiter from which more could be leased */
-    atomic_store(&gpu->unused_bytes, GUARANTEE_PAGES * PAGE);
-    atomic_store(&gpu->elastic_unused_bytes, LEASE_PAGES * PAGE);
-    return gpu;
-}
 
 /* The program: what it has of each driver. */
 static struct held {
@@ -428,7 +410,8 @@ static void the_program_ends_while_memory_is_away(struct gpu *gpu)
 
 int main(int count, char **words)
 {
-    struct gpu *gpu = begin();
+    device_begin();
+    struct gpu *gpu = bursting_gpu(GUARANTEE_PAGES * PAGE, LEASE_PAGES * PAGE);
     unsigned swapped = 0;
     srand(count > 1 ? (unsigned)atoi(words[1]) : 7);
     for (unsigned step = 0; step < STEPS && library.made < PHYSICAL - 100 && alone.made < PHYSICAL - 100 && tangram.elastic.ids - tangram.elastic.ids_from < PHYSICAL - 100; step++) {

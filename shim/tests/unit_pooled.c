@@ -9,29 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bursting.h"
 #include "streaming.h"
 
 #undef NDEBUG
 
 enum { MOST = 300, STEPS = 120000, LEASE_PAGES = 120, THREADS = 4, THREAD_STEPS = 6000 };
-static struct gpu *begin(void)
-{
-    struct gpu *gpu = &tangram.grant.gpu[0];
-    setenv("TANGRAM_WAIT_MS", "1", 1);
-    process_check();
-    streaming_begin();
-    atomic_store(&tangram.hot.driver_found, true);
-    atomic_store(&tangram.grant.state, GRANT_GOOD);
-    tangram.grant.gpus = 1;
-    atomic_store(&tangram.device_gpu[0], gpu);
-    atomic_store(&tangram.only_gpu, gpu);
-    atomic_store(&tangram.elastic.looked_for_rdma, true);
-    atomic_store(&gpu->bursts, true);
-    atomic_store(&gpu->limits_came, true);
-    atomic_store(&gpu->limit_bytes, 1); /* there is no arbiter from which more could be leased */
-    atomic_store(&gpu->elastic_unused_bytes, LEASE_PAGES * PAGE);
-    return gpu;
-}
 
 /* The program and the model. */
 
@@ -324,7 +307,9 @@ static void threads(void)
 
 int main(void)
 {
-    struct gpu *gpu = begin();
+    process_check();
+    streaming_begin();
+    struct gpu *gpu = bursting_gpu(0, LEASE_PAGES * PAGE);
     for (unsigned number = 1; number <= STEPS; number++) {
         one_step(number);
         check(gpu);

@@ -110,6 +110,14 @@ class GpuAccounts:
         self.promises.pop(process, None)
         return True
 
+    def queue(self, number: int, request: LeaseRequest) -> None:
+        """Add a request. It ends the promise of its process. Raises BadDocument if an earlier one of this process and kind is not answered."""
+        unanswered = (*self.requests, *self.at_node)
+        if any(other.process == request.process and other.kind == request.kind for other in unanswered):
+            raise BadDocument(f"{request.kind} of GPU {number} while an earlier one is not answered: one at a time")
+        self.promises.pop(request.process, None)
+        self.requests.append(request)
+
     def grant(self, number: int, request: LeaseRequest, free_bytes: int) -> Granted:
         """Grant a request of GPU `number`, and of the `free_bytes` a part in advance unless it needed a recall."""
         record = self.records[request.process]

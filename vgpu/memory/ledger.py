@@ -100,7 +100,7 @@ class Ledger:
         """A process requests at least `need_bytes`, at best `want_bytes`. Raises BadDocument."""
         record = self._record(process, gpu)
         record.known = True
-        self._queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, need_bytes, max(need_bytes, want_bytes), elastic=elastic))
         return self._decide(gpu, now_s)
 
     def promise(self, process: int, gpu: int, context_bytes: int, now_s: float) -> int:
@@ -108,7 +108,7 @@ class Ledger:
         Returns the reserved bytes."""
         of = self._gpus[gpu]
         busy = bool(of.requests) or of.records[process].known or now_s < self._opens_at_s
-        if busy or context_bytes == 0 or of.free_bytes < context_bytes or self._node.asks(gpu):
+        if busy or context_bytes == 0 or of.free_bytes < context_bytes or self._node.decides(gpu):
             return 0
         of.promises[process] = Promise(context_bytes, now_s + PROMISE_S)
         return context_bytes
@@ -123,7 +123,7 @@ class Ledger:
             self._gpus[gpu].charge(record, max(promise.bytes, context.bytes), made_bytes=estimate_bytes)
             return [Granted(process, gpu, seq, context.bytes), *self._decide(gpu, now_s)]
         need_bytes = max(0, estimate_bytes - context.bytes)
-        self._queue(gpu, LeaseRequest(process, seq, need_bytes, need_bytes, context=True))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, need_bytes, need_bytes, context=True))
         self._gpus[gpu].charge(record, context.bytes, made_bytes=estimate_bytes)
         return self._decide(gpu, now_s)
 
@@ -140,10 +140,10 @@ class Ledger:
         record = self._record(process, gpu)
         record.known = True
         of = self._gpus[gpu]
-        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.asks(gpu):
+        if of.has_room(record, bound_bytes) and now_s >= self._opens_at_s and not self._node.decides(gpu):
             of.bound(record, bound_bytes)
             return [Granted(process, gpu, seq, bound_bytes)]
-        self._queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
         return self._decide(gpu, now_s)
 
     def settle_bound(self, process: int, gpu: int, now_s: float) -> None:
@@ -217,7 +217,7 @@ class Ledger:
     def hold(self, process: int, gpu: int, seq: int, key: bytes, amount_bytes: int, now_s: float) -> list[Event]:
         """A process opened shared memory by its key. It is charged once, if no process pays for it. Raises BadDocument."""
         self._record(process, gpu).known = True
-        self._queue(gpu, LeaseRequest(process, seq, amount_bytes, amount_bytes, key=key))
+        self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, amount_bytes, amount_bytes, key=key))
         return self._decide(gpu, now_s)
 
     def restate_hold(self, process: int, gpu: int, key: bytes, amount_bytes: int) -> None:
@@ -259,7 +259,7 @@ class Ledger:
 
     def node_decided(self, process: int, gpu: int, seq: int, now_s: float, *, granted: bool) -> list[Event]:
         """The node has, or will not have, the memory for a request that waited there. One that was withdrawn meanwhile is ignored."""
-        of, request = self._gpus[gpu], self._node.take(gpu, process, seq)
+        of, request = self._gpus[gpu], self._node.remove(gpu, process, seq)
         if request is None:
             return []
         free_bytes = of.left_bytes(elastic=request.elastic)  # the limits may be lower than when it was requested
@@ -270,11 +270,11 @@ class Ledger:
         return [answer, *self._decide(gpu, now_s)]
 
     def expire(self, now_s: float) -> list[Event]:
-        """End expired promises, decide requests that have waited long enough, and tell those that wait for the node. A BEGIN that was sent before
+        """End expired promises, decide requests that have waited long enough, and repeat the answer of those that wait for the node. A BEGIN that was sent before
         `now_s` has been read."""
         for gpu in self._gpus:
             gpu.promises = {process: promise for process, promise in gpu.promises.items() if now_s < promise.until_s}
-        return self._decide_all(now_s) + self._node.tell(now_s)
+        return self._decide_all(now_s) + self._node.repeat(now_s)
 
     def deadline_s(self) -> float | None:
         """When `expire` is to be called next, or None."""
@@ -345,16 +345,6 @@ class Ledger:
             raise BadDocument(f"packet names GPU {gpu}: this container has {len(self._gpus)}, from 0")
         return self._gpus[gpu].records[process]
 
-    def _queue(self, gpu: int, request: LeaseRequest) -> None:
-        """Add a request. It ends the promise of its process."""
-        queue = self._gpus[gpu].requests
-        unanswered = (*queue, *self._gpus[gpu].at_node)
-        if any(other.process == request.process and other.kind == request.kind for other in unanswered):
-            what = request.kind
-            raise BadDocument(f"{what} of GPU {gpu} while an earlier one is not answered: one at a time")
-        self._gpus[gpu].promises.pop(request.process, None)
-        queue.append(request)
-
     def _decide_all(self, now_s: float) -> list[Event]:
         return [event for gpu in range(len(self._gpus)) for event in self._decide(gpu, now_s)]
 
@@ -368,7 +358,7 @@ class Ledger:
             missing_bytes = gpu.shared.missing_bytes(request.key, request.need_bytes)
             full = bool(request.key) and gpu.shared.full()
             if missing_bytes <= free_bytes and not full:
-                answer = self._node.ask(number, request, missing_bytes, free_bytes, now_s)
+                answer = self._node.request(number, request, missing_bytes, free_bytes, now_s)
                 events.append(self._denied(number, request, now_s) if isinstance(answer, NodeAnswer) else answer)
             elif not full and (wanted := self._recall(number, request, missing_bytes - free_bytes, now_s)):
                 return events + wanted

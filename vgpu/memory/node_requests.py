@@ -22,19 +22,19 @@ class NodeRequests:
 
     def __init__(self, gpus: Sequence[GpuAccounts], node: NodeRoom | None) -> None:
         self._gpus, self._node = gpus, node
-        self._tell_at_s = inf
+        self._repeat_at_s = inf
 
-    def asks(self, gpu: int) -> bool:
+    def decides(self, gpu: int) -> bool:
         """Whether memory of this GPU may have to be taken from other containers first."""
-        return self._node is not None and self._node.asks(gpu)
+        return self._node is not None and self._node.decides(gpu)
 
-    def ask(
+    def request(
         self, gpu: int, request: LeaseRequest, missing_bytes: int, free_bytes: int, now_s: float
     ) -> Event | NodeAnswer:
         """The event that answers a request of which the limits allow `free_bytes`; REFUSED if there will be no memory for it. Nothing waits for a lease
         in advance, nor for shared memory that is charged already (`missing_bytes` 0)."""
         of = self._gpus[gpu]
-        if self._node is None or not self._node.asks(gpu):
+        if self._node is None or not self._node.decides(gpu):
             return of.grant(gpu, request, free_bytes)
         answer = NodeAnswer.GRANTED
         if any((one.process, one.seq) == (request.process, request.seq) for one in of.at_node):
@@ -47,12 +47,12 @@ class NodeRequests:
             room_bytes = max(0, self._node.free_bytes(gpu))
             return of.grant(gpu, request, min(free_bytes, missing_bytes + room_bytes))
         if answer is NodeAnswer.WAITS:
-            self._tell_at_s = min(self._tell_at_s, now_s + PENDING_S)
+            self._repeat_at_s = min(self._repeat_at_s, now_s + PENDING_S)
             of.at_node.append(request)
             return Waiting(request.process, gpu, request.seq, missing_bytes)
         return answer
 
-    def take(self, gpu: int, process: int, seq: int) -> LeaseRequest | None:
+    def remove(self, gpu: int, process: int, seq: int) -> LeaseRequest | None:
         """Remove a request, because the node decided about it; None if it was withdrawn."""
         waiting = self._gpus[gpu].at_node
         found = next((one for one in waiting if (one.process, one.seq) == (process, seq)), None)
@@ -68,9 +68,9 @@ class NodeRequests:
             if self._node is not None:
                 self._node.withdraw(gpu, process, request.seq)
 
-    def tell(self, now_s: float) -> list[Event]:
-        """What is due to those that wait, and to those behind them: they are not forgotten."""
-        if now_s < self._tell_at_s:
+    def repeat(self, now_s: float) -> list[Event]:
+        """The answer that is due to those that wait, and to those behind them: they still wait."""
+        if now_s < self._repeat_at_s:
             return []
         events: list[Event] = [
             Waiting(one.process, number, one.seq, one.need_bytes)
@@ -78,9 +78,9 @@ class NodeRequests:
             if gpu.at_node
             for one in (*gpu.at_node, *gpu.requests)
         ]
-        self._tell_at_s = now_s + PENDING_S if events else inf
+        self._repeat_at_s = now_s + PENDING_S if events else inf
         return events
 
     def due_s(self) -> list[float]:
-        """When `tell` is to be called next; empty if nothing waits."""
-        return [self._tell_at_s] if self._tell_at_s < inf else []
+        """When `repeat` is to be called next; empty if nothing waits."""
+        return [self._repeat_at_s] if self._repeat_at_s < inf else []

@@ -120,7 +120,7 @@ class NodeAnswer(Enum):
 class NodeRoom(Protocol):
     """The memory of the node's GPUs, for one container. GPUs by their number in its grant."""
 
-    def asks(self, gpu: int) -> bool:
+    def decides(self, gpu: int) -> bool:
         """Whether this GPU's containers may burst, so that requests need its decision."""
 
     def use(self, gpu: int, claimed_bytes: tuple[int, int]) -> None:

@@ -4,7 +4,7 @@ A record is there from before its block is unmapped until its process has shown 
 of every block that may be away. A record too many is harmless: the process knows which of its blocks are away.
 `pool` names the file that has the content (`vgpu.protocol.copier.PoolFile`): what another file has at the same offset is worth nothing.
 
-The file has the records of one moment in its first line, and in each further line what one write changed:
+The file has the records of one moment in its first line, and in each further line what one write changed, both sealed (`vgpu.api.sealed`):
 
     {"v": 2, "sha256": "<of the bytes of body>", "body": {"boot_id": "...", "gpu": "GPU-...", "pool": "...", "records": [...]}}
     {"sha256": "...", "body": {"drop": [[pid, started, block], ...], "put": [record, ...]}}
@@ -17,14 +17,14 @@ Pure; what is written where is `arbiter.swap.records_file`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
-from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.api.errors import BadDocument
+from vgpu.api.sealed import UNREADABLE, seal, unseal, version_of
 from vgpu.memory.swap_slots import GRAIN_BYTES
 
 VERSION: Final = 2
@@ -34,7 +34,7 @@ LARGEST_BYTES: Final = 64 * 2**20
 
 Stage = Literal["away", "made", "filled"]
 """made: the process was ordered to make the block again, so it may take memory of the GPU. filled: its content is back on the GPU, and the process may not know yet; it
-must be told, and nothing may be copied to the block again."""
+must be sent FILLED, and nothing may be copied to the block again."""
 
 
 Key = tuple[int, int, int]
@@ -82,11 +82,6 @@ class _Change(msgspec.Struct, forbid_unknown_fields=True):
     put: list[SwapRecord]
 
 
-class _SealedChange(msgspec.Struct, forbid_unknown_fields=True):
-    sha256: str
-    body: msgspec.Raw
-
-
 @dataclass(frozen=True, slots=True)
 class PoolRecords:
     """The records of a pool. `pool`: the identity of its file; empty only if there is no record."""
@@ -95,20 +90,8 @@ class PoolRecords:
     records: tuple[SwapRecord, ...] = ()
 
 
-class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
-    v: int
-    sha256: str
-    body: msgspec.Raw
-
-
-class _Version(msgspec.Struct):
-    v: int
-
-
-_sealed = msgspec.json.Decoder(_Sealed)
-_versions = msgspec.json.Decoder(_Version)
+_NAME: Final = "the file"
 _bodies = msgspec.json.Decoder(_Body)
-_sealed_changes = msgspec.json.Decoder(_SealedChange)
 _changes = msgspec.json.Decoder(_Change)
 
 
@@ -116,27 +99,22 @@ def joined(encoded: Iterable[bytes], *, gpu: str, boot_id: str, pool: str) -> by
     """The file of these records, each in JSON. One of another boot is worth nothing: the GPU's memory and the pool are gone."""
     none = msgspec.json.encode(_Body(boot_id, gpu, pool, []))
     body = b"".join((none.removesuffix(b"]}"), b",".join(encoded), b"]}"))
-    return b'{"v":%d,"sha256":"%b","body":%b}\n' % (VERSION, _sum(body), body)
+    return seal(body, VERSION) + b"\n"
 
 
 def change_to_bytes(drop: Iterable[Key], put: Iterable[SwapRecord]) -> bytes:
     """The line of a change."""
-    body = msgspec.json.encode(_Change(list(drop), list(put)))
-    return b'{"sha256":"%b","body":%b}\n' % (_sum(body), body)
+    return seal(msgspec.json.encode(_Change(list(drop), list(put)))) + b"\n"
 
 
 def from_bytes(content: bytes, *, gpu: str, boot_id: str) -> PoolRecords:
     """The records of a file; empty if it is of another boot. Raises BadDocument, also if two records name one block or part of one slot; NewerVersion."""
     first, *others = content.split(b"\n")
     try:
-        version = _versions.decode(first).v
-        if version != VERSION:
-            kind = NewerVersion if version > VERSION else BadDocument
-            raise kind(f"records of version {version}: this arbiter reads version {VERSION}")
-        sealed = _sealed.decode(first)
-        body = _bodies.decode(_opened(sealed.body, sealed.sha256))
-        changes = [_change(line) for line in others[:-1]]
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        version_of(first, oldest=VERSION, newest=VERSION, name=_NAME, reader="arbiter")
+        body = _bodies.decode(unseal(first, name=_NAME))
+        changes = [_changes.decode(unseal(line, name=_NAME)) for line in others[:-1]]
+    except UNREADABLE as error:
         raise BadDocument(f"{len(content)} bytes that are no records: {str(error)[:300]}") from None
     if not boot_id or body.boot_id != boot_id:
         return PoolRecords()
@@ -147,21 +125,6 @@ def from_bytes(content: bytes, *, gpu: str, boot_id: str) -> PoolRecords:
         raise BadDocument(f"{len(records)} records of no pool: they must name its file")
     _check(records)
     return PoolRecords(body.pool, records)
-
-
-def _sum(body: bytes | msgspec.Raw) -> bytes:
-    return hashlib.sha256(body).hexdigest().encode()
-
-
-def _opened(body: msgspec.Raw, seal: str) -> msgspec.Raw:
-    if (found := _sum(body).decode()) != seal:
-        raise BadDocument(f"records are damaged: their checksum is {found[:12]}, it must be {seal[:12]!r}")
-    return body
-
-
-def _change(line: bytes) -> _Change:
-    sealed = _sealed_changes.decode(line)
-    return _changes.decode(_opened(sealed.body, sealed.sha256))
 
 
 def _applied(records: list[SwapRecord], changes: Iterable[_Change]) -> tuple[SwapRecord, ...]:

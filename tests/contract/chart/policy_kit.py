@@ -119,6 +119,9 @@ def container(name: str = "main", limits: dict[str, str] | None = None, **more: 
     return {"name": name, "image": "none", "resources": {"limits": limits or {}}, **more}
 
 
+INIT_SHARE = {"initContainers": [container("init", SHARE)]}
+
+
 def visible(value: str) -> dict[str, Any]:
     return {"env": [{"name": VISIBLE, "value": value}]}
 

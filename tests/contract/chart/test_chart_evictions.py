@@ -8,6 +8,7 @@ import pytest
 
 from tests.apiserver import ApiServer, Denied
 from tests.contract.chart.policy_kit import (
+    INIT_SHARE,
     PLUGIN,
     PODS,
     SHARE,
@@ -18,7 +19,6 @@ from tests.contract.chart.policy_kit import (
     refused,
 )
 from tests.contract.chart.rendering import Helm, Refused
-from tests.contract.chart.test_chart_policies import INIT_SHARE
 
 EVICTS: dict[str, Any] = {"burst": {"enabled": True}}
 

@@ -44,7 +44,7 @@ class Machine:
     fake: bool
     base: dict[str, str]
     burst: bool = False
-    """Every container's memory is elastic, and its limit is what `grant` names, unless that is told otherwise."""
+    """Every container's memory is elastic, and its limit is what `grant` names, unless a test sets another."""
     swaps: bool = False
     """There is a copier with a pool."""
     served_by: list[int] = field(default_factory=list)

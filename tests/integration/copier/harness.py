@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arbiter.swap.copier import Copier
-from tests.built import shim_build
+from tests.built import REPOSITORY, shim_build
 from tests.fake import FakeDriver, start_fake_driver
 from tests.integration.copier.owner import MIB, content
 from tests.line_process import LineProcess
@@ -33,7 +33,9 @@ class Owner(LineProcess):
     def __init__(self, driver: FakeDriver) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = str(Path(__file__).with_name("owner.py"))
-        super().__init__([program, str(theirs.fileno())], driver.env(), pass_fds=[theirs.fileno()])
+        super().__init__(
+            [program, str(theirs.fileno())], driver.env(PYTHONPATH=str(REPOSITORY)), pass_fds=[theirs.fileno()]
+        )
         theirs.close()
 
     def _request(self, *words: Any) -> Any:

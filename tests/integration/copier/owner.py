@@ -19,27 +19,11 @@ from typing import Any
 
 import numpy
 
+from tests.integration.shim.gpu_structs import Access, Location, Prop
+
 MIB = 2**20
 cuda: Any = None
 """libcuda; loaded by the program alone, for its parent has no driver."""
-
-
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", ctypes.c_int * 2),
-        ("unused", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    )
-
-
-class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", ctypes.c_int * 2), ("flags", ctypes.c_int))
 
 
 def content(size_bytes: int, seed: int | None) -> bytes:
@@ -58,7 +42,7 @@ class Block:
     def __init__(self, size_bytes: int, seed: int | None) -> None:
         self.bytes = size_bytes
         self.handle, self.at = ctypes.c_uint64(), ctypes.c_uint64()
-        how, access = Properties(type=1, handle_types=1, location=(1, 0)), Access(location=(1, 0), flags=3)
+        how, access = Prop(1, 1, Location(1, 0)), Access(Location(1, 0), 3)
         size = ctypes.c_size_t(size_bytes)
         must(cuda.cuMemCreate(ctypes.byref(self.handle), size, ctypes.byref(how), ctypes.c_uint64()), "cuMemCreate")
         must(

@@ -181,7 +181,7 @@ def test_the_jobs_of_a_connection_that_ended_are_forgotten(node: Node, owner: Ow
         assert not any(pool.read(4 * MIB))
 
 
-STRANGER = """
+OTHER_USER = """
 import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -198,7 +198,7 @@ def test_another_user_than_root_is_rejected_even_if_the_socket_lets_it_in(node: 
     link = node.start(pool_bytes=POOL)
     link.close()
     node.folder.chmod(0o755)
-    command = [sys.executable, "-c", STRANGER, str(node.socket)]
+    command = [sys.executable, "-c", OTHER_USER, str(node.socket)]
     assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == "permission\n"
     node.socket.chmod(0o666)
     packet, _, rest = subprocess.run(command, capture_output=True, check=True).stdout.rpartition(b"|")

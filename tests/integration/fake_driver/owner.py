@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.integration.shim.gpu_structs import Access, Location, Prop
 from vgpu.gputime import resource_manager as rm
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -40,20 +41,6 @@ KERNELS = b"""//fake write us=param3 does=write at=param0 bytes=param1 seed=para
 """
 TYPES = {"write": "QQII", "add": "QQII", "compare": "QQIQ", "wait": "Q", "meet": "QQ", "nothing": "", "spin": "I"}
 C_TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
-
-
-class Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp: pinned memory of device 0, to be exported by descriptor."""
-
-    _fields_ = (("type", ctypes.c_int), ("handles", ctypes.c_int), ("at", Location), ("more", ctypes.c_uint64 * 2))
-
-
-class Access(ctypes.Structure):
-    _fields_ = (("at", Location), ("flags", ctypes.c_int))
 
 
 def ok(rc: int) -> None:
@@ -126,7 +113,7 @@ def pinned(size: int) -> int:
 
 
 def create(mib: int = 2) -> int:
-    handle, how = ctypes.c_uint64(), Properties(1, 1, Location(1, 0))
+    handle, how = ctypes.c_uint64(), Prop(1, 1, Location(1, 0))
     ok(cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(mib * MIB), ctypes.byref(how), u64(0)))
     return handle.value
 

@@ -139,6 +139,11 @@ class Stage:
         """As LD_PRELOAD names it. A sanitized build wants its runtime first: TANGRAM_SHIM_RUNTIME."""
         return ":".join(filter(None, [os.environ.get("TANGRAM_SHIM_RUNTIME"), str(self.build / "libtangram.so")]))
 
+    @property
+    def without_threads(self) -> dict[str, str]:
+        """Environment of a program whose library gets no helper thread."""
+        return {"LD_PRELOAD": f"{self.library}:{self.build}/tests/libno_threads.so"}
+
     def start_driver(self, context_mib: int = 0, branch: str = "580") -> None:
         config = self.folder / "driver"
         gpu = f"gpu t4 memory_mib={GPU_MIB} context_mib={context_mib}"

@@ -1,4 +1,4 @@
-"""The structures of cuda.h that gpu.py hands to the driver."""
+"""The structures of cuda.h that test programs hand to the driver."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from typing import Any, Self
 import pytest
 
 from tests.built import REPOSITORY
+from tests.integration.shim.burst_kit import burst
 from tests.integration.shim.conftest import GPUS, MIB, Stage, wait_for
 from tests.integration.shim.swapping_arbiter import BurstPeer, Lent, SwappingArbiter
-from tests.integration.shim.test_elastic import burst
 from tests.line_process import LineProcess
 from vgpu.protocol import wire
 from vgpu.protocol.messages import UnableReason
@@ -75,11 +75,11 @@ class Swap:
 
     def wrong(self, *pieces: tuple[int, int, int]) -> int:
         """Cells that are not as `written` left them, counted by a kernel: all memory is back."""
-        told = self.program.do("pinned(4)")
+        wrong_at = self.program.do("pinned(4)")
         for at, size, seed in pieces:
-            self.program.do(f"ok(launch('compare', {at}, {size}, {seed}, {told}))")
+            self.program.do(f"ok(launch('compare', {at}, {size}, {seed}, {wrong_at}))")
         self.program.do("ok(done())")
-        return int(self.program.do(f"cell({told})"))
+        return int(self.program.do(f"cell({wrong_at})"))
 
     def wrong_meanwhile(self, *pieces: tuple[int, int, int]) -> int:
         """The same without a kernel, slowly: other memory may be away."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
-from tests.integration.shim.test_elastic import elastic
+from tests.integration.shim.burst_kit import elastic
 
 PAGE_MIB = 2
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}

@@ -5,37 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
-from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter, swapping_arbiter
-from tests.integration.shim.test_elastic import ANCHOR_MIB, burst, is_elastic
-from tests.integration.shim.test_link import without_threads
+from tests.integration.shim.burst_kit import ANCHOR_MIB, arbiter, burst, is_elastic, worker
+from tests.integration.shim.burst_kit import peer_stage as stage
+from tests.integration.shim.conftest import MIB, OUT_OF_MEMORY, Stage, wait_for
+from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter
 from vgpu.protocol import wire
+
+__all__ = ["stage"]
 
 NO_ARBITER = 8
 """Number of the reason in SWAPPABLE; specified: protocol.md."""
 SOCKETS = 7
 """Of a program when the library has all of its own: three connections, three spare ones, and one of the fake driver's."""
-
-
-@pytest.fixture
-def stage(bare_stage: Stage) -> Stage:
-    """A container that may burst, whose arbiter is the test's."""
-    bare_stage.grant((GPUS[0], 1000))
-    burst(bare_stage)
-    return bare_stage
-
-
-def arbiter(stage: Stage, **how: object) -> AbstractContextManager[SwappingArbiter]:
-    return swapping_arbiter(stage.folder / "grants" / stage.key, **how)
-
-
-def worker(stage: Stage, **env: str) -> Worker:
-    return stage.worker(CUDA_VISIBLE_DEVICES="0", **env)
 
 
 def needed(made: SwappingArbiter, kind: wire.LeaseKind) -> list[int]:
@@ -134,7 +119,7 @@ def test_a_request_waits_while_other_containers_make_room(stage: Stage) -> None:
 
 
 def test_it_waits_no_longer_than_the_file_allows_and_the_program_goes_on(stage: Stage) -> None:
-    burst(stage, text=f"tangram-burst 1\nwait_s 0\ncard {GPUS[0]} mib=4000 core_percent=0\nend\n")
+    burst(stage, 4000, wait_s=0)
     with arbiter(stage, pending=True) as made:
         gpu, began_s = worker(stage), time.monotonic()
         assert gpu.request("alloc(100)")[0] == OUT_OF_MEMORY
@@ -179,7 +164,7 @@ def test_an_arbiter_that_serves_no_bursts_gets_no_such_connection_and_is_not_wai
 
 def test_a_process_without_a_helper_has_plain_memory_and_no_such_connection(stage: Stage) -> None:
     with arbiter(stage) as made:
-        gpu = worker(stage, **without_threads(stage))
+        gpu = worker(stage, **stage.without_threads)
         assert not is_elastic(gpu, gpu.must("alloc(10)"))
         assert wire.FOR_BURST not in made.hellos
         assert needed(made, ELASTIC) == []

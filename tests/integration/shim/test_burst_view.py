@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import AbstractContextManager
 
-import pytest
-
-from tests.integration.shim.conftest import GPUS, MIB, Stage, wait_for
+from tests.integration.shim.burst_kit import ANCHOR_MIB, arbiter, worker
+from tests.integration.shim.burst_kit import peer_stage as stage
+from tests.integration.shim.conftest import MIB, Stage, wait_for
 from tests.integration.shim.swap_kit import Swap, swap
-from tests.integration.shim.swapping_arbiter import FEATURES, SwappingArbiter, swapping_arbiter
-from tests.integration.shim.test_elastic import ANCHOR_MIB, burst
-from tests.integration.shim.test_link import without_threads
+from tests.integration.shim.swapping_arbiter import FEATURES
 from tests.integration.shim.test_views import NVML
 from vgpu.protocol import wire
 
-__all__ = ["swap"]
+__all__ = ["stage", "swap"]
 
 AS_IT_IS = "16384"
 """MiB of the other GPU, which the grant does not name."""
-
-
-@pytest.fixture
-def stage(bare_stage: Stage) -> Stage:
-    """A container that may burst, whose arbiter is the test's."""
-    bare_stage.grant((GPUS[0], 1000))
-    burst(bare_stage)
-    return bare_stage
-
-
-def arbiter(stage: Stage, **how: object) -> AbstractContextManager[SwappingArbiter]:
-    return swapping_arbiter(stage.folder / "grants" / stage.key, **how)
 
 
 def seen(stage: Stage, **env: str) -> list[int]:
@@ -51,7 +36,7 @@ def smi(stage: Stage, fields: str) -> str:
 def test_a_program_that_uses_only_nvml_sees_the_limit_and_what_all_have_of_it(stage: Stage) -> None:
     with arbiter(stage):
         assert seen(stage) == [4000, 0, 4000]
-        stage.worker(CUDA_VISIBLE_DEVICES="0").must("alloc(1500)")
+        worker(stage).must("alloc(1500)")
         total, used, free = seen(stage)
         assert total == 4000
         assert 1500 + ANCHOR_MIB <= used <= 1500 + ANCHOR_MIB + 2 * 125, "and at most what is leased in advance"
@@ -66,7 +51,7 @@ def test_more_may_be_free_than_the_gpu_has_because_other_containers_make_room(st
 
 def test_a_program_without_a_helper_thread_sees_the_containers_limit_too(stage: Stage) -> None:
     with arbiter(stage) as made:
-        assert seen(stage, **without_threads(stage)) == [4000, 0, 4000]
+        assert seen(stage, **stage.without_threads) == [4000, 0, 4000]
         assert wire.FOR_BURST not in made.hellos
 
 
@@ -78,7 +63,7 @@ def test_where_nothing_may_burst_now_the_guarantee_is_shown(stage: Stage) -> Non
 
 def test_a_limit_that_fell_below_what_is_used_leaves_nothing_free(stage: Stage) -> None:
     with arbiter(stage) as made:
-        gpu = stage.worker(CUDA_VISIBLE_DEVICES="0")
+        gpu = worker(stage)
         gpu.must("alloc(1500)")
         made.limits = (1000, 1000)
         made.burst().send(wire.Burst(0, 1000 * MIB, 1000 * MIB))
@@ -92,7 +77,7 @@ def test_a_limit_that_fell_below_what_is_used_leaves_nothing_free(stage: Stage) 
 
 def test_an_arbiter_whose_page_shows_no_limits_leaves_the_guarantee_of_its_welcome(stage: Stage) -> None:
     with arbiter(stage, features=FEATURES & ~wire.SHOWS_LIMITS):
-        assert seen(stage, **without_threads(stage)) == [1000, 0, 1000]
+        assert seen(stage, **stage.without_threads) == [1000, 0, 1000]
 
 
 def test_memory_that_is_in_host_memory_counts_as_used(swap: Swap) -> None:

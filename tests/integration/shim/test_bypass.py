@@ -19,7 +19,6 @@ import pytest
 
 from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, Stage, Worker, a_node, wait_for
 from tests.integration.shim.test_guard import PROGRAM, Bypass, bypasses, raw, statically, unloaded
-from tests.integration.shim.test_link import without_threads
 from tests.signals import send_signal
 from vgpu.api.cgroup import NOWHERE, place_of
 from vgpu.api.codec import grant_to_text
@@ -132,7 +131,7 @@ def in_state(worker: Worker, state: str) -> Iterator[None]:
 @pytest.mark.parametrize("state", ["stopped", "in a kernel of 60 s", "without the library's thread", "traced"])
 def test_no_process_with_the_library_is_killed_when_the_arbiter_restarts(strict: Stage, state: str) -> None:
     """At its whole limit; and then far over it, as its limit is lowered: that is for `guard`, whose policy is to report."""
-    env = without_threads(strict) if state == "without the library's thread" else {}
+    env = strict.without_threads if state == "without the library's thread" else {}
     worker = strict.worker(**env)
     if state == "in a kernel of 60 s":
         worker.must("busy(60_000)")  # while its code fits

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.shim.burst_kit import burst, worker
 from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, Worker
 from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter, swapping_arbiter
-from tests.integration.shim.test_elastic import burst
 from vgpu.protocol import wire
 
 GUARANTEE_MIB, LIMIT_MIB = 100, 1000
@@ -27,7 +27,7 @@ def arbiter(bare_stage: Stage, request: pytest.FixtureRequest) -> Iterator[Swapp
 
 @pytest.fixture
 def gpu(bare_stage: Stage, arbiter: SwappingArbiter) -> Worker:
-    return bare_stage.worker(CUDA_VISIBLE_DEVICES="0")
+    return worker(bare_stage)
 
 
 def leases(made: SwappingArbiter) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def test_what_is_mapped_into_an_array_is_resident_within_the_guarantee(arbiter: 
 def test_what_the_driver_makes_only_without_an_export_is_resident_or_refused(
     bare_stage: Stage, arbiter: SwappingArbiter, mib: int
 ) -> None:
-    gpu = bare_stage.worker(CUDA_VISIBLE_DEVICES="0", TANGRAM_FAKE_FAULTS="fail cuMemCreate nth=1 error=801")
+    gpu = worker(bare_stage, TANGRAM_FAKE_FAULTS="fail cuMemCreate nth=1 error=801")
     if mib > GUARANTEE_MIB:
         assert gpu.request(f"create({mib})")[0] == OUT_OF_MEMORY
         assert leases(arbiter) == (0, 0)

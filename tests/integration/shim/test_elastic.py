@@ -1,7 +1,6 @@
 """Memory of a container that may burst: served from blocks that can be swapped, and to the program what cuMemAlloc always was.
 
-The container of these tests has 1000 MiB of the one GPU that it sees, and a file `burst` that names it. `true_mib` is the driver's own
-count of the process.
+The containers: burst_kit.py.
 """
 
 from __future__ import annotations
@@ -10,62 +9,16 @@ import itertools
 import random
 import re
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
+from tests.integration.shim.burst_kit import ANCHOR_MIB, SAME, burst, bursting_node, elastic, is_elastic, plain, worker
+from tests.integration.shim.burst_kit import bursting_stage as stage
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 
-MIB = 2**20
-ANCHOR_MIB = 2
-"""The page of the allocation by which cuMemFree waits as the driver's does (anchor.c)."""
-
-
-_keys = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bursting_node(build: Path) -> Iterator[Stage]:
-    """Its arbiter sends limits of bursts (burst_limits.py)."""
-    with a_node(build, prelude="import tests.integration.shim.burst_limits\n") as made:
-        made.start_arbiter("--grace-ms", "0")
-        yield made
-
-
-@pytest.fixture
-def stage(bursting_node: Stage) -> Iterator[Stage]:
-    """A container of that node with 1000 MiB of the first GPU, of which 999 are guaranteed."""
-    stage = Stage(bursting_node.build, bursting_node.folder, f"e{next(_keys)}")
-    stage.grant((GPUS[0], 1000))
-    yield stage
-    stage.close()
-
-
-def burst(stage: Stage, mib: int = 16000, text: str = "") -> None:
-    folder = stage.folder / "grants" / stage.key
-    text = text or f"tangram-burst 1\nwait_s 30\ncard {GPUS[0]} mib={mib} core_percent=0\nend\n"
-    (folder / ".burst").write_text(text)
-    (folder / ".burst").rename(folder / "burst")
-
-
-def elastic(stage: Stage) -> Worker:
-    """A program in a container that may burst. It sees one GPU."""
-    burst(stage)
-    return stage.worker(CUDA_VISIBLE_DEVICES="0")
-
-
-def plain(stage: Stage) -> Worker:
-    stage.grant((GPUS[0], 1000), key="plain")
-    return stage.worker(key="plain", CUDA_VISIBLE_DEVICES="0")
-
-
-def is_elastic(gpu: Worker, at: int) -> bool:
-    """The library gives numbers of its own to buffers of elastic memory."""
-    number: int = gpu.must(f"attributes({at}, 'BUFFER_ID')")[0]
-    return bool(number >> 62)
+__all__ = ["bursting_node", "stage"]
 
 
 def test_memory_is_elastic_only_where_the_container_may_burst(stage: Stage) -> None:
@@ -195,7 +148,7 @@ def test_a_container_that_bursts_no_more_keeps_what_it_has_and_gets_plain_memory
 )
 def test_a_file_that_is_not_understood_gives_no_burst_and_says_so(stage: Stage, text: str) -> None:
     burst(stage, text=text)
-    gpu = stage.worker(CUDA_VISIBLE_DEVICES="0")
+    gpu = worker(stage)
     assert not is_elastic(gpu, gpu.must("alloc(10)"))
     assert "burst cannot be read (line" in gpu.end()
 
@@ -281,21 +234,6 @@ def test_reused_memory_is_zeroed_where_the_grant_requests_it(stage: Stage) -> No
         gpu.must(f"free({at})")
         assert gpu.must(f"alloc({mib})") == at
         assert set(bytes.fromhex(gpu.must(f"bytes_at({at}, 4096)"))) == {0}
-
-
-SAME = (
-    "MEMORY_TYPE",
-    "HOST_POINTER",
-    "SYNC_MEMOPS",
-    "IS_MANAGED",
-    "DEVICE_ORDINAL",
-    "MAPPED",
-    "ALLOWED_HANDLE_TYPES",
-    "ACCESS_FLAGS",
-    "MEMPOOL_HANDLE",
-    "IS_LEGACY_CUDA_IPC_CAPABLE",
-)
-"""Attributes that all plain allocations of one GPU have in common."""
 
 
 def test_a_pointer_has_the_attributes_of_a_plain_allocation(stage: Stage) -> None:

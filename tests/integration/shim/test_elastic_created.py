@@ -1,9 +1,10 @@
-"""Memory of cuMemCreate in a container that may burst: blocks of the program's own, which can be swapped. The container: test_elastic.py."""
+"""Memory of cuMemCreate in a container that may burst: blocks of the program's own, which can be swapped. The container: burst_kit.py."""
 
 from __future__ import annotations
 
-from tests.integration.shim.conftest import GPUS, Stage
-from tests.integration.shim.test_elastic import MIB, SAME, burst, bursting_node, elastic, plain, stage
+from tests.integration.shim.burst_kit import SAME, burst, bursting_node, elastic, plain
+from tests.integration.shim.burst_kit import bursting_stage as stage
+from tests.integration.shim.conftest import GPUS, MIB, Stage
 
 __all__ = ["bursting_node", "stage"]
 

@@ -7,18 +7,18 @@ Each case of the table runs twice: with plain memory and without the library, wh
 from __future__ import annotations
 
 import array
-import itertools
 import os
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
+from tests.integration.shim.burst_kit import ANCHOR_MIB, SENDS_LIMITS, burst, bursting_node, bursting_stage, worker
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
 from tests.integration.shim.ipc_cases import (
     TABLE,
     Company,
@@ -33,54 +33,37 @@ from vgpu.api.grant import Grant, GrantGpu
 from vgpu.protocol import wire
 from vgpu.protocol.passing_wire import key_of
 
-MIB = 2**20
-INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE = 1, 201, 400
+__all__ = ["bursting_node", "bursting_stage"]
+
+INVALID_CONTEXT, INVALID_HANDLE = 201, 400
 MAGIC = b"TNGRIPC\1"
-ANCHOR_MIB = 2
-
-_keys = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bursting_node(build: Path) -> Iterator[Stage]:
-    """Its arbiter sends limits of bursts (burst_limits.py)."""
-    with a_node(build, prelude="import tests.integration.shim.burst_limits\n") as made:
-        made.start_arbiter("--grace-ms", "0")
-        yield made
 
 
 @pytest.fixture
-def stage(bursting_node: Stage) -> Iterator[Stage]:
+def stage(bursting_stage: Stage) -> Stage:
     """A container of a pod of its own, which may burst."""
-    key = f"i{next(_keys)}"
-    stage = Stage(bursting_node.build, bursting_node.folder, key)
-    container(stage, key, uid=key)
-    yield stage
-    stage.close()
+    container(bursting_stage, bursting_stage.key, uid=bursting_stage.key)
+    return bursting_stage
 
 
-def container(stage: Stage, key: str, uid: str, mib: int = 1000) -> None:
-    stage.write_grant(grant_to_text(Grant("default", "a", uid, key, (GrantGpu(GPUS[0], mib),))), key)
-    text = f"tangram-burst 1\nwait_s 1\ncard {GPUS[0]} mib=16000 core_percent=0\nend\n"
-    (stage.folder / "grants" / key / "burst").write_text(text)
-
-
-def emulated(stage: Stage, key: str = "") -> Worker:
-    return stage.worker(key=key or stage.key, CUDA_VISIBLE_DEVICES="0")
+def container(stage: Stage, key: str, uid: str) -> None:
+    stage.write_grant(grant_to_text(Grant("default", "a", uid, key, (GrantGpu(GPUS[0], 1000),))), key)
+    burst(stage, wait_s=1, key=key)
 
 
 def native(stage: Stage) -> Worker:
-    return stage.worker(LD_PRELOAD="", CUDA_VISIBLE_DEVICES="0")
+    """A program without the library."""
+    return worker(stage, LD_PRELOAD="")
 
 
 @pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
 def test_it_is_as_with_the_driver(stage: Stage, case: Callable[[Company], list[Any]]) -> None:
     drivers = case(Company(lambda: native(stage)))
-    assert case(Company(lambda: emulated(stage))) == drivers
+    assert case(Company(lambda: worker(stage))) == drivers
 
 
-def test_the_handles_of_the_table_are_emulated(stage: Stage) -> None:
-    _, handle = Company(lambda: emulated(stage)).made()
+def test_the_handles_of_the_table_are_worker(stage: Stage) -> None:
+    _, handle = Company(lambda: worker(stage)).made()
     assert bytes.fromhex(handle).startswith(MAGIC)
 
 
@@ -93,7 +76,7 @@ def test_the_drivers_own_answers(stage: Stage) -> None:
 
 
 def test_both_see_what_kernels_of_the_other_write_while_both_run(stage: Stage) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     at, handle = company.made(4)
     there = company.opened(handle)
     company.maker.must(f"fill({at}, 4, 0)")
@@ -108,7 +91,7 @@ def test_both_see_what_kernels_of_the_other_write_while_both_run(stage: Stage) -
 
 def test_a_container_of_the_same_pod_opens_it(stage: Stage) -> None:
     container(stage, f"{stage.key}b", uid=stage.key)
-    maker, guest = emulated(stage), emulated(stage, f"{stage.key}b")
+    maker, guest = worker(stage), worker(stage, f"{stage.key}b")
     at = maker.must("alloc(10)")
     maker.must(f"fill({at}, 10, 7)")
     there = guest.must(f"ipc_open('{maker.must(f'ipc_get({at})')}')")
@@ -118,15 +101,15 @@ def test_a_container_of_the_same_pod_opens_it(stage: Stage) -> None:
 
 def test_another_pod_gets_the_drivers_error_and_a_sentence(stage: Stage) -> None:
     container(stage, f"{stage.key}c", uid="another")
-    maker, stranger = emulated(stage), emulated(stage, f"{stage.key}c")
+    maker, outsider = worker(stage), worker(stage, f"{stage.key}c")
     handle = maker.must(f"ipc_get({maker.must('alloc(10)')})")
-    assert stranger.request(f"ipc_open('{handle}')")[0] == INVALID_HANDLE
-    assert "is not opened: no process of this pod has such memory" in stranger.end()
+    assert outsider.request(f"ipc_open('{handle}')")[0] == INVALID_HANDLE
+    assert "is not opened: no process of this pod has such memory" in outsider.end()
 
 
 @pytest.mark.parametrize("byte", [8, 31, 32, 40, 48, 63])
 def test_a_handle_with_a_bit_flipped_opens_nothing(stage: Stage, byte: int) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     _, handle = company.made()
     raw = bytearray.fromhex(handle)
     raw[byte] ^= 0x10
@@ -144,7 +127,7 @@ def left_mib_is(gpu: Worker, mib: int) -> bool:
 
 
 def test_it_is_charged_once_while_any_process_has_it(stage: Stage) -> None:
-    company, onlooker = Company(lambda: emulated(stage)), emulated(stage)
+    company, onlooker = Company(lambda: worker(stage)), worker(stage)
     at, handle = company.made(600)
     there = company.opened(handle)
     assert left_mib_is(onlooker, 398)
@@ -155,14 +138,14 @@ def test_it_is_charged_once_while_any_process_has_it(stage: Stage) -> None:
 
 
 def test_what_is_freed_and_not_open_is_free_at_once(stage: Stage) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     at, _ = company.made(600)
     company.maker.must(f"free({at})")
     assert stage.true_mib(company.maker) == ANCHOR_MIB, "it is not kept: others might write into it"
 
 
 def test_a_stopped_maker_keeps_no_process_waiting(stage: Stage) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     _, handle = company.made()
     send_signal(company.maker.pid, signal.SIGSTOP)
     try:
@@ -180,7 +163,7 @@ def descriptors(gpu: Worker) -> int:
 
 
 def test_no_descriptor_is_left_anywhere(stage: Stage) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     _, handle = company.made(900)
     company.guest.must(f"ipc_close({company.opened(handle)})")
     for _ in range(20):
@@ -189,7 +172,7 @@ def test_no_descriptor_is_left_anywhere(stage: Stage) -> None:
 
 
 def test_without_descriptors_it_is_refused_and_works_later(stage: Stage) -> None:
-    company = Company(lambda: emulated(stage))
+    company = Company(lambda: worker(stage))
     _, handle = company.made()
     company.guest.must("use_up_descriptors()")
     assert company.guest.request(f"ipc_open('{handle}')")[0] == INVALID_HANDLE
@@ -199,24 +182,25 @@ def test_without_descriptors_it_is_refused_and_works_later(stage: Stage) -> None
 
 
 def test_after_a_restart_of_the_arbiter_a_handle_still_opens(build: Path) -> None:
-    with a_node(build, prelude="import tests.integration.shim.burst_limits\n") as stage:
+    with a_node(build, prelude=SENDS_LIMITS) as stage:
         container(stage, stage.key, uid="one")
         stage.start_arbiter("--grace-ms", "0")
-        company = Company(lambda: emulated(stage))
+        company = Company(lambda: worker(stage))
         _, handle = company.made()
         stage.stop_arbiter(another=True)
         stage.start_arbiter("--grace-ms", "1000")
         company.opened(handle)
 
 
-BEYOND_THE_GUARANTEE = """
-import tests.integration.shim.burst_limits
+BEYOND_THE_GUARANTEE = f"""
+{SENDS_LIMITS}
 from vgpu.memory.ledger import Ledger
 from vgpu.memory.records import Denied
 Ledger.convert = lambda self, process, gpu, seq, amount: Denied(process, gpu, seq)
 """
-OF_AN_EARLIER_RELEASE = """
-import arbiter.page, tests.integration.shim.burst_limits
+OF_AN_EARLIER_RELEASE = f"""
+{SENDS_LIMITS}
+import arbiter.page
 from vgpu.protocol import wire
 arbiter.page.FEATURES &= ~wire.UNDERSTANDS_OPEN
 """
@@ -235,7 +219,7 @@ def test_where_it_cannot_stay_on_the_gpu_there_is_no_handle_and_it_stays_elastic
     with a_node(build, prelude=prelude) as stage:
         container(stage, stage.key, uid="one")
         stage.start_arbiter("--grace-ms", "0")
-        gpu = emulated(stage)
+        gpu = worker(stage)
         at = gpu.must("alloc(900)")
         assert gpu.request(f"ipc_get({at})")[0] == INVALID_VALUE
         gpu.must(f"free({at})")
@@ -246,7 +230,7 @@ def test_where_it_cannot_stay_on_the_gpu_there_is_no_handle_and_it_stays_elastic
 
 
 def test_processes_open_and_close_while_the_maker_frees_and_nothing_is_left(stage: Stage) -> None:
-    maker, guests = emulated(stage), [emulated(stage) for _ in range(3)]
+    maker, guests = worker(stage), [worker(stage) for _ in range(3)]
     made = [maker.must(f"alloc({mib})") for mib in (0.25, 0.3, 20, 0.25, 100)]
     handles = [maker.must(f"ipc_get({at})") for at in made]
     for guest in guests:
@@ -314,7 +298,7 @@ def forged(offset: int = 0, requested: int = MIB) -> bytes:
     ids=["no memory", "too large", "offset behind it", "longer than it", "offset before it"],
 )
 def test_a_process_that_lies_hurts_no_process_that_opens(stage: Stage, handle: bytes, answer: wire.Exported) -> None:
-    guest = emulated(stage)
+    guest = worker(stage)
     guest.must("alloc(1)")
     liar = Liar(stage, handle, 4)
     guest.start(f"ipc_open('{handle.hex()}')")

@@ -23,10 +23,6 @@ SOON_S = 1.0
 """What is answered at once, on a busy machine; a stopped arbiter used to cost 2 s for each call."""
 
 
-def without_threads(stage: Stage) -> dict[str, str]:
-    return {"LD_PRELOAD": f"{stage.library}:{stage.build}/tests/libno_threads.so"}
-
-
 def took_s(since_s: float) -> float:
     return time.monotonic() - since_s
 
@@ -36,11 +32,11 @@ def took_s(since_s: float) -> float:
 
 def test_the_helper_starts_beside_large_thread_local_variables(stage: Stage) -> None:
     assert run(stage, "peers_tls", "threads").codes == run(stage, "peers", "threads").codes == [0, 1]
-    assert run(stage, "peers", "threads", **without_threads(stage)).codes == [0, 0]
+    assert run(stage, "peers", "threads", **stage.without_threads).codes == [0, 0]
 
 
 def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_alternately(stage: Stage) -> None:
-    one, two = stage.probe(**without_threads(stage)), stage.probe(**without_threads(stage))
+    one, two = stage.probe(**stage.without_threads), stage.probe(**stage.without_threads)
     for first, second in ((one, two), (two, one)):
         (code, most), (refused, *_) = first.request("alloc", 700 * MIB), second.request("alloc", 301 * MIB)
         assert (code, refused) == (0, OUT_OF_MEMORY)
@@ -51,18 +47,18 @@ def test_siblings_without_a_helper_fill_the_limit_to_the_last_mib_alternately(st
 
 
 def test_three_processes_without_a_helper_use_at_most_one_limit_together(stage: Stage) -> None:
-    probes = [stage.probe(**without_threads(stage)) for _ in range(3)]
+    probes = [stage.probe(**stage.without_threads) for _ in range(3)]
     assert sorted(probe.alloc(900) for probe in probes) == [0, OUT_OF_MEMORY, OUT_OF_MEMORY]
 
 
 def test_a_process_without_a_helper_warns_once(stage: Stage) -> None:
-    probe = stage.probe(**without_threads(stage))
+    probe = stage.probe(**stage.without_threads)
     assert [probe.alloc(1) for _ in range(5)] == [0] * 5
     assert probe.end().count("no thread can be started") == 1
 
 
 def test_a_process_without_a_helper_comes_back_to_a_restarted_arbiter(own_stage: Stage) -> None:
-    probe = own_stage.probe(**without_threads(own_stage))
+    probe = own_stage.probe(**own_stage.without_threads)
     assert probe.alloc(600) == 0
     own_stage.stop_arbiter(another=True)
     own_stage.start_arbiter("--grace-ms", "200")
@@ -72,7 +68,7 @@ def test_a_process_without_a_helper_comes_back_to_a_restarted_arbiter(own_stage:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_process_without_a_helper_that_changed_its_root_comes_back_too(own_stage: Stage, tmp_path: Path) -> None:
-    gpu = own_stage.worker(**without_threads(own_stage))
+    gpu = own_stage.worker(**own_stage.without_threads)
     gpu.must("alloc(600)")
     gpu.must(f"[__import__('os').chroot({str(tmp_path)!r}) or 0]")
     own_stage.stop_arbiter(another=True)
@@ -236,7 +232,7 @@ def scripted_arbiter(folder: Path, features: int) -> Iterator[list[tuple[int, in
 def test_an_arbiter_that_understands_it_gets_a_report_of_the_missing_thread(bare_stage: Stage) -> None:
     bare_stage.grant((GPUS[0], 1000))
     with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=1) as reports:
-        probe = bare_stage.probe(**without_threads(bare_stage))
+        probe = bare_stage.probe(**bare_stage.without_threads)
         assert probe.alloc(1) == 0
         wait_for(lambda: reports == [(NO_THREAD, 1)])
 
@@ -244,7 +240,7 @@ def test_an_arbiter_that_understands_it_gets_a_report_of_the_missing_thread(bare
 def test_an_older_arbiter_is_sent_no_packet_that_it_does_not_know(bare_stage: Stage) -> None:
     bare_stage.grant((GPUS[0], 1000))
     with scripted_arbiter(bare_stage.folder / "grants" / bare_stage.key, features=0) as reports:
-        probe = bare_stage.probe(**without_threads(bare_stage))
+        probe = bare_stage.probe(**bare_stage.without_threads)
         assert [probe.alloc(1) for _ in range(3)] == [0, 0, 0]
         probe.end()
         assert reports == []

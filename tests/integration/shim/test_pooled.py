@@ -9,15 +9,15 @@ import random
 
 import pytest
 
-from tests.integration.shim.conftest import GPUS, INVALID_VALUE, OUT_OF_MEMORY, Stage, Worker, wait_for
-from tests.integration.shim.test_elastic import bursting_node, elastic, is_elastic, plain, stage
+from tests.integration.shim.burst_kit import bursting_node, elastic, is_elastic, plain
+from tests.integration.shim.burst_kit import bursting_stage as stage
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 from tests.integration.shim.test_random import Program
 from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 
 __all__ = ["bursting_node", "stage"]
 
-MIB = 2**20
 INVALID_HANDLE = 400
 NOT_READY = 600
 FOLLOW, OPPORTUNISTIC, INTERNAL, THRESHOLD, RESERVED, RESERVED_HIGH, USED, USED_HIGH = range(1, 9)

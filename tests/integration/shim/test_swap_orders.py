@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.shim.burst_kit import ANCHOR_MIB
 from tests.integration.shim.conftest import MIB, wait_for
 from tests.integration.shim.swap_kit import (
     DRIVER,
@@ -15,7 +16,6 @@ from tests.integration.shim.swap_kit import (
     Swap,
     swap,
 )
-from tests.integration.shim.test_elastic import ANCHOR_MIB
 from vgpu.protocol import wire
 from vgpu.protocol.messages import UnableReason
 

@@ -149,7 +149,9 @@ class BurstNode:
 
     def _started(self, name: str, grant: Path, **env: str) -> BurstProgram:
         preload = f"{shim_build() / 'libtangram.so'}:{fake_build() / 'libfake-kernel.so'}"
-        program = BurstProgram(name, self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), **env))
+        program = BurstProgram(
+            name, self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), PYTHONPATH=str(REPOSITORY), **env)
+        )
         self.programs.append(program)
         return program
 
@@ -204,7 +206,7 @@ class BurstNode:
         count, _, last = self.driver.ctl("kernel").splitlines()[0].partition(" ")
         return "" if count == "misuses=0" else last
 
-    def told(self) -> str:
+    def report(self) -> str:
         """For the message of a failed wait."""
         records = "\n".join(map(str, self.records()))
         states = "\n".join(str(self.status(name.name)) for name in self.grants.iterdir())
@@ -252,6 +254,6 @@ def small(request: pytest.FixtureRequest) -> Iterator[BurstNode]:
     made = BurstNode(256, 512, [str(QUICK)], getattr(request, "param", ""))
     yield made
     try:
-        print(made.told())
+        print(made.report())
     finally:
         made.close()

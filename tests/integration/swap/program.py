@@ -8,6 +8,8 @@ import random
 import sys
 import time
 
+from tests.integration.shim.gpu_structs import Access, Location, Prop
+
 cuda = ctypes.CDLL("libcuda.so.1")
 MIB = 1 << 20
 KERNELS = b"""//fake write us=param3 does=write at=param0 bytes=param1 seed=param2
@@ -45,9 +47,10 @@ blocks: dict[int, tuple[int, int]] = {}
 """Address -> bytes, and what its cells are: i x 2654435761 + this."""
 
 
-def launch(kernel: ctypes.c_void_p, *values: U32 | U64) -> None:
+def launch(kernel: ctypes.c_void_p, *values: U32 | U64, on: ctypes.c_void_p | None = None) -> None:
+    """In that stream."""
     parameters = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(one), ctypes.c_void_p) for one in values))
-    check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, parameters, None))
+    check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, on, parameters, None))
 
 
 def wait() -> None:
@@ -160,9 +163,7 @@ def prepare(mib: int, seed: int = 0) -> int:
 
 
 def _add(at: int) -> None:
-    values = U64(at), U64(blocks[at][0]), U32(1), U32(0)
-    parameters = (ctypes.c_void_p * 4)(*(ctypes.cast(ctypes.byref(one), ctypes.c_void_p) for one in values))
-    check(cuda.cuLaunchKernel(add_kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None))
+    launch(add_kernel, U64(at), U64(blocks[at][0]), U32(1), U32(0), on=stream)
 
 
 def _echo(first: int, second: int) -> None:
@@ -196,20 +197,6 @@ def memory() -> tuple[int, int]:
     return free.value // MIB, total.value // MIB
 
 
-class Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (("type", ctypes.c_int), ("handles", ctypes.c_int), ("at", Location), ("more", ctypes.c_uint64 * 2))
-
-
-class Access(ctypes.Structure):
-    _fields_ = (("at", Location), ("flags", ctypes.c_int))
-
-
 handles: dict[int, int] = {}
 """Address -> handle of cuMemCreate."""
 DEVICE = Location(1, 0)
@@ -221,7 +208,7 @@ def expand(sizes_mib: list[int], seed: int) -> int:
     check(cuda.cuMemAddressReserve(ctypes.byref(base), ctypes.c_size_t(size), ctypes.c_size_t(0), U64(0), U64(0)))
     at = base.value
     for mib in sizes_mib:
-        size, handle, how = ctypes.c_size_t(mib * MIB), U64(), Properties(1, 1, DEVICE)
+        size, handle, how = ctypes.c_size_t(mib * MIB), U64(), Prop(1, 1, DEVICE)
         code = cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(how), U64(0))
         if code:
             return int(code)
@@ -279,17 +266,12 @@ def use_streams(number: int, *, keeps: bool) -> None:
         check(cuda.cuStreamCreate(ctypes.byref(streams[-1]), 1))
 
 
-def _launch_in(number: int, kernel: ctypes.c_void_p, *values: U32 | U64) -> None:
-    parameters = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(one), ctypes.c_void_p) for one in values))
-    check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, streams[number], parameters, None))
-
-
 def take_piece(size: int, number: int, seed: int) -> int:
     """Allocates in that stream, and writes every cell in its order. The driver's answer."""
     at = U64()
     code = cuda.cuMemAllocAsync(ctypes.byref(at), ctypes.c_size_t(size), streams[number])
     if code == 0:
-        _launch_in(number, write_kernel, at, U64(size), U32(seed), U32(0))
+        launch(write_kernel, at, U64(size), U32(seed), U32(0), on=streams[number])
         pieces.append((at.value, size, seed, number))
     return int(code)
 
@@ -303,8 +285,8 @@ def give_piece(which: int, number: int) -> None:
         check(cuda.cuEventRecord(event, streams[its]))
         check(cuda.cuStreamWaitEvent(streams[number], event, 0))
         check(cuda.cuEventDestroy_v2(event))
-    told = (count.value or 0) + 2048 + 64 * number
-    _launch_in(number, compare_kernel, U64(at), U64(size), U32(seed), U64(told))
+    wrong_at = (count.value or 0) + 2048 + 64 * number
+    launch(compare_kernel, U64(at), U64(size), U32(seed), U64(wrong_at), on=streams[number])
     check(cuda.cuMemFreeAsync(U64(at), streams[number]))
 
 

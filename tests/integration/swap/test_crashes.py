@@ -29,7 +29,7 @@ def small() -> Iterator[BurstNode]:
     made = BurstNode(memory_mib=256, pool_mib=512, arbiter=[str(QUICK)])
     yield made
     try:
-        print(made.told())
+        print(made.report())
     finally:
         made.close()
 

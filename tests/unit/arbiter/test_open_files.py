@@ -102,7 +102,7 @@ def test_a_container_whose_descriptors_are_not_closed_connects_again_when_they_a
     waiting.send(wire.Hello(1, 0, "test"))
     server = node.server
     assert server is not None
-    wait_for(lambda: bool(server._paused))
+    wait_for(lambda: bool(server._listeners.paused))
     assert other.lease(MIB).granted_bytes == MIB
     assert node.process("other").lease(MIB).granted_bytes == MIB
     assert len(server.containers["k"].connections) == 0

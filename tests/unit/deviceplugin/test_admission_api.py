@@ -147,9 +147,11 @@ async def test_an_api_server_that_does_not_report_refuses_this_start_only(on: An
 
 async def test_a_container_that_started_before_starts_with_its_grant_while_the_api_server_is_away(on: Any) -> None:
     async with on() as node:
-        node.granted()
+        key = node.granted()
+        before = node.grants.read(key)
         node.away(AWAY["refuses"])
         await node.start(MEM, IDS)
+        assert node.grants.read(key) == before
 
 
 async def test_the_grant_of_another_pod_starts_no_container(on: Any) -> None:

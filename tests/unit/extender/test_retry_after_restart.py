@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -98,9 +97,10 @@ async def test_one_that_requested_before_enough_was_known_is_ended_whatever_its_
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
 
 
-async def test_without_a_proc_the_extender_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shutil.rmtree(tmp_path)
-    await restarter(proc=tmp_path).restart(1, missed=False)
+async def test_without_a_proc_the_extender_goes_on_and_ends_nothing(scheduler, tmp_path: Path) -> None:
+    async with scheduler() as process:
+        await restarter(proc=tmp_path / "none").restart(1, missed=False)
+        assert process.returncode is None
 
 
 async def test_a_pid_that_was_given_to_another_process_is_not_signalled(scheduler, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_a_copier_that_hangs_after_it_was_ready_is_killed_and_started_agai
         await stand.until(lambda: stand.copier.restarts == 2)
         first = stand.seen.index((True, ""))
         why = "its copier hangs: it has not stated for 0.1 s that it is alive"
-        assert stand.seen[first + 1] == (False, why), "nobody is told that it is ready while it is killed"
+        assert stand.seen[first + 1] == (False, why), "it is reported ready to nobody while it is killed"
         await stand.until(lambda: stand.copier.ready)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tangramctl.cluster import snapshot_of
 from tests.builders import gpu, node, pod, share
-from tests.unit.tangramctl.test_tangramctl_explain import admitted, explain, files, of_files
+from tests.unit.tangramctl.explained import admitted, explain, files, of_files
 from vgpu.api.codec import inventory_to_json
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.names import DEFAULT

@@ -10,7 +10,7 @@ import pytest
 
 from tangramctl.placed import NODE_PODS
 from tangramctl.view import GpuView, RunView, StateRootView, encode
-from tests.unit.tangramctl.test_tangramctl_explain import cluster, explain, held
+from tests.unit.tangramctl.explained import cluster, explain, held
 from vgpu.protocol.status import SwapStatus
 from vgpu.scheduling.snapshot import snapshot_to_json
 

@@ -39,7 +39,6 @@ from typing import Final
 from vgpu.api.errors import BadDocument
 from vgpu.memory.swap.actions import Action, Report
 from vgpu.memory.swap.container import ContainerState
-from vgpu.memory.swap.ends import Ends
 from vgpu.memory.swap.events import (
     Able,
     Announced,
@@ -68,6 +67,7 @@ from vgpu.memory.swap.events import (
 from vgpu.memory.swap.plan import PRECISION_S, Plan
 from vgpu.memory.swap.room import GpuRoom, MemoryRequest
 from vgpu.memory.swap.settings import SwapSettings
+from vgpu.memory.swap.timeouts import Timeouts
 from vgpu.memory.swap.turns import Turns
 
 MEASURED_LEAST_BYTES: Final = 256 * 2**20
@@ -85,7 +85,7 @@ class SwapPolicy:
         self._rooms: dict[str, GpuRoom] = {}
         self._requests: dict[str, MemoryRequest] = {}
         self._turns = Turns(self._settings, self._rooms)
-        self._ends = Ends(self._settings, self._rooms)
+        self._timeouts = Timeouts(self._settings, self._rooms)
         self._reports: list[Action] = []
         self._room: dict[str, dict[str, int]] = {}
         self._now_s = -inf
@@ -118,7 +118,7 @@ class SwapPolicy:
         """What to do now. Cost: O(containers x log) for each request and each container that has to wait for others."""
         self._advance(now_s)
         plan = Plan(self._states, self._rooms, self._requests, self._settings, self._turns, now_s)
-        ends = self._ends.decide(self._states.values(), plan)
+        ends = self._timeouts.decide(self._states.values(), plan)
         self._room, self._again_s = plan.room, plan.again_s
         for state in self._states.values():
             self._again_s = min(self._again_s, self._next_s(state))
@@ -234,7 +234,7 @@ class SwapPolicy:
         one.leaving = max(0, one.leaving - event.bytes)
         one.moved_out += event.bytes
         one.first_out = one.first_out or (event.at_s, event.bytes)
-        self._ends.moved_out(state, event.bytes)
+        self._timeouts.moved_out(state, event.bytes)
 
     def _complete(self, state: ContainerState, gpu: str) -> None:
         """The order is complete on one GPU; with the last one its quantum begins, if it came back or may stay after all."""
@@ -244,7 +244,7 @@ class SwapPolicy:
         if state.moving:
             return
         if state.direction == "out" and state.whole and not state.cancelled:
-            self._ends.gave_way(state)
+            self._timeouts.gave_way(state)
         if state.direction == "in" or (state.has_turn and not state.is_away):
             state.came_in_s, state.waits_since_s = self._now_s, None
         state.end_order()
@@ -271,7 +271,7 @@ class SwapPolicy:
         for state in self._states.values() if passed_s > 0 else ():
             if state.busy(now_s) and not state.paused and state.has_excess:
                 state.served += passed_s / state.contract.weight
-            self._ends.pass_time(state, passed_s, now_s)
+            self._timeouts.pass_time(state, passed_s, now_s)
 
     def _next_s(self, state: ContainerState) -> float:
         """When this container alone requires a new decision. Notes since when it waits, too."""
@@ -281,7 +281,7 @@ class SwapPolicy:
             state.waits_since_s = None
         elif state.waits_since_s is None:
             state.waits_since_s = now_s
-        times = [state.announced_from_s, state.announced_until_s, self._ends.next_s(state, now_s)]
+        times = [state.announced_from_s, state.announced_until_s, self._timeouts.next_s(state, now_s)]
         if state.waits_since_s is not None:
             times.append(state.waits_since_s + self._settings.starve_after_s)
         return min((at_s for at_s in times if at_s > now_s), default=inf)

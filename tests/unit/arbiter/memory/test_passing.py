@@ -113,9 +113,9 @@ def test_a_long_answer_comes_in_parts(quick: ArbiterNode) -> None:
 def test_containers_of_one_pod_share_and_those_of_another_do_not(quick: ArbiterNode) -> None:
     for key, name in (("k", "a"), ("b", "a"), ("c", "other")):
         pod(quick, key, name)
-    one, sibling, stranger = maker(quick), quick.process("b"), quick.process("c")
-    stranger.send(wire.Open(HANDLE))
-    assert refused(stranger) is wire.UnopenedReason.UNKNOWN
+    one, sibling, outsider = maker(quick), quick.process("b"), quick.process("c")
+    outsider.send(wire.Open(HANDLE))
+    assert refused(outsider) is wire.UnopenedReason.UNKNOWN
     sibling.send(wire.Open(HANDLE))
     answer(one, asked(one), ANSWER, [memory(), memory()])
     assert received(sibling)[1] == ANSWER
@@ -282,7 +282,7 @@ def test_a_process_owes_at_most_so_many_exports(quick: ArbiterNode) -> None:
     for opener in openers[:-1]:
         opener.send(wire.Open(HANDLE))
         opener.send(wire.Processes(0))
-        assert isinstance(opener.receive(), wire.ProcessList), "it is waiting before the next one asks"
+        assert isinstance(opener.receive(), wire.ProcessList), "it is waiting before the next request"
     openers[-1].send(wire.Open(HANDLE))
     assert refused(openers[-1]) is wire.UnopenedReason.BUSY
     assert [asked(one) for _ in range(16)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.arbiter.swap.node_kit import SimulatedNode
+from tests.unit.arbiter.swap.pair import Pair
 
 
 @pytest.fixture
@@ -15,3 +16,8 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     made = SimulatedNode(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def pair(node: SimulatedNode) -> Pair:
+    return Pair(node)

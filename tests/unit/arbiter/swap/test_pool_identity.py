@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.arbiter.swap.node_kit import AWAY, GPU, GRAIN, RESIDENT, SimulatedNode
-from tests.unit.arbiter.swap.test_swap_ends import Pair, states, to_made
+from arbiter.swap.records_file import RecordsFile
+from tests.unit.arbiter.swap.node_kit import AWAY, BOOT, GPU, GRAIN, RESIDENT, SimulatedNode
+from tests.unit.arbiter.swap.pair import Pair, states
 from vgpu.memory.swap.actions import Stranded
 
 
@@ -36,13 +37,13 @@ def check_lost(pair: Pair) -> None:
     assert pool.ready
     assert pool.slots is not None
     assert pool.slots.free_bytes == pool.slots.pool_bytes
-    assert pool._records.read().records == ()
+    assert RecordsFile(pair.node.folder, GPU, BOOT).read().records == ()
     assert not pool._held
 
 
 @pytest.mark.parametrize("when", ["away", "made"])
 def test_what_was_away_is_lost_with_the_pool_while_the_arbiter_runs(pair: Pair, when: str) -> None:
-    {"away": pair.to_away, "made": lambda: to_made(pair)}[when]()
+    pair.to(when)
     pair.node.copier.lose_pool()
     pair.node.settle(2.0)
     pair.node.copier.there = True
@@ -54,7 +55,7 @@ def test_what_was_away_is_lost_with_the_pool_while_the_arbiter_runs(pair: Pair, 
 
 @pytest.mark.parametrize("when", ["away", "made"])
 def test_an_arbiter_that_starts_after_the_pool_was_lost_restores_nothing(pair: Pair, when: str) -> None:
-    {"away": pair.to_away, "made": lambda: to_made(pair)}[when]()
+    pair.to(when)
     pair.node.copier.lose_pool()
     pair.node.kill_arbiter()
     connect_all(pair.node)
@@ -120,7 +121,7 @@ def test_a_pool_is_lost_while_a_process_owes_an_answer(pair: Pair, answers: bool
 
 
 def test_content_that_is_back_on_the_gpu_outlives_the_pool(pair: Pair) -> None:
-    to_made(pair)
+    pair.to_made()
     pair.node.copier.step()
     pair.node.turn()
     assert not pair.node.blocked("big")

@@ -14,7 +14,7 @@ from arbiter.swap.host_pool import HostPool
 from arbiter.swap.pool_status import missing_pool
 from arbiter.swap.ready_gpus import ANSWERS_WITHIN_S, ReadyGpus
 from tests.unit.arbiter.swap.node_kit import BOOT, GPU, GRAIN, SimulatedNode, contract
-from tests.unit.arbiter.swap.test_swap_ends import Pair
+from tests.unit.arbiter.swap.pair import Pair
 from vgpu.api.host_pool import STATUS, PoolGpu, PoolStatus, to_text
 
 
@@ -59,18 +59,18 @@ def test_no_limits_are_sent_before_a_copier_has_answered_or_there_is_none(node: 
 
 def test_a_gpu_whose_memory_was_never_read_has_no_limits_above_guarantees(node: SimulatedNode) -> None:
     """Requests for its memory need no decision, so all limits together could be more than it has."""
-    node.swaps._capacity.clear()
-    node.swaps._usable.clear()
+    node.swaps._reports.capacity_bytes.clear()
+    node.swaps._reports._usable_bytes.clear()
     node.join("a", contract(4, 16))
     node.settle(3.0)
-    assert not node.swaps.asks(GPU)
+    assert not node.swaps.decides(GPU)
     assert not node.swaps.ready(GPU)
     assert not node.swaps.knows_limits(GPU)
     assert node.swaps.missing(GPU) == "the memory of the GPU was not read yet"
     assert node.swaps.deadline_s() != node.now_s, "nothing to do until then"
     node.swaps.add_gpu(GPU, 16 * GRAIN)
     node.settle(1.0)
-    assert node.swaps.asks(GPU) == node.swaps.ready(GPU) is True
+    assert node.swaps.decides(GPU) == node.swaps.ready(GPU) is True
     assert node.swaps.changed_gpus() == {GPU}
 
 

@@ -76,6 +76,7 @@ async def test_a_directory_that_is_removed_is_waited_for_no_longer() -> None:
         writing.begin("a")
         writing.forget("a")
         await writing.ended(["a"])
+        assert not answers.is_set(), "its write goes on"
     finally:
         answers.set()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -14,12 +14,12 @@ from deviceplugin.grants import checked_file as sealed
 from deviceplugin.grants.allocation_record import RECORD
 from deviceplugin.grants.grant_directories import GrantDirectories
 from tests.unit.deviceplugin.grants.grants_kit import record, record_of, restarted
+from vgpu.api.sealed import seal
 
 
 def sealed_as(body: object, version: int = sealed.VERSION, checksum: str = "") -> bytes:
-    text = msgspec.json.encode(body)
-    found = checksum or hashlib.sha256(text).hexdigest()
-    return msgspec.json.encode({"v": version, "sha256": found, "body": msgspec.Raw(text)})
+    content = seal(msgspec.json.encode(body), version)
+    return re.sub(rb'"sha256":"\w+"', b'"sha256":"%b"' % checksum.encode(), content) if checksum else content
 
 
 PLAIN = msgspec.to_builtins(record(0))

@@ -271,7 +271,7 @@ def test_a_container_that_is_paused_unable_or_waits_is_no_violation() -> None:
     assert limit_violations(StatusDocument((found,))) == []
 
 
-def test_the_event_of_a_kill_says_for_whom() -> None:
+def test_the_event_of_a_kill_says_why_and_how_much_it_had() -> None:
     kill = KillStatus(
         "7-1", "uid-default-a", "default/a", "main", uuid(0), 7, "train.py", 20_000 * MIB, 8192 * MIB, whole=True, reason=LATE
     )  # fmt: skip

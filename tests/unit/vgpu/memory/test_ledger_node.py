@@ -29,7 +29,7 @@ class Node:
     def use(self, _: int, claimed_bytes: tuple[int, int]) -> None:
         self.used = claimed_bytes
 
-    def asks(self, _: int) -> bool:
+    def decides(self, _: int) -> bool:
         return self.shared
 
     def request(self, _: int, process: int, seq: int, need_bytes: int, **__: bool) -> NodeAnswer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import msgspec
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.errors import BadDocument, NewerVersion
+from vgpu.api.sealed import seal
 from vgpu.memory.swap_records import Key, PoolRecords, Stage, SwapRecord, change_to_bytes, from_bytes, joined
 
 GRAIN = 2 * 2**20
@@ -119,8 +119,7 @@ def test_slots_and_the_pool_are_checked_after_all_changes() -> None:
 
 def sealed(records: list[list[object]], v: int = 2, gpu: str = GPU, pool: str = POOL) -> bytes:
     body = json.dumps({"boot_id": BOOT, "gpu": gpu, "pool": pool, "records": records}, separators=(",", ":"))
-    seal = hashlib.sha256(body.encode()).hexdigest()
-    return f'{{"v":{v},"sha256":"{seal}","body":{body}}}'.encode()
+    return seal(body.encode(), v)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class SimulatedNode:
         self.moved = 0
         self.copying = True
         """Whether the copier copies."""
-        self.claims_wait_most_s = inf
+        self.guarantees_wait_most_s = inf
         """How long a request within a guarantee may wait at most."""
         self._ids = 0
         self._fresh = False
@@ -385,5 +385,5 @@ class SimulatedNode:
             assert above or away or program.order or name not in paused, f"{name} is paused within its guarantee"
             for asked in program.asked.values():
                 within = program.memory[asked.gpu].used + asked.bytes <= program.contract.gpus[asked.gpu][0]
-                due_s = asked.at_s + (self.claims_wait_most_s if within else asked.wait_s)
+                due_s = asked.at_s + (self.guarantees_wait_most_s if within else asked.wait_s)
                 assert self.now_s <= due_s + STEP_S, f"{asked} of {name} is not answered at {self.now_s} s"

@@ -40,7 +40,7 @@ def full_gpu(**others: Program) -> SimulatedNode:
 
 def test_a_request_within_the_guarantee_takes_what_is_short_from_the_most_urgent_container() -> None:
     node = full_gpu(be=Program(contract(16, 16, BE)))
-    node.claims_wait_most_s = 0.5
+    node.guarantees_wait_most_s = 0.5
     node.request("be", "0", 10 * GIB, elastic=False)
     node.run_for(1)
     assert swapped_out(node) == [("lc", 6.0)]

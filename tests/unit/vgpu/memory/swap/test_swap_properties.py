@@ -163,7 +163,7 @@ def test_every_container_that_fits_and_wants_to_run_runs_within_the_bound(seed: 
 def test_where_all_give_way_no_guarantee_waits_longer_than_their_copies_take(seed: int) -> None:
     random_ = random.Random(seed)
     node = SimulatedNode(crowd(random_), CAPACITY_GIB, gpus="01")
-    node.claims_wait_most_s = 0.5 + CAPACITY_GIB * GIB / SPEED
+    node.guarantees_wait_most_s = 0.5 + CAPACITY_GIB * GIB / SPEED
     for what, name, gib, pause_s in history(random_, 40, without=("stop", "pool", "fail")):
         happen(node, what, name, gib)
         node.run_for(pause_s)

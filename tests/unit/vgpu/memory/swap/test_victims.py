@@ -27,7 +27,7 @@ def best(short: Bytes, candidates: list[tuple[str, Bytes]]) -> tuple[int, ...] |
 
 
 @given(sizes, st.lists(sizes, max_size=6))
-def test_the_most_valuable_are_spared_and_the_fewest_bytes_move(short: Bytes, each: list[Bytes]) -> None:
+def test_the_most_valuable_stay_and_the_fewest_bytes_move(short: Bytes, each: list[Bytes]) -> None:
     candidates = [(f"c{number}", can) for number, can in enumerate(each)]
     chosen, wanted = choose(short, candidates), best(short, candidates)
     if chosen is None or wanted is None:
@@ -42,5 +42,5 @@ def test_the_most_valuable_are_spared_and_the_fewest_bytes_move(short: Bytes, ea
         assert all(0 < moves <= dict(candidates)[name][gpu] for gpu, moves in gives.items())
 
 
-def test_a_small_one_is_spared_where_the_next_must_give_way_anyway() -> None:
+def test_a_small_one_stays_where_the_next_must_give_way_anyway() -> None:
     assert choose({"0": 10}, [("small", {"0": 1}), ("large", {"0": 10})]) == {"large": {"0": 10}}

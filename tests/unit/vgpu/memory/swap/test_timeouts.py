@@ -49,7 +49,7 @@ def test_it_is_swapped_again_once_it_reports_that_it_can() -> None:
     assert node.programs["waits"].memory["0"].used == 10 * GIB
 
 
-def test_a_neighbour_that_claims_later_starts_the_time_anew() -> None:
+def test_a_neighbour_that_requests_later_starts_the_time_anew() -> None:
     node = stopped_beside(within_guarantee=False)
     node.programs["guaranteed"] = Program(contract(4, 4))
     node.run_for(8)

@@ -1,4 +1,4 @@
-"""The ends of waiting: a container that does not give way, and one whose memory cannot come back.
+"""The time-outs of waiting: a container that does not give way, and one whose memory cannot come back.
 
 over limit  A container above its guarantee is late while another waits for memory within that other's guarantee on the same GPU, and it either was ordered
             to give way, is suspended and has not given way, or cannot swap and the others' excess is not enough. Nor can memory be swapped
@@ -25,7 +25,7 @@ from vgpu.memory.swap.room import GpuRoom
 from vgpu.memory.swap.settings import SwapSettings
 
 
-class Ends:
+class Timeouts:
     """Counts the times of the module for the containers of one node."""
 
     def __init__(self, settings: SwapSettings, rooms: Mapping[str, GpuRoom]) -> None:

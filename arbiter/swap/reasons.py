@@ -1,6 +1,6 @@
 """What an operator sees of a container that swaps: why it is paused, over its limit, stranded, or unable to swap.
 
-The policy decides about the ends of waiting (`vgpu.memory.swap.ends`) and gives each reason once. This module stores the reasons for as long as they
+The policy decides about time-outs (`vgpu.memory.swap.timeouts`) and gives each reason once. This module stores the reasons for as long as they
 apply. `arbiter.node_swapping` acts on them.
 """
 
@@ -30,13 +30,15 @@ class EndActions:
     stranded: Literal["evict", "keep"] = "evict"
 
 
-class Ends:
+class SwapReasons:
     """Reasons, by container."""
 
     def __init__(self, actions: EndActions, coordinator: Coordinator) -> None:
         self.actions = actions
         self._coordinator = coordinator
         self._reasons: dict[tuple[type[Notice], str], str] = {}
+        self._lost: set[str] = set()
+        """Containers whose loss of memory was reported."""
 
     def note(self, notices: Iterable[Notice]) -> None:
         """Store what was just decided."""
@@ -45,7 +47,16 @@ class Ends:
 
     def forget(self, name: str) -> None:
         """The container is gone."""
+        self._lost.discard(name)
         self._reasons = {key: reason for key, reason in self._reasons.items() if key[1] != name}
+
+    def note_loss(self, container: SwapContainer) -> None:
+        """Report once that its memory is lost."""
+        if not container.lost:
+            self._lost.discard(container.name)
+        elif container.name not in self._lost:
+            self._lost.add(container.name)
+            self._coordinator.notice(Stranded(container.name, container.lost))
 
     def over_limit(self, name: str) -> str:
         """Why it is over its limit: it did not give way. Empty: it is not."""
