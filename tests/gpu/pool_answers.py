@@ -29,6 +29,7 @@ DOCUMENTED: Final[dict[str, Any]] = {
 """cuda.h: attributes of pools. The reset high is what is used then: 5 MiB and 100 bytes (H200, driver 580)."""
 DIFFERS: Final = {
     r"reserved, MiB|reserved after cuMemFree, MiB": "the driver's pools grow by 32 MiB, and these by what is needed",
+    r"cuMemFree, (no capture|relaxed)$": "it waits for the work of the context, as for other memory",
     r"in a stream that waits for an event behind the free": "events of the program are not followed: the memory is returned again when the free has happened",
     r"IS_GPU_DIRECT_RDMA_CAPABLE|IS_HW_DECOMPRESS_CAPABLE|SYNC_MEMOPS": "memory that can be swapped has not that property",
 }
