@@ -37,8 +37,7 @@ NO_DESCRIPTORS_S: Final = 0.1
 """So long nothing is accepted after the process ran out of descriptors or memory for one more."""
 
 FILTER_S: Final = 0.05
-"""From the first address that is blocked to the change of the kernel's filter, which takes 0.2 ms (measured): a flood's addresses are blocked one shortly after the
-other."""
+"""Between changes of the kernel's filter, each of which takes 0.2 ms (measured): a flood's addresses are blocked one shortly after the other."""
 
 
 class Acceptor:
@@ -62,6 +61,7 @@ class Acceptor:
         pace = Pace(bounds.long_bytes_per_s, bounds.body_bytes)
         self._rates = ConnectionRates(bounds.address_new_per_s, bounds.address_new_at_once)
         self._filtering: asyncio.TimerHandle | None = None
+        self._filtered_s = -FILTER_S
         self._listener = Listener(
             self.connections, requests, new, self._closing, FairQueue(), pace, self._reading, self._charge_refusal
         )
@@ -128,29 +128,28 @@ class Acceptor:
 
     def _is_blocked(self, new: ClientConnection) -> bool:
         source = source_of(new.address)
-        return self._rates.is_blocked(source) or self._spend(new.address, source, new.since_s, 1.0)
+        self._spend(new.address, source, new.since_s, 1.0)
+        return self._rates.is_blocked(source)
 
     def _charge_refusal(self, address: str) -> None:
         """A client of this address was refused something."""
         self._spend(address, source_of(address), time.monotonic(), REFUSED_COST)
 
-    def _spend(self, address: str, source: str, at_s: float, cost: float) -> bool:
-        """True: the address is blocked from now on. One connection to a Unix socket is like another, so none of them is."""
-        if not address or (self.connections.bounds.well_exempt and self.connections.is_answered_well(address)):
-            return False
-        blocked = self._rates.spend(source, at_s, cost)
-        if blocked:
-            self.connections.refused("rate")
+    def _spend(self, address: str, source: str, at_s: float, cost: float) -> None:
+        """One connection to a Unix socket is like another, so none of them costs anything."""
+        if address and not self._is_exempt(address) and self._rates.spend(source, at_s, cost):
             self._filter_soon()
-        return blocked
+
+    def _is_exempt(self, address: str) -> bool:
+        return self.connections.bounds.well_exempt and self.connections.is_answered_well(address)
 
     def _filter_soon(self) -> None:
         if self._filtering is None:
-            self._filtering = self._loop.call_later(FILTER_S, self._filter)
+            self._filtering = self._loop.call_at(max(self._loop.time(), self._filtered_s + FILTER_S), self._filter)
 
     def _filter(self) -> None:
         """Where the kernel has no memory for it, connections are accepted and closed."""
-        self._filtering = None
+        self._filtering, self._filtered_s = None, self._loop.time()
         blocked = self._rates.blocked[: address_filter.FILTERED_MOST]
         with suppress(OSError):
             if blocked:
@@ -216,7 +215,7 @@ class Acceptor:
             client.shutdown(socket.SHUT_RDWR)
 
     def _sweep(self) -> None:
-        if self._rates.release(time.monotonic()):
+        if self._rates.release(time.monotonic(), self._is_exempt):
             self._filter_soon()
         for one in self.connections.expired(time.monotonic()):
             if one.phase is not Phase.IDLE:

@@ -7,6 +7,7 @@ refused, the open ones go on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -20,7 +21,7 @@ BLOCKED_MOST_S: Final = 10.0
 """An address that many clients share is served now and then. Guessed."""
 
 ADDRESSES_MOST: Final = 8192
-"""That have less than a full budget. With more the one that was seen first is forgotten, which gives it a full budget."""
+"""That have less than a full budget. With more the one that spent nothing for the longest time is forgotten."""
 
 
 @dataclass(slots=True)
@@ -48,22 +49,24 @@ class ConnectionRates:
         return address in self._blocked
 
     def spend(self, address: str, at_s: float, cost: float = 1.0) -> bool:
-        """It opened a connection, or that was refused. True: it is blocked from now on."""
-        if self._per_s == inf or address in self._blocked:
+        """It opened a connection, or was refused something; both prolong a block. True: it is blocked from now on."""
+        if self._per_s == inf:
             return False
-        left = self._left(address, at_s) - cost
+        left = max(self._left(address, at_s) - cost, (BLOCKED_S - BLOCKED_MOST_S) * self._per_s)
+        began = left < 0 and address not in self._blocked
         if left < 0:
-            left = max(left, (BLOCKED_S - BLOCKED_MOST_S) * self._per_s)
             self._blocked[address] = at_s + BLOCKED_S - left / self._per_s
         self._budgets.pop(address, None)
         self._budgets[address] = _Budget(left, at_s)
         if len(self._budgets) > ADDRESSES_MOST:
-            del self._budgets[next(iter(self._budgets))]
-        return left < 0
+            oldest = next(iter(self._budgets))
+            del self._budgets[oldest]
+            self._blocked.pop(oldest, None)
+        return began
 
-    def release(self, at_s: float) -> bool:
-        """Those whose time is over are blocked no longer. True: there are any."""
-        over = [address for address, until_s in self._blocked.items() if until_s <= at_s]
+    def release(self, at_s: float, well: Callable[[str], bool] = lambda _: False) -> bool:
+        """Those whose time is over, or that are `well`, are blocked no longer. True: there are any."""
+        over = [address for address, until_s in self._blocked.items() if until_s <= at_s or well(address)]
         for address in over:
             del self._blocked[address]
         full = [address for address in self._budgets if self._left(address, at_s) >= self._at_once]
