@@ -16,8 +16,11 @@ from typing import Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from observe import address_filter
+from observe.address_filter import source_of
 from observe.bounds import Bounds
-from observe.connections import ClientConnection, ClientConnections
+from observe.connection_rates import REFUSED_COST, ConnectionRates
+from observe.connections import ClientConnection, ClientConnections, Phase
 from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue
 from observe.pace import Pace
@@ -32,6 +35,9 @@ SWEEP_S: Final = 0.5
 
 NO_DESCRIPTORS_S: Final = 0.1
 """So long nothing is accepted after the process ran out of descriptors or memory for one more."""
+
+FILTER_S: Final = 0.05
+"""Between changes of the kernel's filter, each of which takes 0.2 ms (measured): a flood's addresses are blocked one shortly after the other."""
 
 
 class Acceptor:
@@ -53,7 +59,12 @@ class Acceptor:
         self._reading: ReadOrder = self._loop.clients if isinstance(self._loop, FairLoop) else ReadAsReady()
         self._closing = FairQueue()
         pace = Pace(bounds.long_bytes_per_s, bounds.body_bytes)
-        self._listener = Listener(self.connections, requests, new, self._closing, FairQueue(), pace, self._reading)
+        self._rates = ConnectionRates(bounds.address_new_per_s, bounds.address_new_at_once)
+        self._filtering: asyncio.TimerHandle | None = None
+        self._filtered_s = -FILTER_S
+        self._listener = Listener(
+            self.connections, requests, new, self._closing, FairQueue(), pace, self._reading, self._charge_refusal
+        )
         self._handshakes: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         with suppress(OSError):  # a socket of another family has no such option
@@ -63,6 +74,8 @@ class Acceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(bounds.request_s))
             if bounds.read_bytes:
                 sslproto.SSLProtocol.max_size = bounds.read_bytes
+        with suppress(OSError):  # of a server that had this socket before
+            address_filter.detach(sock)
         sock.listen(config.backlog)
         self._loop.add_reader(sock, self._accept)
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
@@ -71,8 +84,9 @@ class Acceptor:
     def close(self) -> None:
         """Accept nothing more, and end handshakes and what was not begun. Connections go on."""
         self._loop.remove_reader(self._sock)
-        if self._resuming is not None:
-            self._resuming.cancel()
+        for timer in (self._resuming, self._filtering):
+            if timer is not None:
+                timer.cancel()
         for handshake in self._handshakes:
             handshake.cancel()
         for one in [one for one in self.connections if one.fd < 0]:
@@ -101,11 +115,47 @@ class Acceptor:
                 )
                 return
             one = ClientConnection(address[0] if isinstance(address, tuple) else "", time.monotonic())
+            if self._is_blocked(one):
+                self.connections.refused("rate")
+                os.close(fd)
+                continue
             evicted = self.connections.add(one)
             if evicted is not None:
+                self._charge_refusal(evicted.address)
                 self._end(evicted)
             one.close = partial(_close_descriptor, one, fd)
             one.withdraw = self._listener.new.submit(one.address, partial(self._begin, fd, one))
+
+    def _is_blocked(self, new: ClientConnection) -> bool:
+        source = source_of(new.address)
+        self._spend(new.address, source, new.since_s, 1.0)
+        return self._rates.is_blocked(source)
+
+    def _charge_refusal(self, address: str) -> None:
+        """A client of this address was refused something."""
+        self._spend(address, source_of(address), time.monotonic(), REFUSED_COST)
+
+    def _spend(self, address: str, source: str, at_s: float, cost: float) -> None:
+        """One connection to a Unix socket is like another, so none of them costs anything."""
+        if address and not self._is_exempt(address) and self._rates.spend(source, at_s, cost):
+            self._filter_soon()
+
+    def _is_exempt(self, address: str) -> bool:
+        return self.connections.bounds.well_exempt and self.connections.is_answered_well(address)
+
+    def _filter_soon(self) -> None:
+        if self._filtering is None:
+            self._filtering = self._loop.call_at(max(self._loop.time(), self._filtered_s + FILTER_S), self._filter)
+
+    def _filter(self) -> None:
+        """Where the kernel has no memory for it, connections are accepted and closed."""
+        self._filtering, self._filtered_s = None, self._loop.time()
+        blocked = self._rates.blocked[: address_filter.FILTERED_MOST]
+        with suppress(OSError):
+            if blocked:
+                address_filter.attach(self._sock, blocked)
+            else:
+                address_filter.detach(self._sock)
 
     def _end(self, one: ClientConnection) -> None:
         """Close it, soon. One that was begun has memory, and there are few of them: at once."""
@@ -145,6 +195,7 @@ class Acceptor:
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             if isinstance(error, (ssl.SSLError, ConnectionError)):
                 self.connections.refused("handshake")
+                self._charge_refusal(one.address)
             self._reading.remove_client(one.fd)
             self.connections.remove(one)
             one.close = _nothing
@@ -164,7 +215,11 @@ class Acceptor:
             client.shutdown(socket.SHUT_RDWR)
 
     def _sweep(self) -> None:
+        if self._rates.release(time.monotonic(), self._is_exempt):
+            self._filter_soon()
         for one in self.connections.expired(time.monotonic()):
+            if one.phase is not Phase.IDLE:
+                self._charge_refusal(one.address)
             one.withdraw()
             self._closing.submit(one.address, partial(_close, one))
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)

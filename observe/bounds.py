@@ -47,6 +47,11 @@ class Bounds:
     handshakes_per_s: float = inf
     """New connections that are begun, all addresses together; the one that had least of late comes first."""
     handshakes_at_once: float = inf
+    address_new_per_s: float = inf
+    """New connections of one address, after `address_new_at_once`. A faster address is blocked for a while (`connection_rates`), unless `well_exempt` says otherwise."""
+    address_new_at_once: float = inf
+    well_exempt: bool = False
+    """An address that had an answer with status 200 in the last minute is not blocked: for listeners where others have none."""
     requests_per_s: float = inf
     """Requests that are begun, all addresses together, after `requests_at_once`; the address that had the fewest of late comes first."""
     requests_at_once: float = inf
@@ -67,7 +72,14 @@ class Bounds:
 
 
 ADMISSION: Final = Bounds(
-    body_bytes=10 * MIB, connections=640, read_bytes=16 * KIB, handshakes_per_s=100, handshakes_at_once=300
+    body_bytes=10 * MIB,
+    connections=640,
+    read_bytes=16 * KIB,
+    handshakes_per_s=100,
+    handshakes_at_once=300,
+    address_new_per_s=2,
+    address_new_at_once=512,
+    well_exempt=True,
 )
 """A connection with TLS takes 44 to 80 KiB, a handshake 1 to 2 ms of a processor (measured). The API server reviews objects of up to 1.5 MiB (etcd's limit for a request), and Go writes '<', '>' and '&' in JSON as six bytes: 9 MiB, and the
 frame around it."""
@@ -95,6 +107,8 @@ OPERATIONS: Final = Bounds(
     held_bytes=4 * MIB,
     handshakes_per_s=100,
     handshakes_at_once=256,
+    address_new_per_s=10,
+    address_new_at_once=256,
     requests_per_s=200,
     requests_at_once=200,
 )

@@ -189,6 +189,10 @@ class ClientConnections:
         if len(self._answered_well_s) > self.bounds.connections:
             self._forget(next(iter(self._answered_well_s)))
 
+    def is_answered_well(self, address: str) -> bool:
+        """In the last minute, as far as that is remembered."""
+        return address in self._answered_well_s
+
     def hold(self, one: ClientConnection, more_bytes: int) -> list[ClientConnection]:
         """So much more of a request or an answer is in memory for it. Returns the connections that have to free it, if all together use too much."""
         if one not in self._open:

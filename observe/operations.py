@@ -14,10 +14,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
+from observe import address_filter
 from observe.access import Review
 from observe.page import PATHS, REQUEST, REVIEW, packed, text
 from observe.pages import Pages
@@ -79,6 +81,8 @@ class Operations:
         finally:
             process.kill()
             self.pid = None
+            with suppress(OSError):  # what it had the kernel drop, so that these clients can start the next one
+                address_filter.detach(self._listener)
             status = await asyncio.to_thread(process.wait)
         return f"signal {-status}" if status < 0 else f"status {status}"
 

@@ -101,6 +101,8 @@ class Listener:
     """Of connections that are read again after a rest."""
     pace: Pace
     reading: ReadOrder
+    charge_refusal: Callable[[str], None]
+    """A client of this address was refused a request."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -295,6 +297,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._listener.new.refund(self._one.address, piece=self._bounds.trusted)
             self._rest_s = REFUSED_S
         elif isinstance(status, int) and 400 <= status < 500:
+            self._listener.charge_refusal(self._one.address)
             self.flow.rest(self._rest_s)
             self._rest_s = min(REFUSED_MOST_S, 2 * self._rest_s)
 
@@ -383,6 +386,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = True
         if status in REASONS:
             self._connections.refused(REASONS[status])
+            self._listener.charge_refusal(self._one.address)
         body = f"{status.value} {sentence or status.phrase}\n".encode()
         self._enter(Phase.ANSWER)
         self._drop_answers()

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 REASONS: Final = (
-    "connections", "memory", "late", "unread", "handshake", "malformed", "header", "body", "pipelined",
+    "connections", "rate", "memory", "late", "unread", "handshake", "malformed", "header", "body", "pipelined",
     "no-token", "unauthorized", "forbidden", "not-reviewed", "review-rate",
 )  # fmt: skip
 """Of HTTP listeners. docs/operations/server-limits.md explains each."""

@@ -19,7 +19,10 @@ from hack.cluster.toolchain import find_go
 HERE: Final = Path(__file__).parent
 CGROUP: Final = Path("/sys/fs/cgroup/tangram-floods")
 EACH_S: Final = 0.02
-"""Between two calls of the honest client."""
+"""Between two calls of an honest client that has much to do, as the scheduler, the API server and a container's process."""
+PROBE_EACH_S: Final = 0.5
+"""Between two probes or scrapes: five times as many as a kubelet with two probes each 5 s. An answer is a client's equal part of 200 a second, which is 4 beside 50
+other addresses: a client with 50 a second would measure its own queue."""
 WARM_S: Final = 2.0
 CONTROL: Final = "burn"
 
@@ -73,6 +76,8 @@ class Listener:
     second: Second | None = None
     goal_ms: Callable[[float], float] = twice
     """From the control's p99 to the most that p99 may be."""
+    each_s: float = EACH_S
+    """Between two of its calls."""
     others: tuple[Attack, ...] = ()
     """Attacks that the code meets as it does one of `attacks`, here or on a listener of the same kind."""
 
@@ -163,7 +168,7 @@ def flood(program: Path, cgroup: Path, listener: Listener, attack: Attack, secon
             seen.mib = max(seen.mib, summed(listener.pid, memory_mib))
             look_s = now_s + 0.5
         seen.make(listener.call, seen.ms)
-        time.sleep(max(0.0, EACH_S - (time.monotonic() - now_s)))
+        time.sleep(max(0.0, listener.each_s - (time.monotonic() - now_s)))
     seen.cpu_percent = 100 * (summed(listener.pid, cpu_s) - had_s) / (time.monotonic() - began_s)
     seen.did = process.communicate(timeout=60)[0].strip()
     assert process.returncode == 0, f"the flooder ended with {process.returncode}"

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bench.calls import Kept, connect, posted, read_answer, wait_for
 from bench.extender.filter import NAME, bodies, start_extender
 from bench.extender.filter import ready as extender_ready
-from bench.floods.flood import Attack, Listener, Second, half_a_second, twice
+from bench.floods.flood import EACH_S, PROBE_EACH_S, Attack, Listener, Second, half_a_second, twice
 from bench.webhook.admission import MUTATE, request
 from observe.bounds import ADMISSION as ADMISSION_BOUNDS
 from observe.bounds import OPERATIONS, Bounds
@@ -55,6 +55,7 @@ def listener(
     call: Callable[[], float | None],
     second: Second | None = None,
     goal_ms: Callable[[float], float] = twice,
+    each_s: float = EACH_S,
 ) -> Listener:
     """Of HTTP."""
     others = [one for one in EVERY if one not in attacks]
@@ -66,6 +67,7 @@ def listener(
         call,
         second,
         goal_ms,
+        each_s,
         others=tuple(Attack(one, one) for one in others),
     )
 
@@ -290,8 +292,17 @@ def plugin() -> Iterator[list[Listener]]:
                 (*METRICS_OF_NODE, "tokens"),
                 Kubelet(port, "/readyz"),
                 goal_ms=half_a_second,
+                each_s=PROBE_EACH_S,
             ),
-            listener("plugin 9402 scrapes", process.pid, where, SCRAPES, Prometheus(port), goal_ms=half_a_second),
+            listener(
+                "plugin 9402 scrapes",
+                process.pid,
+                where,
+                SCRAPES,
+                Prometheus(port),
+                goal_ms=half_a_second,
+                each_s=PROBE_EACH_S,
+            ),
         ]
         assert process.returncode is None, "the plugin ended"
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.floods.flood import Attack, Listener, Second, beside, half_a_second
+from bench.floods.flood import PROBE_EACH_S, Attack, Listener, Second, beside, half_a_second
 from bench.floods.servers import METRICS_OF_NODE, Kubelet, at_port, listener
 from tests.built import shim_build
 from tests.integration.shim.conftest import Worker
@@ -26,6 +26,8 @@ from vgpu.api.codec import grant_to_text
 from vgpu.api.grant import Grant, GrantGpu
 from vgpu.protocol import wire
 
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The arbiter's server of metrics does not look for modules in the working directory: without that it would be the one of the environment."""
 GPU: Final = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
 GPU_MIB: Final = 65_536
 PIECE_MIB: Final = 320
@@ -80,7 +82,7 @@ class Node:
                 sys.executable, "-m", "arbiter", "--grants-dir", folder / "grants", "--driver-root", folder / "root",
                 "--metrics-host", "127.0.0.1", "--metrics-port", str(self.metrics_port), "--log-level", "error",
             ],
-            env=self._env(),
+            env=self._env() | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         _wait(self.socket("a"))
         _wait(self.socket("b"))
@@ -160,7 +162,7 @@ def arbiter() -> Iterator[list[Listener]]:
                 ),
                 listener(
                     "arbiter 9403 probes", pid, at_port(node.metrics_port, "/metrics"), METRICS_OF_NODE,
-                    Kubelet(node.metrics_port, "/healthz"), goal_ms=half_a_second,
+                    Kubelet(node.metrics_port, "/healthz"), goal_ms=half_a_second, each_s=PROBE_EACH_S,
                 ),
             ]  # fmt: skip
             assert node.arbiter.poll() is None, "the arbiter ended"

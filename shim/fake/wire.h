@@ -38,7 +38,14 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 10u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 11u /* of the page and of the message */
+
+/* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
+ * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */
+struct fake_lock {
+    _Atomic uint32_t turn;    /* odd = taken; a futex */
+    _Atomic uint32_t waiters; /* at least as many as wait */
+};
 
 /* One of NVIDIA's documented MIG profiles of a GPU model; daemon/models.def. */
 struct fake_profile {
@@ -75,12 +82,12 @@ struct fake_unit {
     uint8_t uuid_bytes[16];
     /* memory, under the page's lock */
     uint64_t limit_bytes;                /* what processes can have */
-    uint64_t used_bytes[FAKE_SLOTS];     /* what each slot has */
-    uint64_t unlisted_bytes[FAKE_SLOTS]; /* of that, managed memory: NVML counts it as used, and lists it for no process */
+    _Atomic uint64_t used_bytes[FAKE_SLOTS];     /* what each slot has */
+    _Atomic uint64_t unlisted_bytes[FAKE_SLOTS]; /* of that, managed memory: NVML counts it as used, and lists it for no process */
     /* time, under time_lock; gpu_time.c */
-    pthread_mutex_t time_lock;                 /* robust, shared between processes */
+    struct fake_lock time_lock;
     _Atomic uint32_t time_bell;                /* futex: changes when a process is suspended, resumed or ends */
-    uint64_t settled_ns;                       /* CLOCK_MONOTONIC up to which the records are made */
+    _Atomic uint64_t settled_ns;               /* CLOCK_MONOTONIC up to which the records are made */
     _Atomic uint64_t ran_ns;                   /* all kernel time that ever ran */
     _Atomic uint64_t sampled_ns[FAKE_SAMPLES]; /* ran_ns, then */
 };
@@ -143,8 +150,9 @@ struct fake_page {
     char kernel_misuse[128];                   /* the last one, in words */
     char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
     pthread_mutex_t commands;                  /* serialises commands; robust, shared between processes */
-    pthread_mutex_t lock;                      /* robust, shared between processes */
+    struct fake_lock lock;
     uint32_t slots;                            /* all that were ever used are below */
+    uint32_t ended_client[FAKE_SLOTS];         /* in the kernel driver, of the last process of each slot that ended */
     _Atomic uint32_t events;                   /* raised so far, a futex; number n sits at n % FAKE_EVENTS. Under the lock */
     _Atomic uint64_t samples;                  /* taken so far */
     _Atomic uint64_t sampled_us[FAKE_SAMPLES]; /* when: CLOCK_REALTIME, as NVML reports it */

@@ -362,7 +362,7 @@ class Ledger:
                 events.append(self._denied(number, request, now_s) if isinstance(answer, NodeAnswer) else answer)
             elif not full and (wanted := self._recall(number, request, missing_bytes - free_bytes, now_s)):
                 return events + wanted
-            elif self._recalls.goes_on(request, now_s):
+            elif self._recalls.goes_on(number, request, now_s):
                 return events
             elif gpu.promised_bytes and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
@@ -384,10 +384,11 @@ class Ledger:
         return head.until_s if head.waits_for else inf
 
     def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
-        """Recall once what a request lacks, unless no recall could make it fit."""
+        """Recall once what a request lacks, unless no recall could make it fit, and once more from siblings that have just answered an earlier recall."""
         gpu = self._gpus[number]
         hopeless = gpu.shared.missing_bytes(request.key, request.need_bytes) > gpu.most_bytes(elastic=request.elastic)
-        if request.recalled or hopeless:
+        answered_others = request.owed and not request.waits_for
+        if hopeless or (request.recalled and not answered_others):
             request.recalled = True
             return []
         return self._recalls.begin(number, request, missing_bytes, now_s)

@@ -7,7 +7,7 @@ stopped or dead. On a node where containers may burst, memory that others lack i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from vgpu.memory.accounts import GpuAccounts
@@ -31,32 +31,52 @@ class Recalls:
         self._numbers = 0
 
     def begin(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
-        """Recall for a request from every sibling that has unused memory; empty if there is none."""
+        """Recall for a request from every sibling that has unused memory; empty if there is none. A sibling that will still answer an earlier recall, which
+        was for another's memory, is waited for and then sent one for this request."""
+        first, again = not request.recalled, request.owed
         request.recalled = True
-        events = self.of_all(number, missing_bytes, now_s, but=request.process)
-        if events:
-            request.waits_for |= {event.process for event in events}
-            request.requested_at_s, request.until_s = now_s, now_s + self._wait_s
+        request.owed = {
+            process
+            for process, record in self._gpus[number].records.items()
+            if process != request.process
+            and record.recall
+            and record.leased_bytes
+            and self._in_time(number, process, now_s)
+        }
+        events = self.of_all(number, missing_bytes, now_s, but=request.process, of=None if first else again)
+        request.waits_for |= request.owed | {event.process for event in events}
+        if first:
+            request.requested_at_s = now_s
+        request.until_s = min(now_s + self._wait_s, request.requested_at_s + RECALL_MOST_S)
         return events
 
-    def of_all(self, number: int, missing_bytes: int, now_s: float, *, but: int | None = None) -> list[Event]:
-        """Recall from all processes with a lease. One that still owes an answer gets no further recall."""
+    def _in_time(self, number: int, process: int, now_s: float) -> bool:
+        """Whether a process that owes an answer is worth the wait."""
+        age_s = now_s - self._gpus[number].records[process].recalled_at_s
+        return age_s < self._wait_s or (age_s < RECALL_MOST_S and self._may_answer(process))
+
+    def of_all(
+        self, number: int, missing_bytes: int, now_s: float, *, but: int | None = None, of: Set[int] | None = None
+    ) -> list[Event]:
+        """Recall from all processes with a lease, or from some of them. One that still owes an answer gets no further recall."""
         events: list[Event] = []
         for process, record in self._gpus[number].records.items():
             if process == but or record.leased_bytes == 0 or record.recall or process in self.exact:
+                continue
+            if of is not None and process not in of:
                 continue
             self._numbers = self._numbers % 0x7FFFFFFF + 1
             record.recall, record.recalled_at_s = RECALLS | self._numbers, now_s
             events.append(Recalled(process, number, record.recall, missing_bytes))
         return events
 
-    def goes_on(self, request: LeaseRequest, now_s: float) -> bool:
+    def goes_on(self, number: int, request: LeaseRequest, now_s: float) -> bool:
         """Whether a request waits on for some process: during the short wait, and after it for those that will still answer."""
         if not request.waits_for:
             return False
         if now_s < request.until_s:
             return True
-        request.waits_for = {process for process in request.waits_for if self._may_answer(process)}
+        request.waits_for = {process for process in request.waits_for if self._in_time(number, process, now_s)}
         request.until_s = min(now_s + self._wait_s, request.requested_at_s + RECALL_MOST_S)
         return bool(request.waits_for) and now_s < request.until_s
 

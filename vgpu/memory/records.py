@@ -154,6 +154,9 @@ class LeaseRequest:
     requested_at_s: float = 0.0
     until_s: float = 0.0
     waits_for: set[int] = field(default_factory=set)
+    """Processes that have not answered a recall."""
+    owed: set[int] = field(default_factory=set)
+    """Of those that it waited for, the ones whose recall was an earlier request's: they are sent another once they have answered."""
 
     @property
     def kind(self) -> str:

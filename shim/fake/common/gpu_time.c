@@ -9,7 +9,7 @@
 
 #include <time.h>
 
-enum { STEP_LOOK_NS = 20000, STEP_MOST_NS = 20000000 };
+enum { STEP_LOOK_NS = 20000, STEP_MOST_NS = 20000000, TIME_LEASE_NS = 20000000 };
 #define HELD_LOOK_NS 200000000u /* a waiter checks again this often although no bell rang: the process that should ring it may have died */
 
 static bool runs(const struct fake_slot *of, uint32_t unit)
@@ -35,32 +35,45 @@ static struct crowd crowd_of(const struct fake_page *page, uint32_t unit)
     return crowd;
 }
 
-/* Locks the unit's time and brings it up to now, from one moment at which a process's work ends to the next. */
+/* A thread that was stopped here adds nothing to what others have recorded since. */
+static void run_on(_Atomic uint64_t *ran_ns, uint64_t more)
+{
+    uint64_t before = atomic_load(ran_ns);
+    atomic_compare_exchange_strong(ran_ns, &before, before + more);
+}
+
+static _Thread_local uint32_t turn;
+
+/* Locks the unit's time and brings it up to now, from one moment at which a process's work ends to the next. The time that passed is this
+ * thread's to record from the moment that settled_ns has changed: if it is stopped then, kernels of that time end later, never sooner. */
 static struct crowd begin(struct fake_page *page, uint32_t unit)
 {
     struct fake_unit *on = &page->unit[unit];
-    shared_mutex_lock(&on->time_lock);
-    const uint64_t now = page_now_ns();
-    uint64_t passed = now > on->settled_ns ? now - on->settled_ns : 0;
+    turn = lock_take(&on->time_lock, TIME_LEASE_NS);
+    uint64_t settled = atomic_load(&on->settled_ns), now = page_now_ns();
+    while (now > settled && !atomic_compare_exchange_strong(&on->settled_ns, &settled, now))
+        now = page_now_ns();
+    uint64_t passed = now > settled ? now - settled : 0;
     struct crowd crowd = crowd_of(page, unit);
-    while (passed > 0 && crowd.running > 0) {
+    while (passed > 0 && crowd.running > 0 && lock_is_mine(&on->time_lock, turn)) {
         const uint64_t each = passed / crowd.running < crowd.least_left ? passed / crowd.running : crowd.least_left;
         if (each == 0)
             break; /* nanoseconds that do not divide count next time */
         for (struct fake_slot *of = page->slot; of < page->slot + page->slots % (FAKE_SLOTS + 1); of++)
             if (runs(of, unit))
-                atomic_fetch_add(&of->ran_ns[unit], each);
+                run_on(&of->ran_ns[unit], each);
         atomic_fetch_add(&on->ran_ns, each * crowd.running);
         passed -= each * crowd.running;
         crowd = crowd_of(page, unit);
     }
-    on->settled_ns = now - (crowd.running > 0 && passed < now ? passed : 0);
+    if (crowd.running > 0 && passed > 0 && lock_is_mine(&on->time_lock, turn))
+        atomic_fetch_sub(&on->settled_ns, passed);
     return crowd;
 }
 
 static void end(struct fake_page *page, uint32_t unit)
 {
-    pthread_mutex_unlock(&page->unit[unit].time_lock);
+    lock_leave(&page->unit[unit].time_lock, turn);
 }
 
 void gpu_time_settle(struct fake_page *page, uint32_t unit)

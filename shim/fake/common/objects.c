@@ -29,9 +29,12 @@ static uint32_t place_of(const struct fake_page *page, const struct fake_object 
 
 uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object like)
 {
-    page_lock(page);
-    struct fake_object *made = find_free(page);
+    struct fake_object *made;
     uint64_t id = 0;
+    do {
+        page_lock(page);
+        made = find_free(page);
+    } while (!page_is_mine(page));
     if (made != NULL) {
         const uint32_t place = place_of(page, made);
         id = ++page->last_object * FAKE_SHARED + place;
@@ -47,8 +50,11 @@ uint64_t object_new(struct fake_page *page, uint32_t slot, struct fake_object li
 
 bool object_reference(struct fake_page *page, uint32_t slot, uint64_t id, struct fake_object *is)
 {
-    page_lock(page);
-    struct fake_object *found = find(page, id);
+    struct fake_object *found;
+    do {
+        page_lock(page);
+        found = find(page, id);
+    } while (!page_is_mine(page));
     const bool good = found != NULL && found->references[slot] < UINT16_MAX;
     if (good) {
         found->references[slot]++;
@@ -67,12 +73,11 @@ static bool settle(struct fake_page *page, struct fake_object *object)
         return false;
     while (heir < FAKE_SLOTS && object->references[heir] == 0)
         heir++;
-    uint64_t *used = page->unit[object->unit % FAKE_UNITS].used_bytes;
-    const uint64_t moved = object->bytes < used[owner] ? object->bytes : used[owner];
-    used[owner] -= moved;
+    _Atomic uint64_t *used = page->unit[object->unit % FAKE_UNITS].used_bytes;
+    const uint64_t moved = take_away(&used[owner], object->bytes);
     object->owner = heir;
     if (heir < FAKE_SLOTS) {
-        used[heir] += moved;
+        atomic_fetch_add(&used[heir], moved);
         return false;
     }
     const uint32_t place = place_of(page, object);
@@ -84,8 +89,11 @@ static bool settle(struct fake_page *page, struct fake_object *object)
 bool object_release(struct fake_page *page, uint32_t slot, uint64_t id)
 {
     bool last = false;
-    page_lock(page);
-    struct fake_object *found = find(page, id);
+    struct fake_object *found;
+    do {
+        page_lock(page);
+        found = find(page, id);
+    } while (!page_is_mine(page));
     if (found != NULL && found->references[slot] > 0) {
         found->references[slot]--;
         last = settle(page, found);

@@ -10,8 +10,18 @@
 
 void shared_mutex_init(pthread_mutex_t *mutex);
 void shared_mutex_lock(pthread_mutex_t *mutex); /* also one whose holder died: what it guards is right after every step */
+
+/* A turn of a fake_lock. A holder that was stopped may have lost it when it goes on: others have changed what it guards. So what a holder decides is right
+ * after every step, and before it writes what others may have made wrong it checks lock_is_mine. A stop in the few nanoseconds between the two is not
+ * covered. lease_ns: how long a turn may last before a waiter takes it over. */
+uint32_t lock_take(struct fake_lock *lock, uint64_t lease_ns);
+bool lock_is_mine(const struct fake_lock *lock, uint32_t turn);
+bool lock_leave(struct fake_lock *lock, uint32_t turn); /* false: it was lost before */
+
+/* The same of the page; a thread has it once. */
 void page_lock(struct fake_page *page);
-void page_unlock(struct fake_page *page);
+bool page_is_mine(const struct fake_page *page);
+bool page_unlock(struct fake_page *page);
 
 /* Memory of a unit for a slot. page_take refuses (false) past the unit's limit and changes nothing then. Managed memory is freed as such. */
 bool page_take(struct fake_page *page, uint32_t slot, uint32_t unit, uint64_t bytes, bool managed);
@@ -21,6 +31,9 @@ uint64_t page_unit_used(struct fake_page *page, uint32_t unit);
 uint64_t page_sum(const struct fake_page *page, uint32_t unit);
 /* Memory of a GPU's processes, its MIG instances' included. */
 uint64_t page_gpu_used(struct fake_page *page, uint32_t gpu);
+
+/* At most so much less, and how much that was. */
+uint64_t take_away(_Atomic uint64_t *from, uint64_t most);
 
 uint64_t page_now_ns(void);
 /* Wakes all threads that wait for the number to change; waits until it is not `seen` any more, at most `most_ns`. */

@@ -48,10 +48,7 @@ static int make_page(void)
     page->kernel_ns = 10000;
     snprintf(page->seed, sizeof page->seed, "tangram");
     branch_set(page, "580");
-    shared_mutex_init(&page->lock);
     shared_mutex_init(&page->commands);
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        shared_mutex_init(&page->unit[unit].time_lock);
     return fd;
 }
 

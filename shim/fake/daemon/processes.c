@@ -27,8 +27,13 @@ void empty_slot(uint32_t slot)
 {
     gpu_time_drop(driver.page, slot);
     page_lock(driver.page);
-    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++)
-        driver.page->unit[unit].used_bytes[slot] = driver.page->unit[unit].unlisted_bytes[slot] = 0;
+    for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
+        atomic_store(&driver.page->unit[unit].used_bytes[slot], 0);
+        atomic_store(&driver.page->unit[unit].unlisted_bytes[slot], 0);
+    }
+    for (uint32_t i = 0; i < FAKE_OBJECTS; i++)
+        if (driver.page->slot[slot].object[i].client != 0)
+            driver.page->ended_client[slot] = driver.page->slot[slot].object[i].client;
     memset(&driver.page->slot[slot], 0, sizeof driver.page->slot[slot]);
     page_unlock(driver.page);
 }

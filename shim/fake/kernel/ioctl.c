@@ -86,6 +86,13 @@ static struct fake_kernel_object *find(struct fake_page *page, uint32_t client, 
     return of->kind == FAKE_CUDA && handle != 0 ? entry_of(of, client, handle) : NULL;
 }
 
+/* The last process of the slot had this client, and has ended: another that commands it just then could not know. On a real driver the client's
+ * objects stay until the last descriptor is closed, and a command to them does no harm. */
+static bool has_ended(const struct fake_page *page, uint32_t client)
+{
+    return client != 0 && page->ended_client[slot_of(client)] == client;
+}
+
 static uint32_t allocate(struct fake_page *page, const struct NVOS64 *in)
 {
     static const struct fake_kernel_object no_parent;
@@ -145,6 +152,8 @@ static uint32_t disable(struct fake_page *page, const struct fake_kernel_object 
         return NV_OK;
     for (uint32_t i = 0; i < list->numChannels; i++) {
         struct fake_kernel_object *channel = find(page, list->hClientList[i], list->hChannelList[i]);
+        if (channel == NULL && has_ended(page, list->hClientList[i]))
+            return NV_ERR_INVALID_CHANNEL;
 #define RULES_OF_CHANNEL
 #include "rules.def"
         if (list->bDisable)
@@ -160,6 +169,8 @@ static uint32_t control(struct fake_page *page, const struct NVOS54 *in)
 {
     void *parameters = (void *)(uintptr_t)in->params;
     const struct fake_kernel_object *object = find(page, in->hClient, in->hObject);
+    if (object == NULL && has_ended(page, in->hClient))
+        return NV_ERR_INVALID_CHANNEL;
 #define RULES_OF_CONTROL
 #include "rules.def"
     if (in->cmd == NV2080_CTRL_CMD_GPU_GET_GID_INFO && in->paramsSize == sizeof(struct NV2080_CTRL_GPU_GET_GID_INFO_PARAMS))
@@ -189,6 +200,19 @@ static void wait_for_steps(const struct fake_page *page, const struct NVOS54 *in
         gpu_steps_wait(page, slot_of(list->hClientList[0]));
 }
 
+/* This process was stopped in the request, and others have changed channels since: what these are decides once more who may run. */
+static void apply_again(struct fake_page *page, const struct NVOS54 *in)
+{
+    if (in == NULL || in->cmd != NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS || in->status != NV_OK)
+        return;
+    const struct NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS *list = (const void *)(uintptr_t)in->params;
+    do {
+        page_lock(page);
+        for (uint32_t i = 0; i < list->numChannels; i++)
+            channels_apply(page, slot_of(list->hClientList[i]));
+    } while (!page_unlock(page));
+}
+
 static int fail(int error)
 {
     errno = error;
@@ -210,7 +234,8 @@ static int kernel_ioctl(struct fake_page *page, unsigned escape, size_t bytes, v
     else
 #include "requests.def"
         known = misuse(page, false, "an escape of this number and size is not known", escape << 16 | (uint32_t)bytes);
-    page_unlock(page);
+    if (!page_unlock(page))
+        apply_again(page, escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54) ? argument : NULL);
     if (escape == NV_ESC_RM_CONTROL && bytes == sizeof(struct NVOS54))
         wait_for_steps(page, argument);
     return known ? 0 : fail(EINVAL);

@@ -260,6 +260,20 @@ def test_every_byte_of_a_list_is_checked(driver, start, offset, value, reason):
     assert process["held"] == 0
 
 
+def test_a_command_to_a_process_that_has_just_ended_is_no_misuse_and_one_to_nobody_is(driver, start):
+    gone, one = start(), start()
+    names = Handles(gone)
+    gone.process.kill()
+    while len(kernel(driver)[2]) > 1:
+        pass
+    assert one.do(names.switch(names.compute, True)) == BAD_HANDLE
+    assert one.do(f"switch({Handles(one, 1).client}, {names.subdevice}, {names.compute}, True)") == 0
+    assert kernel(driver)[:2] == (0, "")
+    names.client ^= 1 << 10
+    assert one.do(names.switch(names.compute, True)) == BAD_HANDLE
+    assert kernel(driver)[0] == 1
+
+
 def test_destroying_a_suspended_context_lets_the_process_go(driver, start):
     one = start()
     names = Handles(one)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections import Counter
 from dataclasses import replace
 from typing import cast
 
+from observe import address_filter
 from observe.acceptor import Acceptor
-from tests.unit.observe.serving_kit import BOUNDS, first_line, running
+from tests.unit.observe.serving_kit import BOUNDS, Running, first_line, running
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def test_connections_that_are_late_together_are_closed_one_in_each_round() -> None:
@@ -43,3 +48,80 @@ async def test_connections_of_a_flood_that_were_not_begun_are_closed_after_other
         assert len(acceptor._closing) == 0
         for _, writer in clients:
             writer.close()
+
+
+RATE = replace(BOUNDS, address_new_per_s=1, address_new_at_once=5)
+
+
+async def _connects(one: Running, address: str) -> bool:
+    """Within less than a client of TCP waits until it tries again."""
+    try:
+        reader, writer = await asyncio.wait_for(one.connect(address), 0.3)
+    except TimeoutError:
+        return False
+    writer.write(GET)
+    line = await first_line(reader)
+    writer.close()
+    return line == b"HTTP/1.1 200 OK"
+
+
+async def test_an_address_that_opens_connections_too_fast_is_dropped_by_the_kernel_and_others_are_served() -> None:
+    counts = Counter[str]()
+
+    async with running(RATE, refused=lambda reason, more=1: counts.update({reason: more})) as one:
+        kept = await one.connect("127.0.0.9")
+        assert [await _connects(one, "127.0.0.9") for _ in range(4)] == [True] * 4
+        async with asyncio.timeout(10):
+            while await asyncio.to_thread(_is_answered, one.port, "127.0.0.9"):
+                pass
+        assert counts["rate"] >= 1
+        assert await _connects(one, "127.0.0.8")
+        kept[1].write(GET)
+        assert await first_line(kept[0]) == b"HTTP/1.1 200 OK", "its open connections go on"
+        kept[1].close()
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        async with asyncio.timeout(20):
+            while acceptor._rates.blocked:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            while not await _connects(one, "127.0.0.9"):  # the filter is changed shortly after
+                pass
+
+
+def _is_answered(port: int, address: str) -> bool:
+    """False: nothing came back to the first packet."""
+    with socket.socket() as client:
+        client.settimeout(0.3)
+        client.bind((address, 0))
+        try:
+            client.connect(("127.0.0.1", port))
+        except TimeoutError:
+            return False
+        return True
+
+
+async def test_a_refusal_costs_as_much_as_ten_connections() -> None:
+    async with running(replace(RATE, address_new_at_once=25)) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        for _ in range(2):
+            assert await one.send(b"GET / HTTP/9\r\n\r\n") == b"HTTP/1.1 400 Bad Request"
+        assert not acceptor._rates.blocked
+        assert await one.send(GET.replace(b"/", b"/missing", 1)) == b"HTTP/1.1 404 Not Found"
+        assert acceptor._rates.blocked == ["127.0.0.1"]
+
+
+async def test_an_address_with_good_answers_is_not_blocked_where_only_clients_that_are_meant_have_them() -> None:
+    async with running(replace(RATE, well_exempt=True)) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        for _ in range(30):
+            assert await one.send(GET) == b"HTTP/1.1 200 OK"
+        assert not acceptor._rates.blocked
+
+
+async def test_a_server_drops_nobody_for_what_an_earlier_one_of_its_socket_saw() -> None:
+    one = Running(RATE)
+    address_filter.attach(one.sock, ["127.0.0.9"])
+    task = asyncio.create_task(one.server.serve([one.sock]))
+    await asyncio.wait_for(one.server.up.wait(), 10)
+    assert await _connects(one, "127.0.0.9")
+    one.server.should_exit = True
+    await asyncio.wait_for(task, 20)

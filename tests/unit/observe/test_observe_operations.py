@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 from prometheus_client import CollectorRegistry, Counter
 
+from observe import address_filter
 from observe.operations import Operations
 from observe.operations_server import BURST_S, PER_S
 from observe.page import Page, text
@@ -167,6 +168,17 @@ async def test_a_server_that_is_killed_is_started_again() -> None:
         async with httpx.AsyncClient(base_url=client.base_url, timeout=20) as other:
             assert (await other.get("/healthz")).status_code == 200
         assert operations.pid not in (None, before)
+
+
+async def test_what_a_killed_server_had_the_kernel_drop_is_served_again() -> None:
+    async with running(Reported()) as (operations, client):
+        assert (await client.get("/healthz")).status_code == 200
+        before = operations.pid
+        assert before is not None
+        address_filter.attach(operations._listener, ["127.0.0.1"])
+        os.kill(before, signal.SIGKILL)
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=20) as other:
+            assert (await other.get("/healthz")).status_code == 200
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from vgpu.api.errors import BadDocument
 from vgpu.memory.ledger import Ledger
 from vgpu.memory.records import Denied, Granted, Recalled
 
-ONE, TWO, THREE = 1, 2, 3
+ONE, TWO, THREE, FOUR = 1, 2, 3, 4
 
 
 def ledger(limit: int, *processes: int) -> Ledger:
@@ -60,6 +60,35 @@ def test_a_sibling_that_does_not_answer_delays_a_request_a_bounded_time_and_only
     assert book.request(TWO, 0, 2, 500, 900, 0.06) == [Denied(TWO, 0, 2)], (
         "it still owes the answer: not waited for again"
     )
+
+
+def test_a_sibling_that_will_still_answer_an_earlier_recall_is_waited_for_and_recalled_from_again() -> None:
+    book = ledger(1000, ONE, TWO, THREE, FOUR)
+    book.request(ONE, 0, 1, 400, 400, 0)
+    book.request(TWO, 0, 1, 600, 600, 0)
+    first, second = book.request(THREE, 0, 1, 100, 100, 0)
+    assert book.request(FOUR, 0, 1, 100, 100, 0) == []
+    granted, *recalls = book.give_back(ONE, 0, 100, first.recall, 0.01)  # type: ignore[union-attr]
+    assert granted == Granted(THREE, 0, 1, 100)
+    assert [one.process for one in recalls] == [ONE, THREE], "TWO owes the answer for what THREE has by now"
+    for one in recalls:
+        assert book.give_back(one.process, 0, 0, one.recall, 0.02) == []  # type: ignore[union-attr]
+    (again,) = book.give_back(TWO, 0, 0, second.recall, 0.03)  # type: ignore[union-attr]
+    assert again == Recalled(TWO, 0, again.recall, 100)  # type: ignore[union-attr]
+    assert book.give_back(TWO, 0, 100, again.recall, 0.04) == [Granted(FOUR, 0, 1, 100)]  # type: ignore[union-attr]
+
+
+def test_such_a_sibling_is_recalled_from_once_more_and_no_more() -> None:
+    book = ledger(1000, ONE, TWO, THREE, FOUR)
+    book.request(ONE, 0, 1, 100, 100, 0)
+    book.request(TWO, 0, 1, 900, 900, 0)
+    first, second = book.request(THREE, 0, 1, 100, 100, 0)
+    book.give_back(ONE, 0, 100, first.recall, 0.01)  # type: ignore[union-attr]
+    (third,) = book.request(FOUR, 0, 1, 100, 100, 0.01)
+    assert third.process == THREE  # type: ignore[union-attr]
+    book.give_back(THREE, 0, 0, third.recall, 0.02)  # type: ignore[union-attr]
+    (again,) = book.give_back(TWO, 0, 0, second.recall, 0.03)  # type: ignore[union-attr]
+    assert book.give_back(TWO, 0, 0, again.recall, 0.04) == [Denied(FOUR, 0, 1)]  # type: ignore[union-attr]
 
 
 def test_a_sibling_that_hangs_up_answers_the_recall() -> None:
