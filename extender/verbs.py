@@ -15,6 +15,7 @@ import structlog
 
 from extender.bind import Binder
 from extender.filter import prioritize_nodes, spare_nodes
+from extender.filter_answers import FilterAnswers
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preemption.coordinator import PreemptionCoordinator
@@ -59,7 +60,7 @@ class Verbs:
     ) -> None:
         self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
         self._metrics, self.snapshots, self._not_ready = metrics, snapshots, not_ready
-        self._filter_args = FilterReader()
+        self._filter_args, self._filter_answers = FilterReader(), FilterAnswers()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
@@ -80,7 +81,7 @@ class Verbs:
         except Exception as error:
             log.exception("filter failed")
             result = FilterResult(error=f"filter failed: {type(error).__name__}: {error}")
-        answer = result.to_json()
+        answer = self._filter_answers.encode(result)
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return VerbResponse(answer, unreadable)

@@ -29,6 +29,7 @@ from vgpu.scheduling.links import costs_of
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints, Taint
 from vgpu.scheduling.nodes.labels import Labels
 from vgpu.scheduling.nodes.name_index import NameIndex, Quoted
+from vgpu.scheduling.nodes.nodes_by_column import NodesByColumn
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -117,6 +118,7 @@ class Fleet:
         self._free_columns: list[int] = list(range(nodes - 1, -1, -1))
         self._name_index: NameIndex | None = None
         """Of the nodes there are; None until it is read, and whenever one was added or removed: made in 4 ms for 10,000 (measured)."""
+        self._column_names: tuple[str, ...] | None = None
         self._homes: dict[str, list[tuple[str, int]]] | None = None
 
     def __len__(self) -> int:
@@ -145,13 +147,20 @@ class Fleet:
     def _listed(self) -> NameIndex:
         if self._name_index is None:
             self._name_index = NameIndex(self.column)
-            self.names = _side_by_side(self.names)
+            self.names, self._column_names = _side_by_side(self.names), None
         return self._name_index
 
-    def known(self, names: Sequence[str]) -> list[str]:
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The name of each column now, empty where there is no node. Another tuple once a node was added or removed."""
+        if self._column_names is None:
+            self._column_names = tuple(self.names)
+        return self._column_names
+
+    def known(self, names: Sequence[str]) -> NodesByColumn:
         """Those of these nodes that are known, for a caller that keeps them: the fleet's own strings, and nothing of the text they were read from."""
-        columns = self.look_up(names).columns.tolist()  # the first look-up makes `names` anew
-        return list(map(self.names.__getitem__, columns))
+        columns = self.look_up(names).columns  # the first look-up makes `names` anew
+        return NodesByColumn(self.column_names, columns)
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
         """(node, row) of every GPU with this UUID, or that carries the MIG instance with it.
@@ -206,7 +215,7 @@ class Fleet:
         at = self.column.pop(name, None)
         if at is None:
             return
-        self._name_index = None
+        self._name_index = self._column_names = None
         self._unsettle(name)
         self.links.pop(name, None)
         del self.inventory[name], self.mig_containers[name]
@@ -363,7 +372,7 @@ class Fleet:
     def _new_column(self, name: str) -> int:
         if not self._free_columns:
             self._grow(axis=1)
-        self._name_index = None
+        self._name_index = self._column_names = None
         at = self._free_columns.pop()
         self.column[name] = at
         self.names[at] = name

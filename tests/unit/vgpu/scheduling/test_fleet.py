@@ -112,3 +112,14 @@ def test_two_allocated_pods_of_one_gpu_or_instance_are_reported() -> None:
     for assigned in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
         fleet.debit("n", assigned)
     assert fleet.overcommitted() == [("n", "c", -2, -20), ("n", "i", -5, -100)]
+
+
+def test_known_nodes_keep_their_names_when_another_node_has_their_column() -> None:
+    fleet = Fleet()
+    for name in ("a", "b"):
+        fleet.set_node(name, Inventory((Gpu("c", 0, "t4", 10),)))
+    before = fleet.known(("a", "b"))
+    fleet.remove_node("a")
+    fleet.set_node("c", Inventory((Gpu("c", 0, "t4", 10),)))
+    assert (list(before), list(fleet.known(("a", "b", "c")))) == (["a", "b"], ["b", "c"])
+    assert [fleet.column_names[at] for at in fleet.column.values()] == list(fleet.column)
