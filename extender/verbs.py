@@ -74,7 +74,7 @@ class Verbs:
                 unreadable, result = True, FilterResult(error=missing)
             else:
                 args = self._filter_args.read(body)
-                result = self._gangs.refuses(args) or await self._placed(args)
+                result = self._gangs.refuses(args) or await self._placed(args, started)
                 self._gangs.answered(args.pod, result)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             unreadable, result = True, FilterResult(error=f"filter: the request cannot be read: {error}")
@@ -86,10 +86,10 @@ class Verbs:
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return VerbResponse(answer, unreadable)
 
-    async def _placed(self, args: FilterArgs) -> FilterResult:
+    async def _placed(self, args: FilterArgs, started: float) -> FilterResult:
         self._gangs.next_pod(args.pod)
         result = self._preemption.filter(args)
-        if await self._preemption.has_news(args, result):
+        if await self._preemption.has_news(args, result, time.perf_counter() - started):
             result = self._preemption.filter(args)
         return result
 
