@@ -128,6 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that waits in the queue, or whose answer is being made."""
         self._withdraw: Callable[[], None] = closed
         """Takes it out of the queue in which it waits."""
+        self._was_queued = False
+        """Not if the last request was answered well: in the queue a request waits for a round of the event loop for each before it."""
         one.shed = self.shed
 
     def connection_made(self, transport: Any) -> None:
@@ -289,7 +291,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._one.well = False
         if status == HTTPStatus.OK and not scope.get(UNREADABLE):
             self._connections.answered_well(self._one, time.monotonic())
-            self._listener.queue.refund(self._one.address)
+            if self._was_queued:
+                self._listener.queue.refund(self._one.address)
             self._listener.reading.refund(self._one.fd)
             if not self._one.served:
                 self._listener.new.refund(self._one.address, piece=self._bounds.trusted)
@@ -322,7 +325,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._incomplete = cycle, app
         else:
             self._answering, self._answering_bytes = cycle, len(cycle.body)
-            self._withdraw = self._listener.queue.submit(self._one.address, partial(self._start, cycle, app))
+            begin, self._was_queued = partial(self._start, cycle, app), not self._one.well
+            if self._was_queued:
+                self._withdraw = self._listener.queue.submit(self._one.address, begin)
+            else:
+                begin()
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._withdraw = closed
