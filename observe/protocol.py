@@ -54,8 +54,7 @@ SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
 
 REFUSED_S: Final = 0.5
-"""After an answer with a status of 400 to 499 the connection is not read for so long, after the next one for twice as long: the API server, a scheduler
-and Prometheus never get one twice, and a flood's answers cost as much as theirs."""
+"""After an answer with a status of 400 to 499 the connection is not read for so long, after the next one for twice as long. No program of ours gets two."""
 REFUSED_MOST_S: Final = 8.0
 """Prometheus waits 10 s."""
 
@@ -112,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
-        self._begun = self._in_body = self._refused = False
+        self._begun = self._in_body = self._refused = self._was_queued = False
         self._unread_bytes = self._answering_bytes = 0
         """Of the answer that the client has not read, and of the body of the request that is answered."""
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
@@ -128,8 +127,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that waits in the queue, or whose answer is being made."""
         self._withdraw: Callable[[], None] = closed
         """Takes it out of the queue in which it waits."""
-        self._was_queued = False
-        """Not if the last request was answered well: in the queue a request waits for a round of the event loop for each before it."""
         one.shed = self.shed
 
     def connection_made(self, transport: Any) -> None:
@@ -325,6 +322,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._incomplete = cycle, app
         else:
             self._answering, self._answering_bytes = cycle, len(cycle.body)
+            # in the queue a request waits for a round of the event loop for each before it
             begin, self._was_queued = partial(self._start, cycle, app), not self._one.well
             if self._was_queued:
                 self._withdraw = self._listener.queue.submit(self._one.address, begin)
