@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
@@ -18,8 +18,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from observe.connections import ClientConnection, ClientConnections, Phase
+from observe.eager import begin
 from observe.fairness import FairQueue
 from observe.pace import LongRequest, Pace
+from observe.read_order import ReadOrder
 from observe.resting import RestingFlow, closed
 from observe.with_head import WithHead
 
@@ -60,29 +62,6 @@ REFUSED_MOST_S: Final = 8.0
 
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
-
-
-class ReadOrder(Protocol):
-    """In which order clients' sockets are read."""
-
-    def add_client(self, fd: int, address: str, /) -> None: ...
-
-    def remove_client(self, fd: int, /) -> None: ...
-
-    def refund(self, fd: int, /) -> None: ...
-
-
-class ReadAsReady:
-    """All that have something to read in each round, as other event loops do."""
-
-    def add_client(self, _fd: int, _address: str, /) -> None:
-        """Nothing to do."""
-
-    def remove_client(self, _fd: int, /) -> None:
-        """Nothing to do."""
-
-    def refund(self, _fd: int, /) -> None:
-        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,17 +302,20 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._answering, self._answering_bytes = cycle, len(cycle.body)
             # in the queue a request waits for a round of the event loop for each before it
-            begin, self._was_queued = partial(self._start, cycle, app), not self._one.well
+            start, self._was_queued = partial(self._start, cycle, app), not self._one.well
             if self._was_queued:
-                self._withdraw = self._listener.queue.submit(self._one.address, begin)
+                self._withdraw = self._listener.queue.submit(self._one.address, start)
             else:
-                begin()
+                start()
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._withdraw = closed
         if self._one.phase is Phase.QUEUED:
             self._enter(Phase.WORK)
-        super()._start_asgi_task(cycle, app)
+        if self._was_queued:
+            super()._start_asgi_task(cycle, app)
+        else:
+            begin(cycle.run_asgi(app), self.loop, self.tasks)
 
     def _drop_answers(self) -> None:
         """What the program still answers is not sent, and what waits in the queue leaves it. uvicorn by itself forgets both while another request
