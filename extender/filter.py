@@ -95,13 +95,13 @@ def _firm(state: State, pod: Pod) -> tuple[str, str] | None:
 
 
 def _with_figures(
-    state: State, request: PodRequest, bursts: Mapping[str, Burst], nodes: list[str]
-) -> dict[str, list[str]]:
+    state: State, request: PodRequest, bursts: Mapping[str, Burst], nodes: Sequence[str]
+) -> dict[str, Sequence[str]]:
     """Reasons of these nodes, those of the first ones with figures: kube-scheduler counts equal reasons."""
-    found = {LIMITS: nodes[DETAILED:]} if nodes[DETAILED:] else {}
+    found: dict[str, list[str]] = {LIMITS: list(nodes[DETAILED:])} if nodes[DETAILED:] else {}
     for node in nodes[:DETAILED]:
         found.setdefault(limits_reason(state.fleet, request, bursts, node) or LIMITS, []).append(node)
-    return found
+    return dict(found)
 
 
 def _nowhere(nodes: Mapping[str, Sequence[str]]) -> FilterResult:

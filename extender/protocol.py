@@ -76,7 +76,7 @@ class FilterResult:
     error: str = ""
 
     def to_json(self) -> bytes:
-        """As the scheduler reads it."""
+        """As the scheduler reads it. `filter_answers` writes large results faster."""
         return msgspec.json.encode(
             _FilterResult(list(self.node_names), _by_node(self.failed), _by_node(self.unresolvable), self.error)
         )
@@ -92,18 +92,18 @@ class _FilterResult(msgspec.Struct, frozen=True):
 
 
 def _by_node(reasons: Mapping[str, Sequence[str]]) -> msgspec.Raw:
-    """A JSON object of node -> reason. From the list of names, since a mapping of 10,000 takes 3 ms more to make (measured)."""
-    parts = []
-    for reason, nodes in reasons.items():
-        if nodes:
-            encoded = b":" + msgspec.json.encode(reason)
-            listed = msgspec.json.encode(nodes)[1:-1]
-            if listed.count(b",") == len(nodes) - 1:  # commas stand between names only
-                by_node = listed.replace(b'","', b'"' + encoded + b',"') + encoded
-            else:
-                by_node = msgspec.json.encode(dict.fromkeys(nodes, reason))[1:-1]
-            parts.append(by_node)
-    return msgspec.Raw(b"{%b}" % b",".join(parts))
+    """A JSON object of node -> reason."""
+    return msgspec.Raw(b"{%b}" % b",".join(members(reason, nodes) for reason, nodes in reasons.items() if len(nodes)))
+
+
+def members(reason: str, nodes: Sequence[str]) -> bytes:
+    """The members of a JSON object that gives these nodes, one or more, this reason. From the list of names, since a mapping of 10,000 takes 3 ms more
+    to make (measured)."""
+    encoded = b":" + msgspec.json.encode(reason)
+    listed = msgspec.json.encode(list(nodes))[1:-1]
+    if listed.count(b",") == len(nodes) - 1:  # commas stand between names only
+        return listed.replace(b'","', b'"' + encoded + b',"') + encoded
+    return msgspec.json.encode(dict.fromkeys(nodes, reason))[1:-1]
 
 
 class HostPriority(msgspec.Struct, frozen=True, gc=False):

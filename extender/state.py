@@ -182,8 +182,10 @@ class State:
         """The best of the candidates, or why each cannot take the pod."""
         answer = place_with_room(self.fleet, request, bursts, candidates, self.only(request), preferences)
         if isinstance(answer, NoFit):
+            without: dict[str, list[str]] = {}
             for node in answer.nodes.pop(NO_INVENTORY, ()):
-                answer.nodes.setdefault(self.inventories.reason(node), []).append(node)
+                without.setdefault(self.inventories.reason(node), []).append(node)
+            answer.nodes.update(without)
         return answer
 
     def only(self, request: PodRequest) -> Mapping[str, Set[str]]:

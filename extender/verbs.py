@@ -15,6 +15,7 @@ import structlog
 
 from extender.bind import Binder
 from extender.filter import prioritize_nodes, spare_nodes
+from extender.filter_answers import FilterAnswers
 from extender.gangs import GangKeeper
 from extender.metrics import Metrics
 from extender.preemption.coordinator import PreemptionCoordinator
@@ -59,7 +60,7 @@ class Verbs:
     ) -> None:
         self._state, self._binder, self._preemption, self._gangs = state, binder, preemption, gangs
         self._metrics, self.snapshots, self._not_ready = metrics, snapshots, not_ready
-        self._filter_args = FilterReader()
+        self._filter_args, self._filter_answers = FilterReader(), FilterAnswers()
         self._binding_args = msgspec.json.Decoder(BindingArgs)
         self._preemption_args = msgspec.json.Decoder(PreemptionArgs)
         self._encoder = msgspec.json.Encoder()
@@ -73,22 +74,22 @@ class Verbs:
                 unreadable, result = True, FilterResult(error=missing)
             else:
                 args = self._filter_args.read(body)
-                result = self._gangs.refuses(args) or await self._placed(args)
+                result = self._gangs.refuses(args) or await self._placed(args, started)
                 self._gangs.answered(args.pod, result)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             unreadable, result = True, FilterResult(error=f"filter: the request cannot be read: {error}")
         except Exception as error:
             log.exception("filter failed")
             result = FilterResult(error=f"filter failed: {type(error).__name__}: {error}")
-        answer = result.to_json()
+        answer = self._filter_answers.encode(result)
         outcome = "error" if result.error else "fits" if result.node_names else "no_room"
         self._metrics.count("filter", outcome, time.perf_counter() - started)
         return VerbResponse(answer, unreadable)
 
-    async def _placed(self, args: FilterArgs) -> FilterResult:
+    async def _placed(self, args: FilterArgs, started: float) -> FilterResult:
         self._gangs.next_pod(args.pod)
         result = self._preemption.filter(args)
-        if await self._preemption.has_news(args, result):
+        if await self._preemption.has_news(args, result, time.perf_counter() - started):
             result = self._preemption.filter(args)
         return result
 

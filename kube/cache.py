@@ -44,6 +44,10 @@ WATCH_TIMEOUT_S: Final = (240, 480)
 BACKOFF_S: Final = (0.2, 30.0)
 """First and longest wait after a failure; doubled each time, and each wait is cut by up to a half at random."""
 
+ROUNDS: Final = 4
+"""Of the event loop. In the first it may run what waits before it reads sockets (uvloop), in the next it reads, then the watch is told of a line and applies it.
+What arrived before is applied after these (tested on both loops)."""
+
 log = structlog.get_logger("kube.cache")
 
 T = TypeVar("T", bound=Keyed)
@@ -150,9 +154,15 @@ class Cache(Generic[T]):
             self._pausing.set()
 
     async def changes_within(self, seconds: float) -> bool:
-        """Return when so much time has passed: did any object change meanwhile?"""
+        """Return when so much time has passed and what had arrived by then is applied: did any object change meanwhile? With 0 seconds the event loop does
+        not rest: on a machine with other load a rest of 1 ms was one of 5 ms in a tenth of all cases (measured)."""
         next_change = self._changed
-        await asyncio.sleep(seconds)
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        for _ in range(ROUNDS):
+            if next_change.is_set():
+                break
+            await asyncio.sleep(0)
         return next_change.is_set()
 
     async def wait_for(self, found: Callable[[], Found | None], *, timeout_s: float) -> Found | None:

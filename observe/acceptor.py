@@ -24,7 +24,8 @@ from observe.connections import ClientConnection, ClientConnections, Phase
 from observe.fair_loop import FairLoop
 from observe.fairness import FairQueue
 from observe.pace import Pace
-from observe.protocol import BoundedProtocol, Listener, ReadAsReady, ReadOrder
+from observe.protocol import BoundedProtocol, Listener
+from observe.read_order import ReadAsReady, ReadOrder
 from observe.refusals import RefusalCounter, not_counted
 
 CLOSING: Final = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
@@ -18,8 +18,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from observe.connections import ClientConnection, ClientConnections, Phase
+from observe.eager import begin
 from observe.fairness import FairQueue
 from observe.pace import LongRequest, Pace
+from observe.read_order import ReadOrder
 from observe.resting import RestingFlow, closed
 from observe.with_head import WithHead
 
@@ -54,36 +56,12 @@ SMALL_S: Final = 0.5
 """So long a connection is not read after one small piece too many of a request: each costs as much as a whole request."""
 
 REFUSED_S: Final = 0.5
-"""After an answer with a status of 400 to 499 the connection is not read for so long, after the next one for twice as long: the API server, a scheduler
-and Prometheus never get one twice, and a flood's answers cost as much as theirs."""
+"""After an answer with a status of 400 to 499 the connection is not read for so long, after the next one for twice as long. No program of ours gets two."""
 REFUSED_MOST_S: Final = 8.0
 """Prometheus waits 10 s."""
 
 CLOSING_S: Final = 2.0
 """After a refusal the client may read it for so long. What it sends meanwhile is not read."""
-
-
-class ReadOrder(Protocol):
-    """In which order clients' sockets are read."""
-
-    def add_client(self, fd: int, address: str, /) -> None: ...
-
-    def remove_client(self, fd: int, /) -> None: ...
-
-    def refund(self, fd: int, /) -> None: ...
-
-
-class ReadAsReady:
-    """All that have something to read in each round, as other event loops do."""
-
-    def add_client(self, _fd: int, _address: str, /) -> None:
-        """Nothing to do."""
-
-    def remove_client(self, _fd: int, /) -> None:
-        """Nothing to do."""
-
-    def refund(self, _fd: int, /) -> None:
-        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self._one, self._listener = one, listener
         self._connections, self._bounds = listener.connections, listener.connections.bounds
-        self._begun = self._in_body = self._refused = False
+        self._begun = self._in_body = self._refused = self._was_queued = False
         self._unread_bytes = self._answering_bytes = 0
         """Of the answer that the client has not read, and of the body of the request that is answered."""
         self._header_bytes = self._body_bytes = self._wire_bytes = self._small_pieces = 0
@@ -291,7 +269,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._one.well = False
         if status == HTTPStatus.OK and not scope.get(UNREADABLE):
             self._connections.answered_well(self._one, time.monotonic())
-            self._listener.queue.refund(self._one.address)
+            if self._was_queued:
+                self._listener.queue.refund(self._one.address)
             self._listener.reading.refund(self._one.fd)
             if not self._one.served:
                 self._listener.new.refund(self._one.address, piece=self._bounds.trusted)
@@ -325,13 +304,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._incomplete = cycle, app
         else:
             self._answering, self._answering_bytes = cycle, len(cycle.body)
-            self._withdraw = self._listener.queue.submit(self._one.address, partial(self._start, cycle, app))
+            # in the queue a request waits for a round of the event loop for each before it
+            start, self._was_queued = partial(self._start, cycle, app), not self._one.well
+            if self._was_queued:
+                self._withdraw = self._listener.queue.submit(self._one.address, start)
+            else:
+                start()
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._withdraw = closed
         if self._one.phase is Phase.QUEUED:
             self._enter(Phase.WORK)
-        super()._start_asgi_task(cycle, app)
+        if self._was_queued:
+            super()._start_asgi_task(cycle, app)
+        else:
+            begin(cycle.run_asgi(app), self.loop, self.tasks)
 
     def _drop_answers(self) -> None:
         """What the program still answers is not sent, and what waits in the queue leaves it. uvicorn by itself forgets both while another request

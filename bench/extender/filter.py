@@ -4,7 +4,8 @@ A `tangram-extender` process of its own lists nodes with 8 GPUs each from a smal
 after another over one connection, to place pods that differ. Measured from the first byte sent to the last byte read.
 `events` has the watch report pod changes meanwhile. The load at the start shows what other processes used of the machine; the extender's own
 processor time a call (with its share of the watch) depends less on them. Memory is the extender's resident size after all calls.
-`bare` is what the same requests take to a process with the extender's server that answers nothing: all but its own work, on this machine.
+`bare` is what the same requests take to a process with the extender's server that does nothing but send an answer of the same length: all but its own
+work, on this machine.
 
 In `pools` nodes have one of `POOLS` labels, and the pods that were seen select their node's: policy `fragmentation` then weighs a pool for each.
 
@@ -69,7 +70,8 @@ from observe.ports import listen
 from observe.serving import Server
 from extender.verbs import VerbResponse
 class Nothing:
-    async def filter(self, body): return VerbResponse(b'{"Error":""}')
+    async def filter(self, body): return VerbResponse(answer)
+answer = b'{"Error":""}'.ljust(int(sys.argv[2]))
 uvloop.run(Server(scheduler_app(Nothing()), VERBS).serve([listen("127.0.0.1", int(sys.argv[1]))]))
 """
 
@@ -134,10 +136,18 @@ def call(port: int, requests: Iterable[bytes]) -> np.ndarray:
     return np.array(took) * 1000
 
 
-def call_bare(requests: Iterable[bytes]) -> np.ndarray:
-    """The same to a process that only serves."""
+def answer_bytes(port: int, requests: Iterator[bytes]) -> int:
+    """Of one call."""
+    kept = Kept(port)
+    _, body = kept.send(next(requests))
+    kept.close()
+    return len(body)
+
+
+def call_bare(requests: Iterable[bytes], answer_bytes: int) -> np.ndarray:
+    """The same to a process that only serves, answers of this length."""
     port = free_port()
-    with subprocess.Popen([sys.executable, "-c", BARE, str(port)]) as process:
+    with subprocess.Popen([sys.executable, "-c", BARE, str(port), str(answer_bytes)]) as process:
         try:
             wait_for(port)
             return call(port, requests)
@@ -178,7 +188,8 @@ async def measure(
             started_s = await asyncio.wait_for(ready(metrics_port), START_LIMIT_S)
             names = [one.name for one in built]
             await asyncio.to_thread(call, port, bodies(names, 50, order, requests, policy))
-            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, requests, policy))
+            size = await asyncio.to_thread(answer_bytes, port, bodies(names, 1, order, requests, policy))
+            bare = await asyncio.to_thread(call_bare, bodies(names, calls // 2, order, requests, policy), size)
             noise = asyncio.create_task(events(api, built[0], events_s)) if events_s else None
             load, before_s = os.getloadavg()[0], cpu_s(process.pid)
             took = await asyncio.to_thread(call, port, bodies(names, calls, order, requests, policy))

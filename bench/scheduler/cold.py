@@ -3,7 +3,9 @@
 Nodes and running pods with their assignments are written into etcd as the API server would (in JSON, which it reads as well as its own
 form) before it starts: making 50,000 pods through the API would take minutes. Measured is the time from the start of the process to
 its /readyz, and its resident memory then and at its highest. The API server has read everything before, as one that runs has.
-A second of processor time and 23 MiB go into reading a kubeconfig file, which in a pod there is none of.
+
+The extender starts as it does in its image: modules are compiled, and no kubeconfig file is read. From a checkout that has neither, it takes 1.4 s more of
+processor time and 23 MiB.
 """
 
 from __future__ import annotations
@@ -34,6 +36,20 @@ A_TRANSACTION: Final = 100
 MADE: Final = "2026-01-01T00:00:00Z"
 REQUESTED_EACH_S: Final = 0.02
 TIMEOUT_S: Final = 300
+
+AS_IN_A_POD: Final = """
+import sys
+import kube.client
+from kube.auth import Credentials, TlsContexts, TlsFiles
+server, *files = sys.argv[1:5]
+del sys.argv[1:5]
+contexts = TlsContexts()
+async def load(): return Credentials(server, contexts.of(TlsFiles(*files)))
+kube.client.loader = lambda kubeconfig: load
+from extender.__main__ import main
+main()
+"""
+"""Without a kubeconfig file the official client is not imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +84,11 @@ def measure(programs: dict[str, Path], folder: Path, nodes: int, pods: int) -> C
 def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
     port, metrics_port = free_port(), free_port()
     flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--metrics-host", "127.0.0.1"]
-    program = [sys.executable, "-m", "extender", "--kubeconfig", str(server.kubeconfig)]
+    pki, environment = server.kubeconfig.parent / "pki", _compiled(server.kubeconfig.parent / "compiled")
+    files = [str(pki / name) for name in ("ca.crt", "admin.crt", "admin.key")]
+    program = [sys.executable, "-c", AS_IN_A_POD, str(server.http.base_url).rstrip("/"), *files]
     load, began = os.getloadavg()[0], time.monotonic()
-    process = subprocess.Popen([*program, *flags, "--log-level", "warning"], cwd=ROOT)
+    process = subprocess.Popen([*program, *flags, "--log-level", "warning"], cwd=ROOT, env=environment)
     try:
         with httpx.Client(trust_env=False) as http:
             while not _ready(http, metrics_port):
@@ -83,6 +101,16 @@ def _start(server: ApiServer, nodes: int, pods: int) -> Cold:
         process.terminate()
         process.wait()
     return Cold(nodes, GPUS, pods, round(took, 1), round(cpu, 1), rss_mib, highest_mib, round(load, 1))
+
+
+def _compiled(folder: Path) -> dict[str, str]:
+    """The environment of a process that finds its modules compiled in this folder, as they are in the image."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder)
+    subprocess.run(
+        [sys.executable, "-c", "import extender.__main__, extender.app"], cwd=ROOT, env=environment, check=True
+    )
+    return environment
 
 
 def _ready(http: httpx.Client, port: int) -> bool:

@@ -23,6 +23,7 @@ from vgpu.api.request import PodRequest
 from vgpu.scheduling.feasibility import FeasibilityTable
 from vgpu.scheduling.fleet import CandidateNodes, Columns, Fleet
 from vgpu.scheduling.nodes.name_index import Quoted
+from vgpu.scheduling.nodes.nodes_by_column import NodesByColumn
 from vgpu.scheduling.policies.outcome import Scores
 from vgpu.scheduling.policies.registry import POLICIES
 from vgpu.scheduling.policies.scheduler import BEST, scheduler
@@ -60,7 +61,7 @@ class Placement:
 class NoFit:
     """Why a pod fits nowhere."""
 
-    nodes: dict[str, list[str]] = field(default_factory=dict)
+    nodes: dict[str, Sequence[str]] = field(default_factory=dict)
     """One of the constant reasons above -> the nodes that it applies to, each once."""
 
     @property
@@ -81,13 +82,15 @@ def place(
     `only` narrows a node's GPUs to the UUIDs given: a pod of the same size is starting there, and the kubelet may swap
     the two pods' devices.
     """
-    if (
-        not preferences
-        and isinstance(candidates, Quoted)
-        and (named := _best_if_named(fleet, request, candidates, only))
-    ):
-        return named
+    every_node = None
+    if not preferences and isinstance(candidates, Quoted):
+        found = _best_if_named(fleet, request, candidates, only)
+        if isinstance(found, Placement):
+            return found
+        every_node = found
     policy, looked_up = POLICIES[request.policy], _look_up(fleet, candidates)
+    if every_node is not None and 2 * len(looked_up.columns) >= fleet.width:
+        return _no_fit(every_node, looked_up, only)
     table = FeasibilityTable(fleet, request, looked_up, only, order=policy.order)
     if not table.fits.any():
         return _no_fit(table, looked_up, only)
@@ -104,11 +107,11 @@ def place(
 
 def _best_if_named(
     fleet: Fleet, request: PodRequest, candidates: Quoted, only: Mapping[str, Set[str]] | None
-) -> Placement | None:
+) -> Placement | FeasibilityTable | None:
     """The best candidate, looked for from the other end: of all nodes the best, or one of the next, is mostly a candidate.
 
-    Finding every name takes as long as everything else. None where this does not settle it. Names that are not in the call are
-    not read, so that a list which is none in other places is answered too.
+    Finding every name takes as long as everything else. Names that are not in the call are not read, so that a list which is none in other
+    places is answered too. If the pod fits no node at all, the answer is the table of all nodes. None where this does not settle it.
     """
     every_node, policy = fleet.all_if_most(candidates), POLICIES[request.policy]
     if every_node is None:
@@ -117,7 +120,9 @@ def _best_if_named(
     if table is None:
         table = FeasibilityTable(fleet, request, every_node, only, order=policy.order)
     fit = np.flatnonzero(table.fits)
-    scores = policy.score(table.outcome()) if len(fit) else ()
+    if not len(fit):
+        return table
+    scores = policy.score(table.outcome())
     for _ in range(min(GUESSES, len(fit))):
         best = _best(table, scores, fit)
         if candidates.contains_literally(table.names[best]):
@@ -184,12 +189,16 @@ def explain(
 
 
 def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[str, Set[str]] | None) -> NoFit:
-    """Per candidate that does not fit, the reason that helps most."""
+    """Per candidate that does not fit, the reason that helps most. The table has the candidates in view, or all columns of the fleet."""
     fleet, request = table.fleet, table.request
-    full, bare = table.is_candidate & ~table.fits, request
+    every = 2 * len(looked_up.columns) >= fleet.width
+    full, bare = ~table.fits, request
+    if every:
+        candidate = np.zeros(fleet.width, np.bool_)
+        candidate[looked_up.columns] = True
+        full &= candidate
     if request.limits_mib:
         bare = replace(request, limits_mib=())
-    every = isinstance(table.view.columns, slice)
     empty = empty_of_all(fleet, bare) if every else empty_of(fleet, bare, looked_up)
     now = FeasibilityTable(fleet, request, looked_up) if only else table
     unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
@@ -203,12 +212,12 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_SINGLE_GPU, full),
     ]
-    nodes: dict[str, list[str]] = {}
+    nodes: dict[str, Sequence[str]] = {}
     for reason, applies in found:
         here = full & applies
         if here.any():
-            nodes[reason] = list(compress(table.names, here.tolist()))
+            nodes[reason] = NodesByColumn(fleet.column_names, table.view.in_fleet(np.flatnonzero(here)))
             full &= ~here
     if looked_up.unknown:
-        nodes.setdefault(NO_INVENTORY, []).extend(dict.fromkeys(looked_up.unknown))
+        nodes[NO_INVENTORY] = [*nodes.get(NO_INVENTORY, ()), *dict.fromkeys(looked_up.unknown)]
     return NoFit(nodes)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from kube.paths import PODS
@@ -13,6 +17,56 @@ from tests.fake_api import FakeApi, answer_with, hold, say_raw
 from tests.unit.kube.cache_kit import api, watching
 
 __all__ = ["api"]
+
+
+@pytest.fixture
+def api_elsewhere() -> Iterator[tuple[FakeApi, Callable[[Callable[[], object]], None]]]:
+    """An API server in a thread, and a way to change something there; returns when the client's kernel has all that the server sent."""
+    begun, server = threading.Event(), FakeApi()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with server:
+            begun.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert begun.wait(10)
+
+    def change(how: Callable[[], object]) -> None:
+        loop.call_soon_threadsafe(how)
+        while not _unread_bytes(server.port):
+            pass
+
+    yield server, change
+    loop.call_soon_threadsafe(ended.set)
+    thread.join(10)
+    loop.close()
+
+
+def _unread_bytes(port: int) -> int:
+    """What clients of this port have not read."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if int(row[2].partition(":")[2], 16) == port)
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("within_s", [0.0, -1.0, 0.001])
+def test_what_has_arrived_is_applied_without_a_rest(
+    api_elsewhere: tuple[FakeApi, Callable[[Callable[[], object]], None]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    within_s: float,
+) -> None:
+    server, change = api_elsewhere
+
+    async def see() -> tuple[bool, bool]:
+        async with watching(server) as (cache, _):
+            change(lambda: server.put(pod("a").plain()))  # the loop stands still meanwhile
+            return await cache.changes_within(within_s), await cache.changes_within(within_s)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(see()) == (True, False)
 
 
 async def test_failures_are_waited_out_ever_longer_and_never_all_at_once(api: FakeApi) -> None:

@@ -115,8 +115,28 @@ async def test_an_unproven_client_waits_for_what_is_long_and_a_client_that_was_a
         writer.close()
 
 
-async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one_waits() -> None:
+async def test_a_request_after_one_that_was_answered_well_does_not_wait_in_the_queue() -> None:
     async with running(LARGE) as one:
+        queue: Any = acceptor_of(one)._listener.queue
+        reader, writer = await one.connect()
+        _, other_writer = await one.connect()
+        writer.write(post(b"a"))
+        assert await first_line(reader) == b"HTTP/1.1 200 OK"
+        queue._per_s, queue._left, queue._at_once = 1e-6, 0, 1
+        other_writer.write(post(b"b"))
+        await until(lambda: len(queue) == 1)
+        had = dict(queue._attained._had)
+        for body in (b"c", b"d"):
+            writer.write(post(body))
+            await until(lambda body=body: one.bodies[-1] == body)
+        await until(lambda: [each.phase for each in acceptor_of(one).connections].count(Phase.IDLE) == 1)
+        assert (len(queue), queue._attained._had) == (1, had)  # nor does it count there
+        for each in (writer, other_writer):
+            each.close()
+
+
+async def test_what_an_answered_request_had_in_memory_is_free_while_the_next_one_waits() -> None:
+    async with running(replace(LARGE, trusted=False)) as one:
         queue: Any = acceptor_of(one)._listener.queue
         queue._per_s, queue._left, queue._at_once = 1e-6, 1, 1
         reader, writer = await one.connect()

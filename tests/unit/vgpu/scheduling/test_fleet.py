@@ -95,7 +95,7 @@ def test_the_known_nodes_of_a_text_are_named_by_the_strings_that_the_fleet_has()
     fleet.remove_node("b")
     text = b'{"names":["c","b","a"]}'
     known = fleet.known(Quoted(text, 10, len(text) - 2))
-    assert known == ["c", "a"]
+    assert sorted(known) == ["a", "c"]
     assert all(
         name is own for name, own in zip(known, [fleet.names[fleet.column[name]] for name in known], strict=True)
     )
@@ -112,3 +112,27 @@ def test_two_allocated_pods_of_one_gpu_or_instance_are_reported() -> None:
     for assigned in (AssignedGpu("c", 0, 6, 60), AssignedGpu("i", 1, 5, 100, "mig", "1g.10gb")):
         fleet.debit("n", assigned)
     assert fleet.overcommitted() == [("n", "c", -2, -20), ("n", "i", -5, -100)]
+
+
+def test_known_nodes_keep_their_names_when_another_node_has_their_column() -> None:
+    fleet = Fleet()
+    for name in ("a", "b"):
+        fleet.set_node(name, Inventory((Gpu("c", 0, "t4", 10),)))
+    before = fleet.known(("a", "b"))
+    fleet.remove_node("a")
+    fleet.set_node("c", Inventory((Gpu("c", 0, "t4", 10),)))
+    assert (sorted(before), sorted(fleet.known(("a", "b", "c")))) == (["a", "b"], ["b", "c"])
+    assert [fleet.column_names[at] for at in fleet.column.values()] == list(fleet.column)
+
+
+def test_callers_that_name_the_same_nodes_in_any_order_share_them() -> None:
+    fleet = Fleet()
+    for name in ("a", "b"):
+        fleet.set_node(name, Inventory((Gpu("c", 0, "t4", 10),)))
+    both, one = fleet.known(("a", "b")), fleet.known(("b",))
+    assert fleet.known(("b",)) is one
+    assert (sorted(both), list(one), sorted(fleet.known(("b", "a", "a")))) == (["a", "b"], ["b"], ["a", "b"])
+    fleet.remove_node("a")
+    fleet.set_node("c", Inventory((Gpu("c", 0, "t4", 10),)))
+    assert list(fleet.known(("b",))) == ["b"]
+    assert (sorted(fleet.known(("b", "c"))), sorted(both)) == (["b", "c"], ["a", "b"])
