@@ -141,6 +141,7 @@ class SwappingArbiter:
     returns: list[wire.Return] = field(default_factory=list)
     usages: list[wire.Usage] = field(default_factory=list)
     channels: list[wire.Channels] = field(default_factory=list)
+    works: int = 0
     resumed: list[wire.Activity] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     bursts: queue.Queue[BurstPeer] = field(default_factory=queue.Queue)
@@ -243,6 +244,8 @@ class SwappingArbiter:
             message = wire.decode(packet)[1]
             if isinstance(message, wire.Channels):
                 self.channels.append(message)
+            elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.WORK:
+                self.works += 1
             elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.RESUMED:
                 self.resumed.append(message)
 
