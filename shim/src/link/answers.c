@@ -57,8 +57,8 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         return;
     }
     if (seq & WIRE_SEQ_HOLD) {
-        link_->shared_answer = *in;
-        answers(&link_->hold, seq);
+        if (answers(&link_->hold, seq)) /* one that comes too late was undone */
+            link_->shared_answer = *in;
         return;
     }
     if (seq & WIRE_SEQ_GROW) {
