@@ -116,6 +116,13 @@ struct created *created_of(CUmemGenericAllocationHandle handle)
     return created != NULL && created->handles > 0 ? created : NULL;
 }
 
+CUresult created_unknown(void)
+{
+    CUcontext current;
+    const CUresult rc = tangram.driver.cuCtxGetCurrent(&current);
+    return rc == CUDA_ERROR_NOT_INITIALIZED || rc == CUDA_ERROR_DEINITIALIZED ? rc : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* False: nothing came back within a moment. */
 static bool came_back(void)
 {
@@ -231,7 +238,7 @@ struct created_map *created_map_new(CUdeviceptr at, uint64_t bytes, uint64_t off
         return NULL;
     struct created_map *map = malloc(sizeof *map);
     if (map != NULL)
-        *map = (struct created_map){.at = at, .bytes = bytes, .offset = offset, .of = created, .number = atomic_fetch_add(&elastic->numbers, 1) + 1};
+        *map = (struct created_map){.at = at, .bytes = bytes, .offset = offset, .there = true, .of = created, .number = atomic_fetch_add(&elastic->numbers, 1) + 1};
     return map;
 }
 
@@ -253,6 +260,8 @@ void created_map_remove(size_t i, struct created **ended)
     while (*place != map)
         place = &(*place)->next;
     *place = map->next;
+    if (map->there && created_is_away(map->of))
+        tangram.driver.cuMemUnmap(map->at, map->bytes); /* which it refused before */
     created_end_if_left(map->of, ended);
     free(map);
 }
