@@ -74,7 +74,9 @@ CUresult created_export(void *os_handle, CUmemGenericAllocationHandle handle, CU
     struct created *ended = NULL;
     struct quiet quiet = created_enter();
     struct created *created = created_of(handle);
-    if (created != NULL && ((unsigned)created->prop.requestedHandleTypes & (unsigned)type) != 0) {
+    if (created == NULL)
+        rc = created_unknown();
+    else if (((unsigned)created->prop.requestedHandleTypes & (unsigned)type) != 0) {
         created->needed++;
         if (stay(created)) { /* before: it may be imported as soon as the driver has named it */
             vmm_exported(created->charge);
@@ -92,7 +94,9 @@ CUresult created_fix(CUmemGenericAllocationHandle handle, CUmemGenericAllocation
     struct created *ended = NULL;
     struct quiet quiet = created_enter();
     struct created *created = created_of(handle);
-    if (created != NULL) {
+    if (created == NULL) {
+        rc = created_unknown();
+    } else {
         created->needed++;
         rc = stay(created) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS) {

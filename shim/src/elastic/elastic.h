@@ -146,6 +146,7 @@ struct elastic_found {
     CUmemoryPool pool;
 };
 bool elastic_find(CUdeviceptr at, struct elastic_found *found);
+bool elastic_in(CUdeviceptr at, uint64_t bytes); /* is any of it reserved for regions, or for memory of others that is open here? */
 bool elastic_free(CUdeviceptr at, CUresult *rc); /* false: no live request begins there */
 bool elastic_free_async(CUdeviceptr at, CUstream stream, bool per_thread, CUresult *rc);
 void elastic_gone(CUdeviceptr at); /* the stream has got to the free */
@@ -171,6 +172,7 @@ bool blocks_list(struct elastic_region *region); /* its blocks only */
 void blocks_unlist(struct elastic_region *region, bool counted); /* counted: as memory that can be swapped */
 void block_move(struct elastic_block *block, enum block_state state);
 struct elastic_region *region_of(uint64_t at); /* in which the address is; NULL: in none */
+bool regions_in(uint64_t at, uint64_t bytes); /* is any of it in one? */
 struct elastic_block *region_block(struct elastic_region *region, uint64_t at);
 struct range *region_range(struct elastic_region *region, uint64_t at); /* live, or NULL */
 struct range **region_start(struct elastic_region *region, uint64_t at); /* shared: where the range that begins there is noted */
@@ -192,7 +194,7 @@ struct elastic_choice {
 };
 struct elastic_totals {
     uint64_t bytes; /* of all blocks: resident, kept and away */
-    uint64_t kept, away;
+    uint64_t away;
 };
 struct elastic_totals elastic_totals(struct gpu *gpu);
 bool elastic_is_away(void); /* some block of this process, on any GPU */

@@ -225,6 +225,12 @@ struct elastic_region *region_of(uint64_t at)
     return region != NULL && at - region->base < region->bytes ? region : NULL;
 }
 
+bool regions_in(uint64_t at, uint64_t bytes)
+{
+    const size_t next = regions_upto(at);
+    return region_of(at) != NULL || (next < elastic->regions && elastic->region[next]->base - at < bytes);
+}
+
 struct elastic_block *region_block(struct elastic_region *region, uint64_t at)
 {
     return &region->block[(at - region->base) / ELASTIC_BLOCK];

@@ -17,7 +17,7 @@ static struct elastic *const elastic = &tangram.elastic;
 
 struct elastic_totals elastic_totals(struct gpu *gpu)
 {
-    return (struct elastic_totals){.bytes = atomic_load(&gpu->elastic_bytes), .kept = atomic_load(&gpu->kept_bytes), .away = atomic_load(&gpu->away_bytes)};
+    return (struct elastic_totals){.bytes = atomic_load(&gpu->elastic_bytes), .away = atomic_load(&gpu->away_bytes)};
 }
 
 bool elastic_is_away(void)
