@@ -194,6 +194,17 @@ static struct created *one_left(void)
     return left;
 }
 
+struct created *created_left_away(void)
+{
+    for (size_t i = 0; all->left > 0 && i < elastic->blocks; i++) {
+        struct created *created = elastic->block[i]->region->created;
+        if (created != NULL && created_is_left(created) && created->needed == 0 && !created->kept && !created->resident && !elastic->block[i]->leaked &&
+            elastic->block[i]->state == BLOCK_AWAY)
+            return created;
+    }
+    return NULL;
+}
+
 void created_end_all_left(struct created **ended)
 {
     struct created *left;

@@ -96,6 +96,7 @@ bool created_is_left(const struct created *created); /* the program has neither 
 /* All that is mapped there becomes resident; false: something does not fit. The lock is released meanwhile. */
 bool created_stay_in(CUdeviceptr at, uint64_t bytes, struct created **ended);
 void created_end_if_left(struct created *created, struct created **ended); /* and no thread needs it */
+struct created *created_left_away(void); /* and with elastic.lock: one that is left, away, and needed by no thread; NULL: none */
 void created_end_all_left(struct created **ended); /* which are not being swapped any more; none at the end of the program */
 struct created_map *created_map_new(CUdeviceptr at, uint64_t bytes, uint64_t offset, struct created *created); /* NULL: no memory */
 void created_map_add(struct created_map *map);

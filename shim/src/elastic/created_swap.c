@@ -51,6 +51,7 @@ static bool leave(struct elastic_block *block, bool *released)
         return false;
     created->kept = !unmapped;
     *released = unmapped && tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || (unmapped && !*released);
     set(block, BLOCK_AWAY);
     return true;
 }

@@ -53,6 +53,8 @@ struct elastic_block {
     uint64_t at, bytes;
     CUmemGenericAllocationHandle handle;
     enum block_state state;
+    bool leaked;     /* the driver did not release its memory, so its lease stays */
+    bool sent, gone; /* discard.c: DISCARD names it on this connection; DISCARDED did */
     struct elastic_region *region;
 };
 
@@ -67,7 +69,8 @@ struct elastic_region {
     unsigned live;         /* requests */
     unsigned moving;       /* blocks that are not resident */
     struct ipc_region ipc; /* others may open it */
-    struct elastic_region *next_kept, *older, *newer; /* kept.c; the last two: or idle in its pool, pooled.c */
+    struct elastic_region *next_kept, *older, *newer; /* kept.c; the first: or discarded, discard.c; the last two: or idle in its pool, pooled.c */
+    bool rested;             /* kept for a second */
     struct created *created; /* created.c; NULL: of cuMemAlloc, or of a pool */
     struct pooled *pool;     /* pooled.c; NULL: of none */
     uint64_t busy;           /* of a pool: bytes that may not be released or used by every stream */
@@ -110,6 +113,9 @@ struct elastic {
     uint64_t shared_bytes[CONTEXT_GPUS][REGION_SHARED]; /* of the regions that are not kept */
     struct created_all created;             /* has a lock of its own */
     struct pooled_all pooled;
+    struct elastic_region *discarding; /* discard.c */
+    size_t discarding_blocks;
+    _Atomic bool any_discarding;
     uint64_t ids, ids_from;                 /* of blocks: the last one, and what the first one follows */
     _Atomic uint64_t numbers;               /* of allocations */
     _Atomic unsigned moving;                /* blocks that are not resident */
@@ -162,9 +168,20 @@ struct elastic_region *kept_of(struct gpu *gpu, enum region_kind kind, uint64_t 
 uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes);
 void elastic_surplus(void); /* by the helper, once a second: kept regions that were not needed */
 
+/* discard.c: not locked. By the helper: what rested without a request while it was away is discarded from here on, and its blocks that are not sent on this
+ * connection; the arbiter answered; a new connection begins; the arbiter knows no such message, and finds out that the blocks are gone when it orders them. */
+void discard_begin(void);
+size_t discard_next(struct gpu *gpu, uint64_t *ids, size_t most);
+void discard_answered(const uint64_t *ids, size_t count);
+void discard_resend(void);
+void discard_end_all(void);
+bool discard_has(uint64_t id);
+bool discard_wait(struct gpu *gpu); /* any thread: until the lease of what is discarded is back; false: nothing is, or it took too long */
+
 /* region.c: not locked, for it calls the driver */
 struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc);
 bool region_end(struct elastic_region *region); /* false: the driver still has some of it */
+void region_end_away(struct elastic_region *region); /* all of its blocks are away */
 /* locked */
 bool region_list(struct elastic_region *region); /* false: there is no memory to note it */
 void region_unlist(struct elastic_region *region);

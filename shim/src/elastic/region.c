@@ -124,6 +124,15 @@ bool region_end(struct elastic_region *region)
     return whole;
 }
 
+/* Without its addresses the process goes on. */
+void region_end_away(struct elastic_region *region)
+{
+    CUstreamCaptureMode mode = relax();
+    tangram.driver.cuMemAddressFree(region->base, region->bytes);
+    relax_end(mode);
+    forget(region);
+}
+
 bool grow_for(void **items, size_t count, size_t *capacity)
 {
     if (count <= *capacity)

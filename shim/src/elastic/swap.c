@@ -194,6 +194,7 @@ bool elastic_unmap(uint64_t id)
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || !released;
     atomic_fetch_add(&block->region->gpu->away_bytes, block->bytes);
     set(block, BLOCK_AWAY);
     return released;
@@ -223,6 +224,7 @@ bool elastic_unmake(uint64_t id)
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || !released;
     set(block, BLOCK_AWAY);
     return released;
 }

@@ -118,6 +118,19 @@ class BurstPeer:
             more = answer.more
         return blocks
 
+    def discard(self) -> tuple[int, wire.Discard]:
+        """The next DISCARD, and its seq. It comes before the SWAPPABLE that does not count its blocks."""
+        while True:
+            seq, message = wire.decode(self._sock.recv(wire.PACKET_LIMIT))
+            if isinstance(message, wire.Discard):
+                return seq, message
+            assert isinstance(message, wire.Swappable)
+            self.swappable.append(message)
+
+    def discarded(self, seq: int, message: wire.Discard) -> None:
+        """Answer it."""
+        self._sock.send(wire.encode(seq, wire.Discarded(message.gpu, message.ids)))
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
