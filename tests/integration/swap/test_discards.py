@@ -20,7 +20,7 @@ def idle_and_busy(node: BurstNode) -> tuple[BurstProgram, BurstProgram]:
 
 def leased_mib(node: BurstNode, name: str) -> int:
     status = node.status(name)
-    return sum(card.leased_bytes for card in status.cards) >> 20 if status is not None else 0
+    return sum(card.leased_bytes for card in status.gpus) >> 20 if status is not None else 0
 
 
 def free(program: BurstProgram, count: int = 3) -> None:
