@@ -23,6 +23,8 @@ bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
         return false;
     if ((elastic_trim(gpu, bytes) > 0 && lease_reserve_as(gpu, kind, bytes)) || (pools_reclaim(gpu) && lease_reserve_as(gpu, kind, bytes)))
         return true;
+    if (bound_settle(gpu) && lease_reserve_as(gpu, kind, bytes)) /* reserved for code and streams, and not needed */
+        return true;
     return discard_wait(gpu) && lease_reserve_as(gpu, kind, bytes);
 }
 

@@ -226,6 +226,21 @@ def test_what_a_context_may_grow_by_is_held_before_the_call_and_settled_after_it
     assert book.context_bytes(0) == 310
 
 
+def test_what_was_held_for_calls_and_not_needed_is_free_at_once() -> None:
+    book = ledger(1000, ONE)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.end_context(ONE, 0, 0)
+    book.bound_context(ONE, 0, 2, 100, 1)
+    assert book.request(ONE, 0, 3, 650, 650, 2) == [Denied(ONE, 0, 3)]
+    assert book.settle_bound(ONE, 0, 3, 80) == []
+    assert book.context_bytes(0) == 320, "what is not known to be unneeded is settled by a reading"
+    assert book.request(ONE, 0, 4, 650, 650, 3) == [Granted(ONE, 0, 4, 650)]
+    book.settle_bound(ONE, 0, 4, 10**6)
+    assert book.context_bytes(0) == 300, "never more than was held"
+    book.measure(ONE, 0, 975, at_s=4, now_s=4)
+    assert book.context_bytes(0) == 325, "a reading corrects a process that states too much"
+
+
 def test_what_a_context_may_grow_by_is_refused_where_it_does_not_fit() -> None:
     book = ledger(1000, ONE, TWO)
     book.begin_context(ONE, 0, 1, 300, 0)
