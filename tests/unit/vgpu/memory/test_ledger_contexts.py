@@ -280,3 +280,19 @@ def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larg
         book.measure(ONE, 0, measured, at, at, away_bytes=away)
         assert book.context_bytes(0) == 100
         assert book.part_of(ONE, 0).measured_bytes == measured
+
+
+def test_a_process_that_keeps_what_it_states_to_be_away_is_charged_for_it_with_the_second_reading() -> None:
+    book = Ledger([1000])
+    book.join(ONE)
+    book.begin_context(ONE, 0, 1, 100, 0)
+    book.end_context(ONE, 0, 0)
+    book.request(ONE, 0, 2, 500, 500, 0)
+    book.state(ONE, 0, 500, 500)
+    book.measure(ONE, 0, 600, 1, 1, away_bytes=0)
+    book.measure(ONE, 0, 600, 3, 3, away_bytes=0)
+    book.measure(ONE, 0, 600, 4, 4, away_bytes=300)
+    assert book.context_bytes(0) == 100, "it may be read before it left"
+    book.measure(ONE, 0, 600, 5, 5, away_bytes=300)
+    assert book.context_bytes(0) == 400
+    assert book.unleased_bytes(0) == 100
