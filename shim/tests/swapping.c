@@ -363,7 +363,7 @@ int main(int count, char **words)
     pthread_join(other, NULL);
     for (unsigned i = 0; i < PIECES; i++)
         bad += piece[i].mapped ? !unmap_piece(&piece[i]) : cuMemFree_v2(piece[i].at) != CUDA_SUCCESS;
-    need(elastic_totals(gpu).kept == elastic_totals(gpu).bytes, "what was freed is not kept");
+    need(atomic_load(&gpu->kept_bytes) == elastic_totals(gpu).bytes, "what was freed is not kept");
     close(pair[0]);
     waitpid(copier, NULL, 0);
     printf("swaps %u bytes %llu wrong %u\n", swaps, (unsigned long long)moved, bad);
