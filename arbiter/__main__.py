@@ -22,6 +22,8 @@ from arbiter.memory.bypass import BypassRules
 from arbiter.memory.container import ContainerOptions
 from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.device_openers import DeviceOpeners
+from arbiter.memory.highest_limits import FILE as HIGHEST
+from arbiter.memory.highest_limits import HighestLimits
 from arbiter.memory.known_processes import FILE as FILE_OF_CONNECTED
 from arbiter.memory.known_processes import KnownProcesses
 from arbiter.memory.meter import Meter
@@ -163,7 +165,11 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         settings.grants_dir,
         _limits(settings, connections),
         node_memory=NodeMemory(
-            meter, slack_bytes=settings.guard_slack_mib * MIB, tracer=tracer, rules=_rules(settings, tracer)
+            meter,
+            slack_bytes=settings.guard_slack_mib * MIB,
+            tracer=tracer,
+            rules=_rules(settings, tracer),
+            highest=HighestLimits(known.with_name(HIGHEST), grants),
         ),
         scheduler=scheduler,
         sockets_dir=settings.sockets_dir,

@@ -20,6 +20,7 @@ from vgpu.protocol.wire import (
     PAGE_BYTES,
     SHOWS_LIMITS,
     UNDERSTANDS_BURST,
+    UNDERSTANDS_DISCARD,
     UNDERSTANDS_DRAINED,
     UNDERSTANDS_GROW,
     UNDERSTANDS_OPEN,
@@ -37,6 +38,7 @@ FEATURES: Final = (
     | UNDERSTANDS_RESUMED
     | UNDERSTANDS_OPEN
     | SHOWS_LIMITS
+    | UNDERSTANDS_DISCARD
 )
 _SEAL_FUTURE_WRITE: Final = 0x0010
 """F_SEAL_FUTURE_WRITE of Linux 5.1; Python's fcntl has no name for it."""

@@ -118,7 +118,7 @@ class ServedContainer:
             opens_at_s=opens_at_s,
             recall_wait_s=limits.recall_wait_s,
             context_room_bytes=limits.context_room_bytes,
-            share=NodeShare(folder.name, swapping),
+            share=NodeShare(folder.name, swapping, node_memory.highest),
         )
         self.listener = self.bind()
         self.load()

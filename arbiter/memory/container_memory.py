@@ -286,7 +286,7 @@ class ContainerMemory:
             self._grow(process, gpu, estimate_bytes, seq)
             return
         if step == wire.Step.GROWN:
-            self.ledger.settle_bound(process, gpu, now_s)
+            self._report(self.ledger.settle_bound(process, gpu, now_s, estimate_bytes))
             return
         made = step == wire.Step.DONE
         if made:

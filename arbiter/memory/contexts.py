@@ -11,6 +11,7 @@ from typing import Final
 from arbiter import host
 from arbiter.connection import Connection
 from arbiter.memory.bypass import BypassRules
+from arbiter.memory.highest_limits import HighestLimits
 from arbiter.memory.meter import MemoryReading, Meter
 from arbiter.memory.over_limit import Kills
 from arbiter.memory.passing import Passing
@@ -57,6 +58,7 @@ class NodeMemory:
     rules: BypassRules = field(default_factory=BypassRules)
     """The rules for processes that bypass the library."""
     passing: Passing = field(default_factory=Passing)
+    highest: HighestLimits = field(default_factory=HighestLimits)
 
     def learn(self, uuid: str, context_bytes: int) -> None:
         """A context was made and measured."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from arbiter.memory.highest_limits import HighestLimits
 from vgpu.api.burst import BurstLimits
 from vgpu.api.grant import Grant
 from vgpu.memory.records import NodeAnswer
@@ -70,20 +71,22 @@ class RequestId(NamedTuple):
 class NodeShare:
     """See the module; `vgpu.memory.records.NodeRoom` for the ledger. `node` None: no container of this node may burst, and all is as without it."""
 
-    def __init__(self, name: str, node: Swapping | None) -> None:
+    def __init__(self, name: str, node: Swapping | None, highest: HighestLimits | None = None) -> None:
         self._name, self._node = name, node
         self._uuids: tuple[str, ...] = ()
         self._wait_s = 0.0
         self._bursts: set[str] = set()
         """GPUs from which memory could be moved at some time since `begin`."""
-        self._highest: dict[str, int] = {}
-        """GPU -> the highest limit in all that was set since `begin`, in bytes."""
+        self._highest = highest if highest is not None else HighestLimits()
+        self._had_grant = False
 
     def begin(self, grant: Grant, burst: BurstLimits | None) -> None:
         """The grant directory has a grant now, or that of another container."""
         self.end()
         self._bursts.clear()
-        self._highest.clear()
+        if self._had_grant:
+            self._highest.forget(self._name)
+        self._had_grant = True
         self._uuids = tuple(gpu.uuid for gpu in grant.gpus)
         if self._node is not None:
             self._node.join(self._name, self._contract(grant, burst), self._uuids)
@@ -103,9 +106,9 @@ class NodeShare:
         """The highest limit in all that was set on each GPU until now, whether it applied or not."""
         most = self._requested_mib(burst)
         for gpu in grant.gpus:
-            limit_bytes = max(gpu.mib, most.get(gpu.uuid, 0)) * MIB
-            self._highest[gpu.uuid] = max(limit_bytes, self._highest.get(gpu.uuid, 0))
-        return [self._highest[gpu.uuid] for gpu in grant.gpus]
+            if most.get(gpu.uuid, 0) > gpu.mib:
+                self._highest.set(self._name, gpu.uuid, most[gpu.uuid] * MIB)
+        return [max(gpu.mib * MIB, self._highest.of(self._name, gpu.uuid)) for gpu in grant.gpus]
 
     def limits_bytes(self, grant: Grant, burst: BurstLimits | None) -> list[int]:
         """The limit in all on each GPU. It is the guarantee if containers of this node may not burst, and until memory can be moved from that GPU.
@@ -119,10 +122,15 @@ class NodeShare:
         self, grant: Grant, burst: BurstLimits | None, claimed_bytes: Sequence[tuple[int, int]]
     ) -> list[int]:
         """What the container may have on each GPU without being over its limit: the limit that is set for it, also while that does not apply, or what it
-        leased under a higher one. `claimed_bytes`: as `use` has it, of each GPU. No more than a limit that was set: processes state their leases."""
-        most, highest = self._requested_mib(burst), self.highest_bytes(grant, burst)
+        leased under a higher one, by this arbiter or one before it. `claimed_bytes`: as `use` has it, of each GPU. No more than a limit that was set: processes
+        state their leases. Where containers may not burst any more, nothing tells which of them are elastic: all count."""
+        most, highest, off = self._requested_mib(burst), self.highest_bytes(grant, burst), self._node is None
         return [
-            max(gpu.mib * MIB, most.get(gpu.uuid, 0) * MIB, min(highest_bytes, min(resident, gpu.mib * MIB) + elastic))
+            max(
+                gpu.mib * MIB,
+                most.get(gpu.uuid, 0) * MIB,
+                min(highest_bytes, (resident if off else min(resident, gpu.mib * MIB)) + elastic),
+            )
             for gpu, highest_bytes, (resident, elastic) in zip(grant.gpus, highest, claimed_bytes, strict=True)
         ]
 

@@ -173,11 +173,15 @@ class SwapContainer:
         self._limit(process)
 
     def use(self, gpu: str, resident_bytes: int, elastic_bytes: int) -> None:
-        """What its processes have leased. Less: a process may have ended, and what was away of it is not part of the leases of the others."""
-        if resident_bytes + elastic_bytes < self.used_bytes(gpu):
+        """What its processes have leased. Less: a process may have ended, and what was away of it is not part of the leases of the others; or it returned
+        what it had for blocks that it discarded."""
+        returned_bytes = self.used_bytes(gpu) - resident_bytes - elastic_bytes
+        if returned_bytes > 0:
             for process in list(self._processes.values()):
                 if any(mover.blocks.away_bytes for mover in process.movers.values()):
                     process.read()
+            for mover in self.movers(gpu):
+                returned_bytes -= mover.discards.returned(returned_bytes)
         self._used[gpu] = resident_bytes, elastic_bytes
         self.away_changed(gpu)
 
@@ -425,7 +429,7 @@ class SwapContainer:
 
 
 def _busy(mover: Mover) -> bool:
-    return mover.waits or bool(mover.blocks.known)
+    return mover.waits or bool(mover.blocks.known) or mover.discards.pending
 
 
 def _moves(mover: Mover) -> bool:

@@ -26,6 +26,8 @@ class MovedBlocks:
     def __init__(self, owner: BlockOwner, pool: HostPool) -> None:
         self.lost = ""
         self.known: dict[int, MovedBlock] = {}
+        self.unreturned_lease_bytes = 0
+        """Of blocks that the process discarded and still has leased: they are neither on the GPU nor in the pool."""
         self._owner, self._pool = owner, pool
 
     def __iter__(self) -> Iterator[MovedBlock]:
@@ -51,6 +53,12 @@ class MovedBlocks:
         """It is simply on the GPU, or gone with its process."""
         del self.known[block.id]
         self._pool.free(block)
+
+    def discard(self, block: MovedBlock) -> None:
+        """The process does not make it again. What is leased for it counts as away until it is returned."""
+        if not block.charged:
+            self.unreturned_lease_bytes += block.bytes
+        self.drop(block)
 
     def drop_lost(self) -> bool:
         """Whether there were any whose content is gone with a pool."""
@@ -78,7 +86,7 @@ class MovedBlocks:
     @property
     def away_bytes(self) -> int:
         """What does not use memory of the GPU."""
-        return sum(block.bytes for block in self if not block.charged)
+        return sum(block.bytes for block in self if not block.charged) + self.unreturned_lease_bytes
 
     @property
     def moved_bytes(self) -> int:

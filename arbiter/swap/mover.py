@@ -16,6 +16,7 @@ import structlog
 from arbiter import descriptors
 from arbiter.swap.answers import check_descriptors, check_made, check_named, check_needed, check_unmapped
 from arbiter.swap.block import BlockState, MovedBlock
+from arbiter.swap.discards import Discards
 from arbiter.swap.host_pool import HostPool
 from arbiter.swap.moved_blocks import MovedBlocks
 from arbiter.swap.mover_order import UNABLE_TEXTS, MoverOrder, MoverOwner
@@ -24,6 +25,7 @@ from vgpu.protocol.copier import Done, Result
 from vgpu.protocol.messages import (
     Blocks,
     Cancel,
+    Discard,
     Filled,
     SwapIn,
     SwapMessage,
@@ -68,6 +70,7 @@ class Mover:
         """Of the SWAP_OUT that is not answered yet; of a block of the last answer."""
         self.cancelled = False
         """What can still stay stays."""
+        self.discards = Discards(self.blocks, pool, clock)
         self._owner, self._clock = owner, clock
         self._order: MoverOrder | None = None
         self._send: Callable[[SwapMessage], int] | None = None
@@ -111,11 +114,12 @@ class Mover:
     def deadline_s(self) -> float:
         """When `turn` is due."""
         until_s = self._order.until_s if self._order is not None and not self.stalled else inf
-        return min(until_s, self._retry_at_s if self._retry_at_s > self._clock() else inf)
+        return min(until_s, self._retry_at_s if self._retry_at_s > self._clock() else inf, self.discards.deadline_s())
 
-    def attach(self, send: Callable[[SwapMessage], int]) -> None:
-        """The process connected. It is sent orders once it has stated what it has. `send` answers the seq of the message."""
+    def attach(self, send: Callable[[SwapMessage], int], reply: Callable[[int, SwapMessage], None]) -> None:
+        """The process connected. It is sent orders once it has stated what it has. `send` answers the seq of the message, `reply` takes one."""
         self._send = send
+        self.discards.attach(reply)
 
     def detach(self) -> None:
         """The connection ended."""
@@ -125,6 +129,7 @@ class Mover:
         if self.blocks.leaving():
             self.failure = "its connection ended"
         self.blocks.detach()
+        self.discards.detach()
         self._drop_lost()
 
     def die(self) -> None:
@@ -175,6 +180,8 @@ class Mover:
 
     def turn(self, *, halted: bool) -> None:
         """Send what can be sent now. `halted`: nothing of the container runs."""
+        if self.discards.turn():
+            self._owner.away_changed(self.gpu)
         if self._order is not None:
             self.stalled = self.stalled or self._clock() >= self._order.until_s
             return
@@ -245,6 +252,8 @@ class Mover:
         try:
             if isinstance(message, Swappable):
                 self._state(message)
+            elif isinstance(message, Discard):
+                self._discard(seq, message)
             else:
                 self._answer(seq, message, fds, short=short)
         finally:
@@ -259,11 +268,19 @@ class Mover:
             self._send_filled(self.blocks.in_state(BlockState.FILLED))
         self._owner.away_changed(self.gpu)
 
+    def _discard(self, seq: int, message: Discard) -> None:
+        """Blocks that an unanswered SWAP_IN names are not made: the process sent this before it read the order, so they end with its answer."""
+        making = self._order.message.ids if self._order is not None and isinstance(self._order.message, SwapIn) else ()
+        self.discards.take(seq, message, making)
+        self._owner.away_changed(self.gpu)
+
     def _answer(self, seq: int, message: SwapMessage, fds: list[int], *, short: bool) -> None:
         order = self._order
         if order is None or seq != order.seq:
             raise BadDocument(f"{type(message).__name__.upper()} of seq {seq}: no such order is unanswered")
         self.blocks.acknowledge(order.seq)
+        if isinstance(message, Blocks):
+            self.discards.check(block.id for block in message.blocks)
         match order.message, message:
             case SwapOut(), Blocks():
                 self._named(order, message, fds, short=short)
@@ -277,6 +294,9 @@ class Mover:
                 raise BadDocument(f"{type(message).__name__.upper()} answers no {type(order.message).__name__.upper()}")
         if self._order is None:
             self._drop_lost()
+            self.discards.end_made()
+            if self.discards.turn():
+                self._owner.away_changed(self.gpu)
 
     def _answered(self) -> None:
         self._order, self.stalled, self.asked_bytes = None, False, 0

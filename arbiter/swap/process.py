@@ -23,13 +23,13 @@ from arbiter.open_files import is_spare
 from arbiter.swap.mover import Mover
 from vgpu.api.errors import BadDocument
 from vgpu.protocol import wire
-from vgpu.protocol.messages import Blocks, Burst, SwapMessage, Swappable, Unable, Unmapped
+from vgpu.protocol.messages import Blocks, Burst, Discard, SwapMessage, Swappable, Unable, Unmapped
 
 MESSAGES_A_TURN: Final = 32
 PIECE_S: Final = 0.0005
 """After this time nothing more is read from the process in this turn. As a piece of the arbiter's loop (`arbiter.attention`)."""
 STATED_A_SECOND: Final = 400
-"""SWAPPABLE of one GPU in a second. Specified: one every 100 ms; the rest is for a process that was stopped."""
+"""SWAPPABLE and DISCARD of one GPU in a second. Specified: one every 100 ms; the rest is for a process that was stopped."""
 STATED_WITHIN_S: Final = 5.0
 """A connected process that has stated nothing for so long counts as unable. Guessed: it states it at once."""
 NOT_SEEN: Final = "the process cannot be identified on the node (node.hostPID is false)"
@@ -48,7 +48,7 @@ _log = structlog.get_logger()
 
 class SwapProcess:
     """See the module. `movers`: by GPU, in the order of the wire. `changed` is called when something happened, `states` when the process stated how
-    many bytes of elastic memory it has on a GPU. `attention`: its container's. `charge`: called with the processor time of a SWAPPABLE, in seconds."""
+    many bytes of elastic memory it has on a GPU. `attention`: its container's. `charge`: called with the processor time of a SWAPPABLE or DISCARD, in seconds."""
 
     def __init__(
         self, name: str, pid: int, started: int, attention: Attention, clock: Callable[[], float], changed: Callable[[], None],
@@ -109,7 +109,7 @@ class SwapProcess:
         self._attention.add(connection.sock.fileno(), self.read)
         for index, gpu in enumerate(gpus):
             self.movers[gpu].index = index
-            self.movers[gpu].attach(self._send)
+            self.movers[gpu].attach(self._send, self._reply)
 
     def limit(self, gpu: str, guarantee_bytes: int, limit_bytes: int) -> None:
         """Send it its container's limits on a GPU."""
@@ -163,6 +163,11 @@ class SwapProcess:
         self._connection.send(seq, message)
         return seq
 
+    def _reply(self, seq: int, message: SwapMessage) -> None:
+        if self._connection is None:
+            raise PeerGone("not connected")
+        self._connection.send(seq, message)
+
     def _attempt(self, step: Callable[[], object]) -> bool:
         """Whether more may follow. What fails ends this connection and affects no other."""
         try:
@@ -202,18 +207,19 @@ class SwapProcess:
         mover.answer(seq, message, fds, short=short)  # type: ignore[arg-type]
         if isinstance(message, Swappable):
             self._states(self, mover.gpu, message.elastic_bytes)
+        if isinstance(message, Swappable | Discard):
             self._charge(time.thread_time() - began_s)
         return True
 
     def _mover(self, message: wire.Message, fds: list[int]) -> Mover:
         kind = type(message).__name__.upper()
-        if not isinstance(message, Swappable | Blocks | Unmapped | Unable):
+        if not isinstance(message, Swappable | Blocks | Unmapped | Unable | Discard):
             raise BadDocument(f"{kind} on a connection for bursts")
         if fds and not isinstance(message, Blocks):
             raise BadDocument(f"{kind} with {len(fds)} descriptors: it has none")
         if message.gpu >= len(self._gpus):
             raise BadDocument(f"{kind} of GPU {message.gpu}: the container has {len(self._gpus)}")
-        if isinstance(message, Swappable):
+        if isinstance(message, Swappable | Discard):
             self._count_stated()
         return self.movers[self._gpus[message.gpu]]
 
@@ -223,7 +229,7 @@ class SwapProcess:
             self._stated, self._stated_since_s = 0, now_s
         self._stated += 1
         if self._stated > (most := STATED_A_SECOND * len(self._gpus)):
-            raise BadDocument(f"more than {most} SWAPPABLE within a second")
+            raise BadDocument(f"more than {most} SWAPPABLE and DISCARD within a second")
 
     def _close(self, fds: list[int]) -> None:
         descriptors.discard(fds, self.name)

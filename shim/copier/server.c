@@ -11,7 +11,18 @@
 
 #include "fail.h"
 
-enum { ALIVE_MS = 2000 }; /* between two lines `alive`. Guessed: a fifth of what the program that reads them waits for */
+enum {
+    ALIVE_MS = 2000, /* between two lines `alive`. Guessed: a fifth of what the program that reads them waits for */
+    FULL_MS = 5000,  /* so long an answer waits for a peer that does not read; guessed: the arbiter reads within milliseconds */
+    AGAIN_MS = 100   /* where no descriptor is free for a connection; guessed */
+};
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
 
 static void wake(const struct server *server)
 {
@@ -40,8 +51,10 @@ void server_is_ready(struct server *server, uint32_t context_mib)
 static void send_packet(struct server *server, struct packet packet)
 {
     server->full = !socket_send(server->peer, &packet);
-    if (server->full)
+    if (server->full) {
         server->unsent = packet;
+        server->full_ms = now_ms();
+    }
 }
 
 static bool overlaps(const struct job *job, const struct copier_job *request)
@@ -195,7 +208,10 @@ static void send_answers(struct server *server)
 /* A connection while one is served is rejected. One that has ended is noticed first, so that an arbiter that starts again is served. */
 static void accept_peer(struct server *server)
 {
-    int peer = socket_accept(server->listener);
+    bool lacks;
+    int peer = socket_accept(server->listener, &lacks);
+    if (lacks)
+        server->accept_ms = now_ms() + AGAIN_MS;
     if (peer < 0)
         return;
     if (server->peer < 0) {
@@ -219,14 +235,33 @@ static void end(struct server *server)
 /* To the program that started this one: neither the connection nor a copy hangs. Without it that program ends this one. */
 static void state_alive(struct server *server)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (!atomic_load(&server->ready) || now_ms < server->alive_ms + ALIVE_MS)
+    const uint64_t now = now_ms();
+    if (!atomic_load(&server->ready) || now < server->alive_ms + ALIVE_MS)
         return;
-    server->alive_ms = now_ms;
+    server->alive_ms = now;
     if (direction_moves(&server->out, ALIVE_MS * 1000) && direction_moves(&server->in, ALIVE_MS * 1000))
         say_if_read("alive");
+}
+
+static bool may_accept(const struct server *server)
+{
+    return now_ms() >= server->accept_ms;
+}
+
+static int wait_ms(const struct server *server)
+{
+    if (!may_accept(server))
+        return AGAIN_MS;
+    return atomic_load(&server->ready) || server->full ? ALIVE_MS : -1;
+}
+
+/* An arbiter that hangs gets its answers on its next connection: none, for its jobs are forgotten. */
+static void end_if_full(struct server *server)
+{
+    if (!server->full || now_ms() < server->full_ms + FULL_MS)
+        return;
+    say("the connection has not read an answer for %d s: it is ended", FULL_MS / 1000);
+    disconnect(server);
 }
 
 void server_run(struct server *server)
@@ -235,21 +270,22 @@ void server_run(struct server *server)
     server->peer = -1;
     while (!server->ending || server->jobs > 0 || server->full) {
         uint64_t woken;
-        struct pollfd from[SOURCES] = {[LISTENER] = {.fd = server->listener, .events = POLLIN},
+        struct pollfd from[SOURCES] = {[LISTENER] = {.fd = may_accept(server) ? server->listener : -1, .events = POLLIN},
                                        [PEER] = {.fd = server->peer, .events = server->full ? POLLOUT : POLLIN},
                                        [SIGNALS] = {.fd = server->signals, .events = POLLIN},
                                        [WAKE] = {.fd = server->wake, .events = POLLIN}};
-        int found = poll(from, SOURCES, atomic_load(&server->ready) ? ALIVE_MS : -1);
+        int found = poll(from, SOURCES, wait_ms(server));
         state_alive(server);
+        end_if_full(server);
         if (found < 0)
             continue;
         if (from[SIGNALS].revents != 0)
             end(server);
         if (from[WAKE].revents != 0 && read(server->wake, &woken, sizeof woken) < 0 && errno != EAGAIN)
             fail("the thread of the connection cannot be woken: %s", strerror(errno));
-        if ((from[PEER].revents & POLLHUP) != 0) /* what it sent before is not begun */
+        if (server->peer >= 0 && (from[PEER].revents & POLLHUP) != 0) /* what it sent before is not begun */
             disconnect(server);
-        else if ((from[PEER].revents & POLLIN) != 0 && !server->full)
+        else if (server->peer >= 0 && (from[PEER].revents & POLLIN) != 0 && !server->full)
             read_request(server);
         send_answers(server);
         if (from[LISTENER].revents != 0)

@@ -24,7 +24,9 @@ struct server {
     unsigned jobs; /* in use */
     bool ending;
     uint64_t alive_ms; /* when it last stated that it is */
+    uint64_t accept_ms; /* before that no connection is accepted: no descriptor was free */
     bool full; /* `unsent` waits until the peer reads */
+    uint64_t full_ms; /* since when */
     struct packet unsent;
 };
 

@@ -43,11 +43,12 @@ int socket_listen(const char *path)
     return listener;
 }
 
-int socket_accept(int listener)
+int socket_accept(int listener, bool *lacks)
 {
     int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     struct ucred from;
     socklen_t size = sizeof from;
+    *lacks = peer < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
     if (peer < 0)
         return -1;
     if (getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &from, &size) == 0 && (from.uid == 0 || from.uid == geteuid()))

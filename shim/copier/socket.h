@@ -22,8 +22,9 @@ struct packet {
 /* A listening socket of mode 0600 in place of the one that an earlier copier left. Ends the program with a sentence if it cannot be made. */
 int socket_listen(const char *path);
 
-/* A connection that root or the copier's own user made; -1: there is none. Others are rejected with a sentence. */
-int socket_accept(int listener);
+/* A connection that root or the copier's own user made; -1: there is none. Others are rejected with a sentence. *lacks: there may be one, and no
+ * descriptor or memory for it, so the listener stays readable. */
+int socket_accept(int listener, bool *lacks);
 
 enum received { RECEIVED, RECEIVED_BAD, NOTHING_YET, PEER_GONE };
 /* descriptor: the one that came along; -1 if none or several did. RECEIVED_BAD: it is no request of this version, and `why` says what is wrong. */

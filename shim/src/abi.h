@@ -93,6 +93,17 @@ typedef struct CUDA_MEMCPY3D_v1_opaque CUDA_MEMCPY3D_v1;
 typedef struct CUmemDecompressParams_opaque CUmemDecompressParams;
 typedef struct CUmemcpyAttributes_opaque CUmemcpyAttributes;
 typedef struct CUstreamBatchMemOpParams_opaque CUstreamBatchMemOpParams;
+/* Of calls that name addresses: passed through, too. */
+typedef struct CUtexref_st *CUtexref;
+typedef unsigned long long CUtexObject;
+typedef struct CUDA_RESOURCE_DESC_opaque CUDA_RESOURCE_DESC;
+typedef struct CUDA_TEXTURE_DESC_opaque CUDA_TEXTURE_DESC;
+typedef struct CUDA_RESOURCE_VIEW_DESC_opaque CUDA_RESOURCE_VIEW_DESC;
+typedef struct CUtensorMap_opaque CUtensorMap;
+typedef int CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUtensorMapIm2ColWideMode;
+typedef struct CUDA_MEMSET_NODE_PARAMS_opaque CUDA_MEMSET_NODE_PARAMS;
+typedef struct CUDA_BATCH_MEM_OP_NODE_PARAMS_opaque CUDA_BATCH_MEM_OP_NODE_PARAMS;
+typedef struct CUgraphEdgeData_opaque CUgraphEdgeData;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint32_t cuuint32_t;

@@ -74,6 +74,7 @@ struct gpu {
     _Atomic bool limits_came;        /* BURST: the limits above are the arbiter's. burst_link.c */
     _Atomic uint64_t unused_bytes;   /* resident memory: leased by this process, not allocated */
     _Atomic uint64_t leased_bytes;   /* leased by this process */
+    _Atomic uint64_t discarding_bytes; /* elastic memory that was freed while it was away: leased until the arbiter has answered. elastic/discard.c */
     _Atomic uint64_t elastic_unused_bytes, elastic_leased_bytes; /* the same of elastic memory, whose lease no resident memory uses */
     _Atomic int wire;                /* the arbiter's index of this GPU; -1 before WELCOME or when it has none */
     _Atomic uint64_t managed_bytes;  /* of what is charged to it: managed memory, which NVML lists for no process */

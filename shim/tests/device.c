@@ -89,10 +89,14 @@ CUresult dev_retain(struct device *device, CUmemGenericAllocationHandle *handle,
 }
 
 /* The driver under the library. */
-unsigned countdown;
+unsigned countdown, in_a_row;
 static bool fails(void)
 {
-    return countdown > 0 && --countdown == 0;
+    if (countdown > 1) {
+        countdown--;
+        return false;
+    }
+    return countdown == 1 && in_a_row > 0 && in_a_row-- > 0;
 }
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -111,7 +115,7 @@ static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAll
 }
 static CUresult unmap(CUdeviceptr at, size_t bytes)
 {
-    return dev_change(&library, at, bytes, NULL);
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : dev_change(&library, at, bytes, NULL);
 }
 static CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {

@@ -25,7 +25,7 @@ struct device {
     struct place place[PAGES];
 };
 extern struct device library, alone; /* under the library, and without it */
-extern unsigned countdown;           /* calls of the library until one fails; 0: none does */
+extern unsigned countdown, in_a_row; /* calls of the library until so many fail; 0: none does */
 
 struct physical *physical_of(struct device *device, CUmemGenericAllocationHandle handle); /* NULL: there is no such handle */
 bool is_there(const struct physical *physical);

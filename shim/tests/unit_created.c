@@ -243,6 +243,15 @@ static void copy(uint64_t id, bool save)
     memcpy(save ? saved[at] : physical->content, save ? physical->content : saved[at], sizeof saved[at]);
 }
 
+static unsigned kept; /* neither mapped nor unmapped whole */
+
+/* Calls of the driver, in the middle of a block. */
+static void fail_soon(void)
+{
+    countdown = below(3) == 0 ? 1 + below(4) : 0;
+    in_a_row = 1 + below(3);
+}
+
 static unsigned swap(struct gpu *gpu)
 {
     struct elastic_choice chosen[MOST];
@@ -258,7 +267,11 @@ static unsigned swap(struct gpu *gpu)
     if (below(6) == 0)
         elastic_stay(gpu);
     for (size_t i = 0; i < count; i++) {
-        away[i] = elastic_unmap(chosen[i].id);
+        fail_soon();
+        elastic_unmap(chosen[i].id);
+        countdown = 0;
+        away[i] = is_away(created_handle(chosen[i].id));
+        kept += away[i] && block_of(chosen[i].id)->region->created->kept;
         assert(!away[i] || !block_of(chosen[i].id)->region->created->resident);
         program_steps(gpu, below(4));
     }
@@ -267,14 +280,22 @@ static unsigned swap(struct gpu *gpu)
     for (size_t i = 0; i < count; i++) {
         if (!away[i])
             continue;
-        for (countdown = below(3) == 0 ? 1 + below(4) : 0; !elastic_make(chosen[i].id);) /* the driver may refuse in the middle: again */
+        for (fail_soon(); !elastic_make(chosen[i].id);) { /* the driver may refuse in the middle: again */
             assert(is_away(created_handle(chosen[i].id)));
+            const unsigned left = countdown;
+            countdown = 0;
+            program_steps(gpu, below(2));
+            countdown = left;
+        }
         countdown = 0;
         if (below(3) == 0) { /* no descriptor is free */
             program_steps(gpu, below(4));
-            assert(elastic_unmake(chosen[i].id) && is_away(created_handle(chosen[i].id)));
+            fail_soon();
+            elastic_unmake(chosen[i].id);
+            countdown = 0;
             program_steps(gpu, below(4));
-            assert(elastic_make(chosen[i].id));
+            while (is_away(created_handle(chosen[i].id)) && !elastic_make(chosen[i].id))
+                program_steps(gpu, below(4));
         }
         program_steps(gpu, below(4));
         copy(chosen[i].id, false);
@@ -427,7 +448,7 @@ int main(int count, char **words)
         if (alone.place[i].physical != 0)
             assert(cuMemUnmap(BASE + i * PAGE, alone.place[i].pages * PAGE) == dev_change(&alone, BASE + i * PAGE, alone.place[i].pages * PAGE, NULL));
     all_is_the_same(gpu);
-    assert(swapped > 300 && refused > 20 && atomic_load(&gpu->elastic_bytes) == 0);
+    assert(swapped > 300 && kept > 5 && refused > 20 && atomic_load(&gpu->elastic_bytes) == 0);
     what_is_bound_to_a_multicast_object_is_resident(gpu, false);
     what_is_bound_to_a_multicast_object_is_resident(gpu, true);
     what_is_exported_has_its_content(gpu);

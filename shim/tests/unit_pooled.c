@@ -272,6 +272,59 @@ static void what_fits_into_no_lease_waits_for_no_memory(void)
     atomic_store(&tangram.hot.swapped, false);
 }
 
+/* One thread looks whether stream 0 has got to its last event. Before its query, another takes that event to record it again, which fails; and a third
+ * frees in stream 1, which has got there, and needs an event. */
+static CUdeviceptr last_freed, freed_elsewhere;
+static CUresult (*real_query)(CUevent), (*real_record)(CUevent, CUstream), (*real_synchronize)(CUstream);
+
+static CUresult refuse_to_record(CUevent event, CUstream stream)
+{
+    (void)event, (void)stream;
+    return (CUresult)REFUSED;
+}
+
+static CUresult free_elsewhere(CUstream stream)
+{
+    (void)stream;
+    tangram.driver.cuEventRecord = real_record;
+    assert(cuMemFreeAsync(freed_elsewhere, stream_at(1)) == CUDA_SUCCESS);
+    ends(1, fake.stream[1].queued);
+    return (CUresult)REFUSED;
+}
+
+static CUresult query_later(CUevent event)
+{
+    tangram.driver.cuEventQuery = real_query;
+    tangram.driver.cuEventRecord = refuse_to_record;
+    tangram.driver.cuStreamSynchronize = free_elsewhere;
+    assert(cuMemFreeAsync(last_freed, stream_at(0)) == (CUresult)REFUSED);
+    tangram.driver.cuStreamSynchronize = real_synchronize;
+    return real_query(event);
+}
+
+static void an_event_that_another_thread_queries_is_not_another_streams(void)
+{
+    CUdeviceptr at[POOLED_EVENTS_MOST];
+    struct pooled *pool = tangram.elastic.pooled.first;
+    while (pool->handle != POOL || pool->gone)
+        pool = pool->next;
+    for (unsigned i = 0; i < POOLED_EVENTS_MOST; i++)
+        assert(cuMemAllocAsync(&at[i], PAGE, stream_at(0)) == CUDA_SUCCESS);
+    assert(cuMemAllocAsync(&last_freed, PAGE, stream_at(0)) == CUDA_SUCCESS && cuMemAllocAsync(&freed_elsewhere, PAGE, stream_at(1)) == CUDA_SUCCESS);
+    fake.stream[0].queued++;
+    fake.stream[1].queued++;
+    for (unsigned i = 0; i < POOLED_EVENTS_MOST; i++)
+        assert(cuMemFreeAsync(at[i], stream_at(0)) == CUDA_SUCCESS);
+    real_query = tangram.driver.cuEventQuery;
+    real_record = tangram.driver.cuEventRecord;
+    real_synchronize = tangram.driver.cuStreamSynchronize;
+    tangram.driver.cuEventQuery = query_later;
+    pooled_settle(pool);
+    const struct pooled_stream *stream = pooled_stream(pool, fake.stream[0].id, false);
+    assert(tangram.driver.cuEventQuery == real_query && stream != NULL && stream->oldest != NULL && stream->events == POOLED_EVENTS_MOST);
+    held[count++] = (struct piece){.at = last_freed};
+}
+
 /* Several threads, each with a stream of its own and its own memory, which the others free. */
 static _Atomic(uint64_t) mailbox[THREADS];
 
@@ -326,6 +379,8 @@ int main(void)
     a_recall_releases_what_is_idle(gpu);
     what_is_idle_in_a_pool_is_no_surplus(gpu);
     what_fits_into_no_lease_waits_for_no_memory();
+    an_event_that_another_thread_queries_is_not_another_streams();
+    all_is_freed(gpu);
     assert(fake.waited > 0);
     printf("unit_pooled: ok, %u served, %u refused, %u waits between streams, %u events\n", fake.served, fake.refused, fake.waited, fake.events);
     return 0;

@@ -184,6 +184,12 @@ class GpuAccounts:
         record.context.bound(bound_bytes)
         self.put_back(record)
 
+    def unbound(self, record: ProcessRecord, unneeded_bytes: int) -> None:
+        """For so much of that no call was made."""
+        self.take_out(record)
+        record.context.unbound(unneeded_bytes)
+        self.put_back(record)
+
     def take_out(self, record: ProcessRecord) -> None:
         """Remove its contexts and their room from the sums until `put_back`."""
         self.context_bytes -= record.context.bytes

@@ -69,6 +69,12 @@ class ContextMeasure:
         self.bound_bytes += bound_bytes
         self.settles_from_s = inf
 
+    def unbound(self, unneeded_bytes: int) -> None:
+        """For so much of the bound no call was made."""
+        cut_bytes = min(unneeded_bytes, self.bound_bytes)
+        self.bytes -= cut_bytes
+        self.bound_bytes -= cut_bytes
+
     def read(
         self,
         measured_bytes: int,

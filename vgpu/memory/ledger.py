@@ -146,9 +146,12 @@ class Ledger:
         self._gpus[gpu].queue(gpu, LeaseRequest(process, seq, bound_bytes, bound_bytes, bound=True))
         return self._decide(gpu, now_s)
 
-    def settle_bound(self, process: int, gpu: int, now_s: float) -> None:
-        """Those calls have returned: readings from now on include their memory. Raises BadDocument."""
-        self._record(process, gpu).context.settles_from_s = now_s
+    def settle_bound(self, process: int, gpu: int, now_s: float, unneeded_bytes: int = 0) -> list[Event]:
+        """Those calls have returned: readings from now on include their memory. For `unneeded_bytes` of the bound there was no call. Raises BadDocument."""
+        record = self._record(process, gpu)
+        record.context.settles_from_s = now_s
+        self._gpus[gpu].unbound(record, unneeded_bytes)
+        return self._decide(gpu, now_s) if unneeded_bytes else []
 
     def restate_context(self, process: int, gpu: int, context_bytes: int) -> None:
         """A process that reconnected states the size of its contexts, which counts until a reading contradicts it. Raises BadDocument."""

@@ -349,6 +349,22 @@ class Cancel:
     gpu: int
 
 
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Library: it needs the content of these blocks, which are away, no more, and does not make them again."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Arbiter, with the seq of a Discard: nothing of these blocks is kept any more."""
+
+    gpu: int
+    ids: tuple[int, ...]
+
+
 class UnableReason(IntEnum):
     """Why the library cannot do what the arbiter ordered."""
 
@@ -378,7 +394,9 @@ class Pending:
     missing_bytes: int
 
 
-SwapMessage = Burst | Swappable | SwapOut | Blocks | Unmap | Unmapped | SwapIn | Filled | Cancel | Unable | Pending
+SwapMessage = (
+    Burst | Swappable | SwapOut | Blocks | Unmap | Unmapped | SwapIn | Filled | Cancel | Unable | Pending | Discard | Discarded
+)  # fmt: skip
 Message = (
     Hello | Welcome | Lease | Leased | Return | Recall | Usage | Error | Context | Measured | Processes | ProcessList
     | Channels | Activity | Hold | Drop | Report | SwapMessage | PassingMessage

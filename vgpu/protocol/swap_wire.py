@@ -1,4 +1,4 @@
-"""The bodies of the messages about elastic memory, types 18 to 28 of the arbiter's protocol. `vgpu.protocol.wire` makes the packets.
+"""The bodies of the messages about elastic memory, types 18 to 28, 33 and 34 of the arbiter's protocol. `vgpu.protocol.wire` makes the packets.
 
 All but PENDING are sent on the connection for bursts. Each body begins with the number of the GPU, which `wire` checks. Little-endian.
 """
@@ -14,6 +14,8 @@ from vgpu.protocol.messages import (
     Blocks,
     Burst,
     Cancel,
+    Discard,
+    Discarded,
     Filled,
     Message,
     Pending,
@@ -29,7 +31,7 @@ from vgpu.protocol.messages import (
 
 TYPES: Final[dict[type[Message], int]] = {
     Burst: 18, Swappable: 19, SwapOut: 20, Blocks: 21, Unmap: 22, Unmapped: 23, SwapIn: 24, Filled: 25, Cancel: 26,
-    Unable: 27, Pending: 28,
+    Unable: 27, Pending: 28, Discard: 33, Discarded: 34,
 }  # fmt: skip
 NUMBERS: Final = frozenset(TYPES.values())
 BLOCKS_LIMIT: Final = 64
@@ -44,7 +46,7 @@ _AMOUNT = struct.Struct("<IIQ")
 _WORDS = struct.Struct("<II")
 _BLOCK = struct.Struct("<QQ")
 _IDS = struct.Struct(f"<II{BLOCKS_LIMIT}Q")
-_LISTS: Final = {TYPES[kind]: kind for kind in (Unmap, Unmapped, SwapIn, Filled)}
+_LISTS: Final = {TYPES[kind]: kind for kind in (Unmap, Unmapped, SwapIn, Filled, Discard, Discarded)}
 _SIZES: Final = {
     TYPES[Burst]: _TWO_SIZES.size, TYPES[Swappable]: _TWO_SIZES.size, TYPES[SwapOut]: _AMOUNT.size,
     TYPES[Cancel]: _WORDS.size, TYPES[Unable]: _WORDS.size, TYPES[Pending]: _AMOUNT.size,
@@ -63,7 +65,10 @@ def body(message: SwapMessage) -> bytes:
             return _AMOUNT.pack(gpu, 0, amount)
         case Blocks(gpu, blocks, more):
             return _WORDS.pack(gpu, len(blocks) | MORE * more) + b"".join(_BLOCK.pack(b.id, b.bytes) for b in blocks)
-        case Unmap(gpu, ids) | Unmapped(gpu, ids) | SwapIn(gpu, ids) | Filled(gpu, ids):
+        case (
+            Unmap(gpu, ids) | Unmapped(gpu, ids) | SwapIn(gpu, ids) | Filled(gpu, ids)
+            | Discard(gpu, ids) | Discarded(gpu, ids)
+        ):  # fmt: skip
             return _IDS.pack(gpu, len(ids), *ids, *[0] * (BLOCKS_LIMIT - len(ids)))
         case Cancel(gpu):
             return _WORDS.pack(gpu, 0)

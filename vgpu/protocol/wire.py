@@ -22,6 +22,8 @@ from vgpu.protocol.messages import (
     Cancel,
     Channels,
     Context,
+    Discard,
+    Discarded,
     Drop,
     Error,
     Filled,
@@ -56,7 +58,7 @@ from vgpu.protocol.messages import (
 from vgpu.protocol.passing_messages import Convert, Export, Exported, Open, UnopenedReason
 
 __all__ = [
-    "Activity", "ActivityKind", "Block", "Blocks", "Burst", "Cancel", "Channels", "Context", "Convert", "Drop", "Error", "Export", "Exported", "Filled", "Hello", "Hold", "HoldState",
+    "Activity", "ActivityKind", "Block", "Blocks", "Burst", "Cancel", "Channels", "Context", "Convert", "Discard", "Discarded", "Drop", "Error", "Export", "Exported", "Filled", "Hello", "Hold", "HoldState",
     "Lease", "LeaseKind", "Leased", "ListedProcess", "Measured", "Message", "Open", "Pending", "ProcessList", "Processes", "Recall", "Report", "Return", "Space",
     "Step", "SwapIn", "SwapOut", "Swappable", "Unable", "UnableReason", "Unmap", "Unmapped", "UnopenedReason", "Usage", "Welcome", "WelcomeGpu", "decode", "encode",
 ]  # fmt: skip
@@ -83,6 +85,7 @@ UNDERSTANDS_RESUMED: Final = 16
 UNDERSTANDS_BURST: Final = 32
 UNDERSTANDS_OPEN: Final = 64
 SHOWS_LIMITS: Final = 128
+UNDERSTANDS_DISCARD: Final = 256
 """Bits of the features."""
 LIMITS_AT: Final = 2048
 """Offset in the page of the limits in effect, one u64 for each GPU, if the features have `SHOWS_LIMITS`."""

@@ -90,6 +90,13 @@ CUresult node_alloc(CUgraph graph, int device, size_t bytes, CUdeviceptr *at, CU
     return node_add(graph, (struct work){.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .at = *at}, made);
 }
 
+static CUresult add_fill(CUgraph graph, const CUDA_MEMSET_NODE_PARAMS *how, CUgraphNode *made)
+{
+    const struct job job = {.kind = JOB_FILL, .value = how->value, .element = how->elementSize, .ends = AT_DEVICE,
+                            .area = {.at = how->dst, .at_pitch = how->pitch, .width = how->width * how->elementSize, .rows = how->height}};
+    return node_add(graph, (struct work){.type = CU_GRAPH_NODE_TYPE_MEMSET, .job = job}, made);
+}
+
 static CUresult list_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     size_t at = 0;

@@ -4,12 +4,21 @@
  * a few, and it has none while a block is away. Two are not a plain allocation's, because the memory does not have these properties: no RDMA
  * and no hardware decompression.
  */
+#include "gputime/launching.h"
 #include "hooks/hook.h"
 #include "memory/memory.h"
 
 #include <string.h>
 
 static const uint64_t BUFFER_IDS = UINT64_C(1) << 62; /* of ours; the driver counts its own from 1 */
+
+/* What is chosen is there still, and does not leave after elastic_unable. */
+static void await_memory_at(CUdeviceptr at)
+{
+    struct elastic_found found;
+    if (UNLIKELY(launches_must_wait_for_memory()) && elastic_is_away() && (created_in(at, 1) || elastic_find(at, &found)))
+        activity_await_memory();
+}
 
 static CUresult put(void *data, const void *value, size_t bytes)
 {
@@ -74,6 +83,7 @@ static CUresult attribute_of(const struct elastic_found *found, void *data, CUpo
     default: /* what later drivers have */
         break;
     }
+    await_memory();
     return tangram.driver.cuPointerGetAttribute(data, attribute, at);
 }
 
@@ -130,6 +140,12 @@ static CUresult attribute_created(const struct created_found *found, void *data,
     }
 }
 
+/* Only the driver has the answer, and only while the memory is there. */
+static bool is_of_driver(CUpointer_attribute attribute)
+{
+    return attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS || attribute > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE;
+}
+
 /* Of memory that can be swapped. False: the address is in none. */
 static bool answer(void *data, CUpointer_attribute attribute, CUdeviceptr at, CUresult *rc)
 {
@@ -139,8 +155,11 @@ static bool answer(void *data, CUpointer_attribute attribute, CUdeviceptr at, CU
         *rc = attribute_of(&found, data, attribute, at);
         return true;
     }
-    if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS && created_in(at, 1))
-        elastic_unable(ELASTIC_P2P_TOKENS); /* before they are known */
+    if (is_of_driver(attribute) && created_in(at, 1)) {
+        if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+            elastic_unable(ELASTIC_P2P_TOKENS); /* before they are known */
+        await_memory();
+    }
     if (!created_find_locked(at, &created))
         return false;
     *rc = attribute_created(&created, data, attribute, at);
@@ -178,6 +197,7 @@ EXPORT CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute att
     NEEDS(cuPointerSetAttribute);
     if (attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && value != NULL && *(const unsigned *)value != 0)
         elastic_unable(ELASTIC_SYNC_MEMOPS);
+    await_memory_at(at);
     return tangram.driver.cuPointerSetAttribute(value, attribute, at);
 }
 
@@ -207,5 +227,6 @@ EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size
 {
     NEEDS(cuMemGetHandleForAddressRange);
     elastic_unable(ELASTIC_ADDRESS_RANGE); /* before another device knows it */
+    await_memory_at(at);
     return tangram.driver.cuMemGetHandleForAddressRange(handle, at, bytes, type, flags);
 }

@@ -116,6 +116,13 @@ struct created *created_of(CUmemGenericAllocationHandle handle)
     return created != NULL && created->handles > 0 ? created : NULL;
 }
 
+CUresult created_unknown(void)
+{
+    CUcontext current;
+    const CUresult rc = tangram.driver.cuCtxGetCurrent(&current);
+    return rc == CUDA_ERROR_NOT_INITIALIZED || rc == CUDA_ERROR_DEINITIALIZED ? rc : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* False: nothing came back within a moment. */
 static bool came_back(void)
 {
@@ -187,6 +194,17 @@ static struct created *one_left(void)
     return left;
 }
 
+struct created *created_left_away(void)
+{
+    for (size_t i = 0; all->left > 0 && i < elastic->blocks; i++) {
+        struct created *created = elastic->block[i]->region->created;
+        if (created != NULL && created_is_left(created) && created->needed == 0 && !created->kept && !created->resident && !elastic->block[i]->leaked &&
+            elastic->block[i]->state == BLOCK_AWAY)
+            return created;
+    }
+    return NULL;
+}
+
 void created_end_all_left(struct created **ended)
 {
     struct created *left;
@@ -231,7 +249,7 @@ struct created_map *created_map_new(CUdeviceptr at, uint64_t bytes, uint64_t off
         return NULL;
     struct created_map *map = malloc(sizeof *map);
     if (map != NULL)
-        *map = (struct created_map){.at = at, .bytes = bytes, .offset = offset, .of = created, .number = atomic_fetch_add(&elastic->numbers, 1) + 1};
+        *map = (struct created_map){.at = at, .bytes = bytes, .offset = offset, .there = true, .of = created, .number = atomic_fetch_add(&elastic->numbers, 1) + 1};
     return map;
 }
 
@@ -253,6 +271,8 @@ void created_map_remove(size_t i, struct created **ended)
     while (*place != map)
         place = &(*place)->next;
     *place = map->next;
+    if (map->there && created_is_away(map->of))
+        tangram.driver.cuMemUnmap(map->at, map->bytes); /* which it refused before */
     created_end_if_left(map->of, ended);
     free(map);
 }

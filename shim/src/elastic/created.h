@@ -22,6 +22,7 @@ struct created_map {
     uint64_t bytes, offset;
     uint64_t number; /* as that of an allocation; none has it again */
     CUmemAccess_flags access;
+    bool there; /* for the driver. Of a block that is away one may be, which the driver refused to unmap */
     struct created *of;
     struct created_map *next; /* of the same block */
 };
@@ -35,6 +36,7 @@ struct created {
     struct created_map *map;  /* its mappings */
     unsigned needed;          /* by threads that released the lock: it does not end meanwhile */
     bool staying;             /* its lease is being converted: it is not swapped meanwhile */
+    bool kept;                /* it is away, and the driver unmapped only some of it: its handle is there still, and its memory in use */
     bool resident;            /* something beside mappings has it, or may have it: its lease is resident, and it is never swapped again */
     struct created *next_ended;
 };
@@ -86,6 +88,7 @@ struct quiet created_enter(void);
 void created_leave(struct quiet quiet, struct created *ended);
 struct elastic_block *created_block(const struct created *created);
 struct created *created_of(CUmemGenericAllocationHandle handle);   /* of the program's handle; NULL: it has none such */
+CUresult created_unknown(void); /* what the driver answers for a handle that it does not know: in a forked child, that it is not initialised */
 struct created *created_here(CUmemGenericAllocationHandle handle); /* the same, when it is not away, or NULL at the end of the program */
 bool created_wait(void); /* until some block is back; false: none comes back any more, for the program ends */
 bool created_is_away(const struct created *created);
@@ -93,6 +96,7 @@ bool created_is_left(const struct created *created); /* the program has neither 
 /* All that is mapped there becomes resident; false: something does not fit. The lock is released meanwhile. */
 bool created_stay_in(CUdeviceptr at, uint64_t bytes, struct created **ended);
 void created_end_if_left(struct created *created, struct created **ended); /* and no thread needs it */
+struct created *created_left_away(void); /* and with elastic.lock: one that is left, away, and needed by no thread; NULL: none */
 void created_end_all_left(struct created **ended); /* which are not being swapped any more; none at the end of the program */
 struct created_map *created_map_new(CUdeviceptr at, uint64_t bytes, uint64_t offset, struct created *created); /* NULL: no memory */
 void created_map_add(struct created_map *map);

@@ -9,7 +9,9 @@ CUresult created_map(CUdeviceptr at, uint64_t bytes, uint64_t offset, CUmemGener
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
     struct quiet quiet = created_enter();
     struct created *created = created_here(handle);
-    if (created != NULL && created_map_at(created_map_from(at), at, bytes) == NULL) { /* what is away has its addresses still */
+    if (created == NULL)
+        rc = created_unknown();
+    else if (created_map_at(created_map_from(at), at, bytes) == NULL) { /* what is away has its addresses still */
         struct created_map *map = created_map_new(at, bytes, offset, created);
         rc = map == NULL ? CUDA_ERROR_OUT_OF_MEMORY : tangram.driver.cuMemMap(at, bytes, offset, created_block(created)->handle, flags);
         if (rc == CUDA_SUCCESS)
@@ -31,7 +33,7 @@ CUresult created_release(CUmemGenericAllocationHandle handle)
         created_end_if_left(created, &ended);
     }
     created_leave(quiet, ended);
-    return created != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return created != NULL ? CUDA_SUCCESS : created_unknown();
 }
 
 static bool is_whole(const struct created_map *map, CUdeviceptr at, uint64_t bytes)
@@ -162,7 +164,7 @@ CUresult created_properties(CUmemAllocationProp *prop, CUmemGenericAllocationHan
     if (created != NULL)
         *prop = created->prop;
     created_leave(quiet, NULL);
-    return created != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return created != NULL ? CUDA_SUCCESS : prop != NULL ? created_unknown() : CUDA_ERROR_INVALID_VALUE;
 }
 
 bool created_retain(CUmemGenericAllocationHandle *handle, CUdeviceptr at, CUresult *rc)

@@ -1,4 +1,5 @@
 /* created_hooks.c - functions of the driver that are hooked for memory of created.c alone. */
+#include "gputime/launching.h"
 #include "hooks/hook.h"
 #include "memory/memory.h"
 
@@ -11,6 +12,8 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
 EXPORT CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
     NEEDS(cuMemSetAccess);
+    if (UNLIKELY(elastic_in(at, bytes)))
+        return CUDA_ERROR_INVALID_VALUE; /* as for any memory of cuMemAlloc */
     return created_in(at, bytes) ? created_set_access(at, bytes, access, count) : tangram.driver.cuMemSetAccess(at, bytes, access, count);
 }
 
@@ -18,6 +21,9 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
 {
     NEEDS(cuMemGetAccess);
     struct created_found found;
+    struct elastic_found elastic;
+    if (elastic_find(at, &elastic))
+        await_memory();
     if (!created_find_locked(at, &found))
         return tangram.driver.cuMemGetAccess(flags, location, at);
     CUresult rc = CUDA_SUCCESS;
@@ -34,6 +40,8 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
 EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes)
 {
     NEEDS(cuMemAddressFree);
+    if (UNLIKELY(elastic_in(at, bytes)))
+        return CUDA_ERROR_INVALID_VALUE; /* as for any memory of cuMemAlloc */
     if (!created_in(at, bytes))
         return tangram.driver.cuMemAddressFree(at, bytes);
     return created_address_free(at, bytes);

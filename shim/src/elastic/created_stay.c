@@ -74,7 +74,9 @@ CUresult created_export(void *os_handle, CUmemGenericAllocationHandle handle, CU
     struct created *ended = NULL;
     struct quiet quiet = created_enter();
     struct created *created = created_of(handle);
-    if (created != NULL && ((unsigned)created->prop.requestedHandleTypes & (unsigned)type) != 0) {
+    if (created == NULL)
+        rc = created_unknown();
+    else if (((unsigned)created->prop.requestedHandleTypes & (unsigned)type) != 0) {
         created->needed++;
         rc = CUDA_ERROR_OUT_OF_MEMORY;
         if (stay(created)) {
@@ -93,7 +95,9 @@ CUresult created_fix(CUmemGenericAllocationHandle handle, CUmemGenericAllocation
     struct created *ended = NULL;
     struct quiet quiet = created_enter();
     struct created *created = created_of(handle);
-    if (created != NULL) {
+    if (created == NULL) {
+        rc = created_unknown();
+    } else {
         created->needed++;
         rc = stay(created) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         if (rc == CUDA_SUCCESS) {

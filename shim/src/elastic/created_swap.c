@@ -6,38 +6,31 @@
 
 static struct elastic *const elastic = &tangram.elastic;
 
-static CUresult map_one(const struct created_map *map, CUmemGenericAllocationHandle handle)
+static bool map_one(struct created_map *map, CUmemGenericAllocationHandle handle)
 {
     const CUmemAccessDesc access = {.location = map->of->prop.location, .flags = map->access};
-    CUresult rc = tangram.driver.cuMemMap(map->at, map->bytes, map->offset, handle, 0);
-    if (rc != CUDA_SUCCESS || (unsigned)map->access == 0)
-        return rc;
-    rc = tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1);
-    if (rc != CUDA_SUCCESS)
-        tangram.driver.cuMemUnmap(map->at, map->bytes);
-    return rc;
+    map->there = tangram.driver.cuMemMap(map->at, map->bytes, map->offset, handle, 0) == CUDA_SUCCESS;
+    if (!map->there || (unsigned)map->access == 0 || tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1) == CUDA_SUCCESS)
+        return map->there;
+    map->there = tangram.driver.cuMemUnmap(map->at, map->bytes) != CUDA_SUCCESS;
+    return false;
 }
 
-/* All of its mappings, or none. */
+/* All that are not there. False: some is not. */
 static bool map_all(const struct created *created, CUmemGenericAllocationHandle handle)
 {
-    for (const struct created_map *map = created->map; map != NULL; map = map->next)
-        if (map_one(map, handle) != CUDA_SUCCESS) {
-            for (const struct created_map *undo = created->map; undo != map; undo = undo->next)
-                tangram.driver.cuMemUnmap(undo->at, undo->bytes);
+    for (struct created_map *map = created->map; map != NULL; map = map->next)
+        if (!map->there && !map_one(map, handle))
             return false;
-        }
     return true;
 }
 
+/* False: some is there still. */
 static bool unmap_all(const struct created *created)
 {
-    for (const struct created_map *map = created->map; map != NULL; map = map->next)
-        if (tangram.driver.cuMemUnmap(map->at, map->bytes) != CUDA_SUCCESS) {
-            for (const struct created_map *undo = created->map; undo != map; undo = undo->next)
-                map_one(undo, created_block(created)->handle);
+    for (struct created_map *map = created->map; map != NULL; map = map->next)
+        if (map->there && (map->there = tangram.driver.cuMemUnmap(map->at, map->bytes) != CUDA_SUCCESS))
             return false;
-        }
     return true;
 }
 
@@ -46,6 +39,21 @@ static void set(struct elastic_block *block, enum block_state state)
     lock_acquire(&elastic->lock);
     block_move(block, state);
     lock_release(&elastic->lock);
+}
+
+/* Its content is saved, or was never back. A block that is neither mapped whole nor unmapped whole must not be used: it is away, too, and keeps its
+ * handle, for swap_in to map the rest again. False: it is as it was. */
+static bool leave(struct elastic_block *block, bool *released)
+{
+    struct created *created = block->region->created;
+    const bool unmapped = unmap_all(created);
+    if (!unmapped && map_all(created, block->handle))
+        return false;
+    created->kept = !unmapped;
+    *released = unmapped && tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || (unmapped && !*released);
+    set(block, BLOCK_AWAY);
+    return true;
 }
 
 /* As elastic_unmap. What the program let go, exported or mapped into an array since it was chosen is not away. */
@@ -57,27 +65,48 @@ bool created_swap_out(struct elastic_block *block)
     if (created->resident || created->staying || created_is_left(created)) {
         set(block, BLOCK_RESIDENT);
         created_end_all_left(&ended);
-    } else if (unmap_all(created)) {
-        released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    } else if (leave(block, &released)) {
         atomic_fetch_add(&block->region->gpu->away_bytes, block->bytes);
-        set(block, BLOCK_AWAY);
     }
     created_leave(quiet, ended);
     return released;
 }
 
+/* Access that was set meanwhile. */
+static bool open_kept(const struct created *created)
+{
+    bool good = true;
+    for (const struct created_map *map = created->map; map != NULL && good; map = map->next) {
+        const CUmemAccessDesc access = {.location = created->prop.location, .flags = map->access};
+        good = !map->there || tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1) == CUDA_SUCCESS;
+    }
+    return good;
+}
+
+static bool make(struct elastic_block *block)
+{
+    struct created *created = block->region->created;
+    CUmemAllocationProp prop = created->prop;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (created->kept && !open_kept(created))
+        return false;
+    if (!created->kept && tangram.driver.cuMemCreate(&block->handle, block->bytes, &prop, 0) != CUDA_SUCCESS)
+        return false;
+    const bool mapped = map_all(created, block->handle);
+    if (!mapped && !created->kept) {
+        created->kept = !unmap_all(created);
+        if (!created->kept)
+            tangram.driver.cuMemRelease(block->handle);
+    }
+    created->kept = created->kept && !mapped;
+    return mapped;
+}
+
 /* As elastic_make. */
 bool created_swap_in(struct elastic_block *block)
 {
-    const struct created *created = block->region->created;
     struct quiet quiet = created_enter();
-    CUmemAllocationProp prop = created->prop;
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    bool good = tangram.driver.cuMemCreate(&block->handle, block->bytes, &prop, 0) == CUDA_SUCCESS;
-    if (good && !map_all(created, block->handle)) {
-        tangram.driver.cuMemRelease(block->handle);
-        good = false;
-    }
+    const bool good = make(block);
     if (good) {
         set(block, BLOCK_MADE);
         pthread_cond_broadcast(&elastic->created.back);
@@ -91,10 +120,7 @@ bool created_swap_undo(struct elastic_block *block)
 {
     bool released = false;
     struct quiet quiet = created_enter();
-    if (unmap_all(block->region->created)) {
-        released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
-        set(block, BLOCK_AWAY);
-    }
+    leave(block, &released);
     created_leave(quiet, NULL);
     return released;
 }

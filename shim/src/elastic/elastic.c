@@ -234,6 +234,16 @@ bool elastic_find(CUdeviceptr at, struct elastic_found *found)
     return range != NULL || opened;
 }
 
+bool elastic_in(CUdeviceptr at, uint64_t bytes)
+{
+    if (bytes == 0 || (!atomic_load_explicit(&elastic->any, memory_order_acquire) && !atomic_load_explicit(&elastic->ipc.any_opened, memory_order_acquire)))
+        return false;
+    lock_acquire(&elastic->lock);
+    const bool some = regions_in(at, bytes) || ipc_in(at, bytes);
+    lock_release(&elastic->lock);
+    return some;
+}
+
 /* The program freed it: a second free finds nothing. NULL: no live request begins there. */
 static struct range *leave(CUdeviceptr at, CUcontext *context)
 {

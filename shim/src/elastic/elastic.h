@@ -53,6 +53,8 @@ struct elastic_block {
     uint64_t at, bytes;
     CUmemGenericAllocationHandle handle;
     enum block_state state;
+    bool leaked;     /* the driver did not release its memory, so its lease stays */
+    bool sent, gone; /* discard.c: DISCARD names it on this connection; DISCARDED did */
     struct elastic_region *region;
 };
 
@@ -67,7 +69,8 @@ struct elastic_region {
     unsigned live;         /* requests */
     unsigned moving;       /* blocks that are not resident */
     struct ipc_region ipc; /* others may open it */
-    struct elastic_region *next_kept, *older, *newer; /* kept.c; the last two: or idle in its pool, pooled.c */
+    struct elastic_region *next_kept, *older, *newer; /* kept.c; the first: or discarded, discard.c; the last two: or idle in its pool, pooled.c */
+    bool rested;             /* kept for a second */
     struct created *created; /* created.c; NULL: of cuMemAlloc, or of a pool */
     struct pooled *pool;     /* pooled.c; NULL: of none */
     uint64_t busy;           /* of a pool: bytes that may not be released or used by every stream */
@@ -110,6 +113,9 @@ struct elastic {
     uint64_t shared_bytes[CONTEXT_GPUS][REGION_SHARED]; /* of the regions that are not kept */
     struct created_all created;             /* has a lock of its own */
     struct pooled_all pooled;
+    struct elastic_region *discarding; /* discard.c */
+    size_t discarding_blocks;
+    _Atomic bool any_discarding;
     uint64_t ids, ids_from;                 /* of blocks: the last one, and what the first one follows */
     _Atomic uint64_t numbers;               /* of allocations */
     _Atomic unsigned moving;                /* blocks that are not resident */
@@ -146,6 +152,7 @@ struct elastic_found {
     CUmemoryPool pool;
 };
 bool elastic_find(CUdeviceptr at, struct elastic_found *found);
+bool elastic_in(CUdeviceptr at, uint64_t bytes); /* is any of it reserved for regions, or for memory of others that is open here? */
 bool elastic_free(CUdeviceptr at, CUresult *rc); /* false: no live request begins there */
 bool elastic_free_async(CUdeviceptr at, CUstream stream, bool per_thread, CUresult *rc);
 void elastic_gone(CUdeviceptr at); /* the stream has got to the free */
@@ -161,9 +168,20 @@ struct elastic_region *kept_of(struct gpu *gpu, enum region_kind kind, uint64_t 
 uint64_t elastic_trim(struct gpu *gpu, uint64_t bytes);
 void elastic_surplus(void); /* by the helper, once a second: kept regions that were not needed */
 
+/* discard.c: not locked. By the helper: what rested without a request while it was away is discarded from here on, and its blocks that are not sent on this
+ * connection; the arbiter answered; a new connection begins; the arbiter knows no such message, and finds out that the blocks are gone when it orders them. */
+void discard_begin(void);
+size_t discard_next(struct gpu *gpu, uint64_t *ids, size_t most);
+void discard_answered(const uint64_t *ids, size_t count);
+void discard_resend(void);
+void discard_end_all(void);
+bool discard_has(uint64_t id);
+bool discard_wait(struct gpu *gpu); /* any thread: until the lease of what is discarded is back; false: nothing is, or it took too long */
+
 /* region.c: not locked, for it calls the driver */
 struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc);
 bool region_end(struct elastic_region *region); /* false: the driver still has some of it */
+void region_end_away(struct elastic_region *region); /* all of its blocks are away */
 /* locked */
 bool region_list(struct elastic_region *region); /* false: there is no memory to note it */
 void region_unlist(struct elastic_region *region);
@@ -171,6 +189,7 @@ bool blocks_list(struct elastic_region *region); /* its blocks only */
 void blocks_unlist(struct elastic_region *region, bool counted); /* counted: as memory that can be swapped */
 void block_move(struct elastic_block *block, enum block_state state);
 struct elastic_region *region_of(uint64_t at); /* in which the address is; NULL: in none */
+bool regions_in(uint64_t at, uint64_t bytes); /* is any of it in one? */
 struct elastic_block *region_block(struct elastic_region *region, uint64_t at);
 struct range *region_range(struct elastic_region *region, uint64_t at); /* live, or NULL */
 struct range **region_start(struct elastic_region *region, uint64_t at); /* shared: where the range that begins there is noted */
@@ -192,7 +211,7 @@ struct elastic_choice {
 };
 struct elastic_totals {
     uint64_t bytes; /* of all blocks: resident, kept and away */
-    uint64_t kept, away;
+    uint64_t away;
 };
 struct elastic_totals elastic_totals(struct gpu *gpu);
 bool elastic_is_away(void); /* some block of this process, on any GPU */

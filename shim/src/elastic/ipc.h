@@ -55,6 +55,7 @@ void ipc_release_ended(void);
 CUresult ipc_open(CUdeviceptr *at, const void *handle, unsigned int flags);
 bool ipc_close(CUdeviceptr at, CUresult *rc); /* false: no emulated handle is open there */
 bool ipc_find(CUdeviceptr at, struct elastic_found *found); /* locked */
+bool ipc_in(CUdeviceptr at, uint64_t bytes); /* locked: is any of it mapped for what is open? */
 void ipc_forget_context(CUcontext context, struct gpu *gpu, uint64_t before);
 
 #endif

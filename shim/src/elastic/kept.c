@@ -51,6 +51,7 @@ void kept_add(struct elastic_region *region)
     region->next_kept = *list;
     *list = region;
     note_added(kept, region);
+    region->rested = false;
     region->older = kept->newest;
     region->newer = NULL;
     *(kept->newest != NULL ? &kept->newest->newer : &kept->oldest) = region;

@@ -65,6 +65,14 @@ bool ipc_find(CUdeviceptr at, struct elastic_found *found)
     return opened != NULL;
 }
 
+bool ipc_in(CUdeviceptr at, uint64_t bytes)
+{
+    const struct ipc_opened *opened = elastic->ipc.opened;
+    while (opened != NULL && at - opened->base >= opened->bytes && opened->base - at >= bytes)
+        opened = opened->next;
+    return opened != NULL;
+}
+
 /* One more of what is open here already. */
 static bool open_again(const void *handle, CUdeviceptr *at)
 {

@@ -175,6 +175,17 @@ static void link_event(struct pooled_stream *stream, struct pooled_event *event)
     stream->events++;
 }
 
+/* A thread that has queried it, or is about to, takes its answer for one about the frees of this stream. So it is never another stream's before it has
+ * passed here, whether or not it could be recorded again. */
+void pooled_event_back(struct pooled *pool, unsigned long long id, struct pooled_event *event)
+{
+    struct pooled_stream *stream = event->stood ? pooled_stream(pool, id, false) : NULL;
+    if (stream != NULL && event->number > stream->done)
+        link_event(stream, event);
+    else
+        pooled_spare(event);
+}
+
 bool pooled_put(struct pooled *pool, struct range *range, unsigned long long id, struct pooled_event *event)
 {
     struct pooled_stream *stream = pooled_stream(pool, id, true);

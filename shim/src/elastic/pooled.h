@@ -37,6 +37,7 @@ struct pooled_event {
     CUevent event;
     CUcontext context;
     uint64_t number; /* of the last free before it */
+    bool stood;      /* it was taken from its stream's list, where another thread may have seen it: it is of that stream until it has passed */
 };
 
 /* What a stream has yet to get to. */
@@ -119,6 +120,7 @@ void pooled_leave(struct pooled *pool, struct range *range);                    
 void pooled_stays(struct pooled *pool, struct range *range);                              /* or not after all */
 bool pooled_put(struct pooled *pool, struct range *range, unsigned long long id, struct pooled_event *event); /* it waits in that stream. False: no memory */
 void pooled_spare(struct pooled_event *event);
+void pooled_event_back(struct pooled *pool, unsigned long long id, struct pooled_event *event); /* what pooled_record took, and is not put */
 void pooled_give(struct pooled *pool, struct range *range);                               /* free for every stream */
 void pooled_done(struct pooled *pool, struct pooled_stream *stream, uint64_t number);
 void pooled_open(struct pooled *pool, struct elastic_region *region);  /* a new region, all of it free */

@@ -48,7 +48,10 @@ static struct pooled_event *take(const struct pooled *pool, unsigned long long i
 {
     lock_acquire(&elastic->lock);
     struct pooled_stream *stream = pooled_stream((struct pooled *)pool, id, false);
-    struct pooled_event *event = stream != NULL && stream->events >= POOLED_EVENTS_MOST ? take_last(stream) : take_spare(context);
+    const bool many = stream != NULL && stream->events >= POOLED_EVENTS_MOST;
+    struct pooled_event *event = many ? take_last(stream) : take_spare(context);
+    if (event != NULL)
+        event->stood = many;
     lock_release(&elastic->lock);
     return event;
 }
@@ -65,12 +68,12 @@ static struct pooled_event *make(CUcontext context)
     return NULL;
 }
 
-static void put_back(struct pooled_event *event)
+static void put_back(struct pooled *pool, unsigned long long id, struct pooled_event *event)
 {
     if (event == NULL)
         return;
     lock_acquire(&elastic->lock);
-    pooled_spare(event);
+    pooled_event_back(pool, id, event);
     lock_release(&elastic->lock);
 }
 
@@ -82,7 +85,7 @@ static struct pooled_event *record_here(struct pooled *pool, unsigned long long 
         event = make(context);
     if (event != NULL && tangram.driver.cuEventRecord(event->event, stream) == CUDA_SUCCESS)
         return event;
-    put_back(event);
+    put_back(pool, id, event);
     return NULL;
 }
 

@@ -63,7 +63,7 @@ static bool waits(const struct leaving *leaving, unsigned long long id, CUstream
     lock_acquire(&elastic->lock);
     const bool put = pooled_put(leaving->pool, leaving->range, id, event);
     if (!put)
-        pooled_spare(event);
+        pooled_event_back(leaving->pool, id, event);
     lock_release(&elastic->lock);
     if (put)
         atomic_store(&tangram.unsettled, true);

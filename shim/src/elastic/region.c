@@ -124,6 +124,15 @@ bool region_end(struct elastic_region *region)
     return whole;
 }
 
+/* Without its addresses the process goes on. */
+void region_end_away(struct elastic_region *region)
+{
+    CUstreamCaptureMode mode = relax();
+    tangram.driver.cuMemAddressFree(region->base, region->bytes);
+    relax_end(mode);
+    forget(region);
+}
+
 bool grow_for(void **items, size_t count, size_t *capacity)
 {
     if (count <= *capacity)
@@ -223,6 +232,12 @@ struct elastic_region *region_of(uint64_t at)
     const size_t i = regions_upto(at);
     struct elastic_region *region = i > 0 ? elastic->region[i - 1] : NULL;
     return region != NULL && at - region->base < region->bytes ? region : NULL;
+}
+
+bool regions_in(uint64_t at, uint64_t bytes)
+{
+    const size_t next = regions_upto(at);
+    return region_of(at) != NULL || (next < elastic->regions && elastic->region[next]->base - at < bytes);
 }
 
 struct elastic_block *region_block(struct elastic_region *region, uint64_t at)

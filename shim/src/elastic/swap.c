@@ -17,7 +17,7 @@ static struct elastic *const elastic = &tangram.elastic;
 
 struct elastic_totals elastic_totals(struct gpu *gpu)
 {
-    return (struct elastic_totals){.bytes = atomic_load(&gpu->elastic_bytes), .kept = atomic_load(&gpu->kept_bytes), .away = atomic_load(&gpu->away_bytes)};
+    return (struct elastic_totals){.bytes = atomic_load(&gpu->elastic_bytes), .away = atomic_load(&gpu->away_bytes)};
 }
 
 bool elastic_is_away(void)
@@ -194,6 +194,7 @@ bool elastic_unmap(uint64_t id)
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || !released;
     atomic_fetch_add(&block->region->gpu->away_bytes, block->bytes);
     set(block, BLOCK_AWAY);
     return released;
@@ -223,6 +224,7 @@ bool elastic_unmake(uint64_t id)
     if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
         return false;
     const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+    block->leaked = block->leaked || !released;
     set(block, BLOCK_AWAY);
     return released;
 }

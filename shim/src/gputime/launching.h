@@ -24,6 +24,13 @@ static inline bool launches_must_wait_for_memory(void)
     return atomic_load_explicit(&tangram.hot.swapped, memory_order_relaxed);
 }
 
+/* Before the driver is called with an address that may be of memory that can be swapped, where that puts no work on the GPU. No lock is held. */
+static inline void await_memory(void)
+{
+    if (UNLIKELY(launches_must_wait_for_memory()))
+        activity_await_memory();
+}
+
 /* One more launch. A thread that reuses a place reads `last` after it has changed the key, so the key is read again after
  * `last`. The number is the largest that the place has had: work that ended there before does not count as this launch's end. */
 static inline void activity_count(struct stream_name name)

@@ -57,8 +57,8 @@ static void leased(uint32_t seq, const struct wire_leased *in)
         return;
     }
     if (seq & WIRE_SEQ_HOLD) {
-        link_->shared_answer = *in;
-        answers(&link_->hold, seq);
+        if (answers(&link_->hold, seq)) /* one that comes too late was undone */
+            link_->shared_answer = *in;
         return;
     }
     if (seq & WIRE_SEQ_GROW) {
@@ -145,13 +145,16 @@ static void listed(uint32_t seq, const struct wire_process_list *in)
     answers(&link_->processes, seq);
 }
 
-/* Not locked, before a recall is answered: what is kept of elastic memory, or is idle in its pools, is leased, and used by nothing. */
+/* Not locked, before a recall is answered: what is kept of elastic memory, or is idle in its pools, is leased, and used by nothing; and what is reserved for
+ * code and streams may not have been needed. */
 static void make_room(const struct wire_amount *in)
 {
     struct gpu *gpu = gpu_of_wire(in->gpu);
     uint64_t unused = gpu != NULL ? lease_unused_bytes(gpu) : 0;
     if (gpu != NULL && unused < in->bytes && atomic_load(&tangram.elastic.any) && !helper_ended())
         elastic_trim(gpu, in->bytes - unused);
+    if (gpu != NULL && unused < in->bytes)
+        bound_settle(gpu);
 }
 
 bool link_handle(const struct wire_packet *packet)

@@ -92,6 +92,8 @@ int burst_link_try(void)
         lost();
     if (!wanted && atomic_exchange(&burst_->wanted, false) && !helper_ended())
         forget_limits();
+    if (!wanted && !helper_ended() && atomic_load(&tangram.elastic.any_discarding))
+        discard_end_all(); /* no arbiter that serves bursts has a record of it */
     if (!wanted)
         return -1;
     atomic_store(&burst_->wanted, true);
@@ -105,11 +107,25 @@ bool burst_link_send(enum wire_type type, uint32_t seq, const void *body, uint32
     return wire_send_fds(&burst_->end, type, seq, body, body_bytes, fd, fds);
 }
 
-static bool welcomed(const struct wire_packet *packet)
+/* By the page that comes with this WELCOME: the one of the memory connection may be of another arbiter. */
+static bool understands_discard(int page)
+{
+    uint32_t features = 0;
+    if (page < 0 || pread(page, &features, sizeof features, WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) != (ssize_t)sizeof features)
+        return false;
+    return (features & WIRE_UNDERSTANDS_DISCARD) != 0;
+}
+
+static bool welcomed(const struct wire_packet *packet, int page)
 {
     const struct wire_welcome *in = &packet->body.welcome;
     if (packet->header.type != WIRE_WELCOME)
         return false;
+    burst_->discards = understands_discard(page);
+    if (burst_->discards)
+        discard_resend();
+    else
+        discard_end_all();
     for (unsigned i = 0; i < in->gpus; i++) {
         burst_->gpu[i] = gpu_of_uuid(in->gpu[i].uuid);
         burst_->is_stated[i] = false;
@@ -146,6 +162,14 @@ static bool limits(const struct wire_burst *in, struct gpu *gpu)
     return true;
 }
 
+static bool discarded(const struct wire_ids *in)
+{
+    if (in->count < 1 || in->count > WIRE_BLOCKS_LIMIT)
+        return false;
+    discard_answered(in->id, in->count);
+    return true;
+}
+
 /* The number of the GPU is the first of each body. */
 static bool handle(const struct wire_packet *packet)
 {
@@ -160,6 +184,8 @@ static bool handle(const struct wire_packet *packet)
     case WIRE_FILLED:
     case WIRE_CANCEL:
         return burst_order(packet, gpu);
+    case WIRE_DISCARDED:
+        return discarded(&packet->body.ids);
     default: /* ERROR, or what has no place here */
         return false;
     }
@@ -170,9 +196,9 @@ void burst_link_read(void)
     struct wire_packet *packet = malloc(sizeof *packet);
     int passed = -1;
     bool good = packet != NULL && wire_receive(&burst_->end, packet, &passed);
-    good = good && (burst_->stage == LINK_GREETED ? welcomed(packet) : handle(packet));
+    good = good && (burst_->stage == LINK_GREETED ? welcomed(packet, passed) : handle(packet));
     free(packet);
-    if (passed >= 0) /* the page, which the other connections have */
+    if (passed >= 0) /* the page, which the other connections have mapped */
         close(passed);
     if (!good)
         lost();
@@ -184,9 +210,33 @@ static struct wire_swappable state_of(unsigned wire)
     return (struct wire_swappable){.gpu = wire, .reason = (uint32_t)elastic_reason(), .elastic_bytes = totals.bytes, .away_bytes = totals.away};
 }
 
+/* What was begun, and what an earlier arbiter did not answer. Before SWAPPABLE, which does not count it. */
+static bool send_discards(void)
+{
+    struct wire_ids out = {0};
+    for (unsigned i = 0; i < burst_->gpus; i++)
+        while (burst_->gpu[i] != NULL && (out.count = (uint32_t)discard_next(burst_->gpu[i], out.id, WIRE_BLOCKS_LIMIT)) > 0) {
+            out.gpu = i;
+            memset(out.id + out.count, 0, (WIRE_BLOCKS_LIMIT - out.count) * sizeof *out.id);
+            if (!wire_send(&burst_->end, WIRE_DISCARD, ++burst_->seq, &out, sizeof out))
+                return false;
+        }
+    return true;
+}
+
+void burst_link_discard(void)
+{
+    if (burst_->stage != LINK_CONNECTED || !burst_->discards)
+        return;
+    discard_begin();
+    atomic_store(&tangram.hot.swapped, elastic_is_moving());
+}
+
 void burst_link_state(void)
 {
     const uint64_t now = now_ms();
+    if (burst_->stage == LINK_CONNECTED && burst_->discards && atomic_load(&tangram.elastic.any_discarding) && !send_discards())
+        lost();
     if (burst_->stage != LINK_CONNECTED || now < burst_->stated_ms + STATE_MS)
         return;
     for (unsigned i = 0; i < burst_->gpus; i++) {

@@ -22,6 +22,7 @@ struct burst_link {
     struct wire_swappable stated[WIRE_GPUS];   /* as SWAPPABLE stated it last */
     bool is_stated[WIRE_GPUS];
     uint64_t stated_ms;
+    bool discards; /* its arbiter understands DISCARD */
     _Atomic bool wanted;        /* the connection is kept, and a spare socket for it */
     _Atomic uint64_t needed_ms; /* when the program first needed elastic memory; 0 = not yet */
 };
@@ -35,6 +36,7 @@ struct gpu;
 int burst_link_try(void);
 void burst_link_read(void);
 void burst_link_state(void);
+void burst_link_discard(void); /* once a second: what the program freed while it is away */
 bool burst_link_send(enum wire_type type, uint32_t seq, const void *body, uint32_t body_bytes, const int *fd, unsigned fds);
 void burst_link_forget(void); /* in a forked child */
 

@@ -206,8 +206,22 @@ static bool bring(const struct order *order, struct opened *opened, uint64_t id,
     return false;
 }
 
-static bool swap_in(const struct order *order, const struct wire_ids *in)
+/* Without those that were discarded before this order came. */
+static void leave_out_discarded(const struct wire_ids *in, struct wire_ids *out)
 {
+    *out = (struct wire_ids){.gpu = in->gpu};
+    for (unsigned i = 0; i < in->count && i < WIRE_BLOCKS_LIMIT; i++)
+        if (!discard_has(in->id[i]))
+            out->id[out->count++] = in->id[i];
+    if (in->count > WIRE_BLOCKS_LIMIT)
+        out->count = in->count;
+}
+
+static bool swap_in(const struct order *order, const struct wire_ids *ordered)
+{
+    struct wire_ids left;
+    const struct wire_ids *in = &left;
+    leave_out_discarded(ordered, &left);
     if (!all_are(order, in, BLOCK_AWAY, BLOCK_MADE))
         return unable(order, WIRE_UNKNOWN_BLOCK);
     struct opened *opened = calloc(1, sizeof *opened);

@@ -146,8 +146,10 @@ static void read_bursts(void)
 static void state_things(struct rounds *rounds)
 {
     burst_look();
-    if (driver_enter())
+    if (driver_enter()) {
         elastic_surplus();
+        burst_link_discard();
+    }
     driver_leave();
     bool good = link_once_a_second();
     pthread_mutex_lock(&link_->lock);

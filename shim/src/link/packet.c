@@ -223,6 +223,7 @@ static uint32_t least_body(uint16_t type)
     case WIRE_UNMAP:
     case WIRE_SWAP_IN:
     case WIRE_FILLED:
+    case WIRE_DISCARDED:
         return sizeof(struct wire_ids);
     case WIRE_CANCEL:
         return sizeof(struct wire_gpu_only);

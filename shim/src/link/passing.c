@@ -129,7 +129,8 @@ void passing_answer(uint32_t seq, const struct wire_exported *exported, const in
     pthread_mutex_unlock(&link_->lock);
 }
 
-/* Its answer is a LEASED, as that of HOLD: one of the two at a time. */
+/* Its answer is a LEASED, as that of HOLD: one of the two at a time. An arbiter that has not answered in time may have converted all the same: the
+ * connection ends, and all leases are stated on the next one, where SWAPPABLE states which of them are elastic. */
 enum link_answer passing_convert(struct gpu *gpu, uint64_t bytes)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -139,8 +140,12 @@ enum link_answer passing_convert(struct gpu *gpu, uint64_t bytes)
     const struct wire_amount message = {.gpu = (uint32_t)atomic_load(&gpu->wire), .bytes = bytes};
     if (link_->stage == LINK_CONNECTED && !link_is_silent() && atomic_load(&gpu->wire) >= 0) {
         link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
-        if (wire_send(&link_->end, WIRE_CONVERT, link_->hold.seq, &message, sizeof message) && answered(&link_->hold, CONVERT_MS))
+        const uint32_t ended = link_->ended;
+        const bool sent = wire_send(&link_->end, WIRE_CONVERT, link_->hold.seq, &message, sizeof message);
+        if (sent && answered(&link_->hold, CONVERT_MS))
             answer = link_->shared_answer.refused ? LINK_REFUSED : LINK_GRANTED;
+        else if (sent && link_->ended == ended)
+            wire_hang_up(&link_->end);
     }
     if (answer == LINK_GRANTED) {
         atomic_fetch_add(leased_of(gpu, WIRE_RESIDENT), bytes);

@@ -306,12 +306,12 @@ enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
     return answer;
 }
 
-/* Use is stated first: what NVML counts is read beside it. */
-void link_grown(struct gpu *gpu)
+/* Use is stated first: what NVML counts is read beside it. `unneeded`: of what the arbiter reserved, so much no call was made for. */
+void link_grown(struct gpu *gpu, uint64_t unneeded_bytes)
 {
     pthread_mutex_lock(&link_->lock);
     if (is_connected() && atomic_load(&gpu->wire) >= 0 && link_state_use(gpu))
-        say_grow(gpu, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, 0);
+        say_grow(gpu, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, unneeded_bytes);
     pthread_mutex_unlock(&link_->lock);
 }
 

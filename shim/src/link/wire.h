@@ -42,7 +42,9 @@ enum wire_type {
     WIRE_CONVERT = 29,
     WIRE_OPEN = 30,
     WIRE_EXPORT = 31,
-    WIRE_EXPORTED = 32
+    WIRE_EXPORTED = 32,
+    WIRE_DISCARD = 33,
+    WIRE_DISCARDED = 34
 };
 
 enum wire_hello_flags { WIRE_FOR_GPU_TIME = 1, WIRE_FOR_CONTEXT = 2, WIRE_FOR_BURST = 4 };
@@ -222,7 +224,7 @@ struct wire_blocks { /* a descriptor of each comes along, in this order */
     struct wire_block block[WIRE_BLOCKS_LIMIT]; /* only `count` of them are sent */
 };
 
-struct wire_ids { /* UNMAP, UNMAPPED, SWAP_IN, FILLED */
+struct wire_ids { /* UNMAP, UNMAPPED, SWAP_IN, FILLED, DISCARD, DISCARDED */
     uint32_t gpu, count;
     uint64_t id[WIRE_BLOCKS_LIMIT];
 };
@@ -253,7 +255,8 @@ enum {
     WIRE_UNDERSTANDS_RESUMED = 16,
     WIRE_UNDERSTANDS_BURST = 32,
     WIRE_UNDERSTANDS_OPEN = 64,
-    WIRE_SHOWS_LIMITS = 128 /* WIRE_LIMITS_AT is filled in */
+    WIRE_SHOWS_LIMITS = 128, /* WIRE_LIMITS_AT is filled in */
+    WIRE_UNDERSTANDS_DISCARD = 256
 };
 
 /* Of each GPU the limit that is in effect for the container in all: what BURST states, also for a process without that connection. */

@@ -2,7 +2,8 @@
  *
  * How much of the GPU code takes when it is loaded, or a stream, only the driver knows. But a bound is known: the library
  * requests it (CONTEXT GROW), and the arbiter reserves it or refuses. It is requested for many calls at once, so most of them are one
- * compare-and-swap. A second later, when no such call is under way, GROWN reports that they are made, and it charges what NVML counts.
+ * compare-and-swap. A second later, or when memory is needed, and no such call is under way, GROWN reports that they are made, and what was reserved
+ * and not needed. The arbiter frees that at once, and charges what NVML counts for the rest.
  *
  * Nothing waits for NVML. A call waits for an arbiter that is away as an allocation does; after that it is charged to the free part of the lease.
  */
@@ -106,35 +107,40 @@ unsigned bound_period(const struct gpu *gpu)
 }
 
 /* Locked. A thread that begins sets its mark before it reserves: either the mark is seen here, or the thread finds nothing left. */
-static void settle(struct gpu *gpu)
+static bool settle(struct gpu *gpu)
 {
     struct bound *bound = bound_of(gpu);
     uint64_t left = atomic_exchange(&bound->left, 0);
     if (atomic_load(&bound->inside) > 0) {
         atomic_fetch_add(&bound->left, left);
-        return;
+        return false;
     }
     if (atomic_exchange(&bound->open, false))
-        link_grown(gpu);
+        link_grown(gpu, left);
+    else
+        left = 0; /* of an arbiter that is gone */
     uint64_t borrowed = atomic_exchange(&bound->borrowed, 0);
     if (borrowed > 0)
         lease_give_back(gpu, borrowed);
     atomic_store(&bound->unseen, false);
     atomic_fetch_add(&bound->periods, 1);
+    return left > 0 || borrowed > 0;
 }
 
 /* A thread that requests keeps the lock until it is answered, by the helper's reading: the helper does not wait for it. */
-void bound_settle(struct gpu *gpu)
+bool bound_settle(struct gpu *gpu)
 {
     struct bound *bound = bound_of(gpu);
+    bool released = false;
     if (!atomic_load(&bound->open) && atomic_load(&bound->borrowed) == 0)
-        return;
+        return false;
     struct quiet quiet = quiet_begin();
     if (pthread_mutex_trylock(&tangram.bounding) == 0) {
-        settle(gpu);
+        released = settle(gpu);
         pthread_mutex_unlock(&tangram.bounding);
     }
     quiet_end(quiet);
+    return released;
 }
 
 /* The next arbiter measures what there is. */

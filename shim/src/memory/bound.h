@@ -23,8 +23,9 @@ void bound_end(struct gpu *gpu); /* the call has returned, if it was begun */
 unsigned bound_period(const struct gpu *gpu);
 bool bound_unseen(struct gpu *gpu); /* is it to be reserved for variables that are not seen? Once a period, for all such images together */
 
-/* Once a second: those calls are made, if none is under way. The arbiter settles them by NVML's next figure. */
-void bound_settle(struct gpu *gpu);
+/* Once a second, and when memory is needed: those calls are made, if none is under way. The arbiter settles them by NVML's next figure. What was
+ * reserved and not needed is free at once; true: there was some. */
+bool bound_settle(struct gpu *gpu);
 
 void bound_lost(struct gpu *gpu);   /* the arbiter that reserved something is gone. Callable with link.lock held */
 void bounds_forget_all(void);       /* in a forked child */

@@ -9,6 +9,7 @@ static enum link_answer convert(struct gpu *gpu, uint64_t bytes)
     if (answer != LINK_REFUSED)
         return answer;
     pools_reclaim(gpu);
+    bound_settle(gpu);
     link_return_all(gpu);
     return passing_convert(gpu, bytes);
 }

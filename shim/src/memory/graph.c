@@ -9,6 +9,9 @@
  *
  * Kernels are checked when a graph is instantiated and when those of an executable one are replaced: what would make the driver grow
  * stacks that do not fit is refused there, for a launch hook does not see it. An update changes no allocation node.
+ *
+ * The driver may check the addresses of a graph's copies and fills when it is instantiated or updated, so these wait for memory that is away, as
+ * those do that add such nodes (gputime/addresses.def).
  */
 #include "hooks/hook.h"
 #include "gputime/launching.h"
@@ -209,6 +212,7 @@ static CUresult make_end(struct making *making, CUresult rc, CUgraphExec *exec, 
         NEEDS(name);                                                                                                           \
         struct making making;                                                                                                  \
         bool at_once = uploads;                                                                                                \
+        await_memory();                                                                                                        \
         if (!make_begin(&making, graph, at_once))                                                                              \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         return make_end(&making, tangram.driver.name(__VA_ARGS__), exec, at_once);                                             \
@@ -281,6 +285,7 @@ static bool node_fits(const CUgraphNodeParams *how)
     EXPORT CUresult name params                                                                                                \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
+        await_memory();                                                                                                        \
         return (fits) ? tangram.driver.name(__VA_ARGS__) : CUDA_ERROR_OUT_OF_MEMORY;                                           \
     }
 

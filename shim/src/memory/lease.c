@@ -156,7 +156,8 @@ uint64_t lease_free_of(struct gpu *gpu, uint64_t limit_bytes)
         link_unleased(gpu, &unleased);
     } while (UNLIKELY(gives != atomic_load_explicit(&tangram.link.gives, memory_order_acquire)));
     uint64_t leased = lease_leased_bytes(gpu);
-    uint64_t kept = atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed); /* of elastic memory: leased, and released when it is needed */
+    uint64_t kept = atomic_load_explicit(&gpu->kept_bytes, memory_order_relaxed) + /* of elastic memory: leased, and released when it is needed */
+                    atomic_load_explicit(&gpu->discarding_bytes, memory_order_relaxed);
     unused += kept;
     uint64_t used = leased > unused ? leased - unused : 0;
     uint64_t free_bytes = unused + unleased;

@@ -21,7 +21,11 @@ bool reserve_as(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
         return true;
     if (lease_limit_bytes(gpu, kind) < bytes)
         return false;
-    return (elastic_trim(gpu, bytes) > 0 && lease_reserve_as(gpu, kind, bytes)) || (pools_reclaim(gpu) && lease_reserve_as(gpu, kind, bytes));
+    if ((elastic_trim(gpu, bytes) > 0 && lease_reserve_as(gpu, kind, bytes)) || (pools_reclaim(gpu) && lease_reserve_as(gpu, kind, bytes)))
+        return true;
+    if (bound_settle(gpu) && lease_reserve_as(gpu, kind, bytes)) /* reserved for code and streams, and not needed */
+        return true;
+    return discard_wait(gpu) && lease_reserve_as(gpu, kind, bytes);
 }
 
 bool reserve(struct gpu *gpu, uint64_t bytes)

@@ -284,6 +284,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
                          unsigned long long flags)
 {
     NEEDS(cuMemMap);
+    if (UNLIKELY(elastic_in(at, bytes)))
+        return CUDA_ERROR_INVALID_VALUE; /* the program has reserved no addresses there */
     if (created_is(handle) || created_in(at, bytes)) /* no handle is mapped where another one is, also if that is away */
         return created_is(handle) ? created_map(at, bytes, offset, handle, flags) : CUDA_ERROR_INVALID_VALUE;
     struct block *block = vmm_retain(handle); /* before the call: a concurrent release must not be the last */
@@ -315,6 +317,8 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
 EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 {
     NEEDS(cuMemUnmap);
+    if (UNLIKELY(elastic_in(at, bytes)))
+        return CUDA_ERROR_INVALID_VALUE; /* as for any memory of cuMemAlloc */
     CUresult rc = created_in(at, bytes) ? created_unmap(at, bytes) : tangram.driver.cuMemUnmap(at, bytes);
     while (rc == CUDA_SUCCESS) {
         struct block *block = NULL;

@@ -43,7 +43,8 @@ static CUresult zero(struct block *block, CUmemGenericAllocationHandle handle, C
     return rc;
 }
 
-/* Memory that can be swapped is made so that it can be exported. Where the driver refuses that, the block is plain, and so is its lease. */
+/* Memory that can be swapped is made so that it can be exported. Where the driver refuses that, the block is plain, and so is its lease. The driver
+ * answers first: what it would refuse in any form has its error, and not one of the lease. */
 static CUresult create(struct block *block, CUmemGenericAllocationHandle *made, const CUmemAllocationProp *prop, const CUmemAllocationProp *exportable,
                        unsigned long long flags)
 {
@@ -52,12 +53,15 @@ static CUresult create(struct block *block, CUmemGenericAllocationHandle *made, 
     CUresult rc = tangram.driver.cuMemCreate(made, block->bytes, exportable, flags);
     if (rc == CUDA_SUCCESS || rc == CUDA_ERROR_OUT_OF_MEMORY)
         return rc;
-    if (!lease_convert(block->gpu, block->bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    block->kind = WIRE_RESIDENT;
     rc = tangram.driver.cuMemCreate(made, block->bytes, prop, flags);
-    if (rc == CUDA_SUCCESS) /* it is not the request that was wrong */
-        elastic_unable(ELASTIC_DRIVER_REFUSED);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    elastic_unable(ELASTIC_DRIVER_REFUSED); /* it is not the request that was wrong */
+    if (!lease_convert(block->gpu, block->bytes)) {
+        tangram.driver.cuMemRelease(*made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    block->kind = WIRE_RESIDENT;
     return rc;
 }
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import array
 import os
+import resource
+import select
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -232,3 +235,50 @@ def test_what_another_user_than_root_listens_at_is_no_copier(node: Node) -> None
 def test_where_no_copier_is_the_arbiter_is_told_so(node: Node) -> None:
     with pytest.raises(CopierAway, match="No such file"):
         Copier(node.socket)
+
+
+def ticks(node: Node) -> int:
+    """Of a processor that the copier has used."""
+    fields = Path(f"/proc/{node.processes[-1].pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_connection_that_finds_no_descriptor_waits_and_the_copier_rests(node: Node) -> None:
+    link = node.start(pool_bytes=POOL)
+    pid = node.processes[-1].pid
+    assert state(link).ready, "it is accepted"
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    first_free = max(int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()) + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, most))
+    second = node.link()
+    before = ticks(node)
+    assert select.select([second.fd], [], [], 1)[0] == []
+    assert ticks(node) - before < 20, "a fifth of that second"
+    assert state(link).ready
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+    with pytest.raises(CopierAway, match=r"another connection is served \(OCCUPIED\)"):
+        receive(second)
+
+
+def flood(raw: Raw) -> None:
+    """Requests until the copier reads none any more, because its answers are not read."""
+    raw.sock.settimeout(0.5)
+    status = copier.encode(copier.Status())
+    with suppress(TimeoutError):
+        while True:
+            raw.sock.send(status)
+
+
+def test_a_connection_that_reads_no_answers_is_ended(node: Node) -> None:
+    raw = Raw(node)
+    flood(raw)
+    poll = select.poll()
+    poll.register(raw.sock, 0)
+    assert poll.poll(LIMIT_S * 1000), "the connection ends"
+    assert state(node.link()).ready
+
+
+def test_a_copier_that_is_ended_does_not_wait_for_answers_to_be_read(node: Node) -> None:
+    flood(Raw(node))
+    node.processes[-1].terminate()
+    assert node.processes[-1].wait(LIMIT_S) == 0

@@ -258,6 +258,41 @@ def replay(graph: int, on: int) -> None:
     ok(cuda.cuGraphLaunch(ctypes.c_void_p(graph), ctypes.c_void_p(on)))
 
 
+class Texture(ctypes.Structure):
+    """CUDA_RESOURCE_DESC of linear memory, one channel of bytes."""
+
+    _fields_ = (
+        ("type", ctypes.c_int), ("at", ctypes.c_uint64), ("format", ctypes.c_int), ("channels", ctypes.c_uint32), ("size", ctypes.c_size_t),
+        ("more", ctypes.c_int * 26), ("flags", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class Fill(ctypes.Structure):
+    """CUDA_MEMSET_NODE_PARAMS."""
+
+    _fields_ = (
+        ("at", ctypes.c_uint64), ("pitch", ctypes.c_size_t), ("value", ctypes.c_uint32), ("element", ctypes.c_uint32), ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+def texture(at: int, size: int) -> int:
+    made = ctypes.c_uint64()
+    return cuda.cuTexObjectCreate(ctypes.byref(made), ctypes.byref(Texture(2, at, 1, 1, size)), None, None)
+
+
+def filling_graph(at: int, size: int) -> int:
+    """Makes a graph with a node that fills."""
+    graph, node = ctypes.c_void_p(), ctypes.c_void_p()
+    ok(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+    how = Fill(at, 0, 0, 1, size, 1)
+    return cuda.cuGraphAddMemsetNode(ctypes.byref(node), graph, None, ctypes.c_size_t(0), ctypes.byref(how), context)
+
+
+def set_memops(at: int) -> int:
+    return cuda.cuPointerSetAttribute(ctypes.byref(ctypes.c_uint(1)), 6, u64(at))
+
+
 def attribute(at: int, number: int) -> list[int]:
     value = ctypes.c_uint64(77)
     return [cuda.cuPointerGetAttribute(ctypes.byref(value), number, u64(at)), value.value]

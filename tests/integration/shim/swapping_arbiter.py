@@ -118,6 +118,19 @@ class BurstPeer:
             more = answer.more
         return blocks
 
+    def discard(self) -> tuple[int, wire.Discard]:
+        """The next DISCARD, and its seq. It comes before the SWAPPABLE that does not count its blocks."""
+        while True:
+            seq, message = wire.decode(self._sock.recv(wire.PACKET_LIMIT))
+            if isinstance(message, wire.Discard):
+                return seq, message
+            assert isinstance(message, wire.Swappable)
+            self.swappable.append(message)
+
+    def discarded(self, seq: int, message: wire.Discard) -> None:
+        """Answer it."""
+        self._sock.send(wire.encode(seq, wire.Discarded(message.gpu, message.ids)))
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -138,9 +151,14 @@ class SwappingArbiter:
     """Kind, needed bytes, granted."""
     converts: list[tuple[int, bool]] = field(default_factory=list)
     """MiB, granted; only of an arbiter whose features have UNDERSTANDS_OPEN."""
+    convert_after_s: float = 0
+    """So long CONVERT is not read, nor anything behind it. One that the process ended meanwhile is not carried out."""
+    restated: list[int] = field(default_factory=list)
+    """Leased bytes that a process stated on a new connection, beside what an earlier one had."""
     returns: list[wire.Return] = field(default_factory=list)
     usages: list[wire.Usage] = field(default_factory=list)
     channels: list[wire.Channels] = field(default_factory=list)
+    works: int = 0
     resumed: list[wire.Activity] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     bursts: queue.Queue[BurstPeer] = field(default_factory=queue.Queue)
@@ -229,9 +247,14 @@ class SwappingArbiter:
             if hello.flags & wire.FOR_GPU_TIME:
                 self._serve_time(sock)
                 return
-            self._memory = sock
+            if self._memory is not None:
+                self.leased = {RESIDENT: 0, ELASTIC: 0}
+            again, self._memory = self._memory is not None, sock
             while packet := sock.recv(wire.PACKET_LIMIT):
-                self._memory_packet(sock, *wire.decode(packet))
+                seq, message = wire.decode(packet)
+                if again and isinstance(message, wire.Usage):
+                    self.restated.append(message.leased_bytes)
+                self._memory_packet(sock, seq, message)
 
     def _serve_time(self, sock: socket.socket) -> None:
         while True:
@@ -243,6 +266,8 @@ class SwappingArbiter:
             message = wire.decode(packet)[1]
             if isinstance(message, wire.Channels):
                 self.channels.append(message)
+            elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.WORK:
+                self.works += 1
             elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.RESUMED:
                 self.resumed.append(message)
 
@@ -269,6 +294,8 @@ class SwappingArbiter:
                 sock.send(wire.encode(seq, wire.Measured(0, True, 0, 0)))
 
     def _convert(self, sock: socket.socket, seq: int, amount: int) -> None:
+        if self.convert_after_s and select.select([sock], [], [], self.convert_after_s)[0]:
+            return
         guarantee, _ = self.limits or (1000, 1000)
         good = self.leased[RESIDENT] + amount <= guarantee * MIB
         self.converts.append((amount // MIB, good))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
 from tests.integration.shim.burst_kit import elastic
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, OUT_OF_MEMORY, Stage, Worker, a_node, wait_for
 
 PAGE_MIB = 2
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.shim.burst_kit import burst, worker
-from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, Worker
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter, swapping_arbiter
 from vgpu.protocol import wire
 
 GUARANTEE_MIB, LIMIT_MIB = 100, 1000
+LAUNCH_FAILED = 719
 SENTENCE = "do not fit into the container's guarantee, and the call is refused"
 
 
@@ -93,3 +94,35 @@ def test_what_the_driver_makes_only_without_an_export_is_resident_or_refused(
     gpu.must(f"create({mib})")
     assert leases(arbiter) == (mib, 0)
     assert "the driver refused memory of cuMemCreate that can be exported" in gpu.end()
+
+
+def test_what_the_driver_makes_in_no_form_has_its_error_and_keeps_its_lease(
+    bare_stage: Stage, arbiter: SwappingArbiter
+) -> None:
+    """Also where the guarantee has no room for it."""
+    gpu = bare_stage.worker(
+        CUDA_VISIBLE_DEVICES="0", TANGRAM_FAKE_FAULTS=f"fail cuMemCreate size={400 * MIB} error=719"
+    )
+    assert gpu.request("create(400)")[0] == LAUNCH_FAILED
+    assert arbiter.converts == []
+    assert leases(arbiter) == (0, 0)
+    gpu.must("create(200)")
+    assert leases(arbiter) == (0, 200), "it can be swapped still"
+
+
+def test_a_conversion_that_is_answered_too_late_ends_the_connection_so_that_both_sides_agree(
+    bare_stage: Stage, arbiter: SwappingArbiter, gpu: Worker
+) -> None:
+    if not arbiter.features & wire.UNDERSTANDS_OPEN:
+        return
+    block = gpu.must("create(60, 0, 1)")
+    assert leases(arbiter) == (0, 60)
+    arbiter.convert_after_s = 3
+    assert gpu.request(f"export_block({block})")[0] == INVALID_VALUE
+    assert arbiter.converts == []
+    wait_for(lambda: arbiter.restated)
+    assert arbiter.restated == [60 * MIB]
+    arbiter.leased = {RESIDENT: 0, ELASTIC: 60 * MIB}  # as SWAPPABLE states it
+    arbiter.convert_after_s = 0
+    gpu.must(f"export_block({block})")
+    assert leases(arbiter) == (60, 0)

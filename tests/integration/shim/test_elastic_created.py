@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tests.integration.shim.burst_kit import SAME, burst, bursting_node, elastic, plain
 from tests.integration.shim.burst_kit import bursting_stage as stage
-from tests.integration.shim.conftest import GPUS, MIB, Stage
+from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, Stage
 
 __all__ = ["bursting_node", "stage"]
+
+NOT_INITIALIZED = 3
 
 
 def is_ours(handle: int) -> bool:
@@ -110,6 +112,37 @@ def test_the_librarys_own_handles_reach_no_function_of_the_driver(stage: Stage) 
     assert gpu.free_mib() == 996, "the array has it"
     gpu.must(f"array_end({array})")
     assert gpu.free_mib() == 1000
+
+
+def test_memory_of_cumemalloc_is_none_that_the_program_mapped(stage: Stage) -> None:
+    """No call takes it apart: neither within a request, nor across its ends, nor what is free beside it."""
+    gpu, other = elastic(stage), plain(stage)
+    for one in (gpu, other):
+        at, small, block = one.must("alloc(8)"), one.must("alloc_bytes(4096)"), one.must("create(2)")
+        there = one.must("reserve(2)")
+        for place in (at, at + 2 * MIB, at - 2 * MIB + (at % (2 * MIB)), small // (2 * MIB) * (2 * MIB)):
+            calls = (
+                f"map_at({place}, {block}, 4)",
+                f"give_access({place}, 4)",
+                f"unmap({place}, 4)",
+                f"unreserve({place}, 4)",
+            )
+            assert [one.request(call)[0] for call in calls] == [INVALID_VALUE] * 4
+        assert one.request(f"unmap({at}, 8)")[0] == one.request(f"unreserve({at}, 8)")[0] == INVALID_VALUE
+        one.must(f"fill({at}, 8, 7)")
+        assert one.must(f"bytes_at({at + 7 * MIB}, 1)") == "07"
+        one.must(f"unreserve({there}, 2)")
+
+
+def test_a_forked_child_has_the_drivers_answer_for_every_handle(stage: Stage) -> None:
+    gpu, other = elastic(stage), plain(stage)
+    answers = []
+    for one in (gpu, other):
+        block, at = one.must("create(2, 0, 1)"), one.must("reserve(2)")
+        calls = (f"export_as({block}, 1)", f"release({block})", f"map_at({at}, {block}, 2)", f"properties({block})")
+        answers.append([one.request(f"in_child(lambda: {call})") for call in calls])
+    assert [answer[0] for answer in answers[1]] == [NOT_INITIALIZED] * 4
+    assert answers[0] == answers[1]
 
 
 def test_blocks_that_cannot_be_swapped_are_the_drivers(stage: Stage) -> None:

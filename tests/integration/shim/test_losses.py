@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.images import cubin, fatbin
-from tests.integration.shim.conftest import CONTEXT_MIB, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 
 LIMIT_MIB = 1000
 STACK, HEAP = 0, 2
@@ -68,3 +68,14 @@ def test_streams_are_charged_when_nvml_is_read(measured: Stage) -> None:
         worker.must("stream_new()")
     assert measured.true_mib(worker) == CONTEXT_MIB + STREAMS_MIB
     wait_for(lambda: charged_mib(worker) >= CONTEXT_MIB + STREAMS_MIB)
+
+
+def test_what_was_reserved_for_streams_and_not_needed_is_there_for_a_request_at_once(measured: Stage) -> None:
+    """16 MiB are reserved for many streams together, and no reading comes between these calls."""
+    measured.grant((GPUS[0], CONTEXT_MIB + 60))
+    worker = measured.worker()
+    worker.must("alloc(1)")
+    wait_for(lambda: CONTEXT_MIB + 60 - worker.free_mib() <= CONTEXT_MIB + 15)
+    left = worker.free_mib()
+    worker.must("stream_new()")
+    worker.must(f"alloc({left - 4})")

@@ -21,6 +21,7 @@ from vgpu.protocol.messages import UnableReason
 
 __all__ = ["swap"]
 
+NOT_SUPPORTED = 801
 SOCKETS = 7
 """Of such a program when the library has all of its own: three connections, three spare ones, and one of the fake driver's."""
 
@@ -250,6 +251,24 @@ def test_calls_wait_until_the_memory_is_back(swap: Swap, call: str, *, gone: boo
         swap.close(*blocks)
     assert swap.program.do("result()") == 0
     assert swap.wrong(piece, (*other[:2], 1)) == 0
+
+
+@pytest.mark.parametrize("made", ["written", "mapped"])
+@pytest.mark.parametrize(
+    "call", ["texture({0}, {1})", "filling_graph({0}, {1})", "attribute({0}, 6)[0]", "set_memops({0})"]
+)
+def test_calls_that_name_addresses_wait_until_the_memory_is_back(swap: Swap, call: str, made: str) -> None:
+    """The driver refuses an address where nothing is mapped. None of these is work: nothing else would bring the memory back."""
+    piece = getattr(swap, made)(6, 1)
+    expected = swap.program.do(call.format(*piece)) if "memops" not in call else NOT_SUPPORTED
+    blocks = swap.away()
+    works = swap.arbiter.works
+    swap.program.do(f"beside({call.format(*piece)!r})")
+    assert swap.program.do("threads[-1].join(0.3) or threads[-1].is_alive()")
+    wait_for(lambda: swap.arbiter.works > works)
+    swap.back(blocks)
+    assert swap.program.do("result()") == expected
+    assert swap.wrong(piece) == 0
 
 
 def test_what_was_sent_is_closed(swap: Swap) -> None:

@@ -19,6 +19,7 @@ from arbiter.connection import Connection
 from arbiter.gputime.blocks import BlockStatus
 from arbiter.gputime.channels import Halt
 from arbiter.swap.node import SwapNode
+from arbiter.swap.records_file import RecordsFile
 from arbiter.swap.results import Decided
 from tests.unit.arbiter.swap.simulated_copier import GRAIN, TOKEN, SimulatedCopier
 from vgpu.memory.records import NodeAnswer
@@ -30,6 +31,8 @@ from vgpu.protocol.messages import (
     Blocks,
     Burst,
     Cancel,
+    Discard,
+    Discarded,
     Error,
     Filled,
     SwapIn,
@@ -44,7 +47,7 @@ from vgpu.protocol.messages import (
 
 GPU = "GPU-a"
 BOOT = "boot-1"
-RESIDENT, CHOSEN, AWAY, MADE = "resident", "chosen", "away", "made"
+RESIDENT, CHOSEN, AWAY, MADE, DISCARDED = "resident", "chosen", "away", "made", "discarded"
 
 
 def contract(
@@ -93,6 +96,7 @@ class SimulatedProcess:
         self.node.numbers += 1
         connection = Connection(theirs, self.node.numbers, self.pid, 0.0, greeted=True, welcomed=True)
         self.node.swaps.take(self.name, connection)
+        self._send_discards()
         self.state()
 
     def drop(self) -> None:
@@ -112,7 +116,7 @@ class SimulatedProcess:
 
     def state(self, *gpus: int) -> None:
         for gpu in gpus or range(len(self.node.gpus_of(self.name))):
-            mine = [block for block in self.blocks.values() if block.gpu == gpu]
+            mine = [block for block in self.blocks.values() if block.gpu == gpu and block.state != DISCARDED]
             away = sum(block.bytes for block in mine if block.state in (AWAY, MADE))
             self.send(Swappable(gpu, self.reason, sum(block.bytes for block in mine), away))
 
@@ -123,11 +127,25 @@ class SimulatedProcess:
         with suppress(OSError):
             self.sock.sendmsg([wire.encode(seq, message)], passed)
 
+    def discard(self, count: int) -> None:
+        """The program frees so many blocks that are away. They are leased until that is answered."""
+        for id_ in [id_ for id_, block in self.blocks.items() if block.state == AWAY][:count]:
+            self.blocks[id_].state = DISCARDED
+            self._send_discards(id_)
+        self.state()
+
+    def _send_discards(self, *ids: int) -> None:
+        for id_, block in self.blocks.items():
+            if block.state == DISCARDED and (not ids or id_ in ids):
+                self.send(Discard(block.gpu, (id_,)), id_)
+
     def run(self) -> None:
         """The program works, if the container may run: it touches all of its memory."""
         if self.node.blocked(self.name):
             return
         for id_, block in self.blocks.items():
+            if block.state == DISCARDED:
+                continue
             assert block.state != AWAY, f"{self.name} runs and its block {id_} is away"
             assert self.right(block), f"{self.name} runs, and its block {id_}, {block.state}, has another content"
             self.write(block)
@@ -175,6 +193,11 @@ class SimulatedProcess:
                         assert self.right(block), f"FILLED of block {id_} with another content"
                         block.state = RESIDENT
                 self.state(gpu)
+            case Discarded(_, ids):
+                assert seq == ids[0]
+                for id_ in ids:
+                    assert self.blocks.pop(id_).state == DISCARDED
+                self.node.use(self.name)
             case Error():
                 self.errors.append(message)
 
@@ -310,6 +333,8 @@ class SimulatedNode:
         self.numbers = self._tokens = 0
         self.copiers = {gpu: SimulatedCopier(self.pool * GRAIN) for gpu in self.gpus}
         self.blocks = SimulatedBlocks()
+        self.disk_full = False
+        """No record can be written."""
         self.contracts: dict[str, MemoryContract] = {}
         self.processes: dict[int, SimulatedProcess] = {}
         self.recalls: list[tuple[str, str, int]] = []
@@ -333,8 +358,14 @@ class SimulatedNode:
         )  # fmt: skip
         for gpu in self.gpus:
             self.swaps.add_gpu(gpu, self.capacity * GRAIN)
+        for pool in self.swaps._pools.values():
+            self._let_fail(pool._records)
         for name, one in self.contracts.items():
             self.swaps.join(name, one, tuple(one.gpus))
+
+    def _let_fail(self, records: RecordsFile) -> None:
+        write = records.write
+        records.write = lambda *what: not self.disk_full and write(*what)  # type: ignore[method-assign]
 
     def may_burst(self, name: str) -> bool:
         """Whether a request above its guarantee on the first GPU could be granted."""
@@ -449,7 +480,7 @@ class SimulatedNode:
                 block.bytes
                 for process in self.processes.values()
                 for block in process.blocks.values()
-                if block.state != AWAY and self.gpus_of(process.name)[block.gpu] == gpu
+                if block.state not in (AWAY, DISCARDED) and self.gpus_of(process.name)[block.gpu] == gpu
             )
             assert present <= self.capacity * GRAIN, f"{present // GRAIN} grains on GPU {number} of {self.capacity}"
 

@@ -32,6 +32,9 @@ step = st.one_of(
     st.tuples(st.just("deaf"), st.integers(0, 5)),
     st.tuples(st.just("export"), st.integers(0, 5)),
     st.tuples(st.just("let go"), st.integers(0, 5)),
+    st.tuples(st.just("discard"), st.integers(0, 5)),
+    st.tuples(st.just("discard"), st.integers(0, 5)),
+    st.tuples(st.just("no disk"), st.booleans()),
     st.tuples(st.just("copier"), st.just(0)),
     st.tuples(st.just("spoil"), st.just(0)),
     st.tuples(st.just("arbiter"), st.just(0)),
@@ -86,6 +89,10 @@ class Script:
                 process.exported = 1
             case "let go" if process is not None:
                 process.let_go = 1
+            case "discard" if process is not None:
+                process.discard(1 + number % 2)
+            case "no disk":
+                node.disk_full = bool(number)
             case "copier":
                 if node.copier.there:
                     node.copier.kill()
@@ -107,6 +114,7 @@ class Script:
 
     def rest(self) -> None:
         node = self.node
+        node.disk_full = False
         node.copier.there, node.copier.ready, node.blocks.halts, node.copier.fail_next = True, True, True, 0
         for process in node.processes.values():
             process.deaf = False

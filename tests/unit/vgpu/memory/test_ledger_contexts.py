@@ -226,6 +226,21 @@ def test_what_a_context_may_grow_by_is_held_before_the_call_and_settled_after_it
     assert book.context_bytes(0) == 310
 
 
+def test_what_was_held_for_calls_and_not_needed_is_free_at_once() -> None:
+    book = ledger(1000, ONE)
+    book.begin_context(ONE, 0, 1, 300, 0)
+    book.end_context(ONE, 0, 0)
+    book.bound_context(ONE, 0, 2, 100, 1)
+    assert book.request(ONE, 0, 3, 650, 650, 2) == [Denied(ONE, 0, 3)]
+    assert book.settle_bound(ONE, 0, 3, 80) == []
+    assert book.context_bytes(0) == 320, "what is not known to be unneeded is settled by a reading"
+    assert book.request(ONE, 0, 4, 650, 650, 3) == [Granted(ONE, 0, 4, 650)]
+    book.settle_bound(ONE, 0, 4, 10**6)
+    assert book.context_bytes(0) == 300, "never more than was held"
+    book.measure(ONE, 0, 975, at_s=4, now_s=4)
+    assert book.context_bytes(0) == 325, "a reading corrects a process that states too much"
+
+
 def test_what_a_context_may_grow_by_is_refused_where_it_does_not_fit() -> None:
     book = ledger(1000, ONE, TWO)
     book.begin_context(ONE, 0, 1, 300, 0)
@@ -265,3 +280,19 @@ def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larg
         book.measure(ONE, 0, measured, at, at, away_bytes=away)
         assert book.context_bytes(0) == 100
         assert book.part_of(ONE, 0).measured_bytes == measured
+
+
+def test_a_process_that_keeps_what_it_states_to_be_away_is_charged_for_it_with_the_second_reading() -> None:
+    book = Ledger([1000])
+    book.join(ONE)
+    book.begin_context(ONE, 0, 1, 100, 0)
+    book.end_context(ONE, 0, 0)
+    book.request(ONE, 0, 2, 500, 500, 0)
+    book.state(ONE, 0, 500, 500)
+    book.measure(ONE, 0, 600, 1, 1, away_bytes=0)
+    book.measure(ONE, 0, 600, 3, 3, away_bytes=0)
+    book.measure(ONE, 0, 600, 4, 4, away_bytes=300)
+    assert book.context_bytes(0) == 100, "it may be read before it left"
+    book.measure(ONE, 0, 600, 5, 5, away_bytes=300)
+    assert book.context_bytes(0) == 400
+    assert book.unleased_bytes(0) == 100

@@ -63,7 +63,10 @@ MESSAGES = st.one_of(
     st.builds(wire.Swappable, GPU, st.integers(0, swap_wire.REASONS_LIMIT), U64, U64),
     st.builds(wire.SwapOut, GPU, U64),
     st.builds(wire.Blocks, GPU, BLOCKS, st.booleans()),
-    *(st.builds(kind, GPU, IDS) for kind in (wire.Unmap, wire.Unmapped, wire.SwapIn, wire.Filled)),
+    *(
+        st.builds(kind, GPU, IDS)
+        for kind in (wire.Unmap, wire.Unmapped, wire.SwapIn, wire.Filled, wire.Discard, wire.Discarded)
+    ),
     st.builds(wire.Cancel, GPU),
     st.builds(wire.Unable, GPU, st.sampled_from(wire.UnableReason)),
     st.builds(wire.Pending, GPU, U64),
@@ -147,7 +150,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     header = (Path(__file__).parents[4] / "shim/src/link/wire.h").read_text()
     in_c = {name: int(number) for name, number in re.findall(r"WIRE_([A-Z_]+) = ([0-9]+)[,\n }]", header)}
     kinds = {c_name(kind): _number(kind) for kind in get_args(wire.Message)}
-    assert len(kinds) == 32
+    assert len(kinds) == 34
     assert {name: in_c[name] for name in kinds} == kinds
     assert {step.name: in_c[step.name] for step in wire.Step} == {step.name: step.value for step in wire.Step}
     assert {what.name: in_c[what.name] for what in wire.ActivityKind} == {
@@ -160,6 +163,7 @@ def test_the_c_header_numbers_the_messages_alike() -> None:
     assert in_c["FOR_BURST"] == wire.FOR_BURST
     assert in_c["UNDERSTANDS_OPEN"] == wire.UNDERSTANDS_OPEN
     assert in_c["UNDERSTANDS_BURST"] == wire.UNDERSTANDS_BURST
+    assert in_c["UNDERSTANDS_DISCARD"] == wire.UNDERSTANDS_DISCARD
     assert (in_c["SHOWS_LIMITS"], in_c["LIMITS_AT"]) == (wire.SHOWS_LIMITS, wire.LIMITS_AT)
     assert in_c["AWAY"] == wire.AWAY
     assert in_c["BLOCKS_LIMIT"] == swap_wire.BLOCKS_LIMIT

@@ -1,0 +1,82 @@
+"""The highest limit that was set for each container on each GPU, stored across restarts of the arbiter. In a file beside its status socket.
+
+What a container leased under a higher limit it may keep when the limit is lowered, or bursts are switched off for the node: it is not over its limit for that.
+Only root can write the file, so no process raises its limit by what it states. If the file is missing or damaged, the limits of now count alone. Grant
+directories are never used again, so a name stays right as long as its directory is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+FILE: Final = "limits.json"
+LONGEST: Final = 16 * 2**20
+"""Largest size of the file in bytes. A container with one GPU needs some 120 of them."""
+_log = structlog.get_logger()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    containers: Mapping[str, Mapping[str, int]]
+    """Grant directory -> GPU -> bytes."""
+    version: int = 1
+
+
+class HighestLimits:
+    """See the module. For one thread. `path` None = nothing is stored. `grants`: the folder of the grant directories."""
+
+    def __init__(self, path: Path | None = None, grants: Path | None = None) -> None:
+        self._path, self._grants = path, grants
+        self._failed = ""
+        self._highest = self._read()
+
+    def of(self, name: str, gpu: str) -> int:
+        """Bytes; 0 = none was set above the guarantee."""
+        return self._highest.get(name, {}).get(gpu, 0)
+
+    def set(self, name: str, gpu: str, limit_bytes: int) -> None:
+        """A limit above the guarantee is set."""
+        if limit_bytes > self.of(name, gpu):
+            self._highest.setdefault(name, {})[gpu] = limit_bytes
+            self._save()
+
+    def forget(self, name: str) -> None:
+        """The directory is another container's now."""
+        if self._highest.pop(name, None) is not None:
+            self._save()
+
+    def _read(self) -> dict[str, dict[str, int]]:
+        if self._path is None:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                found = msgspec.json.decode(file.read(LONGEST), type=_File)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            _log.warning("earlier limits of containers are not known", file=str(self._path), reason=str(error)[:200])
+            return {}
+        return {name: dict(gpus) for name, gpus in found.containers.items()} if found.version == 1 else {}
+
+    def _save(self) -> None:
+        """Without the containers that are gone."""
+        if self._path is None or self._grants is None:
+            return
+        self._highest = {name: gpus for name, gpus in self._highest.items() if (self._grants / name).is_dir()}
+        beside = self._path.with_name(f".{self._path.name}.new")
+        try:
+            beside.write_bytes(msgspec.json.encode(_File(self._highest)))
+            beside.replace(self._path)
+        except OSError as error:
+            if str(error) != self._failed:
+                _log.error("limits of containers are forgotten at a restart", file=str(self._path), reason=str(error))
+            self._failed = str(error)
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            return
+        self._failed = ""
