@@ -8,11 +8,12 @@ static struct elastic *const elastic = &tangram.elastic;
 
 static CUresult map_one(const struct created_map *map, CUmemGenericAllocationHandle handle)
 {
-    const CUmemAccessDesc access = {.location = map->of->prop.location, .flags = map->access};
+    CUmemAccessDesc list[PEER_DEVICES + 1];
+    const unsigned count = access_list(map->of->region->device, map->access, &map->others, list);
     CUresult rc = tangram.driver.cuMemMap(map->at, map->bytes, map->offset, handle, 0);
-    if (rc != CUDA_SUCCESS || (unsigned)map->access == 0)
+    if (rc != CUDA_SUCCESS || count == 0)
         return rc;
-    rc = tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1);
+    rc = tangram.driver.cuMemSetAccess(map->at, map->bytes, list, count);
     if (rc != CUDA_SUCCESS)
         tangram.driver.cuMemUnmap(map->at, map->bytes);
     return rc;

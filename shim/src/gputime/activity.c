@@ -352,10 +352,21 @@ static void report_still(void)
     activity_->still_ms = now_ms() + STILL_MS;
 }
 
+/* A thread that is stopped between counting a launch and making it looks idle. If its memory is away then, nothing else brings it back: a wait
+ * for the launch reports nothing. */
+static void look_for_more(void)
+{
+    relax(); /* this thread is ours: it stays so */
+    if (launches_must_wait_for_memory() && contexts_have_more())
+        report_work();
+}
+
 void activity_look(void)
 {
-    if (!is_counted())
+    if (!is_counted()) {
+        look_for_more();
         return;
+    }
     uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
     activity_->looked_at = launches;

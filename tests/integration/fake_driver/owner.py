@@ -366,8 +366,10 @@ def access_of(at: int, device: int) -> int:
 
 
 def block_on(device: int, access: dict[int, int], mib: int = 2) -> int:
-    at = reserve(mib)
-    ok(cuda.cuMemMap(u64(at), u64(mib * MIB), u64(0), u64(create(mib, device)), u64(0)))
+    """Only the map keeps it."""
+    at, handle = reserve(mib), create(mib, device)
+    ok(cuda.cuMemMap(u64(at), u64(mib * MIB), u64(0), u64(handle), u64(0)))
+    ok(cuda.cuMemRelease(u64(handle)))
     ok(open_to(at, access, mib))
     return at
 
@@ -399,11 +401,15 @@ def _functions() -> dict[str, ctypes.c_void_p]:
     return found
 
 
-def main() -> None:
+def begin() -> None:
     ok(cuda.cuInit(0))
     ok(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
     functions.update(_functions())
     contexts[0, ""] = context, dict(functions)
+
+
+def main() -> None:
+    begin()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(eval(line)), flush=True)
