@@ -126,7 +126,7 @@ bool span_covers(CUdeviceptr at, size_t bytes, CUcontext ctx, bool copies); /* N
 /* peers.c */
 bool span_open_to(const struct span *span, CUcontext ctx, bool copies); /* may a kernel, or a copy, of this context use it? */
 bool access_possible(int device, const CUmemLocation *from); /* to that device's memory */
-CUresult access_valid(const CUmemAccessDesc *access, size_t count);
+CUresult access_valid(const CUmemAccessDesc *access, size_t count, bool host); /* host: access of the host is no error, and does nothing */
 
 /* memory.c */
 /* like: what is requested, that is its kind, context, device, pool, pages and bytes. */

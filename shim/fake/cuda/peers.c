@@ -22,9 +22,11 @@ bool access_possible(int device, const CUmemLocation *from)
     return from->type == CU_MEM_LOCATION_TYPE_DEVICE && from->id >= 0 && from->id < cuda.devices && (from->id == device || can_access(from->id, device));
 }
 
-CUresult access_valid(const CUmemAccessDesc *access, size_t count)
+CUresult access_valid(const CUmemAccessDesc *access, size_t count, bool host)
 {
     for (size_t i = 0; i < count; i++) {
+        if (host && access[i].location.type == CU_MEM_LOCATION_TYPE_HOST)
+            continue;
         CHECK(access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
         TRY(device_ok(access[i].location.id));
         CHECK(access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE || access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||

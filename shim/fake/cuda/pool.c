@@ -128,9 +128,10 @@ static CUresult pool_open(CUmemoryPool pool, const CUmemAccessDesc *access, size
 {
     SCOPED tables = locked(&cuda.lock);
     for (size_t i = 0; i < count; i++)
-        CHECK(access_possible(pool->device, &access[i].location), CUDA_ERROR_INVALID_DEVICE); /* guessed */
+        CHECK(access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access_possible(pool->device, &access[i].location), CUDA_ERROR_INVALID_DEVICE); /* guessed */
     for (size_t i = 0; i < count; i++)
-        pool->access[access[i].location.id] = access[i].flags;
+        if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            pool->access[access[i].location.id] = access[i].flags;
     return CUDA_SUCCESS;
 }
 

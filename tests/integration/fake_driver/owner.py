@@ -365,13 +365,17 @@ def access_of(at: int, device: int) -> int:
     return flags.value
 
 
-def block_on(device: int, access: dict[int, int], mib: int = 2) -> int:
+def mapped(handle: int, access: dict[int, int], mib: int) -> int:
     """Only the map keeps it."""
-    at, handle = reserve(mib), create(mib, device)
+    at = reserve(mib)
     ok(cuda.cuMemMap(u64(at), u64(mib * MIB), u64(0), u64(handle), u64(0)))
     ok(cuda.cuMemRelease(u64(handle)))
     ok(open_to(at, access, mib))
     return at
+
+
+def block_on(device: int, access: dict[int, int], mib: int = 2) -> int:
+    return mapped(create(mib, device), access, mib)
 
 
 def copy_peer(to: int, to_device: int, source: int, from_device: int, size: int) -> int:

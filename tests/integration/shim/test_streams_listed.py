@@ -63,7 +63,7 @@ def reported() -> set[str]:
         "gputime/launch.c": "INTO_STREAM|BOTH|COPIES_BOTH|LAUNCHES|LAUNCHES_BOTH",
         "memory/graph.c": "RUN",
     }.items():
-        for macro, name in re.findall(rf"^({macros})\((\w+),", (source / file).read_text(), re.MULTILINE):
+        for macro, name in re.findall(rf"^({macros})\((\w+)[,)]", (source / file).read_text(), re.MULTILINE):
             listed |= {name, f"{name}_ptsz"} if macro.endswith("BOTH") else {name}
     return listed | {"cuLaunchCooperativeKernelMultiDevice"}
 

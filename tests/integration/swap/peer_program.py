@@ -68,8 +68,12 @@ def take(device: int, kind: str, mib: float) -> int:
     size, at = int(mib * MIB), ctypes.c_uint64()
     owner.on_gpu(device)
     if kind == "created":
-        size = max(2, size // (2 * MIB) * 2) * MIB if size >= 2 * MIB else 2 * MIB
-        at.value = owner.block_on(device, {device: 3}, size // MIB)
+        size = max(1, size // (2 * MIB)) * 2 * MIB
+        how, handle = owner.Properties(1, 1, owner.Location(1, device)), ctypes.c_uint64()
+        code = cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(how), owner.u64(0))
+        if code:
+            return int(code)
+        at.value = owner.mapped(handle.value, {device: 3}, size // MIB)
     elif kind == "pool":
         code = cuda.cuMemAllocAsync(ctypes.byref(at), ctypes.c_size_t(size), None)
         if code:
