@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from tests.gpu.kit import burst
@@ -238,9 +237,8 @@ CASES: Final = {
 }
 
 
-def run(fake: bool | None, out: Path, until: Callable[[], bool], only: tuple[str, ...] = ()) -> int:
+def run(fake: bool, results: Results, until: Callable[[], bool]) -> int:
     """All cases, on a machine of their own with a copier for each GPU; how many rows are `no`."""
-    results = Results.at(out / f"{PART}.csv")
     pool_mib = (FAKE_POOL_MIB if fake else POOL_MIB) * burst.served()
     with machine(fake, pool_mib, fake_options=FAKE_OPTIONS, gpus=2) as here:
         with results.one(PART, "machine"):
@@ -251,8 +249,6 @@ def run(fake: bool | None, out: Path, until: Callable[[], bool], only: tuple[str
             here.start_arbiter()
             here.wait_for_nvml()
         for name, case in CASES.items():
-            if only and name not in only:
-                continue
             with results.one(PART, name):
                 if until():
                     raise NotRun("no time left in the budget")

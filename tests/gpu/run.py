@@ -113,7 +113,7 @@ def main() -> int:
             shutil.copy(here.folder / "arbiter.log", arguments.out / "arbiter.log")
         fake = here.fake
     if "peers" in requested:
-        failed += peers.run(fake, arguments.out, lambda: time.monotonic() > end)
+        failed += peers.run(fake, Results.at(arguments.out / "peers.csv"), lambda: time.monotonic() > end)
     if "bench" in requested:
         failed += _bench(arguments.out, began + arguments.budget - time.monotonic(), fake)
     return 1 if failed else 0
