@@ -75,12 +75,14 @@ static enum gpus_seen look_at_gpus(void)
 
 static enum gpus_seen gpus_seen(struct gpu *gpu)
 {
-    int seen = atomic_load_explicit(&tangram.elastic.gpus_seen, memory_order_acquire);
-    if (seen != GPUS_UNKNOWN || atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) == gpu)
-        return seen != GPUS_UNKNOWN ? (enum gpus_seen)seen : GPUS_OURS;
-    seen = look_at_gpus();
-    atomic_store_explicit(&tangram.elastic.gpus_seen, seen, memory_order_release);
-    return (enum gpus_seen)seen;
+    const int known = atomic_load_explicit(&tangram.elastic.gpus_seen, memory_order_acquire);
+    if (known != GPUS_UNKNOWN)
+        return (enum gpus_seen)known;
+    if (atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) == gpu)
+        return GPUS_OURS;
+    const enum gpus_seen seen = look_at_gpus();
+    atomic_store_explicit(&tangram.elastic.gpus_seen, (int)seen, memory_order_release);
+    return seen;
 }
 
 bool elastic_able(struct gpu *gpu)
