@@ -35,7 +35,7 @@ STATED_WITHIN_S: Final = 5.0
 NOT_SEEN: Final = "the process cannot be identified on the node (node.hostPID is false)"
 REASONS: Final = {
     1: "the library's helper thread could not be started",
-    2: "the process sees several GPUs",
+    2: "the process sees a GPU that its container's grant does not name",
     3: "the container has an RDMA device (/dev/infiniband)",
     4: "the program requested a handle for an address range (cuMemGetHandleForAddressRange)",
     5: "the program requested P2P tokens (CU_POINTER_ATTRIBUTE_P2P_TOKENS)",

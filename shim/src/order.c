@@ -16,6 +16,7 @@ static int lock_rank(const pthread_mutex_t *lock)
         &tangram.elastic.created.lock, &tangram.passing.exporting, &tangram.passing.opening, &tangram.requesting, &tangram.bounding, &tangram.contexts.beginning, &tangram.link.sharing, &tangram.link.listing, &tangram.time_link.meeting,
         &tangram.capture.reporting, &tangram.activity.reporting, &tangram.contexts.lock, &tangram.link.lock, &tangram.time_link.lock,
         &tangram.capture.lock, &tangram.warm.lock, &tangram.stack_lock, &tangram.vmm.lock, &tangram.pools_lock, &tangram.late_lock, &tangram.activity.placing, &tangram.setup,
+        &tangram.elastic.peers.lock,
     };
     enum { RANKED = sizeof ranked / sizeof *ranked };
     for (int i = 0; i < RANKED; i++)

@@ -38,7 +38,7 @@ struct tangram tangram = {
     .passing = PASSING_NEVER_MET,
     .contexts = {.beginning = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER},
     .vmm = {.lock = PTHREAD_MUTEX_INITIALIZER},
-    .elastic = {.created = {.lock = PTHREAD_MUTEX_INITIALIZER, .back = PTHREAD_COND_INITIALIZER}},
+    .elastic = {.created = {.lock = PTHREAD_MUTEX_INITIALIZER, .back = PTHREAD_COND_INITIALIZER}, .peers = {.lock = PTHREAD_MUTEX_INITIALIZER}},
     .pools_lock = PTHREAD_MUTEX_INITIALIZER,
     .late_lock = PTHREAD_MUTEX_INITIALIZER,
     .stack_lock = PTHREAD_MUTEX_INITIALIZER,

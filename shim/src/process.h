@@ -180,6 +180,7 @@ struct hot {
     _Atomic bool work_reported;       /* the last state that reached the arbiter is WORK */
     _Atomic bool noted;               /* a function needs more local memory than a new context provides, or a kernel is not loaded yet: code.c */
     _Atomic bool swapped;             /* memory is chosen to be swapped out, or away: calls wait. Written by the helper: burst_orders.c */
+    _Atomic bool several_gpus;        /* this process may have elastic memory, and sees several GPUs: reasons.c */
     _Atomic bool several_contexts;    /* there was, or may be, another than the first; raised before that is made */
     _Atomic(struct wire_gpu_time *) page; /* the arbiter's state of this container; NULL before the first WELCOME */
 };

@@ -61,7 +61,7 @@ bool is_covered(const struct device *device, unsigned first, unsigned pages)
     return pages > 0;
 }
 
-CUresult dev_change(struct device *device, CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access)
+CUresult dev_change(struct device *device, CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
     const unsigned first = (unsigned)((at - BASE) / PAGE), pages = (unsigned)(bytes / PAGE);
     if (!is_covered(device, first, pages))
@@ -69,7 +69,8 @@ CUresult dev_change(struct device *device, CUdeviceptr at, size_t bytes, const C
     for (unsigned i = first; i < first + pages; i++) {
         struct place *place = &device->place[i];
         if (access != NULL) {
-            place->access = (unsigned)access->flags;
+            for (size_t one = 0; one < count; one++)
+                place->access[access[one].location.id] = (unsigned)access[one].flags;
         } else {
             device->physical[place->physical].mappings -= place->first == i;
             *place = (struct place){0};
@@ -115,18 +116,16 @@ static CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAll
 }
 static CUresult unmap(CUdeviceptr at, size_t bytes)
 {
-    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : dev_change(&library, at, bytes, NULL);
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : dev_change(&library, at, bytes, NULL, 0);
 }
 static CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
-    assert(count == 1);
-    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : dev_change(&library, at, bytes, access);
+    return fails() ? CUDA_ERROR_OUT_OF_MEMORY : dev_change(&library, at, bytes, access, count);
 }
 static CUresult get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr at)
 {
-    (void)location;
     const struct place *place = &library.place[(at - BASE) / PAGE];
-    *flags = place->access;
+    *flags = place->access[location->id];
     return place->physical != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 static CUresult retain(CUmemGenericAllocationHandle *handle, void *at)

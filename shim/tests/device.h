@@ -5,7 +5,7 @@
 #include "../src/hooks/hook.h"
 #include "../src/memory/memory.h"
 
-enum { PAGES = 40, PHYSICAL = 4096, PAGES_IN_BLOCK = 4 };
+enum { PAGES = 40, PHYSICAL = 4096, PAGES_IN_BLOCK = 4, DEVICES = 3 };
 #define BASE UINT64_C(0x7f0000000000)
 
 struct physical {
@@ -17,7 +17,7 @@ struct physical {
 struct place {
     unsigned physical; /* 0: nothing is mapped */
     unsigned first, pages; /* the mapping's first page, and its pages */
-    unsigned access;
+    unsigned access[DEVICES];
 };
 struct device {
     struct physical physical[PHYSICAL];
@@ -33,7 +33,7 @@ bool is_covered(const struct device *device, unsigned first, unsigned pages); /*
 CUresult dev_create(struct device *device, CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop);
 CUresult dev_release(struct device *device, CUmemGenericAllocationHandle handle);
 CUresult dev_map(struct device *device, CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle);
-CUresult dev_change(struct device *device, CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access); /* NULL: unmap */
+CUresult dev_change(struct device *device, CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count); /* NULL: unmap */
 CUresult dev_retain(struct device *device, CUmemGenericAllocationHandle *handle, void *at);
 void device_begin(void); /* the library's driver is `library` */
 

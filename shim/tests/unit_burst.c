@@ -389,7 +389,7 @@ static void set_up(void)
     tangram.driver.cuThreadExchangeStreamCaptureMode = exchange;
     for (unsigned i = 0; i < REGIONS; i++) {
         CUresult rc;
-        struct elastic_region *region = region_new(gpu, 0, PAGE, false, &rc);
+        struct elastic_region *region = region_new(gpu, 0, NULL, PAGE, REGION_SMALL, &rc);
         assert(region != NULL && region_list(region));
         region->live = 1;
         ids[i] = region->block[0].id;

@@ -109,28 +109,32 @@ static void program_unmaps(struct gpu *gpu)
     size_t bytes;
     range(&at, &bytes);
     if (is_comparable(gpu, at, bytes))
-        assert(cuMemUnmap(at, bytes) == dev_change(&alone, at, bytes, NULL));
+        assert(cuMemUnmap(at, bytes) == dev_change(&alone, at, bytes, NULL, 0));
 }
 
 static void program_sets_access(struct gpu *gpu)
 {
     static const unsigned choices[] = {0, 1, 3, 3, 3};
-    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = (CUmemAccess_flags)choices[below(5)]};
+    CUmemAccessDesc access[DEVICES];
+    const size_t count = atomic_load(&gpu->away_bytes) > 0 ? 1 : 1 + below(DEVICES); /* of another device it would wait */
+    for (size_t i = 0; i < count; i++)
+        access[i] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = count > 1 ? (int)below(DEVICES) : 0},
+                                      .flags = (CUmemAccess_flags)choices[below(5)]};
     CUdeviceptr at;
     size_t bytes;
     range(&at, &bytes);
     if (is_comparable(gpu, at, bytes))
-        assert(cuMemSetAccess(at, bytes, &access, 1) == dev_change(&alone, at, bytes, &access));
+        assert(cuMemSetAccess(at, bytes, access, count) == dev_change(&alone, at, bytes, access, count));
 }
 
 static void program_looks(void)
 {
     const CUdeviceptr at = BASE + below(PAGES) * PAGE + below(PAGE);
     const struct place *place = &alone.place[(at - BASE) / PAGE];
-    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)below(DEVICES)};
     unsigned long long flags = 99;
     assert(cuMemGetAccess(&flags, &here, at) == (place->physical != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE));
-    assert(place->physical == 0 || flags == place->access);
+    assert(place->physical == 0 || flags == place->access[here.id]);
     struct held *one = &held[handles];
     if (handles == HANDLES)
         return;
@@ -160,7 +164,7 @@ static void program_exports(void)
     const bool exportable = physical->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
     const bool fits = physical->resident || pages_of(true) + physical->pages <= GUARANTEE_PAGES;
     const CUresult rc = cuMemExportToShareableHandle(&fd, one.library, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    assert(rc == (exportable && fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE));
+    assert(rc == (!exportable ? CUDA_ERROR_INVALID_VALUE : fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY));
     refused += exportable && !fits;
     physical->resident = physical->resident || rc == CUDA_SUCCESS;
     if (fd >= 0)
@@ -216,7 +220,7 @@ static void all_is_the_same(struct gpu *gpu)
         assert((one->physical != 0) == (other->physical != 0));
         if (one->physical == 0)
             continue;
-        assert(one->first == other->first && one->pages == other->pages && one->access == other->access);
+        assert(one->first == other->first && one->pages == other->pages && memcmp(one->access, other->access, sizeof one->access) == 0);
         assert(library.physical[one->physical].content[i - one->first] == alone.physical[other->physical].content[i - other->first]);
     }
     for (unsigned i = 1; i <= library.made; i++)
@@ -446,7 +450,7 @@ int main(int count, char **words)
         program_releases();
     for (unsigned i = 0; i < PAGES; i++)
         if (alone.place[i].physical != 0)
-            assert(cuMemUnmap(BASE + i * PAGE, alone.place[i].pages * PAGE) == dev_change(&alone, BASE + i * PAGE, alone.place[i].pages * PAGE, NULL));
+            assert(cuMemUnmap(BASE + i * PAGE, alone.place[i].pages * PAGE) == dev_change(&alone, BASE + i * PAGE, alone.place[i].pages * PAGE, NULL, 0));
     all_is_the_same(gpu);
     assert(swapped > 300 && kept > 5 && refused > 20 && atomic_load(&gpu->elastic_bytes) == 0);
     what_is_bound_to_a_multicast_object_is_resident(gpu, false);

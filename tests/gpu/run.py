@@ -1,6 +1,6 @@
 """All that only a GPU can show, in one command, within a time budget; the CSVs are written even when something fails.
 
-    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,mps,frameworks,leftovers,answers,bench] [--budget 600] [--fake] [--burst]
+    python3 tests/gpu/run.py --out results [--only paths,charge,guard,view,idle,mps,frameworks,leftovers,answers,peers,bench] [--budget 600] [--fake] [--burst]
 
 With --burst memory is elastic (parts `paths` and `frameworks` unless others are named): rows that may answer otherwise are in
 burst_differences.py. Parts beyond the budget are rows `not run`. Exit status 1 when a row is `no`. TANGRAM_LIBRARY names a
@@ -19,17 +19,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.gpu import burst_differences, charge, driver_answers, frameworks, guard, idle, leftovers, mps, paths, view
+from tests.gpu import (
+    burst_differences,
+    charge,
+    driver_answers,
+    frameworks,
+    guard,
+    idle,
+    leftovers,
+    mps,
+    paths,
+    peers,
+    view,
+)
 from tests.gpu.kit import burst
 from tests.gpu.kit.machine import Machine, Watcher, machine, real_driver
 from tests.gpu.kit.results import Results
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "leftovers", "answers", "bench")
+PARTS = ("paths", "charge", "guard", "view", "idle", "mps", "frameworks", "leftovers", "answers", "peers", "bench")
 """In this order; a part gets what is left of the budget."""
 BENCH_S = 400
 """Kept for the benchmark while the parts before it run, when it is requested."""
 BURST_PARTS = ("paths", "frameworks")
+OWN = ("peers", "bench")
+"""Each has a machine of its own."""
 POOL_PARTS = ("answers",)
 """They need memory that can be swapped, without --burst too, in containers of their own beside plain ones."""
 BURST_POOL_MIB = 512
@@ -95,7 +109,7 @@ def main() -> int:
     began, failed = time.monotonic(), 0
     end = began + arguments.budget - (min(BENCH_S, arguments.budget / 2) if "bench" in requested else 0)
     for of_pool in (False, True):
-        parts = [one for one in PARTS if one in requested and one != "bench" and (one in POOL_PARTS) == of_pool]
+        parts = [one for one in PARTS if one in requested and one not in OWN and (one in POOL_PARTS) == of_pool]
         if not parts:
             continue
         pool_mib = BURST_POOL_MIB if arguments.burst or of_pool else 0
@@ -105,10 +119,11 @@ def main() -> int:
                 print(f"{part}: done after {time.monotonic() - began:.0f} s", flush=True)
             if (here.folder / "arbiter.log").exists():
                 shutil.copy(here.folder / "arbiter.log", arguments.out / f"arbiter{'-pool' * of_pool}.log")
+    fake = bool(arguments.fake) or not real_driver()
+    if "peers" in requested:
+        failed += peers.run(fake, Results.at(arguments.out / "peers.csv"), lambda: time.monotonic() > end)
     if "bench" in requested:
-        failed += _bench(
-            arguments.out, began + arguments.budget - time.monotonic(), fake=bool(arguments.fake) or not real_driver()
-        )
+        failed += _bench(arguments.out, began + arguments.budget - time.monotonic(), fake)
     return 1 if failed else 0
 
 

@@ -28,6 +28,15 @@ static CUresult copy(struct job *job, CUdeviceptr to, CUdeviceptr from, size_t b
     return CUDA_SUCCESS;
 }
 
+/* Each end is used by its context. */
+static CUresult copy_peer(struct job *job, CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes)
+{
+    TRY(copy(job, to, from, bytes, TO_DEVICE | FROM_DEVICE));
+    job->at_ctx = to_ctx;
+    job->from_ctx = from_ctx;
+    return CUDA_SUCCESS;
+}
+
 /* One end of a 2D copy as an address, 0 for an array: arrays are not looked into. */
 static uint64_t end_of(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch, size_t x, size_t y)
 {

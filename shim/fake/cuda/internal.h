@@ -120,8 +120,13 @@ CUresult span_end(CUdeviceptr at, unsigned kinds, CUresult otherwise);
 struct span *span_such(bool (*is)(const struct span *span, const void *what), const void *what); /* NULL: there is none */
 void spans_of_context_gone(CUcontext ctx);
 /* Is all of that memory that CUDA knows and may use? span_touch: marks it as written, so that its pages are dropped when it is freed. */
-bool span_touch(CUdeviceptr at, size_t bytes);
-bool span_covers(CUdeviceptr at, size_t bytes);
+bool span_touch(CUdeviceptr at, size_t bytes, CUcontext ctx, bool copies);
+bool span_covers(CUdeviceptr at, size_t bytes, CUcontext ctx, bool copies); /* NULL: whoever may use it */
+
+/* peers.c */
+bool span_open_to(const struct span *span, CUcontext ctx, bool copies); /* may a kernel, or a copy, of this context use it? */
+bool access_possible(int device, const CUmemLocation *from); /* to that device's memory */
+CUresult access_valid(const CUmemAccessDesc *access, size_t count, bool host); /* host: access of the host is no error, and does nothing */
 
 /* memory.c */
 /* like: what is requested, that is its kind, context, device, pool, pages and bytes. */

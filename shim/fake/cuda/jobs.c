@@ -297,6 +297,7 @@ static CUresult run_here(struct job *job, int device, bool *held)
 CUresult job_now(CUcontext ctx, struct job job)
 {
     struct fake_unit *on = unit_of(ctx->device);
+    job.ctx = ctx;
     CHECK(job_is_piece(&job) || job_covered(&job), CUDA_ERROR_INVALID_VALUE);
     for (bool held = true; held;) {
         const uint32_t bell = atomic_load(&on->time_bell);
@@ -328,6 +329,7 @@ CUresult job_later(CUstream stream, struct job job)
     const int device = stream->ctx->device;
     uint64_t id;
     bool held;
+    job.ctx = stream->ctx;
     CHECK(job_covered(&job), CUDA_ERROR_INVALID_VALUE);
     if (job_bytes(&job) <= AT_ONCE_MOST && !jobs_before(stream) && work_done(device, behind_ns(stream)))
         TRY(run_here(&job, device, &held));

@@ -31,6 +31,7 @@ struct job {
     enum job_kind kind;
     struct area area;
     unsigned ends;
+    CUcontext ctx, at_ctx, from_ctx; /* whose work it is; of a copy between contexts: which use its ends */
     uint32_t value, element; /* of a fill: the value and the bytes of an element; of a kernel: what its cells begin with */
     uint64_t to;             /* where the number of wrong cells goes; what a waiting kernel sets. 0 = nowhere */
     uint64_t ns, counter;    /* of a kernel: how long it takes, where it counts meanwhile (0 = nowhere) */
@@ -48,7 +49,6 @@ struct job {
     uint64_t id, after, after_ns; /* begins when job `after` has ended and the process has run so much */
     enum { JOB_QUEUED, JOB_RUNNING } state;
     _Atomic bool ended; /* a host function has returned */
-    CUcontext ctx;
     CUstream stream;
     bool blocking;
     struct job *next;

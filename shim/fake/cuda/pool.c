@@ -126,6 +126,18 @@ static CUresult pool_listed(CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+/* Of what it has and will have. Its own device keeps its access. */
+static CUresult pool_open(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+{
+    SCOPED tables = locked(&cuda.lock);
+    for (size_t i = 0; i < count; i++)
+        CHECK(access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || access_possible(pool->device, &access[i].location), CUDA_ERROR_INVALID_DEVICE); /* guessed */
+    for (size_t i = 0; i < count; i++)
+        if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            pool->access[access[i].location.id] = access[i].flags;
+    return CUDA_SUCCESS;
+}
+
 static CUresult pool_end(CUmemoryPool pool)
 {
     CUmemoryPool *place = &cuda.device[pool->device].made;

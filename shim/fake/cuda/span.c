@@ -130,12 +130,12 @@ void spans_of_context_gone(CUcontext ctx)
 }
 
 /* Maps that follow each other are one range; nothing else is. */
-static bool covers(uintptr_t at, size_t bytes, bool touch)
+static bool covers(uintptr_t at, size_t bytes, CUcontext ctx, bool copies, bool touch)
 {
     SCOPED tables = locked(&cuda.lock);
     for (size_t left = bytes, inside; left > 0; left -= inside, at += inside) {
         struct span *span = span_find(at);
-        CHECK(span != NULL && (span->kind != SPAN_MAPPED || span->usable), false);
+        CHECK(span != NULL && (ctx == NULL || span_open_to(span, ctx, copies)), false);
         inside = span->base + span->bytes - at;
         inside = inside < left ? inside : left;
         CHECK(inside == left || span->kind == SPAN_MAPPED, false);
@@ -146,12 +146,12 @@ static bool covers(uintptr_t at, size_t bytes, bool touch)
     return true;
 }
 
-bool span_covers(CUdeviceptr at, size_t bytes)
+bool span_covers(CUdeviceptr at, size_t bytes, CUcontext ctx, bool copies)
 {
-    return covers((uintptr_t)at, bytes, false);
+    return covers((uintptr_t)at, bytes, ctx, copies, false);
 }
 
-bool span_touch(CUdeviceptr at, size_t bytes)
+bool span_touch(CUdeviceptr at, size_t bytes, CUcontext ctx, bool copies)
 {
-    return covers((uintptr_t)at, bytes, true);
+    return covers((uintptr_t)at, bytes, ctx, copies, true);
 }

@@ -18,6 +18,7 @@
 #define MOST_DEVICES (FAKE_GPUS + 1)
 #define LIMITS 16u /* of a context */
 #define THREADS_OF_PROCESSOR 2048u
+#define PEERS 64u /* of a context */
 #define GRAIN 512u /* sizes of memory are multiples of it */
 #define BLOCK_BYTES (2 * FAKE_MIB) /* a page of the GPU's */
 
@@ -51,6 +52,12 @@ enum pages { PAGES_OWN, PAGES_POOL, PAGES_LINEAR, PAGES_MANAGED, PAGES_ARRAYS, P
 /* context.c: what a context loses beside what is allocated in it. */
 enum loss { LOSS_CONTEXT, LOSS_HEAP, LOSS_RUNTIME, LOSS_STREAMS, LOSSES };
 
+/* A context whose memory another one may use; none: `ctx` is NULL, or has ended. */
+struct peer {
+    CUcontext ctx;
+    unsigned long long id;
+};
+
 struct CUctx_st {
     struct handle handle;
     CUdevice device;
@@ -63,6 +70,7 @@ struct CUctx_st {
     uint64_t lost[LOSSES];
     uint64_t streams;                /* live ones */
     struct range *free[PAGES_KINDS]; /* of its blocks, in the order in which they got their extent */
+    struct peer peer[PEERS];
     uint32_t channels;               /* its channel group in the kernel driver, 0 = none */
 };
 
@@ -150,6 +158,7 @@ struct CUmemPoolHandle_st {
     uint64_t used, reserved, used_high, reserved_high, threshold, most;
     uint64_t taken; /* of what is reserved, by what is used: in units of GRAIN */
     CUmemAllocationHandleType handles; /* by which it is exported */
+    CUmemAccess_flags access[MOST_DEVICES]; /* of other devices */
     int follow_events, opportunistic, internal_dependencies; /* kept, and without effect */
 };
 #define POOL_REUSES .follow_events = 1, .opportunistic = 1, .internal_dependencies = 1 /* documented */
@@ -189,7 +198,8 @@ struct span {
     unsigned opens; /* IPC: beyond the first */
     unsigned flags;
     bool touched;
-    bool usable; /* mapped: has access; graph: is allocated now */
+    bool usable; /* graph: is allocated now */
+    CUmemAccess_flags access[MOST_DEVICES]; /* mapped */
     struct span *next;
 };
 

@@ -77,17 +77,19 @@ bool job_due(const struct job *job, uint64_t ran_ns)
     return ran_ns > job->start_ns && (double)(ran_ns - job->start_ns) >= behind * (double)job->ns;
 }
 
-static bool covered(const struct area *area, unsigned ends)
+static bool covered(const struct job *job, const struct area *area)
 {
+    const bool copies = job->kind >= JOB_COPY;
+    CUcontext at_ctx = job->at_ctx != NULL ? job->at_ctx : job->ctx, from_ctx = job->from_ctx != NULL ? job->from_ctx : job->ctx;
     if (area_done(area))
         return true;
-    return ((ends & AT_DEVICE) == 0 || span_touch(area->at, (area->rows - 1) * area->at_pitch + area->width)) &&
-           ((ends & FROM_DEVICE) == 0 || span_covers(area->from, (area->rows - 1) * area->from_pitch + area->width));
+    return ((job->ends & AT_DEVICE) == 0 || span_touch(area->at, (area->rows - 1) * area->at_pitch + area->width, at_ctx, copies)) &&
+           ((job->ends & FROM_DEVICE) == 0 || span_covers(area->from, (area->rows - 1) * area->from_pitch + area->width, from_ctx, copies));
 }
 
 bool job_covered(const struct job *job)
 {
-    return covered(&job->area, job->ends);
+    return covered(job, &job->area);
 }
 
 /* A fill with zeros gives the memory back. Whether it is memory of a GPU, madvise knows. */
@@ -209,7 +211,7 @@ enum step job_step(struct job *job, int device)
         return STEP_HELD;
     }
     const struct area piece = piece_of(job);
-    const bool there = covered(&piece, job->ends);
+    const bool there = covered(job, &piece);
     pthread_mutex_lock(&cuda.step); /* before the tables are free again: what is there now stays until then */
     pthread_mutex_unlock(&cuda.lock);
     if (there && job->kind == JOB_WAIT)

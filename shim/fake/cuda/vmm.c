@@ -94,27 +94,33 @@ static CUresult map(CUdeviceptr at, size_t bytes, struct physical *physical)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void open_map(struct span *span, CUmemAccess_flags access)
+/* What is not named stays as it is. */
+static void open_map(struct span *span, const CUmemAccessDesc *access, size_t count)
 {
     SCOPED step = locked(&cuda.step);
-    span->usable = access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    span->flags = (unsigned)access;
-    mprotect((void *)span->base, span->bytes, span->usable ? PROT_READ | PROT_WRITE : PROT_NONE);
+    bool usable = false;
+    for (size_t i = 0; i < count; i++)
+        span->access[access[i].location.id] = access[i].flags;
+    for (int device = 0; device < cuda.devices; device++)
+        usable |= span->access[device] != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    mprotect((void *)span->base, span->bytes, usable ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 /* All maps in [at, at + bytes), if whole ones cover it: their access, or NULL to end them. */
-static CUresult maps_change(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access)
+static CUresult maps_change(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
     struct span *span;
     for (CUdeviceptr next = at; next < at + bytes; next += span->bytes) {
         span = span_from(next, SPAN_MAPPED);
         CHECK(span != NULL && next + span->bytes <= at + bytes, CUDA_ERROR_INVALID_VALUE);
+        for (size_t i = 0; i < count; i++)
+            CHECK(access_possible(span->device, &access[i].location), CUDA_ERROR_INVALID_DEVICE); /* guessed */
     }
     for (CUdeviceptr next = at; next < at + bytes;) {
         span = span_from(next, SPAN_MAPPED);
         next += span->bytes;
         if (access != NULL)
-            open_map(span, access->flags);
+            open_map(span, access, count);
         else
             span_gone(&cuda.spans, span);
     }

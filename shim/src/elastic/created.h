@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "elastic/peers.h"
 
 struct block;
 struct elastic_block;
@@ -21,7 +22,8 @@ struct created_map {
     CUdeviceptr at;
     uint64_t bytes, offset;
     uint64_t number; /* as that of an allocation; none has it again */
-    CUmemAccess_flags access;
+    CUmemAccess_flags access; /* of the block's own GPU */
+    struct access others;
     bool there; /* for the driver. Of a block that is away one may be, which the driver refused to unmap */
     struct created *of;
     struct created_map *next; /* of the same block */

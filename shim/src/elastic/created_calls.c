@@ -87,37 +87,55 @@ CUresult created_unmap(CUdeviceptr at, uint64_t bytes)
     return rc;
 }
 
-/* Access of the block's own GPU, in a form that the driver takes. False: something else, too. */
+/* Access of the block's own GPU alone. Whether another GPU can have it, only the driver can judge. */
 static bool is_plain(const struct created_map *map, const CUmemAccessDesc *access, size_t count)
 {
-    const unsigned flags = (unsigned)access->flags;
-    return count == 1 && access->location.type == CU_MEM_LOCATION_TYPE_DEVICE && access->location.id == map->of->region->device &&
-           (flags == 0 || flags == 1 || flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    return count == 1 && access->location.id == map->of->region->device;
+}
+
+/* Nothing there is away any more. False: at the end of the program. */
+static bool is_back(CUdeviceptr at, uint64_t bytes)
+{
+    struct created_map *away;
+    while (part(at, bytes, &away), away != NULL)
+        if (!created_wait())
+            return false;
+    return true;
+}
+
+/* The last one counts, as for the driver. */
+static void note(struct created_map *map, const CUmemAccessDesc *access, size_t count)
+{
+    const CUdevice own = map->of->region->device;
+    for (size_t i = 0; i < count; i++)
+        if (access[i].location.id == own)
+            map->access = access[i].flags;
+    access_note(&map->others, own, access, count);
 }
 
 /* What the records do not have in full is of resident memory. The driver refuses a part of a mapping itself, by what cuda.h specifies. */
-static CUresult note_access(CUdeviceptr at, uint64_t bytes, const CUmemAccessDesc *access, struct created **ended)
+static CUresult note_access(CUdeviceptr at, uint64_t bytes, const CUmemAccessDesc *access, size_t count, struct created **ended)
 {
     struct created_map *map;
     bool whole = true;
     for (size_t i = created_map_from(at); (map = created_map_at(i, at, bytes)) != NULL; i++)
         if (is_whole(map, at, bytes))
-            map->access = access->flags;
+            note(map, access, count);
         else
             whole = false;
     return whole || created_stay_in(at, bytes, ended) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult set_plain(CUdeviceptr at, uint64_t bytes, const CUmemAccessDesc *access, struct created **ended)
+static CUresult set_plain(CUdeviceptr at, uint64_t bytes, const CUmemAccessDesc *access, size_t count, struct created **ended)
 {
     CUresult rc = CUDA_SUCCESS;
     while (rc == CUDA_SUCCESS && bytes > 0) {
         struct created_map *away;
         const uint64_t here = part(at, bytes, &away), its = away != NULL ? away->bytes : 0;
         if (here > 0)
-            rc = tangram.driver.cuMemSetAccess(at, here, access, 1);
+            rc = tangram.driver.cuMemSetAccess(at, here, access, count);
         if (rc == CUDA_SUCCESS)
-            rc = note_access(at, here + its, access, ended);
+            rc = note_access(at, here + its, access, count, ended);
         at += here + its;
         bytes -= here + its;
     }
@@ -137,12 +155,11 @@ CUresult created_set_access(CUdeviceptr at, uint64_t bytes, const CUmemAccessDes
     struct created *ended = NULL;
     struct quiet quiet = created_enter();
     const struct created_map *first = created_map_at(created_map_from(at), at, bytes);
-    const bool plain = first != NULL && is_plain(first, access, count);
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
-    if (!plain)
+    if (first == NULL || !access_can_note(access, count))
         rc = set_unusual(at, bytes, access, count, &ended);
-    else if (are_whole(at, bytes))
-        rc = set_plain(at, bytes, access, &ended);
+    else if ((is_plain(first, access, count) || is_back(at, bytes)) && are_whole(at, bytes))
+        rc = set_plain(at, bytes, access, count, &ended);
     created_leave(quiet, ended);
     return rc;
 }

@@ -28,8 +28,8 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
         return tangram.driver.cuMemGetAccess(flags, location, at);
     CUresult rc = CUDA_SUCCESS;
     const CUmemLocation *own = &found.map->of->prop.location;
-    if (found.away && flags != NULL && location != NULL && location->type == own->type && location->id == own->id)
-        *flags = (unsigned)found.map->access;
+    if (found.away && flags != NULL && location != NULL && location->type == own->type && location->id >= 0 && location->id < PEER_DEVICES)
+        *flags = (unsigned)(location->id == own->id ? found.map->access : access_of(&found.map->others, location->id));
     else
         rc = tangram.driver.cuMemGetAccess(flags, location, at);
     created_unlock(&found);

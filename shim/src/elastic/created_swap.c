@@ -8,9 +8,10 @@ static struct elastic *const elastic = &tangram.elastic;
 
 static bool map_one(struct created_map *map, CUmemGenericAllocationHandle handle)
 {
-    const CUmemAccessDesc access = {.location = map->of->prop.location, .flags = map->access};
+    CUmemAccessDesc list[PEER_DEVICES + 1];
+    const unsigned count = access_list(map->of->region->device, map->access, &map->others, list);
     map->there = tangram.driver.cuMemMap(map->at, map->bytes, map->offset, handle, 0) == CUDA_SUCCESS;
-    if (!map->there || (unsigned)map->access == 0 || tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1) == CUDA_SUCCESS)
+    if (!map->there || count == 0 || tangram.driver.cuMemSetAccess(map->at, map->bytes, list, count) == CUDA_SUCCESS)
         return map->there;
     map->there = tangram.driver.cuMemUnmap(map->at, map->bytes) != CUDA_SUCCESS;
     return false;
@@ -77,8 +78,10 @@ static bool open_kept(const struct created *created)
 {
     bool good = true;
     for (const struct created_map *map = created->map; map != NULL && good; map = map->next) {
-        const CUmemAccessDesc access = {.location = created->prop.location, .flags = map->access};
-        good = !map->there || tangram.driver.cuMemSetAccess(map->at, map->bytes, &access, 1) == CUDA_SUCCESS;
+        CUmemAccessDesc list[PEER_DEVICES + 1];
+        unsigned count = access_list(created->region->device, (CUmemAccess_flags)0, &map->others, list);
+        list[count++] = (CUmemAccessDesc){.location = created->prop.location, .flags = map->access}; /* none may be new, too */
+        good = !map->there || tangram.driver.cuMemSetAccess(map->at, map->bytes, list, count) == CUDA_SUCCESS;
     }
     return good;
 }

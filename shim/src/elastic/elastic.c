@@ -159,13 +159,17 @@ static CUresult take_new(const struct request *request, CUdeviceptr *at)
     if (paid == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult rc;
-    struct elastic_region *region = region_new(request->gpu, request->device, paid, kind_of(request), &rc);
+    struct peers_held held = peers_enter();
+    struct elastic_region *region = region_new(request->gpu, request->device, NULL, paid, kind_of(request), &rc);
     if (region == NULL && rc == CUDA_ERROR_OUT_OF_MEMORY && paid > least) { /* the GPU has less than the lease says */
+        peers_leave(held);
         lease_give_back_as(request->gpu, WIRE_ELASTIC, paid - least);
         paid = least;
-        region = region_new(request->gpu, request->device, paid, kind_of(request), &rc);
+        held = peers_enter();
+        region = region_new(request->gpu, request->device, NULL, paid, kind_of(request), &rc);
     }
     if (region == NULL) {
+        peers_leave(held);
         lease_give_back_as(request->gpu, WIRE_ELASTIC, paid);
         return rc;
     }
@@ -177,6 +181,7 @@ static CUresult take_new(const struct request *request, CUdeviceptr *at)
     if (range != NULL)
         *at = range->at;
     lock_release(&elastic->lock);
+    peers_leave(held);
     if (!listed && region_end(region))
         lease_give_back_as(request->gpu, WIRE_ELASTIC, paid);
     return range != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -340,4 +345,5 @@ void elastic_forget_all(void)
 {
     memset(elastic, 0, sizeof *elastic);
     elastic->created = (struct created_all){.lock = PTHREAD_MUTEX_INITIALIZER, .back = PTHREAD_COND_INITIALIZER};
+    elastic->peers = (struct peers){.lock = PTHREAD_MUTEX_INITIALIZER};
 }

@@ -18,6 +18,7 @@
 #include "elastic/created.h"
 #include "elastic/heap.h"
 #include "elastic/ipc.h"
+#include "elastic/peers.h"
 #include "elastic/pooled.h"
 #include "lock.h"
 
@@ -92,7 +93,7 @@ struct elastic_kept {
 enum elastic_reason {
     ELASTIC_ABLE,
     ELASTIC_NO_HELPER,      /* an idle program would be swapped by nothing */
-    ELASTIC_SEVERAL_GPUS,   /* what the program enables with cuCtxEnablePeerAccess would not reach it */
+    ELASTIC_OTHER_GPU,      /* the process sees a GPU of which the arbiter does not suspend its work, and that may use any memory of the process */
     ELASTIC_RDMA_DEVICE,    /* verbs register memory without any call of CUDA */
     ELASTIC_ADDRESS_RANGE,  /* cuMemGetHandleForAddressRange */
     ELASTIC_P2P_TOKENS,     /* CU_POINTER_ATTRIBUTE_P2P_TOKENS */
@@ -121,6 +122,8 @@ struct elastic {
     _Atomic unsigned moving;                /* blocks that are not resident */
     _Atomic bool any;                       /* some region was made */
     struct ipc ipc;
+    struct peers peers;                     /* has a lock of its own */
+    _Atomic int gpus_seen;                  /* enum: reasons.c */
     _Atomic int reason;                     /* enum elastic_reason */
     _Atomic bool looked_for_rdma;
     CUcontext anchored[CONTEXT_GPUS];       /* by GPU->at: the context of its anchor, which may have found no room; anchor.c */
@@ -179,7 +182,8 @@ bool discard_has(uint64_t id);
 bool discard_wait(struct gpu *gpu); /* any thread: until the lease of what is discarded is back; false: nothing is, or it took too long */
 
 /* region.c: not locked, for it calls the driver */
-struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc);
+/* Between peers_enter, which is before, and region_list. `pool`: NULL, or whose it is. */
+struct elastic_region *region_new(struct gpu *gpu, CUdevice device, struct pooled *pool, uint64_t bytes, enum region_kind kind, CUresult *rc);
 bool region_end(struct elastic_region *region); /* false: the driver still has some of it */
 void region_end_away(struct elastic_region *region); /* all of its blocks are away */
 /* locked */
@@ -194,6 +198,7 @@ struct elastic_block *region_block(struct elastic_region *region, uint64_t at);
 struct range *region_range(struct elastic_region *region, uint64_t at); /* live, or NULL */
 struct range **region_start(struct elastic_region *region, uint64_t at); /* shared: where the range that begins there is noted */
 struct elastic_block *block_of(uint64_t id); /* NULL: there is none */
+struct elastic_block *block_from(uint64_t at); /* of a region: the first that begins there or above; NULL: none does */
 bool grow_for(void **items, size_t count, size_t *capacity); /* for so many pointers; false: there is no memory */
 /* not locked, the driver's calls for one block; and access to a part of a region */
 CUresult block_make(struct elastic_block *block, CUdevice device);

@@ -22,6 +22,7 @@ struct ipc_opened {
     uint64_t number;
     unsigned opens; /* less closes */
     unsigned blocks;
+    uint64_t others; /* devices beside `device` that it was opened on, a bit each */
     uint64_t block_bytes[];
 };
 
@@ -73,16 +74,33 @@ bool ipc_in(CUdeviceptr at, uint64_t bytes)
     return opened != NULL;
 }
 
-/* One more of what is open here already. */
-static bool open_again(const void *handle, CUdeviceptr *at)
+/* One more of what is open here already. On another GPU than before it gets access for that, too; the driver's has an address for each context. */
+static bool open_again(const void *handle, CUdeviceptr *at, CUresult *rc)
 {
+    CUdevice device = 0;
+    const bool known = tangram.driver.cuCtxGetDevice(&device) == CUDA_SUCCESS && device < PEER_DEVICES;
+    const uint64_t bit = known ? (uint64_t)1 << device : 0;
     lock_acquire(&elastic->lock);
     struct ipc_opened *opened = *with_handle(handle);
+    const bool more = opened != NULL && opened->device != device && (opened->others & bit) == 0;
+    CUdeviceptr base = 0;
+    uint64_t bytes = 0;
     if (opened != NULL) {
-        opened->opens++;
+        opened->opens++; /* it stays meanwhile */
+        opened->others |= more ? bit : 0;
         *at = pointer_of(opened);
+        base = opened->base;
+        bytes = opened->bytes;
     }
     lock_release(&elastic->lock);
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    *rc = more ? tangram.driver.cuMemSetAccess(base, bytes, &access, 1) : CUDA_SUCCESS;
+    if (*rc != CUDA_SUCCESS) {
+        lock_acquire(&elastic->lock);
+        opened->opens--; /* another open has it, or its close was refused */
+        opened->others &= ~bit;
+        lock_release(&elastic->lock);
+    }
     return opened != NULL;
 }
 
@@ -223,9 +241,10 @@ CUresult ipc_open(CUdeviceptr *at, const void *handle, unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (ipc_is_ours(handle))
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (open_again(handle, at))
-        return CUDA_SUCCESS;
-    CUresult rc = CUDA_ERROR_INVALID_HANDLE;
+    CUresult rc;
+    if (open_again(handle, at, &rc))
+        return rc;
+    rc = CUDA_ERROR_INVALID_HANDLE;
     const bool came = grant_ready() == GRANT_GOOD && passing_is_understood() && passing_open(handle, &passed);
     if (came)
         rc = open_passed(at, &passed, handle, context);

@@ -31,6 +31,7 @@ struct pooled *pooled_of(struct pool *pool, bool make)
     its->device = atomic_load(&pool->device);
     its->gpu = atomic_load(&pool->gpu);
     its->used = its->used_high = its->reserved_high = 0;
+    its->others = (struct access){0, 0};
     its->gone = false;
     atomic_store(&pool->pooled, its);
     atomic_store(&all->any, true);

@@ -19,6 +19,7 @@
 
 #include "abi.h"
 #include "elastic/heap.h"
+#include "elastic/peers.h"
 #include "memory/pages.h"
 
 struct gpu;
@@ -56,6 +57,7 @@ struct pooled {
     CUmemoryPool handle;
     CUdevice device;
     struct gpu *gpu;
+    struct access others; /* of other devices to its memory; with the lock of struct peers */
     bool gone; /* destroyed; without regions, its place is for the next pool */
     struct heap heap[POOLED_SIZES];        /* free for every stream */
     uint64_t region_bytes[POOLED_SIZES];   /* of its regions; together: what is reserved */

@@ -88,11 +88,9 @@ static uint64_t pay(const struct pooled_request *request)
 static struct elastic_region *region_of_pool(const struct pooled_request *request, uint64_t bytes, CUresult *rc)
 {
     struct elastic_region *region =
-        region_new(request->pool->gpu, request->pool->device, bytes, request->bytes < PAGE ? REGION_POOL_SMALL : REGION_POOL, rc);
-    if (region == NULL)
-        return NULL;
-    region->pool = request->pool;
-    region->live = 1; /* it may be swapped, as the pool stays */
+        region_new(request->pool->gpu, request->pool->device, request->pool, bytes, request->bytes < PAGE ? REGION_POOL_SMALL : REGION_POOL, rc);
+    if (region != NULL)
+        region->live = 1; /* it may be swapped, as the pool stays */
     return region;
 }
 
@@ -104,13 +102,17 @@ static CUresult take_new(const struct pooled_request *request, struct range **ra
     CUresult rc;
     if (paid == 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    struct peers_held held = peers_enter();
     struct elastic_region *region = region_of_pool(request, paid, &rc);
     if (region == NULL && rc == CUDA_ERROR_OUT_OF_MEMORY && paid > least) { /* the GPU has less than the lease says */
+        peers_leave(held);
         lease_give_back_as(gpu, WIRE_ELASTIC, paid - least);
         paid = least;
+        held = peers_enter();
         region = region_of_pool(request, paid, &rc);
     }
     if (region == NULL) {
+        peers_leave(held);
         lease_give_back_as(gpu, WIRE_ELASTIC, paid);
         return rc;
     }
@@ -121,6 +123,7 @@ static CUresult take_new(const struct pooled_request *request, struct range **ra
         *range = pooled_take(request);
     }
     lock_release(&elastic->lock);
+    peers_leave(held);
     if (!listed && region_end(region))
         lease_give_back_as(gpu, WIRE_ELASTIC, paid);
     return *range != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;

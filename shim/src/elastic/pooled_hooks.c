@@ -101,14 +101,19 @@ static bool is_for_others(const struct pool *pool, const CUmemAccessDesc *access
     return false;
 }
 
-/* What another place has access to does not move. From then on the pool is the driver's; if it has memory that can be swapped, that would be
- * without the access. */
-EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t count)
+/* Of what it has now, and will have. The driver has judged it. */
+static CUresult open_own(struct pool *pool, const CUmemAccessDesc *access, size_t count)
 {
-    NEEDS(cuMemPoolSetAccess);
-    struct pool *pool = grant_ready() == GRANT_NONE ? NULL : pool_known(handle);
-    if (pool == NULL || !is_for_others(pool, access, count))
-        return tangram.driver.cuMemPoolSetAccess(handle, access, count);
+    lock_acquire(&elastic->lock);
+    struct pooled *its = pooled_of(pool, true);
+    lock_release(&elastic->lock);
+    return its != NULL ? peers_open_pool(its, access, count) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* What a place that is no GPU has access to does not move. From then on the pool is the driver's; if it has memory that can be swapped, that would be
+ * without the access. */
+static CUresult renounce(struct pool *pool, CUmemoryPool handle, const CUmemAccessDesc *access, size_t count)
+{
     const bool swaps = atomic_exchange(&pool->swaps, false);
     pooled_trim_to(pool, 0);
     struct pooled *its = lock_pool(handle);
@@ -121,4 +126,16 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *a
     if (rc != CUDA_SUCCESS)
         atomic_store(&pool->swaps, swaps);
     return rc;
+}
+
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc *access, size_t count)
+{
+    NEEDS(cuMemPoolSetAccess);
+    struct pool *pool = NULL; /* a default one may not have been seen yet */
+    if (grant_ready() == GRANT_NONE || !pool_of_handle(handle, &pool) || pool == NULL || !is_for_others(pool, access, count))
+        return tangram.driver.cuMemPoolSetAccess(handle, access, count);
+    if (!access_can_note(access, count))
+        return renounce(pool, handle, access, count);
+    const CUresult rc = tangram.driver.cuMemPoolSetAccess(handle, access, count);
+    return rc == CUDA_SUCCESS && atomic_load(&pool->swaps) ? open_own(pool, access, count) : rc;
 }

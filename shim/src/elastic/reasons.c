@@ -10,7 +10,7 @@
 static const char *const texts[ELASTIC_REASONS] = {
     [ELASTIC_ABLE] = "it can be swapped",
     [ELASTIC_NO_HELPER] = "the library's helper thread could not be started",
-    [ELASTIC_SEVERAL_GPUS] = "the process sees several GPUs",
+    [ELASTIC_OTHER_GPU] = "the process sees a GPU that its container's grant does not name",
     [ELASTIC_RDMA_DEVICE] = "the container has an RDMA device (/dev/infiniband)",
     [ELASTIC_ADDRESS_RANGE] = "the program requested a handle for an address range (cuMemGetHandleForAddressRange)",
     [ELASTIC_P2P_TOKENS] = "the program requested P2P tokens (CU_POINTER_ATTRIBUTE_P2P_TOKENS)",
@@ -54,14 +54,46 @@ static void look_for_rdma(void)
         elastic_unable(ELASTIC_RDMA_DEVICE);
 }
 
+enum gpus_seen { GPUS_UNKNOWN, GPUS_OURS, GPUS_OTHERS };
+
+/* A kernel of any GPU that the process sees may use the memory of any other, and the arbiter suspends only those of the grant. Which GPUs a process sees does
+ * not change once the driver is initialised. */
+static enum gpus_seen look_at_gpus(void)
+{
+    int devices = 0;
+    if (tangram.driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS)
+        return GPUS_UNKNOWN;
+    enum gpus_seen seen = devices <= PEER_DEVICES ? GPUS_OURS : GPUS_OTHERS;
+    for (CUdevice device = 0; device < devices && seen == GPUS_OURS; device++) {
+        const struct gpu *gpu = gpu_of_device(device);
+        seen = gpu == NULL ? GPUS_OTHERS : gpu->closed ? GPUS_UNKNOWN : GPUS_OURS;
+    }
+    if (devices > 1)
+        atomic_store(&tangram.hot.several_gpus, true); /* before the first block */
+    return seen;
+}
+
+static enum gpus_seen gpus_seen(struct gpu *gpu)
+{
+    const int known = atomic_load_explicit(&tangram.elastic.gpus_seen, memory_order_acquire);
+    if (known != GPUS_UNKNOWN)
+        return (enum gpus_seen)known;
+    if (atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) == gpu)
+        return GPUS_OURS;
+    const enum gpus_seen seen = look_at_gpus();
+    atomic_store_explicit(&tangram.elastic.gpus_seen, (int)seen, memory_order_release);
+    return seen;
+}
+
 bool elastic_able(struct gpu *gpu)
 {
     struct quiet quiet = quiet_begin();
+    const enum gpus_seen seen = gpus_seen(gpu);
     look_for_rdma();
-    if (atomic_load_explicit(&tangram.only_gpu, memory_order_acquire) != gpu)
-        elastic_unable(ELASTIC_SEVERAL_GPUS);
+    if (seen == GPUS_OTHERS)
+        elastic_unable(ELASTIC_OTHER_GPU);
     if (elastic_reason() == ELASTIC_ABLE && !burst_limits_came(gpu))
         elastic_unable(ELASTIC_NO_ARBITER);
     quiet_end(quiet);
-    return elastic_reason() == ELASTIC_ABLE && burst_is_allowed(gpu);
+    return seen == GPUS_OURS && elastic_reason() == ELASTIC_ABLE && burst_is_allowed(gpu);
 }

@@ -26,9 +26,10 @@ CUresult block_make(struct elastic_block *block, CUdevice device)
 
 CUresult block_open(const struct elastic_region *region, uint64_t at, uint64_t bytes)
 {
-    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = region->device},
-                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return tangram.driver.cuMemSetAccess(at, bytes, &access, 1);
+    CUmemAccessDesc list[PEER_DEVICES + 1];
+    const struct access others = peers_access(region);
+    const unsigned count = access_list(region->device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, &others, list);
+    return tangram.driver.cuMemSetAccess(at, bytes, list, count);
 }
 
 /* The first `blocks` of its blocks and its addresses go back to the driver. */
@@ -87,7 +88,7 @@ static uint64_t grain_of(const struct elastic_region *region)
 }
 
 /* Its memory is reserved in the lease. */
-struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t bytes, enum region_kind kind, CUresult *rc)
+struct elastic_region *region_new(struct gpu *gpu, CUdevice device, struct pooled *pool, uint64_t bytes, enum region_kind kind, CUresult *rc)
 {
     const unsigned blocks = (unsigned)((bytes + ELASTIC_BLOCK - 1) / ELASTIC_BLOCK);
     struct elastic_region *region = calloc(1, sizeof *region + blocks * sizeof *region->block);
@@ -96,6 +97,7 @@ struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t byt
         return NULL;
     region->gpu = gpu;
     region->device = device;
+    region->pool = pool;
     region->bytes = bytes;
     region->blocks = blocks;
     region->kind = kind;
@@ -117,9 +119,11 @@ struct elastic_region *region_new(struct gpu *gpu, CUdevice device, uint64_t byt
 /* What the driver did not take back stays charged, and is noted nowhere. */
 bool region_end(struct elastic_region *region)
 {
+    struct peers_held held = peers_enter();
     CUstreamCaptureMode mode = relax();
     const bool whole = release(region, region->blocks);
     relax_end(mode);
+    peers_leave(held);
     forget(region);
     return whole;
 }
@@ -238,6 +242,17 @@ bool regions_in(uint64_t at, uint64_t bytes)
 {
     const size_t next = regions_upto(at);
     return region_of(at) != NULL || (next < elastic->regions && elastic->region[next]->base - at < bytes);
+}
+
+struct elastic_block *block_from(uint64_t at)
+{
+    const size_t i = regions_upto(at);
+    struct elastic_region *region = i > 0 ? elastic->region[i - 1] : NULL;
+    if (region != NULL)
+        for (unsigned j = 0; j < region->blocks; j++)
+            if (region->block[j].at >= at)
+                return &region->block[j];
+    return i < elastic->regions ? &elastic->region[i]->block[0] : NULL;
 }
 
 struct elastic_block *region_block(struct elastic_region *region, uint64_t at)

@@ -185,18 +185,45 @@ int elastic_export(uint64_t id)
     return fd;
 }
 
+/* Whoever opens blocks to other GPUs finds it mapped or away. */
+static bool unmap(struct elastic_block *block, bool *released)
+{
+    struct peers_held held = peers_enter();
+    const bool unmapped = tangram.driver.cuMemUnmap(block->at, block->bytes) == CUDA_SUCCESS;
+    if (unmapped) {
+        *released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
+        block->leaked = block->leaked || !*released;
+        set(block, BLOCK_AWAY);
+    }
+    peers_leave(held);
+    return unmapped;
+}
+
+static bool make(struct elastic_block *block)
+{
+    if (block_make(block, block->region->device) != CUDA_SUCCESS)
+        return false;
+    if (block_open(block->region, block->at, block->bytes) == CUDA_SUCCESS)
+        return true;
+    tangram.driver.cuMemUnmap(block->at, block->bytes);
+    tangram.driver.cuMemRelease(block->handle);
+    return false;
+}
+
 /* A block that was unmapped and not released has its memory still: it stays charged, and counts as away. */
 bool elastic_unmap(uint64_t id)
 {
     struct elastic_block *block = find(id, BLOCK_CHOSEN);
     if (block != NULL && block->region->created != NULL)
         return created_swap_out(block);
-    if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
+    if (block == NULL)
         return false;
-    const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
-    block->leaked = block->leaked || !released;
     atomic_fetch_add(&block->region->gpu->away_bytes, block->bytes);
-    set(block, BLOCK_AWAY);
+    bool released = false;
+    if (!unmap(block, &released)) {
+        atomic_fetch_sub(&block->region->gpu->away_bytes, block->bytes);
+        return false;
+    }
     return released;
 }
 
@@ -205,15 +232,14 @@ bool elastic_make(uint64_t id)
     struct elastic_block *block = find(id, BLOCK_AWAY);
     if (block != NULL && block->region->created != NULL)
         return created_swap_in(block);
-    if (block == NULL || block_make(block, block->region->device) != CUDA_SUCCESS)
+    if (block == NULL)
         return false;
-    if (block_open(block->region, block->at, block->bytes) != CUDA_SUCCESS) {
-        tangram.driver.cuMemUnmap(block->at, block->bytes);
-        tangram.driver.cuMemRelease(block->handle);
-        return false;
-    }
-    set(block, BLOCK_MADE);
-    return true;
+    struct peers_held held = peers_enter();
+    const bool made = make(block);
+    if (made)
+        set(block, BLOCK_MADE);
+    peers_leave(held);
+    return made;
 }
 
 bool elastic_unmake(uint64_t id)
@@ -221,12 +247,8 @@ bool elastic_unmake(uint64_t id)
     struct elastic_block *block = find(id, BLOCK_MADE);
     if (block != NULL && block->region->created != NULL)
         return created_swap_undo(block);
-    if (block == NULL || tangram.driver.cuMemUnmap(block->at, block->bytes) != CUDA_SUCCESS)
-        return false;
-    const bool released = tangram.driver.cuMemRelease(block->handle) == CUDA_SUCCESS;
-    block->leaked = block->leaked || !released;
-    set(block, BLOCK_AWAY);
-    return released;
+    bool released = false;
+    return block != NULL && unmap(block, &released) && released;
 }
 
 bool elastic_filled(uint64_t id)

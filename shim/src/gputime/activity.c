@@ -1,15 +1,13 @@
 /* activity.c - when this process has work for the GPU, and when it has none.
  *
  * Work begins with the first launch, asynchronous copy or fill after idleness. It is reported before the call, so that the arbiter can
- * suspend other containers meanwhile. Work has ended when a synchronising call returned and no stream has anything left;
- * streams that were not waited for are queried (done.c). A context that was waited for is
- * clean up to the launch before the wait began, on all its streams. Every launch has a number, and noting it is a full barrier: a launch
- * either sees that the process is reported idle, and reports work, or is seen by the thread that is about to report idleness.
+ * suspend other containers meanwhile. Work has ended when a synchronising call returned and no stream has anything left; streams that were not
+ * waited for are queried (done.c). A context that was waited for is clean up to the launch before the wait began, on all its streams. Every launch
+ * has a number, and noting it is a full barrier: a launch either sees that the process is reported idle, and reports work, or is seen by the
+ * thread that is about to report idleness.
  *
- * What the arbiter knows is a state, not an event: `work_reported`. A packet that does not fit into the socket, because the arbiter does not
- * keep up, leaves it as it was. The next launch or wait tries again, and so does the helper until the packet is sent. What the
- * program announces comes after that, so that a flood of hints displaces nothing.
- *
+ * What the arbiter knows is a state, not an event: `work_reported`. A packet that does not fit into the socket leaves it as it was. The next launch or
+ * wait tries again, and so does the helper until the packet is sent. What the program announces comes after that: a flood of hints displaces nothing.
  * The end of work that no thread waits for is found by the helper, which checks while work is reported and nothing is launched.
  */
 #include <stdlib.h>
@@ -352,10 +350,19 @@ static void report_still(void)
     activity_->still_ms = now_ms() + STILL_MS;
 }
 
+/* A thread stopped between counting a launch and making it looks idle. If memory is away then, nothing else brings it back: a wait reports nothing. */
+static void look_for_more(void)
+{
+    if (launches_must_wait_for_memory() && (relax(), contexts_have_more()))
+        report_work();
+}
+
 void activity_look(void)
 {
-    if (!is_counted())
+    if (!is_counted()) {
+        look_for_more();
         return;
+    }
     uint64_t launches = atomic_load(&activity_->launches);
     bool quiet = launches == activity_->looked_at;
     activity_->looked_at = launches;

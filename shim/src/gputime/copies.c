@@ -21,7 +21,38 @@
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         activity_other(NULL, ptds);                                                                                            \
+        const bool watched = activity_call_begins();                                                                           \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
+        activity_call_ends(watched);                                                                                           \
+        activity_something_synced();                                                                                           \
+        return rc;                                                                                                             \
+    }
+/* Between this thread's default stream and the other context's nothing keeps an order: so what is before is waited for. */
+#define ACROSS(name, base, since, ptds, params, ...)                                                                           \
+    static CUresult name##_across params                                                                                       \
+    {                                                                                                                          \
+        const struct across across = across_look((CUdeviceptr)to, (CUdeviceptr)from, (CUstream)(uintptr_t)(ptds ? 2 : 0));     \
+        if (across.how == ACROSS_PEER)                                                                                         \
+            return ptds && HAS(cuMemcpyPeer_ptds)                                                                              \
+                       ? tangram.driver.cuMemcpyPeer_ptds((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes)   \
+                       : tangram.driver.cuMemcpyPeer((CUdeviceptr)to, across.to, (CUdeviceptr)from, across.from, bytes);       \
+        CUresult rc = across.how == ACROSS_CURRENT ? across_begin(across.to, ptds) : CUDA_SUCCESS;                             \
+        if (rc != CUDA_SUCCESS)                                                                                                \
+            return rc;                                                                                                         \
+        rc = tangram.driver.name(__VA_ARGS__);                                                                                 \
+        if (across.how == ACROSS_CURRENT)                                                                                      \
+            across_end();                                                                                                      \
+        return rc;                                                                                                             \
+    }                                                                                                                          \
+    EXPORT CUresult name params                                                                                                \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_other(NULL, ptds);                                                                                            \
+        const bool watched = activity_call_begins();                                                                           \
+        CUresult rc = UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed))                          \
+                          ? name##_across(__VA_ARGS__)                                                                         \
+                          : tangram.driver.name(__VA_ARGS__);                                                                  \
+        activity_call_ends(watched);                                                                                           \
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }

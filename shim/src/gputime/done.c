@@ -95,6 +95,34 @@ static bool context_done(CUcontext context)
     return done;
 }
 
+/* The same, without the records: a launch that the program was about to make may have been taken for done. Not known of default streams of threads. */
+static bool context_has_more(CUcontext context)
+{
+    CUcontext popped;
+    struct activity_stream *of;
+    if (tangram.driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool more = !driver_done((CUstream)STREAM_LEGACY);
+    for (size_t at = 0; !more && (of = streams_next(&at)) != NULL;) {
+        const uintptr_t key = atomic_load(&of->key);
+        more = key != 0 && !stream_is_default(key) && !stream_is_event(key) && !driver_done((CUstream)key);
+    }
+    tangram.driver.cuCtxPopCurrent_v2(&popped);
+    return more;
+}
+
+bool contexts_have_more(void)
+{
+    const size_t capacity = contexts_list(NULL, 0);
+    CUcontext *context = malloc(capacity * sizeof *context + 1);
+    const size_t count = context == NULL ? 0 : contexts_list(context, capacity);
+    bool more = false;
+    for (size_t c = 0; c < count && c < capacity && !more; c++)
+        more = context_has_more(context[c]);
+    free(context);
+    return more;
+}
+
 /* A default stream of a context that is none of these: of one that was not seen being made. */
 static bool is_of_none(struct activity_stream *of, const CUcontext *context, size_t count)
 {

@@ -60,10 +60,27 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
     return tangram.driver.cuLaunchCooperativeKernelMultiDevice(list, devices, flags);
 }
 
-BOTH(cuMemcpyAsync, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+/* Copies that may be between two GPUs: elastic/across.c. */
+#define COPIES(name, ptds, peer)                                                                                               \
+    EXPORT CUresult name(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)                                      \
+    {                                                                                                                          \
+        NEEDS(name);                                                                                                           \
+        activity_other(stream, ptds);                                                                                          \
+        if (UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed)) && HAS(peer)) {                    \
+            const struct across across = across_look(to, from, stream);                                                        \
+            if (across.how == ACROSS_PEER)                                                                                     \
+                return tangram.driver.peer(to, across.to, from, across.from, bytes, stream);                                   \
+        }                                                                                                                      \
+        return tangram.driver.name(to, from, bytes, stream);                                                                   \
+    }
+#define COPIES_BOTH(name)                                                                                                      \
+    COPIES(name, 0, cuMemcpyPeerAsync)                                                                                         \
+    COPIES(name##_ptsz, 1, cuMemcpyPeerAsync_ptsz)
+
+COPIES_BOTH(cuMemcpyAsync)
 BOTH(cuMemcpyHtoDAsync_v2, stream, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, from, bytes, stream)
 BOTH(cuMemcpyDtoHAsync_v2, stream, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
-BOTH(cuMemcpyDtoDAsync_v2, stream, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, from, bytes, stream)
+COPIES_BOTH(cuMemcpyDtoDAsync_v2)
 BOTH(cuMemsetD8Async, stream, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream), to, value, bytes, stream)
 BOTH(cuMemsetD16Async, stream, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count, stream)
 BOTH(cuMemsetD32Async, stream, (CUdeviceptr to, unsigned int value, size_t count, CUstream stream), to, value, count, stream)

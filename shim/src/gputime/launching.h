@@ -74,4 +74,19 @@ static inline void activity_other(CUstream stream, int ptds)
     activity_other_known();
 }
 
+/* Around a call that mostly returns when its work has ended: the driver may put it on the GPU piece by piece, and a query between two finds nothing. */
+static inline bool activity_call_begins(void)
+{
+    const bool watched = atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed);
+    if (watched)
+        atomic_fetch_add(&tangram.activity.waiting, 1);
+    return watched;
+}
+
+static inline void activity_call_ends(bool watched)
+{
+    if (watched)
+        atomic_fetch_sub(&tangram.activity.waiting, 1);
+}
+
 #endif

@@ -94,6 +94,7 @@ bool stream_done(struct activity_stream *of);
 bool streams_done(void);  /* by the calling thread, in its context */
 bool streams_clean(void); /* by the records alone */
 bool contexts_done(void); /* by our own thread, in every context that is known */
+bool contexts_have_more(void); /* the same, whatever the records say: something may have been taken for done */
 
 /* destroyed.c: the stream is destroyed with work in it; an event takes its place. Has the event passed? */
 void destroyed_leaves(CUstream stream, const struct activity_stream *of);

@@ -296,6 +296,7 @@ void table_forget_context(CUcontext context, struct gpu *gpu, const struct table
         free(entries);
     }
     elastic_forget_context(context, gpu, before->elastic);
+    peers_forget_context(context);
     ipc_forget_context(context, gpu, before->elastic);
     pools_may_have_shrunk(gpu);
 }

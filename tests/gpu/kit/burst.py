@@ -35,9 +35,9 @@ def served() -> bool:
     return set(SETTINGS) <= set(ArbiterSettings.model_fields)
 
 
-def burst_text(uuid: str, mib: int, core_percent: int = 0, wait_s: int = 600) -> str:
-    """The file `burst`: a limit in all on one GPU."""
-    return burst_to_text(BurstLimits((GrantGpu(uuid, mib, core_percent),), wait_s))
+def burst_text(uuids: Sequence[str], mib: int, core_percent: int = 0, wait_s: int = 600) -> str:
+    """The file `burst`: a limit in all on each of these GPUs."""
+    return burst_to_text(BurstLimits(tuple(GrantGpu(uuid, mib, core_percent) for uuid in uuids), wait_s))
 
 
 def arbiter_settings(folder: Path) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """A process of a container, driven by its parent: one JSON list a line in, one JSON object a line out. Its calls are the functions of this
-file, of answers.py and of pools.py.
+file, of answers.py, of pools.py and of peers.py.
 
     ["fill", "sync", [268435456, 2097152]]  ->  {"ok": {"codes": [2, 2], "taken": 8053063680}}
 
@@ -21,6 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, 
 import answers
 import cuda
 import kernels
+import peers
 import pools
 import ways
 
@@ -343,7 +344,12 @@ def answer(line: str) -> dict[str, Any]:
     function, *arguments = json.loads(line)
     try:
         return {
-            "ok": (globals().get(function) or getattr(answers, function, None) or getattr(pools, function))(*arguments)
+            "ok": (
+                globals().get(function)
+                or getattr(answers, function, None)
+                or getattr(pools, function, None)
+                or getattr(peers, function)
+            )(*arguments)
         }
     except cuda.Missing as missing:
         return {"missing": str(missing)}

@@ -30,7 +30,8 @@ from vgpu.gputime.trial_verdict import FILE, ModelVerdict, Trials, trials_to_tex
 ROOT = Path(__file__).parents[3]
 KIT = Path(__file__).parent
 MIB = 2**20
-FAKE_UUID = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
+FAKE_UUIDS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in "ab")
+FAKE_UUID = FAKE_UUIDS[0]
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Machine:
     uuid: str
     fake: bool
     base: dict[str, str]
+    uuids: tuple[str, ...] = ()
+    """Of its GPUs, as many as `machine` was to use at most; `uuid` is the first."""
     burst: bool = False
     """Every container's memory is elastic, and its limit is what `grant` names, unless a test sets another."""
     swaps: bool = False
@@ -111,9 +114,15 @@ class Machine:
         return (self.folder / "arbiter.log").read_text(errors="replace")[-1500:]
 
     def grant(
-        self, mib: int, *lines: str, service_class: str = "standard", core_percent: int = 0, burst_mib: int = 0
+        self,
+        mib: int,
+        *lines: str,
+        service_class: str = "standard",
+        core_percent: int = 0,
+        burst_mib: int = 0,
+        gpus: int = 1,
     ) -> str:
-        """A new container held to so much of the GPU; its key. `lines` stand after `level`: `guard kill`, `clear yes`.
+        """A new container held to so much of the GPU, or of each of several; its key. `lines` stand after `level`: `guard kill`, `clear yes`.
 
         `burst_mib`: its limit in all, `mib` is then its guarantee. 0: `mib` is the limit, and with `burst` as much of it as can be is elastic."""
         key = f"g{next(self._grants)}"
@@ -122,10 +131,15 @@ class Machine:
         if self.burst and not burst_mib:
             burst_mib, mib = mib, mib - (burst.ABOVE_MIB if burst.served() else 0)
         if burst_mib:
-            (folder / "burst").write_text(burst.burst_text(self.uuid, burst_mib, core_percent))
+            (folder / "burst").write_text(
+                burst.burst_text((self.uuids or (self.uuid,))[:gpus], burst_mib, core_percent)
+            )
         head = f"tangram-grant 1\npod gpu/{key}\nuid {key}\ncontainer main\nclass {service_class}\nlevel 2\n"
         middle = "".join(f"{line}\n" for line in lines)
-        (folder / ".new").write_text(f"{head}{middle}card {self.uuid} mib={mib} core_percent={core_percent}\nend\n")
+        cards = "".join(
+            f"card {uuid} mib={mib} core_percent={core_percent}\n" for uuid in (self.uuids or (self.uuid,))[:gpus]
+        )
+        (folder / ".new").write_text(f"{head}{middle}{cards}end\n")
         (folder / ".new").chmod(0o444)
         (folder / ".new").rename(folder / "grant")
         self.wait_for((folder / "arbiter.sock").exists, f"{folder}/arbiter.sock")
@@ -258,12 +272,12 @@ def real_driver() -> bool:
 
 @contextlib.contextmanager
 def machine(
-    fake: bool | None = None, pool_mib: int = 0, burst_all: bool = False, fake_options: str = ""
+    fake: bool | None = None, pool_mib: int = 0, burst_all: bool = False, fake_options: str = "", gpus: int = 1
 ) -> Iterator[Machine]:
     """TANGRAM_LIBRARY names a libtangram.so made elsewhere, TANGRAM_SHIM_BUILD a build folder; else it is built.
 
     `pool_mib`: where the arbiter serves bursts, a copier has a pool of that size. `burst_all`: `Machine.burst`.
-    `fake_options`: of the fake driver's GPU."""
+    `fake_options`: of the fake driver's GPUs. `gpus`: how many of the machine's are used at most."""
     fake = not real_driver() if fake is None else fake
     folder = Path(tempfile.mkdtemp(prefix="tg-"))  # a socket's path has at most 107 characters
     folder.chmod(0o755)
@@ -273,23 +287,24 @@ def machine(
     base |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "HOME": "/tmp"}
     driver = None
     if fake:
-        driver = _start_fake(folder, build, fake_options)
+        driver = _start_fake(folder, build, fake_options, gpus)
         base |= {
             "LD_LIBRARY_PATH": str(build / "fake"),
             "LD_PRELOAD": str(build / "fake/libfake-kernel.so"),
             "TANGRAM_FAKE_DRIVER": str(folder / "driver.sock"),
         }
-    made = Machine(
-        folder, build, library, FAKE_UUID if fake else _uuid(), fake, base, burst_all, pool_mib > 0 and burst.served()
-    )
+    uuids = tuple((FAKE_UUIDS if fake else _uuids())[:gpus])
+    swaps = pool_mib > 0 and burst.served()
+    made = Machine(folder, build, library, uuids[0], fake, base, uuids, burst_all, swaps)
     made.has_tried()
     try:
         with contextlib.ExitStack() as stack:
             if made.swaps:
-                socket = Path(burst.arbiter_settings(folder)["copiers_dir"]) / f"{made.uuid}.sock"
                 kinds = burst.FAKE_POOL_KINDS if fake else burst.POOL_KINDS
-                copier, _ = stack.enter_context(burst.copier(build, made.uuid, socket, base, pool_mib, kinds))
-                made.served_by.append(copier.process.pid)
+                for uuid in made.uuids:
+                    socket = Path(burst.arbiter_settings(folder)["copiers_dir"]) / f"{uuid}.sock"
+                    copier, _ = stack.enter_context(burst.copier(build, uuid, socket, base, pool_mib, kinds))
+                    made.served_by.append(copier.process.pid)
             stack.callback(made.stop_arbiter)
             stack.callback(made.end_containers)
             yield made
@@ -309,9 +324,9 @@ def _built(folder: Path, fake: bool) -> tuple[Path, Path]:
     return build, library.resolve()
 
 
-def _start_fake(folder: Path, build: Path, options: str) -> subprocess.Popen[bytes]:
+def _start_fake(folder: Path, build: Path, options: str, gpus: int) -> subprocess.Popen[bytes]:
     config, socket = folder / "driver", folder / "driver.sock"
-    config.write_text(f"gpu h200 uuid={FAKE_UUID} {options}\n")
+    config.write_text("".join(f"gpu h200 uuid={uuid} {options}\n" for uuid in FAKE_UUIDS[:gpus]))
     started = subprocess.Popen([build / "fake/nvidia-fake-driverd", "--config", config, "--socket", socket])
     Machine.wait_for(socket.exists, "the fake driver's socket")
     return started
@@ -322,6 +337,6 @@ def _libcuda() -> str:
     return next(word for word in listed.split() if word.endswith("/libcuda.so.1"))
 
 
-def _uuid() -> str:
+def _uuids() -> list[str]:
     requested = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    return subprocess.run(requested, capture_output=True, text=True, check=True).stdout.split()[0]
+    return subprocess.run(requested, capture_output=True, text=True, check=True).stdout.split()

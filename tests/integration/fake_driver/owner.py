@@ -112,8 +112,8 @@ def pinned(size: int) -> int:
     return at.value
 
 
-def create(mib: int = 2) -> int:
-    handle, how = ctypes.c_uint64(), Prop(1, 1, Location(1, 0))
+def create(mib: int = 2, device: int = 0) -> int:
+    handle, how = ctypes.c_uint64(), Prop(1, 1, Location(1, device))
     ok(cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(mib * MIB), ctypes.byref(how), u64(0)))
     return handle.value
 
@@ -342,6 +342,74 @@ def switch(client: int, channels: list[int], disable: bool) -> int:
     return rm.status(argument)
 
 
+# Several GPUs.
+
+
+def on_gpu(device: int, name: str = "") -> None:
+    """Makes a context of that device current: the process's first there, or a further one for each name."""
+    if (device, name) not in contexts:
+        made = ctypes.c_void_p()
+        ok(cuda.cuCtxCreate_v2(ctypes.byref(made), 0, device))
+        contexts[device, name] = made, _functions()
+    made, found = contexts[device, name]
+    ok(cuda.cuCtxSetCurrent(made))
+    functions.update(found)
+
+
+def end_context(device: int, name: str = "") -> None:
+    ok(cuda.cuCtxDestroy_v2(contexts.pop((device, name))[0]))
+
+
+def enable(of: int, name: str = "", flags: int = 0) -> int:
+    """Of the current context, to the memory of that one."""
+    return cuda.cuCtxEnablePeerAccess(contexts[of, name][0], flags)
+
+
+def disable(of: int, name: str = "") -> int:
+    return cuda.cuCtxDisablePeerAccess(contexts[of, name][0])
+
+
+def can_access(device: int, peer: int) -> int:
+    answer = ctypes.c_int(7)
+    ok(cuda.cuDeviceCanAccessPeer(ctypes.byref(answer), device, peer))
+    return answer.value
+
+
+def open_to(at: int, access: dict[int, int], mib: int = 2) -> int:
+    """cuMemSetAccess of device -> flags."""
+    those = (Access * len(access))(*(Access(Location(1, device), flags) for device, flags in access.items()))
+    return cuda.cuMemSetAccess(u64(at), u64(mib * MIB), those, u64(len(access)))
+
+
+def access_of(at: int, device: int) -> int:
+    flags = ctypes.c_ulonglong(7)
+    ok(cuda.cuMemGetAccess(ctypes.byref(flags), ctypes.byref(Location(1, device)), u64(at)))
+    return flags.value
+
+
+def mapped(handle: int, access: dict[int, int], mib: int) -> int:
+    """Only the map keeps it."""
+    at = reserve(mib)
+    ok(cuda.cuMemMap(u64(at), u64(mib * MIB), u64(0), u64(handle), u64(0)))
+    ok(cuda.cuMemRelease(u64(handle)))
+    ok(open_to(at, access, mib))
+    return at
+
+
+def block_on(device: int, access: dict[int, int], mib: int = 2) -> int:
+    return mapped(create(mib, device), access, mib)
+
+
+def copy_peer(to: int, to_device: int, source: int, from_device: int, size: int) -> int:
+    ends = contexts[to_device, ""][0], contexts[from_device, ""][0]
+    return cuda.cuMemcpyPeer(u64(to), ends[0], u64(source), ends[1], u64(size))
+
+
+def open_pool(pool: ctypes.c_void_p, device: int, flags: int) -> int:
+    return cuda.cuMemPoolSetAccess(pool, ctypes.byref(Access(Location(1, device), flags)), u64(1))
+
+
+contexts: dict[tuple[int, str], tuple[ctypes.c_void_p, dict[str, ctypes.c_void_p]]] = {}
 threads: list[threading.Thread] = []
 results: list[Any] = []
 kept: list[Any] = []
@@ -349,14 +417,25 @@ functions: dict[str, ctypes.c_void_p] = {}
 context = ctypes.c_void_p()
 
 
-def main() -> None:
-    module = ctypes.c_void_p()
-    ok(cuda.cuInit(0))
-    ok(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+def _functions() -> dict[str, ctypes.c_void_p]:
+    """Of the current context."""
+    module, found = ctypes.c_void_p(), {}
     ok(cuda.cuModuleLoadData(ctypes.byref(module), KERNELS))
     for name in TYPES:
-        functions[name] = ctypes.c_void_p()
-        ok(cuda.cuModuleGetFunction(ctypes.byref(functions[name]), module, name.encode()))
+        found[name] = ctypes.c_void_p()
+        ok(cuda.cuModuleGetFunction(ctypes.byref(found[name]), module, name.encode()))
+    return found
+
+
+def begin() -> None:
+    ok(cuda.cuInit(0))
+    ok(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+    functions.update(_functions())
+    contexts[0, ""] = context, dict(functions)
+
+
+def main() -> None:
+    begin()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(eval(line)), flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.shim.burst_kit import burst, worker
-from tests.integration.shim.conftest import GPUS, INVALID_VALUE, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
+from tests.integration.shim.conftest import GPUS, MIB, OUT_OF_MEMORY, Stage, Worker, wait_for
 from tests.integration.shim.swapping_arbiter import ELASTIC, FEATURES, RESIDENT, SwappingArbiter, swapping_arbiter
 from vgpu.protocol import wire
 
@@ -118,7 +118,7 @@ def test_a_conversion_that_is_answered_too_late_ends_the_connection_so_that_both
     block = gpu.must("create(60, 0, 1)")
     assert leases(arbiter) == (0, 60)
     arbiter.convert_after_s = 3
-    assert gpu.request(f"export_block({block})")[0] == INVALID_VALUE
+    assert gpu.request(f"export_block({block})")[0] == OUT_OF_MEMORY
     assert arbiter.converts == []
     wait_for(lambda: arbiter.restated)
     assert arbiter.restated == [60 * MIB]

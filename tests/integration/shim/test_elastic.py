@@ -291,11 +291,11 @@ def test_a_process_that_passes_memory_to_a_device_gets_plain_memory_from_then_on
     assert f"cannot be swapped: {reason}" in gpu.end()
 
 
-def test_a_process_that_sees_several_gpus_gets_plain_memory(stage: Stage) -> None:
+def test_a_process_that_sees_a_gpu_of_others_gets_plain_memory(stage: Stage) -> None:
     burst(stage)
     gpu = stage.worker()
     assert not is_elastic(gpu, gpu.must("alloc(10)"))
-    assert "cannot be swapped: the process sees several GPUs" in gpu.end()
+    assert "cannot be swapped: the process sees a GPU that its container's grant does not name" in gpu.end()
 
 
 def test_contents_stay_apart_and_what_is_counted_comes_back(stage: Stage) -> None:

@@ -153,4 +153,4 @@ def test_blocks_that_cannot_be_swapped_are_the_drivers(stage: Stage) -> None:
     burst(stage)
     several = stage.worker()
     assert not is_ours(several.must("create(4)"))
-    assert "cannot be swapped: the process sees several GPUs" in several.end()
+    assert "cannot be swapped: the process sees a GPU that its container's grant does not name" in several.end()

@@ -56,12 +56,14 @@ def puts_work(functions: dict[str, str]) -> set[str]:
 def reported() -> set[str]:
     """What has a line in copies.def, and what the C code calls `activity_launch` for."""
     source = ROOT / "shim/src"
-    listed = set(re.findall(r"^(?:INTO|AT_ONCE)\((\w+),", (source / "gputime/copies.def").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^(?:INTO|AT_ONCE|ACROSS)\((\w+),", (source / "gputime/copies.def").read_text(), re.MULTILINE)
+    )
     for file, macros in {
-        "gputime/launch.c": "INTO_STREAM|BOTH|LAUNCHES|LAUNCHES_BOTH",
+        "gputime/launch.c": "INTO_STREAM|BOTH|COPIES_BOTH|LAUNCHES|LAUNCHES_BOTH",
         "memory/graph.c": "RUN",
     }.items():
-        for macro, name in re.findall(rf"^({macros})\((\w+),", (source / file).read_text(), re.MULTILINE):
+        for macro, name in re.findall(rf"^({macros})\((\w+)[,)]", (source / file).read_text(), re.MULTILINE):
             listed |= {name, f"{name}_ptsz"} if macro.endswith("BOTH") else {name}
     return listed | {"cuLaunchCooperativeKernelMultiDevice"}
 
@@ -102,7 +104,9 @@ def test_a_reason_is_for_a_function_that_exists_and_is_not_reported(pattern: str
 def test_what_is_reported_is_hooked_under_the_name_that_the_header_has() -> None:
     hooked = set(re.findall(r"^HOOK\((\w+),", (ROOT / "shim/src/hooks/hooks.def").read_text(), re.MULTILINE))
     copies = set(
-        re.findall(r"^(?:INTO|AT_ONCE)\((\w+),", (ROOT / "shim/src/gputime/copies.def").read_text(), re.MULTILINE)
+        re.findall(
+            r"^(?:INTO|AT_ONCE|ACROSS)\((\w+),", (ROOT / "shim/src/gputime/copies.def").read_text(), re.MULTILINE
+        )
     )
     assert len(copies) > 120
     assert not hooked & copies

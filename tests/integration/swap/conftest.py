@@ -31,7 +31,8 @@ from vgpu.gputime.trial_verdict import FILE, ModelVerdict, TrialOutcome, Trials,
 from vgpu.memory.swap_records import SwapRecord
 from vgpu.protocol.status import BRIEF, ContainerStatus, StatusDocument, decode_status
 
-GPU = "GPU-0000000a-aaaa-bbbb-cccc-00000000000a"
+GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in "ab")
+GPU = GPUS[0]
 MEMORY_MIB = 1024
 POOL_MIB = 1536
 PROGRAM = Path(__file__).with_name("program.py")
@@ -45,10 +46,10 @@ def _sorted(sample: str) -> str:
 
 
 class BurstProgram(LineProcess):
-    """program.py in a container."""
+    """program.py, or another one, in a container."""
 
-    def __init__(self, name: str, env: dict[str, str]) -> None:
-        super().__init__([str(PROGRAM)], env)
+    def __init__(self, name: str, env: dict[str, str], path: Path = PROGRAM) -> None:
+        super().__init__([str(path)], env)
         self.name = name
         assert self.answer("at its start") == "ready"
 
@@ -58,23 +59,26 @@ class BurstProgram(LineProcess):
 
 
 class BurstNode:
-    """One machine with one GPU."""
+    """One machine. Of several GPUs each container has all, with the same guarantee and limit."""
 
-    def __init__(self, memory_mib: int = MEMORY_MIB, pool_mib: int = POOL_MIB, arbiter: Sequence[str] = ("-m", "arbiter"), faults: str = "", **env: str) -> None:  # fmt: skip
-        """`faults`: of the copier; `env`: of the arbiter."""
-        self.pool_mib, self.words = pool_mib, arbiter
+    def __init__(self, memory_mib: int = MEMORY_MIB, pool_mib: int = POOL_MIB, arbiter: Sequence[str] = ("-m", "arbiter"), faults: str = "", gpus: int = 1, **env: str) -> None:  # fmt: skip
+        """`faults`: of the copiers; `env`: of the arbiter."""
+        self.pool_mib, self.words, self.gpus = pool_mib, arbiter, GPUS[:gpus]
         self.folder = Path(tempfile.mkdtemp(prefix="burst-"))
         self.pools = Path(tempfile.mkdtemp(prefix="tangram-test-", dir="/dev/shm"))
-        self.driver = start_fake_driver(f"gpu h200 memory_mib={memory_mib} context_mib=8 uuid={GPU}\n", self.folder)
+        text = "".join(f"gpu h200 memory_mib={memory_mib} context_mib=8 uuid={gpu}\n" for gpu in self.gpus)
+        self.driver = start_fake_driver(text, self.folder)
         self.grants, self.copiers = self.folder / "grants", self.folder / "copiers"
         self.copiers.mkdir()
         self.programs: list[BurstProgram] = []
         trials = Trials(
             boot_id=text_of(BOOT_ID),
             driver="580.65.06",
-            tried=(ModelVerdict("NVIDIA H200", (GPU,), TrialVerdict(TrialOutcome.WORKS)),),
+            tried=(ModelVerdict("NVIDIA H200", self.gpus, TrialVerdict(TrialOutcome.WORKS)),),
         )
         (self.folder / FILE).write_text(trials_to_text(trials))
+        self.others = [self._copier(faults, pool_mib, gpu) for gpu in self.gpus[1:]]
+        """Copiers of the other GPUs."""
         self.copier = self.start_copier(faults)
         self.arbiter = self.start_arbiter(**env)
 
@@ -96,23 +100,32 @@ class BurstNode:
     def _until_ready(self) -> None:
         """The arbiter connects to the copier of a GPU that some container has."""
         if self.copier.poll() is None:
-            until(lambda: self.log().count("the copier is ready") > self._readies, 20)
+            until(lambda: self.log().count("the copier is ready") >= self._readies + len(self.gpus), 20)
 
     def start_copier(self, faults: str = "", pool_mib: int | None = None) -> subprocess.Popen[bytes]:
+        self.copier = self._copier(faults, pool_mib or self.pool_mib, GPU)
+        return self.copier
+
+    def kill_other(self) -> None:
+        """Kill the copier of the last GPU, and start another one."""
+        self.kill(self.others.pop())
+        self.others.append(self._copier("", self.pool_mib, self.gpus[-1]))
+
+    def _copier(self, faults: str, pool_mib: int, gpu: str) -> subprocess.Popen[bytes]:
+        pool = "pool" if gpu == GPU else f"pool-{gpu}"
         words = [
-            str(shim_build() / "tangram-copier"), "--gpu", GPU, "--socket", str(self.copiers / f"{GPU}.sock"), "--pool",
-            str(self.pools / "pool"), "--pool-bytes", str((pool_mib or self.pool_mib) << 20), "--libraries", str(self.driver.libraries),
+            str(shim_build() / "tangram-copier"), "--gpu", gpu, "--socket", str(self.copiers / f"{gpu}.sock"), "--pool",
+            str(self.pools / pool), "--pool-bytes", str(pool_mib << 20), "--libraries", str(self.driver.libraries),
         ]  # fmt: skip
         with (self.folder / "copier.log").open("ab") as log:
-            self.copier = subprocess.Popen(words, env=self.driver.env(TANGRAM_FAKE_FAULTS=faults), stderr=log)
-        return self.copier
+            return subprocess.Popen(words, env=self.driver.env(TANGRAM_FAKE_FAULTS=faults), stderr=log)
 
     def grant(self, name: str, guarantee_mib: int, limit_mib: int, service_class: str = "standard", wait_s: int = 30) -> Path:  # fmt: skip
         """Write a container's grant and its limits. A container over its limit is killed."""
         folder = self.grants / name
         folder.mkdir(exist_ok=True)
         self.limit(name, limit_mib, wait_s)
-        gpus = (GrantGpu(GPU, guarantee_mib, 0),)
+        gpus = tuple(GrantGpu(gpu, guarantee_mib, 0) for gpu in self.gpus)
         grant = Grant("default", name, f"uid-{name}", "main", gpus, service_class, over_limit_action="kill")
         (folder / ".grant").write_text(grant_to_text(grant))
         (folder / ".grant").rename(folder / "grant")
@@ -122,8 +135,8 @@ class BurstNode:
 
     def limit(self, name: str, limit_mib: int, wait_s: int = 30) -> None:
         """Write a container's limits, as the device plugin does."""
-        folder = self.grants / name
-        (folder / ".burst").write_text(burst_to_text(BurstLimits((GrantGpu(GPU, limit_mib, 0),), wait_s)))
+        folder, limits = self.grants / name, tuple(GrantGpu(gpu, limit_mib, 0) for gpu in self.gpus)
+        (folder / ".burst").write_text(burst_to_text(BurstLimits(limits, wait_s)))
         (folder / ".burst").rename(folder / "burst")
 
     def readings(self) -> int:
@@ -131,9 +144,9 @@ class BurstNode:
         trace = self.folder / "swap/trace.jsonl"
         return trace.read_text().count('"GpuSeen"') if trace.exists() else 0
 
-    def run(self, name: str, guarantee_mib: int = 100, limit_mib: int = 900, service_class: str = "standard", wait_s: int = 30, **env: str) -> BurstProgram:  # fmt: skip
+    def run(self, name: str, guarantee_mib: int = 100, limit_mib: int = 900, service_class: str = "standard", wait_s: int = 30, path: Path = PROGRAM, **env: str) -> BurstProgram:  # fmt: skip
         """A program in a container of its own."""
-        return self._started(name, self.grant(name, guarantee_mib, limit_mib, service_class, wait_s), **env)
+        return self._started(name, self.grant(name, guarantee_mib, limit_mib, service_class, wait_s), path, **env)
 
     def join(self, program: BurstProgram) -> BurstProgram:
         """A further process of its container."""
@@ -147,11 +160,10 @@ class BurstNode:
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {_sorted(name): float(value) for name, _, value in pairs}
 
-    def _started(self, name: str, grant: Path, **env: str) -> BurstProgram:
+    def _started(self, name: str, grant: Path, path: Path = PROGRAM, **env: str) -> BurstProgram:
         preload = f"{shim_build() / 'libtangram.so'}:{fake_build() / 'libfake-kernel.so'}"
-        program = BurstProgram(
-            name, self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), PYTHONPATH=str(REPOSITORY), **env)
-        )
+        env = self.driver.env(LD_PRELOAD=preload, TANGRAM_GRANT=str(grant), PYTHONPATH=str(REPOSITORY), **env)
+        program = BurstProgram(name, env, path)
         self.programs.append(program)
         return program
 
@@ -171,7 +183,8 @@ class BurstNode:
 
     def records(self) -> Sequence[SwapRecord]:
         """What the arbiter has noted to be in the pool."""
-        return RecordsFile(self.folder / "swap", GPU, text_of(BOOT_ID)).read().records
+        boot = text_of(BOOT_ID)
+        return [one for gpu in self.gpus for one in RecordsFile(self.folder / "swap", gpu, boot).read().records]
 
     def away_mib(self, name: str) -> int:
         """What is in the pool of a container, by the records."""
@@ -185,7 +198,7 @@ class BurstNode:
     def descriptors(self) -> list[str]:
         """Descriptors of blocks that the arbiter and the copier have open."""
         found = []
-        for process in (self.arbiter, self.copier):
+        for process in (self.arbiter, self.copier, *self.others):
             for link in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(FileNotFoundError):
                     found.append(str(link.readlink()))
@@ -215,7 +228,7 @@ class BurstNode:
     def close(self) -> None:
         for program in self.programs:
             program.end()
-        ends = [self._ended(process) for process in (self.arbiter, self.copier)]
+        ends = [self._ended(process) for process in (self.arbiter, self.copier, *self.others)]
         log = self.log()
         self.driver.stop()
         shutil.rmtree(self.folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.built import shim_build
-from tests.gpu import burst_differences, driver_answers, leftovers, paths
+from tests.gpu import burst_differences, driver_answers, leftovers, paths, peers
 from tests.gpu.kit.machine import Machine, Watcher, machine
 from tests.gpu.kit.results import Known, Results
 
@@ -85,3 +85,10 @@ def test_the_whole_gpu_is_read_for_what_another_process_left(here: Machine, watc
     assert results.failed() == []
     assert seen(results, "MiB of the GPU read") == ["512"]
     assert seen(results, "control: bytes of the word that its process finds") == [str(256 * 2**20)]
+
+
+def test_memory_of_two_gpus_answers_as_the_drivers_also_after_a_swap(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results()
+    assert peers.run(_fake(monkeypatch), results, lambda: False) == 0
+    assert {row.ok for row in results.rows} == {"yes", "fact"}
+    assert len([row for row in results.rows if row.case == "after a swap" and row.ok == "yes"]) > 16

@@ -233,7 +233,7 @@ def test_a_process_that_states_a_reason_makes_its_container_unable(node: Simulat
     second.reason = 2
     second.state()
     node.settle(1.0)
-    assert node.swaps.status("a").unable == "the process sees several GPUs"
+    assert node.swaps.status("a").unable == "the process sees a GPU that its container's grant does not name"
     assert not node.may_burst("a")
     node.kill(second)
     node.settle(2.0)
