@@ -64,7 +64,7 @@ static uint64_t used_of(unsigned pool)
 {
     uint64_t bytes = 0;
     for (unsigned i = 0; i < count; i++)
-        bytes += held[i].pool == pool ? (held[i].bytes + 511) / 512 * 512 : 0;
+        bytes += held[i].pool == pool ? held[i].bytes : 0;
     return bytes;
 }
 

@@ -24,7 +24,7 @@ def pair() -> Iterator[BurstNode]:
     made = BurstNode(256, 512, [str(QUICK)], gpus=2)
     yield made
     try:
-        print(made.told())
+        print(made.report())
     finally:
         made.close()
 

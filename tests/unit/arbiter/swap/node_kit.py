@@ -359,7 +359,7 @@ class SimulatedNode:
         for gpu in self.gpus:
             self.swaps.add_gpu(gpu, self.capacity * GRAIN)
         for pool in self.swaps._pools.values():
-            self._let_fail(pool._records)
+            self._let_fail(pool._records._file)
         for name, one in self.contracts.items():
             self.swaps.join(name, one, tuple(one.gpus))
 
