@@ -69,7 +69,7 @@ def take(device: int, kind: str, mib: float) -> int:
     owner.on_gpu(device)
     if kind == "created":
         size = max(1, size // (2 * MIB)) * 2 * MIB
-        how, handle = owner.Properties(1, 1, owner.Location(1, device)), ctypes.c_uint64()
+        how, handle = owner.Prop(1, 1, owner.Location(1, device)), ctypes.c_uint64()
         code = cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(how), owner.u64(0))
         if code:
             return int(code)
