@@ -47,6 +47,8 @@ class Swapping(Protocol):
 
     def ready(self, gpu: str) -> bool: ...
 
+    def knows_limits(self, gpu: str) -> bool: ...
+
 
 class RequestId(NamedTuple):
     """Names a request of a container that the node decides about."""
@@ -77,6 +79,8 @@ class NodeShare:
         self._wait_s = 0.0
         self._bursts: set[str] = set()
         """GPUs from which memory could be moved at some time since `begin`."""
+        self._above: set[str] = set()
+        """GPUs on which a limit above the guarantee is set."""
         self._highest = highest if highest is not None else HighestLimits()
         self._had_grant = False
 
@@ -116,6 +120,7 @@ class NodeShare:
         if self._node is not None:
             self._bursts.update(filter(self._node.ready, self._uuids))
         most = self._requested_mib(burst)
+        self._above = {gpu.uuid for gpu in grant.gpus if most.get(gpu.uuid, 0) > gpu.mib}
         return [max(gpu.mib, most.get(gpu.uuid, 0) * (gpu.uuid in self._bursts)) * MIB for gpu in grant.gpus]
 
     def lawful_bytes(
@@ -151,6 +156,11 @@ class NodeShare:
         if self._node is None or gpu >= len(self._uuids):
             return 0
         return self._node.process_elastic_bytes(self._name, pid, self._uuids[gpu])
+
+    def knows_limits(self, gpu: int) -> bool:
+        """Whether it is known if memory can be moved from this GPU: until then a new arbiter has only the guarantee for the limit."""
+        uuid = self._uuids[gpu] if gpu < len(self._uuids) else ""
+        return self._node is None or uuid not in self._above or self._node.knows_limits(uuid)
 
     def decides(self, gpu: int) -> bool:
         """Whether requests need the node's decision."""

@@ -56,7 +56,7 @@ class Ledger:
         node: NodeRoom | None = None,
     ) -> None:
         self._gpus = [GpuAccounts(limit, room_bytes) for limit in limits_bytes]
-        self._node = NodeRequests(self._gpus, node)
+        self._node = NodeRequests(self._gpus, node, opens_at_s)
         self._opens_at_s = opens_at_s
         self._recalls = Recalls(self._gpus, may_answer, recall_wait_s)
 
@@ -281,7 +281,7 @@ class Ledger:
 
     def deadline_s(self) -> float | None:
         """When `expire` is to be called next, or None."""
-        requests_s = [self._due_s(gpu.requests[0]) for gpu in self._gpus if gpu.requests]
+        requests_s = [self._due_s(number, gpu.requests[0]) for number, gpu in enumerate(self._gpus) if gpu.requests]
         promises_s = [promise.until_s for gpu in self._gpus for promise in gpu.promises.values()]
         return min([*requests_s, *promises_s, *self._node.due_s()], default=None)
 
@@ -370,6 +370,8 @@ class Ledger:
             elif gpu.promised_bytes and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
                 return events
+            elif not full and self._node.awaits_limits(number, now_s):
+                return events
             else:
                 events.append(self._denied(number, request, now_s))
             gpu.requests.popleft()
@@ -380,11 +382,12 @@ class Ledger:
             self._gpus[number].records[request.process].context.counts_from_s = now_s
         return Denied(request.process, number, request.seq)
 
-    def _due_s(self, head: LeaseRequest) -> float:
-        """When the first request of a GPU is decided without a further event. If it waits for promises alone: when they expire."""
+    def _due_s(self, number: int, head: LeaseRequest) -> float:
+        """When the first request of a GPU is decided without a further event. If it waits for promises
+        alone: when they expire."""
         if not head.recalled:
             return self._opens_at_s
-        return head.until_s if head.waits_for else inf
+        return head.until_s if head.waits_for else self._node.limits_due_s(number)
 
     def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
         """Recall once what a request lacks, unless no recall could make it fit, and once more from siblings that have just answered an earlier recall."""

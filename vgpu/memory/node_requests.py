@@ -2,6 +2,9 @@
 
 On a node where containers may burst, a GPU may have less memory than all limits together. `NodeRoom` decides when it has enough. A request that waits
 there counts as promised in the ledger, so that it delays no later request which the GPU has memory for.
+
+A new arbiter does not know at once whether a container's limit is above its guarantee: that is so where memory can be moved from the GPU, which a copier
+has to say. What does not fit the guarantee waits until then.
 """
 
 from __future__ import annotations
@@ -15,14 +18,29 @@ from vgpu.memory.records import Event, LeaseRequest, NodeAnswer, NodeRoom, Waiti
 
 PENDING_S: Final = 1.0
 """Period of the answer that a request still waits. Specified: protocol.md; a library that hears nothing for 2 s gives up."""
+LIMITS_WAIT_S: Final = 10.0
+"""How long a new arbiter may not know a container's limits before what does not fit the guarantee is refused. Guessed: it knows them within a second where
+NVML answers and the processor is not short."""
 
 
 class NodeRequests:
-    """See the module. `node` None: the sum of all limits fits on each GPU, and nothing waits here."""
+    """See the module. `node` None: the sum of all limits fits on each GPU, and nothing waits here. `opens_at_s`: as the ledger has it."""
 
-    def __init__(self, gpus: Sequence[GpuAccounts], node: NodeRoom | None) -> None:
+    def __init__(self, gpus: Sequence[GpuAccounts], node: NodeRoom | None, opens_at_s: float = 0.0) -> None:
         self._gpus, self._node = gpus, node
+        self._limits_by_s = opens_at_s + LIMITS_WAIT_S
         self._repeat_at_s = inf
+
+    def awaits_limits(self, gpu: int, now_s: float) -> bool:
+        """Whether a request that does not fit the container's limits waits, because they may rise in a moment."""
+        if now_s >= self._limits_by_s or self._knows_limits(gpu):
+            return False
+        self._repeat_at_s = min(self._repeat_at_s, now_s + PENDING_S)
+        return True
+
+    def limits_due_s(self, gpu: int) -> float:
+        """When such a request is decided at the latest; inf: none waits for that."""
+        return inf if self._knows_limits(gpu) else self._limits_by_s
 
     def decides(self, gpu: int) -> bool:
         """Whether memory of this GPU may have to be taken from other containers first."""
@@ -75,7 +93,7 @@ class NodeRequests:
         events: list[Event] = [
             Waiting(one.process, number, one.seq, one.need_bytes)
             for number, gpu in enumerate(self._gpus)
-            if gpu.at_node
+            if gpu.at_node or not self._knows_limits(number)
             for one in (*gpu.at_node, *gpu.requests)
         ]
         self._repeat_at_s = now_s + PENDING_S if events else inf
@@ -84,3 +102,6 @@ class NodeRequests:
     def due_s(self) -> list[float]:
         """When `repeat` is to be called next; empty if nothing waits."""
         return [self._repeat_at_s] if self._repeat_at_s < inf else []
+
+    def _knows_limits(self, gpu: int) -> bool:
+        return self._node is None or self._node.knows_limits(gpu)

@@ -120,6 +120,9 @@ class NodeAnswer(Enum):
 class NodeRoom(Protocol):
     """The memory of the node's GPUs, for one container. GPUs by their number in its grant."""
 
+    def knows_limits(self, gpu: int) -> bool:
+        """Whether the container's limit on this GPU is known: not while it may rise above its guarantee in a moment."""
+
     def decides(self, gpu: int) -> bool:
         """Whether this GPU's containers may burst, so that requests need its decision."""
 

@@ -101,6 +101,9 @@ class NodeDouble:
     def ready(self, gpu: str) -> bool:
         return gpu in self.pools
 
+    def knows_limits(self, _: str) -> bool:
+        return True
+
     def stated(self) -> list[Stated]:
         statements, self.statements = self.statements, []
         return statements

@@ -21,6 +21,7 @@ class Node:
     free: int
     shared: bool = True
     refuses: bool = False
+    knows: bool = True
     waiting: dict[tuple[int, int], int] = field(default_factory=dict)
     used: tuple[int, int] = (0, 0)
     """By the container, as the node knows it."""
@@ -28,6 +29,9 @@ class Node:
 
     def use(self, _: int, claimed_bytes: tuple[int, int]) -> None:
         self.used = claimed_bytes
+
+    def knows_limits(self, _: int) -> bool:
+        return self.knows
 
     def decides(self, _: int) -> bool:
         return self.shared
@@ -62,6 +66,32 @@ def test_what_the_gpu_has_is_granted_and_counted() -> None:
     book = ledger(node)
     assert book.request(ONE, 0, 1, 120, 120, 0, elastic=True) == [Granted(ONE, 0, 1, 120)]
     assert node.free == 30
+
+
+def test_a_request_waits_while_a_new_arbiter_does_not_know_the_limits() -> None:
+    """The process has more than the guarantee, by its limit under the arbiter before; what it requests fits that limit."""
+    node = Node(1000, knows=False)
+    book = ledger(node, burst=100)
+    book.state(ONE, 0, 200, 200)
+    book.states_elastic(ONE, 0, 200, 0)
+    assert book.request(ONE, 0, 1, 10, 10, 0) == []
+    assert book.deadline_s() == 1.0
+    assert book.expire(1.0) == [Waiting(ONE, 0, 1, 10)], "or its library takes the arbiter for absent"
+    assert book.deadline_s() == 2.0
+    node.knows = True
+    assert book.set_limits([100], 1.5, [300]) == [Granted(ONE, 0, 1, 10)]
+
+
+def test_it_is_refused_if_the_limits_stay_unknown_or_the_limit_is_lower() -> None:
+    node = Node(1000, knows=False)
+    book = ledger(node, burst=100)
+    assert book.request(ONE, 0, 1, 110, 110, 0) == []
+    assert book.expire(9.9) == [Waiting(ONE, 0, 1, 110)]
+    assert book.expire(10.0) == [Denied(ONE, 0, 1)]
+    node.knows = True
+    assert book.request(ONE, 0, 2, 110, 110, 10.0) == [Denied(ONE, 0, 2)]
+    assert book.expire(10.9) == []
+    assert book.deadline_s() is None
 
 
 def test_the_node_decides_on_a_request_without_what_its_process_returned_for_it() -> None:
@@ -138,6 +168,7 @@ def test_each_second_all_that_wait_are_told() -> None:
     book.node_decided(ONE, 0, 1, 1.5, granted=True)
     book.leave(TWO, 1.6)
     assert book.expire(2) == []
+    assert book.expire(10.9) == []
     assert book.deadline_s() is None
 
 
