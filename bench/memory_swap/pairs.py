@@ -13,7 +13,7 @@
 
 One GPU, root, gcc, host memory for a pool (--pool-gb). PyTorch for the rows that name it: TANGRAM_TEST_PYTHON names its Python. A run goes on where an earlier one
 with the same CSV ended: nothing begins that would not end within --budget seconds, and what has its row `done` is not measured again. Each measurement has its baseline in the
-same command. The spread of all repeats is printed at the end, and the arbiter's log is beside the CSV. On the fake driver everything has the 64th part of its size.
+same command. The spread of all repeats is printed at the end, and the arbiter's log and trace of decisions are beside the CSV. On the fake driver everything has the 64th part of its size.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def main() -> int:
                 PARTS[part](session)
         finally:
             shutil.copy(here.machine.folder / "arbiter.log", arguments.out.with_suffix(".log"))
+            if (trace := here.machine.folder / "swap/trace.jsonl").exists():
+                shutil.copy(trace, arguments.out.with_suffix(".jsonl"))
     print("\n".join(figures.spread()), flush=True)
     return 1 if session.failed else 0
 
