@@ -74,6 +74,13 @@ static inline void activity_other(CUstream stream, int ptds)
     activity_other_known();
 }
 
+/* Is a thread in a call that may wait for the channels? One that loads code or makes a stream puts nothing into a stream of the program's, and while
+ * memory is away it is stuck until that is back: it counts as work then. The driver is not queried: it may hold its locks. */
+static inline bool activity_is_inside(void)
+{
+    return atomic_load(&tangram.activity.waiting) > 0 || (launches_must_wait_for_memory() && bounds_inside());
+}
+
 /* Around a call that mostly returns when its work has ended: the driver may put it on the GPU piece by piece, and a query between two finds nothing. */
 static inline bool activity_call_begins(void)
 {
