@@ -350,10 +350,10 @@ static void report_still(void)
     activity_->still_ms = now_ms() + STILL_MS;
 }
 
-/* A thread that stopped between counting a launch and making it looks idle, or one that loads code. If memory is away then, nothing else brings it back. */
+/* A thread that stopped between counting a launch and making it looks idle, or one that loads code: nothing else brings memory back, or resumes the channels. */
 static void look_for_more(void)
 {
-    if (launches_must_wait_for_memory() && (activity_is_inside() || (relax(), contexts_have_more())))
+    if ((channels_are_suspended() && activity_is_inside()) || (launches_must_wait_for_memory() && (relax(), contexts_have_more())))
         report_work();
 }
 

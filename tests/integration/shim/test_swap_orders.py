@@ -277,7 +277,11 @@ LOADS = f"cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), {IMAGE})"
 
 @pytest.mark.parametrize(
     "call",
-    [LOADS, "cuda.cuModuleGetFunction(ctypes.byref(ctypes.c_void_p()), kept[-1], b'f')", "cuda.cuModuleUnload(kept[-1])"],
+    [
+        LOADS,
+        "cuda.cuModuleGetFunction(ctypes.byref(ctypes.c_void_p()), kept[-1], b'f')",
+        "cuda.cuModuleUnload(kept[-1])",
+    ],
     ids=["load", "function", "unload"],
 )
 def test_code_is_loaded_when_the_memory_is_back(swap: Swap, call: str) -> None:
@@ -310,6 +314,21 @@ def test_a_load_that_is_inside_the_driver_when_memory_leaves_counts_as_work(swap
     assert swap.program.do("result()") == 0
     wait_for(lambda: swap.arbiter.idle)
     assert swap.wrong(piece) == 0
+
+
+def test_a_load_while_the_container_is_suspended_counts_as_work(swap: Swap) -> None:
+    """Memory of another process of the container is away, or others have the GPU: nothing else ends that."""
+    swap.written(6, 1)
+    wait_for(lambda: swap.arbiter.idle)
+    swap.arbiter.suspend(off=True)
+    swap.stage.driver_ctl("fault", "hang", "cuModuleLoadData", "seconds=2")
+    swap.program.do(f"beside({LOADS!r})")
+    wait_for(lambda: not swap.arbiter.idle)
+    assert swap.program.do("threads[-1].join(0.6) or threads[-1].is_alive()")
+    assert not swap.arbiter.idle
+    swap.arbiter.suspend(off=False)
+    assert swap.program.do("result()") == 0
+    wait_for(lambda: swap.arbiter.idle)
 
 
 def test_what_was_sent_is_closed(swap: Swap) -> None:
