@@ -141,6 +141,7 @@ static void in_child(void)
         atomic_store(&tangram.grant.gpu[i].kept_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].kept_least_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].away_bytes, 0);
+        atomic_store(&tangram.grant.gpu[i].discarding_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].stated_bytes, 0);
         atomic_store(&tangram.grant.gpu[i].stated_managed_mib, 0);
         atomic_store(&tangram.grant.gpu[i].wire, -1);

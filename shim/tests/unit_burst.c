@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../src/hooks/hook.h"
@@ -466,6 +467,20 @@ static unsigned open_descriptors(void)
     return count;
 }
 
+/* What is being discarded is the parent's: a child that counted it as free would wait for it at each request that is refused. */
+static void a_child_discards_nothing(void)
+{
+    int status = -1;
+    atomic_store(&gpu->discarding_bytes, 2 * MIB);
+    const pid_t child = fork();
+    assert(child >= 0);
+    if (child == 0) {
+        process_check();
+        _exit(atomic_load(&gpu->discarding_bytes) == 0 && !discard_wait(gpu) ? 0 : 1);
+    }
+    assert(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(void)
 {
     set_up();
@@ -483,6 +498,7 @@ int main(void)
             elastic_filled(ids[i]);
     an_export_of_memory_that_is_away_reports_work();
     what_is_freed_while_it_is_exported_is_released_afterwards();
+    a_child_discards_nothing();
     puts("ok");
     return 0;
 }

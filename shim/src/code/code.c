@@ -5,6 +5,7 @@
  * (measured: bench/granularity). Each such call may load a function, at most all that is left of its image: so
  * much is reserved before it. A launch of a kernel that has not been used loads it first, so that the bound covers only that.
  */
+#include "gputime/launching.h"
 #include "hooks/hook.h"
 #include "memory/memory.h"
 #include "memory/pool.h"
@@ -101,6 +102,7 @@ static bool begin(const void *image, struct gpu **gpu)
     struct gpu *of = current_gpu();
     if (of == NULL)
         return true;
+    await_memory(); /* as module.c */
     struct late late = unpacked(found.of);
     uint16_t period = (uint16_t)(bound_period(of) * GPUS_LIMIT + of->at);
     if (late.period != period)

@@ -4,6 +4,9 @@
  * pages among themselves, as arrays do. Of a library it is charged to the GPU that is current, or to the first; the driver loads it into
  * contexts when it is first used there (library.c). What code takes, and variables that an image does not show, is bounded and settled (bound.c);
  * code that is loaded lazily is bounded when it is loaded (code.c).
+ *
+ * The driver brings code to the GPU over the channels, and waits for it: while memory is away these are suspended, and only work ends that. So a load
+ * reports work and waits until the memory is back. One that is inside the driver when memory leaves is noticed by the helper (activity_is_inside).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +16,7 @@
 
 #include "hooks/hook.h"
 #include "code/image.h"
+#include "gputime/launching.h"
 #include "memory/memory.h"
 
 enum { MAJOR = 75, MINOR = 76 /* CUdevice_attribute */ };
@@ -152,6 +156,7 @@ static struct gpu *gpu_of_library(void)
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct loading loading;                                                                                                \
+        await_memory();                                                                                                        \
         if (!begins(find_gpu(), image, &loading))                                                                              \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
@@ -184,9 +189,12 @@ LOADS(cuLibraryLoadFromFile, library, OWNED_LIBRARY, cuLibraryUnload,
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         struct owned was;                                                                                                      \
+        await_memory();                                                                                                        \
         bool ours = table_disown(OWNED_AS(kind, (uintptr_t)handle), &was);                                                     \
         struct owned_list functions = code_forget(handle);                                                                     \
+        const bool watched = activity_call_begins();                                                                           \
         CUresult rc = tangram.driver.name(handle);                                                                             \
+        activity_call_ends(watched);                                                                                           \
         code_forgotten(functions, rc);                                                                                         \
         if (rc == CUDA_SUCCESS && (kind) == OWNED_LIBRARY)                                                                     \
             library_unloaded(handle);                                                                                          \

@@ -218,7 +218,7 @@ static void send_idle(void)
 static void report_idle(void)
 {
     pthread_mutex_lock(&activity_->reporting);
-    if (is_counted() && atomic_load(&activity_->waiting) == 0 && !too_soon())
+    if (is_counted() && !activity_is_inside() && !too_soon())
         send_idle();
     pthread_mutex_unlock(&activity_->reporting);
 }
@@ -226,7 +226,7 @@ static void report_idle(void)
 /* Called with `reporting` held. Sends the state anew, after a packet did not fit. False: the next one did not either. */
 static bool send_again(void)
 {
-    const bool waits = atomic_load(&activity_->waiting) > 0;
+    const bool waits = activity_is_inside();
     atomic_store(&activity_->full, false);
     if (is_counted() && !waits && streams_clean())
         send_idle();
@@ -350,10 +350,10 @@ static void report_still(void)
     activity_->still_ms = now_ms() + STILL_MS;
 }
 
-/* A thread stopped between counting a launch and making it looks idle. If memory is away then, nothing else brings it back: a wait reports nothing. */
+/* A thread that stopped between counting a launch and making it looks idle, or one that loads code: nothing else brings memory back, or resumes the channels. */
 static void look_for_more(void)
 {
-    if (launches_must_wait_for_memory() && (relax(), contexts_have_more()))
+    if ((channels_are_suspended() && activity_is_inside()) || (launches_must_wait_for_memory() && (relax(), contexts_have_more())))
         report_work();
 }
 
@@ -372,7 +372,7 @@ void activity_look(void)
         return;
     }
     relax(); /* this thread is ours: it stays so */
-    if (contexts_done())
+    if (!activity_is_inside() && contexts_done())
         report_idle();
 }
 

@@ -74,6 +74,20 @@ static inline void activity_other(CUstream stream, int ptds)
     activity_other_known();
 }
 
+/* Of this process memory is away, or of another one of its container, or others have the GPU. */
+static inline bool channels_are_suspended(void)
+{
+    struct wire_gpu_time *page = atomic_load_explicit(&tangram.hot.page, memory_order_acquire);
+    return launches_must_wait_for_memory() || (page != NULL && atomic_load_explicit(&page->off, memory_order_relaxed) != 0);
+}
+
+/* Is a thread in a call that may wait for the channels? One that loads code or makes a stream puts nothing into a stream of the program's, and while they
+ * are suspended it may be stuck until they are not: it counts as work then. The driver is not queried: it may hold its locks. */
+static inline bool activity_is_inside(void)
+{
+    return atomic_load(&tangram.activity.waiting) > 0 || (channels_are_suspended() && bounds_inside());
+}
+
 /* Around a call that mostly returns when its work has ended: the driver may put it on the GPU piece by piece, and a query between two finds nothing. */
 static inline bool activity_call_begins(void)
 {

@@ -96,6 +96,14 @@ void bound_end(struct gpu *gpu)
         bound_settle(gpu);
 }
 
+bool bounds_inside(void)
+{
+    bool some = false;
+    for (unsigned i = 0; i < tangram.grant.gpus && !some; i++)
+        some = atomic_load(&tangram.bounds[i].inside) > 0;
+    return some;
+}
+
 bool bound_unseen(struct gpu *gpu)
 {
     return !atomic_exchange(&bound_of(gpu)->unseen, true);

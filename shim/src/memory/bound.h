@@ -27,6 +27,7 @@ bool bound_unseen(struct gpu *gpu); /* is it to be reserved for variables that a
  * reserved and not needed is free at once; true: there was some. */
 bool bound_settle(struct gpu *gpu);
 
+bool bounds_inside(void); /* is such a call under way, on any GPU? */
 void bound_lost(struct gpu *gpu);   /* the arbiter that reserved something is gone. Callable with link.lock held */
 void bounds_forget_all(void);       /* in a forked child */
 

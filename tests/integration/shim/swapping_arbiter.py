@@ -159,6 +159,8 @@ class SwappingArbiter:
     usages: list[wire.Usage] = field(default_factory=list)
     channels: list[wire.Channels] = field(default_factory=list)
     works: int = 0
+    idle: bool = False
+    """The last that was reported is IDLE."""
     resumed: list[wire.Activity] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     bursts: queue.Queue[BurstPeer] = field(default_factory=queue.Queue)
@@ -268,6 +270,9 @@ class SwappingArbiter:
                 self.channels.append(message)
             elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.WORK:
                 self.works += 1
+                self.idle = False
+            elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.IDLE:
+                self.idle = True
             elif isinstance(message, wire.Activity) and message.what is wire.ActivityKind.RESUMED:
                 self.resumed.append(message)
 

@@ -255,7 +255,7 @@ def test_calls_wait_until_the_memory_is_back(swap: Swap, call: str, *, gone: boo
 
 @pytest.mark.parametrize("made", ["written", "mapped"])
 @pytest.mark.parametrize(
-    "call", ["texture({0}, {1})", "filling_graph({0}, {1})", "attribute({0}, 6)[0]", "set_memops({0})"]
+    "call", ["texture({0}, {1})", "filling_graph({0}, {1})", "attribute({0}, 99)[0]", "set_memops({0})"]
 )
 def test_calls_that_name_addresses_wait_until_the_memory_is_back(swap: Swap, call: str, made: str) -> None:
     """The driver refuses an address where nothing is mapped. None of these is work: nothing else would bring the memory back."""
@@ -269,6 +269,66 @@ def test_calls_that_name_addresses_wait_until_the_memory_is_back(swap: Swap, cal
     swap.back(blocks)
     assert swap.program.do("result()") == expected
     assert swap.wrong(piece) == 0
+
+
+IMAGE = "b'.version 8.0\\n.target sm_80\\n.visible .entry f() { ret; }\\n// ' + b'x' * 8192"
+LOADS = f"cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), {IMAGE})"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        LOADS,
+        "cuda.cuModuleGetFunction(ctypes.byref(ctypes.c_void_p()), kept[-1], b'f')",
+        "cuda.cuModuleUnload(kept[-1])",
+    ],
+    ids=["load", "function", "unload"],
+)
+def test_code_is_loaded_when_the_memory_is_back(swap: Swap, call: str) -> None:
+    """The driver waits for the suspended channels there, and only work ends that."""
+    piece = swap.written(6, 1)
+    swap.program.do(f"kept.append(ctypes.c_void_p()) or ok(cuda.cuModuleLoadData(ctypes.byref(kept[-1]), {IMAGE}))")
+    blocks = swap.away()
+    works = swap.arbiter.works
+    swap.program.do(f"beside({call!r})")
+    assert swap.program.do("threads[-1].join(0.3) or threads[-1].is_alive()")
+    wait_for(lambda: swap.arbiter.works > works)
+    swap.back(blocks)
+    assert swap.program.do("result()") == 0
+    assert swap.wrong(piece) == 0
+
+
+def test_a_load_that_is_inside_the_driver_when_memory_leaves_counts_as_work(swap: Swap) -> None:
+    """It waits for the suspended channels, and launches nothing."""
+    piece = swap.written(6, 1)
+    wait_for(lambda: swap.arbiter.idle)
+    swap.stage.driver_ctl("fault", "hang", "cuModuleLoadData", "seconds=3")
+    swap.program.do(f"beside({LOADS!r})")
+    assert swap.program.do("threads[-1].join(0.3) or threads[-1].is_alive()")
+    assert swap.arbiter.idle
+    blocks = swap.away()
+    wait_for(lambda: not swap.arbiter.idle)
+    assert swap.program.do("threads[-1].join(0.6) or threads[-1].is_alive()")
+    assert not swap.arbiter.idle, "until the memory is back"
+    swap.back(blocks)
+    assert swap.program.do("result()") == 0
+    wait_for(lambda: swap.arbiter.idle)
+    assert swap.wrong(piece) == 0
+
+
+def test_a_load_while_the_container_is_suspended_counts_as_work(swap: Swap) -> None:
+    """Memory of another process of the container is away, or others have the GPU: nothing else ends that."""
+    swap.written(6, 1)
+    wait_for(lambda: swap.arbiter.idle)
+    swap.arbiter.suspend(off=True)
+    swap.stage.driver_ctl("fault", "hang", "cuModuleLoadData", "seconds=2")
+    swap.program.do(f"beside({LOADS!r})")
+    wait_for(lambda: not swap.arbiter.idle)
+    assert swap.program.do("threads[-1].join(0.6) or threads[-1].is_alive()")
+    assert not swap.arbiter.idle
+    swap.arbiter.suspend(off=False)
+    assert swap.program.do("result()") == 0
+    wait_for(lambda: swap.arbiter.idle)
 
 
 def test_what_was_sent_is_closed(swap: Swap) -> None:
