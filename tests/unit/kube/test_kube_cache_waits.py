@@ -19,11 +19,22 @@ from tests.unit.kube.cache_kit import api, watching
 __all__ = ["api"]
 
 
+class Elsewhere(FakeApi):
+    """In another thread's event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._its_loop = loop
+
+    async def watched(self, count: int = 1) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(super().watched(count), self._its_loop))
+
+
 @pytest.fixture
 def api_elsewhere() -> Iterator[tuple[FakeApi, Callable[[Callable[[], object]], None]]]:
     """An API server in a thread, and a way to change something there; returns when the client's kernel has all that the server sent."""
-    begun, server = threading.Event(), FakeApi()
-    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+    loop, begun, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    server = Elsewhere(loop)
 
     async def serve() -> None:
         async with server:
