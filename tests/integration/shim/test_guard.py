@@ -18,7 +18,7 @@ from vgpu.api.names import OverLimitAction
 
 RAW = """
 #include <fcntl.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,11 +47,14 @@ int main(int count, char **word)
     memcpy(&page_fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof page_fd);
     struct fake_page *page = mmap(NULL, FAKE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
     unsigned long long bytes = strtoull(word[2], NULL, 10) * FAKE_MIB;
-    pthread_mutex_lock(&page->lock);
+    uint32_t free_turn;
+    do
+        free_turn = atomic_load(&page->lock.turn) & ~1u;
+    while (!atomic_compare_exchange_weak(&page->lock.turn, &free_turn, free_turn + 1));
     page->slot[in.slot].kind = listed ? FAKE_CUDA : FAKE_NVML;
     page->slot[in.slot].contexts[0] = listed;
     page->unit[0].used_bytes[in.slot] += bytes;
-    pthread_mutex_unlock(&page->lock);
+    atomic_store(&page->lock.turn, free_turn + 2);
     puts("ready");
     fflush(stdout);
     getchar();
@@ -75,7 +78,7 @@ def raw(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A statically linked program that allocates memory by the driver's own protocol."""
     folder = tmp_path_factory.mktemp("raw")
     (folder / "raw.c").write_text(RAW)
-    command = ["gcc", "-static", "-pthread", "-I", str(ROOT / "shim/fake"), "-o", "raw", "raw.c"]
+    command = ["gcc", "-static", "-Werror", "-I", str(ROOT / "shim/fake"), "-o", "raw", "raw.c"]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "raw"
 
