@@ -94,6 +94,29 @@ def test_it_is_refused_if_the_limits_stay_unknown_or_the_limit_is_lower() -> Non
     assert book.deadline_s() is None
 
 
+def test_a_request_that_waited_for_the_limits_recalls_what_it_then_lacks() -> None:
+    """While the limits were not known, no recall could have made it fit."""
+    node = Node(1000, knows=False)
+    book = ledger(node, burst=100)
+    assert book.request(ONE, 0, 1, 60, 60, 0, elastic=True) == [Granted(ONE, 0, 1, 60)]
+    assert book.request(TWO, 0, 1, 270, 270, 0, elastic=True) == []
+    node.knows = True
+    (recalled,) = book.set_limits([100], 1.0, [300])
+    assert isinstance(recalled, Recalled)
+    assert recalled.process == ONE
+    assert book.give_back(ONE, 0, 60, recalled.recall, 1.0, elastic=True) == [Granted(TWO, 0, 1, 270)]
+
+
+def test_a_request_that_waits_for_a_promise_is_not_due_before_its_end_where_limits_stay_unknown() -> None:
+    """Else the arbiter would not rest until then."""
+    node = Node(1000, shared=False, knows=False)
+    book = ledger(node, burst=100)
+    assert book.promise(TWO, 0, 50, 10.5) == 50
+    assert book.request(ONE, 0, 1, 60, 60, 10.6) == []
+    assert book.deadline_s() == 11.5
+    assert book.expire(11.5) == [Granted(ONE, 0, 1, 60)]
+
+
 def test_the_node_decides_on_a_request_without_what_its_process_returned_for_it() -> None:
     """Else a request within the guarantee may be above it, and be refused."""
     node = Node(1000)
