@@ -149,14 +149,18 @@ class Acceptor:
             self._filtering = self._loop.call_at(max(self._loop.time(), self._filtered_s + FILTER_S), self._filter)
 
     def _filter(self) -> None:
-        """Where the kernel has no memory for it, connections are accepted and closed."""
+        """Where the kernel has no memory for all, it gets fewer: else those of the last time would stay blocked. The others' connections are accepted and closed."""
         self._filtering, self._filtered_s = None, self._loop.time()
         blocked = self._rates.blocked[: address_filter.FILTERED_MOST]
-        with suppress(OSError):
-            if blocked:
+        while blocked:
+            try:
                 address_filter.attach(self._sock, blocked)
+            except OSError:
+                blocked = blocked[: len(blocked) // 2]
             else:
-                address_filter.detach(self._sock)
+                return
+        with suppress(OSError):
+            address_filter.detach(self._sock)
 
     def _end(self, one: ClientConnection) -> None:
         """Close it, soon. One that was begun has memory, and there are few of them: at once."""

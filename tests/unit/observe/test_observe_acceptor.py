@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import cast
+
+import pytest
 
 from observe import address_filter
 from observe.acceptor import Acceptor
@@ -115,6 +119,32 @@ async def test_an_address_with_good_answers_is_not_blocked_where_only_clients_th
         for _ in range(30):
             assert await one.send(GET) == b"HTTP/1.1 200 OK"
         assert not acceptor._rates.blocked
+
+
+async def test_where_the_kernel_has_no_memory_for_all_addresses_none_stays_blocked_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """net.core.optmem_max is 20 KB by default before Linux 6.7: less than the largest filter takes."""
+    attach, most = address_filter.attach, 4
+
+    def small(sock: socket.socket, sources: list[str]) -> None:
+        if len(sources) > most:
+            raise OSError(errno.ENOMEM, "optmem_max")
+        attach(sock, sources)
+
+    monkeypatch.setattr(address_filter, "attach", small)
+    async with running(RATE) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        acceptor._rates._blocked = dict.fromkeys(["127.0.0.9"], inf)
+        acceptor._filter()
+        assert not await _connects(one, "127.0.0.9")
+        acceptor._rates._blocked = dict.fromkeys([f"127.0.1.{number}" for number in range(5)], inf)
+        acceptor._filter()
+        assert await _connects(one, "127.0.0.9")
+        assert not await _connects(one, "127.0.1.0"), "as many as fit are dropped"
+        most = 0
+        acceptor._filter()
+        assert await _connects(one, "127.0.0.8")
 
 
 async def test_a_server_drops_nobody_for_what_an_earlier_one_of_its_socket_saw() -> None:
