@@ -14,6 +14,8 @@ import pytest
 
 from observe import address_filter
 from observe.acceptor import Acceptor
+from observe.address_filter import source_of
+from observe.connections import ClientConnection
 from tests.unit.observe.serving_kit import BOUNDS, Running, first_line, running
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -119,6 +121,21 @@ async def test_an_address_with_good_answers_is_not_blocked_where_only_clients_th
         for _ in range(30):
             assert await one.send(GET) == b"HTTP/1.1 200 OK"
         assert not acceptor._rates.blocked
+
+
+@pytest.mark.parametrize("prefix", ["fd00:10:244:0::", "::ffff:10.244.0."])
+async def test_an_address_blocks_no_other_and_is_released_once_it_has_good_answers(prefix: str) -> None:
+    """The kubelet probes a pod from an address of the node's part of the pods' network; an API server has one of its subnet."""
+    async with running(replace(RATE, well_exempt=True)) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        pod, server = (ClientConnection(source_of(prefix + end), 0.0) for end in "51")
+        assert [acceptor._is_blocked(pod) for _ in range(7)][-1]
+        assert not acceptor._is_blocked(server)
+        acceptor.connections.answered_well(server, 0.0)
+        assert not acceptor._is_blocked(server)
+        acceptor.connections.answered_well(pod, 0.0)
+        acceptor._rates.release(0.0, acceptor._is_exempt)
+        assert not acceptor._is_blocked(pod)
 
 
 async def test_where_the_kernel_has_no_memory_for_all_addresses_none_stays_blocked_for_that(
