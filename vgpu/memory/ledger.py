@@ -355,7 +355,6 @@ class Ledger:
         events: list[Event] = []
         while gpu.requests and now_s >= self._opens_at_s:
             request = gpu.requests[0]
-            request.awaits_limits = False
             free_bytes = gpu.left_bytes(elastic=request.elastic, promised=True)
             missing_bytes = gpu.shared.missing_bytes(request.key, request.need_bytes)
             full = bool(request.key) and gpu.shared.full()
@@ -368,9 +367,9 @@ class Ledger:
                 return events
             elif gpu.promised_bytes and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
+                request.awaits_limits = False
                 return events
-            elif not full and self._node.awaits_limits(number, now_s):
-                request.awaits_limits = True
+            elif not full and self._node.awaits_limits(number, request, now_s):
                 return events
             else:
                 events.append(self._denied(number, request, now_s))

@@ -75,6 +75,8 @@ def test_a_request_waits_while_a_new_arbiter_does_not_know_the_limits() -> None:
     book.state(ONE, 0, 200, 200)
     book.states_elastic(ONE, 0, 200, 0)
     assert book.request(ONE, 0, 1, 10, 10, 0) == []
+    assert book.deadline_s() == 0
+    assert book.expire(0) == [Waiting(ONE, 0, 1, 10)]
     assert book.deadline_s() == 1.0
     assert book.expire(1.0) == [Waiting(ONE, 0, 1, 10)], "or its library takes the arbiter for absent"
     assert book.deadline_s() == 2.0
@@ -92,6 +94,17 @@ def test_it_is_refused_if_the_limits_stay_unknown_or_the_limit_is_lower() -> Non
     assert book.request(ONE, 0, 2, 110, 110, 10.0) == [Denied(ONE, 0, 2)]
     assert book.expire(10.9) == []
     assert book.deadline_s() is None
+
+
+def test_that_requests_wait_for_the_limits_is_answered_at_once() -> None:
+    """Their libraries have waited for the arbiter to open, and give up after 2 s without an answer."""
+    book = Ledger([100], node=Node(1000, knows=False), opens_at_s=1.0)
+    for process in (ONE, TWO):
+        book.join(process)
+        assert book.request(process, 0, 1, 110, 110, 0, elastic=True) == []
+    assert book.deadline_s() == 1.0
+    assert book.expire(1.0) == [Waiting(ONE, 0, 1, 110), Waiting(TWO, 0, 1, 110)]
+    assert book.deadline_s() == 2.0
 
 
 def test_a_request_that_waited_for_the_limits_recalls_what_it_then_lacks() -> None:
