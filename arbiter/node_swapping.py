@@ -59,12 +59,13 @@ class NodeSwapping:
             return
         if (due_s := self.node.deadline_s()) is not None and due_s <= self._clock():
             self.node.turn()
+        # before anything else of containers: what waits until the limits are known would be decided without them
+        if changed := self.node.changed_gpus():
+            self._renew(changed, settle)
         for stated in self.node.stated():
             if (container := self._containers.get(stated.name)) is not None:
                 container.memory.states_elastic(stated.pid, stated.gpu, stated.elastic_bytes)
                 settle(container)
-        if changed := self.node.changed_gpus():
-            self._renew(changed, settle)
         while decided := self.node.decided():
             for one in decided:
                 request = RequestId.of(one.id)

@@ -115,7 +115,7 @@ class Acceptor:
                     NO_DESCRIPTORS_S, self._loop.add_reader, self._sock, self._accept
                 )
                 return
-            one = ClientConnection(address[0] if isinstance(address, tuple) else "", time.monotonic())
+            one = ClientConnection(source_of(address[0]) if isinstance(address, tuple) else "", time.monotonic())
             if self._is_blocked(one):
                 self.connections.refused("rate")
                 os.close(fd)
@@ -128,17 +128,16 @@ class Acceptor:
             one.withdraw = self._listener.new.submit(one.address, partial(self._begin, fd, one))
 
     def _is_blocked(self, new: ClientConnection) -> bool:
-        source = source_of(new.address)
-        self._spend(new.address, source, new.since_s, 1.0)
-        return self._rates.is_blocked(source)
+        self._spend(new.address, new.since_s, 1.0)
+        return self._rates.is_blocked(new.address)
 
     def _charge_refusal(self, address: str) -> None:
         """A client of this address was refused something."""
-        self._spend(address, source_of(address), time.monotonic(), REFUSED_COST)
+        self._spend(address, time.monotonic(), REFUSED_COST)
 
-    def _spend(self, address: str, source: str, at_s: float, cost: float) -> None:
+    def _spend(self, address: str, at_s: float, cost: float) -> None:
         """One connection to a Unix socket is like another, so none of them costs anything."""
-        if address and not self._is_exempt(address) and self._rates.spend(source, at_s, cost):
+        if address and not self._is_exempt(address) and self._rates.spend(address, at_s, cost):
             self._filter_soon()
 
     def _is_exempt(self, address: str) -> bool:
@@ -149,14 +148,18 @@ class Acceptor:
             self._filtering = self._loop.call_at(max(self._loop.time(), self._filtered_s + FILTER_S), self._filter)
 
     def _filter(self) -> None:
-        """Where the kernel has no memory for it, connections are accepted and closed."""
+        """Where the kernel has no memory for all, it gets fewer: else those of the last time would stay blocked. The others' connections are accepted and closed."""
         self._filtering, self._filtered_s = None, self._loop.time()
         blocked = self._rates.blocked[: address_filter.FILTERED_MOST]
-        with suppress(OSError):
-            if blocked:
+        while blocked:
+            try:
                 address_filter.attach(self._sock, blocked)
+            except OSError:
+                blocked = blocked[: len(blocked) // 2]
             else:
-                address_filter.detach(self._sock)
+                return
+        with suppress(OSError):
+            address_filter.detach(self._sock)
 
     def _end(self, one: ClientConnection) -> None:
         """Close it, soon. One that was begun has memory, and there are few of them: at once."""

@@ -18,12 +18,13 @@ SO_ATTACH_FILTER: Final = 26
 SO_DETACH_FILTER: Final = 27
 """<asm-generic/socket.h>"""
 
-FILTERED_MOST: Final = 512
-"""Addresses. The kernel takes programs of 4,096 instructions (BPF_MAXINSNS), and an IPv6 prefix has five."""
+FILTERED_MOST: Final = 448
+"""Addresses. The kernel takes programs of 4,096 instructions (BPF_MAXINSNS), and an IPv6 address has nine."""
 
 _INSTRUCTION: Final = struct.Struct("=HBBI")
 """struct sock_filter of <linux/filter.h>: code, jump if true, jump if false, operand."""
 _LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT = 0x30, 0x20, 0x74
+_LOAD_KEPT, _KEEP = 0x60, 0x02
 _JUMP, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
 _IP_HEADER: Final = 0xFFF00000
 """SKF_NET_OFF: offsets from it are into the IP header, others into TCP's."""
@@ -36,18 +37,15 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def source_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or the /64 of an IPv6 address, as one host has all of that. Other text is its own."""
+    """What counts as one client: an address, in one form. Other text is its own. A prefix of IPv6 is no client: all pods of a node have one /64, often with the
+    address from which the kubelet probes them, and all nodes of a subnet another, with the API server's."""
     if ":" not in address:
         return address
     try:
         parsed: Address = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is None:
-            return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64))
-        parsed = parsed.ipv4_mapped
-    return str(parsed)
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 def program(sources: Iterable[str]) -> bytes:
@@ -62,9 +60,15 @@ def program(sources: Iterable[str]) -> bytes:
         if isinstance(parsed, ipaddress.IPv4Address):
             four += [(_JUMP_EQUAL, 0, 1, int(parsed)), _DROP]
         else:
-            high, low = int(parsed) >> 96, int(parsed) >> 64 & 0xFFFFFFFF
-            six += [(_LOAD_WORD, 0, 0, _IP_HEADER + _IPV6_SOURCE), (_JUMP_EQUAL, 0, 3, high)]
-            six += [(_LOAD_WORD, 0, 0, _IP_HEADER + _IPV6_SOURCE + 4), (_JUMP_EQUAL, 0, 1, low), _DROP]
+            for number, word in enumerate(struct.unpack(">4I", parsed.packed)):
+                otherwise = 7 - 2 * number  # past the other words and the drop
+                six += [(_LOAD_KEPT, 0, 0, number), (_JUMP_EQUAL, 0, otherwise, word)]
+            six.append(_DROP)
+    kept = [  # once: what the kernel makes of a load from the packet is several times as large as of another
+        one
+        for number in range(4)
+        for one in ((_LOAD_WORD, 0, 0, _IP_HEADER + _IPV6_SOURCE + 4 * number), (_KEEP, 0, 0, number))
+    ]
     code: list[Instruction] = [
         (_LOAD_BYTE, 0, 0, _FLAGS),
         (_JUMP_ANY_BIT, 1, 0, _SYN),
@@ -76,6 +80,7 @@ def program(sources: Iterable[str]) -> bytes:
         (_LOAD_WORD, 0, 0, _IP_HEADER + _IPV4_SOURCE),
         *four,
         _PASS,
+        *kept,
         *six,
         _PASS,
     ]

@@ -7,8 +7,10 @@ directories are never used again, so a name stays right as long as its directory
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ import structlog
 FILE: Final = "limits.json"
 LONGEST: Final = 16 * 2**20
 """Largest size of the file in bytes. A container with one GPU needs some 120 of them."""
+AGAIN_S: Final = 5.0
+"""After the file could not be written, as on a disk that is full for a while. Guessed."""
 _log = structlog.get_logger()
 
 
@@ -30,9 +34,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HighestLimits:
     """See the module. For one thread. `path` None = nothing is stored. `grants`: the folder of the grant directories."""
 
-    def __init__(self, path: Path | None = None, grants: Path | None = None) -> None:
-        self._path, self._grants = path, grants
+    def __init__(
+        self, path: Path | None = None, grants: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._grants, self._clock = path, grants, clock
         self._failed = ""
+        self._again_at_s = inf
         self._highest = self._read()
 
     def of(self, name: str, gpu: str) -> int:
@@ -40,9 +47,11 @@ class HighestLimits:
         return self._highest.get(name, {}).get(gpu, 0)
 
     def set(self, name: str, gpu: str, limit_bytes: int) -> None:
-        """A limit above the guarantee is set."""
+        """A limit above the guarantee is set. Called again while it is, which writes the file again where it could not be written."""
         if limit_bytes > self.of(name, gpu):
             self._highest.setdefault(name, {})[gpu] = limit_bytes
+            self._save()
+        elif self._clock() >= self._again_at_s:
             self._save()
 
     def forget(self, name: str) -> None:
@@ -75,8 +84,8 @@ class HighestLimits:
         except OSError as error:
             if str(error) != self._failed:
                 _log.error("limits of containers are forgotten at a restart", file=str(self._path), reason=str(error))
-            self._failed = str(error)
+            self._failed, self._again_at_s = str(error), self._clock() + AGAIN_S
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             return
-        self._failed = ""
+        self._failed, self._again_at_s = "", inf

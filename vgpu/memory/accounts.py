@@ -110,6 +110,12 @@ class GpuAccounts:
         self.promises.pop(process, None)
         return True
 
+    def set_limits(self, limit_bytes: int, burst_bytes: int, highest_bytes: int) -> None:
+        """For resident memory, for all, and the highest until now. What waited until the limits are known may fit by a recall now."""
+        self.limit_bytes, self.burst_bytes, self.highest_bytes = limit_bytes, burst_bytes, highest_bytes
+        for request in self.requests:
+            request.recalled &= not request.awaits_limits
+
     def queue(self, number: int, request: LeaseRequest) -> None:
         """Add a request. It ends the promise of its process. Raises BadDocument if an earlier one of this process and kind is not answered."""
         unanswered = (*self.requests, *self.at_node)

@@ -294,11 +294,9 @@ class Ledger:
     ) -> list[Event]:
         """The same GPUs have other limits: for resident memory, and with `bursts_bytes` higher ones for all. Existing leases stay. `highest_bytes`: the
         highest limits until now; what is leased counts for the GPUs up to these."""
-        for gpu, limit, burst in zip(self._gpus, limits_bytes, bursts_bytes or limits_bytes, strict=True):
-            gpu.limit_bytes, gpu.burst_bytes = limit, burst
-        if highest_bytes is not None:
-            for gpu, highest in zip(self._gpus, highest_bytes, strict=True):
-                gpu.highest_bytes = highest
+        highest_bytes = highest_bytes or [gpu.highest_bytes for gpu in self._gpus]
+        for gpu, *limits in zip(self._gpus, limits_bytes, bursts_bytes or limits_bytes, highest_bytes, strict=True):
+            gpu.set_limits(*limits)
         return self._decide_all(now_s)
 
     def charge_unconnected(self, gpu: int, amount_bytes: int, now_s: float) -> list[Event]:
@@ -369,8 +367,9 @@ class Ledger:
                 return events
             elif gpu.promised_bytes and missing_bytes <= gpu.left_bytes(elastic=request.elastic) and not full:
                 request.waits_for.clear()
+                request.awaits_limits = False
                 return events
-            elif not full and self._node.awaits_limits(number, now_s):
+            elif not full and self._node.awaits_limits(number, request, now_s):
                 return events
             else:
                 events.append(self._denied(number, request, now_s))
@@ -383,11 +382,11 @@ class Ledger:
         return Denied(request.process, number, request.seq)
 
     def _due_s(self, number: int, head: LeaseRequest) -> float:
-        """When the first request of a GPU is decided without a further event. If it waits for promises
-        alone: when they expire."""
+        """When the first request of a GPU is decided without a further event. If it waits for promises alone: when they expire."""
         if not head.recalled:
             return self._opens_at_s
-        return head.until_s if head.waits_for else self._node.limits_due_s(number)
+        limits_due_s = self._node.limits_due_s(number) if head.awaits_limits else inf
+        return head.until_s if head.waits_for else limits_due_s
 
     def _recall(self, number: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> list[Event]:
         """Recall once what a request lacks, unless no recall could make it fit, and once more from siblings that have just answered an earlier recall."""

@@ -31,11 +31,13 @@ class NodeRequests:
         self._limits_by_s = opens_at_s + LIMITS_WAIT_S
         self._repeat_at_s = inf
 
-    def awaits_limits(self, gpu: int, now_s: float) -> bool:
-        """Whether a request that does not fit the container's limits waits, because they may rise in a moment."""
+    def awaits_limits(self, gpu: int, request: LeaseRequest, now_s: float) -> bool:
+        """Whether a request that does not fit the container's limits waits, because they may rise in a moment. The answer that it waits is due at once:
+        it may have waited for most of 2 s already."""
         if now_s >= self._limits_by_s or self._knows_limits(gpu):
             return False
-        self._repeat_at_s = min(self._repeat_at_s, now_s + PENDING_S)
+        if not request.awaits_limits:
+            request.awaits_limits, self._repeat_at_s = True, now_s
         return True
 
     def limits_due_s(self, gpu: int) -> float:

@@ -160,6 +160,8 @@ class LeaseRequest:
     """Processes that have not answered a recall."""
     owed: set[int] = field(default_factory=set)
     """Of those that it waited for, the ones whose recall was an earlier request's: they are sent another once they have answered."""
+    awaits_limits: bool = False
+    """It does not fit, and waits until the container's limits are known."""
 
     @property
     def kind(self) -> str:

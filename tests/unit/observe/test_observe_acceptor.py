@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import cast
+
+import pytest
 
 from observe import address_filter
 from observe.acceptor import Acceptor
+from observe.address_filter import source_of
+from observe.connections import ClientConnection
 from tests.unit.observe.serving_kit import BOUNDS, Running, first_line, running
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -115,6 +121,47 @@ async def test_an_address_with_good_answers_is_not_blocked_where_only_clients_th
         for _ in range(30):
             assert await one.send(GET) == b"HTTP/1.1 200 OK"
         assert not acceptor._rates.blocked
+
+
+@pytest.mark.parametrize("prefix", ["fd00:10:244:0::", "::ffff:10.244.0."])
+async def test_an_address_blocks_no_other_and_is_released_once_it_has_good_answers(prefix: str) -> None:
+    """The kubelet probes a pod from an address of the node's part of the pods' network; an API server has one of its subnet."""
+    async with running(replace(RATE, well_exempt=True)) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        pod, server = (ClientConnection(source_of(prefix + end), 0.0) for end in "51")
+        assert [acceptor._is_blocked(pod) for _ in range(7)][-1]
+        assert not acceptor._is_blocked(server)
+        acceptor.connections.answered_well(server, 0.0)
+        assert not acceptor._is_blocked(server)
+        acceptor.connections.answered_well(pod, 0.0)
+        acceptor._rates.release(0.0, acceptor._is_exempt)
+        assert not acceptor._is_blocked(pod)
+
+
+async def test_where_the_kernel_has_no_memory_for_all_addresses_none_stays_blocked_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """net.core.optmem_max is 20 KB by default before Linux 6.7: less than the largest filter takes."""
+    attach, most = address_filter.attach, 4
+
+    def small(sock: socket.socket, sources: list[str]) -> None:
+        if len(sources) > most:
+            raise OSError(errno.ENOMEM, "optmem_max")
+        attach(sock, sources)
+
+    monkeypatch.setattr(address_filter, "attach", small)
+    async with running(RATE) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        acceptor._rates._blocked = dict.fromkeys(["127.0.0.9"], inf)
+        acceptor._filter()
+        assert not await _connects(one, "127.0.0.9")
+        acceptor._rates._blocked = dict.fromkeys([f"127.0.1.{number}" for number in range(5)], inf)
+        acceptor._filter()
+        assert await _connects(one, "127.0.0.9")
+        assert not await _connects(one, "127.0.1.0"), "as many as fit are dropped"
+        most = 0
+        acceptor._filter()
+        assert await _connects(one, "127.0.0.8")
 
 
 async def test_a_server_drops_nobody_for_what_an_earlier_one_of_its_socket_saw() -> None:

@@ -53,12 +53,15 @@ def test_new_connections_of_named_addresses_are_dropped():
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_a_socket_for_both_families_drops_both():
     with listening(socket.AF_INET6) as sock:
-        attach(sock, ["127.0.0.9", "fd00::", source_of("::1")])
+        attach(sock, ["127.0.0.9", "fd00::", "::1"])
         assert not connects(sock, "::1")
         assert not connects(sock, "127.0.0.9")
         assert connects(sock, "127.0.0.8")
-        attach(sock, ["127.0.0.9", "fd00::"])
-        assert connects(sock, "::1")
+        neighbours = ["8000::1", "0:1::1", "::1:0:0:1", "::1:1", "::2"]
+        attach(sock, ["127.0.0.9", "fd00::", *neighbours])
+        assert connects(sock, "::1"), "a part of its address is another's"
+        attach(sock, [*neighbours, "::1"])
+        assert not connects(sock, "::1")
 
 
 def test_an_open_connection_goes_on():
@@ -89,8 +92,8 @@ def test_as_many_addresses_as_it_may_have_fit_the_kernel(form):
     [
         ("127.0.0.1", "127.0.0.1"),
         ("::ffff:10.1.2.3", "10.1.2.3"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("fe80::1%eth0", "fe80::"),
+        ("2001:db8:1:2:03:4:5:6", "2001:db8:1:2:3:4:5:6"),
+        ("fe80::1%eth0", "fe80::1"),
         ("", ""),
         ("no:address", "no:address"),
     ],

@@ -32,6 +32,8 @@ class NodeDouble:
         self.said: list[str] = []
         self.pools = {GPU, OTHER_GPU}
         self.changes: list[str] = []
+        self.unknown: set[str] = set()
+        """GPUs of which it is not known whether memory can be moved from them."""
         self.elastic: dict[int, int] = {}
         self.statements: list[Stated] = []
         self._decided: list[Decided] = []
@@ -101,8 +103,8 @@ class NodeDouble:
     def ready(self, gpu: str) -> bool:
         return gpu in self.pools
 
-    def knows_limits(self, _: str) -> bool:
-        return True
+    def knows_limits(self, gpu: str) -> bool:
+        return gpu not in self.unknown
 
     def stated(self) -> list[Stated]:
         statements, self.statements = self.statements, []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arbiter.memory.highest_limits import HighestLimits
+from arbiter.memory.highest_limits import AGAIN_S, HighestLimits
 from arbiter.memory.node_share import NodeShare
 from tests.unit.arbiter.memory.test_node_share import GPU, MIB, a_grant, limits
 
@@ -42,6 +42,19 @@ def test_a_file_that_cannot_be_written_ends_nothing(grants: Path) -> None:
     kept = HighestLimits(grants.with_name("none") / "limits.json", grants)
     kept.set("k", GPU, 500)
     assert kept.of("k", GPU) == 500
+
+
+def test_a_file_that_could_not_be_written_is_written_later(grants: Path) -> None:
+    """A disk may be full for a while; after the next restart the container would be over its limit."""
+    now_s, file = 10.0, grants.with_name("none") / "limits.json"
+    kept = HighestLimits(file, grants, lambda: now_s)
+    kept.set("k", GPU, 500)
+    file.parent.mkdir()
+    kept.set("k", GPU, 500)
+    assert not file.exists(), "not at each reading of the GPU"
+    now_s += AGAIN_S
+    kept.set("k", GPU, 500)
+    assert HighestLimits(file, grants).of("k", GPU) == 500
 
 
 def test_where_bursts_are_switched_off_a_container_keeps_what_it_leased_under_its_limit_and_no_more(

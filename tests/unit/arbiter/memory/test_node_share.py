@@ -155,6 +155,30 @@ def test_a_gpu_without_a_pool_has_the_guarantee_until_there_is_one(node: Arbiter
     assert process.receive_numbered() == (7, wire.Pending(0, 1500 * MIB))
 
 
+def test_what_a_process_states_while_the_limits_become_known_refuses_no_request_that_waits_for_them(
+    node: ArbiterNode, swap_node: NodeDouble
+) -> None:
+    """A restarted arbiter learns both in its first half second."""
+    swap_node.pools.clear()
+    swap_node.unknown.add(GPU)
+    node.allocate("k")
+    node.write_burst("k", limits())
+    node.write("k", a_grant(GUARANTEE))
+    node.start()
+    process = restated(node, 100)
+    wait_for(lambda: swap_node.used.get(("k", GPU)) == (100, 0))
+    process.send(wire.Lease(0, 1500 * MIB, 1500 * MIB, LeaseKind.ELASTIC), 7)
+    assert process.receive_numbered() == (7, wire.Pending(0, 1500 * MIB))
+    swap_node.pools.add(GPU)
+    swap_node.changes.append(GPU)
+    swap_node.unknown.clear()
+    swap_node.state("k", 50)
+    number, answer = process.receive_numbered()
+    assert number == 7
+    assert isinstance(answer, wire.Leased)
+    assert not answer.refused
+
+
 def test_a_pool_that_ends_lowers_the_limit_of_no_container_that_has_had_it(
     node: ArbiterNode, bursting: NodeDouble
 ) -> None:

@@ -75,6 +75,8 @@ def test_a_request_waits_while_a_new_arbiter_does_not_know_the_limits() -> None:
     book.state(ONE, 0, 200, 200)
     book.states_elastic(ONE, 0, 200, 0)
     assert book.request(ONE, 0, 1, 10, 10, 0) == []
+    assert book.deadline_s() == 0
+    assert book.expire(0) == [Waiting(ONE, 0, 1, 10)]
     assert book.deadline_s() == 1.0
     assert book.expire(1.0) == [Waiting(ONE, 0, 1, 10)], "or its library takes the arbiter for absent"
     assert book.deadline_s() == 2.0
@@ -92,6 +94,40 @@ def test_it_is_refused_if_the_limits_stay_unknown_or_the_limit_is_lower() -> Non
     assert book.request(ONE, 0, 2, 110, 110, 10.0) == [Denied(ONE, 0, 2)]
     assert book.expire(10.9) == []
     assert book.deadline_s() is None
+
+
+def test_that_requests_wait_for_the_limits_is_answered_at_once() -> None:
+    """Their libraries have waited for the arbiter to open, and give up after 2 s without an answer."""
+    book = Ledger([100], node=Node(1000, knows=False), opens_at_s=1.0)
+    for process in (ONE, TWO):
+        book.join(process)
+        assert book.request(process, 0, 1, 110, 110, 0, elastic=True) == []
+    assert book.deadline_s() == 1.0
+    assert book.expire(1.0) == [Waiting(ONE, 0, 1, 110), Waiting(TWO, 0, 1, 110)]
+    assert book.deadline_s() == 2.0
+
+
+def test_a_request_that_waited_for_the_limits_recalls_what_it_then_lacks() -> None:
+    """While the limits were not known, no recall could have made it fit."""
+    node = Node(1000, knows=False)
+    book = ledger(node, burst=100)
+    assert book.request(ONE, 0, 1, 60, 60, 0, elastic=True) == [Granted(ONE, 0, 1, 60)]
+    assert book.request(TWO, 0, 1, 270, 270, 0, elastic=True) == []
+    node.knows = True
+    (recalled,) = book.set_limits([100], 1.0, [300])
+    assert isinstance(recalled, Recalled)
+    assert recalled.process == ONE
+    assert book.give_back(ONE, 0, 60, recalled.recall, 1.0, elastic=True) == [Granted(TWO, 0, 1, 270)]
+
+
+def test_a_request_that_waits_for_a_promise_is_not_due_before_its_end_where_limits_stay_unknown() -> None:
+    """Else the arbiter would not rest until then."""
+    node = Node(1000, shared=False, knows=False)
+    book = ledger(node, burst=100)
+    assert book.promise(TWO, 0, 50, 10.5) == 50
+    assert book.request(ONE, 0, 1, 60, 60, 10.6) == []
+    assert book.deadline_s() == 11.5
+    assert book.expire(11.5) == [Granted(ONE, 0, 1, 60)]
 
 
 def test_the_node_decides_on_a_request_without_what_its_process_returned_for_it() -> None:
