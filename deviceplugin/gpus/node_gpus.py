@@ -25,6 +25,7 @@ from nvml.messages import Found, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.health.presence import LateGpus, missing
 
 RETRY_S: Final = 1.0
 """Between attempts. They cost nothing: the supervisor decides when a child is started."""
@@ -54,6 +55,12 @@ class NvmlConnection(Protocol):
 
     hangs: int
     """Calls about a GPU that did not return, since one did."""
+    openings: int
+    """So often NVML was opened."""
+
+    @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of the machine's GPUs as NVML was opened; None where they cannot be read."""
 
     @property
     def nvml(self) -> Nvml: ...
@@ -84,6 +91,9 @@ class NodeGpus:
         self._health = HealthTracker()
         self._away = ""
         self._away_since_s = 0.0
+        self._openings = 0
+        """Of NVML, at the last probe."""
+        self._late = LateGpus()
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
 
@@ -121,7 +131,13 @@ class NodeGpus:
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.reported if self._offer.probed else None
-            inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
+            openings, on_bus = self._driver.openings, self._driver.on_bus
+            inventory = await asyncio.to_thread(
+                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before,
+                reopened=openings != self._openings, on_bus=on_bus,
+            )  # fmt: skip
+            self._openings = openings
+            self._late.probed(missing(inventory.gpus, on_bus), self._clock())
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self._offer.set_inventory(inventory)
@@ -132,8 +148,6 @@ class NodeGpus:
             self._away = ""
             if not inventory.gpus:
                 log.info("this node has no GPUs", next_probe_s=self._probe_s)
-                await asyncio.sleep(self._probe_s)
-                continue
             await self._watch([gpu.uuid for gpu in inventory.gpus])
 
     async def _watch(self, uuids: list[str]) -> None:
@@ -143,14 +157,24 @@ class NodeGpus:
                 async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
                     group.create_task(self._watch_xids(tuple(uuids)))
                     group.create_task(self._query_health(uuids, probing))
+                    group.create_task(self._watch_openings(probing))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             if failed.split(NvmlError)[1] is not None:
                 raise  # a bug of this program must not pass for a driver that is unavailable
             raise failed.exceptions[0] from None
 
+    async def _watch_openings(self, probing: asyncio.Timeout) -> None:
+        """End `probing` when NVML was opened anew: it may list other GPUs."""
+        while True:
+            await asyncio.sleep(EVENTS_S)
+            if why := self._late.reopen(self._clock()):
+                self._driver.reopen(why)
+            if self._driver.openings != self._openings and not probing.expired():
+                probing.reschedule(asyncio.get_running_loop().time())
+
     async def _watch_xids(self, uuids: tuple[str, ...]) -> None:
         reported: set[str] = set()
-        while True:
+        while uuids:
             pending = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
             try:
                 seen = await asyncio.shield(pending)
@@ -177,6 +201,8 @@ class NodeGpus:
 
         `probing` ends when the next probe is due: at once for a GPU that answers again, and that the last probe left unhealthy.
         """
+        if not uuids:
+            await asyncio.Event().wait()
         silent_rounds = 0
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
