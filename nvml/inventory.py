@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 from nvml.errors import NvmlAway, NvmlError
 from nvml.queries import Nvml
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
 from vgpu.health.presence import present
+
+FUNCTION_NOT_FOUND: Final = 13
+"""NVML_ERROR_FUNCTION_NOT_FOUND, from nvml.h."""
 
 
 def probe(
@@ -38,6 +42,8 @@ def probe(
         except NvmlAway:
             raise
         except NvmlError as error:
+            if error.code == FUNCTION_NOT_FOUND and known is None:
+                raise  # the driver is too old for every GPU
             silent.append(error)
     now = present(last.gpus if last else (), gpus, silent=len(silent), reopened=reopened, on_bus=on_bus)
     if silent and not now.gpus:

@@ -19,12 +19,13 @@ import structlog
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
-from nvml.health import HealthTracker
 from nvml.inventory import probe
 from nvml.messages import Found, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.health.conditions import Reading
+from vgpu.health.node_health import NodeHealth
 from vgpu.health.presence import LateGpus, missing
 
 RETRY_S: Final = 1.0
@@ -82,13 +83,14 @@ class NodeGpus:
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
         try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
-        self._try_out, self._clock = try_out, clock
+        self._try_out, self._clock, self._now = try_out, clock, now
         self._driver, self._nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
-        self._health = HealthTracker()
+        self.health = NodeHealth()
         self._away = ""
         self._away_since_s = 0.0
         self._openings = 0
@@ -116,7 +118,7 @@ class NodeGpus:
                 await asyncio.sleep(RETRY_S)
 
     def _fails(self, error: Exception) -> None:
-        """The GPUs are unhealthy once NVML has been unavailable for long, or a call did not return."""
+        """The GPUs are unmonitored once NVML has been unavailable for long, or a call did not return."""
         why, at_s = str(error), self._clock()
         if not self._away:
             self._away_since_s = at_s
@@ -124,9 +126,10 @@ class NodeGpus:
             log.warning("no GPUs are offered yet, or their state is no longer known", error=why)
         self._away = why
         hangs = isinstance(error, NvmlHung) or self._driver.hangs >= HANGS
-        if (hangs or at_s - self._away_since_s >= GRACE_S) and self._offer.probed:
-            self._offer.set_unhealthy({gpu.uuid: why for gpu in self._offer.inventory().gpus})
-            self._report()
+        long = hangs or at_s - self._away_since_s >= GRACE_S
+        uuids = [gpu.uuid for gpu in self._offer.inventory().gpus]
+        if long and self._offer.probed and self.health.away(uuids, why, self._now()):
+            self._reported()
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
@@ -140,8 +143,9 @@ class NodeGpus:
             self._late.probed(missing(inventory.gpus, on_bus), self._clock())
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
-            self._offer.set_inventory(inventory)
-            self._offer.set_unhealthy(self._health.unhealthy)
+            self.health.back()
+            self.health.keep_only([gpu.uuid for gpu in inventory.gpus])
+            self._offer.set_inventory(inventory, self.health.conditions)
             self._report()
             if self._away or before is None:
                 log.info("NVML answers", library=opened.found, access=access, was=self._away)
@@ -193,7 +197,7 @@ class NodeGpus:
         for event in seen.xids:
             log.warning("XID", gpu_uuid=event.uuid, xid=event.xid)
             self._metrics.xids.labels(event.uuid, str(event.xid)).inc()
-            if self._health.xid(event.uuid, event.xid):
+            if self.health.xid(event.uuid, event.xid, self._now()):
                 self._reported()
 
     async def _query_health(self, uuids: list[str], probing: asyncio.Timeout) -> None:
@@ -215,25 +219,32 @@ class NodeGpus:
 
     def _left_unhealthy(self, uuids: list[str], troubles: list[str | None]) -> bool:
         """Is there a GPU that is healthy, and did not answer the last probe?"""
-        well = {
-            uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None
-        } - self._health.unhealthy.keys()
+        answering = {uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None}
+        well = {uuid for uuid in answering if not self.health.stands(uuid)}
         return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
-        """Why the GPU is unhealthy now, if it is; a change is logged. Raises NvmlAway."""
+        """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""
         try:
-            trouble = await asyncio.to_thread(self._nvml.answers, uuid)
-            self._hung.pop(uuid, None)
+            reply = await asyncio.to_thread(self._nvml.health, uuid)
         except NvmlHung as error:
-            trouble = self._hung[uuid] = str(error)
-        if self._health.answered(uuid, trouble):
+            self._hung[uuid] = str(error)
+            if self.health.failed(uuid, str(error), self._now(), hung=True):
+                self._reported()
+            return str(error)
+        self._hung.pop(uuid, None)
+        if reply.trouble is not None:
+            changed = self.health.failed(uuid, reply.trouble, self._now(), code=reply.code)
+        else:
+            changed = self.health.answered(uuid, reply.reading or Reading(), self._now())
+        if changed:
             self._reported()
-        return trouble
+        return reply.trouble
 
     def _reported(self) -> None:
-        log.warning("health changed", unhealthy=dict(self._health.unhealthy))
-        self._offer.set_unhealthy(self._health.unhealthy)
+        conditions = self.health.conditions
+        log.warning("health changed", conditions={uuid: [one.reason for one in of] for uuid, of in conditions.items()})
+        self._offer.set_conditions(conditions)
         self._report()
 
     def _report(self) -> None:

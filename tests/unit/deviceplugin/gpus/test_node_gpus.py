@@ -29,7 +29,7 @@ from nvml.messages import (
 )
 from nvml.queries import Nvml
 from tests.unit.deviceplugin.builders import inventory
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 
 
@@ -227,15 +227,17 @@ async def test_an_xid_makes_its_gpu_ill_until_it_has_answered(monkeypatch: pytes
     driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
-        seen: list[tuple[bool, ...]] = []
-        reported = follower.offer.set_unhealthy
+        seen: list[dict[str, tuple[GpuCondition, ...]]] = []
+        reported = follower.offer.set_conditions
         monkeypatch.setattr(
-            follower.offer, "set_unhealthy", lambda unhealthy: (seen.append(tuple(unhealthy)), reported(unhealthy))
+            follower.offer, "set_conditions", lambda conditions: (seen.append(dict(conditions)), reported(conditions))
         )
         driver.xids.append(Xid(driver.gpus[0].uuid, 79))
         async with asyncio.timeout(20):
             await until(lambda: len(seen) >= 2)
-        assert seen[:2] == [(driver.gpus[0].uuid,), ()]
+        (condition,) = seen[0][driver.gpus[0].uuid]
+        assert (condition.reason, condition.state) == ("OffTheBus", "unhealthy")
+        assert seen[1] == {}
 
 
 async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.MonkeyPatch) -> None:
