@@ -79,3 +79,40 @@ async def test_capacity_follows_gpus_that_are_taken_out_put_in_and_replaced(runn
         await follows(1, "unplug", 1)
         assert {gpu.uuid for gpu in await follows(2, "replug", 1, f"uuid={OTHER}")} == {first, OTHER}
         assert len(await follows(3, "plug", "t4", "memory_mib=8192", "bus=0000:91:00.0")) == 3
+
+
+async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: Start) -> None:
+    async with running() as made:
+        first, second = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
+
+        async def noted(reason: str, *words: str) -> None:
+            async with asyncio.timeout(60):
+                while not any(
+                    one["reason"] == reason and all(word in one["note"] for word in words) for one in made.api.events
+                ):
+                    await made.api.news.wait()
+
+        made.driver.ctl("reading", 0, "slowdowns", 0x40)
+        made.driver.ctl("reading", 0, "temperature_c", 91)
+        (hot, _) = await published(made, lambda gpus: bool(gpus[0].conditions))
+        assert (hot.state, hot.healthy, [one.reason for one in hot.conditions]) == (
+            "degraded",
+            True,
+            ["ThermalSlowdown"],
+        )
+        assert len(uuids(made)) == 2, "pods may have a degraded GPU"
+        await noted("GpuDegraded", first, "ThermalSlowdown")
+        _, metrics = await made.get("/metrics")
+        assert f'tangram_gpu_temperature_celsius{{gpu_index="0",gpu_uuid="{first}"}} 91.0' in metrics
+        assert f'tangram_gpu_health_state{{gpu_index="0",gpu_uuid="{first}",state="degraded"}} 1.0' in metrics
+        made.driver.xid(1, 13)  # a program's own fault
+        made.driver.xid(1, 79)
+        await made.kubelet.until(lambda: len(uuids(made)) == 1)
+        (_, lost) = await published(made, lambda gpus: not gpus[1].healthy)
+        assert (lost.state, lost.conditions[0].reason) == ("unhealthy", "OffTheBus")
+        await noted("GpuUnhealthy", second, "OffTheBus")
+        made.driver.recover(1)
+        await made.kubelet.until(lambda: len(uuids(made)) == 2)
+        await noted("GpuHealthy", second)
+        made.driver.ctl("unplug", 1)
+        await noted("GpuRemoved", second)
