@@ -140,7 +140,8 @@ class NodeGpus:
                 reopened=openings != self._openings, on_bus=on_bus,
             )  # fmt: skip
             self._openings = openings
-            self._late.probed(missing(inventory.gpus, on_bus), self._clock())
+            described = [gpu for gpu in inventory.gpus if gpu.healthy]
+            self._late.probed(missing(described, on_bus), self._clock())
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()

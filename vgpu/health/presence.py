@@ -16,6 +16,8 @@ from vgpu.api.inventory import Gpu
 REOPEN_AFTER_S: Final = (3.0, 30.0)
 """After a probe that misses a GPU which is on the bus, NVML is opened anew, at most so often: the kernel driver binds a GPU some time before NVML lists it.
 Guessed. A GPU that the driver cannot initialise must not cost the others a session again and again."""
+REOPEN_EVERY_S: Final = 3600.0
+"""After those. Guessed: no GPU that became well again is out of use for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,8 @@ class LateGpus:
 
     def reopen(self, at_s: float) -> str:
         """Why NVML must be opened anew now; empty when it must not. Counts as a try."""
-        if (
-            not self._missing
-            or self._tries >= len(REOPEN_AFTER_S)
-            or at_s - self._probed_s < REOPEN_AFTER_S[self._tries]
-        ):
+        pause_s = REOPEN_AFTER_S[self._tries] if self._tries < len(REOPEN_AFTER_S) else REOPEN_EVERY_S
+        if not self._missing or at_s - self._probed_s < pause_s:
             return ""
         self._tries += 1
         self._probed_s = at_s

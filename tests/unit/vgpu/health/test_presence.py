@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.api.inventory import Gpu
-from vgpu.health.presence import bus_address, missing, present
+from vgpu.health.presence import LateGpus, bus_address, missing, present
 
 SLOTS = [f"0000:{bus:02x}:00.0" for bus in range(0x17, 0x1D)]
 
@@ -100,3 +100,17 @@ def test_after_any_sequence_of_machines_the_gpus_are_those_that_answer_and_those
         assert all(one in now.gpus for one in described), "what NVML describes stands as it does"
         assert all(one.healthy is (one.uuid not in now.kept) for one in now.gpus)
         gpus = now.gpus
+
+
+def test_nvml_is_opened_anew_for_a_missing_gpu_twice_soon_and_then_once_an_hour() -> None:
+    late, opened = LateGpus(), []
+    late.probed(frozenset(SLOTS[:1]), 0)
+    for at_s in range(2 * 3600):
+        if late.reopen(at_s):
+            opened.append(at_s)
+            late.probed(frozenset(SLOTS[:1]), at_s)
+    assert opened == [3, 33, 3633]
+    late.probed(frozenset(), 7200)
+    assert late.reopen(100_000) == ""
+    late.probed(frozenset(SLOTS[1:2]), 100_000)
+    assert late.reopen(100_003) != "", "another GPU counts anew"
