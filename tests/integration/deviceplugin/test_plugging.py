@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
+from tests.integration.deviceplugin.plugin_kit import inventory, sharing
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.inventory import Gpu
 from vgpu.api.names import DEFAULT
@@ -116,3 +118,26 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: St
         await noted("GpuHealthy", second)
         made.driver.ctl("unplug", 1)
         await noted("GpuRemoved", second)
+
+
+async def test_a_pod_of_a_gpu_that_went_is_told_and_starts_no_container_and_others_go_on(running: Start) -> None:
+    async with running() as made:
+        pods = {name: sharing(name, inventory(made), gpu, 8, 30).plain() for gpu, name in enumerate(("stays", "loses"))}
+        for name, pod in pods.items():
+            made.api.put(pod)
+            await made.kubelet.admit(pod)
+            made.arbiter_listens(name)
+            await made.kubelet.start_container(name, "main")
+        lost = inventory(made).gpus[1].uuid
+        made.driver.ctl("unplug", 1)
+        await published(made, lambda gpus: len(gpus) == 1)
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=f"container main cannot start: {lost} is no longer in this node"
+        ):
+            await made.kubelet.start_container("loses", "main")
+        await made.kubelet.start_container("stays", "main")
+        async with asyncio.timeout(60):
+            while not (told := [one for one in made.api.events if one["reason"] == "GpuUnfit"]):
+                await made.api.news.wait()
+        assert {one["regarding"]["name"] for one in told} == {"loses"}
+        assert not made.api.deleted
