@@ -107,9 +107,11 @@ class PreStart:
         fetch: Callable[[str, str], Awaitable[Pod | None]],
         over_limit_action: OverLimitAction = DEFAULT_OVER_LIMIT_ACTION,
         clear: bool = False,
+        gone_of: Callable[[Collection[str]], str] = lambda _: "",
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self._gone_of = gone_of
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._records, self._ledger, self._grants = pods, records, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
@@ -270,6 +272,8 @@ class PreStart:
     def _verify_devices(self, starting: StartingPod, container: str, given: Sequence[str] | None) -> None:
         """With CDI the devices came from Allocate's guess: they must be the assigned ones (invariant I2)."""
         assigned = frozenset(starting.node_pod.assignment.uuids(container))
+        if gone := self._gone_of(assigned):
+            raise StartRefused(f"{starting.node_pod}: container {container} cannot start: {gone}", starting.pod)
         if given is not None and self._inventory().access == "cdi" and frozenset(given) != assigned:
             raise DevicesSwapped(
                 f"{starting.node_pod}: container {container} was given {', '.join(sorted(given))} and is assigned {', '.join(sorted(assigned))}: the kubelet mixed up two pods of the same size, so this one has to be replaced",

@@ -17,6 +17,7 @@ from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
+from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
@@ -107,7 +108,9 @@ class DevicePlugin:
         self.conditions = PodConditions(client, self.pods.pods, names)
         self.reports = Reports(
             client, settings.node_name, self.pods, self.recorder, self.metrics, self.conditions, lambda uid: self.status_watch.is_stranded(uid),
+            lambda uid: self.health_watch.must_leave(uid),
         )  # fmt: skip
+        self.health_watch = HealthWatch(self.offer, self.pods, settings.unhealthy_gpu_policy, self.reports)
         self.grants = GrantDirectories(settings.state_root, settings.library, until_idle=self.calls.until_idle)
         self.usage_records = UsageRecords(settings.state_root, self.grants.boot)
         self.grants.durability.afterwards.append(self.usage_records.begin_next)
@@ -124,7 +127,7 @@ class DevicePlugin:
         self.prestart = PreStart(
             names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
-            clear=settings.clear_memory, waiting=self._call_waits,
+            clear=settings.clear_memory, gone_of=self.health_watch.gone_of, waiting=self._call_waits,
         )  # fmt: skip
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
@@ -139,6 +142,7 @@ class DevicePlugin:
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.gpus = self._node_gpus()
+        self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
             orphans=self.orphans, removers=(self.reports.remover, self.reports.evictor), metrics=self.metrics, until_idle=self.calls.until_idle,
@@ -174,6 +178,7 @@ class DevicePlugin:
                     self.publisher.run,
                     self.nvml_service.run,
                     self.gpus.run,
+                    self.health_watch.run,
                     self.upkeep.run,
                     self.status_watch.run,
                     self.class_updater.run,

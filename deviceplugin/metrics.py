@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deviceplugin.allocation import DeviceRequest, NodePod
 from deviceplugin.gpus.capacity import MIB, CapacityCollector
+from deviceplugin.gpus.health_metrics import HealthCollector
 from observe.refusals import Refusals
 from vgpu.api.inventory import Inventory, Orphan
+from vgpu.health.conditions import Reading
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
@@ -27,6 +29,9 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(CapacityCollector(node, inventory, node_pods))
+        self.readings: Callable[[], Mapping[str, Reading]] = dict
+        """UUID -> what the GPU's sensors showed last."""
+        self.registry.register(HealthCollector(inventory, lambda: self.readings()))
         self.listeners = Refusals("deviceplugin")
         self.registry.register(self.listeners)
         counter = partial(Counter, registry=self.registry)

@@ -6,7 +6,7 @@ The parts that find it out report it here, as their observers. Which policy appl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from deviceplugin.admission import DevicesSwapped, StartRefused
 from deviceplugin.allocation import DeviceRequest
@@ -36,13 +36,16 @@ from deviceplugin.pods.status_watch import Trouble
 from kube.client import Client
 from kube.events import ObjectReference, Recorder, about
 from kube.objects import Pod
+from vgpu.health.notes import Note
 
+GPU_UNFIT: Final = "GpuUnfit"
+"""An Event's reason: a GPU of the pod is unhealthy, or no longer in the node."""
 _DELETIONS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass"}
 """An Event's reason -> that of the deletion that follows; any other: over-limit."""
 
 
 class Reports:
-    """Of one node. `is_stranded` says whether the memory of a pod, by its UID, is stranded now."""
+    """Of one node. `is_stranded` says whether the memory of a pod, by its UID, is stranded now; `is_unfit` whether it must leave its GPU."""
 
     def __init__(
         self,
@@ -53,8 +56,9 @@ class Reports:
         metrics: Metrics,
         conditions: PodConditions,
         is_stranded: Callable[[str], bool],
+        is_unfit: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        self._node_name, self._pods, self._is_stranded = node_name, pods, is_stranded
+        self._node_name, self._pods, self._is_stranded, self._is_unfit = node_name, pods, is_stranded, is_unfit
         self._recorder, self._metrics, self._conditions = recorder, metrics, conditions
         self.remover = Remover(client, metrics.removed)
         self.evictor = Evictor(client, self, metrics.removed)
@@ -93,12 +97,21 @@ class Reports:
             self.remover.remove(pod, _DELETIONS.get(offence.reason, "over-limit"))
 
     def still_wanted(self, pod: Pod) -> bool:
-        """Whether memory of a pod that is to be evicted is still stranded."""
-        return self._is_stranded(pod.uid)
+        """Whether memory of a pod that is to be evicted is still stranded, or its GPU still unfit."""
+        return self._is_stranded(pod.uid) or self._is_unfit(pod.uid)
 
     def eviction_refused(self, pod: Pod, message: str, *, again: bool) -> None:
         """The API server refuses an eviction: report it to the pod's user."""
         series = "not evicted yet" if again else "not evicted"
+        if self._is_unfit(pod.uid):
+            later = (
+                ". The eviction is tried again until it is allowed, or until the GPU is well"
+                if again
+                else ", and it is not tried again"
+            )
+            note = f"the pod is on an unhealthy GPU and is not evicted: {message.rstrip('.')}{later}"
+            self._recorder.event(about(pod), GPU_UNFIT, note, "Warning", series=series)
+            return
         self._recorder.event(about(pod), STRANDED, not_evicted_note(message, again=again), "Warning", series=series)
 
     def violated_now(self, found: Sequence[LimitViolation]) -> None:
@@ -147,6 +160,19 @@ class Reports:
         """The arbiter did not report which containers are over their limit."""
         self._metrics.arbiter_unreachable.labels(trouble).inc()
 
-    def _report_on_node(self, reason: str, note: str) -> None:
+    def gpu_changed(self, note: Note) -> None:
+        """A GPU came, went, or its health changed: report it to the operator, on the node."""
+        self._report_on_node(note.reason, note.text, note.level)
+
+    def gpu_unfit(self, pod: Pod, why: str) -> None:
+        """A GPU of the pod is unhealthy or gone: report it to the pod's user."""
+        self._recorder.event(about(pod), GPU_UNFIT, why, "Warning")
+
+    def evict_unfit(self, pod: Pod, why: str) -> None:
+        """The policy says that the pod leaves such a GPU."""
+        if self.evictor.evict(pod, "unhealthy-gpu"):
+            self._recorder.event(about(pod), GPU_UNFIT, f"the pod is evicted: {why}", "Warning")
+
+    def _report_on_node(self, reason: str, note: str, level: Literal["Normal", "Warning"] = "Warning") -> None:
         name = self._node_name
-        self._recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, "Warning")
+        self._recorder.event(ObjectReference(kind="Node", name=name, uid=name), reason, note, level)

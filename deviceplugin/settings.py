@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from observe.options import ProgramSettings, config
 from vgpu.api.host_pool import SHARED_GPUS, STATUS
 from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
+from vgpu.health.pod_policy import PodPolicy, policy_from_text
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -113,6 +114,11 @@ class DevicePluginSettings(ProgramSettings):
         60.0, gt=0, le=86_400, description="seconds between checks which GPUs and MIG instances exist"
     )
 
+    unhealthy_gpu_pods: str = Field(
+        "leave",
+        description="what happens to pods whose GPU is unhealthy or no longer there: leave, evict, or evict-after: 5m; a degraded GPU is no reason",
+    )
+
     nvml_start_s: float = Field(
         120.0,
         gt=0,
@@ -125,6 +131,17 @@ class DevicePluginSettings(ProgramSettings):
         le=600,
         description="seconds that a call of NVML may take; then its process is killed and another one started",
     )
+
+    @field_validator("unhealthy_gpu_pods")
+    @classmethod
+    def _policy_is_known(cls, text: str) -> str:
+        policy_from_text(text)
+        return text
+
+    @property
+    def unhealthy_gpu_policy(self) -> PodPolicy:
+        """For pods whose GPU is unhealthy."""
+        return policy_from_text(self.unhealthy_gpu_pods)
 
     @property
     def names(self) -> Names:

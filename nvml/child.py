@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nvml import gpu_facts, usage
+from nvml import gpu_facts, readings, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.events import Events
@@ -37,7 +37,6 @@ from nvml.messages import (
     Found,
     GpuAtRequest,
     GpuReply,
-    HealthReply,
     HealthRequest,
     MapsRequest,
     OpenReply,
@@ -137,7 +136,7 @@ class Session:
             case GpuAtRequest(index):
                 return GpuReply(gpu_facts.gpu_at(index))
             case HealthRequest(uuid):
-                return HealthReply(gpu_facts.answers(uuid))
+                return readings.health(uuid)
             case ProcessesRequest(uuid):
                 return _held(uuid)
             case UtilisationRequest(uuid, since_us, until_us):

@@ -1,13 +1,16 @@
-"""Which driver is there, without a call of it: a child that opened another one must be replaced.
+"""Which driver is there, and which GPUs it is bound to, without a call of it: a child that opened another one must be replaced.
 
-An upgrade puts another library under the same path while the old one stays mapped, and another module into the kernel.
+NVML lists the GPUs that there are when it is opened, so a child that was started before a GPU came or went must be replaced, too. An upgrade puts another library under the same path while the old one stays mapped, and another module into the kernel.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,9 @@ from nvml.library import LIBRARY, library_folder
 
 VERSION: Final = Path("/proc/driver/nvidia/version")
 MODULE: Final = Path("/sys/module/nvidia")
+BUS: Final = Path("sys/bus/pci/drivers/nvidia")
+"""Has a link for each GPU that the driver is bound to, by its PCI address. Under the driver root, else under /."""
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +34,33 @@ class DriverIdentity:
     """As the kernel module reports."""
     module: int
     """A number that the kernel gives a module each time it is loaded."""
+    gpus: tuple[tuple[str, int, str], ...] = ()
+    """PCI address, inode and target of the link of each GPU that the driver is bound to: they differ after a GPU was taken out and put in again."""
+
+    @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of those; None where they cannot be read."""
+        return frozenset(address for address, _, _ in self.gpus) or None
+
+    def changed_from(self, before: DriverIdentity) -> str:
+        """What is another than before, in words."""
+        if replace(self, gpus=()) != replace(before, gpus=()):
+            return "the driver was replaced"
+        had, has = {gpu[0] for gpu in before.gpus}, {gpu[0] for gpu in self.gpus}
+        named = [f"{', '.join(sorted(has - had))} came"] if has - had else []
+        named += [f"{', '.join(sorted(had - has))} went"] if had - has else []
+        again = {gpu[0] for gpu in self.gpus if gpu not in before.gpus} & had
+        named += [f"{', '.join(sorted(again))} went and came"] if again else []
+        return f"the GPUs of the machine changed: {'; '.join(named)}"
 
 
 def identity(driver_root: Path, mapped: str, version: Path = VERSION, module: Path = MODULE) -> DriverIdentity:
     """Of the driver under this root. `mapped`: the library in use, where none is under the root; empty = not known yet."""
     folder = library_folder(driver_root)
     library = folder / LIBRARY if folder is not None else Path(mapped) if mapped else None
-    return DriverIdentity(_file(library) if library is not None else (), _text(version), _inode(module))
+    under_root = driver_root / BUS
+    bus = under_root if under_root.is_dir() else Path("/") / BUS
+    return DriverIdentity(_file(library) if library is not None else (), _text(version), _inode(module), _bound(bus))
 
 
 class DriverWatch:
@@ -65,6 +91,11 @@ class DriverWatch:
             self._check_now()
         return self._there != self.opened
 
+    @property
+    def change(self) -> str:
+        """What `changed` saw last, in words."""
+        return self._there.changed_from(self.opened)
+
     def _check_now(self) -> DriverIdentity:
         self._checked_at_s = time.monotonic()
         self._there = self._identify(self._driver_root, self._path)
@@ -91,3 +122,17 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
+
+
+def _bound(bus: Path) -> tuple[tuple[str, int, str], ...]:
+    """By address. A link that goes meanwhile is left out."""
+    found = []
+    try:
+        with os.scandir(bus) as entries:
+            for entry in entries:
+                if _ADDRESS.match(entry.name):
+                    with suppress(OSError):
+                        found.append((entry.name, entry.inode(), str(Path(entry.path).readlink())))
+    except OSError:
+        return ()
+    return tuple(sorted(found))

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from nvml.binding import nv
-from nvml.errors import NvmlError
 from nvml.messages import CountReply
 from nvml.naming import naming
 from vgpu.api.inventory import Gpu, MigInstance
@@ -32,30 +31,6 @@ def count() -> CountReply:
     """How many GPUs there are, and the driver's version. Raises NvmlError."""
     with naming("the number of GPUs"):
         return CountReply(int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion()))
-
-
-def answers(uuid: str) -> str | None:
-    """None when the GPU answers and requests no reset; else why it does not, for a person."""
-    try:
-        with naming(f"GPU {uuid}"):
-            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
-            nv.nvmlDeviceGetMemoryInfo(handle)
-    except NvmlError as error:
-        return str(error)
-    action = _recovery_action(handle)
-    return f"GPU {uuid}: the driver requests recovery action {action}" if action else None
-
-
-def _recovery_action(handle: Any) -> int:
-    """The driver's own word on what the GPU needs (0 = nothing), from R565 on; 0 where it has none."""
-    field = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    if field is None:
-        return 0
-    try:
-        (value,) = nv.nvmlDeviceGetFieldValues(handle, [field])
-    except nv.NVMLError:
-        return 0
-    return int(value.value.uiVal) if value.nvmlReturn == nv.NVML_SUCCESS else 0
 
 
 def gpu_at(index: int) -> Gpu:

@@ -5,35 +5,50 @@ Each GPU is a call of its own, so that one that does not answer delays no other,
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 from nvml.errors import NvmlAway, NvmlError
 from nvml.queries import Nvml
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
+from vgpu.health.presence import present
+
+FUNCTION_NOT_FOUND: Final = 13
+"""NVML_ERROR_FUNCTION_NOT_FOUND, from nvml.h."""
 
 
-def probe(nvml: Nvml, *, unit_mib: int, access: AccessMode, last: Inventory | None = None) -> Inventory:
-    """Everything NVML reports of this machine's GPUs.
+def probe(
+    nvml: Nvml,
+    *,
+    unit_mib: int,
+    access: AccessMode,
+    last: Inventory | None = None,
+    reopened: bool = False,
+    on_bus: Collection[str] | None = None,
+) -> Inventory:
+    """Everything NVML reports of this machine's GPUs. `reopened`, `on_bus`: as `vgpu.health.presence.present` has them.
 
-    A GPU that does not answer now and did in `last` stands as it was, unhealthy. Raises NvmlError when a GPU that was
-    never seen does not answer, or NVML as a whole does not.
+    A GPU that does not answer now and did in `last` stands as it was, unhealthy, while it is in the machine. One that never answered is left out. Raises
+    NvmlError when no GPU answers and none did before, or NVML as a whole does not.
     """
     counted = nvml.count()
-    gpus = []
+    gpus: list[Gpu] = []
+    silent: list[NvmlError] = []
     for index in range(counted.count):
-        known = next((gpu for gpu in last.gpus if gpu.index == index), None) if last else None
+        known = next((gpu for gpu in last.gpus if gpu.index == index), None) if last and not reopened else None
         try:
             gpus.append(nvml.gpu_at(index, known.uuid if known is not None else ""))
         except NvmlAway:
             raise
-        except NvmlError:
-            if known is None:
-                raise
-            gpus.append(replace(known, healthy=False))
-    seen = {gpu.uuid for gpu in gpus}
-    lost = [gpu for gpu in (last.gpus if last else ()) if gpu.index >= counted.count and gpu.uuid not in seen]
-    gpus += [replace(gpu, healthy=False) for gpu in lost]
-    return Inventory(_linked(gpus), unit_mib=unit_mib, access=access, driver=counted.driver)
+        except NvmlError as error:
+            if error.code == FUNCTION_NOT_FOUND and known is None:
+                raise  # the driver is too old for every GPU
+            silent.append(error)
+    now = present(last.gpus if last else (), gpus, silent=len(silent), reopened=reopened, on_bus=on_bus)
+    if silent and not now.gpus:
+        raise silent[0]
+    return Inventory(_linked(list(now.gpus)), unit_mib=unit_mib, access=access, driver=counted.driver)
 
 
 def _linked(gpus: list[Gpu]) -> tuple[Gpu, ...]:

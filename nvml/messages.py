@@ -17,6 +17,7 @@ import msgspec
 
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from vgpu.api.inventory import Gpu
+from vgpu.health.conditions import Reading
 
 REQUEST_BYTES: Final = 16 * 1024
 """Largest request: the UUIDs of 64 GPUs are 3 KiB."""
@@ -194,7 +195,11 @@ class GpuReply(NvmlReply, frozen=True, tag="OneGpu"):
 
 class HealthReply(NvmlReply, frozen=True, tag="Health"):
     trouble: str | None
-    """Why the GPU is not well, for a person."""
+    """Why the GPU does not answer, for a person; None = it answers."""
+    reading: Reading | None = None
+    """Where it answers."""
+    code: int = 0
+    """NVML's number of the error."""
 
 
 class ProcessesReply(NvmlReply, frozen=True, tag="Held"):

@@ -56,8 +56,12 @@ class Nvml:
         return self._call(GpuAtRequest(index, uuid), GpuReply).gpu
 
     def answers(self, uuid: str) -> str | None:
-        """None when the GPU answers and needs no reset; else the reason, for a person."""
-        return self._call(HealthRequest(uuid), HealthReply).trouble
+        """None when the GPU answers; else the reason, for a person."""
+        return self.health(uuid).trouble
+
+    def health(self, uuid: str) -> HealthReply:
+        """Whether the GPU answers, and what its sensors show."""
+        return self._call(HealthRequest(uuid), HealthReply)
 
     def processes(self, uuid: str) -> tuple[ProcessUsage, ...]:
         """Every process with a context on the GPU, by host pid."""

@@ -30,7 +30,7 @@ class EndReason(StrEnum):
     REFUSED = "refused"
     """NVML could not be opened."""
     DRIVER = "driver"
-    """Another driver is there."""
+    """Another driver is there, or other GPUs."""
     RELEASED = "released"
     """The operator wants the GPUs free of it."""
     REOPENED = "reopened"

@@ -85,6 +85,8 @@ class NvmlSupervisor:
         """Children that were ended, since the start."""
         self.hangs = 0
         """Calls about a GPU that did not return, since one did."""
+        self.openings = 0
+        """So often NVML was opened: it lists the GPUs that there were at the last time."""
         self._driver_root, self._limits, self._released = driver_root, limits or TimeLimits(), released
         self._report, self._command = report, command
         self._changed = threading.Condition()
@@ -133,6 +135,11 @@ class NvmlSupervisor:
     def closed(self) -> bool:
         """`close` was called: no call is answered any more."""
         return self._closing
+
+    @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of the GPUs that the driver was bound to when NVML was opened; None where they cannot be read."""
+        return self._driver.opened.on_bus
 
     @property
     def pid(self) -> int | None:
@@ -197,7 +204,7 @@ class NvmlSupervisor:
                 raise _Stop(EndReason.RELEASED if why else EndReason.REOPENED, why or self._reopen)
             if self._driver.changed():
                 self._quarantine.forget()
-                raise _Stop(EndReason.DRIVER, "the driver was replaced")
+                raise _Stop(EndReason.DRIVER, self._driver.change)
             self._serve(self._child)
         elif why:
             self._rest(why)
@@ -240,6 +247,7 @@ class NvmlSupervisor:
             raise _Stop(EndReason.DRIVER, "the driver was replaced while NVML was opened")
         self._answers_since_s = time.monotonic()
         with self._changed:
+            self.openings += 1
             self._opened, self.failing = reply, "" if not self._closing else self.failing
             self._starting, self._tried = False, True
             self._changed.notify_all()

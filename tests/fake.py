@@ -110,9 +110,12 @@ class FakeDriver:
 
 def start_fake_driver(description: str, folder: Path) -> FakeDriver:
     """Start a daemon for a description (text). Returns when it answers. The folder must be short: socket paths are."""
-    config, socket = folder / "fake.conf", folder / "driver.sock"
+    config, socket, bus = folder / "fake.conf", folder / "driver.sock", folder / "sys/bus/pci/drivers/nvidia"
     config.write_text(description)
-    command = [str(fake_build() / "nvidia-fake-driverd"), "--config", str(config), "--socket", str(socket)]
+    bus.mkdir(parents=True, exist_ok=True)
+    command = [
+        str(fake_build() / "nvidia-fake-driverd"), "--config", str(config), "--socket", str(socket), "--bus", str(bus),
+    ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     ready = process.stdout.readline()

@@ -11,4 +11,4 @@ caps=$(awk '$1 == "mig" { for (i = 0; i < 15; i++) { cap = 3 + 135 * $2 + 9 * i;
 # shellcheck disable=SC2086 # a list of numbers
 "$here/install.sh" "$here/files" "$root" "$gpus" $caps > /dev/null
 
-exec "$here/files/nvidia-fake-driverd" --config "$description" --socket "$root/run/nvidia-persistenced/socket"
+exec "$here/files/nvidia-fake-driverd" --config "$description" --socket "$root/run/nvidia-persistenced/socket" --bus "$root/sys/bus/pci/drivers/nvidia"

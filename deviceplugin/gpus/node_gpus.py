@@ -19,12 +19,14 @@ import structlog
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
-from nvml.health import HealthTracker
 from nvml.inventory import probe
 from nvml.messages import Found, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.health.conditions import Reading
+from vgpu.health.node_health import NodeHealth
+from vgpu.health.presence import LateGpus, missing
 
 RETRY_S: Final = 1.0
 """Between attempts. They cost nothing: the supervisor decides when a child is started."""
@@ -54,6 +56,12 @@ class NvmlConnection(Protocol):
 
     hangs: int
     """Calls about a GPU that did not return, since one did."""
+    openings: int
+    """So often NVML was opened."""
+
+    @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of the machine's GPUs as NVML was opened; None where they cannot be read."""
 
     @property
     def nvml(self) -> Nvml: ...
@@ -75,15 +83,19 @@ class NodeGpus:
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
         try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
-        self._try_out, self._clock = try_out, clock
+        self._try_out, self._clock, self._now = try_out, clock, now
         self._driver, self._nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
-        self._health = HealthTracker()
+        self.health = NodeHealth()
         self._away = ""
         self._away_since_s = 0.0
+        self._openings = 0
+        """Of NVML, at the last probe."""
+        self._late = LateGpus()
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
 
@@ -106,7 +118,7 @@ class NodeGpus:
                 await asyncio.sleep(RETRY_S)
 
     def _fails(self, error: Exception) -> None:
-        """The GPUs are unhealthy once NVML has been unavailable for long, or a call did not return."""
+        """The GPUs are unmonitored once NVML has been unavailable for long, or a call did not return."""
         why, at_s = str(error), self._clock()
         if not self._away:
             self._away_since_s = at_s
@@ -114,26 +126,33 @@ class NodeGpus:
             log.warning("no GPUs are offered yet, or their state is no longer known", error=why)
         self._away = why
         hangs = isinstance(error, NvmlHung) or self._driver.hangs >= HANGS
-        if (hangs or at_s - self._away_since_s >= GRACE_S) and self._offer.probed:
-            self._offer.set_unhealthy({gpu.uuid: why for gpu in self._offer.inventory().gpus})
-            self._report()
+        long = hangs or at_s - self._away_since_s >= GRACE_S
+        uuids = [gpu.uuid for gpu in self._offer.inventory().gpus]
+        if long and self._offer.probed and self.health.away(uuids, why, self._now()):
+            self._reported()
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.reported if self._offer.probed else None
-            inventory = await asyncio.to_thread(probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before)
+            openings, on_bus = self._driver.openings, self._driver.on_bus
+            inventory = await asyncio.to_thread(
+                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before,
+                reopened=openings != self._openings, on_bus=on_bus,
+            )  # fmt: skip
+            self._openings = openings
+            described = [gpu for gpu in inventory.gpus if gpu.healthy]
+            self._late.probed(missing(described, on_bus), self._clock())
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
-            self._offer.set_inventory(inventory)
-            self._offer.set_unhealthy(self._health.unhealthy)
+            self.health.back()
+            self.health.keep_only([gpu.uuid for gpu in inventory.gpus])
+            self._offer.set_inventory(inventory, self.health.conditions)
             self._report()
             if self._away or before is None:
                 log.info("NVML answers", library=opened.found, access=access, was=self._away)
             self._away = ""
             if not inventory.gpus:
                 log.info("this node has no GPUs", next_probe_s=self._probe_s)
-                await asyncio.sleep(self._probe_s)
-                continue
             await self._watch([gpu.uuid for gpu in inventory.gpus])
 
     async def _watch(self, uuids: list[str]) -> None:
@@ -143,14 +162,24 @@ class NodeGpus:
                 async with asyncio.timeout(self._probe_s) as probing, asyncio.TaskGroup() as group:
                     group.create_task(self._watch_xids(tuple(uuids)))
                     group.create_task(self._query_health(uuids, probing))
+                    group.create_task(self._watch_openings(probing))
         except ExceptionGroup as failed:  # no `except*`: what that raises, Python before 3.11.4 puts into a group again
             if failed.split(NvmlError)[1] is not None:
                 raise  # a bug of this program must not pass for a driver that is unavailable
             raise failed.exceptions[0] from None
 
+    async def _watch_openings(self, probing: asyncio.Timeout) -> None:
+        """End `probing` when NVML was opened anew: it may list other GPUs."""
+        while True:
+            await asyncio.sleep(EVENTS_S)
+            if why := self._late.reopen(self._clock()):
+                self._driver.reopen(why)
+            if self._driver.openings != self._openings and not probing.expired():
+                probing.reschedule(asyncio.get_running_loop().time())
+
     async def _watch_xids(self, uuids: tuple[str, ...]) -> None:
         reported: set[str] = set()
-        while True:
+        while uuids:
             pending = asyncio.ensure_future(asyncio.to_thread(self._nvml.xids, uuids))
             try:
                 seen = await asyncio.shield(pending)
@@ -169,7 +198,7 @@ class NodeGpus:
         for event in seen.xids:
             log.warning("XID", gpu_uuid=event.uuid, xid=event.xid)
             self._metrics.xids.labels(event.uuid, str(event.xid)).inc()
-            if self._health.xid(event.uuid, event.xid):
+            if self.health.xid(event.uuid, event.xid, self._now()):
                 self._reported()
 
     async def _query_health(self, uuids: list[str], probing: asyncio.Timeout) -> None:
@@ -177,6 +206,8 @@ class NodeGpus:
 
         `probing` ends when the next probe is due: at once for a GPU that answers again, and that the last probe left unhealthy.
         """
+        if not uuids:
+            await asyncio.Event().wait()
         silent_rounds = 0
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
@@ -189,25 +220,32 @@ class NodeGpus:
 
     def _left_unhealthy(self, uuids: list[str], troubles: list[str | None]) -> bool:
         """Is there a GPU that is healthy, and did not answer the last probe?"""
-        well = {
-            uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None
-        } - self._health.unhealthy.keys()
+        answering = {uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None}
+        well = {uuid for uuid in answering if not self.health.stands(uuid)}
         return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
-        """Why the GPU is unhealthy now, if it is; a change is logged. Raises NvmlAway."""
+        """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""
         try:
-            trouble = await asyncio.to_thread(self._nvml.answers, uuid)
-            self._hung.pop(uuid, None)
+            reply = await asyncio.to_thread(self._nvml.health, uuid)
         except NvmlHung as error:
-            trouble = self._hung[uuid] = str(error)
-        if self._health.answered(uuid, trouble):
+            self._hung[uuid] = str(error)
+            if self.health.failed(uuid, str(error), self._now(), hung=True):
+                self._reported()
+            return str(error)
+        self._hung.pop(uuid, None)
+        if reply.trouble is not None:
+            changed = self.health.failed(uuid, reply.trouble, self._now(), code=reply.code)
+        else:
+            changed = self.health.answered(uuid, reply.reading or Reading(), self._now())
+        if changed:
             self._reported()
-        return trouble
+        return reply.trouble
 
     def _reported(self) -> None:
-        log.warning("health changed", unhealthy=dict(self._health.unhealthy))
-        self._offer.set_unhealthy(self._health.unhealthy)
+        conditions = self.health.conditions
+        log.warning("health changed", conditions={uuid: [one.reason for one in of] for uuid, of in conditions.items()})
+        self._offer.set_conditions(conditions)
         self._report()
 
     def _report(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import Inventory, Orphan, without_copiers
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
 
 
@@ -24,7 +24,7 @@ class Offer:
         """Has NVML answered once?"""
         self._context_mib = context_mib
         self._reported = self._inventory = Inventory((), unit_mib)
-        self._unhealthy: Mapping[str, str] = {}
+        self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
         self._orphans: tuple[Orphan, ...] = ()
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
@@ -46,20 +46,22 @@ class Offer:
         """The devices of a resource."""
         return self._devices.get(resource, ())
 
-    def set_inventory(self, inventory: Inventory) -> None:
-        """NVML answered again."""
+    def set_inventory(
+        self, inventory: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]] | None = None
+    ) -> None:
+        """NVML answered again. `conditions`: as of `set_conditions`; None = as before."""
         self.probed = True
-        self._set(inventory, self._unhealthy)
+        self._set(inventory, self._conditions if conditions is None else dict(conditions))
 
-    def set_unhealthy(self, unhealthy: Mapping[str, str]) -> None:
-        """GPUs that are not fit for use, with the reason; all others are as NVML reported last."""
-        self._set(self._reported, dict(unhealthy))
+    def set_conditions(self, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
+        """What is wrong with GPUs, by UUID; all others are as NVML reported last."""
+        self._set(self._reported, dict(conditions))
 
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
         """Pods that the API lacks and whose processes run on, by UID."""
         self._orphans = orphans
         if self.probed:
-            self._set(self._reported, self._unhealthy)
+            self._set(self._reported, self._conditions)
 
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
@@ -67,10 +69,10 @@ class Offer:
             await self._changed.wait()
         return self.version
 
-    def _set(self, reported: Inventory, unhealthy: Mapping[str, str]) -> None:
-        gpus = tuple(replace(gpu, healthy=gpu.healthy and gpu.uuid not in unhealthy) for gpu in reported.gpus)
+    def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
+        gpus = tuple(_with_conditions(gpu, conditions.get(gpu.uuid, ())) for gpu in reported.gpus)
         inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
-        self._reported, self._unhealthy = reported, unhealthy
+        self._reported, self._conditions = reported, conditions
         if inventory == self._inventory and self.version:
             return
         self._inventory = inventory
@@ -79,3 +81,8 @@ class Offer:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:
+    fit = all(one.state == "degraded" for one in conditions)
+    return replace(gpu, healthy=gpu.healthy and fit, conditions=conditions)

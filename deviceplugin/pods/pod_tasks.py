@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from kube.objects import Pod
 
-Reason = Literal["swapped", "over-limit", "bypass", "stranded"]
+Reason = Literal["swapped", "over-limit", "bypass", "stranded", "unhealthy-gpu"]
 """Why a pod has to leave."""
 
 T = TypeVar("T")

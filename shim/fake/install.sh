@@ -10,7 +10,7 @@ built=$1 root=$2 gpus=${3:-8}
 shift 2; [ $# -eq 0 ] || shift
 version=580.65.06
 
-mkdir -p "$root/lib" "$root/bin" "$root/dev/nvidia-caps" "$root/run/nvidia-persistenced"
+mkdir -p "$root/lib" "$root/bin" "$root/dev/nvidia-caps" "$root/run/nvidia-persistenced" "$root/sys/bus/pci/drivers/nvidia"
 place() { # place SOURCE TARGET: written beside and renamed, so that a process that has the old one mapped keeps it
     cp "$1" "$2.new"
     chmod 0755 "$2.new"

@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 11u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 12u /* of the page and of the message */
 
 /* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
  * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */
@@ -58,6 +58,14 @@ struct fake_profile {
     uint64_t bytes;
 };
 
+/* What a GPU's sensors and counters show, as far as a command has set it. */
+enum fake_reading {
+#define READING(name) READING_##name,
+#include "readings.def"
+#undef READING
+    FAKE_READINGS
+};
+
 struct fake_gpu {
     /* from its model, in the order of daemon/models.def */
     char model[16], name[64]; /* "h200" */
@@ -73,6 +81,9 @@ struct fake_gpu {
     uint32_t mig_on, profiles;           /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
+    _Atomic uint32_t absent;    /* taken out of the machine */
+    _Atomic uint32_t plugs;     /* how often it was taken out or put in: a session of NVML knows it only as it was when it began */
+    _Atomic uint64_t reading[FAKE_READINGS];
 };
 
 struct fake_unit {
@@ -148,6 +159,7 @@ struct fake_page {
     uint64_t kernel_ns;                        /* duration of a kernel whose code sets none */
     _Atomic uint64_t kernel_misuses;           /* ioctls that a real kernel driver would have refused or regretted */
     char kernel_misuse[128];                   /* the last one, in words */
+    char bus_folder[200];                      /* has a link for each GPU of the machine, as the folder of a PCI driver in sysfs; "" = none */
     char seed[64];                             /* mixed into the default UUIDs, so that two nodes' GPUs differ */
     pthread_mutex_t commands;                  /* serialises commands; robust, shared between processes */
     struct fake_lock lock;

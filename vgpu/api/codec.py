@@ -19,7 +19,16 @@ import msgspec
 
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.grant import AssignedGpu, Assignment, Grant, GrantGpu
-from vgpu.api.inventory import MOST_GPUS_OF_A_NODE, MOST_ORPHANS, AccessMode, Gpu, Inventory, Orphan, kind_of_uuid
+from vgpu.api.inventory import (
+    MOST_CONDITIONS,
+    MOST_GPUS_OF_A_NODE,
+    MOST_ORPHANS,
+    AccessMode,
+    Gpu,
+    Inventory,
+    Orphan,
+    kind_of_uuid,
+)
 from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_OVER_LIMIT_ACTION, LEVELS, OVER_LIMIT_ACTIONS, Kind
 from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
 from vgpu.api.request import FULL_CORE_PERCENT
@@ -80,6 +89,9 @@ def inventory_to_json(inventory: Inventory) -> str:
     _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
     fields = _InventoryFields(inventory.gpus, inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans)
     document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
+    for gpu in document["inventory"]["cards"]:
+        if not gpu["conditions"]:  # then the text is as earlier versions wrote it
+            del gpu["conditions"]
     if not inventory.orphans:  # then the text is as earlier versions wrote it
         del document["inventory"]["orphans"]
     for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
@@ -140,6 +152,7 @@ def _check_gpu(gpu: Gpu) -> None:
     _within(where, "index", gpu.index, 0, LARGEST_INDEX)
     _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
     _within(where, "minor", gpu.minor, 0, LARGEST_INDEX)
+    _within(where, "number of conditions", len(gpu.conditions), 0, MOST_CONDITIONS)
     if gpu.instances and not gpu.mig:
         raise BadDocument(f"{where} has {len(gpu.instances)} MIG instances: it must have 0 while its MIG mode is off")
     for instance in gpu.instances:

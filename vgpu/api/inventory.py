@@ -46,6 +46,29 @@ class MigInstance:
     compute_instance: int
 
 
+HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
+"""degraded: pods may have the GPU. unhealthy: it is not fit for use. unmonitored: nothing is known about it. New pods get neither of the last two."""
+
+WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
+
+MOST_CONDITIONS: Final = 16
+"""Of one GPU. Guessed: there are twelve reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCondition:
+    """Something is wrong with a GPU."""
+
+    reason: str
+    """In CamelCase, as `vgpu.health.conditions.Reason`; a reader takes any."""
+    state: str
+    """What the GPU is at best while this lasts, as `HealthState`; a reader takes any."""
+    since_s: int
+    """Seconds since 1970."""
+    message: str = ""
+    """For a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU."""
@@ -64,6 +87,15 @@ class Gpu:
     instances: tuple[MigInstance, ...] = ()
     nvlinks: dict[str, int] = field(default_factory=dict)
     """UUID of the peer -> number of active NVLinks to it."""
+    conditions: tuple[GpuCondition, ...] = ()
+    """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
+
+    @property
+    def state(self) -> HealthState:
+        """That of its worst condition. An earlier plugin writes no conditions."""
+        states = {one.state for one in self.conditions}
+        found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
+        return found if self.healthy or found != "healthy" else "unhealthy"
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:

@@ -122,7 +122,7 @@ static bool node_exists(const char *format, uint32_t number)
 
 bool client_sees_gpu(const struct client *client, uint32_t gpu)
 {
-    return client->every_gpu || node_exists("/dev/nvidia%u", client->page->gpu[gpu].minor);
+    return !atomic_load(&client->page->gpu[gpu].absent) && (client->every_gpu || node_exists("/dev/nvidia%u", client->page->gpu[gpu].minor));
 }
 
 bool client_sees_instance(const struct client *client, uint32_t unit)

@@ -87,14 +87,37 @@ static void set_option(struct fake_gpu *gpu, const char *key, const char *value,
         fail("GPU: the option is \"%s\", must be one of uuid, bus, serial, count, memory_mib, context_mib, numa, minor", key);
 }
 
+void set_options(struct fake_gpu *gpu, const char *options, uint64_t *count)
+{
+    char text[1024], *rest = NULL;
+    snprintf(text, sizeof text, "%s", options);
+    for (char *key = strtok_r(text, " \t", &rest); key != NULL; key = strtok_r(NULL, " \t", &rest)) {
+        char *value = strchr(key, '=');
+        if (value == NULL)
+            fail("GPU: \"%s\" is not option=value", key);
+        *value++ = '\0';
+        set_option(gpu, key, value, count);
+    }
+}
+
+void fit_unit(uint32_t index)
+{
+    struct fake_unit *unit = &driver.page->unit[index];
+    const struct fake_gpu *gpu = &driver.page->gpu[index];
+    unit->live = 1;
+    unit->gpu = index;
+    unit->limit_bytes = gpu->total_bytes - gpu->reserved_bytes;
+    memcpy(unit->uuid, gpu->uuid, sizeof unit->uuid);
+    memcpy(unit->uuid_bytes, gpu->uuid_bytes, sizeof unit->uuid_bytes);
+}
+
 /* The next GPU. Returns how many the line wants. */
 static uint64_t add_gpu(const struct fake_gpu *model, const char *options)
 {
     const uint32_t index = driver.page->gpus;
-    struct fake_unit *unit = &driver.page->unit[index];
     struct fake_gpu *gpu = &driver.page->gpu[index];
     uint64_t count = 1;
-    char text[1024], *rest = NULL;
+    char text[1024];
     if (index == FAKE_GPUS)
         fail("GPU: more than %u GPUs", FAKE_GPUS);
     *gpu = *model;
@@ -109,19 +132,8 @@ static uint64_t add_gpu(const struct fake_gpu *model, const char *options)
     for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
         if (strcmp(profiles[i].model, gpu->model) == 0)
             gpu->profile[gpu->profiles++] = profiles[i].is;
-    snprintf(text, sizeof text, "%s", options);
-    for (char *key = strtok_r(text, " \t", &rest); key != NULL; key = strtok_r(NULL, " \t", &rest)) {
-        char *value = strchr(key, '=');
-        if (value == NULL)
-            fail("GPU: \"%s\" is not option=value", key);
-        *value++ = '\0';
-        set_option(gpu, key, value, &count);
-    }
-    unit->live = 1;
-    unit->gpu = index;
-    unit->limit_bytes = gpu->total_bytes - gpu->reserved_bytes;
-    memcpy(unit->uuid, gpu->uuid, sizeof unit->uuid);
-    memcpy(unit->uuid_bytes, gpu->uuid_bytes, sizeof unit->uuid_bytes);
+    set_options(gpu, options, &count);
+    fit_unit(index);
     driver.page->gpus++;
     return count;
 }

@@ -1,6 +1,6 @@
 /* main.c - nvidia-fake-driverd: stands in for the kernel driver.
  *
- *     nvidia-fake-driverd --config FILE --socket SOCK
+ *     nvidia-fake-driverd --config FILE --socket SOCK [--bus FOLDER]
  *     nvidia-fake-driverd ctl --socket SOCK COMMAND...
  */
 #define _GNU_SOURCE
@@ -64,10 +64,13 @@ static int listen_at(const char *path)
     return fd;
 }
 
-static int run_daemon(const char *description, const char *socket_path)
+static int run_daemon(const char *description, const char *socket_path, const char *bus_folder)
 {
     const int page_fd = make_page();
+    if (snprintf(driver.page->bus_folder, sizeof driver.page->bus_folder, "%s", bus_folder) >= (int)sizeof driver.page->bus_folder)
+        fail("--bus %s: %s", bus_folder, strerror(ENAMETOOLONG));
     read_description(description);
+    link_gpus();
     serve(page_fd, listen_at(socket_path), socket_path);
     unlink(socket_path);
     return 0;
@@ -98,7 +101,7 @@ static int run_command(const char *socket_path, char **words)
 static int usage(FILE *out)
 {
     fprintf(out, "A stand-in for NVIDIA's kernel driver: counts memory over processes, queues kernels, raises XIDs.\n\n"
-                 "  nvidia-fake-driverd --config FILE --socket SOCK\n"
+                 "  nvidia-fake-driverd --config FILE --socket SOCK [--bus FOLDER]\n"
                  "  nvidia-fake-driverd ctl --socket SOCK COMMAND\n\nLines of FILE:\n");
     print_lines(out, DESCRIPTION);
     fprintf(out, "\nCOMMANDs:\n");
@@ -108,7 +111,7 @@ static int usage(FILE *out)
 
 int main(int argc, char **argv)
 {
-    const char *description = NULL, *socket_path = FAKE_DEFAULT_SOCKET;
+    const char *description = NULL, *socket_path = FAKE_DEFAULT_SOCKET, *bus_folder = "";
     const bool is_command = argc > 1 && strcmp(argv[1], "ctl") == 0;
     int at = is_command ? 2 : 1;
     for (; at < argc && argv[at][0] == '-'; at += 2) {
@@ -118,10 +121,12 @@ int main(int argc, char **argv)
             description = argv[at + 1];
         else if (at + 1 < argc && strcmp(argv[at], "--socket") == 0)
             socket_path = argv[at + 1];
+        else if (at + 1 < argc && strcmp(argv[at], "--bus") == 0)
+            bus_folder = argv[at + 1];
         else
             return usage(stderr);
     }
     if (is_command)
         return at < argc ? run_command(socket_path, argv + at) : usage(stderr);
-    return description != NULL && at == argc ? run_daemon(description, socket_path) : usage(stderr);
+    return description != NULL && at == argc ? run_daemon(description, socket_path, bus_folder) : usage(stderr);
 }

@@ -49,7 +49,7 @@ static int unit_named(enum named_by by, const char *name)
     for (uint32_t unit = 0; unit < FAKE_UNITS; unit++) {
         if (!is_named(unit, by, name))
             continue;
-        if (unit >= FAKE_GPUS ? client_sees_instance(client, unit) : unit < client->page->gpus && client_sees_gpu(client, unit))
+        if (unit >= FAKE_GPUS ? client_sees_instance(client, unit) : unit < nvml.known && client_sees_gpu(client, unit))
             return (int)unit;
     }
     return NOBODY;
@@ -134,6 +134,17 @@ static unsigned busy_percent(const struct target *to)
     return most;
 }
 
+static uint64_t reading(const struct target *to, enum fake_reading which)
+{
+    return atomic_load(&to->on->reading[which]);
+}
+
+static unsigned temperature_of(const struct target *to)
+{
+    const unsigned set = (unsigned)reading(to, READING_temperature_c);
+    return set != 0 ? set : 30 + busy_percent(to) * 35 / 100;
+}
+
 static nvmlMemory_v2_t memory_v2_of(const struct target *to)
 {
     struct fake_page *page = nvml.client.page;
@@ -160,7 +171,7 @@ static bool may_be_link(const struct fake_gpu *gpu, unsigned link)
 
 static bool is_connected(const struct fake_gpu *gpu, unsigned link)
 {
-    return gpu->links_wired > 0 && gpu->link_peer[link] != -1;
+    return gpu->links_wired > 0 && gpu->link_peer[link] != -1 && link >= atomic_load(&gpu->reading[READING_links_down]);
 }
 
 static nvmlReturn_t both(nvmlDevice_t a, struct target *to_a, nvmlDevice_t b, struct target *to_b)

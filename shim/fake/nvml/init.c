@@ -9,6 +9,21 @@
 
 struct nvml nvml = {.lock = PTHREAD_MUTEX_INITIALIZER, .cuda_version = 13000};
 
+/* The driver numbers GPUs by their place on the bus. */
+static uint64_t place_of(uint32_t gpu)
+{
+    const struct fake_gpu *of = &nvml.client.page->gpu[gpu];
+    return (uint64_t)of->pci_domain << 16 | of->pci_bus << 8 | of->pci_device;
+}
+
+static void add_visible(uint32_t gpu)
+{
+    unsigned at = nvml.gpus++;
+    for (; at > 0 && place_of(nvml.gpu[at - 1]) > place_of(gpu); at--)
+        nvml.gpu[at] = nvml.gpu[at - 1];
+    nvml.gpu[at] = gpu;
+}
+
 static bool came_later(const char *function)
 {
     return nvml.client.page != NULL && !branch_has_nvml(nvml.client.page, function);
@@ -33,9 +48,12 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     if (nvml.users == 0) {
         rc = client_open(&nvml.client, FAKE_NVML) < 0 ? NVML_ERROR_DRIVER_NOT_LOADED : NVML_SUCCESS;
         nvml.gpus = 0;
-        for (uint32_t gpu = 0; rc == NVML_SUCCESS && gpu < nvml.client.page->gpus; gpu++)
+        nvml.known = rc == NVML_SUCCESS ? nvml.client.page->gpus : 0;
+        for (uint32_t gpu = 0; gpu < nvml.known; gpu++) {
+            nvml.plugs[gpu] = atomic_load(&nvml.client.page->gpu[gpu].plugs);
             if (client_sees_gpu(&nvml.client, gpu))
-                nvml.gpu[nvml.gpus++] = gpu;
+                add_visible(gpu);
+        }
     }
     if (rc == NVML_SUCCESS)
         nvml.users++;
@@ -81,9 +99,10 @@ nvmlReturn_t target_of(const void *handle, enum accepted accepted, struct target
     target->mig = target->unit >= FAKE_GPUS;
     target->of = &page->unit[target->unit];
     target->gpu = target->mig ? target->of->gpu : target->unit;
-    CHECK(target->gpu < page->gpus && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
+    CHECK(target->gpu < nvml.known && (!target->mig || target->of->live), NVML_ERROR_INVALID_ARGUMENT);
     target->on = &page->gpu[target->gpu];
     target->profile = target->mig ? fake_profile_of(page, target->of) : NULL;
+    CHECK(atomic_load(&target->on->plugs) == nvml.plugs[target->gpu], NVML_ERROR_GPU_IS_LOST);
     CHECK((accepted != LIVE && accepted != GPU) || !atomic_load(&target->on->lost), NVML_ERROR_GPU_IS_LOST);
     CHECK(accepted != GPU || !target->mig, NVML_ERROR_NOT_SUPPORTED);
     CHECK(accepted != MIG || target->mig, NVML_ERROR_NOT_SUPPORTED);

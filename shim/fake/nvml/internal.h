@@ -30,6 +30,8 @@ struct nvml {
     struct client client;
     uint32_t gpu[FAKE_GPUS]; /* visible ones, in NVML's order */
     unsigned gpus;
+    uint32_t known;            /* GPUs that there were when NVML was opened: later ones are not found */
+    uint32_t plugs[FAKE_GPUS]; /* of each, then */
     struct nvmlDevice_st device[FAKE_UNITS];
 };
 extern struct nvml nvml __attribute__((visibility("hidden")));

@@ -78,3 +78,14 @@ def test_every_policy_is_in_force_once_and_only_the_one_of_evictions_has_paramet
     assert {binding["spec"]["policyName"] for binding in bindings.values()} == set(named)
     assert [name for name, binding in bindings.items() if "paramRef" in binding["spec"]] == ["tangram-evictions"]
     assert bindings["tangram-evictions"]["spec"]["paramRef"] == {"selector": {}, "parameterNotFoundAction": "Deny"}
+
+
+def test_the_right_and_its_policy_are_also_there_where_pods_leave_unhealthy_gpus(helm: Helm) -> None:
+    leaves = {"node": {"unhealthyGpuPods": "evict-after: 5m"}}
+    assert rules(helm, leaves) == [{"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}]
+    assert "tangram-evictions" in helm.objects(leaves).of("ValidatingAdmissionPolicy"), "only pods of the own node"
+    assert rules(helm, {}) == []
+    with pytest.raises(Refused, match=r"node\.unhealthyGpuPods is evict with policy\.enabled=false"):
+        helm.objects({"node": {"unhealthyGpuPods": "evict"}, "policy": {"enabled": False}})
+    with pytest.raises(Refused, match="unhealthyGpuPods"):
+        helm.objects({"node": {"unhealthyGpuPods": "evict-after: soon"}})

@@ -224,6 +224,8 @@ def _install(driver: FakeDriver, folder: Path) -> None:
     (root / "lib").mkdir(parents=True, exist_ok=True)
     for path in sorted(driver.libraries.glob("lib*.so*")):
         (root / "lib" / path.name).symlink_to(path.resolve() if not path.is_symlink() else path.readlink())
+    if not (root / "sys").is_symlink():
+        (root / "sys").symlink_to(driver.folder / "sys")
     (folder / "libtangram.so").write_bytes(b"a library\n")
 
 

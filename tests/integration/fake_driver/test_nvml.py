@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 def test_pynvml_reads_what_a_gpu_is(fake_driver, nvml_python):
     driver = fake_driver(
-        "gpu h200 uuid=GPU-01234567-89ab-cdef-0123-456789abcdef bus=0001:3b:00.0 numa=1 minor=5 serial=S77\ngpu t4"
+        "gpu h200 uuid=GPU-01234567-89ab-cdef-0123-456789abcdef bus=0001:3b:00.0 numa=1 minor=5 serial=S77\ngpu t4 bus=0002:29:00.0"
     )
     code = """
 h = n.nvmlDeviceGetHandleByIndex(0); pci = n.nvmlDeviceGetPciInfo(h); m = n.nvmlDeviceGetMemoryInfo(h)

@@ -7,14 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nvml import child, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.gpu_facts import profile_gb
-from nvml.health import ANSWERS_TO_RECOVER, APPLICATION_XIDS, HealthTracker
 from nvml.inventory import probe
 from nvml.library import LIBRARY_FOLDERS, library_folder, load
 from nvml.messages import Busy, MemoryUse, ProcessesReply, ProcessesRequest, ProcessUsage, Xid, XidsReply
@@ -238,26 +235,6 @@ def test_the_error_on_a_machine_without_a_driver_names_the_places_searched(tmp_p
 )
 def test_profile_sizes_are_as_nvidia_documents_them(instance_mib: int, total_mib: int, gb: int) -> None:
     assert profile_gb(instance_mib * 2**20, total_mib * 2**20) == gb
-
-
-@given(st.lists(st.one_of(st.integers(1, 120), st.none(), st.just("silent"))))
-def test_a_gpu_is_ill_from_the_first_trouble_until_it_has_answered_often_enough(
-    events: list[int | str | None],
-) -> None:
-    health, unhealthy, answered = HealthTracker(), False, 0
-    for event in events:
-        if isinstance(event, int):
-            changed, trouble = health.xid(GPU, event), event not in APPLICATION_XIDS
-        else:
-            changed, trouble = health.answered(GPU, "it is silent" if event else None), event is not None
-        before = unhealthy
-        if trouble:
-            unhealthy, answered = True, 0
-        elif event is None and unhealthy:
-            answered += 1
-            unhealthy = answered < ANSWERS_TO_RECOVER
-        assert (GPU in health.unhealthy) == unhealthy
-        assert changed == (before != unhealthy)
 
 
 class Samples:

@@ -268,6 +268,11 @@ memory: {{ add $pool $overhead }}Mi
 {{- if and .Values.burst.enabled (eq .Values.burst.stranded "evict") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Does the device plugin evict any pods? Empty: no. */}}
+{{- define "tangram.evicts" -}}
+{{- if or (include "tangram.evictsStranded" .) (ne .Values.node.unhealthyGpuPods "leave") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* What must not be, in sentences. The schema has the rest. */}}
 {{- define "tangram.check" -}}
 {{- if not .Values.node.hostPID -}}
@@ -286,6 +291,9 @@ memory: {{ add $pool $overhead }}Mi
 {{- end -}}
 {{- if and (include "tangram.evictsStranded" .) (not .Values.policy.enabled) -}}
 {{- fail "burst.stranded is evict with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be keep" -}}
+{{- end -}}
+{{- if and (ne .Values.node.unhealthyGpuPods "leave") (not .Values.policy.enabled) -}}
+{{- fail (printf "node.unhealthyGpuPods is %s with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be leave" .Values.node.unhealthyGpuPods) -}}
 {{- end -}}
 {{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}

@@ -18,7 +18,7 @@ from tests.builders import pod
 from tests.unit.deviceplugin.builders import inventory, uuid
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.host_pool import NO_STATUS, SILENT, PoolGpu, PoolStatus, SharedGpus, from_text, to_text
-from vgpu.api.inventory import Gpu, Inventory, Orphan
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan
 from vgpu.api.names import DEFAULT
 
 
@@ -83,7 +83,7 @@ def test_the_copiers_memory_is_taken_off_what_pods_may_have_once() -> None:
     offer = offering(520)
     assert [gpu.mib for gpu in offer.inventory().gpus] == [16 * 1024 - 520] * 2
     assert len(offer.devices(DEFAULT.gpu_mem)) == 2 * 15
-    offer.set_unhealthy({uuid(0): "XID"})
+    offer.set_conditions({uuid(0): (GpuCondition("XidError", "unhealthy", 0),)})
     offer.set_inventory(offer.reported)  # as when a GPU does not answer the next probe
     assert [gpu.mib for gpu in offer.inventory().gpus] == [16 * 1024 - 520] * 2
 

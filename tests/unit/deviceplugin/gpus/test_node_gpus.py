@@ -29,7 +29,7 @@ from nvml.messages import (
 )
 from nvml.queries import Nvml
 from tests.unit.deviceplugin.builders import inventory
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 
 
@@ -56,6 +56,8 @@ class FakeNvmlConnection:
         self.there = True
         self.hanging: set[str] = set()
         self.hangs = 0
+        self.openings = 1
+        self.on_bus: frozenset[str] | None = None
         self.silent = False
         self.closed = False
         self.reopened: list[str] = []
@@ -73,6 +75,7 @@ class FakeNvmlConnection:
 
     def reopen(self, why: str) -> None:
         self.reopened.append(why)
+        self.openings += 1
         self.silent = False
 
     def call_all(self, requests: Sequence[AnyRequest]) -> list[AnyReply]:
@@ -224,15 +227,17 @@ async def test_an_xid_makes_its_gpu_ill_until_it_has_answered(monkeypatch: pytes
     driver = FakeNvmlConnection()
     async with (follower := Following(driver, monkeypatch)):
         await follower.until(True, True)
-        seen: list[tuple[bool, ...]] = []
-        reported = follower.offer.set_unhealthy
+        seen: list[dict[str, tuple[GpuCondition, ...]]] = []
+        reported = follower.offer.set_conditions
         monkeypatch.setattr(
-            follower.offer, "set_unhealthy", lambda unhealthy: (seen.append(tuple(unhealthy)), reported(unhealthy))
+            follower.offer, "set_conditions", lambda conditions: (seen.append(dict(conditions)), reported(conditions))
         )
         driver.xids.append(Xid(driver.gpus[0].uuid, 79))
         async with asyncio.timeout(20):
             await until(lambda: len(seen) >= 2)
-        assert seen[:2] == [(driver.gpus[0].uuid,), ()]
+        (condition,) = seen[0][driver.gpus[0].uuid]
+        assert (condition.reason, condition.state) == ("OffTheBus", "unhealthy")
+        assert seen[1] == {}
 
 
 async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,3 +263,34 @@ async def test_a_stop_that_comes_while_nvml_fails_stops(monkeypatch: pytest.Monk
     done, _ = await asyncio.wait(running, timeout=2)
     running[0].cancel()
     assert done
+
+
+async def test_gpus_that_come_and_go_are_followed_as_soon_as_nvml_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = FakeNvmlConnection()
+    first, second = driver.gpus
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        driver.gpus = (first,)
+        driver.openings += 1
+        await follower.until(True)  # the next probe by time is due after 60 s
+        driver.gpus = ()
+        driver.openings += 1
+        await follower.until()
+        driver.gpus = (first, second)
+        driver.openings += 1
+        await follower.until(True, True)
+
+
+async def test_nvml_is_opened_anew_for_a_gpu_on_the_bus_that_it_does_not_list_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vgpu.health.presence.REOPEN_AFTER_S", (0.001, 0.001))
+    driver = FakeNvmlConnection()
+    driver.on_bus = frozenset({"0000:99:00.0"})
+    async with (follower := Following(driver, monkeypatch)):
+        await follower.until(True, True)
+        async with asyncio.timeout(20):
+            await until(lambda: len(driver.reopened) == 2)
+        assert "does not list the GPU at 0000:99:00.0" in driver.reopened[0]

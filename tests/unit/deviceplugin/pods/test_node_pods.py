@@ -18,7 +18,7 @@ from deviceplugin.pods.node_pods import NodePods
 from tests.builders import PodBuilder, pod
 from tests.unit.deviceplugin.builders import inventory, node_pod, share, uuid
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 from vgpu_pb import podresources_pb2 as pb
 
@@ -117,13 +117,13 @@ async def test_an_offer_reports_changes_only() -> None:
     offer.set_inventory(inventory(2))
     version = offer.version
     offer.set_inventory(inventory(2))
-    offer.set_unhealthy({})
+    offer.set_conditions({})
     assert offer.version == version
     waiting = asyncio.create_task(offer.changed_since(version))
-    offer.set_unhealthy({uuid(1): "XID 79"})
+    offer.set_conditions({uuid(1): (GpuCondition("OffTheBus", "unhealthy", 0),)})
     assert await waiting == offer.version == version + 1
     assert {d.uuid for d in offer.devices(MEM) if not d.healthy} == {uuid(1)}
-    offer.set_unhealthy({})
+    offer.set_conditions({})
     assert all(d.healthy for d in offer.devices(MEM))
 
 

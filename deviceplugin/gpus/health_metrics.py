@@ -1,0 +1,85 @@
+"""Health of the node's GPUs and what their sensors show, as metrics: read at each scrape, from the last health query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vgpu.api.inventory import WORST_FIRST, Inventory
+from vgpu.health.conditions import SLOWDOWNS, Reading
+
+LABELS: Final = ("gpu_uuid", "gpu_index")
+WATT_MW: Final = 1000
+
+
+class HealthCollector(Collector):
+    """`readings`: UUID -> the last one; a GPU that does not answer has none, and then no series."""
+
+    def __init__(
+        self,
+        inventory: Callable[[], Inventory] = lambda: Inventory(()),
+        readings: Callable[[], Mapping[str, Reading]] = dict,
+    ) -> None:
+        self._inventory, self._readings = inventory, readings
+
+    def collect(self) -> Iterator[Metric]:
+        """Eleven families."""
+        gpus, readings = self._inventory().gpus, self._readings()
+        state = GaugeMetricFamily(
+            "tangram_gpu_health_state", f"1 for the state of the GPU, 0 for the others: {', '.join(reversed(WORST_FIRST))}.", labels=(*LABELS, "state"),
+        )  # fmt: skip
+        since = GaugeMetricFamily(
+            "tangram_gpu_condition_since_timestamp_seconds", "Since when a condition of the GPU has lasted, by its reason.", labels=(*LABELS, "reason", "state"),
+        )  # fmt: skip
+        slowed = GaugeMetricFamily(
+            "tangram_gpu_throttle_reason", "1 while the GPU's clocks are reduced for the reason, else 0.", labels=(*LABELS, "reason")
+        )  # fmt: skip
+        gauges = [GaugeMetricFamily(name, what, labels=LABELS) for name, what, _ in _GAUGES]
+        counters = [CounterMetricFamily(name, what, labels=LABELS) for name, what, _ in _COUNTERS]
+        for gpu in gpus:
+            labels = (gpu.uuid, str(gpu.index))
+            for one in WORST_FIRST:
+                state.add_metric((*labels, one), gpu.state == one)
+            for condition in gpu.conditions:
+                since.add_metric((*labels, condition.reason, condition.state), condition.since_s)
+            reading = readings.get(gpu.uuid)
+            if reading is not None:
+                _add(labels, reading, slowed, gauges, counters)
+        yield from (state, since, slowed, *gauges, *counters)
+
+
+def _add(
+    labels: tuple[str, str], reading: Reading, slowed: GaugeMetricFamily, gauges: list[GaugeMetricFamily], counters: list[CounterMetricFamily],
+) -> None:  # fmt: skip
+    if reading.slowdowns is not None:
+        for bit, name in SLOWDOWNS.items():
+            slowed.add_metric((*labels, name), bool(reading.slowdowns & bit))
+    for family, (_, _, value_of) in zip(gauges, _GAUGES, strict=True):
+        if (value := value_of(reading)) is not None:
+            family.add_metric(labels, value)
+    for counter, (_, _, count_of) in zip(counters, _COUNTERS, strict=True):
+        if (value := count_of(reading)) is not None:
+            counter.add_metric(labels, value)
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / WATT_MW
+
+
+_Value = Callable[[Reading], float | None]
+_GAUGES: Final[tuple[tuple[str, str, _Value], ...]] = (
+    ("tangram_gpu_temperature_celsius", "Temperature of the GPU.", lambda one: one.temperature_c),
+    ("tangram_gpu_power_watts", "Power that the GPU draws.", lambda one: _watts(one.power_mw)),
+    ("tangram_gpu_power_limit_watts", "Power limit that is enforced on the GPU.", lambda one: _watts(one.power_limit_mw)),
+    ("tangram_gpu_remapped_rows_corrected", "Rows of memory remapped because of correctable errors.", lambda one: one.rows_corrected),
+    ("tangram_gpu_remapped_rows_uncorrected", "Rows of memory remapped because of uncorrectable errors.", lambda one: one.rows_uncorrected),
+    ("tangram_gpu_nvlinks_active", "NVLinks of the GPU that are active.", lambda one: one.links_up),
+)  # fmt: skip
+_COUNTERS: Final[tuple[tuple[str, str, _Value], ...]] = (
+    ("tangram_gpu_ecc_corrected_errors", "Corrected memory errors since the driver was loaded.", lambda one: one.ecc_corrected),
+    ("tangram_gpu_ecc_uncorrected_errors", "Uncorrectable memory errors since the driver was loaded.", lambda one: one.ecc_uncorrected),
+    ("tangram_gpu_pcie_replays", "PCIe packets that were sent again, as the driver counts.", lambda one: one.pcie_replays),
+)  # fmt: skip

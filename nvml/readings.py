@@ -1,0 +1,84 @@
+"""What the sensors and counters of one GPU show. States facts and decides nothing.
+
+A value that this GPU or driver does not report is None. That the GPU does not answer at all is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from nvml.binding import nv
+from nvml.errors import NvmlError
+from nvml.messages import HealthReply
+from nvml.naming import naming
+from vgpu.health.conditions import GPU_IS_LOST, Reading
+
+MOST_LINKS: Final = 18
+"""NVML_NVLINK_MAX_LINKS of nvml.h."""
+
+T = TypeVar("T")
+
+
+def health(uuid: str) -> HealthReply:
+    """Does the GPU answer, and what do its sensors show?"""
+    try:
+        with naming(f"GPU {uuid}"):
+            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+            nv.nvmlDeviceGetMemoryInfo(handle)
+            return HealthReply(None, reading(handle))
+    except NvmlError as error:
+        return HealthReply(str(error), code=error.code)
+
+
+def reading(handle: Any) -> Reading:
+    """Raises the binding's error where the GPU is lost."""
+    corrected, uncorrected, pending, failed = _optional(lambda: nv.nvmlDeviceGetRemappedRows(handle)) or [None] * 4
+    return Reading(
+        temperature_c=_optional(lambda: int(nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU))),
+        power_mw=_optional(lambda: int(nv.nvmlDeviceGetPowerUsage(handle))),
+        power_limit_mw=_optional(lambda: int(nv.nvmlDeviceGetEnforcedPowerLimit(handle))),
+        slowdowns=_optional(lambda: int(nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle))),
+        ecc_corrected=_ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        ecc_uncorrected=_ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        rows_corrected=corrected,
+        rows_uncorrected=uncorrected,
+        rows_pending=None if pending is None else bool(pending),
+        rows_failed=None if failed is None else bool(failed),
+        pcie_replays=_optional(lambda: int(nv.nvmlDeviceGetPcieReplayCounter(handle))),
+        links_up=_links_up(handle),
+        recovery_action=_recovery_action(handle),
+    )
+
+
+def _ecc(handle: Any, kind: int) -> int | None:
+    return _optional(lambda: int(nv.nvmlDeviceGetTotalEccErrors(handle, kind, nv.NVML_VOLATILE_ECC)))
+
+
+def _links_up(handle: Any) -> int | None:
+    states = []
+    for link in range(getattr(nv, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
+        state = _optional(lambda link=link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)))  # type: ignore[misc]
+        if state is None:
+            break
+        states.append(state)
+    return sum(states) if states else None
+
+
+def _recovery_action(handle: Any) -> int:
+    """The driver's own word on what the GPU needs (0 = nothing), from R565 on; 0 where it has none."""
+    field = getattr(nv, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return 0
+    values = _optional(lambda: nv.nvmlDeviceGetFieldValues(handle, [field]))
+    return int(values[0].value.uiVal) if values and values[0].nvmlReturn == nv.NVML_SUCCESS else 0
+
+
+def _optional(request: Callable[[], T]) -> T | None:
+    """What NVML answers, or None when this GPU or driver does not know."""
+    try:
+        return request()
+    except nv.NVMLError as error:
+        if getattr(error, "value", 0) == GPU_IS_LOST:
+            raise
+        return None

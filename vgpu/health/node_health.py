@@ -1,0 +1,74 @@
+"""The health of all GPUs of a node, as it goes on. Times are seconds since 1970."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from vgpu.api.inventory import GpuCondition
+from vgpu.health.conditions import (
+    GpuHealth,
+    Reading,
+    Reason,
+    after_away,
+    after_failure,
+    after_reading,
+    after_xid,
+    without,
+)
+
+
+class NodeHealth:
+    """Every method that returns a bool says whether a condition began or ended."""
+
+    def __init__(self) -> None:
+        self.readings: dict[str, Reading] = {}
+        """UUID -> what the GPU showed last. Missing while it does not answer."""
+        self._health: dict[str, GpuHealth] = {}
+
+    @property
+    def conditions(self) -> Mapping[str, tuple[GpuCondition, ...]]:
+        """UUID -> what is wrong. GPUs of which nothing is are left out."""
+        return {uuid: health.conditions for uuid, health in self._health.items() if health.standing}
+
+    def stands(self, uuid: str) -> bool:
+        """Is anything wrong that keeps pods off this GPU?"""
+        return any(one.state != "degraded" for one in self._of(uuid).conditions)
+
+    def xid(self, uuid: str, xid: int, at_s: float) -> bool:
+        """The driver reported an XID."""
+        return self._set(uuid, after_xid(self._of(uuid), xid, at_s))
+
+    def answered(self, uuid: str, reading: Reading, at_s: float) -> bool:
+        """A query was answered."""
+        self.readings[uuid] = reading
+        return self._set(uuid, after_reading(self._of(uuid), reading, at_s))
+
+    def failed(self, uuid: str, why: str, at_s: float, *, code: int = 0, hung: bool = False) -> bool:
+        """A query failed, or did not return."""
+        self.readings.pop(uuid, None)
+        return self._set(uuid, after_failure(self._of(uuid), why, at_s, code=code, hung=hung))
+
+    def away(self, uuids: Collection[str], why: str, at_s: float) -> bool:
+        """NVML answers nothing about any GPU."""
+        self.readings.clear()
+        changed = [self._set(uuid, after_away(self._of(uuid), why, at_s)) for uuid in uuids]
+        return any(changed)
+
+    def back(self) -> None:
+        """NVML answers again."""
+        for uuid, health in self._health.items():
+            self._health[uuid] = without(health, (Reason.UNMONITORED,))
+
+    def keep_only(self, uuids: Collection[str]) -> None:
+        """Other GPUs are no longer in the machine."""
+        for uuid in self._health.keys() - set(uuids):
+            del self._health[uuid]
+            self.readings.pop(uuid, None)
+
+    def _of(self, uuid: str) -> GpuHealth:
+        return self._health.get(uuid, GpuHealth())
+
+    def _set(self, uuid: str, health: GpuHealth) -> bool:
+        before = self._of(uuid).conditions
+        self._health[uuid] = health
+        return before != health.conditions
