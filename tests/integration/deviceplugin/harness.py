@@ -79,6 +79,8 @@ class PluginNode:
     log: list[dict[str, Any]] = field(default_factory=list)
     arbiters: list[socket.socket] = field(default_factory=list)
     _reader: asyncio.Task[None] | None = None
+    _client: ClientSession | None = None
+    """With one connection: an address that opens many is refused (docs/operations/server-limits.md)."""
     _logged: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -101,10 +103,13 @@ class PluginNode:
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         self._reader = asyncio.create_task(self._read_log(self.process))
+        self._client = ClientSession(f"http://127.0.0.1:{self.port}")
 
     async def stop_plugin(self, *, kill: bool = False) -> None:
         assert self.process
         assert self._reader
+        assert self._client
+        await self._client.close()
         if self.process.returncode is None:
             self.process.kill() if kill else self.process.terminate()
         await self.process.wait()
@@ -128,7 +133,8 @@ class PluginNode:
                 await self.api.news.wait()
 
     async def get(self, path: str) -> tuple[int, str]:
-        async with ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as answer:
+        assert self._client
+        async with self._client.get(path) as answer:
             return answer.status, await answer.text()
 
     def arbiter_listens_in(self, folder: Path) -> Path:

@@ -19,7 +19,7 @@ WAYS = {
     "in the per-thread stream's order": "stream_alloc(8, 0, '_ptsz')",
     "of a pool": "pool_alloc(8, pool_of()[1])",
     "by handle and mapping": "map_block(create(8)[1], 8)",
-    "by handle on another GPU": "map_block(create(8, 1)[1], 8, device=1)",
+    "by handle on another GPU": "context_new(1) and map_block(create(8, 1)[1], 8, device=1)",
 }
 
 
