@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
+
+from arbiter.stored_file import StoredFile
 
 FILE: Final = "limits.json"
-LONGEST: Final = 16 * 2**20
-"""Largest size of the file in bytes. A container with one GPU needs some 120 of them."""
 AGAIN_S: Final = 5.0
 """After the file could not be written, as on a disk that is full for a while. Guessed."""
-_log = structlog.get_logger()
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,8 +34,13 @@ class HighestLimits:
     def __init__(
         self, path: Path | None = None, grants: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path, self._grants, self._clock = path, grants, clock
-        self._failed = ""
+        self._grants, self._clock = grants, clock
+        self._file = StoredFile(
+            path,
+            _File,
+            unread="earlier limits of containers are not known",
+            unwritten="limits of containers are forgotten at a restart",
+        )
         self._again_at_s = inf
         self._highest = self._read()
 
@@ -60,32 +62,14 @@ class HighestLimits:
             self._save()
 
     def _read(self) -> dict[str, dict[str, int]]:
-        if self._path is None:
+        found = self._file.read()
+        if found is None or found.version != 1:
             return {}
-        try:
-            with self._path.open("rb") as file:
-                found = msgspec.json.decode(file.read(LONGEST), type=_File)
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            _log.warning("earlier limits of containers are not known", file=str(self._path), reason=str(error)[:200])
-            return {}
-        return {name: dict(gpus) for name, gpus in found.containers.items()} if found.version == 1 else {}
+        return {name: dict(gpus) for name, gpus in found.containers.items()}
 
     def _save(self) -> None:
         """Without the containers that are gone."""
-        if self._path is None or self._grants is None:
+        if self._grants is None:
             return
         self._highest = {name: gpus for name, gpus in self._highest.items() if (self._grants / name).is_dir()}
-        beside = self._path.with_name(f".{self._path.name}.new")
-        try:
-            beside.write_bytes(msgspec.json.encode(_File(self._highest)))
-            beside.replace(self._path)
-        except OSError as error:
-            if str(error) != self._failed:
-                _log.error("limits of containers are forgotten at a restart", file=str(self._path), reason=str(error))
-            self._failed, self._again_at_s = str(error), self._clock() + AGAIN_S
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-            return
-        self._failed, self._again_at_s = "", inf
+        self._again_at_s = inf if self._file.write(_File(self._highest)) else self._clock() + AGAIN_S

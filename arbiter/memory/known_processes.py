@@ -11,21 +11,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 
 from arbiter import host
+from arbiter.stored_file import StoredFile
 
 FILE: Final = "connected.json"
-LONGEST: Final = 16 * 2**20
-"""Largest size of the file in bytes. A process needs some 20 of them."""
 PRUNED_FROM: Final = 256
 """Number of processes. Above it, the ones that have ended are dropped whenever the number has doubled. Guessed."""
-_log = structlog.get_logger()
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +46,13 @@ class KnownProcesses:
         now: Callable[[], int] = ticks_now,
         started_at: Callable[[int], int] = host.started_at,
     ) -> None:
-        self._path, self._boot, self._started_at = path, boot, started_at
-        self._failed = ""
+        self._boot, self._started_at = boot, started_at
+        self._file = StoredFile(
+            path,
+            _File,
+            unread="which processes were connected before is not known",
+            unwritten="which processes are connected is forgotten at a restart",
+        )
         self._next = PRUNED_FROM
         accounts = self._read()
         self.since = now() if accounts is None else accounts.since
@@ -79,35 +80,11 @@ class KnownProcesses:
         self._next = max(PRUNED_FROM, 2 * len(self._known))
 
     def _read(self) -> _File | None:
-        if self._path is None:
+        accounts = self._file.read()
+        if accounts is None or accounts.boot != self._boot or accounts.version != 1 or not self._boot:
             return None
-        try:
-            with self._path.open("rb") as file:
-                accounts = msgspec.json.decode(file.read(LONGEST), type=_File)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            _log.warning(
-                "which processes were connected before is not known", file=str(self._path), reason=str(error)[:200]
-            )
-            return None
-        return accounts if accounts.boot == self._boot and accounts.version == 1 and self._boot else None
+        return accounts
 
     def _save(self) -> None:
-        if self._path is None:
-            return
-        beside = self._path.with_name(f".{self._path.name}.new")
-        try:
-            beside.write_bytes(msgspec.json.encode(_File(self._boot, self.since, tuple(sorted(self._known)))))
-            beside.replace(self._path)
-        except OSError as error:
-            if str(error) != self._failed:
-                _log.error(
-                    "which processes are connected is forgotten at a restart", file=str(self._path), reason=str(error)
-                )
-            self._failed = str(error)
-            for path in (beside, self._path):
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-            return
-        self._failed = ""
+        if not self._file.write(_File(self._boot, self.since, tuple(sorted(self._known)))):
+            self._file.remove()

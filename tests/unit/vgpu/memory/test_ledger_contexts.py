@@ -264,13 +264,19 @@ def test_a_bound_uses_the_context_room_first() -> None:
     assert book.unleased_bytes(0) == 0, "the context room is reserved again"
 
 
-def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larger() -> None:
+def with_memory() -> Ledger:
+    """A process has a context of 100 and uses 500."""
     book = Ledger([1000])
     book.join(ONE)
     book.begin_context(ONE, 0, 1, 100, 0)
     book.end_context(ONE, 0, 0)
     book.request(ONE, 0, 2, 500, 500, 0)
     book.state(ONE, 0, 500, 500)
+    return book
+
+
+def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larger() -> None:
+    book = with_memory()
     for at, away, measured in (
         (1, 0, 600), (3, 0, 600), (5, 0, 600),
         (6, 300, 600),  # read before it left, or after
@@ -283,12 +289,7 @@ def test_memory_in_host_memory_makes_no_context_smaller_and_its_return_none_larg
 
 
 def test_a_process_that_keeps_what_it_states_to_be_away_is_charged_for_it_with_the_second_reading() -> None:
-    book = Ledger([1000])
-    book.join(ONE)
-    book.begin_context(ONE, 0, 1, 100, 0)
-    book.end_context(ONE, 0, 0)
-    book.request(ONE, 0, 2, 500, 500, 0)
-    book.state(ONE, 0, 500, 500)
+    book = with_memory()
     book.measure(ONE, 0, 600, 1, 1, away_bytes=0)
     book.measure(ONE, 0, 600, 3, 3, away_bytes=0)
     book.measure(ONE, 0, 600, 4, 4, away_bytes=300)
