@@ -11,6 +11,7 @@ import pytest
 
 from arbiter.attention import MS_A_SECOND, MS_AGAIN
 from arbiter.budget import MessageBudget
+from arbiter.swap import process
 from tests.unit.arbiter.conftest import open_files
 from tests.unit.arbiter.swap.node_kit import GPU, GRAIN, RESIDENT, SimulatedNode, SimulatedProcess, contract
 from vgpu.memory.records import NodeAnswer
@@ -109,7 +110,10 @@ def big(node: SimulatedNode) -> SimulatedProcess:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_ends_the_connection_and_nothing_else(node: SimulatedNode, big: SimulatedProcess, name: str) -> None:
+def test_a_lie_ends_the_connection_and_nothing_else(
+    node: SimulatedNode, big: SimulatedProcess, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PIECE_S", 60.0)  # or a busy processor decides which of two packets a turn reads
     before = open_files()
     lie, error = LIES[name]
     lie(big, swap_out_seq(big))
