@@ -231,7 +231,9 @@ class SwappingArbiter:
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            _, hello = wire.decode(sock.recv(wire.PACKET_LIMIT))
+            if not (first := sock.recv(wire.PACKET_LIMIT)):
+                return  # the process ended before it said anything
+            _, hello = wire.decode(first)
             assert isinstance(hello, wire.Hello)
             self.hellos.append(hello.flags)
             if hello.flags & wire.FOR_BURST and not self.features & wire.UNDERSTANDS_BURST:
