@@ -10,10 +10,18 @@ from vgpu.protocol.status import ContainerStatus, decode_status
 
 
 def status(node: Node, key: str) -> ContainerStatus:
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(str(node.folder / "status.sock"))
-        document = b"".join(iter(lambda: sock.recv(65536), b""))
-    return next(one for one in decode_status(document).containers if one.key == key)
+    """Once the arbiter knows the container: it may publish its status before it reads the container's grant."""
+    found: list[ContainerStatus] = []
+
+    def known() -> bool:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(node.folder / "status.sock"))
+            document = b"".join(iter(lambda: sock.recv(65536), b""))
+        found.extend(one for one in decode_status(document).containers if one.key == key)
+        return bool(found)
+
+    until(known, 5.0)
+    return found[0]
 
 
 def test_channels_that_are_reported_are_the_difference(node: Node) -> None:

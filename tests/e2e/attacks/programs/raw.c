@@ -60,11 +60,9 @@ int main(int count, char **word)
         return 5;
     if (count > 4 && *word[4] && (chroot(word[4]) != 0 || chdir("/") != 0))
         return 6;
-    pthread_mutex_lock(&page->lock);
     page->slot[in.slot].kind = FAKE_CUDA;
     page->slot[in.slot].contexts[gpu] = 1;
-    page->unit[gpu].used_bytes[in.slot] += mib * FAKE_MIB;
-    pthread_mutex_unlock(&page->lock);
+    atomic_fetch_add(&page->unit[gpu].used_bytes[in.slot], mib * FAKE_MIB);
     print_line("allocated", mib);
     pthread_t other;
     if (count > 5 && pthread_create(&other, NULL, stay, NULL) == 0)
