@@ -7,9 +7,10 @@ A MIG resource is named as NVIDIA's device plugin writes profiles: `mig-1g.10gb`
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from vgpu.api.mig import is_profile
 
 Kind = Literal["share", "whole", "mig"]
 """What a container is given: part of a GPU, GPUs of its own, or MIG instances."""
@@ -37,8 +38,6 @@ DEFAULT_OVER_LIMIT_ACTION: Final[OverLimitAction] = "report"
 
 ANNOTATION_NAME_LIMIT: Final = 63
 """Characters after the slash of an annotation key. Specified by Kubernetes."""
-
-_MIG = re.compile(r"mig-([1-9][0-9]*g\.[1-9][0-9]*gb(?:\.me(?:\.all)?)?)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ class Names:
     def mig_profile(self, resource: str) -> str | None:
         """The profile in a MIG resource name, or None when it is no MIG resource of this domain."""
         domain, _, name = resource.partition("/")
-        found = _MIG.match(name) if domain == self.domain else None
-        return found[1] if found else None
+        profile = name.removeprefix("mig-")
+        return profile if domain == self.domain and profile != name and is_profile(profile) else None
 
     def ours(self, key: str) -> bool:
         """Is this resource or annotation key under our domain?"""

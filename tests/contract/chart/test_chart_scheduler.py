@@ -139,3 +139,10 @@ def test_a_change_of_the_schedulers_configuration_restarts_it_and_nothing_else(h
 def test_several_active_schedulers_are_refused(helm: Helm) -> None:
     with pytest.raises(Refused, match=r"scheduler\.replicas is 3 with scheduler\.leaderElect=false"):
         helm.objects({"scheduler": {"leaderElect": False, "replicas": 3}})
+
+
+def test_added_mig_profiles_are_managed_once_each(helm: Helm) -> None:
+    objects = helm.objects({"extraMigProfiles": ["5g.99gb", "1g.5gb"]})
+    config = yaml.safe_load(objects.one("ConfigMap", "tangram-scheduler")["data"]["scheduler.yaml"])
+    names = [resource["name"] for resource in config["extenders"][0]["managedResources"]]
+    assert names.count("tangram.sh/mig-5g.99gb") == names.count("tangram.sh/mig-1g.5gb") == 1

@@ -121,7 +121,7 @@ podAntiAffinity:
 {{- define "tangram.resources" -}}
 {{- $domain := .Values.domain -}}
 {{- $names := list "gpu-mem" "gpu-core" "gpu" -}}
-{{- range .Values.migProfiles }}{{ $names = append $names (printf "mig-%s" .) }}{{ end -}}
+{{- range concat .Values.migProfiles .Values.extraMigProfiles | uniq }}{{ $names = append $names (printf "mig-%s" .) }}{{ end -}}
 {{- range $names }}
 - name: {{ $domain }}/{{ . }}
   ignoredByScheduler: false
