@@ -13,7 +13,7 @@ FAKE_LINK = -shared -pthread -Wl,--hash-style=both -Wl,-Bsymbolic -Wl,-z,relro -
 
 FAKE_HEADERS := $(wildcard $(FAKE)*.h $(FAKE)*/*.h $(FAKE)*/*.def)
 fake_objects = $(patsubst $(FAKE)%.c,$(FAKE_OUT)/obj/%.o,$(wildcard $(addprefix $(FAKE),$(1))))
-FAKE_COMMON := common/branch.c common/fault.c common/page.c common/objects.c common/gpu_time.c common/channels.c common/client.c
+FAKE_COMMON := common/branch.c common/fault.c common/page.c common/objects.c common/mig.c common/gpu_time.c common/channels.c common/client.c
 
 .PHONY: fake fake-install
 fake: $(FAKE_OUT)/nvidia-fake-driverd $(FAKE_OUT)/libcuda.so.$(FAKE_VERSION) $(FAKE_OUT)/libnvidia-ml.so.$(FAKE_VERSION) \

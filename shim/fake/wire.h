@@ -29,7 +29,7 @@
 #define FAKE_SLOTS 1024u
 #define FAKE_LINKS 18u    /* NVLinks of a Hopper GPU, the most of any GPU here */
 #define FAKE_EVENTS 256u  /* ring; a reader that falls behind loses the oldest */
-#define FAKE_PROFILES 8u
+#define FAKE_PROFILES 12u
 #define FAKE_NAME 64u
 #define FAKE_SAMPLES 32u  /* ring: how much had run when; number n sits at n % FAKE_SAMPLES */
 
@@ -38,7 +38,7 @@
 #define FAKE_SOCKET_ENV "TANGRAM_FAKE_DRIVER"
 
 #define FAKE_PAGE_MAGIC 0x4b414654u /* "TFAK" */
-#define FAKE_PAGE_VERSION 12u /* of the page and of the message */
+#define FAKE_PAGE_VERSION 13u /* of the page and of the message */
 
 /* A lock of all processes that none can keep: whoever waits for one turn longer than it may last takes the lock over. Its holder was
  * stopped (SIGSTOP) or killed: a kernel driver, which has these records on a real machine, is neither. page.c */
@@ -51,7 +51,7 @@ struct fake_lock {
 struct fake_profile {
     char name[24];            /* as NVIDIA's device plugin writes it: "1g.18gb", "1g.18gb.me" */
     uint32_t id, nvml;        /* the ID that nvidia-smi mig -lgip prints, NVML_GPU_INSTANCE_PROFILE_* */
-    uint32_t compute, memory; /* slices, of 7 and of 8 */
+    uint32_t compute, memory; /* slices */
     uint32_t most;            /* instances of it that fit on one GPU */
     uint32_t last_start;      /* memory slice: an instance begins at 0 or a multiple of `memory` up to it */
     uint32_t sms, copy_engines, decoders, jpegs, ofas;
@@ -78,7 +78,8 @@ struct fake_gpu {
     uint8_t uuid_bytes[16];
     uint32_t minor, pci_domain, pci_bus, pci_device;
     int32_t numa, link_peer[FAKE_LINKS]; /* GPU at the other end, -1 = not connected, -2 = a switch */
-    uint32_t mig_on, profiles;           /* without profiles it has no MIG */
+    uint32_t mig_on, mig_pending;        /* pending: what it will be when it is next idle and set again */
+    uint32_t profiles;                   /* without profiles it has no MIG */
     struct fake_profile profile[FAKE_PROFILES];
     _Atomic uint32_t xid, lost; /* the last fatal XID, 0 = well; fell off the bus (XID 79) */
     _Atomic uint32_t absent;    /* taken out of the machine */
@@ -88,7 +89,8 @@ struct fake_gpu {
 
 struct fake_unit {
     uint32_t live, gpu;
-    uint32_t profile, start; /* of a MIG instance: index in the GPU's profile[], first memory slice */
+    uint32_t profile, start; /* of a GPU instance: index in the GPU's profile[], first memory slice */
+    uint32_t compute;        /* of a GPU instance: it has its compute instance, so it is a MIG device */
     char uuid[48];           /* the GPU's, or "MIG-..." */
     uint8_t uuid_bytes[16];
     /* memory, under the page's lock */

@@ -128,7 +128,7 @@ bool client_sees_gpu(const struct client *client, uint32_t gpu)
 bool client_sees_instance(const struct client *client, uint32_t unit)
 {
     const struct fake_unit *instance = &client->page->unit[unit];
-    if (!instance->live || !client_sees_gpu(client, instance->gpu))
+    if (!instance->live || !instance->compute || !client_sees_gpu(client, instance->gpu))
         return false;
     /* The kernel driver numbers capabilities so: 3 + 135 a GPU + 9 a GPU instance, then its compute instances. */
     const uint32_t gi_cap = 3 + 135 * client->page->gpu[instance->gpu].minor + 9 * fake_gi_of(unit);

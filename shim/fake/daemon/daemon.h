@@ -38,7 +38,6 @@ size_t read_name(const char *what, const char *word, const void *first, size_t s
 uint32_t read_gpu(const char *word);
 void set_options(struct fake_gpu *gpu, const char *options, uint64_t *count);
 void fit_unit(uint32_t index); /* the unit of a whole GPU, as its GPU is now */
-void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t bytes[16]);
 
 /* plug.c - the links of all GPUs, in the folder of the bus. */
 void link_gpus(void);

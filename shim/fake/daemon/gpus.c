@@ -1,6 +1,7 @@
 /* gpus.c - GPUs as models.def has them and the description wants them, and the links between them. */
 #define _GNU_SOURCE
 #include "daemon.h"
+#include "mig.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,34 +22,6 @@ static const struct {
 #define PROFILE(model, ...) {model, {__VA_ARGS__}},
 #include "models.def"
 };
-
-static uint64_t mix(uint64_t x) /* splitmix64 */
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static void print_uuid(const char *prefix, const uint8_t bytes[16], char text[48])
-{
-    int at = snprintf(text, 48, "%s", prefix);
-    for (unsigned i = 0; i < 16; i++)
-        at += snprintf(text + at, 48 - (size_t)at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
-}
-
-void make_uuid(const char *prefix, const char *seed, char text[48], uint8_t bytes[16])
-{
-    uint64_t state = 0;
-    for (const char *c = seed; *c != '\0'; c++)
-        state = mix(state ^ (uint64_t)(unsigned char)*c);
-    memcpy(bytes, &state, 8);
-    state = mix(state);
-    memcpy(bytes + 8, &state, 8);
-    bytes[6] = (uint8_t)((bytes[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
-    bytes[8] = (uint8_t)((bytes[8] & 0x3f) | 0x80);
-    print_uuid(prefix, bytes, text);
-}
 
 /* Options of a GPU line: key=value. */
 

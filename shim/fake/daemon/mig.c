@@ -1,9 +1,6 @@
-/* mig.c - MIG mode and GPU instances, placed as NVIDIA documents them.
- *
- * A GPU has 8 memory and 7 compute slices. An instance begins at a slice that its profile allows (models.def) and has one compute
- * instance as large as itself.
- */
+/* mig.c - the lines that change MIG mode and instances; common/mig.c places them. */
 #include "daemon.h"
+#include "mig.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -36,63 +33,21 @@ static void set_mode(uint32_t gpu, bool on)
         fail("GPU %u: %s has no MIG", gpu, of->name);
     if (page_gpu_used(driver.page, gpu) > 0)
         fail("GPU %u: in use, MIG mode can change only while no process has memory on it", gpu);
-    for (uint32_t gi = 0; gi < FAKE_INSTANCES && !on; gi++)
-        instance_of(gpu, gi)->live = 0;
-    of->mig_on = on;
-    driver.page->unit[gpu].live = !on;
-}
-
-/* By size and place, but for halves of a GPU, which have the first free of 1 and 2. */
-static uint32_t new_gi(uint32_t gpu, const struct fake_profile *profile, uint32_t start)
-{
-    switch (profile->memory) {
-    case 8: return 0;
-    case 4: return instance_of(gpu, 1)->live ? 2 : 1;
-    case 2: return 3 + start / 2;
-    default: return 7 + start;
-    }
-}
-
-/* The memory slice at which another instance of a profile begins: the highest that is free, as the driver does. -1: there is none. */
-static int place(uint32_t gpu, uint32_t profile)
-{
-    const struct fake_profile *is = &driver.page->gpu[gpu].profile[profile];
-    uint32_t memory = 0, compute = 0, of_profile = 0; /* taken: bit s = memory slice s */
-    int start = (int)is->last_start;
-    for (uint32_t gi = 0; gi < FAKE_INSTANCES; gi++) {
-        const struct fake_unit *unit = instance_of(gpu, gi);
-        const struct fake_profile *its = fake_profile_of(driver.page, unit);
-        if (!unit->live)
-            continue;
-        memory |= ((1u << its->memory) - 1) << unit->start;
-        compute += its->compute;
-        of_profile += unit->profile == profile;
-    }
-    while (start >= 0 && (memory & (((1u << is->memory) - 1) << start)) != 0)
-        start -= (int)is->memory;
-    return of_profile < is->most && compute + is->compute <= 7 ? start : -1;
+    mig_set_mode(driver.page, gpu, on);
 }
 
 static void create(uint32_t gpu, const char *name)
 {
     const struct fake_gpu *of = &driver.page->gpu[gpu];
-    char what[64], seed[128];
+    char what[64];
     snprintf(what, sizeof what, "GPU %u: the MIG profile", gpu);
     const uint32_t profile = (uint32_t)read_name(what, name, of->profile, sizeof of->profile[0], of->profiles);
     if (!of->mig_on)
         fail("GPU %u: MIG mode is off", gpu);
-    const int start = place(gpu, profile);
+    const int start = mig_place(driver.page, gpu, profile);
     if (start < 0)
         fail("GPU %u: a %s does not fit beside the instances that exist", gpu, name);
-    const uint32_t gi = new_gi(gpu, &of->profile[profile], (uint32_t)start);
-    struct fake_unit *made = instance_of(gpu, gi);
-    made->gpu = gpu;
-    made->profile = profile;
-    made->start = (uint32_t)start;
-    made->limit_bytes = of->profile[profile].bytes;
-    snprintf(seed, sizeof seed, "%s/%u/%u/%s", driver.page->seed, gpu, gi, name);
-    make_uuid("MIG-", seed, made->uuid, made->uuid_bytes);
-    made->live = 1;
+    driver.page->unit[mig_create(driver.page, gpu, profile, (uint32_t)start)].compute = 1;
 }
 
 static void destroy(uint32_t gpu, const char *gi)
@@ -100,7 +55,7 @@ static void destroy(uint32_t gpu, const char *gi)
     const uint32_t unit = read_instance(gpu, gi);
     if (page_unit_used(driver.page, unit) > 0)
         fail("GPU %u: GPU instance %s is in use", gpu, gi);
-    driver.page->unit[unit].live = 0;
+    driver.page->unit[unit].live = driver.page->unit[unit].compute = 0;
 }
 
 void add_mig(char **word)

@@ -61,6 +61,15 @@ static int instance_by_id(uint32_t gpu, unsigned gi)
     return gi < FAKE_INSTANCES && client_sees_instance(&nvml.client, unit) ? (int)unit : NOBODY;
 }
 
+/* Also one that has no compute instance yet, and so no device node. */
+static int gpu_instance_by_id(uint32_t gpu, unsigned gi)
+{
+    const uint32_t unit = fake_unit_of_instance(gpu, gi);
+    if (gi < FAKE_INSTANCES && nvml.client.page->unit[unit].live && !nvml.client.page->unit[unit].compute)
+        return (int)unit;
+    return instance_by_id(gpu, gi);
+}
+
 /* By the order of their IDs. */
 static int instance_by_index(uint32_t gpu, unsigned index)
 {
@@ -88,14 +97,14 @@ struct name {
     char text[24];
 };
 
-/* NVML's name is 1g.18gb+me, device plugins use 1g.18gb.me. */
+/* NVML's name is 1g.18gb+me, device plugins use 1g.18gb.me. Both write 1g.24gb-me. */
 static struct name nvml_name(const struct fake_profile *profile)
 {
     struct name name;
     snprintf(name.text, sizeof name.text, "%s", profile->name);
-    char *media = strstr(name.text, ".me");
-    if (media != NULL)
-        *media = '+';
+    char *suffix = strstr(name.text, "gb.");
+    if (suffix != NULL)
+        suffix[2] = '+';
     return name;
 }
 
