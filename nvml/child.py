@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nvml import gpu_facts, readings, usage
+from nvml import gpu_facts, mig, readings, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.events import Events
@@ -39,6 +39,13 @@ from nvml.messages import (
     GpuReply,
     HealthRequest,
     MapsRequest,
+    MigCreatedReply,
+    MigCreateRequest,
+    MigDestroyedReply,
+    MigDestroyRequest,
+    MigModeReply,
+    MigModeRequest,
+    MigRequest,
     OpenReply,
     OpenRequest,
     ProcessesReply,
@@ -143,6 +150,15 @@ class Session:
                 return UtilisationReply(usage.busy(uuid, since_us, until_us))
             case XidsRequest(uuids):
                 return self._xids(uuids)
+            case MigRequest(uuid):
+                return mig.state(uuid)
+            case MigModeRequest(uuid, on):
+                return MigModeReply(mig.set_mode(uuid, on))
+            case MigCreateRequest(uuid, profile, start):
+                return MigCreatedReply(mig.create(uuid, profile, start))
+            case MigDestroyRequest(uuid, instance):
+                mig.destroy(uuid, instance)
+                return MigDestroyedReply()
             case MapsRequest() | DescriptorsRequest():
                 return ErrorReply("the NVML process examines no processes: the program that serves does")
 

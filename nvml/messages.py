@@ -17,6 +17,7 @@ import msgspec
 
 from nvml.errors import NvmlAway, NvmlError, NvmlHung, NvmlOpening
 from vgpu.api.inventory import Gpu
+from vgpu.api.mig import MigProfile
 from vgpu.health.conditions import Reading
 
 REQUEST_BYTES: Final = 16 * 1024
@@ -78,6 +79,22 @@ class Xid:
 
     uuid: str
     xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstanceFacts:
+    """A GPU instance, as NVML has it."""
+
+    number: int
+    """Its ID on the GPU."""
+    profile: str
+    """As a resource has it."""
+    start: int
+    """Memory slice."""
+    uuids: tuple[str, ...]
+    """Of its compute instances: MIG devices."""
+    complete: bool
+    """It has one, as large as itself."""
 
 
 class NvmlRequest(msgspec.Struct, frozen=True, tag=True):
@@ -173,6 +190,37 @@ class DescriptorsRequest(NvmlRequest, frozen=True, tag="Descriptors"):
     processes: tuple[tuple[int, int], ...]
 
 
+class MigRequest(PerGpuRequest, frozen=True, tag="Mig"):
+    """MIG mode, profiles and instances."""
+
+    wants: ClassVar[str] = "its MIG instances"
+
+
+class MigModeRequest(PerGpuRequest, frozen=True, tag="MigMode"):
+    """Switch MIG mode."""
+
+    wants: ClassVar[str] = "a change of its MIG mode"
+
+    on: bool
+
+
+class MigCreateRequest(PerGpuRequest, frozen=True, tag="MigCreate"):
+    """Create a GPU instance and its compute instance. `profile`: its number."""
+
+    wants: ClassVar[str] = "a MIG instance"
+
+    profile: int
+    start: int
+
+
+class MigDestroyRequest(PerGpuRequest, frozen=True, tag="MigDestroy"):
+    """Remove a GPU instance and its compute instances. `instance`: its ID."""
+
+    wants: ClassVar[str] = "the end of a MIG instance"
+
+    instance: int
+
+
 class NvmlReply(msgspec.Struct, frozen=True, tag=True):
     """An answer."""
 
@@ -230,6 +278,32 @@ class DescriptorsReply(NvmlReply, frozen=True, tag="Opens"):
     opens: tuple[bool | None, ...]
 
 
+class MigReply(NvmlReply, frozen=True, tag="MigFacts"):
+    """Without MIG, only the first two are set; without MIG mode, neither profiles nor instances."""
+
+    device_id: str
+    """PCI device ID, `0x233010de`."""
+    model: str
+    capable: bool = False
+    mig: bool = False
+    pending: bool = False
+    profiles: tuple[MigProfile, ...] = ()
+    instances: tuple[MigInstanceFacts, ...] = ()
+
+
+class MigModeReply(NvmlReply, frozen=True, tag="MigModeSet"):
+    active: bool
+    """False: the mode is pending until the GPU is reset."""
+
+
+class MigCreatedReply(NvmlReply, frozen=True, tag="MigCreated"):
+    instance: MigInstanceFacts
+
+
+class MigDestroyedReply(NvmlReply, frozen=True, tag="MigDestroyed"):
+    pass
+
+
 Kind = Literal["opening", "away", "hung", "refused"]
 
 
@@ -267,6 +341,10 @@ AnyRequest = (
     | XidsRequest
     | MapsRequest
     | DescriptorsRequest
+    | MigRequest
+    | MigModeRequest
+    | MigCreateRequest
+    | MigDestroyRequest
 )
 AnyReply = (
     OpenReply
@@ -278,10 +356,14 @@ AnyReply = (
     | XidsReply
     | MapsReply
     | DescriptorsReply
+    | MigReply
+    | MigModeReply
+    | MigCreatedReply
+    | MigDestroyedReply
     | ErrorReply
 )
 ServedRequest = CountRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
-"""What other programs may request. Each XID event is reported once, to the supervisor's program."""
+"""What other programs may request: nothing that changes a GPU. Each XID event is reported once, to the supervisor's program."""
 
 
 class RequestPacket(msgspec.Struct, frozen=True, array_like=True):

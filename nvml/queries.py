@@ -21,6 +21,15 @@ from nvml.messages import (
     HealthRequest,
     MapsReply,
     MapsRequest,
+    MigCreatedReply,
+    MigCreateRequest,
+    MigDestroyedReply,
+    MigDestroyRequest,
+    MigInstanceFacts,
+    MigModeReply,
+    MigModeRequest,
+    MigReply,
+    MigRequest,
     ProcessesReply,
     ProcessesRequest,
     ProcessUsage,
@@ -99,6 +108,22 @@ class Nvml:
     def xids(self, uuids: tuple[str, ...]) -> XidsReply:
         """XID events since the last call."""
         return self._call(XidsRequest(uuids), XidsReply)
+
+    def mig(self, uuid: str) -> MigReply:
+        """MIG mode, profiles and instances of a GPU."""
+        return self._call(MigRequest(uuid), MigReply)
+
+    def set_mig_mode(self, uuid: str, on: bool) -> bool:
+        """Switch MIG mode of an idle GPU. False: it is pending until the GPU is reset."""
+        return self._call(MigModeRequest(uuid, on), MigModeReply).active
+
+    def create_mig(self, uuid: str, profile: int, start: int) -> MigInstanceFacts:
+        """A GPU instance of the profile with this number, at this memory slice, with its compute instance."""
+        return self._call(MigCreateRequest(uuid, profile, start), MigCreatedReply).instance
+
+    def destroy_mig(self, uuid: str, instance: int) -> None:
+        """Remove an idle GPU instance, by its ID, and its compute instances."""
+        self._call(MigDestroyRequest(uuid, instance), MigDestroyedReply)
 
     def _call(self, request: AnyRequest, kind: type[R]) -> R:
         (reply,) = self._carrier.call_all((request,))

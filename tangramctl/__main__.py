@@ -84,6 +84,18 @@ GOT is the part of the second in which it had work and might run, WAITED in whic
 CAPPED in which it waited for its own cap, SUSPENDS how often it was suspended. Runs that share a GPU openly divide the time.
 """
 
+MIG = """Compare this machine's MIG instances with a file in the format of NVIDIA's mig-parted, and change them. Runs as root.
+
+\b
+  tangramctl mig plan --file mig.yaml --config balanced       what apply would destroy and create
+  tangramctl mig apply --file mig.yaml --config balanced
+  tangramctl mig assert --file mig.yaml --config balanced     exit code 3 when it differs
+  tangramctl mig export > mig.yaml
+
+An instance that a process or a pod uses is never touched: if it is in the way, nothing is changed.
+Exit codes: 2 bad option or file, 69 no GPU, 70 a step failed, 75 refused.
+"""
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
@@ -101,6 +113,9 @@ arbiter_app = typer.Typer(
 app.add_typer(arbiter_app, name="arbiter")
 explain_app = typer.Typer(help="Explain the state of a cluster.", no_args_is_help=True)
 app.add_typer(explain_app, name="explain")
+
+mig_app = typer.Typer(help=MIG, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(mig_app, name="mig")
 
 State = Annotated[
     Path | None,
@@ -261,6 +276,57 @@ def explain_pod(
     with _answering():
         fits = explain(pod, pod=spec, snapshot=snapshot, extender=extender, domain=domain, json=json)
         raise typer.Exit(0 if fits else 3)
+
+
+@mig_app.command(name="plan", help="Print what apply would destroy and create.")
+def mig_plan(
+    file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
+    checkpoint: parameters.KubeletCheckpoint = None,
+) -> None:  # fmt: skip
+    """See MIG."""
+    from tangramctl.kubelet_devices import CHECKPOINT
+    from tangramctl.mig import Where, show_plan
+
+    with _answering():
+        show_plan(file, config, Where(driver_root, checkpoint or CHECKPOINT))
+
+
+@mig_app.command(
+    name="apply", help="Destroy and create instances until the layout is the file's: on every GPU, or on none."
+)
+def mig_apply(
+    file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
+    checkpoint: parameters.KubeletCheckpoint = None,
+) -> None:  # fmt: skip
+    """See MIG."""
+    from tangramctl.kubelet_devices import CHECKPOINT
+    from tangramctl.mig import Where, apply
+
+    with _answering():
+        apply(file, config, Where(driver_root, checkpoint or CHECKPOINT))
+
+
+@mig_app.command(name="assert", help="Compare the layout with the file's. Exit code 3 when it differs.")
+def mig_assert(
+    file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
+) -> None:  # fmt: skip
+    """See MIG."""
+    from tangramctl import mig
+
+    with _answering():
+        raise typer.Exit(0 if mig.check(file, config, mig.Where(driver_root)) else 3)
+
+
+@mig_app.command(name="export", help="Print the layout that is there, as a file that apply reads.")
+def mig_export(
+    config: Annotated[str, typer.Option("--config", "-c", metavar="NAME", help="Name of the layout in the file.")] = "current",
+    driver_root: parameters.DriverRoot = Path("/"),
+) -> None:  # fmt: skip
+    """See MIG."""
+    from tangramctl import mig
+
+    with _answering():
+        mig.export(config, mig.Where(driver_root))
 
 
 @arbiter_app.command(help="Print whether it runs. Exit code 3 when it does not.")

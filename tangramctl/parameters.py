@@ -146,3 +146,17 @@ PodGpuCount = Annotated[int, typer.Option("--gpu-count", metavar="N", help="With
 PodGpuModel = Annotated[
     str, typer.Option("--gpu-model", metavar="MODELS", help="With --snapshot: models allowed, by comma.")
 ]
+MigFile = Annotated[
+    Path, typer.Option("--file", "-f", metavar="FILE", help="Layouts, in the format of NVIDIA's mig-parted.")
+]
+MigConfig = Annotated[str, typer.Option("--config", "-c", metavar="NAME", help="The layout of the file that is meant.")]
+DriverRoot = Annotated[
+    Path, typer.Option("--driver-root", metavar="DIR", help="Folder below which the driver's libraries are.")
+]
+KubeletCheckpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubelet-checkpoint", metavar="FILE",
+        help="The kubelet's record of devices. Default /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint; none there: no pods.",
+    ),
+]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vgpu.mig.config import read as read_mig
 from webhook.admission_rules import AdmissionRules
 from webhook.mutate import mutate
 
@@ -113,8 +114,19 @@ def test_the_webhook_admits_every_pod_of_a_page(page: Path) -> None:
 @each_page
 def test_every_chart_value_in_a_block_exists(page: Path) -> None:
     shown = [yaml.safe_load(block) for block in blocks(page, "yaml")]
-    values = [one for one in shown if not one.keys() <= {"apiVersion", "kind", "metadata", "spec"}]
+    values = [
+        one
+        for one in shown
+        if not one.keys() <= {"apiVersion", "kind", "metadata", "spec"} and "mig-configs" not in one
+    ]
     assert [path for value in values for path in leaves(value) if not known(path)] == []
+
+
+def test_every_mig_layout_of_a_page_is_read() -> None:
+    layouts = [block for page in PAGES for block in blocks(page, "yaml") if "mig-configs:" in block]
+    assert layouts
+    for layout in layouts:
+        assert read_mig(layout, "page").configs
 
 
 def test_the_pages_have_manifests_and_values_to_check() -> None:
