@@ -128,7 +128,7 @@ class MigTable:
         return self.possible((*layout, slot))
 
     def free_slots(self, layout: Layout, profile: str) -> tuple[MigSlot, ...]:
-        """Where an instance of this profile may be created, by start."""
+        """Where an instance of this profile may be created beside a possible layout, by start."""
         return _free_slots(self, layout, profile)
 
     def room(self, layout: Layout, profile: str) -> int:
@@ -138,13 +138,28 @@ class MigTable:
         """
         return _room(self, layout, profile)
 
-    def __hash__(self) -> int:
+    @cached_property
+    def _hash(self) -> int:
         return hash(self.profiles)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @lru_cache(maxsize=65536)
 def _free_slots(table: MigTable, layout: Layout, profile: str) -> tuple[MigSlot, ...]:
-    return tuple(slot for slot in table.slots(profile) if table.fits(layout, slot))
+    wanted = table.by_name[profile]
+    of = [table.by_name[slot.profile] for slot in layout]
+    if (
+        sum(one.compute for one in of) + wanted.compute > table.compute
+        or sum(one.decoders for one in of) + wanted.decoders > table.decoders
+        or sum(one.flow_engines for one in of) + wanted.flow_engines > table.flow_engines
+    ):
+        return ()
+    occupied = 0
+    for slot, one in zip(layout, of, strict=True):
+        occupied |= one.mask(slot.start)
+    return tuple(MigSlot(start, profile) for start in wanted.starts if not occupied & wanted.mask(start))
 
 
 @lru_cache(maxsize=65536)
