@@ -65,7 +65,7 @@ class OnDemand:
 
 
 class Static:
-    """GPUs that all have the same layout, for ever."""
+    """GPUs that all have the same layout, for ever. A request takes an instance of its own profile only, as resource names have it."""
 
     def __init__(self, layout: Mapping[str, int]) -> None:
         self._free = Counter({profile: count * GPUS for profile, count in layout.items()})
