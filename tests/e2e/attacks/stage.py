@@ -50,7 +50,20 @@ def programs() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "raw"
         source = str(PROGRAMS / "raw.c")
-        words = ["gcc", "-Wall", "-Werror", "-static", "-s", "-O2", "-pthread", "-I", str(SHIM), "-o", str(made), source]
+        words = [
+            "gcc",
+            "-Wall",
+            "-Werror",
+            "-static",
+            "-s",
+            "-O2",
+            "-pthread",
+            "-I",
+            str(SHIM),
+            "-o",
+            str(made),
+            source,
+        ]
         subprocess.run(words, check=True)
         built = made.read_bytes()
     return {
