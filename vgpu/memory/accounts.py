@@ -90,6 +90,13 @@ class GpuAccounts:
             left_bytes = min(left_bytes, self.limit_bytes - resident_bytes)
         return max(0, left_bytes)
 
+    def may_fit(self, missing_bytes: int, *, elastic: bool) -> bool:
+        """Whether some limit above the guarantee has room for this. That of resident memory is the guarantee, whatever the other one is. Of what processes
+        stated without the kind, all may be elastic."""
+        unsorted_bytes = sum(record.unsorted_bytes for record in self.records.values())
+        resident_bytes = self._taken_bytes(self.room_bytes) - self.elastic_bytes - unsorted_bytes
+        return elastic or missing_bytes <= self.limit_bytes - resident_bytes - self._promised_resident_bytes
+
     def has_room(self, record: ProcessRecord, bound_bytes: int) -> bool:
         """Whether its contexts may grow by `bound_bytes`. The context room is used first."""
         taken_bytes = self._taken_bytes(self.room_bytes - min(bound_bytes, self._room_of(record)))

@@ -369,7 +369,7 @@ class Ledger:
                 request.waits_for.clear()
                 request.awaits_limits = False
                 return events
-            elif not full and self._node.awaits_limits(number, request, now_s):
+            elif not full and self._node.awaits_limits(number, request, missing_bytes, now_s):
                 return events
             else:
                 events.append(self._denied(number, request, now_s))

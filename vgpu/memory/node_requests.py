@@ -4,7 +4,7 @@ On a node where containers may burst, a GPU may have less memory than all limits
 there counts as promised in the ledger, so that it delays no later request which the GPU has memory for.
 
 A new arbiter does not know at once whether a container's limit is above its guarantee: that is so where memory can be moved from the GPU, which a copier
-has to say. What does not fit the guarantee waits until then.
+has to say. What does not fit the guarantee waits until then, unless no limit could fit it: resident memory stays within the guarantee.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ class NodeRequests:
         self._limits_by_s = opens_at_s + LIMITS_WAIT_S
         self._repeat_at_s = inf
 
-    def awaits_limits(self, gpu: int, request: LeaseRequest, now_s: float) -> bool:
-        """Whether a request that does not fit the container's limits waits, because they may rise in a moment. The answer that it waits is due at once:
-        it may have waited for most of 2 s already."""
+    def awaits_limits(self, gpu: int, request: LeaseRequest, missing_bytes: int, now_s: float) -> bool:
+        """Whether a request that does not fit the container's limits waits, because they may rise in a moment so far that it does. The answer that it waits
+        is due at once: it may have waited for most of 2 s already."""
         if now_s >= self._limits_by_s or self._knows_limits(gpu):
+            return False
+        if not self._gpus[gpu].may_fit(missing_bytes, elastic=request.elastic):
             return False
         if not request.awaits_limits:
             request.awaits_limits, self._repeat_at_s = True, now_s

@@ -87,13 +87,37 @@ def test_a_request_waits_while_a_new_arbiter_does_not_know_the_limits() -> None:
 def test_it_is_refused_if_the_limits_stay_unknown_or_the_limit_is_lower() -> None:
     node = Node(1000, knows=False)
     book = ledger(node, burst=100)
-    assert book.request(ONE, 0, 1, 110, 110, 0) == []
+    assert book.request(ONE, 0, 1, 110, 110, 0, elastic=True) == []
     assert book.expire(9.9) == [Waiting(ONE, 0, 1, 110)]
     assert book.expire(10.0) == [Denied(ONE, 0, 1)]
     node.knows = True
-    assert book.request(ONE, 0, 2, 110, 110, 10.0) == [Denied(ONE, 0, 2)]
+    assert book.request(ONE, 0, 2, 110, 110, 10.0, elastic=True) == [Denied(ONE, 0, 2)]
     assert book.expire(10.9) == []
     assert book.deadline_s() is None
+
+
+def test_resident_memory_that_no_limit_could_fit_is_refused_at_once() -> None:
+    """Its limit is the guarantee, whatever the copier says."""
+    book = ledger(Node(1000, knows=False), burst=100)
+    assert book.request(ONE, 0, 1, 110, 110, 0) == [Denied(ONE, 0, 1)]
+    assert book.request(ONE, 0, 2, 60, 60, 0) == [Granted(ONE, 0, 2, 60)]
+    (recalled,) = book.request(TWO, 0, 3, 50, 50, 0)
+    assert isinstance(recalled, Recalled)
+    assert book.give_back(ONE, 0, 0, recalled.recall, 0) == [Denied(TWO, 0, 3)]
+
+
+def test_resident_memory_waits_while_what_was_stated_may_be_elastic() -> None:
+    node = Node(1000, knows=False)
+    book = ledger(node, burst=100)
+    book.leases_exactly(ONE, 0, exact=True)
+    book.state(ONE, 0, 90, 90)
+    assert book.request(TWO, 0, 1, 50, 50, 0) == []
+    assert book.expire(0) == [Waiting(TWO, 0, 1, 50)]
+    assert book.states_elastic(ONE, 0, 30, 1.0) == [], "60 may be elastic, too"
+    node.knows = True
+    assert book.set_limits([100], 2.0, [300]) == [Denied(TWO, 0, 1)], "90 and 50, and 30 of that elastic"
+    book.states_elastic(ONE, 0, 60, 3.0)
+    assert book.request(TWO, 0, 2, 50, 50, 3.0) == [Granted(TWO, 0, 2, 50)]
 
 
 def test_that_requests_wait_for_the_limits_is_answered_at_once() -> None:
