@@ -17,6 +17,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 _log = structlog.get_logger()
 
 
+class _Version(msgspec.Struct, frozen=True):
+    """What a file of each version has."""
+
+    version: int = 1
+
+
 class StoredFile(Generic[T]):
     """See the module. `path` None: nothing is stored. `unread` and `unwritten`: what a failure means, for the log."""
 
@@ -24,13 +30,19 @@ class StoredFile(Generic[T]):
         self._path, self._content, self._unread, self._unwritten = path, content, unread, unwritten
         self._failed = ""
 
-    def read(self) -> T | None:
-        """None: there is none, or it is damaged."""
+    def read(self, version: int = 1) -> T | None:
+        """None: there is none, it is damaged, or its content is of another version."""
         if self._path is None:
             return None
         try:
             with self._path.open("rb") as file:
-                return msgspec.json.decode(file.read(LONGEST_BYTES), type=self._content)
+                content = file.read(LONGEST_BYTES)
+            found = msgspec.json.decode(content, type=_Version).version
+            if found != version:
+                raise msgspec.ValidationError(
+                    f"its content is of version {found}: this program reads version {version}"
+                )
+            return msgspec.json.decode(content, type=self._content)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:

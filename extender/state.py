@@ -185,7 +185,8 @@ class State:
             without: dict[str, list[str]] = {}
             for node in answer.nodes.pop(NO_INVENTORY, ()):
                 without.setdefault(self.inventories.reason(node), []).append(node)
-            answer.nodes.update(without)
+            for reason, nodes in without.items():
+                answer.nodes[reason] = [*answer.nodes.get(reason, ()), *nodes]
         return answer
 
     def only(self, request: PodRequest) -> Mapping[str, Set[str]]:

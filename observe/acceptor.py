@@ -122,7 +122,10 @@ class Acceptor:
                 continue
             evicted = self.connections.add(one)
             if evicted is not None:
-                self._charge_refusal(evicted.address)
+                if (
+                    evicted.over_its_part
+                ):  # else it is no worse than the others: in a flood of many addresses, one of its victims
+                    self._charge_refusal(evicted.address)
                 self._end(evicted)
             one.close = partial(_close_descriptor, one, fd)
             one.withdraw = self._listener.new.submit(one.address, partial(self._begin, fd, one))

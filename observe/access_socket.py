@@ -48,11 +48,13 @@ async def serve_reviews(path: Path, review: Review, report: Callable[[str], None
             reported = str(error)
             await asyncio.sleep(CHECK_S)
             continue
-        async with server:
+        try:
             while path.exists():  # noqa: ASYNC110, ASYNC240 - the file system sends no notice, and answers in microseconds
                 await asyncio.sleep(CHECK_S)
             reported = ""
             report(f"the socket {path} was missing and is put back")
+        finally:
+            server.close()  # not `async with`: from Python 3.12.1 on that waits for every open connection, and so for reviews without an end
 
 
 class _Reviewer:

@@ -1,7 +1,7 @@
 """Which addresses open new connections faster than any client that a listener is for. Values only: `acceptor` refuses, `address_filter` drops in the kernel.
 
-Each address has a budget, as a token bucket: `new_per_s` connections a second after `new_at_once`. A connection that is closed for others, that exceeds a time limit, or whose
-request is refused costs `REFUSED_COST` more. An address without budget is blocked until it has one again, at most `BLOCKED_MOST_S`: its new connections are
+Each address has a budget, as a token bucket: `new_per_s` connections a second after `new_at_once`. A connection that is closed for others while its address has more than an equal part, that
+exceeds a time limit, or whose request is refused costs `REFUSED_COST` more. An address without budget is blocked until it has one again, at most `BLOCKED_MOST_S`: its new connections are
 refused, the open ones go on.
 """
 

@@ -64,6 +64,8 @@ class ClientConnection:
     """Drops what is in memory for it."""
     withdraw: Callable[[], object] = lambda: None
     """Takes it out of the queue in which it waits to be begun, if it does."""
+    over_its_part: bool = False
+    """Was it closed for a connection of its own address, or while its address had more than an equal part of all?"""
     order: int = 0
     """Grows with each phase of any connection."""
 
@@ -145,6 +147,8 @@ class ClientConnections:
             found = self._choose(one.since_s)
         if found is not None:
             self.refused("connections")
+            weight = self._addresses[found.address].weight
+            found.over_its_part = found.address == one.address or weight * len(self._addresses) > self._weight
             self.remove(found)
         if one.address not in self._addresses:
             self._addresses[one.address] = OfAddress(each=1 if one.address in self._answered_well_s else ORDINARY)

@@ -63,7 +63,7 @@ class HighestLimits:
 
     def _read(self) -> dict[str, dict[str, int]]:
         found = self._file.read()
-        if found is None or found.version != 1:
+        if found is None:
             return {}
         return {name: dict(gpus) for name, gpus in found.containers.items()}
 

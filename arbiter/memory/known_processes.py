@@ -81,7 +81,7 @@ class KnownProcesses:
 
     def _read(self) -> _File | None:
         accounts = self._file.read()
-        if accounts is None or accounts.boot != self._boot or accounts.version != 1 or not self._boot:
+        if accounts is None or accounts.boot != self._boot or not self._boot:
             return None
         return accounts
 

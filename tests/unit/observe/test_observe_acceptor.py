@@ -123,6 +123,21 @@ async def test_an_address_with_good_answers_is_not_blocked_where_only_clients_th
         assert not acceptor._rates.blocked
 
 
+async def test_a_client_that_is_closed_for_another_pays_only_if_its_address_had_more_than_the_others() -> None:
+    async with running(replace(RATE, connections=3, per_address=3, address_new_at_once=3)) as one:
+        (acceptor,) = cast(list[Acceptor], one.server.servers)
+        clients = [await one.connect(f"127.0.0.{end}") for end in (2, 3, 4, 5)]
+        assert await first_line(clients[0][0]) == b"", "closed for the fourth"
+        assert not acceptor._rates.blocked
+        clients += [await one.connect("127.0.0.6"), await one.connect("127.0.0.6"), await one.connect("127.0.0.7")]
+        async with asyncio.timeout(10):
+            while not acceptor._rates.blocked:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert acceptor._rates.blocked == ["127.0.0.6"]
+        for _, writer in clients:
+            writer.close()
+
+
 @pytest.mark.parametrize("prefix", ["fd00:10:244:0::", "::ffff:10.244.0."])
 async def test_an_address_blocks_no_other_and_is_released_once_it_has_good_answers(prefix: str) -> None:
     """The kubelet probes a pod from an address of the node's part of the pods' network; an API server has one of its subnet."""

@@ -116,6 +116,26 @@ async def test_a_removed_socket_is_put_back(monkeypatch: pytest.MonkeyPatch) -> 
         assert (await reviewed_by(path)("good")).status == 200
 
 
+async def test_neither_the_end_nor_a_removed_socket_waits_for_open_reviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Server.wait_closed` does, from Python 3.12.1 on."""
+
+    async def never(_: asyncio.Server) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.Server, "wait_closed", never)
+    monkeypatch.setattr(access_socket, "CHECK_S", 0.02)
+    hold = asyncio.Event()
+    async with asyncio.timeout(10), served(hold) as (path, tokens):
+        waiting = asyncio.create_task(reviewed_by(path)("good"))
+        while not tokens:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        path.unlink()
+        while not path.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        hold.set()
+        assert (await waiting).status == 200
+
+
 def test_a_socket_left_by_an_earlier_program_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "access.sock"
     for _ in range(2):

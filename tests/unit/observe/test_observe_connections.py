@@ -34,6 +34,22 @@ def test_an_address_that_has_its_share_loses_its_oldest_connection_without_a_req
     assert connections.add(ClientConnection("b", 10)) is None
 
 
+def test_only_an_address_with_more_than_an_equal_part_is_over_it() -> None:
+    """Where each address of a flood has as many as the others, one that is closed may be of a client that floods nothing."""
+    alike = ClientConnections(BOUNDS)
+    first, *_ = opened(alike, *((address, at_s) for at_s, address in enumerate("abcdef")))
+    assert alike.add(ClientConnection("g", 9)) is first
+    assert not first.over_its_part
+    connections = ClientConnections(BOUNDS)
+    _, greedy, *_ = opened(connections, ("b", 0), ("a", 1), ("a", 1), ("c", 1), ("d", 1), ("e", 1))
+    assert connections.add(ClientConnection("f", 9)) is greedy
+    assert greedy.over_its_part
+    own = ClientConnections(BOUNDS)
+    oldest, *_ = opened(own, ("a", 0), ("a", 1), ("a", 2))
+    assert own.add(ClientConnection("a", 3)) is oldest
+    assert oldest.over_its_part
+
+
 def test_when_all_are_taken_the_oldest_without_a_request_goes_and_last_one_that_was_served() -> None:
     connections = ClientConnections(BOUNDS)
     served, *others = opened(connections, ("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import structlog
+import structlog.testing
 
 from arbiter.memory.highest_limits import AGAIN_S, HighestLimits
 from arbiter.memory.node_share import NodeShare
@@ -36,6 +38,17 @@ def test_a_file_that_cannot_be_read_raises_no_limit(grants: Path, content: bytes
     file = grants.with_name("limits.json")
     file.write_bytes(content)
     assert HighestLimits(file, grants).of("k", GPU) == 0
+
+
+@pytest.mark.parametrize("content", [b'{"containers":{},"version":2}', b'{"limits":{},"version":2}'])
+def test_a_file_of_a_later_version_is_reported(grants: Path, content: bytes) -> None:
+    file = grants.with_name("limits.json")
+    file.write_bytes(content)
+    with structlog.testing.capture_logs() as logs:
+        assert HighestLimits(file, grants).of("k", GPU) == 0
+    (log,) = logs
+    assert (log["event"], log["file"]) == ("earlier limits of containers are not known", str(file))
+    assert log["reason"] == "its content is of version 2: this program reads version 1"
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(grants: Path) -> None:
