@@ -47,8 +47,9 @@ class AttainedService:
         halves = int((at_s - self._decayed_s) / HALF_LIFE_S)
         if halves > 0:
             self._decayed_s += halves * HALF_LIFE_S
+            left = 0.5**halves  # 0 after a long silence
             self._had = {
-                address: had / 2**halves for address, had in self._had.items() if had / 2**halves > FORGET
+                address: had * left for address, had in self._had.items() if had * left > FORGET
             }  # a client that waits and had little counts as one that had nothing
 
 

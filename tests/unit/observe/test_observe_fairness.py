@@ -5,7 +5,23 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from observe.fairness import FairQueue
+import pytest
+
+from observe.fairness import FORGET, AttainedService, FairQueue
+
+
+@pytest.mark.parametrize("silent_s", [1, 3, 1_023, 1_024, 1_100, 86_400, 10**9])
+def test_what_an_address_had_counts_half_each_second_however_long_it_is_silent(silent_s: int) -> None:
+    attained = AttainedService(0.0)
+    for _ in range(8):
+        attained.charge("one")
+    attained.decay(float(silent_s))
+    expected = 8.0
+    for _ in range(min(silent_s, 100)):
+        expected /= 2
+    assert attained.of("one") == (expected if expected > FORGET else 0.0)
+    attained.charge("one")
+    assert attained.of("one") >= 1
 
 
 async def test_new_connections_are_begun_so_many_a_second_and_a_newcomers_comes_first() -> None:
