@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
@@ -55,6 +55,7 @@ from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
 from vgpu.api.inventory import Inventory, Orphan
+from vgpu.api.node_labels import labels_of
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 
@@ -137,7 +138,7 @@ class DevicePlugin:
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
-        self.publisher = Publisher(client, settings.node_name, self.offer, annotation)
+        self.publisher = Publisher(client, settings.node_name, self.offer, annotation, self._node_labels)
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
@@ -223,6 +224,11 @@ class DevicePlugin:
 
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
+
+    def _node_labels(self) -> Mapping[str, str | None]:
+        if self.settings.node_labels:
+            return labels_of(self.offer.reported, self._names)
+        return dict.fromkeys(self._names.gpu_labels)
 
     def _orphans_changed(self, orphans: tuple[Orphan, ...]) -> None:
         self.metrics.set_orphans(orphans)

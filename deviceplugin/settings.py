@@ -119,6 +119,11 @@ class DevicePluginSettings(ProgramSettings):
         description="what happens to pods whose GPU is unhealthy or no longer there: leave, evict, or evict-after: 5m; a degraded GPU is no reason",
     )
 
+    node_labels: bool = Field(
+        True,
+        description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
+    )
+
     nvml_start_s: float = Field(
         120.0,
         gt=0,

@@ -21,6 +21,11 @@ GIB: Final = 2**30
 NUMA_WORDS: Final = 16
 """64-bit words of a NUMA node set: 1,024 nodes, as many as Linux can have (CONFIG_NODES_SHIFT <= 10)."""
 
+ARCHITECTURES: Final = {
+    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada-lovelace", 9: "hopper", 10: "blackwell",
+}  # fmt: skip
+"""NVML_DEVICE_ARCH_*, from nvml.h, as GPU feature discovery writes them. Later ones are not named."""
+
 _PROFILE_IN_NAME = re.compile(r"\bMIG ((?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*)\s*\Z")
 """The end of a MIG device's name, as drivers from R470 on write it: `NVIDIA H200 MIG 1g.18gb+me`."""
 
@@ -30,7 +35,14 @@ T = TypeVar("T")
 def count() -> CountReply:
     """How many GPUs there are, and the driver's version. Raises NvmlError."""
     with naming("the number of GPUs"):
-        return CountReply(int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion()))
+        counted, driver = int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion())
+    return CountReply(counted, driver, _optional(_cuda, ""))
+
+
+def _cuda() -> str:
+    """Newest CUDA version that the driver supports. NVML writes 13.0 as 13000."""
+    version = int(nv.nvmlSystemGetCudaDriverVersion_v2())
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def gpu_at(index: int) -> Gpu:
@@ -41,7 +53,8 @@ def gpu_at(index: int) -> Gpu:
     with naming(f"GPU {index} ({uuid})"):
         total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
         model = str(nv.nvmlDeviceGetName(handle))
-    mig = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), False)
+    mode = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), None)
+    mig = bool(mode)
     return Gpu(
         uuid=uuid,
         index=index,
@@ -53,6 +66,8 @@ def gpu_at(index: int) -> Gpu:
         mig=mig,
         instances=_instances(handle, total_bytes, uuid) if mig else (),
         nvlinks=_nvlinks(handle),
+        arch=ARCHITECTURES.get(_optional(lambda: int(nv.nvmlDeviceGetArchitecture(handle)), 0), ""),
+        mig_capable=mode is not None,
     )
 
 

@@ -48,7 +48,9 @@ def probe(
     now = present(last.gpus if last else (), gpus, silent=len(silent), reopened=reopened, on_bus=on_bus)
     if silent and not now.gpus:
         raise silent[0]
-    return Inventory(_linked(list(now.gpus)), unit_mib=unit_mib, access=access, driver=counted.driver)
+    return Inventory(
+        _linked(list(now.gpus)), unit_mib=unit_mib, access=access, driver=counted.driver, cuda=counted.cuda
+    )
 
 
 def _linked(gpus: list[Gpu]) -> tuple[Gpu, ...]:

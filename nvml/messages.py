@@ -233,8 +233,11 @@ class OpenReply(NvmlReply, frozen=True, tag="Opened"):
 
 
 class CountReply(NvmlReply, frozen=True, tag="Counted"):
+    """How many GPUs there are. `driver`, `cuda`: its version, and the newest CUDA version that it supports; empty = not reported."""
+
     count: int
     driver: str
+    cuda: str = ""
 
 
 class GpuReply(NvmlReply, frozen=True, tag="OneGpu"):

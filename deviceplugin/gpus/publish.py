@@ -1,8 +1,7 @@
-"""Keep the node's annotations saying what the node has: its inventory, and a summary of bursts for people.
+"""Keep the node's annotations and labels saying what the node has: its inventory, and beside it a summary of bursts and labels for people.
 
 Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and checked now and
-then in case the watch is not there: the extender places by it. The summary changes with every pod, so it alone is no reason for a write:
-it is compared at the same checks.
+then in case the watch is not there: the extender places by it. What is beside it is compared at the same checks, and when its maker requests one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
 from kube.objects import Metadata, Node
-from kube.patch import annotate
+from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
 from vgpu.api.errors import BadDocument
@@ -34,7 +33,7 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 
 class Publisher:
-    """Writes the annotations of one node. `beside`: further annotations, as they should be now; None = it should not be there."""
+    """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there."""
 
     def __init__(
         self,
@@ -42,11 +41,13 @@ class Publisher:
         node: str,
         offer: Offer,
         beside: Callable[[], Mapping[str, str | None]] = dict,
+        labels: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
         self.written = 0
         self.failing = ""
         """Why the last attempt failed; empty when it did not."""
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
+        self._labels = labels
         self._nodes: Cache[Node] = Cache(
             client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
         )
@@ -130,15 +131,21 @@ class Publisher:
         return await self._publish_beside(node) or wrong
 
     async def _publish_beside(self, node: Node) -> bool:
-        """The same for what only people read. Pods are placed without it, so a refusal is logged and no failure."""
+        """The same for the rest. Pods are placed without it, so a refusal is logged and no failure."""
+        has = node.metadata.labels or {}
         wrong = {one: value for one, value in self._beside().items() if node.metadata.annotation(one) != value}
-        if not wrong:
+        labels = {one: value for one, value in self._labels().items() if has.get(one) != value}
+        if not wrong and not labels:
             return False
+        change = {"annotations": wrong, "labels": labels}
         try:
-            await annotate(self._client, self._path, wrong)
+            await merge(
+                self._client, self._path, {"metadata": {kind: these for kind, these in change.items() if these}}
+            )
         except ApiError as error:
             if error.status != self._refused:
-                log.warning("annotations of the node are not written", annotations=sorted(wrong), error=str(error))
+                keys = {"annotations": sorted(wrong), "labels": sorted(labels)}
+                log.warning("annotations or labels of the node are not written", **keys, error=str(error))
             self._refused = error.status
             return False
         self._refused = None

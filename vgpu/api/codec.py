@@ -53,6 +53,7 @@ class _InventoryFields(msgspec.Struct, rename={"gpus": "cards"}):
     access: AccessMode = "cdi"
     driver: str = ""
     orphans: tuple[Orphan, ...] = ()
+    cuda: str = ""
 
 
 class _InventoryDocument(msgspec.Struct):
@@ -87,13 +88,17 @@ class _Version(msgspec.Struct):
 def inventory_to_json(inventory: Inventory) -> str:
     """The node annotation. Raises BadDocument when there are more orphans than a reader takes."""
     _within("inventory", "number of orphans", len(inventory.orphans), 0, MOST_ORPHANS)
-    fields = _InventoryFields(inventory.gpus, inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans)
+    fields = _InventoryFields(
+        inventory.gpus, inventory.unit_mib, inventory.access, inventory.driver, inventory.orphans, inventory.cuda
+    )
     document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
     for gpu in document["inventory"]["cards"]:
-        if not gpu["conditions"]:  # then the text is as earlier versions wrote it
-            del gpu["conditions"]
-    if not inventory.orphans:  # then the text is as earlier versions wrote it
-        del document["inventory"]["orphans"]
+        for later in ("conditions", "arch", "mig_capable"):
+            if not gpu[later]:  # then the text is as earlier versions wrote it
+                del gpu[later]
+    for later in ("orphans", "cuda"):
+        if not document["inventory"][later]:  # likewise
+            del document["inventory"][later]
     for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
         if not gpu["limit_mib"]:  # likewise
             del gpu["limit_mib"]
@@ -104,7 +109,7 @@ def inventory_from_json(text: str) -> Inventory:
     """Raises BadDocument; NewerVersion when a newer plugin wrote it."""
     document: _InventoryDocument = _decode(text, _InventoryDocument, "inventory")
     fields = document.inventory
-    inventory = Inventory(fields.gpus, fields.unit_mib, fields.access, fields.driver, fields.orphans)
+    inventory = Inventory(fields.gpus, fields.unit_mib, fields.access, fields.driver, fields.orphans, fields.cuda)
     units = tuple(MEMORY_UNITS_MIB.values())
     if inventory.unit_mib not in units:
         known = ", ".join(str(unit) for unit in units)

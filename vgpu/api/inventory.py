@@ -87,6 +87,10 @@ class Gpu:
     instances: tuple[MigInstance, ...] = ()
     nvlinks: dict[str, int] = field(default_factory=dict)
     """UUID of the peer -> number of active NVLinks to it."""
+    arch: str = ""
+    """Architecture in lower case, as `hopper`; empty when it is not known."""
+    mig_capable: bool = False
+    """It has a MIG mode, on or off."""
     conditions: tuple[GpuCondition, ...] = ()
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
 
@@ -139,6 +143,8 @@ class Inventory:
     driver: str = ""
     orphans: tuple[Orphan, ...] = ()
     """By UID. A reader of an earlier version passes over them."""
+    cuda: str = ""
+    """Newest CUDA version that the driver supports, as `13.0`."""
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The GPU with this UUID, or the GPU that carries this MIG instance."""

@@ -36,6 +36,9 @@ OVER_LIMIT_ACTIONS: Final[tuple[OverLimitAction, ...]] = ("report", "evict", "ki
 
 DEFAULT_OVER_LIMIT_ACTION: Final[OverLimitAction] = "report"
 
+GPU_FACTS: Final = ("model", "count", "memory", "driver", "cuda", "mig.capable", "arch")
+"""What node labels say of GPUs (`vgpu.api.node_labels`)."""
+
 ANNOTATION_NAME_LIMIT: Final = 63
 """Characters after the slash of an annotation key. Specified by Kubernetes."""
 
@@ -163,6 +166,15 @@ class Names:
     def inventory(self) -> str:
         """Node annotation that the device plugin writes: what GPUs the node has (JSON)."""
         return f"{self.domain}/inventory"
+
+    def gpu_label(self, fact: str) -> str:
+        """Node label that the device plugin writes: one of `GPU_FACTS`."""
+        return f"{self.domain}/gpu.{fact}"
+
+    @property
+    def gpu_labels(self) -> tuple[str, ...]:
+        """All of these."""
+        return tuple(self.gpu_label(fact) for fact in GPU_FACTS)
 
     @property
     def bursts(self) -> str:

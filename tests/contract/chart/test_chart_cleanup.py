@@ -14,9 +14,11 @@ import pytest
 
 from tests.apiserver import ApiServer
 from tests.contract.chart.rendering import CHART, Helm, env
+from vgpu.api.names import Names
 
 NODES = "/api/v1/nodes"
-OURS, FOREIGN = ("gpu.example.com/inventory", "gpu.example.com/bursts"), "example.com/kept"
+OURS, FOREIGN = tuple(f"gpu.example.com/{name}" for name in ("inventory", "bursts")), "example.com/kept"
+LABELS = Names("gpu.example.com").gpu_labels
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +84,16 @@ def test_the_plugins_annotations_go_from_every_node_and_nothing_else(
         given = {FOREIGN: "yes"} | (
             dict.fromkeys(OURS[: 1 if name == "has-gpus" else 2], "{}") if name != "plain" else {}
         )
-        api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": given}})
-    assert program.strip(program.Api(through_http, "token", None), OURS) == 3
+        marked = {FOREIGN: "yes"} | (dict.fromkeys(LABELS, "x") if name == "has-more" else {})
+        api(
+            "POST",
+            NODES,
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": given, "labels": marked}},
+        )
+    assert program.strip(program.Api(through_http, "token", None), {"annotations": OURS, "labels": LABELS}) == 3
     for name in names[1:]:
         assert annotations_of(api, name) == {FOREIGN: "yes"}
+        assert api("GET", f"{NODES}/{name}")["metadata"]["labels"] == {FOREIGN: "yes"}
         api("DELETE", f"{NODES}/{quote(name)}")
 
 
@@ -96,7 +104,7 @@ def test_what_the_release_made_by_itself_goes(
     (container,) = helm.objects().one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     extender = helm.objects().container("extender")
     assert env(extender)["TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP"] == f"{release_namespace}/tangram-scheduler-preempted"
-    paths = container["command"][3:]
+    paths = container["command"][4:]
     assert [path.rpartition("/")[2] for path in paths] == ["tangram-scheduler", "tangram-scheduler-preempted"]
     for path, version, kind in zip(paths, ("coordination.k8s.io/v1", "v1"), ("Lease", "ConfigMap"), strict=True):
         collection, _, name = path.rpartition("/")
@@ -109,7 +117,7 @@ def test_what_the_release_made_by_itself_goes(
 def test_where_nothing_is_made_nothing_is_to_delete(helm: Helm) -> None:
     objects = helm.objects({"scheduler": {"enabled": False}})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
-    assert len(container["command"]) == 3
+    assert len(container["command"]) == 4
     assert "tangram-cleanup" not in objects.of("Role")
 
 
@@ -117,7 +125,7 @@ def test_who_was_preempted_is_deleted_also_where_preemption_is_off_by_now(helm: 
     values = {"leaderElect": False, "replicas": 1, "preemption": {"enabled": False}}
     objects = helm.objects({"scheduler": values})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
-    (path,) = container["command"][3:]
+    (path,) = container["command"][4:]
     (rule,) = objects.one("Role", "tangram-cleanup")["rules"]
     assert rule["resourceNames"] == [path.rpartition("/")[2]] == ["tangram-scheduler-preempted"]
 
@@ -133,6 +141,7 @@ def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
     job = objects.one("Job", "tangram-cleanup")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][2].split(",") == list(OURS)
+    assert container["command"][3].split(",") == list(LABELS)
     for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ConfigMap", "Job"):
         hook = objects.one(kind, "tangram-cleanup")["metadata"]["annotations"]
         assert hook["helm.sh/hook"] == "post-delete"

@@ -194,7 +194,29 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     name = f"node-{next(numbers)}"
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
-    assert f"nothing of node {name} but its annotations {INVENTORY} and {BURSTS}" in message
+    assert (
+        f"nothing of node {name} but its annotations {INVENTORY}, {BURSTS} and its labels tangram.sh/gpu.model, "
+        in message
+    )
+
+
+@pytest.mark.parametrize("key", DEFAULT.gpu_labels)
+def test_the_plugin_writes_the_labels_of_its_own_node_alone(policies: ApiServer, key: str) -> None:
+    name = f"labelled-{next(numbers)}"
+    node(policies, name)
+    there, gone = ({"metadata": {"labels": {key: value}}} for value in ("x", None))
+    for bound in ("other", ""):
+        refused(lambda where=bound: policies.patch(f"{NODES}/{name}", there, user=PLUGIN, node=where))
+    policies.patch(f"{NODES}/{name}", there, user=PLUGIN, node=name)
+    refused(lambda: policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node="other"))
+    policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node=name)
+
+
+@pytest.mark.parametrize("key", ["tangram.sh/gpu", "tangram.sh/gpu.models", "tangram.sh/node", "nvidia.com/gpu.model"])
+def test_the_plugin_writes_no_label_that_only_resembles_one_of_its_own(policies: ApiServer, key: str) -> None:
+    name = f"resembling-{next(numbers)}"
+    node(policies, name)
+    refused(lambda: policies.patch(f"{NODES}/{name}", {"metadata": {"labels": {key: "x"}}}, user=PLUGIN, node=name))
 
 
 def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> None:

@@ -53,7 +53,8 @@ class PodApi(FakeApi):
             node = self.objects["/api/v1/nodes"][NODE]
             if request.method == "PATCH":
                 change = await request.json()
-                node["metadata"].setdefault("annotations", {}).update(change["metadata"]["annotations"])
+                for kind, these in change["metadata"].items():
+                    node["metadata"].setdefault(kind, {}).update(these)
                 self.put(node)
             return web.json_response(node)
         if request.method == "POST" and request.path.endswith("/events"):

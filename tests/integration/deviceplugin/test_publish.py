@@ -18,6 +18,7 @@ from tests.integration.deviceplugin.harness import NODE, PodApi
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.names import DEFAULT
+from vgpu.api.node_labels import labels_of
 
 
 async def test_the_annotation_is_written_when_it_is_wrong_and_only_then() -> None:
@@ -137,3 +138,21 @@ async def test_an_annotation_for_people_that_is_refused_keeps_no_node_from_being
         assert not await publisher.publish()
         assert publisher.failing == ""
         assert api.inventory is not None
+
+
+async def test_labels_are_written_beside_the_annotations_and_go_with_the_last_gpu() -> None:
+    async with PodApi() as api, api.client() as client:
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(2))
+        publisher = Publisher(client, NODE, offer, labels=lambda: labels_of(offer.reported, DEFAULT))
+        api.objects["/api/v1/nodes"][NODE]["metadata"]["labels"] = {"kept": "yes"}
+        assert await publisher.publish()
+        labels = api.objects["/api/v1/nodes"][NODE]["metadata"]["labels"]
+        assert (labels["kept"], labels[DEFAULT.gpu_label("count")]) == ("yes", "2")
+        assert not await publisher.publish()
+        labels[DEFAULT.gpu_label("count")] = "9"
+        assert await publisher.publish()
+        offer.set_inventory(inventory(0))
+        assert await publisher.publish()
+        labels = api.objects["/api/v1/nodes"][NODE]["metadata"]["labels"]
+        assert {key: value for key, value in labels.items() if value is not None} == {"kept": "yes"}

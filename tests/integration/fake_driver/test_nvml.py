@@ -310,3 +310,15 @@ ts = [threading.Thread(target=use) for _ in range(4)]
 print(json.dumps(n.nvmlDeviceGetCount()))
 """
     assert nvml_python(fake_driver(), code) == 1
+
+
+def test_a_gpu_has_the_facts_that_labels_of_its_node_say(fake_driver, nvml_python):
+    code = """
+from nvml import gpu_facts
+gpus = [gpu_facts.gpu_at(index) for index in range(2)]
+print(json.dumps([gpu_facts.count().cuda, [[gpu.arch, gpu.mig_capable, gpu.mig] for gpu in gpus]]))
+"""
+    assert nvml_python(fake_driver("gpu h200\ngpu t4"), code) == [
+        "13.0",
+        [["hopper", True, False], ["turing", False, False]],
+    ]

@@ -33,8 +33,8 @@ def test_every_resource_has_a_row_and_every_row_a_resource() -> None:
     assert set(rows("Resources")) == {DEFAULT.gpu_mem, DEFAULT.gpu_core, DEFAULT.gpu, DEFAULT.mig("<profile>")}
 
 
-def test_every_annotation_has_a_row_and_every_row_an_annotation() -> None:
-    own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.bursts, DEFAULT.gpus_of("<container>")}
+def test_every_annotation_and_label_has_a_row_and_every_row_one_of_them() -> None:
+    own = {DEFAULT.assignment, DEFAULT.inventory, DEFAULT.bursts, DEFAULT.gpus_of("<container>"), *DEFAULT.gpu_labels}
     assert set(rows("Annotations")) == DEFAULT.user_annotations | own
 
 

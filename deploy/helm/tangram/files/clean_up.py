@@ -1,4 +1,4 @@
-"""Take the device plugin's annotations off every node, and delete what components made by themselves, after the release is gone.
+"""Take the device plugin's annotations and labels off every node, and delete what components made by themselves, after the release is gone.
 
 Runs once, as a hook, in Tangram's image, with nothing but the standard library: by then there is nothing else left of Tangram
 to import its settings or rights from. What is gone already is no error.
@@ -23,6 +23,10 @@ PAGE: Final = 500
 """Nodes in one answer. As in client-go."""
 
 
+Marks = Mapping[str, Sequence[str]]
+"""`annotations` and `labels` -> their keys."""
+
+
 class Api:
     """The API server, as the pod's service account."""
 
@@ -38,25 +42,30 @@ class Api:
             return json.load(answer)
 
 
-def annotated_nodes(api: Api, annotations: Sequence[str]) -> list[str]:
-    """Names of the nodes that have one of the annotations."""
+def marked_nodes(api: Api, marks: Marks) -> list[str]:
+    """Names of the nodes that have one of these annotations or labels."""
     names: list[str] = []
     position = ""
     while True:
         page = api.call("GET", f"/api/v1/nodes?limit={PAGE}&continue={urllib.parse.quote(position)}")
         found = (node["metadata"] for node in page["items"])
-        names += [meta["name"] for meta in found if any(one in (meta.get("annotations") or {}) for one in annotations)]
+        names += [
+            meta["name"]
+            for meta in found
+            if any(key in (meta.get(kind) or {}) for kind, keys in marks.items() for key in keys)
+        ]
         position = page["metadata"].get("continue") or ""
         if not position:
             return names
 
 
-def strip(api: Api, annotations: Sequence[str]) -> int:
+def strip(api: Api, marks: Marks) -> int:
     """Remove them everywhere. Returns how many nodes had one."""
-    names = annotated_nodes(api, annotations)
+    names = marked_nodes(api, marks)
+    change = {kind: dict.fromkeys(keys) for kind, keys in marks.items()}
     for name in names:
         try:
-            api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": dict.fromkeys(annotations)}})
+            api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": change})
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
@@ -75,13 +84,14 @@ def delete(api: Api, path: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """`clean_up.py ANNOTATION[,ANNOTATION...] [PATH ...]`: the annotations of nodes, and the API's paths of objects."""
-    annotations, *paths = arguments
+    """`clean_up.py ANNOTATION[,ANNOTATION...] LABEL[,LABEL...] [PATH ...]`: of nodes, and the API's paths of objects."""
+    annotations, labels, *paths = arguments
     trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
     api = Api(f"https://{host}:{port}", (ACCOUNT / "token").read_text(), trust)
-    print(f"{annotations} taken off {strip(api, annotations.split(','))} nodes")
+    marks = {"annotations": annotations.split(","), "labels": labels.split(",")}
+    print(f"{annotations} and {labels} taken off {strip(api, marks)} nodes")
     for path in paths:
         print(f"{path}: {'deleted' if delete(api, path) else 'not there'}")
     return 0

@@ -1,3 +1,19 @@
+{{/* Keys that the device plugin writes on its node: Names.inventory, .bursts and .gpu_labels in vgpu/api/names.py. As lists by comma, and in CEL. */}}
+{{- define "tangram.nodeAnnotations" -}}
+{{- $domain := .Values.domain -}}
+{{- range $at, $name := list "inventory" "bursts" }}{{ if $at }},{{ end }}{{ $domain }}/{{ $name }}{{ end -}}
+{{- end -}}
+{{- define "tangram.nodeLabels" -}}
+{{- $domain := .Values.domain -}}
+{{- range $at, $fact := list "model" "count" "memory" "driver" "cuda" "mig.capable" "arch" }}{{ if $at }},{{ end }}{{ $domain }}/gpu.{{ $fact }}{{ end -}}
+{{- end -}}
+{{- define "tangram.cel.nodeAnnotations" -}}
+['{{ include "tangram.nodeAnnotations" . | replace "," "', '" }}']
+{{- end -}}
+{{- define "tangram.cel.nodeLabels" -}}
+['{{ include "tangram.nodeLabels" . | replace "," "', '" }}']
+{{- end -}}
+
 {{/* CEL. `object` is a pod. */}}
 
 {{/* Containers of the pod, init containers too. */}}
