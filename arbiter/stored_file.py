@@ -17,10 +17,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 _log = structlog.get_logger()
 
 
+VERSION: Final = 1
+"""Of the content of every such file."""
+
+
 class _Version(msgspec.Struct, frozen=True):
     """What a file of each version has."""
 
-    version: int = 1
+    version: int = VERSION
 
 
 class StoredFile(Generic[T]):
@@ -30,7 +34,7 @@ class StoredFile(Generic[T]):
         self._path, self._content, self._unread, self._unwritten = path, content, unread, unwritten
         self._failed = ""
 
-    def read(self, version: int = 1) -> T | None:
+    def read(self) -> T | None:
         """None: there is none, it is damaged, or its content is of another version."""
         if self._path is None:
             return None
@@ -38,9 +42,9 @@ class StoredFile(Generic[T]):
             with self._path.open("rb") as file:
                 content = file.read(LONGEST_BYTES)
             found = msgspec.json.decode(content, type=_Version).version
-            if found != version:
+            if found != VERSION:
                 raise msgspec.ValidationError(
-                    f"its content is of version {found}: this program reads version {version}"
+                    f"its content is of version {found}: this program reads version {VERSION}"
                 )
             return msgspec.json.decode(content, type=self._content)
         except FileNotFoundError:

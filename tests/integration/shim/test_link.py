@@ -87,13 +87,13 @@ def test_a_stopped_arbiter_is_noticed_once(own_stage: Stage) -> None:
     own_stage.signal_arbiter(signal.SIGSTOP)
     began = time.monotonic()
     assert probe.alloc(900) == OUT_OF_MEMORY
-    assert took_s(began) > 1.5, "it might have been slow"
+    assert 1.5 < took_s(began) < 4, "it might have been slow"
     began = time.monotonic()
     assert [probe.alloc(900) for _ in range(20)] == [OUT_OF_MEMORY] * 20
     assert probe.request("free", at) == [0]
     assert probe.alloc(10) == 0, "the lease covers it"
     probe.request("info")
-    assert took_s(began) < 20, "if each waited, 40 s"
+    assert took_s(began) < 4, "if each waited, 40 s"
     own_stage.signal_arbiter(signal.SIGCONT)
     wait_for(lambda: probe.alloc(900) == 0)
 

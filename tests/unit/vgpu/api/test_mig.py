@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
 
+from tests.unit.vgpu.mig_layouts import reachable
 from vgpu.api.inventory import Gpu
 from vgpu.api.mig import (
     MOST_INSTANCES,
-    Layout,
     MigSlot,
     MigTable,
     is_profile,
@@ -30,21 +29,6 @@ DOCUMENTED = {
 }
 """Instances that fit on an empty GPU, by NVIDIA's MIG User Guide, in the order of the table; all others have `SEVENTHS`."""
 SEVENTHS = [7, 1, 4, 3, 2, 1, 1]
-
-
-def reachable(table: MigTable) -> Iterator[Layout]:
-    """Every layout that creating and removing instances can lead to."""
-    seen: set[Layout] = {()}
-    rest: list[Layout] = [()]
-    while rest:
-        layout = rest.pop()
-        yield layout
-        for profile in table.profiles:
-            for slot in table.free_slots(layout, profile.name):
-                more = with_slot(layout, slot)
-                if more not in seen:
-                    seen.add(more)
-                    rest.append(more)
 
 
 def slices(table: MigTable, slot: MigSlot) -> set[int]:

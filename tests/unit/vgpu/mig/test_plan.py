@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.vgpu.mig_layouts import reachable
 from vgpu.api.mig import Layout, MigSlot, MigTable, with_slot
 from vgpu.api.mig_tables import MODELS, model_of
 from vgpu.mig.layout import place
@@ -25,16 +26,7 @@ def state(table: MigTable, layout: Layout, used: frozenset[int] = frozenset(), *
 
 def possible_counts(table: MigTable) -> set[tuple[tuple[str, int], ...]]:
     """Every multiset of instances that fits on an empty GPU."""
-    seen: set[Layout] = {()}
-    rest: list[Layout] = [()]
-    while rest:
-        layout = rest.pop()
-        for profile in table.profiles:
-            for slot in table.free_slots(layout, profile.name):
-                if (more := with_slot(layout, slot)) not in seen:
-                    seen.add(more)
-                    rest.append(more)
-    return {tuple(sorted(Counter(slot.profile for slot in layout).items())) for layout in seen}
+    return {tuple(sorted(Counter(slot.profile for slot in layout).items())) for layout in reachable(table)}
 
 
 @pytest.mark.parametrize("model", PLACED, ids=lambda model: model.title)

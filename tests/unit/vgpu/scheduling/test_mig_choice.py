@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.vgpu.mig_layouts import reachable
 from vgpu.api.mig import Layout, MigSlot, MigTable, with_slot
 from vgpu.api.mig_tables import MODELS
 from vgpu.scheduling.mig_choice import EVEN, MigGpu, MixWorth, choose, offered
@@ -16,19 +17,6 @@ TABLES = {model.title: model.table for model in MODELS if model.table.profiles}
 NAMED = ["A100 40 GB", "A100 80 GB", "H100 80 GB", "H200", "B200", "RTX PRO 6000", "A30"]
 H100 = TABLES["H100 80 GB"]
 MIX = {"1g.10gb": 0.5, "2g.20gb": 0.25, "3g.40gb": 0.15, "7g.80gb": 0.1}
-
-
-def reachable(table: MigTable) -> list[Layout]:
-    seen: set[Layout] = {()}
-    rest: list[Layout] = [()]
-    while rest:
-        layout = rest.pop()
-        for profile in table.profiles:
-            for slot in table.free_slots(layout, profile.name):
-                if (more := with_slot(layout, slot)) not in seen:
-                    seen.add(more)
-                    rest.append(more)
-    return sorted(seen)
 
 
 class Slow:
@@ -67,7 +55,7 @@ def test_of_every_reachable_layout_the_place_that_loses_least_is_chosen_and_over
     table = TABLES[title]
     mix = {profile.name: 1 / (at + 1) for at, profile in enumerate(table.profiles)}
     worth, slow = MixWorth(table, mix), Slow(table, mix)
-    layouts = reachable(table)
+    layouts = sorted(reachable(table))
     for layout in layouts:
         for profile in table.profiles:
             places = slow.places(layout, profile.name)
@@ -88,7 +76,7 @@ def test_of_every_reachable_layout_the_place_that_loses_least_is_chosen_and_over
 @pytest.mark.parametrize("title", NAMED)
 def test_a_gpu_offers_what_is_in_use_and_what_could_be_created_and_nothing_else(title):
     table = TABLES[title]
-    for layout in reachable(table):
+    for layout in sorted(reachable(table)):
         slots = offered(table, layout)
         for profile in table.profiles:
             for slot in table.slots(profile.name):
