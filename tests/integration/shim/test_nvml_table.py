@@ -248,8 +248,8 @@ def test_a_driver_without_a_function_is_answered_for_as_one_without_it(stage: St
     program = """
 import ctypes, json, os
 ours, driver = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[-1]), ctypes.CDLL("libnvidia-ml.so.1")
-assert not hasattr(driver, "nvmlGpmSampleGet")
-print(json.dumps([ours.nvmlGpmSampleGet(None, None), ours.nvmlDeviceSetMigMode(None, 0, None)]))
+assert not any(hasattr(driver, name) for name in ("nvmlGpmSampleGet", "nvmlDeviceSetPersistenceMode"))
+print(json.dumps([ours.nvmlGpmSampleGet(None, None), ours.nvmlDeviceSetPersistenceMode(None, 0)]))
 """
     assert json.loads(stage.python(program)) == [13, 13]
 
