@@ -80,6 +80,7 @@ def steps(count: int, us: int) -> int:
     return done
 
 
-print(json.dumps("ready"), flush=True)
-for line in sys.stdin:
-    print(json.dumps(eval(line)), flush=True)
+if __name__ == "__main__":
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(eval(line)), flush=True)
