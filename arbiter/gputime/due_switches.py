@@ -12,6 +12,7 @@ from typing import Final
 from arbiter.gputime.channels import ChannelState
 from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.containers import GpuTimeContainers
+from arbiter.gputime.log_messages import report_of_answer, report_of_hung
 from arbiter.gputime.suspend_threads import SuspendThreads
 from vgpu.gputime.events import Hung
 from vgpu.gputime.switch_order import DueSwitch, next_switch
@@ -42,10 +43,12 @@ class DueSwitches:
             if self._containers.get(name) is not container or not self._hangs(container, at_s):
                 del self._hung[name]
                 events.append(Hung(at_s, name, hung=False))
+                report_of_answer(container)
         for container in self._containers.spanning(gpu):
             if container.shown_on is False and container.name not in self._hung and self._hangs(container, at_s):
                 self._hung[container.name] = container
                 events.append(Hung(at_s, container.name, hung=True))
+                report_of_hung(container, self._threads.silent_s(container, at_s))
         return events
 
     def wake_waiting(self, gpus: Iterable[str]) -> None:

@@ -66,6 +66,20 @@ def report_of_try(container: GpuTimeContainer) -> None:
     _log.info("tries again to suspend", grant=container.name)
 
 
+def report_of_hung(container: GpuTimeContainer, seconds: float) -> None:
+    """A GPU of a suspended container with several does not answer."""
+    _log.warning(
+        "a GPU of a container with several does not answer: the container stays suspended until it does",
+        grant=container.name,
+        seconds=round(seconds, 3),
+    )
+
+
+def report_of_answer(container: GpuTimeContainer) -> None:
+    """All of its GPUs answer again, or it left."""
+    _log.info("all GPUs of a container with several answer again", grant=container.name)
+
+
 def report_of_stall(gpu: str, seconds: float) -> None:
     """The arbiter, or its thread of a GPU, did not run."""
     _log.warning("the arbiter was stalled: GPU time was not enforced", gpu=gpu, seconds=round(seconds, 3))
