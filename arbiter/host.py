@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -221,10 +222,19 @@ def sees_grant(pid: int, grants: Path) -> bool | None:
     return any(one.device == ours[0] and one.directory.rpartition("/")[0] == ours[1] for one in mounts_in(mountinfo))
 
 
-def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
+def rejection_reason(
+    pid: int,
+    folder: str,
+    key: str,
+    *,
+    mount_needed: bool,
+    uid: str = "",
+    keys_of: Callable[[str], Collection[str]] = lambda _: (),
+) -> str | None:
     """Why the arbiter rejects a process at the socket of grant directory `key`; None = it does not.
 
-    With `mount_needed` exactly that directory must be mounted somewhere in its mount namespace, as the node does it for the container
+    `keys_of`: the grant directories of a container, by the runtime's ID. A process whose cgroup is of another container with a grant is rejected, whatever
+    it has mounted: root of a container can change its root to another one of its pod. With `mount_needed` exactly that directory must be mounted somewhere in its mount namespace, as the node does it for the container
     of the grant. The cgroup of a process without a mounted grant must be of the pod `uid`. A process that the arbiter cannot see (pid 0)
     is not rejected, because nothing is known about it.
     """
@@ -234,7 +244,11 @@ def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid
     theirs = grant_in(mountinfo, folder)
     if theirs is not None and theirs != key:
         return f"this socket is another container's: yours is in {theirs}"
-    in_pod = theirs is None and uid != "" and place(pid).pod == uid
+    at = place(pid)
+    of = keys_of(at.container) if at.container else ()
+    if of and key not in of:
+        return f"this socket is another container's: yours is in {min(of)}"
+    in_pod = theirs is None and uid != "" and at.pod == uid
     if mount_needed and not in_pod and not shows(mountinfo, folder, key):
         return f"process {pid} has no mount of grant {key}: this socket is for the container that has"
     return None

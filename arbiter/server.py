@@ -265,8 +265,8 @@ class ArbiterServer:
         self._watch.follow(folder)
         try:
             container = ServedContainer(
-                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node
-            )
+                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node, self._keys_of
+            )  # fmt: skip
         except OSError as error:
             if name not in self._broken:  # retried at each rescan, logged once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
@@ -278,6 +278,10 @@ class ArbiterServer:
         self._poller.register(attention.fd, selectors.EVENT_READ, container)
         self._settle(container)
         self._listeners.add(container)
+
+    def _keys_of(self, container_id: str) -> list[str]:
+        """The grant directories of a container, by the runtime's ID."""
+        return [name for name, one in self.containers.items() if one.container_id == container_id]
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)

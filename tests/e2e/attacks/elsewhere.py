@@ -44,6 +44,10 @@ ATTACKS: Final = (
         Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_whose_grant_mount_was_detached_is_killed",
     ),
     _below(
+        "beside-a-share", "A container without a share takes memory through the driver's socket of another container of its pod.",
+        Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_of_a_container_without_a_grant_counts_against_the_grant_of_its_pod",
+    ),
+    _below(
         "ungranted", "A process of the node, in no container, uses memory of a shared GPU.",
         Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
     ),
