@@ -48,6 +48,11 @@ ATTACKS: Final = (
         Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_of_a_container_without_a_grant_counts_against_the_grant_of_its_pod",
     ),
     _below(
+        "hidden-burst", "A user hides a burst limit above the namespace's largest behind a container's own one, and removes that one later.",
+        Outcome.HARMLESS,
+        "tests/unit/deviceplugin/pods/test_burst.py::test_a_limit_that_the_containers_own_annotation_hid_from_admission_does_not_count",
+    ),
+    _below(
         "ungranted", "A process of the node, in no container, uses memory of a shared GPU.",
         Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
     ),
