@@ -25,6 +25,7 @@ from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
 from vgpu.api.inventory import AccessMode, Inventory
 from vgpu.health.conditions import Reading
+from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
 from vgpu.health.presence import LateGpus, missing
 
@@ -91,6 +92,7 @@ class NodeGpus:
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self.health = NodeHealth()
+        self.heat = NodeHeat()
         self._away = ""
         self._away_since_s = 0.0
         self._openings = 0
@@ -130,6 +132,7 @@ class NodeGpus:
         uuids = [gpu.uuid for gpu in self._offer.inventory().gpus]
         if long and self._offer.probed and self.health.away(uuids, why, self._now()):
             self._reported()
+        self._report_heat()
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
@@ -145,7 +148,8 @@ class NodeGpus:
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()
-            self.health.keep_only([gpu.uuid for gpu in inventory.gpus])
+            for kept in (self.health, self.heat):
+                kept.keep_only([gpu.uuid for gpu in inventory.gpus])
             self._offer.set_inventory(inventory, self.health.conditions)
             self._report()
             if self._away or before is None:
@@ -212,6 +216,7 @@ class NodeGpus:
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
             silent_rounds = 0 if None in troubles else silent_rounds + 1
+            self._report_heat()
             await asyncio.sleep(self._health_s)
             if self._left_unhealthy(uuids, troubles) and not probing.expired():
                 probing.reschedule(asyncio.get_running_loop().time())
@@ -237,10 +242,18 @@ class NodeGpus:
         if reply.trouble is not None:
             changed = self.health.failed(uuid, reply.trouble, self._now(), code=reply.code)
         else:
-            changed = self.health.answered(uuid, reply.reading or Reading(), self._now())
+            reading = reply.reading or Reading()
+            changed = self.health.answered(uuid, reading, self._now())
+            self.heat.read(uuid, reading, self._clock())
         if changed:
             self._reported()
         return reply.trouble
+
+    def _report_heat(self) -> None:
+        """Heat classes are no change of health: kubelet and Events do not get them."""
+        if self.heat.changed(self._clock()):
+            log.info("heat classes changed", classes=self.heat.classes)
+            self._offer.set_heat(self.heat.classes)
 
     def _reported(self) -> None:
         conditions = self.health.conditions
