@@ -20,10 +20,10 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.inventory import probe
-from nvml.messages import Found, OpenReply, XidsReply
+from nvml.messages import Found, HealthReply, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
-from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.api.inventory import NORMAL, AccessMode, Inventory
 from vgpu.health.conditions import Reading
 from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
@@ -105,6 +105,12 @@ class NodeGpus:
     def failing(self) -> str:
         """Why NVML cannot be used, or not for some GPU; empty when it can."""
         return self._away or next(iter(self._hung.values()), "")
+
+    def last_health(self, uuid: str) -> HealthReply:
+        """What the last health query showed, with the heat class as it is offered. For any thread."""
+        reading = self.health.readings.get(uuid)
+        trouble = None if reading is not None else f"GPU {uuid} has not answered the last health query"
+        return HealthReply(trouble, reading, heat=self.heat.classes.get(uuid, NORMAL))
 
     async def run(self) -> None:
         """Until cancelled, or until the driver is closed."""

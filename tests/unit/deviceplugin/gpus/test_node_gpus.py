@@ -324,5 +324,9 @@ async def test_heat_classes_are_offered_at_most_once_a_minute_and_end_when_nvml_
             second: Reading(power_mw=90_000, power_limit_mw=700_000, headroom_c=50),
         }
         began_s = await until("hot", "cool")
+        assert following.gpus.last_health(first) == HealthReply(None, driver.shown[first], heat="hot")
         driver.there = False
         assert await until("normal", "normal") - began_s >= 60.0
+        gone = following.gpus.last_health(first)
+        assert (gone.reading, gone.heat) == (None, "normal")
+        assert gone.trouble
