@@ -13,6 +13,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from nvml.client import NvmlClient
+from nvml.messages import HealthReply
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.deviceplugin.plugin_kit import inventory, sharing
@@ -117,6 +119,12 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: St
             in metrics
         )
         assert f'tangram_gpu_health_state{{gpu_index="0",gpu_uuid="{first}",state="degraded"}} 1.0' in metrics
+        client = NvmlClient(made.state / "plugin/nvml.sock", 10)
+        served = client.nvml.health_of([first])[first]
+        client.close()
+        assert isinstance(served, HealthReply)
+        assert served.reading is not None
+        assert (served.heat, served.reading.temperature_c, served.reading.sm_clock_mhz) == ("normal", 91, 585)
         made.driver.xid(1, 13)  # a program's own fault
         made.driver.xid(1, 79)
         await made.kubelet.until(lambda: len(uuids(made)) == 1)
