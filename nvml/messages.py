@@ -251,6 +251,8 @@ class HealthReply(NvmlReply, frozen=True, tag="Health"):
     """Where it answers."""
     code: int = 0
     """NVML's number of the error."""
+    heat: str | None = None
+    """Its heat class, where the program that serves determines it; None = a child's own answer."""
 
 
 class ProcessesReply(NvmlReply, frozen=True, tag="Held"):
@@ -365,7 +367,7 @@ AnyReply = (
     | MigDestroyedReply
     | ErrorReply
 )
-ServedRequest = CountRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
+ServedRequest = CountRequest | HealthRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
 """What other programs may request: nothing that changes a GPU. Each XID event is reported once, to the supervisor's program."""
 
 

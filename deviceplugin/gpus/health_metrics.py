@@ -8,11 +8,12 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vgpu.api.inventory import WORST_FIRST, Inventory
+from vgpu.api.inventory import HEAT_CLASSES, WORST_FIRST, Inventory
 from vgpu.health.conditions import SLOWDOWNS, Reading
 
 LABELS: Final = ("gpu_uuid", "gpu_index")
 WATT_MW: Final = 1000
+MHZ: Final = 1_000_000
 
 
 class HealthCollector(Collector):
@@ -26,13 +27,16 @@ class HealthCollector(Collector):
         self._inventory, self._readings = inventory, readings
 
     def collect(self) -> Iterator[Metric]:
-        """Eleven families."""
+        """Health, heat, sensors."""
         gpus, readings = self._inventory().gpus, self._readings()
         state = GaugeMetricFamily(
             "tangram_gpu_health_state", f"1 for the state of the GPU, 0 for the others: {', '.join(reversed(WORST_FIRST))}.", labels=(*LABELS, "state"),
         )  # fmt: skip
         since = GaugeMetricFamily(
             "tangram_gpu_condition_since_timestamp_seconds", "Since when a condition of the GPU has lasted, by its reason.", labels=(*LABELS, "reason", "state"),
+        )  # fmt: skip
+        heat = GaugeMetricFamily(
+            "tangram_gpu_heat_class", f"1 for the heat class of the GPU, 0 for the others: {', '.join(HEAT_CLASSES)}.", labels=(*LABELS, "class"),
         )  # fmt: skip
         slowed = GaugeMetricFamily(
             "tangram_gpu_throttle_reason", "1 while the GPU's clocks are reduced for the reason, else 0.", labels=(*LABELS, "reason")
@@ -45,10 +49,12 @@ class HealthCollector(Collector):
                 state.add_metric((*labels, one), gpu.state == one)
             for condition in gpu.conditions:
                 since.add_metric((*labels, condition.reason, condition.state), condition.since_s)
+            for number, name in enumerate(HEAT_CLASSES):
+                heat.add_metric((*labels, name), gpu.heat_number == number)
             reading = readings.get(gpu.uuid)
             if reading is not None:
                 _add(labels, reading, slowed, gauges, counters)
-        yield from (state, since, slowed, *gauges, *counters)
+        yield from (state, since, heat, slowed, *gauges, *counters)
 
 
 def _add(
@@ -69,11 +75,18 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / WATT_MW
 
 
+def _hertz(megahertz: int | None) -> float | None:
+    return None if megahertz is None else megahertz * MHZ
+
+
 _Value = Callable[[Reading], float | None]
 _GAUGES: Final[tuple[tuple[str, str, _Value], ...]] = (
     ("tangram_gpu_temperature_celsius", "Temperature of the GPU.", lambda one: one.temperature_c),
     ("tangram_gpu_power_watts", "Power that the GPU draws.", lambda one: _watts(one.power_mw)),
     ("tangram_gpu_power_limit_watts", "Power limit that is enforced on the GPU.", lambda one: _watts(one.power_limit_mw)),
+    ("tangram_gpu_temperature_headroom_celsius", "Degrees by which the GPU is below the temperature at which it reduces its clocks.", lambda one: one.headroom_c),
+    ("tangram_gpu_sm_clock_hertz", "Clock of the GPU's multiprocessors.", lambda one: _hertz(one.sm_clock_mhz)),
+    ("tangram_gpu_sm_clock_max_hertz", "Highest clock that the GPU's multiprocessors may have.", lambda one: _hertz(one.sm_clock_max_mhz)),
     ("tangram_gpu_remapped_rows_corrected", "Rows of memory remapped because of correctable errors.", lambda one: one.rows_corrected),
     ("tangram_gpu_remapped_rows_uncorrected", "Rows of memory remapped because of uncorrectable errors.", lambda one: one.rows_uncorrected),
     ("tangram_gpu_nvlinks_active", "NVLinks of the GPU that are active.", lambda one: one.links_up),

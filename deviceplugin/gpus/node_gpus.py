@@ -20,11 +20,12 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.inventory import probe
-from nvml.messages import Found, OpenReply, XidsReply
+from nvml.messages import Found, HealthReply, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
-from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.api.inventory import NORMAL, AccessMode, Inventory
 from vgpu.health.conditions import Reading
+from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
 from vgpu.health.presence import LateGpus, missing
 
@@ -91,6 +92,7 @@ class NodeGpus:
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self.health = NodeHealth()
+        self.heat = NodeHeat()
         self._away = ""
         self._away_since_s = 0.0
         self._openings = 0
@@ -103,6 +105,12 @@ class NodeGpus:
     def failing(self) -> str:
         """Why NVML cannot be used, or not for some GPU; empty when it can."""
         return self._away or next(iter(self._hung.values()), "")
+
+    def last_health(self, uuid: str) -> HealthReply:
+        """What the last health query showed, with the heat class as it is offered. For any thread."""
+        reading = self.health.readings.get(uuid)
+        trouble = None if reading is not None else f"GPU {uuid} has not answered the last health query"
+        return HealthReply(trouble, reading, heat=self.heat.classes.get(uuid, NORMAL))
 
     async def run(self) -> None:
         """Until cancelled, or until the driver is closed."""
@@ -130,6 +138,7 @@ class NodeGpus:
         uuids = [gpu.uuid for gpu in self._offer.inventory().gpus]
         if long and self._offer.probed and self.health.away(uuids, why, self._now()):
             self._reported()
+        self._report_heat()
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
@@ -145,7 +154,8 @@ class NodeGpus:
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()
-            self.health.keep_only([gpu.uuid for gpu in inventory.gpus])
+            for kept in (self.health, self.heat):
+                kept.keep_only([gpu.uuid for gpu in inventory.gpus])
             self._offer.set_inventory(inventory, self.health.conditions)
             self._report()
             if self._away or before is None:
@@ -212,6 +222,7 @@ class NodeGpus:
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
             silent_rounds = 0 if None in troubles else silent_rounds + 1
+            self._report_heat()
             await asyncio.sleep(self._health_s)
             if self._left_unhealthy(uuids, troubles) and not probing.expired():
                 probing.reschedule(asyncio.get_running_loop().time())
@@ -237,10 +248,18 @@ class NodeGpus:
         if reply.trouble is not None:
             changed = self.health.failed(uuid, reply.trouble, self._now(), code=reply.code)
         else:
-            changed = self.health.answered(uuid, reply.reading or Reading(), self._now())
+            reading = reply.reading or Reading()
+            changed = self.health.answered(uuid, reading, self._now())
+            self.heat.read(uuid, reading, self._clock())
         if changed:
             self._reported()
         return reply.trouble
+
+    def _report_heat(self) -> None:
+        """Heat classes are no change of health: kubelet and Events do not get them."""
+        if self.heat.changed(self._clock()):
+            log.info("heat classes changed", classes=self.heat.classes)
+            self._offer.set_heat(self.heat.classes)
 
     def _reported(self) -> None:
         conditions = self.health.conditions

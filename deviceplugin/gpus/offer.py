@@ -1,4 +1,4 @@
-"""What this node offers now: the inventory, with the health of each GPU, as device IDs.
+"""What this node offers now: the inventory, with the health and heat class of each GPU, as device IDs.
 
 Has the one copy from which the gRPC streams, the ledger, the annotation and the CDI spec are made, and notifies them when it changes.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
+from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
 
 
@@ -26,6 +26,7 @@ class Offer:
         self._reported = self._inventory = Inventory((), unit_mib)
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
         self._orphans: tuple[Orphan, ...] = ()
+        self._heat: Mapping[str, HeatClass] = {}
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
 
@@ -63,6 +64,12 @@ class Offer:
         if self.probed:
             self._set(self._reported, self._conditions)
 
+    def set_heat(self, classes: Mapping[str, HeatClass]) -> None:
+        """Heat classes by UUID; all others are normal."""
+        self._heat = dict(classes)
+        if self.probed:
+            self._set(self._reported, self._conditions)
+
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
         while self.version == version:
@@ -70,7 +77,10 @@ class Offer:
         return self.version
 
     def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
-        gpus = tuple(_with_conditions(gpu, conditions.get(gpu.uuid, ())) for gpu in reported.gpus)
+        gpus = tuple(
+            replace(_with_conditions(gpu, conditions.get(gpu.uuid, ())), heat=self._heat.get(gpu.uuid, NORMAL))
+            for gpu in reported.gpus
+        )
         inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
         self._reported, self._conditions = reported, conditions
         if inventory == self._inventory and self.version:

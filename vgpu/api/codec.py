@@ -23,6 +23,7 @@ from vgpu.api.inventory import (
     MOST_CONDITIONS,
     MOST_GPUS_OF_A_NODE,
     MOST_ORPHANS,
+    NORMAL,
     AccessMode,
     Gpu,
     Inventory,
@@ -96,6 +97,8 @@ def inventory_to_json(inventory: Inventory) -> str:
         for later in ("conditions", "arch", "mig_capable"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
+        if gpu["heat"] == NORMAL:  # likewise
+            del gpu["heat"]
     for later in ("orphans", "cuda"):
         if not document["inventory"][later]:  # likewise
             del document["inventory"][later]

@@ -8,6 +8,7 @@ Units: memory in MiB (2**20 bytes), rounded down from what NVML reports.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -51,6 +52,13 @@ HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
 
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
+HeatClass = Literal["cool", "normal", "hot"]
+"""How warm a GPU was, and how much power it drew, in the last minutes (`vgpu.health.heat`)."""
+
+HEAT_CLASSES: Final[tuple[HeatClass, ...]] = ("cool", "normal", "hot")
+NORMAL: Final[HeatClass] = "normal"
+"""Also of a GPU of which nothing is known."""
+
 MOST_CONDITIONS: Final = 16
 """Of one GPU. Guessed: there are twelve reasons."""
 
@@ -93,6 +101,14 @@ class Gpu:
     """It has a MIG mode, on or off."""
     conditions: tuple[GpuCondition, ...] = ()
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
+    heat: str = NORMAL
+    """As `HeatClass`; a reader takes any, and counts one that it does not know as normal."""
+
+    @property
+    def heat_number(self) -> int:
+        """Of its class in `HEAT_CLASSES`; higher is warmer."""
+        known: Sequence[str] = HEAT_CLASSES
+        return known.index(self.heat if self.heat in known else NORMAL)
 
     @property
     def state(self) -> HealthState:

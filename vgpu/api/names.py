@@ -24,7 +24,7 @@ LEVELS: Final = range(5)
 
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
-POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "scheduler")
+POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "cool", "scheduler")
 """Placement policies, as a pod may name them. What they do is in `vgpu.scheduling.policies`, which a reader of requests need not load."""
 
 

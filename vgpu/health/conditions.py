@@ -92,6 +92,11 @@ class Reading:
     temperature_c: int | None = None
     power_mw: int | None = None
     power_limit_mw: int | None = None
+    headroom_c: int | None = None
+    """Degrees below the temperature at which the GPU reduces its clocks; below 0 it is hotter."""
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    """The highest that the GPU may reach."""
     slowdowns: int | None = None
     """Bits of `SLOWDOWNS`."""
     ecc_corrected: int | None = None

@@ -79,6 +79,8 @@ class Fleet:
         self.free_percent: Ints = np.zeros((gpus, nodes), np.int32)
         self.containers: Ints = np.zeros((gpus, nodes), np.int32)
         self.shareable: Bools = np.zeros((gpus, nodes), np.bool_)
+        self.heat: Ints = np.zeros((gpus, nodes), np.int32)
+        """(GPUs, nodes) number of the GPU's class in `HEAT_CLASSES`."""
         self.model: Ints = np.full((gpus, nodes), -1, np.int32)
         self.pool: Ints = np.full((gpus, nodes), -1, np.int32)
         """(GPUs, nodes) number of the GPU's pool, -1 where there is no GPU."""
@@ -127,10 +129,8 @@ class Fleet:
 
     def look_up(self, names: Sequence[str]) -> CandidateNodes:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
-        if isinstance(names, Quoted) and not names.names_few:
-            found = self._listed().find(names)
-            if found is not None:
-                return CandidateNodes(found.columns, found.unknown)
+        if isinstance(names, Quoted) and not names.names_few and (found := self._listed().find(names)) is not None:
+            return CandidateNodes(found.columns, found.unknown)
         try:
             return CandidateNodes(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
         except KeyError:
@@ -341,7 +341,7 @@ class Fleet:
     def _set_gpu(self, row: int, at: int, gpu: Gpu) -> None:
         self.total_mib[row, at] = self.free_mib[row, at] = gpu.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
-        self.shareable[row, at] = gpu.shareable
+        self.shareable[row, at], self.heat[row, at] = gpu.shareable, gpu.heat_number
         self.model[row, at] = self.models.setdefault(gpu.model, len(self.models))
         self.join(row, at)
 
@@ -359,7 +359,7 @@ class Fleet:
         self._change(at)
         self.stocked = self.moment
         instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
-        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, *instances):
+        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, self.heat, *instances):
             array[:, at] = 0
         self.limits.clear(at)
         self.shareable[:, at] = False
@@ -379,7 +379,7 @@ class Fleet:
 
     def _grow(self, axis: int) -> None:
         before = self.total_mib.shape[axis]
-        for field in ("total_mib", "free_mib", "free_percent", "containers", "shareable"):
+        for field in ("total_mib", "free_mib", "free_percent", "containers", "heat", "shareable"):
             setattr(self, field, _doubled(getattr(self, field), axis))
         self.limits.grow(axis)
         for profile, known in self.mig.items():
