@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from kube.paths import RESOURCE_API, resource_slices
 from tests.fake import FakeDriver, fake_driver
@@ -19,6 +23,14 @@ __all__ = ["fake_driver", "running"]
 
 WITHIN_S = 10.0
 """Specified: issue K."""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """The path of a socket has at most 107 characters."""
+    folder = Path(tempfile.mkdtemp(prefix="beside-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 async def published(made: Node, condition: Callable[[tuple[Gpu, ...]], bool]) -> tuple[Gpu, ...]:
@@ -59,6 +71,7 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
         await noted(made, "GpuWithdrawn", first.uuid, "GpuClash", "nvidia.com/gpu.shared")
         of_first = {one: health for one, health in made.kubelet.devices[MEM].items() if uuid_of(one) == first.uuid}
         assert of_first == dict.fromkeys(ids, "Healthy"), "IDs in use stay, and no others"
+        made.arbiter_listens("a")
         await made.kubelet.start_container("a", "main")  # it may start again
         _, metrics = await made.get("/metrics")
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{first.uuid}"}} 1.0' in metrics
@@ -67,9 +80,9 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
 
 
 async def test_the_other_plugin_came_first_and_ids_that_cannot_be_read_count_for_every_gpu(
-    fake_driver: Callable[[str], FakeDriver], tmp_path: Path
+    fake_driver: Callable[[str], FakeDriver], short: Path
 ) -> None:
-    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), tmp_path) as made:
+    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
         made.kubelet.foreign["nvidia.com/gpu"] = ["1"]
         await made.start_plugin()
         (first, second) = await published(made, lambda gpus: len(gpus) == 2)
@@ -81,9 +94,9 @@ async def test_the_other_plugin_came_first_and_ids_that_cannot_be_read_count_for
 
 
 async def test_only_selected_gpus_are_offered_and_others_processes_are_no_clash(
-    fake_driver: Callable[[str], FakeDriver], tmp_path: Path
+    fake_driver: Callable[[str], FakeDriver], short: Path
 ) -> None:
-    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), tmp_path) as made:
+    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
         made.kubelet.foreign["nvidia.com/gpu"] = ["0"]
         await made.start_plugin("--gpus", '["index=1"]')
         (first, second) = await published(made, lambda gpus: len(gpus) == 2)
@@ -94,8 +107,8 @@ async def test_only_selected_gpus_are_offered_and_others_processes_are_no_clash(
         assert not any(one["reason"] == "GpuWithdrawn" for one in made.api.events)
 
 
-async def test_a_gpu_of_the_dra_driver_is_withdrawn(fake_driver: Callable[[str], FakeDriver], tmp_path: Path) -> None:
-    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), tmp_path) as made:
+async def test_a_gpu_of_the_dra_driver_is_withdrawn(fake_driver: Callable[[str], FakeDriver], short: Path) -> None:
+    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
         made.api.documents[RESOURCE_API] = {"kind": "APIGroup", "versions": [{"version": "v1"}, {"version": "v2"}]}
         slices = made.api.objects.setdefault(resource_slices("v1"), {})
         await made.start_plugin()
@@ -114,9 +127,9 @@ async def test_a_gpu_of_the_dra_driver_is_withdrawn(fake_driver: Callable[[str],
 
 
 async def test_while_the_kubelet_does_not_answer_nothing_is_offered_at_the_start(
-    fake_driver: Callable[[str], FakeDriver], tmp_path: Path
+    fake_driver: Callable[[str], FakeDriver], short: Path
 ) -> None:
-    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), tmp_path) as made:
+    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
         made.kubelet.silent = True
         await made.start_plugin()
         gpus = await published(made, lambda gpus: len(gpus) == 2)
