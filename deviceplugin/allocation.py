@@ -273,6 +273,9 @@ def check_capacity(
         gpu = inventory.gpu(uuid)
         if gpu is None:
             raise Refused(f"{uuid} is no GPU of this node")
+        if gpu.withdrawn:
+            why = "; ".join(f"{one.reason}: {one.message}" for one in gpu.withdrawn)
+            raise Refused(f"GPU {gpu.uuid} is not offered to new pods: {why}")
         if mib[uuid] > gpu.mib or percent[uuid] > FULL_CORE_PERCENT:
             raise Refused(
                 f"GPU {uuid} has {gpu.mib} MiB and {FULL_CORE_PERCENT} percent of compute time: pods of this node were assigned {mib[uuid]} MiB and {percent[uuid]} percent of it{_gone(orphans, uuid)}"

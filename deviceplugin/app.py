@@ -22,7 +22,9 @@ from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.publish import Publisher
+from deviceplugin.gpus.slice_watch import SliceWatch
 from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
@@ -58,6 +60,7 @@ from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
+from vgpu.health.owners import Owners
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -138,10 +141,20 @@ class DevicePlugin:
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
-        self.publisher = Publisher(client, settings.node_name, self.offer, annotation, self._node_labels)
+        self.publisher = Publisher(
+            client, settings.node_name, self.offer, annotation, self._node_labels, settings.selection.label_keys
+        )  # fmt: skip
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
+        self.slices = SliceWatch(client, settings.node_name)
+        self.owner_watch = OwnerWatch(
+            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen, ledger=self.ledger.in_use,
+            try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+            until_idle=self.calls.until_idle,
+        )  # fmt: skip
+        self.offer.in_use = self.owner_watch.in_use
+        self.metrics.owner_sources = lambda: self.owner_watch.failing
         self.gpus = self._node_gpus()
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
@@ -158,7 +171,7 @@ class DevicePlugin:
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
-            try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+            try_out=self.owner_watch.before_offer,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -178,7 +191,9 @@ class DevicePlugin:
                     self.recorder.run,
                     self.publisher.run,
                     self.nvml_service.run,
+                    self.slices.run,
                     self.gpus.run,
+                    self.owner_watch.run,
                     self.health_watch.run,
                     self.upkeep.run,
                     self.status_watch.run,
@@ -218,6 +233,8 @@ class DevicePlugin:
             return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
             return Missing.PODS.because()
+        if self.owner_watch.unknown:
+            return Missing.OWNERS.because(self.owner_watch.unknown)
         if self.publisher.failing:
             return Missing.INVENTORY.because(self.publisher.failing)
         return "" if self.registration.known else Missing.KUBELET.because()

@@ -157,6 +157,12 @@ class DeviceLedger:
             if held == resource and has == wanted
         ]
 
+    def in_use(self, resource: str) -> set[str]:
+        """Device IDs that containers of this node have, as far as is known."""
+        return {
+            one for given in self.done.values() for (_, held), ids in given.items() if held == resource for one in ids
+        }
+
     async def _changed(self) -> None:
         """Return after the next change that may let a request in."""
         sources = [self._pods.changed()] + ([self._orphans.changed()] if self._orphans is not None else [])

@@ -18,10 +18,12 @@ from prometheus_client.registry import Collector
 from deviceplugin.allocation import NodePod
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
+from vgpu.health.owners import Reason
 
 MIB: Final = 2**20
-USES: Final = ("free", "shared", "whole", "mig", "unhealthy")
-"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use."""
+USES: Final = ("free", "shared", "whole", "mig", "unhealthy", "withdrawn")
+"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use, new pods do not get it
+for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,34 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
         instances = gpu.instances
         free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
         allocated = sum(one.mib for one in instances if one.uuid in used)
-        return GpuMemory(sum(one.mib for one in instances), allocated, free, "mig" if gpu.healthy else "unhealthy")
+        return GpuMemory(sum(one.mib for one in instances), allocated, free, _use(gpu, "mig"))
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
     free = max(0, gpu.mib - allocated) if gpu.healthy else 0
-    return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
+    return GpuMemory(gpu.mib, allocated, free, _use(gpu, use))
+
+
+def _use(gpu: Gpu, use: str) -> str:
+    if gpu.healthy:
+        return use
+    return "unhealthy" if gpu.state in ("unhealthy", "unmonitored") else "withdrawn"
+
+
+def is_counted(gpu: Gpu, assigned: Collection[AssignedGpu]) -> bool:
+    """Is it capacity of Tangram's? One that the operator left to others is not, once no pod of ours has any of it."""
+    return bool(assigned) or all(one.reason != Reason.NOT_SELECTED for one in gpu.withdrawn)
 
 
 def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
-    """Every GPU of the node. Parts of a GPU that the node no longer has are left out."""
+    """Every GPU of the node that is Tangram's. Parts of a GPU that the node no longer has are left out."""
     of_gpu: dict[str, list[AssignedGpu]] = {}
     uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
     for one in assigned:
         of_gpu.setdefault(uuids.get(one.uuid, ""), []).append(one)
     for gpu in inventory.gpus:
-        yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
+        if is_counted(gpu, of_gpu.get(gpu.uuid, ())):
+            yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
 
 
 class CapacityCollector(Collector):

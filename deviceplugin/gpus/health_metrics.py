@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from vgpu.api.inventory import WORST_FIRST, Inventory
 from vgpu.health.conditions import SLOWDOWNS, Reading
+from vgpu.health.owners import Source
 
 LABELS: Final = ("gpu_uuid", "gpu_index")
 WATT_MW: Final = 1000
@@ -49,6 +50,24 @@ class HealthCollector(Collector):
             if reading is not None:
                 _add(labels, reading, slowed, gauges, counters)
         yield from (state, since, slowed, *gauges, *counters)
+
+
+class OwnerSourceCollector(Collector):
+    """`failing`: sources that do not answer, and why."""
+
+    def __init__(self, failing: Callable[[], Mapping[Source, str]]) -> None:
+        self._failing = failing
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        failing = self._failing()
+        family = GaugeMetricFamily(
+            "tangram_deviceplugin_owner_source_up",
+            "1 while the source answers which GPUs of the node other plugins have: kubelet, resourceslices. Else 0.", labels=("source",),
+        )  # fmt: skip
+        for source, name in ((Source.KUBELET, "kubelet"), (Source.SLICES, "resourceslices")):
+            family.add_metric((name,), source not in failing)
+        yield family
 
 
 def _add(

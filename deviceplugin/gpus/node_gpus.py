@@ -222,7 +222,7 @@ class NodeGpus:
         """Is there a GPU that is healthy, and did not answer the last probe?"""
         answering = {uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None}
         well = {uuid for uuid in answering if not self.health.stands(uuid)}
-        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
+        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.reported.gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
         """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""
@@ -251,4 +251,4 @@ class NodeGpus:
     def _report(self) -> None:
         self._metrics.healthy.clear()
         for gpu in self._offer.inventory().gpus:
-            self._metrics.healthy.labels(gpu.uuid, str(gpu.index)).set(gpu.healthy)
+            self._metrics.healthy.labels(gpu.uuid, str(gpu.index)).set(gpu.state in ("healthy", "degraded"))

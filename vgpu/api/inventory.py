@@ -49,6 +49,9 @@ class MigInstance:
 HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
 """degraded: pods may have the GPU. unhealthy: it is not fit for use. unmonitored: nothing is known about it. New pods get neither of the last two."""
 
+WITHDRAWN: Final = "withdrawn"
+"""The state of a condition that says nothing about health: new pods do not get the GPU, and running ones stay."""
+
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
 MOST_CONDITIONS: Final = 16
@@ -62,7 +65,7 @@ class GpuCondition:
     reason: str
     """In CamelCase, as `vgpu.health.conditions.Reason`; a reader takes any."""
     state: str
-    """What the GPU is at best while this lasts, as `HealthState`; a reader takes any."""
+    """What the GPU is at best while this lasts, as `HealthState`, or `WITHDRAWN`; a reader takes any."""
     since_s: int
     """Seconds since 1970."""
     message: str = ""
@@ -82,6 +85,7 @@ class Gpu:
     """NUMA node, -1 when the platform does not report it."""
     pci: str = ""
     healthy: bool = True
+    """May new pods have it? Also False for one that is withdrawn: a reader of an earlier version knows nothing else."""
     mig: bool = False
     """MIG mode is on: the GPU is offered as its instances only."""
     instances: tuple[MigInstance, ...] = ()
@@ -96,10 +100,15 @@ class Gpu:
 
     @property
     def state(self) -> HealthState:
-        """That of its worst condition. An earlier plugin writes no conditions."""
+        """That of its worst condition of health. An earlier plugin writes no conditions."""
         states = {one.state for one in self.conditions}
         found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
-        return found if self.healthy or found != "healthy" else "unhealthy"
+        return found if self.healthy or found != "healthy" or WITHDRAWN in states else "unhealthy"
+
+    @property
+    def withdrawn(self) -> tuple[GpuCondition, ...]:
+        """Why new pods do not get it, whatever its health."""
+        return tuple(one for one in self.conditions if one.state == WITHDRAWN)
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import Gpu, HealthState, Inventory
+from vgpu.api.inventory import WITHDRAWN, Gpu, HealthState, Inventory
+from vgpu.health.owners import Reason
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
+GPU_WITHDRAWN: Final = "GpuWithdrawn"
+GPU_OFFERED: Final = "GpuOffered"
+SILENT: Final = frozenset({Reason.NOT_SELECTED})
+"""The operator's own choice is no news."""
 STATE_REASONS: Final[dict[HealthState, str]] = {
     "healthy": "GpuHealthy",
     "degraded": "GpuDegraded",
@@ -47,23 +52,34 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
         yield from _of_health(earlier, gpu)
+        yield from _of_withdrawal(earlier, gpu)
+
+
+def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
+    """New reasons, new words of a reason (another plugin offers it too), or none any more."""
+    known = {(one.reason, one.message) for one in before.withdrawn} if before is not None else set()
+    for one in gpu.withdrawn:
+        if one.reason not in SILENT and (one.reason, one.message) not in known:
+            yield Note(
+                gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one.reason}: {one.message}"
+            )
+    if before is not None and before.withdrawn and not gpu.withdrawn:
+        yield Note(gpu.uuid, GPU_OFFERED, f"{_named(gpu)} is offered to new pods", "Normal")
 
 
 def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     """A state that changed, or new conditions of the same state."""
-    known = before.conditions if before is not None else ()
+    known = [one for one in before.conditions if one.state != WITHDRAWN] if before is not None else []
+    standing = [one for one in gpu.conditions if one.state != WITHDRAWN]
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
-    fresh = [one for one in gpu.conditions if one.reason not in reasons]
+    fresh = [one for one in standing if one.reason not in reasons]
     if gpu.state == state and not fresh:
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
         return
-    why = (
-        "; ".join(f"{one.reason}: {one.message}" for one in (fresh or gpu.conditions))
-        or "it did not answer the last probe"
-    )
+    why = "; ".join(f"{one.reason}: {one.message}" for one in (fresh or standing)) or "it did not answer the last probe"
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
 
 
