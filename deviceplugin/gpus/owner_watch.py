@@ -19,7 +19,7 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.slice_watch import SlicesUnknown, SliceWatch
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.node_pods import NodePods
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import GpuCondition, Inventory
 from vgpu.health.owners import Owners, Reason, Source
 
 CHECK_S: Final = 5.0
@@ -38,16 +38,12 @@ class OwnerWatch:
     def __init__(
         self, owners: Owners, offer: Offer, records: PodResources, slices: SliceWatch, pods: NodePods, *,
         labels: Callable[[], Mapping[str, str] | None], ledger: Callable[[str], set[str]],
-        try_out: Callable[[Inventory], Awaitable[None]], until_idle: Callable[[], Awaitable[None]], now: Callable[[], float] = time.time,
+        try_out: Callable[[Inventory], Awaitable[None]], until_idle: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._owners, self._offer, self._records, self._slices, self._pods = owners, offer, records, slices, pods
-        self._labels, self._ledger, self._try_out, self._until_idle, self._now = (
-            labels,
-            ledger,
-            try_out,
-            until_idle,
-            now,
-        )
+        self._labels, self._ledger, self._try_out, self._until_idle = labels, ledger, try_out, until_idle
+        self._clock, self._now = clock, now
         self._applying = asyncio.Lock()
         self._held: Mapping[str, frozenset[str]] = {}
         """Our device IDs that containers have, as the kubelet answered last."""
@@ -97,12 +93,13 @@ class OwnerWatch:
         """Ask both."""
         try:
             listed = await self._records.others(self._offer.names.domain, self._finished())
-            self._owners.answered(Source.KUBELET, listed.foreign, self._now())
+            self._owners.answered(Source.KUBELET, listed.foreign, self._clock())
             self._held = listed.held
         except KubeletUnreachable as error:
             self._failed(Source.KUBELET, str(error))
         try:
-            self._owners.answered(Source.SLICES, self._slices.devices(), self._now())
+            now_s = self._clock()
+            self._owners.answered(Source.SLICES, self._slices.devices(), now_s, heard_s=now_s - self._slices.silent_s())
         except SlicesUnknown as error:
             self._failed(Source.SLICES, str(error))
         self._owners.know_labels(self._labels())
@@ -115,15 +112,18 @@ class OwnerWatch:
     async def _apply(self, inventory: Inventory, *, first: bool = False) -> None:
         """Withdraw at once, and offer what is ours after it was tried. `first`: the inventory is not offered yet."""
         async with self._applying:
-            now, before = self._owners.withdrawn(inventory, self._now()), self._offer.withdrawn_by(BY)
+            now, before = self._withdrawn(inventory), self._offer.withdrawn_by(BY)
             there = {gpu.uuid for gpu in inventory.gpus}
             lifted = {uuid: one for uuid, one in before.items() if uuid in there and uuid not in now}
             if lifted or first:
                 self._offer.set_withdrawn(BY, lifted | now)
                 await self._try_out(_without(inventory, now))
-                now = self._owners.withdrawn(inventory, self._now())
+                now = self._withdrawn(inventory)
             self._offer.set_withdrawn(BY, now)
             self._offer.refresh()
+
+    def _withdrawn(self, inventory: Inventory) -> dict[str, GpuCondition]:
+        return self._owners.withdrawn(inventory, self._clock(), self._now())
 
     def _finished(self) -> set[tuple[str, str]]:
         """Namespace and name of pods that have ended: some kubelets list them until they are deleted."""

@@ -81,12 +81,15 @@ class SliceWatch:
             raise SlicesUnknown(self._why)
         if self._cache is None:
             return ()
-        silent_s = self._clock() - self._cache.heard_s
-        if not self._cache.has_synced.is_set() or silent_s > SILENCE_LIMIT_S:
+        if not self._cache.has_synced.is_set() or self.silent_s() > SILENCE_LIMIT_S:
             raise SlicesUnknown("the API server does not answer a list or watch of resourceslices")
         if self._cache.unknown:
             raise SlicesUnknown(f"{len(self._cache.unknown)} of them cannot be read")
         return tuple(device for one in self._cache.items() for device in _devices(one, self._node))
+
+    def silent_s(self) -> float:
+        """For how long the watch has heard nothing. The API server sends a bookmark about every minute. 0 where nothing is watched."""
+        return self._clock() - self._cache.heard_s if self._cache is not None else 0.0
 
     async def _served(self) -> str | None:
         """Raises ApiError."""

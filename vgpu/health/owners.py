@@ -1,4 +1,4 @@
-"""Which GPUs are withdrawn from new pods because they are somebody else's, or may be. Pure. Times are seconds since 1970.
+"""Which GPUs are withdrawn from new pods because they are somebody else's, or may be. Pure.
 
     NotSelected     the operator's selectors (`selection`) do not match the GPU
     GpuClash        another device plugin or DRA driver offers it, or has given it to a pod
@@ -9,6 +9,8 @@ every source has answered that it is nobody else's. Later a source may be silent
 counts, and no longer than `LAST_ANSWER_S`.
 
 Another plugin that restarts seems to be gone for some seconds. So a GPU comes back only after `RETURN_S` without a clash.
+
+Times are seconds of a clock that never jumps, except `since_s` of a condition: seconds since 1970.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Answer:
 
     devices: tuple[ForeignDevice, ...]
     at_s: float
+    heard_s: float
+    """When the source itself was last heard: a watch answers from what it has, also if it is silent."""
 
 
 class Owners:
@@ -65,9 +69,11 @@ class Owners:
         self._since: dict[tuple[str, Reason], int] = {}
         self._labels: Mapping[str, str] | None = None
 
-    def answered(self, source: Source, devices: Iterable[ForeignDevice], at_s: float) -> None:
-        """What others offer or have given away, as this source knows it."""
-        self._answers[source] = Answer(tuple(devices), at_s)
+    def answered(
+        self, source: Source, devices: Iterable[ForeignDevice], at_s: float, *, heard_s: float | None = None
+    ) -> None:
+        """What others offer or have given away, as this source knows it. `heard_s`: if that was earlier than now, `at_s`."""
+        self._answers[source] = Answer(tuple(devices), at_s, at_s if heard_s is None else heard_s)
         self.failing.pop(source, None)
 
     def failed(self, source: Source, why: str) -> None:
@@ -78,15 +84,15 @@ class Owners:
         """The node's labels; None = not known now: what was known stands."""
         self._labels = labels if labels is not None else self._labels
 
-    def withdrawn(self, inventory: Inventory, at_s: float) -> dict[str, GpuCondition]:
-        """UUID -> why the GPU is not offered to new pods. GPUs that are left out are offered."""
+    def withdrawn(self, inventory: Inventory, at_s: float, since_1970_s: float) -> dict[str, GpuCondition]:
+        """UUID -> why the GPU is not offered to new pods. GPUs that are left out are offered. Both times are now, by their clocks."""
         self._follow_clashes(inventory)
         found = {}
         for gpu in inventory.gpus:
             why = self._why(gpu, at_s)
             if why is not None:
                 reason, message = why
-                since_s = self._since.setdefault((gpu.uuid, reason), int(at_s))
+                since_s = self._since.setdefault((gpu.uuid, reason), int(since_1970_s))
                 found[gpu.uuid] = GpuCondition(reason, WITHDRAWN, since_s, message[:MESSAGE_LIMIT])
         standing = {(uuid, one.reason) for uuid, one in found.items()}
         self._since = {key: since_s for key, since_s in self._since.items() if key in standing}
@@ -104,7 +110,7 @@ class Owners:
             answer = self._answers.get(source)
             if answer is None:
                 return Reason.UNKNOWN, f"{source} did not answer yet: whether another plugin offers it is not known"
-            if at_s - answer.at_s > LAST_ANSWER_S:
+            if at_s - answer.heard_s > LAST_ANSWER_S:
                 return (
                     Reason.UNKNOWN,
                     f"{source} did not answer for {LAST_ANSWER_S:.0f} s: whether another plugin offers it is not known",

@@ -75,7 +75,7 @@ def owners(*selectors: str) -> Owners:
 
 
 def why(known: Owners, at_s: float) -> dict[int, str]:
-    found = known.withdrawn(NODE, at_s)
+    found = known.withdrawn(NODE, at_s, at_s)
     assert all(one.state == "withdrawn" for one in found.values())
     return {gpu.index: found[gpu.uuid].reason for gpu in NODE.gpus if gpu.uuid in found}
 
@@ -88,7 +88,7 @@ def test_nothing_is_offered_until_both_sources_have_answered() -> None:
     assert why(known, 0) == dict.fromkeys(EVERY, "OwnerUnknown")
     known.failed(Source.SLICES, "403")
     known.answered(Source.KUBELET, [], 1)
-    (message,) = {one.message for one in known.withdrawn(NODE, 1).values()}
+    (message,) = {one.message for one in known.withdrawn(NODE, 1, 1).values()}
     assert message == "the node's ResourceSlices did not answer yet: whether another plugin offers it is not known"
     known.answered(Source.SLICES, [], 2)
     assert why(known, 2) == {}
@@ -101,9 +101,10 @@ def test_a_clash_withdraws_at_once_names_the_others_and_keeps_its_time() -> None
     known.answered(Source.KUBELET, [GPU_0], 10)
     assert why(known, 10) == {0: "GpuClash"}
     known.answered(Source.KUBELET, [GPU_0, GPU_1], 15)
-    found = known.withdrawn(NODE, 15)
+    found = known.withdrawn(NODE, 15, 1_000)
     assert found[UUIDS[0]].message == "it is also offered or in use as gpu.nvidia.com, nvidia.com/gpu"
-    assert [found[uuid].since_s for uuid in UUIDS[:2]] == [10, 15]
+    assert [found[uuid].since_s for uuid in UUIDS[:2]] == [10, 1_000]
+    assert known.withdrawn(NODE, 16, 500)[UUIDS[1]].since_s == 1_000, "the time of day was set back"
 
 
 def test_a_gpu_comes_back_after_a_minute_without_a_clash() -> None:
@@ -129,6 +130,14 @@ def test_the_last_answer_counts_for_five_minutes() -> None:
     assert why(known, LAST_ANSWER_S + 1) == {0: "OwnerUnknown", 1: "GpuClash", 2: "OwnerUnknown"}
     known.answered(Source.KUBELET, [GPU_1], LAST_ANSWER_S + 2)
     assert why(known, LAST_ANSWER_S + 2) == {1: "GpuClash"}
+
+
+def test_a_watch_that_is_silent_counts_from_when_it_was_last_heard() -> None:
+    known = owners()
+    known.answered(Source.SLICES, [], 150, heard_s=10)
+    known.answered(Source.KUBELET, [], LAST_ANSWER_S)
+    assert why(known, LAST_ANSWER_S + 10) == {}
+    assert why(known, LAST_ANSWER_S + 11) == dict.fromkeys(EVERY, "OwnerUnknown")
 
 
 def test_a_gpu_that_is_not_selected_clashes_with_nobody() -> None:
@@ -193,5 +202,5 @@ def test_what_is_offered_follows_from_the_history_of_answers(
             known.failed(source, "no answer")
         else:
             known.answered(source, [(GPU_0, GPU_1)[gpu] for gpu in gpus], now_s)
-        withdrawn = known.withdrawn(NODE, now_s)
+        withdrawn = known.withdrawn(NODE, now_s, now_s)
         assert {at for at in range(2) if UUIDS[at] not in withdrawn} == slow.offered(now_s)
