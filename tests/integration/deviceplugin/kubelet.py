@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as dp
 from vgpu_pb import deviceplugin_pb2_grpc as dp_grpc
 from vgpu_pb import podresources_pb2 as pr
@@ -78,7 +79,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
     async def Register(self, request: dp.RegisterRequest, context: Any) -> dp.Empty:  # noqa: N802, ARG002
         assert request.version == "v1beta1"
         name = request.resource_name
-        assert request.options.get_preferred_allocation_available
+        assert request.options.get_preferred_allocation_available or not DEFAULT.ours(name)
         self.starts_with[name] = request.options.pre_start_required
         if old := self._watches.pop(name, None):
             old.cancel()

@@ -15,6 +15,7 @@ from kube.paths import RESOURCE_API, resource_slices
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.deviceplugin.plugin_kit import GPU, MEM, Start, inventory, running, sharing
+from tests.other_device_plugin import other_plugin
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.contract import uuid_of
 from vgpu.api.inventory import Gpu
@@ -77,6 +78,43 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{first.uuid}"}} 1.0' in metrics
         assert 'reason="GpuClash",state="withdrawn"' in metrics
         assert 'tangram_node_gpus{node="n1",use="withdrawn"} 1.0' in metrics
+
+
+async def test_a_second_plugin_process_is_seen_in_each_form_of_its_ids(running: Start) -> None:
+    async with running() as made:
+        first, second = inventory(made).gpus
+        with other_plugin(made.kubelet.plugins) as other:
+
+            async def withdraws(gpu: Gpu, *ids: str) -> None:
+                began_s = time.monotonic()
+                await asyncio.to_thread(other.offer, *ids)
+                await made.kubelet.until(lambda: gpu.uuid not in made.kubelet.healthy(GPU))
+                assert time.monotonic() - began_s < WITHIN_S
+                await noted(made, "GpuWithdrawn", gpu.uuid, "GpuClash", "nvidia.com/gpu")
+
+            await withdraws(first, f"{first.uuid}::0", f"{first.uuid}::1")
+            assert made.kubelet.healthy(GPU) == {second.uuid}
+            await withdraws(second, str(second.index))
+            await published(made, lambda gpus: all(map(clashing, gpus)))
+            other.end()
+            await made.kubelet.until(lambda: not made.kubelet.healthy("nvidia.com/gpu"))
+        assert not made.kubelet.healthy(MEM), "another plugin that restarts is gone for some seconds too"
+
+
+@pytest.mark.parametrize("form", ["uuid", "index", "replica"])
+async def test_a_gpu_of_a_plugin_that_came_first_is_never_offered(
+    fake_driver: Callable[[str], FakeDriver], short: Path, form: str
+) -> None:
+    async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
+        uuids = [gpu.uuid for gpu in made.driver.status()]
+        with other_plugin(made.kubelet.plugins) as other:
+            ids = {"uuid": uuids[0], "index": "0", "replica": f"{uuids[0]}::0"}
+            await asyncio.to_thread(other.offer, ids[form])
+            await made.start_plugin()
+            (first, second) = await published(made, lambda gpus: len(gpus) == 2)
+            assert (first.uuid, clashing(first), clashing(second)) == (uuids[0], True, False), "the first inventory"
+            await made.kubelet.until(lambda: made.kubelet.healthy(GPU))
+            assert {uuid_of(one) for one in made.kubelet.devices[MEM]} == {second.uuid}
 
 
 async def test_the_other_plugin_came_first_and_ids_that_cannot_be_read_count_for_every_gpu(
