@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.messages import CountReply
 from nvml.naming import naming
@@ -30,13 +31,13 @@ T = TypeVar("T")
 def count() -> CountReply:
     """How many GPUs there are, and the driver's version. Raises NvmlError."""
     with naming("the number of GPUs"):
-        return CountReply(int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion()))
+        return CountReply(handles.count(), str(nv.nvmlSystemGetDriverVersion()))
 
 
 def gpu_at(index: int) -> Gpu:
     """The GPU with this index; its links by the PCI bus of the peer. Raises NvmlError."""
     with naming(f"GPU {index}"):
-        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        handle = handles.of_index(index)
         uuid = str(nv.nvmlDeviceGetUUID(handle))
     with naming(f"GPU {index} ({uuid})"):
         total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
@@ -44,7 +45,7 @@ def gpu_at(index: int) -> Gpu:
     mig = _optional(lambda: bool(nv.nvmlDeviceGetMigMode(handle)[0]), False)
     return Gpu(
         uuid=uuid,
-        index=index,
+        index=_optional(lambda: handles.number(handle, index), index),
         model=model,
         mib=total_bytes // MIB,
         minor=_optional(lambda: int(nv.nvmlDeviceGetMinorNumber(handle)), index),

@@ -92,6 +92,8 @@ def inventory_to_json(inventory: Inventory) -> str:
     for gpu in document["inventory"]["cards"]:
         if not gpu["conditions"]:  # then the text is as earlier versions wrote it
             del gpu["conditions"]
+        if not gpu["cordon"]:  # likewise
+            del gpu["cordon"]
     if not inventory.orphans:  # then the text is as earlier versions wrote it
         del document["inventory"]["orphans"]
     for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
