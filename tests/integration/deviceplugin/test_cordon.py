@@ -77,7 +77,7 @@ async def run_on(made: Node, name: str, gpu: int, units: int = 8) -> dict[str, o
 
 
 async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_the_pod_is_gone(running: Start) -> None:
-    async with running("--no-self-test") as made:
+    async with running("--self-test", "false") as made:
         first, second = (gpu.uuid for gpu in await published(made, lambda gpus: len(gpus) == 2))
         pod = await run_on(made, "stays", 0)
         order(made, first)
@@ -88,7 +88,7 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
         await made.kubelet.start_container("stays", "main")  # it may restart
         made.api.remove(pod)
         made.kubelet.remove("default", "stays")
-        (gone, _) = await published(made, lambda gpus: gpus[0].cordon == "released")
+        (gone, _) = await published(made, lambda gpus: gpus[0].cordon == "released" and not gpus[0].healthy)
         assert (gone.uuid, gone.state) == (first, "unmonitored")
         assert (made.state / "plugin/nvml.withheld").read_text() == "0000:" + gone.pci.partition(":")[2].lower() + "\n"
         assert not of(made, MEM, first)
@@ -107,7 +107,7 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
 
 
 async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start) -> None:
-    async with running("--no-self-test") as made:
+    async with running("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         pod = sharing("late", inventory(made), 0, 8, 30).plain()
         order(made, first)
@@ -118,12 +118,12 @@ async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start
 
 
 async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(running: Start) -> None:
-    async with running("--no-self-test") as made:
+    async with running("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
         await made.stop_plugin(kill=True)
-        await made.start_plugin("--probe-s", "3600", "--no-self-test")
+        await made.start_plugin("--probe-s", "3600", "--self-test", "false")
         await made.ready()
         gpus = await published(made, lambda gpus: len(gpus) == 2 and gpus[0].cordon == "released")
         assert gpus[0].uuid == first
