@@ -147,6 +147,20 @@ class DeviceLedger:
         for uid in self.done.keys() - alive:
             del self.done[uid]
 
+    def in_use(self, resource: str) -> frozenset[str]:
+        """Device IDs that containers have, or that processes of pods which the API no longer has may use."""
+        alive = {node_pod.uid for node_pod in self._pods.node_pods()}
+        had = {
+            one
+            for uid in self.done.keys() & alive
+            for (_, given), ids in self.done[uid].items()
+            if given == resource
+            for one in ids
+        }
+        known = self._users_of(resource) if self._users_of is not None else {}
+        users = self._users() if known else {}
+        return frozenset(had | {one for one, uid in known.items() if uid in users})
+
     def holders(self, resource: str, ids: Collection[str]) -> list[tuple[str, str]]:
         """(pod UID, container) of each container that was allocated exactly these devices."""
         wanted = frozenset(ids)
@@ -172,6 +186,16 @@ class DeviceLedger:
         """Raises Refused."""
         orphans = () if self._orphans is None else [record.orphan for record in self._orphans.still_using()]
         check_capacity(self._pods.node_pods(), choice.gpus, self._inventory(), orphans)
+
+    def _check_cordons(self, choice: Choice) -> None:
+        """The extender may have chosen a GPU before it was cordoned. Raises Refused."""
+        inventory = self._inventory()
+        for uuid in choice.gpus:
+            gpu = inventory.gpu(uuid)
+            if gpu is not None and gpu.cordon:
+                raise Refused(
+                    f"GPU {gpu.index} ({gpu.uuid}) is {gpu.cordon} and gets no new pods: {choice.node_pod} was placed there before, and has to be made again"
+                )
 
     def _users(self) -> dict[str, str]:
         """UID -> name of every pod whose processes may use devices now. The kubelet gives none of theirs away, unless it lost its
@@ -233,6 +257,7 @@ class DeviceLedger:
                 self._check_capacity(likeliest)  # then that is why the kubelet found no devices where they should be
             raise Refused(self._pods.other_scheduler(request) or str(error)) from None
         self._check_capacity(choice)
+        self._check_cordons(choice)
         self._check_unused(choice.node_pod, request.resource, ids)
         self._enter(choice, request, ids)
         return choice

@@ -77,12 +77,15 @@ class FitReporter:
             return False
         found = scattered(self._state.fleet, request, nodes)
         if found is not None:
-            self._recorder.event(about(pod), REASON, note(request, found), "Warning", action="Scheduling")
+            gpus = self._state.fleet.inventory[found.node].gpus
+            cordoned = [gpu.index for gpu in gpus if gpu.cordon]
+            text = note(request, found, cordoned)
+            self._recorder.event(about(pod), REASON, text, "Warning", action="Scheduling")
         return found is not None
 
 
-def note(request: PodRequest, found: Scattered) -> str:
-    """The sentence for the user."""
+def note(request: PodRequest, found: Scattered, cordoned: Sequence[int] = ()) -> str:
+    """The sentence for the user. `cordoned`: indexes of the node's GPUs that get no new pods."""
     mib, percent = need_of(request) or (0, 0)
     gpus = gpus_of(request)
     requested = f"{mib} MiB and {percent} % gpu-core of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"
@@ -90,4 +93,5 @@ def note(request: PodRequest, found: Scattered) -> str:
         f"Fits the sum of node {found.node}, no single GPU: {found.gpus} GPUs have {found.free_mib} MiB and "
         f"{found.free_percent} % gpu-core free together, the best of them {found.most_mib} MiB and "
         f"{found.most_percent} %; the pod requests {requested}"
+        + (f". Not counted: GPU {', '.join(map(str, cordoned))}, cordoned" if cordoned else "")
     )

@@ -32,7 +32,7 @@ class GpuMemory:
     """All of it; in MIG mode that of its instances."""
     allocated_mib: int
     free_mib: int
-    """What pods may still be given; 0 while the GPU is unhealthy."""
+    """What pods may still be given; 0 while the GPU is unhealthy or cordoned."""
     use: str
     """One of `USES`."""
 
@@ -48,7 +48,7 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
-    free = max(0, gpu.mib - allocated) if gpu.healthy else 0
+    free = max(0, gpu.mib - allocated) if gpu.offered else 0
     return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
 
 
@@ -78,7 +78,7 @@ class CapacityCollector(Collector):
         for name, what in (
             ("capacity", "that pods may have; in MIG mode that of its instances"),
             ("allocated", "that bound pods have"),
-            ("free", "that pods may still be given; 0 while it is unhealthy"),
+            ("free", "that pods may still be given; 0 while it is unhealthy or cordoned"),
         ):
             per_gpu = GaugeMetricFamily(
                 f"tangram_gpu_memory_{name}_bytes", f"Memory of a GPU {what}.", labels=("node", "gpu_uuid", "gpu_index", "model")

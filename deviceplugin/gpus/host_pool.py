@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +37,12 @@ log = structlog.get_logger("deviceplugin.gpus.host_pool")
 
 
 class SharedGpusFile:
-    """Keeps the file that the host pool's program reads. `released`: the file by which an operator releases NVML."""
+    """Keeps the file that the host pool's program reads. `released`: the file by which an operator releases NVML. `withheld`: GPUs that are to be closed."""
 
-    def __init__(self, path: Path, released: Path, offer: Offer, pods: NodePods, boot_id: str) -> None:
+    def __init__(
+        self, path: Path, released: Path, offer: Offer, pods: NodePods, boot_id: str, withheld: Callable[[], Collection[str]] = tuple,
+    ) -> None:  # fmt: skip
+        self._withheld = withheld
         self._path, self._released, self._offer, self._pods, self._boot_id = path, released, offer, pods, boot_id
         self._written: SharedGpus | None = None
 
@@ -58,7 +61,8 @@ class SharedGpusFile:
         """Write what changed. Before NVML answered and the pods are known, an earlier file of this boot stays. Raises OSError."""
         if not self._offer.probed or not self._pods.synced:
             return
-        gpus = [gpu.uuid for gpu in self._offer.inventory().gpus if not gpu.mig]
+        without = self._withheld()
+        gpus = [gpu.uuid for gpu in self._offer.inventory().gpus if not gpu.mig and gpu.uuid not in without]
         held = [part for pod in self._pods.node_pods() for part in pod.assignment.held()]
         held += [part for orphan in self._offer.inventory().orphans for part in orphan.held]
         whole = {part.uuid for part in held if part.kind == "whole"}

@@ -1,4 +1,4 @@
-"""What this node offers now: the inventory, with the health of each GPU, as device IDs.
+"""What this node offers now: the inventory, with the health and the cordon of each GPU, as device IDs.
 
 Has the one copy from which the gRPC streams, the ledger, the annotation and the CDI spec are made, and notifies them when it changes.
 """
@@ -6,18 +6,23 @@ Has the one copy from which the gRPC streams, the ledger, the annotation and the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
+from vgpu.api.inventory import TESTING, Gpu, GpuCondition, Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
+from vgpu.health.cordons import recovered
 
 
 class Offer:
     """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets."""
 
     def __init__(self, names: Names, unit_mib: int, *, context_mib: int = 0) -> None:
+        self.in_use: Callable[[str], Collection[str]] = lambda _: ()
+        """Resource -> device IDs that containers have, as the ledger knows them."""
+        self.tests_recovered = False
+        """A GPU that was unhealthy is withdrawn until it was tried."""
         self.names = names
         self.version = 0
         self.probed = False
@@ -26,6 +31,7 @@ class Offer:
         self._reported = self._inventory = Inventory((), unit_mib)
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
         self._orphans: tuple[Orphan, ...] = ()
+        self._cordons: Mapping[str, str] = {}
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
 
@@ -63,6 +69,17 @@ class Offer:
         if self.probed:
             self._set(self._reported, self._conditions)
 
+    def set_cordons(self, cordons: Mapping[str, str]) -> None:
+        """GPUs that new pods do not get, by UUID: a `CordonState`."""
+        self._cordons = dict(cordons)
+        if self.probed:
+            self._set(self._reported, self._conditions)
+
+    def recheck(self) -> None:
+        """Other device IDs may be in use."""
+        if self.probed and not all(gpu.offered for gpu in self._inventory.gpus):
+            self._set(self._reported, self._conditions)
+
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
         while self.version == version:
@@ -70,19 +87,25 @@ class Offer:
         return self.version
 
     def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
-        gpus = tuple(_with_conditions(gpu, conditions.get(gpu.uuid, ())) for gpu in reported.gpus)
+        gpus = tuple(
+            _as_it_is(gpu, conditions.get(gpu.uuid, ()), self._cordons.get(gpu.uuid, "")) for gpu in reported.gpus
+        )
         inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
         self._reported, self._conditions = reported, conditions
-        if inventory == self._inventory and self.version:
+        if self.tests_recovered and (again := recovered(self._inventory, inventory)):
+            self._cordons = dict.fromkeys(again, TESTING) | dict(self._cordons)
+            gpus = tuple(replace(gpu, cordon=self._cordons.get(gpu.uuid, "")) for gpu in inventory.gpus)
+            inventory = replace(inventory, gpus=gpus)
+        offered = devices(inventory, self.names, self.in_use) if gpus else {}
+        now = dict.fromkeys(self._devices, ()) | offered
+        if inventory == self._inventory and now == self._devices and self.version:
             return
-        self._inventory = inventory
-        offered = devices(inventory, self.names) if gpus else {}
-        self._devices = dict.fromkeys(self._devices, ()) | offered
+        self._inventory, self._devices = inventory, now
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:
+def _as_it_is(gpu: Gpu, conditions: tuple[GpuCondition, ...], cordon: str) -> Gpu:
     fit = all(one.state == "degraded" for one in conditions)
-    return replace(gpu, healthy=gpu.healthy and fit, conditions=conditions)
+    return replace(gpu, healthy=gpu.healthy and fit, conditions=conditions, cordon=cordon)

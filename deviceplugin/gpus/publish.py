@@ -18,7 +18,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node
+from kube.objects import Metadata, Node, NodeStatus
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -33,7 +33,8 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 
 class Publisher:
-    """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there."""
+    """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there.
+    `seen` is called with the node as the watch shows it: its inventory and its cordoned GPUs are kept of its annotations."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Publisher:
         offer: Offer,
         beside: Callable[[], Mapping[str, str | None]] = dict,
         labels: Callable[[], Mapping[str, str | None]] = dict,
+        seen: Callable[[Node], None] = lambda _: None,
     ) -> None:
         self.written = 0
         self.failing = ""
@@ -49,7 +51,12 @@ class Publisher:
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
         self._labels = labels
         self._nodes: Cache[Node] = Cache(
-            client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
+            client,
+            paths.NODES,
+            Node,
+            field_selector=f"metadata.name={node}",
+            shrink=self._small,
+            on_change=lambda _, new: seen(new) if new is not None else None,
         )
         self._due = asyncio.Event()
         self._refused: int | None = None
@@ -114,9 +121,15 @@ class Publisher:
 
     def _small(self, node: Node) -> Node:
         """What is read of a node."""
-        meta, key = node.metadata, self._offer.names.inventory
-        text = meta.annotation(key)
-        return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations={key: text} if text else None))
+        meta, names = node.metadata, self._offer.names
+        kept = {
+            key: text for key in (names.inventory, names.cordoned_gpus) if (text := meta.annotation(key)) is not None
+        }
+        return Node(
+            Metadata(meta.name, "", meta.uid, meta.resource_version, annotations=kept or None),
+            node.spec,
+            NodeStatus(conditions=node.status.conditions),
+        )
 
     async def publish(self) -> bool:
         """Make the annotations right. Returns whether one was written. Raises ApiError."""

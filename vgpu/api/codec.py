@@ -93,7 +93,7 @@ def inventory_to_json(inventory: Inventory) -> str:
     )
     document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
     for gpu in document["inventory"]["cards"]:
-        for later in ("conditions", "arch", "mig_capable"):
+        for later in ("conditions", "arch", "mig_capable", "cordon"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
     for later in ("orphans", "cuda"):

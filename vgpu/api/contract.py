@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Assignment, Grant, GrantGpu
-from vgpu.api.inventory import Inventory, kind_of_uuid
+from vgpu.api.inventory import Gpu, Inventory, kind_of_uuid
 from vgpu.api.names import DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.request import FULL_CORE_PERCENT
 
@@ -73,27 +73,34 @@ class Device:
     numa: int
 
 
-def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]:
-    """Resource name -> every device ID that the node offers under it.
+def devices(
+    inventory: Inventory, names: Names, in_use: Callable[[str], Collection[str]] = lambda _: ()
+) -> dict[str, tuple[Device, ...]]:
+    """Resource name -> every device ID that the node offers under it. `in_use`: resource -> IDs that containers have.
+
+    IDs of a GPU that new pods may not have are unhealthy, but never those in use: a kubelet that starts again does not admit a running pod whose
+    devices are unhealthy, and ends it.
 
     A GPU in MIG mode offers only its instances. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
     a rest of memory smaller than a unit is not offered.
     """
-    mem, core, whole = [], [], []
-    offered: dict[str, list[Device]] = {names.mig(profile): [] for profile in inventory.profiles}
+    offered: dict[str, list[Device]] = {names.gpu_mem: [], names.gpu_core: [], names.gpu: []}
+    offered |= {names.mig(profile): [] for profile in inventory.profiles}
+    used = {} if all(gpu.offered for gpu in inventory.gpus) else {name: frozenset(in_use(name)) for name in offered}
+
+    def offer(resource: str, gpu: Gpu, ids: Iterable[str]) -> None:
+        fit, having = gpu.offered, used.get(resource, frozenset())
+        offered[resource] += [Device(one, one[:UUID_LENGTH], fit or one in having, gpu.numa) for one in ids]
+
     for gpu in inventory.gpus:
         if gpu.mig:
             for instance in gpu.instances:
-                offered[names.mig(instance.profile)].append(Device(instance.uuid, instance.uuid, gpu.healthy, gpu.numa))
+                offer(names.mig(instance.profile), gpu, [instance.uuid])
             continue
-        mem += [
-            Device(f"{gpu.uuid}-{slot}", gpu.uuid, gpu.healthy, gpu.numa)
-            for slot in range(gpu.mib // inventory.unit_mib)
-        ]
-        core += [Device(f"{gpu.uuid}-{slot}", gpu.uuid, gpu.healthy, gpu.numa) for slot in range(FULL_CORE_PERCENT)]
-        whole.append(Device(gpu.uuid, gpu.uuid, gpu.healthy, gpu.numa))
-    shared = {names.gpu_mem: mem, names.gpu_core: core, names.gpu: whole}
-    return {resource: tuple(ids) for resource, ids in (shared | offered).items()}
+        offer(names.gpu_mem, gpu, (f"{gpu.uuid}-{slot}" for slot in range(gpu.mib // inventory.unit_mib)))
+        offer(names.gpu_core, gpu, (f"{gpu.uuid}-{slot}" for slot in range(FULL_CORE_PERCENT)))
+        offer(names.gpu, gpu, [gpu.uuid])
+    return {resource: tuple(ids) for resource, ids in offered.items()}
 
 
 def uuid_of(device_id: str) -> str:

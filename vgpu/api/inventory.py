@@ -51,6 +51,13 @@ HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
 
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
+CordonState = Literal["cordoned", "released", "testing"]
+"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. testing: it is tried before pods get it again."""
+
+CORDONED: Final[CordonState] = "cordoned"
+RELEASED: Final[CordonState] = "released"
+TESTING: Final[CordonState] = "testing"
+
 MOST_CONDITIONS: Final = 16
 """Of one GPU. Guessed: there are twelve reasons."""
 
@@ -93,23 +100,37 @@ class Gpu:
     """It has a MIG mode, on or off."""
     conditions: tuple[GpuCondition, ...] = ()
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
+    cordon: str = ""
+    """Empty, or why new pods do not get the GPU, as `CordonState`; a reader takes any. One of an earlier version passes over it."""
+
+    @property
+    def cordoned(self) -> bool:
+        """An operator keeps new pods off this GPU, or its plugin does until it is seen to work."""
+        return bool(self.cordon)
 
     @property
     def state(self) -> HealthState:
         """That of its worst condition. An earlier plugin writes no conditions."""
         states = {one.state for one in self.conditions}
         found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
-        return found if self.healthy or found != "healthy" else "unhealthy"
+        if self.healthy or found != "healthy":
+            return found
+        return "unmonitored" if self.cordon == RELEASED else "unhealthy"
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:
         """Instances that pods may be given now."""
-        return self.instances if self.mig and self.healthy else ()
+        return self.instances if self.mig and self.offered else ()
 
     @property
     def shareable(self) -> bool:
         """May this GPU be shared out or given whole? (MIG GPUs are not: their instances are.)"""
-        return self.healthy and not self.mig
+        return self.offered and not self.mig
+
+    @property
+    def offered(self) -> bool:
+        """May new pods be given this GPU, or instances of it?"""
+        return self.healthy and not self.cordon
 
 
 @dataclass(frozen=True, slots=True)

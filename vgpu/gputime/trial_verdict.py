@@ -35,6 +35,8 @@ class TrialOutcome(StrEnum):
     NO_SUSPEND = "no-suspend"
     HUNG = "hung"
     """The trial did not end by itself: a call of the driver did not return."""
+    FAULTY = "faulty"
+    """What was copied to the GPU did not come back, or a copy failed. Only a self-test finds that; it is no verdict about a driver."""
     CANNOT_RUN = "cannot-run"
     """The trial shows nothing about the driver: no further context fits the GPU, or the driver's CUDA library is missing."""
 

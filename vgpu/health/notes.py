@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import Gpu, HealthState, Inventory
+from vgpu.api.inventory import CORDONED, RELEASED, TESTING, Gpu, HealthState, Inventory
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
+CORDON_REASONS: Final[dict[str, str]] = {
+    CORDONED: "GpuCordoned", RELEASED: "GpuReleased", TESTING: "GpuSelfTest", "": "GpuUncordoned",
+}  # fmt: skip
+_CORDON_TEXTS: Final[dict[str, str]] = {
+    CORDONED: "is cordoned: it gets no new pods",
+    RELEASED: "is released: no pod has it, and no process of Tangram has it open",
+    TESTING: "is tried before pods get it again",
+    "": "may be used by pods again",
+}
 STATE_REASONS: Final[dict[HealthState, str]] = {
     "healthy": "GpuHealthy",
     "degraded": "GpuDegraded",
@@ -46,6 +55,8 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
             yield Note(uuid, ADDED, f"{_named(gpu)} was added to this node", "Normal")
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
+        if gpu.cordon != (earlier.cordon if earlier is not None else "") and gpu.cordon in CORDON_REASONS:
+            yield Note(uuid, CORDON_REASONS[gpu.cordon], f"{_named(gpu)} {_CORDON_TEXTS[gpu.cordon]}", "Normal")
         yield from _of_health(earlier, gpu)
 
 
@@ -55,7 +66,7 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
     fresh = [one for one in gpu.conditions if one.reason not in reasons]
-    if gpu.state == state and not fresh:
+    if (gpu.state == state and not fresh) or (gpu.cordon == RELEASED and not gpu.conditions):
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
