@@ -129,6 +129,18 @@ class DevicePluginSettings(ProgramSettings):
         True,
         description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
     )
+    self_test: bool = Field(
+        True,
+        description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
+    )
+    unhealthy_taint: Literal["none", "NoSchedule", "PreferNoSchedule"] = Field(
+        "none",
+        description="effect of the node's taint tangram.sh/gpu-unhealthy while a GPU is unhealthy; it needs a right that the chart gives with policy.enabled",
+    )
+    node_condition: bool = Field(
+        False,
+        description="whether the node's condition tangram.sh/GpusHealthy is kept; it needs a right that the chart gives with policy.enabled",
+    )
 
     nvml_start_s: float = Field(
         120.0,
@@ -209,6 +221,11 @@ class DevicePluginSettings(ProgramSettings):
     def nvml_released(self) -> Path:
         """While this file exists, nothing of ours has a GPU open."""
         return self.plugin_folder / "nvml.released"
+
+    @property
+    def nvml_withheld(self) -> Path:
+        """PCI addresses of GPUs that NVML does not open."""
+        return self.plugin_folder / "nvml.withheld"
 
     @property
     def shared_gpus(self) -> Path:

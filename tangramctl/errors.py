@@ -7,6 +7,8 @@
         ├── Broken      70   the arbiter cannot be started, the library is missing (EX_SOFTWARE)
         ├── MigFailed   70   the driver refused a step of a MIG layout (mig_changes)
         ├── NoCapacity  75   no GPU has so much free now (EX_TEMPFAIL: later there may be)
+        ├── DrainTimedOut 75 pods have a GPU still, or a process has it open (drain)
+        ├── Conflict    75   others write the node at the same time (cordon)
         ├── LayoutRefused 75 a MIG layout cannot be had now (mig)
         ├── CommandNotExecutable  126  the command is there and cannot be executed
         └── NotFound    127  the command is not there

@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from deviceplugin.allocation import NodePod
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
-from vgpu.health.owners import Reason
 
 MIB: Final = 2**20
 USES: Final = ("free", "shared", "whole", "mig", "unhealthy", "withdrawn")
@@ -34,7 +33,7 @@ class GpuMemory:
     """All of it; in MIG mode that of its instances."""
     allocated_mib: int
     free_mib: int
-    """What pods may still be given; 0 while the GPU is unhealthy."""
+    """What pods may still be given; 0 while the GPU is unhealthy or withdrawn."""
     use: str
     """One of `USES`."""
 
@@ -50,19 +49,19 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
-    free = max(0, gpu.mib - allocated) if gpu.healthy else 0
+    free = max(0, gpu.mib - allocated) if gpu.offered else 0
     return GpuMemory(gpu.mib, allocated, free, _use(gpu, use))
 
 
 def _use(gpu: Gpu, use: str) -> str:
-    if gpu.healthy:
-        return use
-    return "unhealthy" if gpu.state in ("unhealthy", "unmonitored") else "withdrawn"
+    if gpu.state == "unhealthy" or (gpu.state == "unmonitored" and not gpu.withdrawn):
+        return "unhealthy"
+    return "withdrawn" if gpu.withdrawn else use
 
 
 def is_counted(gpu: Gpu, assigned: Collection[AssignedGpu]) -> bool:
     """Is it capacity of Tangram's? One that the operator left to others is not, once no pod of ours has any of it."""
-    return bool(assigned) or all(one.reason != Reason.NOT_SELECTED for one in gpu.withdrawn)
+    return bool(assigned) or not gpu.withdrawn or gpu.temporarily_withdrawn
 
 
 def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
@@ -92,7 +91,7 @@ class CapacityCollector(Collector):
         for name, what in (
             ("capacity", "that pods may have; in MIG mode that of its instances"),
             ("allocated", "that bound pods have"),
-            ("free", "that pods may still be given; 0 while it is unhealthy"),
+            ("free", "that pods may still be given; 0 while it is unhealthy or withdrawn"),
         ):
             per_gpu = GaugeMetricFamily(
                 f"tangram_gpu_memory_{name}_bytes", f"Memory of a GPU {what}.", labels=("node", "gpu_uuid", "gpu_index", "model")

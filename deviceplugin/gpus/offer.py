@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import chain
+from typing import Final
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, withdraw, without_copiers
 from vgpu.api.names import Names
+
+CORDONS: Final = "cordons"
+"""Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
 
 class Offer:
@@ -35,6 +38,8 @@ class Offer:
         self._changed = asyncio.Event()
         self.in_use: Callable[[str], Collection[str]] = lambda _: ()
         """Resource -> device IDs that containers have: these stay while their GPU is withdrawn."""
+        self.hold_back: Callable[[Inventory, Inventory], Mapping[str, GpuCondition]] = lambda _, __: {}
+        """Inventory before, and now -> GPUs that are withdrawn by `CORDONS` from now on, as they were unhealthy and are to be tried first."""
 
     def inventory(self) -> Inventory:
         """The node's GPUs, each with its health."""
@@ -94,17 +99,26 @@ class Offer:
         return self.version
 
     def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
-        gpus = tuple(_with_conditions(gpu, self._conditions_of(gpu, conditions)) for gpu in reported.gpus)
-        inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
+        inventory = self._made(reported, conditions)
+        if held_back := self.hold_back(self._inventory, inventory):
+            self._withdrawn[CORDONS] = {**held_back, **self._withdrawn.get(CORDONS, {})}
+            inventory = self._made(reported, conditions)
         self._reported, self._conditions = reported, conditions
         if inventory == self._inventory and self.version:
             return
         self._inventory = inventory
         self._list(inventory, always=True)
 
-    def _conditions_of(self, gpu: Gpu, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> tuple[GpuCondition, ...]:
-        withdrawn = (of[gpu.uuid] for of in self._withdrawn.values() if gpu.uuid in of)
-        return tuple(chain(conditions.get(gpu.uuid, ()), withdrawn))
+    def _made(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> Inventory:
+        """As NVML reported it, with what is wrong and what is withdrawn."""
+        gpus = tuple(
+            withdraw(_with_conditions(gpu, conditions.get(gpu.uuid, ())), *self._reasons(gpu.uuid))
+            for gpu in reported.gpus
+        )
+        return replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
+
+    def _reasons(self, uuid: str) -> list[GpuCondition]:
+        return [of[uuid] for of in self._withdrawn.values() if uuid in of]
 
     def _list(self, inventory: Inventory, *, always: bool = False) -> None:
         """Make the device IDs anew, and notify if they changed, or `always`."""

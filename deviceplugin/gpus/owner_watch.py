@@ -15,12 +15,12 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.gpus.slice_watch import SlicesUnknown, SliceWatch
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.node_pods import NodePods
-from vgpu.api.inventory import GpuCondition, Inventory
-from vgpu.health.owners import Owners, Reason, Source
+from vgpu.api.inventory import GpuCondition, Inventory, Withdrawal
+from vgpu.health.owners import Owners, Source
 
 CHECK_S: Final = 5.0
 """With an answer of the kubelet, which may take 5 s, a clash is seen within 10 s. Specified: issue K."""
@@ -37,7 +37,7 @@ class OwnerWatch:
 
     def __init__(
         self, owners: Owners, offer: Offer, records: PodResources, slices: SliceWatch, pods: NodePods, *,
-        labels: Callable[[], Mapping[str, str] | None], ledger: Callable[[str], set[str]],
+        labels: Callable[[], Mapping[str, str] | None], ledger: Callable[[str], frozenset[str]],
         try_out: Callable[[Inventory], Awaitable[None]], until_idle: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
@@ -58,7 +58,7 @@ class OwnerWatch:
     @property
     def unknown(self) -> str:
         """Why GPUs are not offered because their owner is not known; empty where none is."""
-        found = (one.message for one in self._offer.withdrawn_by(BY).values() if one.reason == Reason.UNKNOWN)
+        found = (one.message for one in self._offer.withdrawn_by(BY).values() if one.reason == Withdrawal.UNKNOWN)
         return next(found, "")
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class OwnerWatch:
             self._checked |= fresh
         await self._apply(inventory, first=True)
 
-    def in_use(self, resource: str) -> set[str]:
+    def in_use(self, resource: str) -> frozenset[str]:
         """Device IDs that containers have, by the ledger and by the kubelet."""
         return self._ledger(resource) | self._held.get(resource, frozenset())
 
@@ -117,7 +117,7 @@ class OwnerWatch:
             lifted = {uuid: one for uuid, one in before.items() if uuid in there and uuid not in now}
             if lifted or first:
                 self._offer.set_withdrawn(BY, lifted | now)
-                await self._try_out(_without(inventory, now))
+                await self._try_out(_without(inventory, now.keys() | self._offer.withdrawn_by(CORDONS)))
                 now = self._withdrawn(inventory)
             self._offer.set_withdrawn(BY, now)
             self._offer.refresh()

@@ -18,7 +18,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node
+from kube.objects import Metadata, Node, NodeStatus
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -34,7 +34,8 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 class Publisher:
     """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there.
-    `label_keys`: of the labels that `labels_seen` answers."""
+    `label_keys`: of the labels that `labels_seen` answers. `seen` is called with the node as the watch shows it: of its annotations, its inventory and its
+    cordoned GPUs are kept."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Publisher:
         beside: Callable[[], Mapping[str, str | None]] = dict,
         labels: Callable[[], Mapping[str, str | None]] = dict,
         label_keys: Collection[str] = (),
+        seen: Callable[[Node], None] = lambda _: None,
     ) -> None:
         self.written = 0
         self.failing = ""
@@ -51,7 +53,12 @@ class Publisher:
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
         self._labels, self._label_keys = labels, frozenset(label_keys)
         self._nodes: Cache[Node] = Cache(
-            client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
+            client,
+            paths.NODES,
+            Node,
+            field_selector=f"metadata.name={node}",
+            shrink=self._small,
+            on_change=lambda _, new: seen(new) if new is not None else None,
         )
         self._due = asyncio.Event()
         self._refused: int | None = None
@@ -121,11 +128,16 @@ class Publisher:
 
     def _small(self, node: Node) -> Node:
         """What is read of a node."""
-        meta, key = node.metadata, self._offer.names.inventory
-        text = meta.annotation(key)
+        meta, names = node.metadata, self._offer.names
+        kept = {
+            key: text for key in (names.inventory, names.cordoned_gpus) if (text := meta.annotation(key)) is not None
+        }
         labels = {one: value for one, value in (meta.labels or {}).items() if one in self._label_keys}
-        kept = {key: text} if text else None
-        return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept))
+        return Node(
+            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None),
+            node.spec,
+            NodeStatus(conditions=node.status.conditions),
+        )
 
     async def publish(self) -> bool:
         """Make the annotations right. Returns whether one was written. Raises ApiError."""

@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import WITHDRAWN, Gpu, HealthState, Inventory
-from vgpu.health.owners import Reason
+from vgpu.api.inventory import RELEASED, WITHDRAWN, Gpu, GpuCondition, HealthState, Inventory, Withdrawal
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
 GPU_WITHDRAWN: Final = "GpuWithdrawn"
 GPU_OFFERED: Final = "GpuOffered"
-SILENT: Final = frozenset({Reason.NOT_SELECTED})
+GPU_UNCORDONED: Final = "GpuUncordoned"
+SILENT: Final = frozenset({Withdrawal.NOT_SELECTED})
 """The operator's own choice is no news."""
+CORDON_NOTES: Final[dict[str, tuple[str, str]]] = {
+    Withdrawal.CORDONED: ("GpuCordoned", "is cordoned: it gets no new pods"),
+    Withdrawal.RELEASED: ("GpuReleased", "is released: no pod has it, and no process of Tangram has it open"),
+    Withdrawal.TESTING: ("GpuSelfTest", "is tried before pods get it again"),
+}
+"""Reason of a withdrawal -> reason of the Event, and what it says."""
 STATE_REASONS: Final[dict[HealthState, str]] = {
     "healthy": "GpuHealthy",
     "degraded": "GpuDegraded",
@@ -57,14 +63,23 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
 
 def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     """New reasons, new words of a reason (another plugin offers it too), or none any more."""
-    known = {(one.reason, one.message) for one in before.withdrawn} if before is not None else set()
+    had = before.withdrawn if before is not None else ()
+    known = {(one.reason, one.message) for one in had}
     for one in gpu.withdrawn:
         if one.reason not in SILENT and (one.reason, one.message) not in known:
-            yield Note(
-                gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one.reason}: {one.message}"
-            )
-    if before is not None and before.withdrawn and not gpu.withdrawn:
-        yield Note(gpu.uuid, GPU_OFFERED, f"{_named(gpu)} is offered to new pods", "Normal")
+            yield _of_reason(gpu, one)
+    if had and not gpu.withdrawn:
+        if all(one.reason in CORDON_NOTES for one in had):
+            yield Note(gpu.uuid, GPU_UNCORDONED, f"{_named(gpu)} may be used by pods again", "Normal")
+        else:
+            yield Note(gpu.uuid, GPU_OFFERED, f"{_named(gpu)} is offered to new pods", "Normal")
+
+
+def _of_reason(gpu: Gpu, one: GpuCondition) -> Note:
+    if one.reason in CORDON_NOTES:
+        event, says = CORDON_NOTES[one.reason]
+        return Note(gpu.uuid, event, f"{_named(gpu)} {says}{f' ({one.message})' if one.message else ''}", "Normal")
+    return Note(gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one}")
 
 
 def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
@@ -74,12 +89,12 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
     fresh = [one for one in standing if one.reason not in reasons]
-    if gpu.state == state and not fresh:
+    if (gpu.state == state and not fresh) or (gpu.cordon == RELEASED and not standing):
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
         return
-    why = "; ".join(f"{one.reason}: {one.message}" for one in (fresh or standing)) or "it did not answer the last probe"
+    why = "; ".join(map(str, fresh or standing)) or "it did not answer the last probe"
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory
+from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, Withdrawal
 from vgpu.health.foreign import ForeignDevice, claims
 from vgpu.health.selection import Selection
 
@@ -29,14 +29,6 @@ LAST_ANSWER_S: Final = 300.0
 RETURN_S: Final = 60.0
 """Guessed: longer than the pod of another plugin takes to be replaced."""
 MESSAGE_LIMIT: Final = 200
-
-
-class Reason(StrEnum):
-    """Why a GPU is withdrawn, as inventories and Events call it."""
-
-    NOT_SELECTED = "NotSelected"
-    CLASH = "GpuClash"
-    UNKNOWN = "OwnerUnknown"
 
 
 class Source(StrEnum):
@@ -66,7 +58,7 @@ class Owners:
         self._answers: dict[Source, Answer] = {}
         self._clashes: dict[str, tuple[frozenset[str], float]] = {}
         """UUID -> who else has it, and when that was seen last."""
-        self._since: dict[tuple[str, Reason], int] = {}
+        self._since: dict[tuple[str, Withdrawal], int] = {}
         self._labels: Mapping[str, str] | None = None
 
     def answered(
@@ -98,21 +90,21 @@ class Owners:
         self._since = {key: since_s for key, since_s in self._since.items() if key in standing}
         return found
 
-    def _why(self, gpu: Gpu, at_s: float) -> tuple[Reason, str] | None:
+    def _why(self, gpu: Gpu, at_s: float) -> tuple[Withdrawal, str] | None:
         if self._labels is None and self.selection.label_keys:
-            return Reason.UNKNOWN, "the node's labels, which node.gpus reads, are not known yet"
+            return Withdrawal.UNKNOWN, "the node's labels, which node.gpus reads, are not known yet"
         if not self.selection.has(gpu, self._labels or {}):
-            return Reason.NOT_SELECTED, "node.gpus does not select it"
+            return Withdrawal.NOT_SELECTED, "node.gpus does not select it"
         if gpu.uuid in self._clashes:
             others = ", ".join(sorted(self._clashes[gpu.uuid][0]))
-            return Reason.CLASH, f"it is also offered or in use as {others}"
+            return Withdrawal.CLASH, f"it is also offered or in use as {others}"
         for source in Source:
             answer = self._answers.get(source)
             if answer is None:
-                return Reason.UNKNOWN, f"{source} did not answer yet: whether another plugin offers it is not known"
+                return Withdrawal.UNKNOWN, f"{source} did not answer yet: whether another plugin offers it is not known"
             if at_s - answer.heard_s > LAST_ANSWER_S:
                 return (
-                    Reason.UNKNOWN,
+                    Withdrawal.UNKNOWN,
                     f"{source} did not answer for {LAST_ANSWER_S:.0f} s: whether another plugin offers it is not known",
                 )
         return None
