@@ -18,7 +18,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node, NodeStatus
+from kube.objects import Metadata, Node
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -125,11 +125,7 @@ class Publisher:
         kept = {
             key: text for key in (names.inventory, names.cordoned_gpus) if (text := meta.annotation(key)) is not None
         }
-        return Node(
-            Metadata(meta.name, "", meta.uid, meta.resource_version, annotations=kept or None),
-            node.spec,
-            NodeStatus(conditions=node.status.conditions),
-        )
+        return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations=kept or None))
 
     async def publish(self) -> bool:
         """Make the annotations right. Returns whether one was written. Raises ApiError."""

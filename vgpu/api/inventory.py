@@ -115,7 +115,7 @@ class Gpu:
         found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
         if self.healthy or found != "healthy":
             return found
-        return "unmonitored" if self.cordon == RELEASED else "unhealthy"
+        return "unmonitored" if self.cordon else "unhealthy"  # NVML leaves it out, or did until now
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import CORDONED, RELEASED, TESTING, Gpu, HealthState, Inventory
+from vgpu.api.inventory import CORDONED, RELEASED, TESTING, Gpu, GpuCondition, HealthState, Inventory
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
@@ -66,7 +66,7 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
     fresh = [one for one in gpu.conditions if one.reason not in reasons]
-    if (gpu.state == state and not fresh) or (gpu.cordon == RELEASED and not gpu.conditions):
+    if (gpu.state == state and not fresh) or (not gpu.conditions and _closed(gpu, known)):
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
@@ -76,6 +76,11 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
         or "it did not answer the last probe"
     )
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
+
+
+def _closed(gpu: Gpu, known: tuple[GpuCondition, ...]) -> bool:
+    """Does NVML leave it out, or will or did so until it is opened anew? That is no trouble of the GPU."""
+    return gpu.cordon == RELEASED or (bool(gpu.cordon) and not known)
 
 
 def _named(gpu: Gpu) -> str:

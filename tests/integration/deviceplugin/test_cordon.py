@@ -93,7 +93,6 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
         assert (made.state / "plugin/nvml.withheld").read_text() == "0000:" + gone.pci.partition(":")[2].lower() + "\n"
         assert not of(made, MEM, first)
         assert (await run_on(made, "other", 1))["metadata"]
-        made.api.news.set()
         order(made)
         await published(made, lambda gpus: not any(gpu.cordon for gpu in gpus) and all(gpu.healthy for gpu in gpus))
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
