@@ -20,8 +20,9 @@ from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 
 MIB: Final = 2**20
-USES: Final = ("free", "shared", "whole", "mig", "unhealthy")
-"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use."""
+USES: Final = ("free", "shared", "whole", "mig", "cordoned", "unhealthy")
+"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, pods do not get it because of a cordon or a self-test and none
+has a share of it, it is not fit for use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,18 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
         instances = gpu.instances
         free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
         allocated = sum(one.mib for one in instances if one.uuid in used)
-        return GpuMemory(sum(one.mib for one in instances), allocated, free, "mig" if gpu.healthy else "unhealthy")
+        return GpuMemory(sum(one.mib for one in instances), allocated, free, _use(gpu, "mig", allocated))
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
     free = max(0, gpu.mib - allocated) if gpu.offered else 0
-    return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
+    return GpuMemory(gpu.mib, allocated, free, _use(gpu, use, allocated))
+
+
+def _use(gpu: Gpu, use: str, allocated_mib: int) -> str:
+    if gpu.cordon and not allocated_mib:
+        return "cordoned"
+    return use if gpu.healthy else "unhealthy"
 
 
 def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:

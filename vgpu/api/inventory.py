@@ -51,12 +51,15 @@ HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
 
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
-CordonState = Literal["cordoned", "released", "testing"]
-"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. testing: it is tried before pods get it again."""
+CordonState = Literal["cordoned", "not-released", "released", "testing"]
+"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. not-released: no pod has it, and NVML cannot leave
+it out, as its PCI address is not known. testing: it is tried before pods get it again."""
 
 CORDONED: Final[CordonState] = "cordoned"
+NOT_RELEASED: Final[CordonState] = "not-released"
 RELEASED: Final[CordonState] = "released"
 TESTING: Final[CordonState] = "testing"
+CORDON_STATES: Final = (CORDONED, NOT_RELEASED, RELEASED, TESTING)
 
 MOST_CONDITIONS: Final = 16
 """Of one GPU. Guessed: there are twelve reasons."""

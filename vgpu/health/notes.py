@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import CORDONED, RELEASED, TESTING, Gpu, GpuCondition, HealthState, Inventory
+from vgpu.api.inventory import CORDONED, NOT_RELEASED, RELEASED, TESTING, Gpu, GpuCondition, HealthState, Inventory
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
 CORDON_REASONS: Final[dict[str, str]] = {
-    CORDONED: "GpuCordoned", RELEASED: "GpuReleased", TESTING: "GpuSelfTest", "": "GpuUncordoned",
+    CORDONED: "GpuCordoned", NOT_RELEASED: "GpuNotReleased", RELEASED: "GpuReleased", TESTING: "GpuSelfTest", "": "GpuUncordoned",
 }  # fmt: skip
 _CORDON_TEXTS: Final[dict[str, str]] = {
     CORDONED: "is cordoned: it gets no new pods",
+    NOT_RELEASED: "is not released: no pod has it, but NVML cannot leave it out, as this node does not show the PCI addresses of its GPUs. To reset it, release all GPUs of the node",
     RELEASED: "is released: no pod has it, and no process of Tangram has it open",
     TESTING: "is tried before pods get it again",
     "": "may be used by pods again",
@@ -56,7 +57,10 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
         if gpu.cordon != (earlier.cordon if earlier is not None else "") and gpu.cordon in CORDON_REASONS:
-            yield Note(uuid, CORDON_REASONS[gpu.cordon], f"{_named(gpu)} {_CORDON_TEXTS[gpu.cordon]}", "Normal")
+            yield Note(
+                uuid, CORDON_REASONS[gpu.cordon], f"{_named(gpu)} {_CORDON_TEXTS[gpu.cordon]}",
+                "Warning" if gpu.cordon == NOT_RELEASED else "Normal",
+            )  # fmt: skip
         yield from _of_health(earlier, gpu)
 
 
