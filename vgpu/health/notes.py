@@ -56,7 +56,7 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
             yield Note(uuid, ADDED, f"{_named(gpu)} was added to this node", "Normal")
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
-        if gpu.cordon != (earlier.cordon if earlier is not None else "") and gpu.cordon in CORDON_REASONS:
+        if gpu.cordon != (earlier.cordon if earlier is not None else "") and _worth_a_note(gpu):
             yield Note(
                 uuid, CORDON_REASONS[gpu.cordon], f"{_named(gpu)} {_CORDON_TEXTS[gpu.cordon]}",
                 "Warning" if gpu.cordon == NOT_RELEASED else "Normal",
@@ -80,6 +80,11 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
         or "it did not answer the last probe"
     )
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
+
+
+def _worth_a_note(gpu: Gpu) -> bool:
+    """A GPU that failed its self-test is no longer tried, and pods do not get it: its health says why."""
+    return gpu.cordon in CORDON_REASONS and (bool(gpu.cordon) or gpu.healthy)
 
 
 def _closed(gpu: Gpu, known: tuple[GpuCondition, ...]) -> bool:

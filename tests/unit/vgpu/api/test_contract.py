@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from random import Random
 from uuid import UUID
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from vgpu.api.contract import DEVICE_ID_LIMIT, devices, grant_for, grant_key, uuid_of
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu, Assignment, GrantGpu
-from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.api.inventory import CORDON_STATES, Gpu, Inventory, MigInstance
 from vgpu.api.names import DEFAULT
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
@@ -36,6 +38,35 @@ def test_a_gpu_in_mig_mode_offers_its_instances_only() -> None:
     offered = devices(Inventory((mig,)), DEFAULT)
     assert [(d.id, d.healthy, d.numa) for d in offered[DEFAULT.mig("1g.10gb")]] == [(M, False, 1)]
     assert not offered[DEFAULT.gpu_mem] + offered[DEFAULT.gpu_core] + offered[DEFAULT.gpu]
+
+
+STATES = st.tuples(st.booleans(), st.sampled_from(["", *CORDON_STATES]), st.booleans())
+
+
+@given(st.lists(STATES, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_no_id_in_use_is_ever_unhealthy_and_others_are_as_their_gpu(
+    states: list[tuple[bool, str, bool]], random: Random
+) -> None:
+    """A kubelet that starts again ends a running pod whose devices are unhealthy."""
+    gpus = tuple(
+        Gpu(
+            f"GPU-{UUID(int=row)}", row, "h100", 4096, healthy=healthy, cordon=cordon, mig=mig,
+            instances=tuple(MigInstance(f"MIG-{UUID(int=9 * row + at)}", "1g.10gb", 1024, at, 0) for at in range(2)) if mig else (),
+        )
+        for row, (healthy, cordon, mig) in enumerate(states)
+    )  # fmt: skip
+    inventory = Inventory(gpus)
+    every = devices(replace(inventory, gpus=tuple(replace(gpu, healthy=True, cordon="") for gpu in gpus)), DEFAULT)
+    used = {name: {one.id for one in ids if random.random() < 0.3} for name, ids in every.items()}
+    offered = devices(inventory, DEFAULT, lambda name: used[name])
+    assert {name: [one.id for one in ids] for name, ids in offered.items()} == {
+        name: [one.id for one in ids] for name, ids in every.items()
+    }
+    for name, ids in offered.items():
+        for one in ids:
+            gpu = inventory.gpu(one.uuid)
+            assert gpu is not None
+            assert one.healthy == (one.id in used[name] or (gpu.healthy and not gpu.cordon))
 
 
 @pytest.mark.parametrize(
