@@ -17,7 +17,7 @@ from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
-from deviceplugin.gpus.cordon_watch import Closed, CordonWatch
+from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
@@ -165,7 +165,7 @@ class DevicePlugin:
         self.metrics.owner_sources = lambda: self.owner_watch.failing
         self.gpus = self._node_gpus()
         self.cordons = CordonWatch(
-            self.offer, self.pods, settings.nvml_withheld, Closed(self.nvml_service.supervisor, settings.proc_root).of,
+            self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
             self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
         )  # fmt: skip
         self.offer.hold_back = self.cordons.hold_back

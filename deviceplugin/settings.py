@@ -133,14 +133,6 @@ class DevicePluginSettings(ProgramSettings):
         True,
         description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
     )
-    unhealthy_taint: Literal["none", "NoSchedule", "PreferNoSchedule"] = Field(
-        "none",
-        description="effect of the node's taint tangram.sh/gpu-unhealthy while a GPU is unhealthy; it needs a right that the chart gives with policy.enabled",
-    )
-    node_condition: bool = Field(
-        False,
-        description="whether the node's condition tangram.sh/GpusHealthy is kept; it needs a right that the chart gives with policy.enabled",
-    )
 
     nvml_start_s: float = Field(
         120.0,

@@ -105,7 +105,7 @@ CORDON = """Keep new pods off one GPU of a cluster's node. Pods that have it sta
 
 GPU is an index, a UUID, or the beginning of one that no other GPU of the node has. kubectl is called, with your rights: to patch nodes, and with
 --drain to list pods and disruption budgets and to create pods/eviction. Disruption budgets are waited for. Ctrl-C ends the waiting; the GPU stays cordoned.
-Exit codes: 2 bad option, no such node or GPU, or refused by the API server; 75 not drained within --timeout-s; 127 no kubectl.
+Exit codes: 2 bad option, no such node or GPU, or refused by the API server; 69 no pod has it, and it cannot be released alone; 75 not drained within --timeout-s; 127 no kubectl.
 """
 
 GPUS = """Print the GPUs of a cluster's node: health, cordon, and what is wrong with each."""

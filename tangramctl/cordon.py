@@ -18,7 +18,7 @@ from tangramctl.errors import BadOption, CommandError
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.cordon import Cordon, cordons_from_json, cordons_to_json
 from vgpu.api.errors import BadDocument
-from vgpu.api.inventory import CORDON_STATES, Gpu, Inventory
+from vgpu.api.inventory import CORDON_REASONS, Gpu, Inventory
 from vgpu.api.names import Names
 
 TRIES: Final = 5
@@ -149,7 +149,7 @@ def _line(gpu: Gpu, one: Cordon | None) -> str:
     parts = [str(gpu.index), gpu.uuid, gpu.model, gpu.state]
     if one is not None or gpu.cordon:
         parts.append(_cordon(one, gpu.cordon))
-    standing = (c for c in gpu.conditions if c.reason not in CORDON_STATES)
+    standing = (c for c in gpu.conditions if c.reason not in CORDON_REASONS)
     parts += [f"{c.reason} since {_time(c.since_s)}: {c.message}" for c in standing]
     return "  ".join(parts)
 

@@ -18,7 +18,7 @@ from tangramctl.cordon import NodeGpus, described, read
 from tangramctl.errors import BadOption, CommandError, NotFound
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import BadDocument
-from vgpu.api.inventory import RELEASED
+from vgpu.api.inventory import NOT_RELEASED, RELEASED
 from vgpu.api.names import Names
 
 POLL_S: Final = 2.0
@@ -31,6 +31,12 @@ class DrainTimedOut(CommandError):
     """Pods have the GPU still, or a process has it open."""
 
     code = 75
+
+
+class NotReleased(CommandError):
+    """No pod has the GPU, and its node's plugin can release all GPUs or none."""
+
+    code = 69
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class Drain:
         self._said: dict[str, float] = {}
 
     def run(self) -> None:
-        """Return when no pod has the GPU and its node's plugin has let go of it. Raises DrainTimedOut, CommandError."""
+        """Return when no pod has the GPU and its node's plugin has let go of it. Raises DrainTimedOut, NotReleased, CommandError."""
         until_s = self._clock() + self._timeout_s if self._timeout_s else float("inf")
         while why := self._round():
             if self._clock() >= until_s:
@@ -150,6 +156,10 @@ class Drain:
         if gpu is None or gpu.cordon == RELEASED:
             self._say(f"nothing holds {name}: no pod has it, and no process of Tangram has it open")
             return ""
+        if gpu.cordon == NOT_RELEASED:
+            raise NotReleased(
+                f"no pod has {name}, but Tangram cannot release it alone: the node does not show the PCI addresses of its GPUs. The GPU stays cordoned. To reset it, release all GPUs of the node: docs/operations/maintenance.md#reset-a-gpu"
+            )
         self._tell(f"no pod has {name}. Waiting until the device plugin of the node has closed it")
         return f"the device plugin of the node has not closed {name}: see its log, and docs/operations/maintenance.md"
 

@@ -4,6 +4,7 @@
     └── CommandError    something that the user or the operator can correct
         ├── BadOption   2    an option's value is not one that this machine can serve
         ├── NoGpu       69   no driver, or no GPU that may be shared (EX_UNAVAILABLE)
+        ├── NotReleased 69   no pod has the GPU, and Tangram cannot close a single GPU of its node (drain)
         ├── Broken      70   the arbiter cannot be started, the library is missing (EX_SOFTWARE)
         ├── MigFailed   70   the driver refused a step of a MIG layout (mig_changes)
         ├── NoCapacity  75   no GPU has so much free now (EX_TEMPFAIL: later there may be)

@@ -20,9 +20,9 @@ from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
 
 MIB: Final = 2**20
-USES: Final = ("free", "shared", "whole", "mig", "unhealthy", "withdrawn")
-"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use, new pods do not get it
-for another reason."""
+USES: Final = ("free", "shared", "whole", "mig", "withdrawn", "unhealthy")
+"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, new pods do not get it whatever its health and none has a
+share of it, it is not fit for use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,18 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
         instances = gpu.instances
         free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
         allocated = sum(one.mib for one in instances if one.uuid in used)
-        return GpuMemory(sum(one.mib for one in instances), allocated, free, _use(gpu, "mig"))
+        return GpuMemory(sum(one.mib for one in instances), allocated, free, _use(gpu, "mig", allocated))
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
     free = max(0, gpu.mib - allocated) if gpu.offered else 0
-    return GpuMemory(gpu.mib, allocated, free, _use(gpu, use))
+    return GpuMemory(gpu.mib, allocated, free, _use(gpu, use, allocated))
 
 
-def _use(gpu: Gpu, use: str) -> str:
-    if gpu.state == "unhealthy" or (gpu.state == "unmonitored" and not gpu.withdrawn):
-        return "unhealthy"
-    return "withdrawn" if gpu.withdrawn else use
+def _use(gpu: Gpu, use: str, allocated_mib: int) -> str:
+    if gpu.withdrawn and not allocated_mib:
+        return "withdrawn"
+    return use if gpu.healthy else "unhealthy"
 
 
 def is_counted(gpu: Gpu, assigned: Collection[AssignedGpu]) -> bool:

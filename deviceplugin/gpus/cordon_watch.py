@@ -22,24 +22,15 @@ from nvml.withheld import addresses, write_withheld
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import (
-    CORDON_STATES,
-    RELEASED,
-    TESTING,
-    WITHDRAWN,
-    CordonState,
-    Gpu,
-    GpuCondition,
-    Inventory,
-    Withdrawal,
-)
+from vgpu.api.inventory import CORDON_REASONS, TESTING, CordonState, Gpu, GpuCondition, Inventory, Withdrawal
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 from vgpu.health.conditions import Reason
-from vgpu.health.cordons import held_gpus, plan, recovered
+from vgpu.health.cordons import CordonPlan, Opened, held_gpus, plan, recovered
 
 CHECK_S: Final = 1.0
 """Between checks while a GPU is cordoned or tried: whether a process that is to let go of it has. Guessed."""
-COPIER: Final = "tangram-copier"
+OURS: Final = frozenset({"tangram-copier", "tangram-trial"})
+"""Programs that open GPUs: of the host pool, and of a trial."""
 
 log = structlog.get_logger("deviceplugin.gpus.cordons")
 
@@ -51,41 +42,50 @@ class OpenedNvml(Protocol):
     """PCI addresses that its process does not open."""
 
     @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of the machine's GPUs; None where they cannot be read."""
+
+    @property
     def pid(self) -> int | None:
         """Of the process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """Which of our processes have a GPU open: the one that has NVML, by its pid, and copiers, by name."""
+class OpenedGpus:
+    """Which of our processes have a GPU open: the one that has NVML, by its pid, and others by name."""
 
     driver: OpenedNvml
     proc_root: Path = Path("/proc")
 
-    def of(self, gpus: Iterable[Gpu]) -> frozenset[str]:
-        """UUIDs of those that none has open."""
-        out = [gpu for gpu in gpus if gpu.pci and addresses([gpu.pci]) <= self.driver.withheld]
+    def of(self, gpus: Collection[Gpu]) -> Opened:
+        """Of cordoned GPUs."""
+        on_bus = addresses(self.driver.on_bus or ())
+        stuck = frozenset(gpu.uuid for gpu in gpus if not gpu.pci or not addresses([gpu.pci]) <= on_bus)
+        out = [gpu for gpu in gpus if gpu.uuid not in stuck and addresses([gpu.pci]) <= self.driver.withheld]
         if not out:
-            return frozenset()
+            return Opened(stuck=stuck)
         pid = self.driver.pid
-        ours = [(one, self.proc_root) for one in _copiers(self.proc_root)] + ([(pid, Path("/proc"))] if pid else [])
-        return frozenset(gpu.uuid for gpu in out if not any(opens(one, gpu.minor, proc) for one, proc in ours))
+        ours = [(one, self.proc_root) for one in _by_name(self.proc_root)] + ([(pid, Path("/proc"))] if pid else [])
+        return Opened(
+            frozenset(gpu.uuid for gpu in out if not any(opens(one, gpu.minor, proc) for one, proc in ours)), stuck
+        )
 
 
 class CordonWatch:
     """Of one node. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with its UUID and why it does not work."""
 
     def __init__(
-        self, offer: Offer, pods: NodePods, withheld: Path, closed: Callable[[Iterable[Gpu]], frozenset[str]],
+        self, offer: Offer, pods: NodePods, withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
         try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.withheld: frozenset[str] = frozenset()
         """UUIDs of GPUs that nothing of ours may have open."""
-        self._offer, self._pods, self._path, self._closed = offer, pods, withheld, closed
+        self._offer, self._pods, self._path, self._opened = offer, pods, withheld, opened
         self._try_out, self._tested, self._now = try_out, tested, now
         self._cordons: Mapping[str, Cordon] = {}
         self._text: str | None = ""
+        """As it was seen last; no node has an empty one that can be read."""
         self._known = False
         """Was the annotation read since the start?"""
         self._changed = asyncio.Event()
@@ -93,19 +93,23 @@ class CordonWatch:
 
     def remember(self, earlier: Inventory) -> None:
         """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried."""
-        stood = {gpu.uuid: one for gpu in earlier.gpus for one in gpu.withdrawn if one.reason in CORDON_STATES}
+        if not self._known:  # or it cannot be read
+            self._cordons = {gpu.uuid: Cordon() for gpu in earlier.gpus if gpu.cordon not in ("", TESTING)}
+            self._changed.set()
+        stood = {gpu.uuid: one for gpu in earlier.gpus for one in gpu.withdrawn if one.reason in CORDON_REASONS}
         unhealthy = {gpu.uuid for gpu in earlier.gpus if gpu.state == "unhealthy"}
         self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood)
 
     def node_seen(self, text: str | None) -> None:
         """The node's annotation that names its cordoned GPUs; None: it has none."""
-        if text == self._text and self._known:
+        if text == self._text:
             return
         self._text = text
         try:
             self._cordons = cordons_from_json(text)
         except BadDocument as error:
             log.error("the list of cordoned GPUs cannot be read: those of before stay cordoned", error=str(error))
+            return
         self._known = True
         self._changed.set()
 
@@ -131,18 +135,21 @@ class CordonWatch:
         if not self._offer.probed:
             return
         inventory = self._offer.inventory()
-        held = held_gpus(inventory, self._held(inventory))
-        ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
-        closed = await asyncio.to_thread(self._closed, ordered) if ordered else frozenset[str]()
-        now = plan(inventory, self._cordons, held, closed, known=self._pods.synced)
-        self.withheld = now.withheld
-        let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in now.withheld and gpu.pci]
+        self.withheld = self._plan(inventory, Opened()).withheld
+        let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci]
         if self._known and await asyncio.to_thread(write_withheld, self._path, let_go):
             log.info("GPUs that NVML leaves out", pci=let_go)
+        ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
+        opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()
+        now = self._plan(self._offer.inventory(), opened)  # a GPU may have recovered or passed its self-test meanwhile
         self._offer.set_withdrawn(CORDONS, self._conditions(now.states))
         for uuid, state in now.states.items():
             if state == TESTING and uuid not in self._tests and self._works(uuid):
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
+
+    def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
+        held = held_gpus(inventory, self._held(inventory))
+        return plan(inventory, self._cordons, held, opened, known=self._pods.synced)
 
     def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
         for pod in self._pods.node_pods():
@@ -154,7 +161,7 @@ class CordonWatch:
         """Does it answer, is nothing else wrong with it, and is it nobody else's? Else it is tried when that has ended."""
         reported, gpu = self._offer.reported.gpu(uuid), self._offer.inventory().gpu(uuid)
         wrong = [one for one in gpu.conditions if one.state != "degraded"] if gpu is not None else []
-        expected = {Reason.SELF_TEST, *CORDON_STATES}
+        expected = {Reason.SELF_TEST, *CORDON_REASONS}
         return reported is not None and reported.healthy and all(one.reason in expected for one in wrong)
 
     def hold_back(self, before: Inventory, after: Inventory) -> Mapping[str, GpuCondition]:
@@ -162,18 +169,18 @@ class CordonWatch:
         return self._testing(recovered(before, after)) if self._try_out is not None else {}
 
     def _testing(self, uuids: Iterable[str]) -> dict[str, GpuCondition]:
-        return {uuid: GpuCondition(Withdrawal.TESTING, WITHDRAWN, int(self._now())) for uuid in uuids}
+        return dict.fromkeys(uuids, condition(TESTING, Cordon(since_s=int(self._now()))))
 
     def _conditions(self, states: Mapping[str, CordonState]) -> dict[str, GpuCondition]:
         """As the inventory says it. What stands keeps its time."""
-        found = self._testing(uuid for uuid, state in states.items() if state == TESTING)
-        for uuid, one in self._offer.withdrawn_by(CORDONS).items():
-            if uuid in found and one.reason == Withdrawal.TESTING:
-                found[uuid] = one
+        before, now = self._offer.withdrawn_by(CORDONS), condition(TESTING, Cordon(since_s=int(self._now())))
+        found = {}
         for uuid, state in states.items():
-            if state != TESTING:
-                reason = Withdrawal.RELEASED if state == RELEASED else Withdrawal.CORDONED
-                found[uuid] = condition(reason, self._cordons[uuid])
+            if state == TESTING:
+                stood = before.get(uuid)
+                found[uuid] = stood if stood is not None and stood.reason == Withdrawal.TESTING else now
+            else:
+                found[uuid] = condition(state, self._cordons[uuid])
         return found
 
     async def _test(self, uuid: str) -> None:
@@ -214,8 +221,8 @@ def why_unfit(verdict: TrialVerdict) -> str:
     return ""
 
 
-def _copiers(proc_root: Path) -> Collection[int]:
-    """Processes of the host pool that copy."""
+def _by_name(proc_root: Path) -> Collection[int]:
+    """Processes of `OURS`."""
     found = []
     for folder in proc_root.iterdir():
         if folder.name.isdigit():
@@ -223,6 +230,6 @@ def _copiers(proc_root: Path) -> Collection[int]:
                 name = (folder / "comm").read_text(errors="replace").strip()
             except OSError:  # it has ended
                 continue
-            if name == COPIER:
+            if name in OURS:
                 found.append(int(folder.name))
     return found

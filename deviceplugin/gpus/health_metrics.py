@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vgpu.api.inventory import WORST_FIRST, Inventory
+from vgpu.api.inventory import CORDON_STATES, WORST_FIRST, Inventory
 from vgpu.health.conditions import SLOWDOWNS, Reading
 from vgpu.health.owners import Source
 
@@ -27,13 +27,16 @@ class HealthCollector(Collector):
         self._inventory, self._readings = inventory, readings
 
     def collect(self) -> Iterator[Metric]:
-        """Eleven families."""
+        """Twelve families."""
         gpus, readings = self._inventory().gpus, self._readings()
         state = GaugeMetricFamily(
             "tangram_gpu_health_state", f"1 for the state of the GPU, 0 for the others: {', '.join(reversed(WORST_FIRST))}.", labels=(*LABELS, "state"),
         )  # fmt: skip
         since = GaugeMetricFamily(
             "tangram_gpu_condition_since_timestamp_seconds", "Since when a condition of the GPU has lasted, by its reason.", labels=(*LABELS, "reason", "state"),
+        )  # fmt: skip
+        cordoned = GaugeMetricFamily(
+            "tangram_gpu_cordoned", f"1 for the state of a GPU that new pods do not get because of a cordon or a self-test, 0 for the others: {', '.join(CORDON_STATES)}.", labels=(*LABELS, "state"),
         )  # fmt: skip
         slowed = GaugeMetricFamily(
             "tangram_gpu_throttle_reason", "1 while the GPU's clocks are reduced for the reason, else 0.", labels=(*LABELS, "reason")
@@ -44,12 +47,14 @@ class HealthCollector(Collector):
             labels = (gpu.uuid, str(gpu.index))
             for one in WORST_FIRST:
                 state.add_metric((*labels, one), gpu.state == one)
+            for cordon in CORDON_STATES:
+                cordoned.add_metric((*labels, cordon), gpu.cordon == cordon)
             for condition in gpu.conditions:
                 since.add_metric((*labels, condition.reason, condition.state), condition.since_s)
             reading = readings.get(gpu.uuid)
             if reading is not None:
                 _add(labels, reading, slowed, gauges, counters)
-        yield from (state, since, slowed, *gauges, *counters)
+        yield from (state, since, cordoned, slowed, *gauges, *counters)
 
 
 class OwnerSourceCollector(Collector):

@@ -269,4 +269,4 @@ class NodeGpus:
     def _report(self) -> None:
         self._metrics.healthy.clear()
         for gpu in self._offer.inventory().gpus:
-            self._metrics.healthy.labels(gpu.uuid, str(gpu.index)).set(gpu.state in ("healthy", "degraded"))
+            self._metrics.healthy.labels(gpu.uuid, str(gpu.index)).set(gpu.healthy)

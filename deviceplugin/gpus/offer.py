@@ -132,19 +132,14 @@ class Offer:
 
     def _offered(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
         """Resource -> its device IDs. A resource that only withdrawn GPUs have is left out, unless containers have some of it."""
-        as_is = [replace(gpu, healthy=self._fit(gpu)) for gpu in inventory.gpus if gpu.withdrawn]
+        withdrawn = tuple(gpu for gpu in inventory.gpus if gpu.withdrawn)
         others = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
         offered = devices(others, self.names) if others.gpus else {}
-        for resource, ids in devices(replace(inventory, gpus=tuple(as_is)), self.names).items() if as_is else ():
+        for resource, ids in devices(replace(inventory, gpus=withdrawn), self.names).items() if withdrawn else ():
             used = frozenset(self.in_use(resource))
             if kept := tuple(one for one in ids if one.id in used):
                 offered[resource] = offered.get(resource, ()) + kept
         return offered
-
-    def _fit(self, gpu: Gpu) -> bool:
-        """Is a withdrawn GPU healthy, apart from that?"""
-        reported = self._reported.gpu(gpu.uuid)
-        return reported is not None and reported.healthy and gpu.state in ("healthy", "degraded")
 
 
 def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:

@@ -18,7 +18,7 @@ from kube import paths
 from kube.cache import Cache
 from kube.client import Client
 from kube.errors import ApiError
-from kube.objects import Metadata, Node, NodeStatus
+from kube.objects import Metadata, Node
 from kube.patch import annotate, merge
 from vgpu.api.back_off import BackOff
 from vgpu.api.codec import inventory_to_json
@@ -134,9 +134,7 @@ class Publisher:
         }
         labels = {one: value for one, value in (meta.labels or {}).items() if one in self._label_keys}
         return Node(
-            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None),
-            node.spec,
-            NodeStatus(conditions=node.status.conditions),
+            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None)
         )
 
     async def publish(self) -> bool:

@@ -17,11 +17,13 @@ import msgspec
 
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.inventory import (
+    CORDON_REASONS,
+    CORDONED,
     MOST_GPUS_OF_A_NODE,
     WITHDRAWN,
+    CordonState,
     GpuCondition,
     Inventory,
-    Withdrawal,
     kind_of_uuid,
     withdraw,
 )
@@ -29,6 +31,7 @@ from vgpu.api.inventory import (
 VERSION: Final = 1
 MOST_REASON: Final = 200
 """Characters of a reason. Guessed: a sentence."""
+_REASONS: Final = {state: reason for reason, state in CORDON_REASONS.items()}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -95,14 +98,12 @@ def with_cordons(inventory: Inventory, cordons: Mapping[str, Cordon]) -> Invento
     if not any(gpu.uuid in cordons and not gpu.cordon for gpu in inventory.gpus):
         return inventory
     gpus = tuple(
-        withdraw(gpu, condition(Withdrawal.CORDONED, cordons[gpu.uuid]))
-        if gpu.uuid in cordons and not gpu.cordon
-        else gpu
+        withdraw(gpu, condition(CORDONED, cordons[gpu.uuid])) if gpu.uuid in cordons and not gpu.cordon else gpu
         for gpu in inventory.gpus
     )
     return replace(inventory, gpus=gpus)
 
 
-def condition(reason: Withdrawal, cordon: Cordon) -> GpuCondition:
+def condition(state: CordonState, cordon: Cordon) -> GpuCondition:
     """What the inventory says about a cordoned GPU."""
-    return GpuCondition(reason, WITHDRAWN, cordon.since_s, cordon.reason)
+    return GpuCondition(_REASONS[state], WITHDRAWN, cordon.since_s, cordon.reason)

@@ -56,10 +56,12 @@ WITHDRAWN: Final = "withdrawn"
 
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
-CordonState = Literal["cordoned", "released", "testing"]
-"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. testing: it is tried before pods get it again."""
+CordonState = Literal["cordoned", "not-released", "released", "testing"]
+"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. not-released: no pod has it, and NVML cannot leave
+it out, as its PCI address is not known. testing: it is tried before pods get it again."""
 
 CORDONED: Final[CordonState] = "cordoned"
+NOT_RELEASED: Final[CordonState] = "not-released"
 RELEASED: Final[CordonState] = "released"
 TESTING: Final[CordonState] = "testing"
 
@@ -68,6 +70,7 @@ class Withdrawal(StrEnum):
     """Why new pods do not get a GPU, whatever its health: reasons of conditions of state `WITHDRAWN`."""
 
     CORDONED = "Cordoned"
+    NOT_RELEASED = "NotReleased"
     RELEASED = "Released"
     TESTING = "SelfTest"
     NOT_SELECTED = "NotSelected"
@@ -75,9 +78,10 @@ class Withdrawal(StrEnum):
     UNKNOWN = "OwnerUnknown"
 
 
-CORDON_STATES: Final[Mapping[str, CordonState]] = {
-    Withdrawal.CORDONED: CORDONED, Withdrawal.RELEASED: RELEASED, Withdrawal.TESTING: TESTING,
+CORDON_REASONS: Final[Mapping[str, CordonState]] = {
+    Withdrawal.CORDONED: CORDONED, Withdrawal.NOT_RELEASED: NOT_RELEASED, Withdrawal.RELEASED: RELEASED, Withdrawal.TESTING: TESTING,
 }  # fmt: skip
+CORDON_STATES: Final = tuple(CORDON_REASONS.values())
 
 MOST_CONDITIONS: Final = 16
 """Of one GPU. Guessed: there are thirteen of health, and two withdrawals may stand at once."""
@@ -113,7 +117,6 @@ class Gpu:
     """NUMA node, -1 when the platform does not report it."""
     pci: str = ""
     healthy: bool = True
-    """May new pods have it? Also False for one that is withdrawn: a reader of an earlier version knows nothing else."""
     mig: bool = False
     """MIG mode is on: the GPU is offered as its instances only."""
     instances: tuple[MigInstance, ...] = ()
@@ -133,9 +136,7 @@ class Gpu:
         found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
         if self.healthy or found != "healthy":
             return found
-        if self.cordon == RELEASED:
-            return "unmonitored"  # nothing of ours has it open
-        return "healthy" if WITHDRAWN in states else "unhealthy"
+        return "unmonitored" if self.cordon else "unhealthy"  # NVML leaves it out, or did until now
 
     @property
     def withdrawn(self) -> tuple[GpuCondition, ...]:
@@ -148,9 +149,9 @@ class Gpu:
         return bool(self.withdrawn) and all(one.reason != Withdrawal.NOT_SELECTED for one in self.withdrawn)
 
     @property
-    def cordon(self) -> CordonState | None:
-        """Whether an operator keeps new pods off, or its plugin does until it is seen to work."""
-        return next((CORDON_STATES[one.reason] for one in self.withdrawn if one.reason in CORDON_STATES), None)
+    def cordon(self) -> CordonState | Literal[""]:
+        """Whether an operator keeps new pods off, or its plugin does until it is seen to work; empty: neither."""
+        return next((CORDON_REASONS[one.reason] for one in self.withdrawn if one.reason in CORDON_REASONS), "")
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:
@@ -169,8 +170,8 @@ class Gpu:
 
 
 def withdraw(gpu: Gpu, *conditions: GpuCondition) -> Gpu:
-    """The same GPU, which new pods do not get. Without conditions it is as it was."""
-    return replace(gpu, healthy=False, conditions=(*gpu.conditions, *conditions)) if conditions else gpu
+    """The same GPU, which new pods do not get because of these. Without conditions it is as it was."""
+    return replace(gpu, conditions=(*gpu.conditions, *conditions)) if conditions else gpu
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """What becomes of a cordoned GPU: which state it is in, and whether NVML may have it open. Pure.
 
-cordoned   an operator cordoned it. Pods that have it stay
-released   nobody has it, and no process of Tangram has it open: it may be reset or taken out
-testing    it is no longer cordoned, or no longer unhealthy, and is tried before pods get it
+cordoned       an operator cordoned it. Pods that have it stay
+released       nobody has it, and no process of Tangram has it open: it may be reset or taken out
+not-released   nobody has it, and NVML cannot leave it out: the node does not show its PCI address
+testing        it is no longer cordoned, or no longer unhealthy, and is tried before pods get it
 """
 
 from __future__ import annotations
@@ -12,7 +13,21 @@ from dataclasses import dataclass
 
 from vgpu.api.cordon import Cordon
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import CORDONED, RELEASED, TESTING, CordonState, Inventory
+from vgpu.api.inventory import CORDONED, NOT_RELEASED, RELEASED, TESTING, CordonState, Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Which cordoned GPUs processes of Tangram have open."""
+
+    closed: frozenset[str] = frozenset()
+    """UUIDs of those that none has open."""
+    stuck: frozenset[str] = frozenset()
+    """UUIDs of those that NVML cannot leave out."""
+
+    def state(self, uuid: str) -> CordonState:
+        """Of a cordoned GPU that nobody has."""
+        return RELEASED if uuid in self.closed else NOT_RELEASED if uuid in self.stuck else CORDONED
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +47,14 @@ def held_gpus(inventory: Inventory, held: Iterable[AssignedGpu]) -> frozenset[st
 
 
 def plan(
-    inventory: Inventory, cordons: Mapping[str, Cordon], held: Collection[str], closed: Collection[str], *, known: bool
+    inventory: Inventory, cordons: Mapping[str, Cordon], held: Collection[str], opened: Opened, *, known: bool
 ) -> CordonPlan:
-    """`held`: GPUs that pods, or processes of pods that are gone, have. `closed`: those that no process of ours has open. `known`: are the pods known?"""
+    """`held`: GPUs that pods, or processes of pods that are gone, have. `known`: are the pods known?"""
     states: dict[str, CordonState] = {}
     for gpu in inventory.gpus:
         if gpu.uuid in cordons:
             free = known and gpu.uuid not in held
-            states[gpu.uuid] = RELEASED if free and gpu.uuid in closed else CORDONED
+            states[gpu.uuid] = opened.state(gpu.uuid) if free else CORDONED
         elif gpu.cordon:
             states[gpu.uuid] = TESTING
     withheld = frozenset(uuid for uuid in states if uuid in cordons and known and uuid not in held)
@@ -49,4 +64,4 @@ def plan(
 def recovered(before: Inventory, after: Inventory) -> frozenset[str]:
     """UUIDs of GPUs that were unhealthy and are not."""
     was = {gpu.uuid for gpu in before.gpus if gpu.state == "unhealthy"}
-    return frozenset(gpu.uuid for gpu in after.gpus if gpu.uuid in was and gpu.state in ("healthy", "degraded"))
+    return frozenset(gpu.uuid for gpu in after.gpus if gpu.uuid in was and gpu.healthy)

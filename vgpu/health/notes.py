@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -18,6 +18,10 @@ SILENT: Final = frozenset({Withdrawal.NOT_SELECTED})
 """The operator's own choice is no news."""
 CORDON_NOTES: Final[dict[str, tuple[str, str]]] = {
     Withdrawal.CORDONED: ("GpuCordoned", "is cordoned: it gets no new pods"),
+    Withdrawal.NOT_RELEASED: (
+        "GpuNotReleased",
+        "is not released: no pod has it, but NVML cannot leave it out, as this node does not show the PCI addresses of its GPUs. To reset it, release all GPUs of the node",
+    ),
     Withdrawal.RELEASED: ("GpuReleased", "is released: no pod has it, and no process of Tangram has it open"),
     Withdrawal.TESTING: ("GpuSelfTest", "is tried before pods get it again"),
 }
@@ -57,8 +61,8 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
             yield Note(uuid, ADDED, f"{_named(gpu)} was added to this node", "Normal")
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
-        yield from _of_health(earlier, gpu)
         yield from _of_withdrawal(earlier, gpu)
+        yield from _of_health(earlier, gpu)
 
 
 def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
@@ -68,7 +72,7 @@ def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     for one in gpu.withdrawn:
         if one.reason not in SILENT and (one.reason, one.message) not in known:
             yield _of_reason(gpu, one)
-    if had and not gpu.withdrawn:
+    if had and gpu.offered:  # of one that failed its self-test its health says why pods do not get it
         if all(one.reason in CORDON_NOTES for one in had):
             yield Note(gpu.uuid, GPU_UNCORDONED, f"{_named(gpu)} may be used by pods again", "Normal")
         else:
@@ -78,7 +82,8 @@ def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
 def _of_reason(gpu: Gpu, one: GpuCondition) -> Note:
     if one.reason in CORDON_NOTES:
         event, says = CORDON_NOTES[one.reason]
-        return Note(gpu.uuid, event, f"{_named(gpu)} {says}{f' ({one.message})' if one.message else ''}", "Normal")
+        level: Literal["Normal", "Warning"] = "Warning" if one.reason == Withdrawal.NOT_RELEASED else "Normal"
+        return Note(gpu.uuid, event, f"{_named(gpu)} {says}{f' ({one.message})' if one.message else ''}", level)
     return Note(gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one}")
 
 
@@ -89,13 +94,18 @@ def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
     fresh = [one for one in standing if one.reason not in reasons]
-    if (gpu.state == state and not fresh) or (gpu.cordon == RELEASED and not standing):
+    if (gpu.state == state and not fresh) or (not standing and _closed(gpu, known)):
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
         return
     why = "; ".join(map(str, fresh or standing)) or "it did not answer the last probe"
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
+
+
+def _closed(gpu: Gpu, known: Collection[GpuCondition]) -> bool:
+    """Does NVML leave it out, or will or did so until it is opened anew? That is no trouble of the GPU."""
+    return gpu.cordon == RELEASED or (bool(gpu.cordon) and not known)
 
 
 def _named(gpu: Gpu) -> str:

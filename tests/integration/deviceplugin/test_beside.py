@@ -77,7 +77,10 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
         _, metrics = await made.get("/metrics")
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{first.uuid}"}} 1.0' in metrics
         assert 'reason="GpuClash",state="withdrawn"' in metrics
-        assert 'tangram_node_gpus{node="n1",use="withdrawn"} 1.0' in metrics
+        assert (
+            f'tangram_gpu_memory_free_bytes{{gpu_index="0",gpu_uuid="{first.uuid}",model="{first.model}",node="n1"}} 0.0'
+            in metrics
+        )
 
 
 async def test_a_second_plugin_process_is_seen_in_each_form_of_its_ids(running: Start) -> None:

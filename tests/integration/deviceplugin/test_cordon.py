@@ -91,9 +91,8 @@ async def test_a_cordoned_gpu_keeps_its_pod_takes_no_other_and_is_closed_when_th
         (gone, _) = await published(made, lambda gpus: gpus[0].cordon == "released" and not gpus[0].healthy)
         assert (gone.uuid, gone.state) == (first, "unmonitored")
         assert (made.state / "plugin/nvml.withheld").read_text() == "0000:" + gone.pci.partition(":")[2].lower() + "\n"
-        assert not of(made, MEM, first)
+        await made.kubelet.until(lambda: not of(made, MEM, first))
         assert (await run_on(made, "other", 1))["metadata"]
-        made.api.news.set()
         order(made)
         await published(made, lambda gpus: not any(gpu.cordon for gpu in gpus) and all(gpu.healthy for gpu in gpus))
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
@@ -151,12 +150,15 @@ async def test_since_survives_a_restart_of_the_plugin(running: Start) -> None:
         assert still.conditions[0].since_s == hot.conditions[0].since_s - 5000 < began_s
 
 
-async def test_ids_in_use_stay_healthy_on_a_gpu_that_fails_and_it_is_tried_when_it_is_back(running: Start) -> None:
+async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is_back(running: Start) -> None:
+    """The kubelet shows in a pod's status that its GPU is unhealthy. That it is tried before new pods get it, is no news to its pods."""
     async with running() as made:
         first = inventory(made).gpus[0].uuid
         await run_on(made, "stays", 0)
         made.driver.xid(0, 79)
-        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
+        await made.kubelet.until(lambda: not of(made, MEM, first))
+        assert len([one for one in made.kubelet.devices[MEM] if one.startswith(first)]) == 16
         made.driver.recover(0)
+        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
         await made.logged("a GPU was tried", gpu_uuid=first)
