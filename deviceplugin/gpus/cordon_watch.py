@@ -168,7 +168,8 @@ class CordonWatch:
             )
             if uuid in self._cordons:  # again, meanwhile
                 return
-            self._tested(uuid, why)
+            if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
+                self._tested(uuid, why)
             self._offer.set_cordons(
                 {one.uuid: one.cordon for one in self._offer.inventory().gpus if one.cordon and one.uuid != uuid}
             )
