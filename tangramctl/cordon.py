@@ -23,6 +23,8 @@ from vgpu.api.names import Names
 
 TRIES: Final = 5
 """When others write the node at the same time: the kubelet does every 10 s at least. Guessed."""
+MOST_NAMED: Final = 50
+"""Nodes in an error. Guessed: a screen."""
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,2}")
 
 
@@ -63,7 +65,10 @@ class NodeGpus:
 
 def read(node: str, names: Names) -> NodeGpus:
     """Raises BadOption, NotFound."""
-    found: dict[str, Any] = kubectl("get", "node", node)
+    try:
+        found: dict[str, Any] = kubectl("get", "node", node)
+    except BadOption as error:
+        raise BadOption(f"{error}{_others(names)}" if "(NotFound)" in str(error) else str(error)) from None
     annotations = found["metadata"].get("annotations") or {}
     text = annotations.get(names.inventory)
     if text is None:
@@ -76,6 +81,19 @@ def read(node: str, names: Names) -> NodeGpus:
     except BadDocument as error:
         raise BadOption(f"node {node}: {error}") from None
     return NodeGpus(node, found["metadata"]["resourceVersion"], inventory, cordons)
+
+
+def _others(names: Names) -> str:
+    """The nodes that have GPUs, for the end of a sentence; empty where the caller may not list nodes."""
+    try:
+        nodes = kubectl("get", "nodes")["items"]
+    except BadOption:
+        return ""
+    found = sorted(
+        one["metadata"]["name"] for one in nodes if names.inventory in (one["metadata"].get("annotations") or {})
+    )
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"; nodes with GPUs are {', '.join(found[:MOST_NAMED])}{more}" if found else "; no node has GPUs"
 
 
 def cordon(node: str, gpu: str, reason: str, names: Names, now: Callable[[], float] = time.time) -> str:

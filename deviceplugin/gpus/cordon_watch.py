@@ -192,8 +192,9 @@ class CordonWatch:
             )
             if uuid in self._cordons:  # again, meanwhile
                 return
-            self._tested(uuid, why)
-            others = {one: why for one, why in self._offer.withdrawn_by(CORDONS).items() if one != uuid}
+            if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
+                self._tested(uuid, why)
+            others = {one: reason for one, reason in self._offer.withdrawn_by(CORDONS).items() if one != uuid}
             self._offer.set_withdrawn(CORDONS, others)
         finally:
             self._tests.pop(uuid, None)

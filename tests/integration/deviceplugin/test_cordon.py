@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -162,3 +163,51 @@ async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
         await made.logged("a GPU was tried", gpu_uuid=first)
+
+
+FAULTY = """\
+#!{python}
+import os, socket, sys
+if os.environ.get("TANGRAM_TRIAL_CHECK_MIB"):
+    socket.socket(fileno=int(sys.argv[1])).send(b"faulty memory does not keep what is copied to it: first at byte 4")
+"""
+"""In the place of the trial program: suspending cannot be tried, and the memory of the GPU is bad."""
+
+
+async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(running: Start, tmp_path: Path) -> None:
+    program = tmp_path / "trial"
+    program.write_text(FAULTY.format(python=sys.executable))
+    program.chmod(0o755)
+    async with running("--trial-program", str(program)) as made:
+        first, second = (gpu.uuid for gpu in inventory(made).gpus)
+        order(made, first)
+        await published(made, lambda gpus: gpus[0].cordon == "released")
+        order(made)
+        (bad, good) = await published(made, lambda gpus: bool(gpus[0].conditions))
+        assert (bad.state, bad.offered, good.offered) == ("unhealthy", False, True)
+        assert bad.conditions[0].reason == "SelfTestFailed"
+        assert bad.conditions[0].message.endswith("memory does not keep what is copied to it: first at byte 4")
+        await made.kubelet.until(lambda: not of(made, MEM, first) and len(of(made, MEM, second)) == 16)
+        await made.stop_plugin(kill=True)
+        await made.start_plugin("--probe-s", "3600", "--trial-program", str(tmp_path / "none"))
+        await made.ready()
+        await made.logged("a GPU was tried", outcome="cannot-run")
+        (still, _) = await published(made, lambda gpus: not gpus[0].cordon)
+        assert [one.reason for one in still.conditions] == ["SelfTestFailed"], "a test that cannot run clears nobody"
+
+
+async def test_where_the_bus_is_not_shown_no_gpu_is_released_and_an_event_says_so(running: Start) -> None:
+    async with running("--self-test", "false") as made:
+        await made.stop_plugin()
+        (made.folder / "driver/sys").unlink()
+        await made.start_plugin("--probe-s", "3600", "--self-test", "false")
+        await made.ready()
+        first = inventory(made).gpus[0].uuid
+        order(made, first)
+        (gpu, _) = await published(made, lambda gpus: gpus[0].cordon == "not-released")
+        assert gpu.healthy, "NVML has it open still"
+        await made.kubelet.until(lambda: not of(made, MEM, first))
+        order(made)
+        await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
+        await made.stop_plugin()
+        assert "GpuNotReleased" in [one["reason"] for one in made.api.events]

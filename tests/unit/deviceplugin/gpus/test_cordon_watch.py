@@ -133,13 +133,14 @@ async def test_a_gpu_that_fails_its_self_test_stays_withdrawn_with_the_reason(
         assert device.healthy == (device.uuid != ONE.uuid)
     assert await made.step() == ["", ""], "it is not tried again and again"
     assert made.tried == [ONE.uuid]
-    made.order(ONE)
-    await made.step()
-    made.order()
-    await made.step()
-    made.verdicts.put_nowait(WORKS)
-    await made.step()
-    assert made.offer.inventory().gpus[0].offered, "a cordon and an uncordon try it again"
+    for verdict, offered in ((TrialVerdict(TrialOutcome.CANNOT_RUN), False), (WORKS, True)):
+        made.order(ONE)
+        await made.step()
+        made.order()
+        await made.step()
+        made.verdicts.put_nowait(verdict)
+        await made.step()
+        assert made.offer.inventory().gpus[0].offered == offered, "a cordon and an uncordon try it again"
 
 
 @pytest.mark.parametrize("outcome", [TrialOutcome.CANNOT_RUN, TrialOutcome.NO_SUSPEND])
