@@ -108,11 +108,12 @@ class NvmlRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenRequest(NvmlRequest, frozen=True, tag="Open"):
-    """Load the library, initialise NVML and attach every GPU. The first request."""
+    """Load the library, initialise NVML and attach every GPU, or `only` those at these PCI addresses. The first request."""
 
     wants: ClassVar[str] = "its start"
 
     driver_root: str
+    only: tuple[str, ...] | None = None
 
 
 class CountRequest(NvmlRequest, frozen=True, tag="Count"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import HealthReply
@@ -27,7 +28,7 @@ def health(uuid: str) -> HealthReply:
     """Does the GPU answer, and what do its sensors show?"""
     try:
         with naming(f"GPU {uuid}"):
-            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+            handle = handles.of_uuid(uuid)
             nv.nvmlDeviceGetMemoryInfo(handle)
             return HealthReply(None, reading(handle))
     except NvmlError as error:

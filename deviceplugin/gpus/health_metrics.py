@@ -8,8 +8,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vgpu.api.inventory import HEAT_CLASSES, WORST_FIRST, Inventory
+from vgpu.api.inventory import CORDON_STATES, HEAT_CLASSES, WORST_FIRST, Inventory
 from vgpu.health.conditions import SLOWDOWNS, Reading
+from vgpu.health.owners import Source
 
 LABELS: Final = ("gpu_uuid", "gpu_index")
 WATT_MW: Final = 1000
@@ -27,7 +28,7 @@ class HealthCollector(Collector):
         self._inventory, self._readings = inventory, readings
 
     def collect(self) -> Iterator[Metric]:
-        """Health, heat, sensors."""
+        """Health, cordons, heat, sensors."""
         gpus, readings = self._inventory().gpus, self._readings()
         state = GaugeMetricFamily(
             "tangram_gpu_health_state", f"1 for the state of the GPU, 0 for the others: {', '.join(reversed(WORST_FIRST))}.", labels=(*LABELS, "state"),
@@ -38,6 +39,9 @@ class HealthCollector(Collector):
         heat = GaugeMetricFamily(
             "tangram_gpu_heat_class", f"1 for the heat class of the GPU, 0 for the others: {', '.join(HEAT_CLASSES)}.", labels=(*LABELS, "class"),
         )  # fmt: skip
+        cordoned = GaugeMetricFamily(
+            "tangram_gpu_cordoned", f"1 for the state of a GPU that new pods do not get because of a cordon or a self-test, 0 for the others: {', '.join(CORDON_STATES)}.", labels=(*LABELS, "state"),
+        )  # fmt: skip
         slowed = GaugeMetricFamily(
             "tangram_gpu_throttle_reason", "1 while the GPU's clocks are reduced for the reason, else 0.", labels=(*LABELS, "reason")
         )  # fmt: skip
@@ -47,6 +51,8 @@ class HealthCollector(Collector):
             labels = (gpu.uuid, str(gpu.index))
             for one in WORST_FIRST:
                 state.add_metric((*labels, one), gpu.state == one)
+            for cordon in CORDON_STATES:
+                cordoned.add_metric((*labels, cordon), gpu.cordon == cordon)
             for condition in gpu.conditions:
                 since.add_metric((*labels, condition.reason, condition.state), condition.since_s)
             for number, name in enumerate(HEAT_CLASSES):
@@ -54,7 +60,25 @@ class HealthCollector(Collector):
             reading = readings.get(gpu.uuid)
             if reading is not None:
                 _add(labels, reading, slowed, gauges, counters)
-        yield from (state, since, heat, slowed, *gauges, *counters)
+        yield from (state, since, cordoned, heat, slowed, *gauges, *counters)
+
+
+class OwnerSourceCollector(Collector):
+    """`failing`: sources that do not answer, and why."""
+
+    def __init__(self, failing: Callable[[], Mapping[Source, str]]) -> None:
+        self._failing = failing
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        failing = self._failing()
+        family = GaugeMetricFamily(
+            "tangram_deviceplugin_owner_source_up",
+            "1 while the source answers which GPUs of the node other plugins have: kubelet, resourceslices. Else 0.", labels=("source",),
+        )  # fmt: skip
+        for source, name in ((Source.KUBELET, "kubelet"), (Source.SLICES, "resourceslices")):
+            family.add_metric((name,), source not in failing)
+        yield family
 
 
 def _add(

@@ -23,11 +23,11 @@ from nvml.inventory import probe
 from nvml.messages import Found, HealthReply, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
-from vgpu.api.inventory import NORMAL, AccessMode, Inventory
+from vgpu.api.inventory import NORMAL, AccessMode, Gpu, Inventory
 from vgpu.health.conditions import Reading
 from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
-from vgpu.health.presence import LateGpus, missing
+from vgpu.health.presence import LateGpus, bus_address, missing
 
 RETRY_S: Final = 1.0
 """Between attempts. They cost nothing: the supervisor decides when a child is started."""
@@ -59,6 +59,8 @@ class NvmlConnection(Protocol):
     """Calls about a GPU that did not return, since one did."""
     openings: int
     """So often NVML was opened."""
+    withheld: frozenset[str]
+    """PCI addresses of GPUs that are not open, as they are to be reset."""
 
     @property
     def on_bus(self) -> frozenset[str] | None:
@@ -100,6 +102,7 @@ class NodeGpus:
         self._late = LateGpus()
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
+        self._earlier: tuple[Gpu, ...] = ()
 
     @property
     def failing(self) -> str:
@@ -111,6 +114,16 @@ class NodeGpus:
         reading = self.health.readings.get(uuid)
         trouble = None if reading is not None else f"GPU {uuid} has not answered the last health query"
         return HealthReply(trouble, reading, heat=self.heat.classes.get(uuid, NORMAL))
+
+    def remember(self, earlier: Inventory) -> None:
+        """As the node's annotation was when this program began: since when conditions stand, and GPUs that are not opened now."""
+        self.health.remember(earlier.gpus)
+        self._earlier = earlier.gpus
+
+    def self_tested(self, uuid: str, why: str) -> None:
+        """A GPU was tried. `why` it does not work; empty: it does."""
+        if self.health.tested(uuid, why, self._now()):
+            self._reported()
 
     async def run(self) -> None:
         """Until cancelled, or until the driver is closed."""
@@ -143,14 +156,14 @@ class NodeGpus:
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.reported if self._offer.probed else None
-            openings, on_bus = self._driver.openings, self._driver.on_bus
+            openings, on_bus, withheld = self._driver.openings, self._driver.on_bus, self._driver.withheld
             inventory = await asyncio.to_thread(
-                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before,
-                reopened=openings != self._openings, on_bus=on_bus,
+                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
+                reopened=openings != self._openings, on_bus=on_bus, withheld=withheld,
             )  # fmt: skip
             self._openings = openings
             described = [gpu for gpu in inventory.gpus if gpu.healthy]
-            self._late.probed(missing(described, on_bus), self._clock())
+            self._late.probed(missing(described, on_bus) - withheld, self._clock())
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()
@@ -163,7 +176,12 @@ class NodeGpus:
             self._away = ""
             if not inventory.gpus:
                 log.info("this node has no GPUs", next_probe_s=self._probe_s)
-            await self._watch([gpu.uuid for gpu in inventory.gpus])
+            await self._watch([gpu.uuid for gpu in inventory.gpus if bus_address(gpu.pci) not in withheld])
+
+    def _closed_before(self, withheld: frozenset[str]) -> Inventory | None:
+        """GPUs that the program before this one had, and that NVML does not describe as it does not open them."""
+        gpus = tuple(gpu for gpu in self._earlier if bus_address(gpu.pci) in withheld)
+        return Inventory(gpus, self._unit_mib) if gpus else None
 
     async def _watch(self, uuids: list[str]) -> None:
         """Watch XID events and query the health of the GPUs for `probe_s`. Raises NvmlError when NVML as such does not answer."""
@@ -233,7 +251,7 @@ class NodeGpus:
         """Is there a GPU that is healthy, and did not answer the last probe?"""
         answering = {uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None}
         well = {uuid for uuid in answering if not self.health.stands(uuid)}
-        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
+        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.reported.gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
         """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""

@@ -34,6 +34,7 @@ class NvmlService:
             settings.driver_root,
             TimeLimits(settings.nvml_start_s, settings.nvml_call_s),
             released=settings.nvml_released,
+            withheld=settings.nvml_withheld,
             report=_report,
         )
         self.failing = "NVML's socket is not open yet"

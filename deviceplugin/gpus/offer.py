@@ -1,17 +1,24 @@
 """What this node offers now: the inventory, with the health and heat class of each GPU, as device IDs.
 
 Has the one copy from which the gRPC streams, the ledger, the annotation and the CDI spec are made, and notifies them when it changes.
+
+A GPU may be withdrawn, for a reason that has nothing to do with its health: new pods do not get it. Then the kubelet sees those of its device IDs that
+containers have, as healthy as the GPU is, and no others. An ID in use that left the list, or was Unhealthy there, would cost a running pod.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Final
 
 from vgpu.api.contract import Device, devices
-from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, without_copiers
+from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, withdraw, without_copiers
 from vgpu.api.names import Names
+
+CORDONS: Final = "cordons"
+"""Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
 
 class Offer:
@@ -25,10 +32,15 @@ class Offer:
         self._context_mib = context_mib
         self._reported = self._inventory = Inventory((), unit_mib)
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
+        self._withdrawn: dict[str, Mapping[str, GpuCondition]] = {}
         self._orphans: tuple[Orphan, ...] = ()
         self._heat: Mapping[str, HeatClass] = {}
         self._devices: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
+        self.in_use: Callable[[str], Collection[str]] = lambda _: ()
+        """Resource -> device IDs that containers have: these stay while their GPU is withdrawn."""
+        self.hold_back: Callable[[Inventory, Inventory], Mapping[str, GpuCondition]] = lambda _, __: {}
+        """Inventory before, and now -> GPUs that are withdrawn by `CORDONS` from now on, as they were unhealthy and are to be tried first."""
 
     def inventory(self) -> Inventory:
         """The node's GPUs, each with its health."""
@@ -58,6 +70,23 @@ class Offer:
         """What is wrong with GPUs, by UUID; all others are as NVML reported last."""
         self._set(self._reported, dict(conditions))
 
+    def set_withdrawn(self, by: str, withdrawn: Mapping[str, GpuCondition]) -> None:
+        """GPUs that new pods do not get, by UUID, as one part of the program decides: `by` names it. Replaces what it said before."""
+        if withdrawn == self._withdrawn.get(by, {}):
+            return
+        self._withdrawn[by] = dict(withdrawn)
+        if self.probed:
+            self._set(self._reported, self._conditions)
+
+    def withdrawn_by(self, by: str) -> Mapping[str, GpuCondition]:
+        """What `set_withdrawn` said last."""
+        return self._withdrawn.get(by, {})
+
+    def refresh(self) -> None:
+        """Containers may have ended: IDs of withdrawn GPUs that nobody has leave the list."""
+        if self.probed and any(gpu.withdrawn for gpu in self._inventory.gpus):
+            self._list(self._inventory)
+
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
         """Pods that the API lacks and whose processes run on, by UID."""
         self._orphans = orphans
@@ -77,20 +106,50 @@ class Offer:
         return self.version
 
     def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
-        gpus = tuple(
-            replace(_with_conditions(gpu, conditions.get(gpu.uuid, ())), heat=self._heat.get(gpu.uuid, NORMAL))
-            for gpu in reported.gpus
-        )
-        inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
+        inventory = self._made(reported, conditions)
+        if held_back := self.hold_back(self._inventory, inventory):
+            self._withdrawn[CORDONS] = {**held_back, **self._withdrawn.get(CORDONS, {})}
+            inventory = self._made(reported, conditions)
         self._reported, self._conditions = reported, conditions
         if inventory == self._inventory and self.version:
             return
         self._inventory = inventory
-        offered = devices(inventory, self.names) if gpus else {}
-        self._devices = dict.fromkeys(self._devices, ()) | offered
+        self._list(inventory, always=True)
+
+    def _made(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> Inventory:
+        """As NVML reported it, with what is wrong and what is withdrawn."""
+        gpus = tuple(
+            replace(
+                withdraw(_with_conditions(gpu, conditions.get(gpu.uuid, ())), *self._reasons(gpu.uuid)),
+                heat=self._heat.get(gpu.uuid, NORMAL),
+            )
+            for gpu in reported.gpus
+        )
+        return replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
+
+    def _reasons(self, uuid: str) -> list[GpuCondition]:
+        return [of[uuid] for of in self._withdrawn.values() if uuid in of]
+
+    def _list(self, inventory: Inventory, *, always: bool = False) -> None:
+        """Make the device IDs anew, and notify if they changed, or `always`."""
+        listed = dict.fromkeys(self._devices, ()) | self._offered(inventory)
+        if listed == self._devices and not always:
+            return
+        self._devices = listed
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _offered(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
+        """Resource -> its device IDs. A resource that only withdrawn GPUs have is left out, unless containers have some of it."""
+        withdrawn = tuple(gpu for gpu in inventory.gpus if gpu.withdrawn)
+        others = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
+        offered = devices(others, self.names) if others.gpus else {}
+        for resource, ids in devices(replace(inventory, gpus=withdrawn), self.names).items() if withdrawn else ():
+            used = frozenset(self.in_use(resource))
+            if kept := tuple(one for one in ids if one.id in used):
+                offered[resource] = offered.get(resource, ()) + kept
+        return offered
 
 
 def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:

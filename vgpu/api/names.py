@@ -177,6 +177,11 @@ class Names:
         return tuple(self.gpu_label(fact) for fact in GPU_FACTS)
 
     @property
+    def cordoned_gpus(self) -> str:
+        """Node annotation that operators write, by `tangramctl cordon`: which GPUs get no new pods, and why (JSON)."""
+        return f"{self.domain}/cordoned-gpus"
+
+    @property
     def bursts(self) -> str:
         """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
         return f"{self.domain}/bursts"

@@ -100,6 +100,8 @@ class Fleet:
         self.inventory: dict[str, Inventory] = {}
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
+        self.withdrawn: set[str] = set()
+        """Nodes with a GPU of Tangram's that new pods do not get, whatever its health."""
         self.mig_containers: dict[str, dict[str, int]] = {}
         """Node -> MIG instance UUID -> containers that use it; free instances are left out."""
         self.mig: dict[str, Instances] = {}
@@ -198,6 +200,9 @@ class Fleet:
         self._clear(at)
         self.inventory[name] = inventory
         self.mig_containers[name] = {}
+        (self.withdrawn.add if any(gpu.temporarily_withdrawn for gpu in inventory.gpus) else self.withdrawn.discard)(
+            name
+        )
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
             for profile in {instance.profile for instance in gpu.instances}:
@@ -215,9 +220,9 @@ class Fleet:
         self._nodes.renamed()
         self._unsettle(name)
         self.links.pop(name, None)
+        self.withdrawn.discard(name)
         del self.inventory[name], self.mig_containers[name]
-        self.names[at] = ""
-        self.free_cpu_milli[at] = UNKNOWN_CPU
+        self.names[at], self.free_cpu_milli[at] = "", UNKNOWN_CPU
         self._clear(at)
         self.labels.leave(at)
         self.pools.leave(at)
@@ -279,10 +284,8 @@ class Fleet:
 
     def overcommitted(self) -> list[tuple[str, str, int, int]]:
         """(node, UUID, free MiB, free percent) of every GPU and MIG instance with less than nothing left: I1 is broken."""
-        gpus = list[tuple[str, str, int, int]]()
-        for r, c in np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist():
-            uuid = self.inventory[self.names[c]].gpus[r].uuid
-            gpus.append((self.names[c], uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])))
+        broken = np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist()
+        gpus = [(self.names[c], self.inventory[self.names[c]].gpus[r].uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])) for r, c in broken]  # fmt: skip
         instances = [
             (node, one.uuid, one.mib * free, FULL_CORE_PERCENT * free)
             for node, taken in self.mig_containers.items()
@@ -371,8 +374,7 @@ class Fleet:
         self._name_index = None
         self._nodes.renamed()
         at = self._free_columns.pop()
-        self.column[name] = at
-        self.names[at] = name
+        self.column[name], self.names[at] = at, name
         self.labels.settle(name)
         self.width = max(self.width, at + 1)
         return at

@@ -59,6 +59,7 @@ class FakeNvmlConnection:
         self.hangs = 0
         self.openings = 1
         self.on_bus: frozenset[str] | None = None
+        self.withheld: frozenset[str] = frozenset()
         self.silent = False
         self.closed = False
         self.reopened: list[str] = []
