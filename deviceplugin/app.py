@@ -20,6 +20,7 @@ from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
+from deviceplugin.gpus.numa_watch import NumaWatch
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.publish import Publisher
@@ -138,8 +139,15 @@ class DevicePlugin:
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
-        self.publisher = Publisher(client, settings.node_name, self.offer, annotation, self._node_labels)
-        self.host_pool.changed = self.publisher.check
+        self.numa = NumaWatch(settings, self.offer, self.pods, self.records)
+        self.publisher = Publisher(
+            client,
+            settings.node_name,
+            self.offer,
+            lambda: {**annotation(), **self.numa.annotation()},
+            self._node_labels,
+        )
+        self.host_pool.changed = self.numa.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.gpus = self._node_gpus()
@@ -187,6 +195,7 @@ class DevicePlugin:
                     self.container_ids.run,
                     self.mount_check.run,
                     self._to_kubelet,
+                    self.numa.run,
                     self._keep_grants,
                     self._keep_tidy,
                     *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),

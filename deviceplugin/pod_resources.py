@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,9 @@ MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
 
 LIST: Final = "/v1.PodResourcesLister/List"
+MACHINE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 REQUEST: Final = pb.ListPodResourcesRequest().SerializeToString()
+"""Empty, as the one for `MACHINE`."""
 POD_TAG: Final = 0x0A
 """Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
 
@@ -56,7 +58,7 @@ class PodResources:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
-        self._call: Any = None
+        self._calls: dict[str, Any] = {}
         self._calling = asyncio.Lock()
         self._next: asyncio.Task[bytes] | None = None
         """The question that waits for the one under way."""
@@ -70,10 +72,20 @@ class PodResources:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
+    async def pods(self) -> Sequence[pb.PodResources]:
+        """All that each pod has. Raises KubeletUnreachable."""
+        return pb.ListPodResourcesResponse.FromString(await self._list()).pod_resources
+
+    async def machine(self) -> pb.AllocatableResourcesResponse:
+        """What containers can be given in all, in use or not. Raises KubeletUnreachable."""
+        async with self._calling:
+            return pb.AllocatableResourcesResponse.FromString(await self._request(MACHINE))
+
     async def close(self) -> None:
         """Hang up."""
         if self._channel is not None:
-            channel, self._channel, self._call = self._channel, None, None
+            channel, self._channel = self._channel, None
+            self._calls.clear()
             await channel.close()
 
     async def _list(self) -> bytes:
@@ -85,17 +97,17 @@ class PodResources:
     async def _request_in_turn(self) -> bytes:
         async with self._calling:
             self._next = None
-            return await self._request()
+            return await self._request(LIST)
 
-    async def _request(self) -> bytes:
-        if self._call is None:
+    async def _request(self, method: str) -> bytes:
+        if self._channel is None:
             options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
             self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
-            self._call = self._channel.unary_unary(LIST)
+        call = self._calls.setdefault(method, self._channel.unary_unary(method))
         until_s = time.monotonic() + DEADLINE_S
         while True:
             try:
-                answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
+                answer: bytes = await call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until_s:
                     status = f"{error.code().name}: {error.details()}"
