@@ -121,6 +121,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.ledger = DeviceLedger(
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
+            names_numa=lambda: self.offer.names_numa,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.bursts = BurstUpdater(
@@ -129,7 +130,7 @@ class DevicePlugin:
         self.prestart = PreStart(
             names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
-            clear=settings.clear_memory, gone_of=self.health_watch.gone_of, waiting=self._call_waits,
+            clear=settings.clear_memory, gone_of=self.health_watch.gone_of, waiting=self._call_waits, names_numa=lambda: self.offer.names_numa,
         )  # fmt: skip
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
