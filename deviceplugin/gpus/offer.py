@@ -29,6 +29,8 @@ class Offer:
         self.version = 0
         self.probed = False
         """Has NVML answered once?"""
+        self.names_numa = False
+        """Does each device name its GPU's NUMA node to the kubelet?"""
         self._context_mib = context_mib
         self._reported = self._inventory = Inventory((), unit_mib)
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
@@ -99,6 +101,12 @@ class Offer:
         if self.probed:
             self._set(self._reported, self._conditions)
 
+    def name_numa(self, named: bool) -> None:
+        """As of `names_numa`."""
+        if named != self.names_numa:
+            self.names_numa = named
+            self._notify()
+
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
         while self.version == version:
@@ -136,6 +144,9 @@ class Offer:
         if listed == self._devices and not always:
             return
         self._devices = listed
+        self._notify()
+
+    def _notify(self) -> None:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
