@@ -162,9 +162,7 @@ def met_webhook(found: dict[str, Any], names: Names) -> bool:
     if all(_only_mig(one, names) for one in requesting):
         return names.service_class in annotations
     requesting = [one for one in requesting if not _only_mig(one, names)]
-    return all(
-        any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in requesting
-    )
+    return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in requesting)
 
 
 def _only_mig(container: dict[str, Any], names: Names) -> bool:
