@@ -27,14 +27,17 @@ from vgpu.api.inventory import (
     Gpu,
     Inventory,
     Orphan,
-    kind_of_uuid,
 )
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_OVER_LIMIT_ACTION, LEVELS, OVER_LIMIT_ACTIONS, Kind
 from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
 from vgpu.api.request import FULL_CORE_PERCENT
+from vgpu.api.uuids import kind_of_uuid
 
 VERSION: Final = 1
 GRANT_BYTES_LIMIT: Final = 64 * 1024
+LARGEST_START: Final = 99
+"""Memory slice of a MIG instance. Specified with the name of a slot."""
 LARGEST_INDEX: Final = 255
 """Of a GPU or minor number. NVIDIA's driver makes at most 256 device nodes."""
 
@@ -92,6 +95,11 @@ def inventory_to_json(inventory: Inventory) -> str:
     for gpu in document["inventory"]["cards"]:
         if not gpu["conditions"]:  # then the text is as earlier versions wrote it
             del gpu["conditions"]
+        if not gpu["on_demand"]:  # likewise
+            del gpu["on_demand"]
+        for instance in gpu["instances"]:
+            if instance["start"] < 0:  # likewise
+                del instance["start"]
     if not inventory.orphans:  # then the text is as earlier versions wrote it
         del document["inventory"]["orphans"]
     for gpu in (gpu for orphan in document["inventory"].get("orphans", ()) for gpu in orphan["held"]):
@@ -133,11 +141,16 @@ def _check_orphan(orphan: Orphan) -> None:
 
 def check_assigned_gpu(where: str, gpu: AssignedGpu) -> AssignedGpu:
     """The AssignedGpu, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
+    slot = None
     if gpu.kind == "mig":
         _profile(where, gpu.profile)
+        slot = slot_of_device(gpu.uuid)
     elif gpu.profile:
         raise BadDocument(f"{where}: profile is {gpu.profile!r}: it must be empty for kind {gpu.kind}")
-    _uuid(where, gpu.uuid, "MIG" if gpu.kind == "mig" else "GPU")
+    if slot is None:
+        _uuid(where, gpu.uuid, "MIG" if gpu.kind == "mig" else "GPU")
+    elif slot[1].profile != gpu.profile:
+        raise BadDocument(f"{where}: profile is {gpu.profile!r}: it must be that of its slot, {gpu.uuid}")
     _within(where, "index", gpu.index, 0, LARGEST_INDEX)
     _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
     _within(where, "core", gpu.core_percent, 0, FULL_CORE_PERCENT)
@@ -155,7 +168,10 @@ def _check_gpu(gpu: Gpu) -> None:
     _within(where, "number of conditions", len(gpu.conditions), 0, MOST_CONDITIONS)
     if gpu.instances and not gpu.mig:
         raise BadDocument(f"{where} has {len(gpu.instances)} MIG instances: it must have 0 while its MIG mode is off")
+    if gpu.on_demand and not gpu.mig:
+        raise BadDocument(f"{where} makes MIG instances on demand: it must not while its MIG mode is off")
     for instance in gpu.instances:
+        _within(f"{where}: instance {instance.uuid}", "start", instance.start, -1, LARGEST_START)
         _uuid(where, instance.uuid, "MIG")
         _within(f"{where}: instance {instance.uuid}", "mib", instance.mib, 0, LARGEST_GPU_MIB)
         _profile(f"{where}: instance {instance.uuid}", instance.profile)
