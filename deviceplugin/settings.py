@@ -119,6 +119,17 @@ class DevicePluginSettings(ProgramSettings):
         description="what happens to pods whose GPU is unhealthy or no longer there: leave, evict, or evict-after: 5m; a degraded GPU is no reason",
     )
 
+    mig_on_demand: bool = Field(
+        False,
+        description="whether the MIG instances of GPUs in MIG mode are made when pods request them, where nobody else made one",
+    )
+    mig_idle_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
+    )
+
     nvml_start_s: float = Field(
         120.0,
         gt=0,
@@ -172,6 +183,11 @@ class DevicePluginSettings(ProgramSettings):
     def plugin_folder(self) -> Path:
         """What the plugin writes for the arbiter."""
         return self.state_root / "plugin"
+
+    @property
+    def mig_folder(self) -> Path:
+        """Where it is recorded which MIG instances were made on demand."""
+        return self.state_root / "mig"
 
     @property
     def nvml_socket(self) -> Path:
