@@ -29,6 +29,9 @@ from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
+from deviceplugin.mig.instances import MigInstances
+from deviceplugin.mig.on_demand import MigOnDemand
+from deviceplugin.mig.record import MigRecord
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.conditions import PodConditions
@@ -142,7 +145,9 @@ class DevicePlugin:
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
+        self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
+        self.offer.slots = self.mig
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
@@ -157,8 +162,21 @@ class DevicePlugin:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
             try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+        )  # fmt: skip
+
+    def _mig_on_demand(self) -> MigOnDemand:
+        settings = self.settings
+        record = MigRecord(settings.mig_folder, self.grants.boot)
+        record.load()
+        if record.damaged:
+            log.error("no MIG instance is made or removed on this node", error=record.damaged)
+        instances = MigInstances(self.nvml_service.supervisor.nvml, record, enabled=settings.mig_on_demand)
+        return MigOnDemand(
+            instances, self.offer, self.pods, given=lambda: self.ledger.done, usage=self.usage_records,
+            holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self._write_cdi, report=self.reports.mig_not_on_demand,
+            idle_s=settings.mig_idle_s,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -252,6 +270,7 @@ class DevicePlugin:
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())
+            group.create_task(self.mig.run())
             group.create_task(self.registration.run())
 
     async def _install(self) -> None:
@@ -271,7 +290,7 @@ class DevicePlugin:
     def _service(self, resource: str) -> DevicePluginService:
         return DevicePluginService(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
-            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering,
+            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering, make_instances=self.mig.allocate,
         )  # fmt: skip
 
     async def _keep_tidy(self) -> None:
@@ -294,12 +313,14 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         self.mount_check.starting(await self.prestart(resource, ids))
+        await self.mig.before_start(ids)
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
             return
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
-        if cdi.write(self.settings.cdi_dir, inventory, root):
+        described, aliases = self.mig.described(inventory)
+        if cdi.write(self.settings.cdi_dir, described, root, aliases):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
 
 

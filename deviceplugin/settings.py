@@ -123,6 +123,16 @@ class DevicePluginSettings(ProgramSettings):
         True,
         description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
     )
+    mig_on_demand: bool = Field(
+        False,
+        description="whether the MIG instances of GPUs in MIG mode are made when pods request them, where nobody else made one",
+    )
+    mig_idle_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
+    )
 
     nvml_start_s: float = Field(
         120.0,
@@ -177,6 +187,11 @@ class DevicePluginSettings(ProgramSettings):
     def plugin_folder(self) -> Path:
         """What the plugin writes for the arbiter."""
         return self.state_root / "plugin"
+
+    @property
+    def mig_folder(self) -> Path:
+        """Where it is recorded which MIG instances were made on demand."""
+        return self.state_root / "mig"
 
     @property
     def nvml_socket(self) -> Path:

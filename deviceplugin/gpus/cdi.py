@@ -10,9 +10,10 @@ Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from vgpu.api.inventory import Gpu, Inventory, MigInstance
 
 VERSION: Final = "0.5.0"
 SPEC_FILE: Final = "tangram.sh-gpu.json"
+NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 LIBRARIES: Final = (
     "libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-nvvm70", "libcudadebugger",
@@ -69,19 +71,21 @@ class DriverRoot:
         return next((path for folder in folders if (path := self.here / folder / name).exists()), None)
 
 
-def spec(inventory: Inventory, root: DriverRoot) -> dict[str, Any]:
-    """The specification as decoded JSON."""
+def spec(inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> dict[str, Any]:
+    """The specification as decoded JSON. `aliases`: further names of MIG instances, name -> UUID."""
     devices = [_device(gpu.uuid, [f"nvidia{gpu.minor}"], root) for gpu in inventory.gpus if not gpu.mig]
     minors = mig_minors(root.here)
     for gpu in inventory.gpus:
-        devices += [_device(i.uuid, _instance_nodes(gpu, i, minors), root) for i in gpu.instances]
+        for instance in gpu.instances:
+            names = [instance.uuid, *(name for name, uuid in sorted(aliases.items()) if uuid == instance.uuid)]
+            devices += [_device(name, _instance_nodes(gpu, instance, minors), root) for name in names]
     edits = {"deviceNodes": list(_control_nodes(root)), "mounts": list(_mounts(root))}
     return {"cdiVersion": VERSION, "kind": CDI_KIND, "devices": devices, "containerEdits": edits}
 
 
-def write(folder: Path, inventory: Inventory, root: DriverRoot) -> bool:
+def write(folder: Path, inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> bool:
     """Write the specification where container runtimes read it. Returns whether it changed. Raises OSError."""
-    content = msgspec.json.format(msgspec.json.encode(spec(inventory, root)), indent=2) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(spec(inventory, root, aliases)), indent=2) + b"\n"
     path = folder / SPEC_FILE
     if path.exists() and path.read_bytes() == content:
         return False

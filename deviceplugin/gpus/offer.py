@@ -8,10 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from vgpu.api.contract import Device, devices
 from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
+
+
+class SlotsOnDemand(Protocol):
+    """MIG instances that are made when pods request them (`deviceplugin.mig.on_demand`)."""
+
+    def shown(self, gpu: Gpu) -> Gpu:
+        """The GPU as the inventory has it."""
+
+    def devices(self, gpu: Gpu) -> Mapping[str, tuple[str, ...]]:
+        """Profile -> names of the slots that it offers now."""
 
 
 class Offer:
@@ -20,6 +31,8 @@ class Offer:
     def __init__(self, names: Names, unit_mib: int, *, context_mib: int = 0) -> None:
         self.names = names
         self.version = 0
+        self.slots: SlotsOnDemand | None = None
+        """Asked at each change; whoever knows that its answer changed calls `refresh`."""
         self.probed = False
         """Has NVML answered once?"""
         self._context_mib = context_mib
@@ -27,6 +40,7 @@ class Offer:
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
         self._orphans: tuple[Orphan, ...] = ()
         self._devices: dict[str, tuple[Device, ...]] = {}
+        self._slots: dict[str, tuple[Device, ...]] = {}
         self._changed = asyncio.Event()
 
     def inventory(self) -> Inventory:
@@ -60,6 +74,10 @@ class Offer:
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
         """Pods that the API lacks and whose processes run on, by UID."""
         self._orphans = orphans
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Slots on demand may have changed."""
         if self.probed:
             self._set(self._reported, self._conditions)
 
@@ -70,17 +88,29 @@ class Offer:
         return self.version
 
     def _set(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> None:
-        gpus = tuple(_with_conditions(gpu, conditions.get(gpu.uuid, ())) for gpu in reported.gpus)
+        seen = reported.gpus if self.slots is None else tuple(map(self.slots.shown, reported.gpus))
+        gpus = tuple(_with_conditions(gpu, conditions.get(gpu.uuid, ())) for gpu in seen)
         inventory = replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
         self._reported, self._conditions = reported, conditions
-        if inventory == self._inventory and self.version:
+        slots = self._slot_devices(gpus)
+        if inventory == self._inventory and slots == self._slots and self.version:
             return
-        self._inventory = inventory
+        self._inventory, self._slots = inventory, slots
         offered = devices(inventory, self.names) if gpus else {}
+        for resource, more in slots.items():
+            offered[resource] = (*offered.get(resource, ()), *more)
         self._devices = dict.fromkeys(self._devices, ()) | offered
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _slot_devices(self, gpus: tuple[Gpu, ...]) -> dict[str, tuple[Device, ...]]:
+        found: dict[str, tuple[Device, ...]] = {}
+        for gpu in gpus if self.slots is not None else ():
+            for profile, names in self.slots.devices(gpu).items() if self.slots is not None else ():
+                more = tuple(Device(name, name, gpu.healthy, gpu.numa) for name in names)
+                found[self.names.mig(profile)] = (*found.get(self.names.mig(profile), ()), *more)
+        return found
 
 
 def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:
