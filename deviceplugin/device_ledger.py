@@ -32,7 +32,6 @@ from deviceplugin.pods.orphan_finder import OrphanFinder
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
 from vgpu.api.inventory import Inventory
-from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import Names
 
 POD_WAIT_S: Final = 2.0
@@ -225,8 +224,8 @@ class DeviceLedger:
         return candidates(self._pods.node_pods(), self.done, flight, request, self._names)
 
     def _allocate(self, request: DeviceRequest, ids: frozenset[str]) -> Choice:
-        # a MIG instance on demand is made for the kubelet's device, in each access mode
-        must_match = self._inventory().access == "cdi" or any(map(slot_of_device, ids))
+        # what a container sees of MIG comes from the kubelet's device in each access mode
+        must_match = self._inventory().access == "cdi" or self._names.mig_profile(request.resource) is not None
         try:
             choice = choose_container(self._choices(request), ids, request, must_match=must_match)
         except Refused as error:

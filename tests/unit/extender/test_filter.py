@@ -21,6 +21,7 @@ from extender.state import State
 from extender.watch_intake import WatchIntake
 from tests.builders import NodeBuilder, PodBuilder, gpu, mig_gpu, node, pod, share
 from vgpu.api.grant import Assignment
+from vgpu.api.inventory import AccessMode
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import NO_INVENTORY, NO_SINGLE_GPU, SWAP_RISK, TOO_LARGE
 from vgpu.scheduling.reservations import STAGES, Event
@@ -264,8 +265,9 @@ def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Filtere
     assert cluster.filter(pod("b").asking(gpus=1), "n1").node_names == ["n1"]
 
 
-def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: FilteredState) -> None:
-    cluster.add(node("n1").with_inventory(mig_gpu(0, "1g.10gb", "1g.10gb")).with_access("cdi"))
+@pytest.mark.parametrize("access", ["nvidia", "cdi"])
+def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: FilteredState, access: AccessMode) -> None:
+    cluster.add(node("n1").with_inventory(mig_gpu(0, "1g.10gb", "1g.10gb")).with_access(access))
     assert cluster.filter(pod("a").asking(mig="1g.10gb"), "n1").node_names == ["n1"]
     assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {SWAP_RISK: ["n1"]}
 
