@@ -172,7 +172,10 @@ class DevicePlugin:
         record.load()
         if record.damaged:
             log.error("no MIG instance is made or removed on this node", error=record.damaged)
-        instances = MigInstances(self.nvml_service.supervisor.nvml, record, enabled=settings.mig_on_demand)
+        instances = MigInstances(
+            self.nvml_service.supervisor.nvml, record, enabled=settings.mig_on_demand,
+            count=lambda change: self.metrics.mig_changes.labels(change).inc(),
+        )  # fmt: skip
         return MigOnDemand(
             instances, self.offer, self.pods, given=lambda: self.ledger.done, usage=self.usage_records,
             holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self._write_cdi, report=self.reports.mig_not_on_demand,

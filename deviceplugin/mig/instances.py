@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import structlog
 
@@ -34,6 +34,13 @@ PROCESS_POLL_S: Final = 0.05
 OFF: Final = "MIG on demand is off for this node (node.migOnDemand)"
 
 log = structlog.get_logger("deviceplugin.mig.instances")
+
+
+Change = Literal["made", "failed", "removed"]
+
+
+class NoRoom(Refused):
+    """Instances in use are where the slot is, or a process that no container accounts for is on the GPU: that may pass."""
 
 
 class MigDriver(Protocol):
@@ -75,14 +82,14 @@ class MigInstances:
     """Of one node. `enabled`: the node's value for MIG on demand."""
 
     def __init__(
-        self, driver: MigDriver, record: MigRecord, *, enabled: bool,
+        self, driver: MigDriver, record: MigRecord, *, enabled: bool, count: Callable[[Change], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic, wait: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
         self.views: dict[str, GpuView] = {}
         """GPU's UUID -> what was seen last."""
         self.record = record
         self._driver, self.enabled, self._clock, self._wait = driver, enabled, clock, wait
-        self._busy = Lock()
+        self._busy, self._count = Lock(), count
         self._absent_since_s: dict[str, float] = {}
 
     def concerns(self, gpu: Gpu) -> bool:
@@ -205,7 +212,7 @@ class MigInstances:
         remove = in_the_way(view.table, held, idle, slot) if slot in _slots(view.table, slot.profile) else None
         if remove is None:
             beside = ", ".join(f"{one.profile} at slice {one.start}" for one in sorted(held)) or "none"
-            raise Refused(
+            raise NoRoom(
                 f"GPU {view.gpu} has no room for a MIG instance {slot.profile} at slice {slot.start}: in use are {beside}"
             )
         self._check_processes(view, held)
@@ -239,6 +246,7 @@ class MigInstances:
         try:
             facts = self._driver.create_mig(view.gpu, view.numbers[slot.profile], slot.start)
         except NvmlError as error:
+            self._count("failed")
             self._not_made(device, answered, error)
             raise Refused(
                 f"GPU {view.gpu}: the MIG instance {slot.profile} at slice {slot.start} was not made: {error}"
@@ -246,6 +254,7 @@ class MigInstances:
         one = _existing(facts)
         self.record.enter(SlotRecord(device, "made", one.uuid, answered or one.uuid))
         self.views[view.gpu] = GpuView(view.gpu, view.table, view.numbers, {**self.views[view.gpu].ours, slot: one})
+        self._count("made")
         log.info("made a MIG instance", device=device, uuid=one.uuid)
 
     def _not_made(self, device: str, answered: str, error: NvmlError) -> None:
@@ -273,6 +282,7 @@ class MigInstances:
         now = self.views[view.gpu]
         ours = {slot: other for slot, other in now.ours.items() if slot != one.slot}
         self.views[view.gpu] = GpuView(now.gpu, now.table, now.numbers, ours, now.why_not)
+        self._count("removed")
         log.info("removed a MIG instance that no container has", device=device, uuid=one.uuid)
 
 

@@ -17,7 +17,7 @@ import structlog
 
 from deviceplugin.allocation import NodePod
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.mig.instances import Instance, MigInstances
+from deviceplugin.mig.instances import Instance, MigInstances, NoRoom
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
 from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
@@ -36,6 +36,8 @@ REFRESH_S: Final = 10.0
 """Between checks for instances that others made. Guessed; such a check is some 60 calls of NVML."""
 MAKE_S: Final = 30.0
 """For an instance to be made, where NVML or the disk does not answer. It is removed again once it is there and no pod has it. Guessed."""
+ROOM_WAIT_S: Final = 1.0
+"""For the watch and the kubelet's records to show that the pod before has ended: the scheduler may know it first. Guessed; Allocate is to answer within 2 s."""
 
 log = structlog.get_logger("deviceplugin.mig.on_demand")
 
@@ -118,6 +120,21 @@ class MigOnDemand:
 
     async def allocate(self, devices: Sequence[str]) -> tuple[str, ...]:
         """UUIDs by which the container runtime knows the instances of these slots; they are made. Raises Refused, OSError."""
+        with suppress(NoRoom):
+            return await self._made(devices)
+        await self._list_again()
+        until_s = self._clock() + ROOM_WAIT_S
+        while (left_s := until_s - self._clock()) > 0:
+            with suppress(NoRoom):
+                return await self._made(devices)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._pods.changed()
+            await self._list_again()
+        return await self._made(devices)
+
+    async def _made(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """Raises NoRoom and as `allocate`."""
         async with self._changing:
             made = [await self._make(device, again=False) for device in devices]
             self._offer.refresh()
@@ -232,6 +249,12 @@ class MigOnDemand:
         view = self._instances.views.get(gpu.uuid)
         ours = set(view.ours) if view is not None else set()
         return ours - self._held(gpu.uuid) - self._assigned(gpu.uuid)
+
+    async def _list_again(self) -> None:
+        """Where the kubelet does not answer in time, what it said before is what counts."""
+        with suppress(KubeletUnreachable, TimeoutError):
+            async with asyncio.timeout(ROOM_WAIT_S):
+                self._list(await self._holdings())
 
     def _list(self, holdings: Iterable[ContainerDevices]) -> None:
         self._listed = {one: (held.namespace, held.pod) for held in holdings for one in held.ids if slot_of_device(one)}
