@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
+from deviceplugin.allocation import NodePod
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.mig.instances import MigInstances
+from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.mig.record import MigRecord, SlotRecord
+from deviceplugin.pod_resources import ContainerDevices
+from kube.objects import Pod
 from nvml.errors import NvmlError
 from nvml.messages import MigInstanceFacts, MigReply, ProcessesReply, ProcessUsage
 from tests.builders import gpu, uuid_of
+from vgpu.api.grant import Assignment
 from vgpu.api.inventory import Gpu
 from vgpu.api.mig import MigSlot, MigTable
 from vgpu.api.mig_tables import model_of
+from vgpu.api.names import DEFAULT
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -128,3 +139,48 @@ class CutRecord(MigRecord):
         self.steps.step()
         super()._write(slots)
         self.steps.step()
+
+
+class PodsThatHave:
+    """The pods of a node, as one that has all these devices."""
+
+    synced = True
+
+    def __init__(self) -> None:
+        self.given: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
+        self.change = asyncio.Event()
+        self._pod = NodePod("uid", "default", "p", (1, "p"), (), Assignment({}), waiting=False)
+
+    def have(self, devices: Iterable[str]) -> None:
+        self.given = {"uid": {("main", "mig"): frozenset(devices)}}
+        self.change.set()
+        self.change = asyncio.Event()
+
+    def node_pods(self) -> Sequence[NodePod]:
+        return (self._pod,)
+
+    def find(self, namespace: str, name: str) -> Pod | None:  # noqa: ARG002
+        return None
+
+    def pods(self) -> Mapping[str, Pod]:
+        return {}
+
+    async def changed(self) -> None:
+        await self.change.wait()
+
+
+def on_demand_of(driver: MigDouble, pods: PodsThatHave, folder: Path, **more: Any) -> tuple[Offer, MigOnDemand]:
+    """A node of one such GPU. `more`: arguments of `MigOnDemand`."""
+    offer = Offer(DEFAULT, 1024)
+    instances = MigInstances(driver, MigRecord(folder, "boot"), enabled=True, wait=lambda _: None)
+
+    async def no_holdings() -> Sequence[ContainerDevices]:
+        return ()
+
+    rest: dict[str, Any] = {
+        "given": lambda: pods.given, "usage": (), "holdings": no_holdings, "write_cdi": lambda _: None, "report": lambda _: None,
+        "idle_s": 0.0,
+    }  # fmt: skip
+    node = MigOnDemand(instances, offer, pods, **(rest | more))
+    offer.slots = node
+    return offer, node
