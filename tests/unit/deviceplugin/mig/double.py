@@ -148,7 +148,7 @@ class PodsThatHave:
 
     def __init__(self) -> None:
         self.given: dict[str, dict[tuple[str, str], frozenset[str]]] = {}
-        self.change = asyncio.Event()
+        self.change, self.waited_for = asyncio.Event(), asyncio.Event()
         self._pod = NodePod("uid", "default", "p", (1, "p"), (), Assignment({}), waiting=False)
 
     def have(self, devices: Iterable[str]) -> None:
@@ -166,6 +166,7 @@ class PodsThatHave:
         return {}
 
     async def changed(self) -> None:
+        self.waited_for.set()
         await self.change.wait()
 
 
