@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.admission import PreStart
+from deviceplugin.admission import DevicesSwapped, PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
@@ -29,7 +29,7 @@ from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
-from deviceplugin.mig.instances import MigInstances
+from deviceplugin.mig.instances import InstanceReplaced, MigInstances
 from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.mig.record import MigRecord
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
@@ -316,7 +316,11 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         self.mount_check.starting(await self.prestart(resource, ids))
-        await self.mig.before_start(ids)
+        try:
+            await self.mig.before_start(ids)
+        except InstanceReplaced as error:
+            uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
+            raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:

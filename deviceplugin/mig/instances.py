@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Final, Literal, Protocol
 
@@ -43,6 +43,10 @@ class NoRoom(Refused):
     """Instances in use are where the slot is, or a process that no container accounts for is on the GPU: that may pass."""
 
 
+class InstanceReplaced(Refused):
+    """A container that starts again does not get the instance that it was answered with: only a new pod can mend that."""
+
+
 class MigDriver(Protocol):
     """Of `nvml.queries.Nvml`. Each raises NvmlError."""
 
@@ -67,6 +71,8 @@ class GpuView:
     ours: Mapping[MigSlot, Existing] = field(default_factory=dict)
     why_not: str = ""
     """Why no instance is made on it; empty = it is on demand."""
+    declared: bool = False
+    """All its instances are others', and there are some: as an operator declared them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class MigInstances:
                         f"GPU {gpu.uuid} makes no MIG instance {slot.profile} at slice {slot.start}: {view.why_not}"
                     )
                 if again and (before is None or not before.answered):
-                    raise Refused(
+                    raise InstanceReplaced(
                         f"the MIG instance of {device} is gone and is not in the record: the pod has to be replaced"
                     )
                 others = set(held) - {slot}
@@ -204,7 +210,10 @@ class MigInstances:
             why = f"it has {len(found.foreign)} MIG instances that Tangram did not make, the first a {first.slot.profile} at slice {first.slot.start}"
         else:
             why = disagreement(table, reply.profiles)
-        return GpuView(gpu.uuid, table, {one.name: one.number for one in reply.profiles}, dict(found.ours), why)
+        declared = bool(found.foreign) and not self.record.of_gpu(gpu.uuid)
+        return GpuView(
+            gpu.uuid, table, {one.name: one.number for one in reply.profiles}, dict(found.ours), why, declared
+        )
 
     def _make_room(self, view: GpuView, slot: MigSlot, held: Collection[MigSlot]) -> None:
         """Raises Refused, NvmlError, OSError."""
@@ -253,7 +262,7 @@ class MigInstances:
             ) from None
         one = _existing(facts)
         self.record.enter(SlotRecord(device, "made", one.uuid, answered or one.uuid))
-        self.views[view.gpu] = GpuView(view.gpu, view.table, view.numbers, {**self.views[view.gpu].ours, slot: one})
+        self.views[view.gpu] = replace(view, ours={**self.views[view.gpu].ours, slot: one})
         self._count("made")
         log.info("made a MIG instance", device=device, uuid=one.uuid)
 
@@ -281,7 +290,7 @@ class MigInstances:
         self.record.remove(device)
         now = self.views[view.gpu]
         ours = {slot: other for slot, other in now.ours.items() if slot != one.slot}
-        self.views[view.gpu] = GpuView(now.gpu, now.table, now.numbers, ours, now.why_not)
+        self.views[view.gpu] = replace(now, ours=ours)
         self._count("removed")
         log.info("removed a MIG instance that no container has", device=device, uuid=one.uuid)
 

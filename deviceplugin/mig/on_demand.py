@@ -17,7 +17,7 @@ import structlog
 
 from deviceplugin.allocation import NodePod
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.mig.instances import Instance, MigInstances, NoRoom
+from deviceplugin.mig.instances import Instance, InstanceReplaced, MigInstances, NoRoom
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
 from deviceplugin.pods.usage_records import UsageRecord
 from kube.objects import Pod
@@ -150,7 +150,7 @@ class MigOnDemand:
             for device in slots:
                 one = await self._make(device, again=True)
                 if one.uuid != one.answered and self._offer.inventory().access != "cdi":
-                    raise Refused(
+                    raise InstanceReplaced(
                         f"the MIG instance of {device} was made again and is {one.uuid} now, and the container gets {one.answered} from the kubelet's records: the pod has to be replaced"
                     )
             self._offer.refresh()
@@ -239,7 +239,8 @@ class MigOnDemand:
             return
         if self._reported.get(gpu.uuid, "") != view.why_not and self._instances.enabled:
             self._reported[gpu.uuid] = view.why_not
-            if view.why_not:
+            was_on_demand = before is not None and not before.why_not
+            if view.why_not and (was_on_demand or not view.declared):
                 self._report(f"GPU {gpu.uuid} makes no MIG instances on demand: {view.why_not}")
         if view != before and self._offer.probed:
             self._offer.refresh()

@@ -209,7 +209,7 @@ async def test_a_plugin_killed_after_its_answer_keeps_the_instance_of_the_pod(ru
 
 
 async def test_a_foreign_instance_stops_creation_with_an_event_and_stays(running: Start) -> None:
-    async with running(*ON, "--mig-idle-s", "0", "--probe-s", "0.5", gpus=GPUS) as made:
+    async with running(*ON, "--mig-idle-s", "0", "--probe-s", "5", gpus=GPUS) as made:
         await made.kubelet.until(lambda: len(made.kubelet.healthy(HALF)) == 2)
         late = wants(made, "late", "3g.40gb", 0)
         made.driver.ctl("mig", 1, "create", "3g.40gb")
@@ -229,3 +229,30 @@ async def test_a_foreign_instance_stops_creation_with_an_event_and_stays(running
         assert "did not make" in mig_events(made)[0]
         made.driver.ctl("mig", 1, "destroy", next(one.gi for one in made.driver.status() if one.uuid == foreign))
         await made.kubelet.until(lambda: len(made.kubelet.healthy(SMALL)) == 7)
+
+
+async def test_nothing_is_made_beside_a_foreign_process_and_after_it_everything_is(running: Start) -> None:
+    async with running(*ON, gpus=GPUS) as made:
+        await made.kubelet.until(lambda: len(made.kubelet.healthy(SMALL)) == 7)
+        first, second, third = (wants(made, name, "1g.10gb", at) for at, name in enumerate("abc"))
+        made.api.put(first.plain())
+        await made.kubelet.admit(first.plain())
+        (kept,) = instances(made)
+        (number,) = (one.gi for one in made.driver.status() if one.uuid == kept)
+        made.driver.ctl("process", f"1:{number}", 4711, 100, "of-the-pod")
+        made.api.put(second.plain())
+        await made.kubelet.admit(second.plain())
+        made.api.put(second.with_phase("Succeeded").plain())
+        made.kubelet.remove("default", "b")
+        other = next(one.gi for one in made.driver.status() if one.gi is not None and one.uuid != kept)
+        made.driver.ctl("process", f"1:{other}", 4712, 100, "stranger")
+        made.api.put(third.plain())
+        with pytest.raises(grpc.aio.AioRpcError, match="has processes in no MIG instance of a pod, the first is 4712"):
+            await made.kubelet.admit(third.plain())
+        assert len(instances(made)) == 2
+        made.driver.ctl("gone", 4712)
+        made.api.put(third.with_phase("Failed", started=False).plain())
+        again = wants(made, "d", "1g.10gb", 2)
+        made.api.put(again.plain())
+        await made.kubelet.admit(again.plain())
+        assert len(instances(made)) == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.gpus.offer import Offer
-from deviceplugin.mig.instances import NoRoom
+from deviceplugin.mig.instances import InstanceReplaced, NoRoom
 from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
 from tests.unit.deviceplugin.mig.double import MigDouble, PodsThatHave, mig_gpu, on_demand_of
@@ -151,7 +151,7 @@ async def test_after_a_reset_a_container_starts_again_only_where_a_name_can_stan
     known.pods.have([SMALL])
     known.driver.reset()
     if access == "nvidia":
-        with pytest.raises(Refused, match=f"the container gets {before} .*: the pod has to be replaced"):
+        with pytest.raises(InstanceReplaced, match=f"the container gets {before} .*: the pod has to be replaced"):
             await known.node.before_start([SMALL])
         return
     await known.node.before_start([SMALL])
@@ -175,6 +175,18 @@ async def test_foreign_instances_are_reported_once_and_end_the_offer(tmp_path: P
     await known.pass_s(60)
     await known.pass_s(60)
     assert list(known.driver.instances.values()) == [foreign]
+
+
+async def test_a_gpu_with_declared_instances_from_the_start_is_no_news(tmp_path: Path) -> None:
+    known = KnownNode(tmp_path)
+    known.driver.add(MigSlot(0, "2g.20gb"))
+    await known.begin()
+    await known.pass_s(60)
+    assert known.reports == []
+    assert not known.offer.inventory().gpus[0].on_demand
+    known.driver.reset()
+    await known.pass_s(60)
+    assert known.offer.inventory().gpus[0].on_demand
 
 
 async def test_a_slot_of_no_gpu_of_the_node_is_refused(tmp_path: Path) -> None:
