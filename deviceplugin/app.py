@@ -98,7 +98,8 @@ class DevicePlugin:
         self.settings, self._client, self._names = settings, client, names
         self.calls = CallsInProgress()
         processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
-        self.offer = Offer(names, unit_mib, context_mib=settings.copier_context_mib if settings.host_pool else 0)
+        context_mib = settings.copier_context_mib if settings.host_pool else 0
+        self.offer = Offer(names, unit_mib, context_mib=context_mib, profiles=settings.mig_profiles)
         self.pods = NodePods(
             names, unit_mib, frozenset(settings.latency_critical_namespaces), settings.burst_max if settings.burst_enabled else None,
         )  # fmt: skip
@@ -147,7 +148,7 @@ class DevicePlugin:
         self.nvml_service = NvmlService(settings, self.metrics)
         self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
-        self.offer.slots = self.mig
+        self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,

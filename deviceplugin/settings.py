@@ -123,6 +123,10 @@ class DevicePluginSettings(ProgramSettings):
         True,
         description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
     )
+    mig_profiles: list[str] = Field(
+        ["*"],
+        description="MIG profiles that kube-scheduler leaves to Tangram; the node offers no others and reports them; * = all",
+    )
     mig_on_demand: bool = Field(
         False,
         description="whether the MIG instances of GPUs in MIG mode are made when pods request them, where nobody else made one",

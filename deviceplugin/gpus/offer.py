@@ -6,13 +6,16 @@ Has the one copy from which the gRPC streams, the ledger, the annotation and the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from vgpu.api.contract import Device, devices
 from vgpu.api.inventory import Gpu, GpuCondition, Inventory, Orphan, without_copiers
 from vgpu.api.names import Names
+
+EVERY: Final = "*"
+"""Each MIG profile is offered."""
 
 
 class SlotsOnDemand(Protocol):
@@ -26,13 +29,21 @@ class SlotsOnDemand(Protocol):
 
 
 class Offer:
-    """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets."""
+    """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets.
 
-    def __init__(self, names: Names, unit_mib: int, *, context_mib: int = 0) -> None:
+    `profiles`: MIG profiles that are offered. kube-scheduler reads at its start which resources are Tangram's: a pod with another would reach a node without an assignment.
+    """
+
+    def __init__(
+        self, names: Names, unit_mib: int, *, context_mib: int = 0, profiles: Collection[str] = (EVERY,)
+    ) -> None:
         self.names = names
         self.version = 0
         self.slots: SlotsOnDemand | None = None
         """Asked at each change; whoever knows that its answer changed calls `refresh`."""
+        self.unlisted: Callable[[str], object] = bool
+        """Called once with each MIG profile that the node has and does not offer."""
+        self._profiles, self._unlisted = frozenset(profiles), set[str]()
         self.probed = False
         """Has NVML answered once?"""
         self._context_mib = context_mib
@@ -99,10 +110,20 @@ class Offer:
         offered = devices(inventory, self.names) if gpus else {}
         for resource, more in slots.items():
             offered[resource] = (*offered.get(resource, ()), *more)
-        self._devices = dict.fromkeys(self._devices, ()) | offered
+        self._devices = dict.fromkeys(self._devices, ()) | self._listed(offered)
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _listed(self, offered: Mapping[str, tuple[Device, ...]]) -> dict[str, tuple[Device, ...]]:
+        if EVERY in self._profiles:
+            return dict(offered)
+        mig = {resource: self.names.mig_profile(resource) for resource in offered}
+        for profile in mig.values():
+            if profile and profile not in self._profiles | self._unlisted:
+                self._unlisted.add(profile)
+                self.unlisted(profile)
+        return {resource: ids for resource, ids in offered.items() if mig[resource] in (None, *self._profiles)}
 
     def _slot_devices(self, gpus: tuple[Gpu, ...]) -> dict[str, tuple[Device, ...]]:
         found: dict[str, tuple[Device, ...]] = {}
