@@ -167,14 +167,25 @@ async def test_an_idle_instance_goes_after_its_time_and_what_it_ruled_out_comes_
         assert 'tangram_deviceplugin_mig_changes_total{change="removed"} 2.0' in metrics
 
 
-async def test_a_plugin_killed_while_an_instance_is_made_leaves_none_behind(running: Start) -> None:
+@pytest.mark.parametrize(
+    ("waits_in", "there"),
+    [
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", 0),
+        ("nvmlGpuInstanceCreateComputeInstance", 1),
+        ("nvmlDeviceGetAttributes_v2", 1),
+    ],
+    ids=["recorded", "GPU instance made", "compute instance made"],
+)
+async def test_a_plugin_killed_while_an_instance_is_made_leaves_none_behind(
+    running: Start, waits_in: str, there: int
+) -> None:
     async with running(*ON, "--mig-idle-s", "0", gpus=GPUS) as made:
         await made.kubelet.until(lambda: len(made.kubelet.healthy(SMALL)) == 7)
         one = wants(made, "m", "1g.10gb", 6)
         made.api.put(one.plain())
-        made.driver.ctl("fault", "hang", "nvmlDeviceCreateGpuInstanceWithPlacement", "seconds=1")
+        made.driver.ctl("fault", "hang", waits_in, "seconds=2")
         admitting = asyncio.create_task(made.kubelet.admit(one.plain()))
-        await until(lambda: b'"making"' in record(made))
+        await until(lambda: b'"making"' in record(made) and len(instances(made)) == there)
         await made.stop_plugin(kill=True)
         with pytest.raises(grpc.aio.AioRpcError):
             await admitting
