@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.admission import PreStart
+from deviceplugin.admission import DevicesSwapped, PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
@@ -33,6 +33,9 @@ from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
+from deviceplugin.mig.instances import InstanceReplaced, MigInstances
+from deviceplugin.mig.on_demand import MigOnDemand
+from deviceplugin.mig.record import MigRecord
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.conditions import PodConditions
@@ -105,7 +108,8 @@ class DevicePlugin:
         self.settings, self._client, self._names = settings, client, names
         self.calls = CallsInProgress()
         processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
-        self.offer = Offer(names, unit_mib, context_mib=settings.copier_context_mib if settings.host_pool else 0)
+        context_mib = settings.copier_context_mib if settings.host_pool else 0
+        self.offer = Offer(names, unit_mib, context_mib=context_mib, profiles=settings.mig_profiles)
         self.pods = NodePods(
             names, unit_mib, frozenset(settings.latency_critical_namespaces), settings.burst_max if settings.burst_enabled else None,
         )  # fmt: skip
@@ -167,7 +171,9 @@ class DevicePlugin:
         )  # fmt: skip
         self.offer.in_use = self.owner_watch.in_use
         self.metrics.owner_sources = lambda: self.owner_watch.failing
+        self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
+        self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
         self.cordons = CordonWatch(
             self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
@@ -188,8 +194,24 @@ class DevicePlugin:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
             try_out=self.owner_watch.before_offer,
+        )  # fmt: skip
+
+    def _mig_on_demand(self) -> MigOnDemand:
+        settings = self.settings
+        record = MigRecord(settings.mig_folder, self.grants.boot)
+        record.load()
+        if record.damaged:
+            log.error("no MIG instance is made or removed on this node", error=record.damaged)
+        instances = MigInstances(
+            self.nvml_service.supervisor.nvml, record, enabled=settings.mig_on_demand,
+            count=lambda change: self.metrics.mig_changes.labels(change).inc(),
+        )  # fmt: skip
+        return MigOnDemand(
+            instances, self.offer, self.pods, given=lambda: self.ledger.done, usage=self.usage_records,
+            holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self._write_cdi, report=self.reports.mig_not_on_demand,
+            idle_s=settings.mig_idle_s,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -306,6 +328,7 @@ class DevicePlugin:
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())
+            group.create_task(self.mig.run())
             group.create_task(self.registration.run())
 
     async def _install(self) -> None:
@@ -325,7 +348,7 @@ class DevicePlugin:
     def _service(self, resource: str) -> DevicePluginService:
         return DevicePluginService(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
-            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering,
+            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering, make_instances=self.mig.allocate,
         )  # fmt: skip
 
     async def _keep_tidy(self) -> None:
@@ -348,12 +371,18 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         self.mount_check.starting(await self.prestart(resource, ids))
+        try:
+            await self.mig.before_start(ids)
+        except InstanceReplaced as error:
+            uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
+            raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
             return
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
-        if cdi.write(self.settings.cdi_dir, inventory, root):
+        described, aliases = self.mig.described(inventory)
+        if cdi.write(self.settings.cdi_dir, described, root, aliases):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
 
 

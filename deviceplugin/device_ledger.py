@@ -245,7 +245,8 @@ class DeviceLedger:
         return candidates(self._pods.node_pods(), self.done, flight, request, self._names)
 
     def _allocate(self, request: DeviceRequest, ids: frozenset[str]) -> Choice:
-        must_match = self._inventory().access == "cdi"
+        # what a container sees of MIG comes from the kubelet's device in each access mode
+        must_match = self._inventory().access == "cdi" or self._names.mig_profile(request.resource) is not None
         try:
             choice = choose_container(self._choices(request), ids, request, must_match=must_match)
             if choice.swapped and (wrong := self._misaligned(choice, ids)):

@@ -70,6 +70,10 @@ class Metrics:
             "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
         )  # fmt: skip
 
+        self.mig_changes = counter(
+            "tangram_deviceplugin_mig_changes_total",
+            "MIG instances on demand that were made or removed, and those that the driver did not make (failed).", ("change",),
+        )  # fmt: skip
         self.host_pool = gauge(
             "tangram_node_host_pool_ready",
             "1 when every GPU of the node that is shared has its host pool, else 0. Without burst.hostPool: 0.",

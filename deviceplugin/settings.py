@@ -148,6 +148,20 @@ class DevicePluginSettings(ProgramSettings):
     numa_nodes_dir: Path = Field(
         Path("/sys/devices/system/node"), description="the kernel's folder of NUMA nodes, as seen from here"
     )
+    mig_profiles: list[str] = Field(
+        ["*"],
+        description="MIG profiles that kube-scheduler leaves to Tangram; the node offers no others and reports them; * = all",
+    )
+    mig_on_demand: bool = Field(
+        False,
+        description="whether the MIG instances of GPUs in MIG mode are made when pods request them, where nobody else made one",
+    )
+    mig_idle_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
+    )
 
     nvml_start_s: float = Field(
         120.0,
@@ -213,6 +227,11 @@ class DevicePluginSettings(ProgramSettings):
     def plugin_folder(self) -> Path:
         """What the plugin writes for the arbiter."""
         return self.state_root / "plugin"
+
+    @property
+    def mig_folder(self) -> Path:
+        """Where it is recorded which MIG instances were made on demand."""
+        return self.state_root / "mig"
 
     @property
     def nvml_socket(self) -> Path:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from deviceplugin.allocation import NodePod
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.mig_device import slot_of_device
 
 MIB: Final = 2**20
 USES: Final = ("free", "shared", "whole", "mig", "withdrawn", "unhealthy")
@@ -39,7 +40,11 @@ class GpuMemory:
 
 
 def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
-    """Of this GPU, with the parts of it and of its instances that pods have."""
+    """Of this GPU, with the parts of it and of its instances that pods have. With instances on demand all of it counts, and what no pod has is free."""
+    if gpu.on_demand:
+        allocated = min(gpu.mib, sum(one.mib for one in assigned))
+        free = gpu.mib - allocated if gpu.healthy else 0
+        return GpuMemory(gpu.mib, allocated, free, "mig" if gpu.healthy else "unhealthy")
     if gpu.mig:
         used = {one.uuid for one in assigned}
         instances = gpu.instances
@@ -69,7 +74,8 @@ def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iter
     of_gpu: dict[str, list[AssignedGpu]] = {}
     uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
     for one in assigned:
-        of_gpu.setdefault(uuids.get(one.uuid, ""), []).append(one)
+        slot = slot_of_device(one.uuid)
+        of_gpu.setdefault(slot[0] if slot else uuids.get(one.uuid, ""), []).append(one)
     for gpu in inventory.gpus:
         if is_counted(gpu, of_gpu.get(gpu.uuid, ())):
             yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))

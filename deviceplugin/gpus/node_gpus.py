@@ -85,11 +85,11 @@ class NodeGpus:
     def __init__(
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
-        try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
+        try_out: Callable[[Inventory], Awaitable[None]], prepare: Callable[[Inventory], Awaitable[None]] | None = None, clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
-        self._try_out, self._clock, self._now = try_out, clock, now
+        self._try_out, self._prepare, self._clock, self._now = try_out, prepare, clock, now
         self._driver, self._nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
@@ -164,6 +164,8 @@ class NodeGpus:
             self._openings = openings
             described = [gpu for gpu in inventory.gpus if gpu.healthy]
             self._late.probed(missing(described, on_bus) - withheld, self._clock())
+            if self._prepare is not None:
+                await self._prepare(inventory)
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()

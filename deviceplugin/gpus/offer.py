@@ -9,9 +9,9 @@ containers have, as healthy as the GPU is, and no others. An ID in use that left
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from vgpu.api.contract import Device, devices
 from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, withdraw, without_copiers
@@ -20,13 +20,36 @@ from vgpu.api.names import Names
 CORDONS: Final = "cordons"
 """Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
+EVERY: Final = "*"
+"""Each MIG profile is offered."""
+
+
+class SlotsOnDemand(Protocol):
+    """MIG instances that are made when pods request them (`deviceplugin.mig.on_demand`)."""
+
+    def shown(self, gpu: Gpu) -> Gpu:
+        """The GPU as the inventory has it."""
+
+    def devices(self, gpu: Gpu) -> Mapping[str, tuple[str, ...]]:
+        """Profile -> names of the slots that it offers now."""
+
 
 class Offer:
-    """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets."""
+    """Begins empty: a node without GPUs offers nothing. `context_mib`: memory of each GPU that the host pool's copier takes, and no pod gets.
 
-    def __init__(self, names: Names, unit_mib: int, *, context_mib: int = 0) -> None:
+    `profiles`: MIG profiles that are offered. kube-scheduler reads at its start which resources are Tangram's: a pod with another would reach a node without an assignment.
+    """
+
+    def __init__(
+        self, names: Names, unit_mib: int, *, context_mib: int = 0, profiles: Collection[str] = (EVERY,)
+    ) -> None:
         self.names = names
         self.version = 0
+        self.slots: SlotsOnDemand | None = None
+        """Asked at each change; whoever knows that its answer changed calls `refresh`."""
+        self.unlisted: Callable[[str], object] = bool
+        """Called once with each MIG profile that the node has and does not offer."""
+        self._profiles, self._unlisted = frozenset(profiles), set[str]()
         self.probed = False
         """Has NVML answered once?"""
         self.names_numa = False
@@ -84,14 +107,13 @@ class Offer:
         """What `set_withdrawn` said last."""
         return self._withdrawn.get(by, {})
 
-    def refresh(self) -> None:
-        """Containers may have ended: IDs of withdrawn GPUs that nobody has leave the list."""
-        if self.probed and any(gpu.withdrawn for gpu in self._inventory.gpus):
-            self._list(self._inventory)
-
     def set_orphans(self, orphans: tuple[Orphan, ...]) -> None:
         """Pods that the API lacks and whose processes run on, by UID."""
         self._orphans = orphans
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Slots on demand may have changed, or containers have ended: IDs of withdrawn GPUs that nobody has leave the list."""
         if self.probed:
             self._set(self._reported, self._conditions)
 
@@ -119,19 +141,19 @@ class Offer:
             self._withdrawn[CORDONS] = {**held_back, **self._withdrawn.get(CORDONS, {})}
             inventory = self._made(reported, conditions)
         self._reported, self._conditions = reported, conditions
-        if inventory == self._inventory and self.version:
-            return
+        changed = inventory != self._inventory or not self.version
         self._inventory = inventory
-        self._list(inventory, always=True)
+        self._list(inventory, always=changed)
 
     def _made(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> Inventory:
         """As NVML reported it, with what is wrong and what is withdrawn."""
+        seen = reported.gpus if self.slots is None else tuple(map(self.slots.shown, reported.gpus))
         gpus = tuple(
             replace(
                 withdraw(_with_conditions(gpu, conditions.get(gpu.uuid, ())), *self._reasons(gpu.uuid)),
                 heat=self._heat.get(gpu.uuid, NORMAL),
             )
-            for gpu in reported.gpus
+            for gpu in seen
         )
         return replace(reported, gpus=without_copiers(gpus, self._context_mib), orphans=self._orphans)
 
@@ -153,14 +175,32 @@ class Offer:
 
     def _offered(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
         """Resource -> its device IDs. A resource that only withdrawn GPUs have is left out, unless containers have some of it."""
-        withdrawn = tuple(gpu for gpu in inventory.gpus if gpu.withdrawn)
-        others = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
-        offered = devices(others, self.names) if others.gpus else {}
-        for resource, ids in devices(replace(inventory, gpus=withdrawn), self.names).items() if withdrawn else ():
+        offered = self._devices_of(inventory, [gpu for gpu in inventory.gpus if not gpu.withdrawn])
+        for resource, ids in self._devices_of(inventory, [gpu for gpu in inventory.gpus if gpu.withdrawn]).items():
             used = frozenset(self.in_use(resource))
             if kept := tuple(one for one in ids if one.id in used):
                 offered[resource] = offered.get(resource, ()) + kept
-        return offered
+        return self._listed(offered)
+
+    def _devices_of(self, inventory: Inventory, gpus: Sequence[Gpu]) -> dict[str, tuple[Device, ...]]:
+        """Shares, whole GPUs, MIG instances and slots of these GPUs."""
+        found = devices(replace(inventory, gpus=tuple(gpus)), self.names) if gpus else {}
+        for gpu in gpus if self.slots is not None else ():
+            for profile, names in self.slots.devices(gpu).items() if self.slots is not None else ():
+                more = tuple(Device(name, name, gpu.healthy, gpu.numa) for name in names)
+                found[self.names.mig(profile)] = (*found.get(self.names.mig(profile), ()), *more)
+        return found
+
+    def _listed(self, offered: dict[str, tuple[Device, ...]]) -> dict[str, tuple[Device, ...]]:
+        """Without the MIG profiles that are not offered, which are reported once."""
+        if EVERY in self._profiles:
+            return offered
+        mig = {resource: self.names.mig_profile(resource) for resource in offered}
+        for profile in mig.values():
+            if profile and profile not in self._profiles | self._unlisted:
+                self._unlisted.add(profile)
+                self.unlisted(profile)
+        return {resource: ids for resource, ids in offered.items() if mig[resource] in (None, *self._profiles)}
 
 
 def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:

@@ -24,9 +24,9 @@ from vgpu.api.inventory import (
     CordonState,
     GpuCondition,
     Inventory,
-    kind_of_uuid,
     withdraw,
 )
+from vgpu.api.uuids import kind_of_uuid
 
 VERSION: Final = 1
 MOST_REASON: Final = 200

@@ -7,13 +7,13 @@ Units: memory in MiB (2**20 bytes), rounded down from what NVML reports.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from vgpu.api.grant import AssignedGpu, Assignment
+from vgpu.api.mig_device import slot_of_device
 
 AccessMode = Literal["cdi", "nvidia"]
 """How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
@@ -26,26 +26,18 @@ MOST_GPUS_OF_A_NODE: Final = 64
 MOST_ORPHANS: Final = 500
 """That an inventory may name. Guessed: four times the pods that a node has at most by the kubelet's default, and 128 KiB of annotation."""
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-
-
-def kind_of_uuid(text: str) -> Literal["GPU", "MIG"] | None:
-    """Whether a UUID, as NVML spells them since driver 470, is of a GPU or of a MIG instance; None when it is neither."""
-    found = _UUID.match(text)
-    if not found:
-        return None
-    return "GPU" if found[1] == "GPU" else "MIG"
-
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One MIG instance that exists on a GPU. It is offered while its GPU is in MIG mode and healthy."""
+    """One MIG instance that exists on a GPU. Where instances are declared, it is offered while its GPU is in MIG mode and healthy."""
 
     uuid: str
     profile: str
     mib: int
     gpu_instance: int
     compute_instance: int
+    start: int = -1
+    """First memory slice; -1 when it is not known. A reader of an earlier version passes over it."""
 
 
 HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
@@ -137,6 +129,9 @@ class Gpu:
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
     heat: str = NORMAL
     """As `HeatClass`; a reader takes any, and counts one that it does not know as normal."""
+    on_demand: bool = False
+    """It is in MIG mode, and its instances are made when pods request them: `instances` are those that exist now, for pods or idle.
+    Pods get slots of it (`vgpu.api.mig_device`), not instances. A reader of an earlier version passes over it."""
 
     @property
     def heat_number(self) -> int:
@@ -170,8 +165,8 @@ class Gpu:
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:
-        """Instances that pods may be given now."""
-        return self.instances if self.mig and self.offered else ()
+        """Instances that pods may be given now. Of a GPU on demand none: its slots are."""
+        return self.instances if self.mig and self.offered and not self.on_demand else ()
 
     @property
     def shareable(self) -> bool:
@@ -224,7 +219,9 @@ class Inventory:
     """Newest CUDA version that the driver supports, as `13.0`."""
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The GPU with this UUID, or the GPU that carries this MIG instance."""
+        """The GPU with this UUID, or the GPU that carries this MIG instance or MIG slot."""
+        slot = slot_of_device(uuid)
+        uuid = slot[0] if slot else uuid
         for gpu in self.gpus:
             if gpu.uuid == uuid or any(instance.uuid == uuid for instance in gpu.instances):
                 return gpu

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.api.inventory import Gpu, kind_of_uuid
+from vgpu.api.inventory import Gpu
+from vgpu.api.uuids import kind_of_uuid
 
 ALLOWED: Final = "all, uuid=UUID, index=N, index=N-M, model=PATTERN, label=KEY or label=KEY=VALUE, joined by &"
 MOST_SELECTORS: Final = 64

@@ -32,7 +32,7 @@ from vgpu.scheduling import scarcity
 from vgpu.scheduling.arrays import GpuArrays, GpusOfNodes
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
 from vgpu.scheduling.links import nearest
-from vgpu.scheduling.mig_instances import choose
+from vgpu.scheduling.mig_fit import assigned_mig, fits_mig
 from vgpu.scheduling.packing import FreeGpus, GpuSet, pack
 from vgpu.scheduling.policies.outcome import Displaced, PlacementOutcome
 from vgpu.scheduling.policies.registry import Order
@@ -84,9 +84,7 @@ class FeasibilityTable:
             if part.kind == "mig"
         }
         self._counts = {profile: self.view.instances(profile) for profile in self._profiles}
-        self.fits_mig = self.is_candidate.copy()
-        for profile, wanted in self._profiles.items():
-            self.fits_mig &= self._counts[profile].enough(wanted)
+        self.fits_mig = fits_mig(self.view, self._profiles, self._counts)
         self._left: Ints | None = None
         """(GPUs, nodes) left on each GPU after the pod, of a pod that is one share."""
         self._loosest_mib: Ints = np.zeros(len(self.is_candidate), np.int32)
@@ -131,11 +129,7 @@ class FeasibilityTable:
                 for row in taken[-1]
             ]
             given |= _dealt(assigned, self._wholes)
-        for profile, wanted in self._profiles.items():
-            assigned = [
-                AssignedGpu(instance.uuid, gpu.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
-                for gpu, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
-            ]
+        for profile, assigned in assigned_mig(self.view, self.names[at], self._profiles).items():
             given |= _dealt(assigned, self.request.of_profile(profile))
         ordered = {request.container: given[request.container] for request in self.request.containers}
         init = frozenset(request.container for request in self.request.containers if request.init)
@@ -261,7 +255,9 @@ class FeasibilityTable:
                 beyond = ((mib > 0) * tenths[pool]).sum(axis=0)
         for profile, instances in self._instances.items():
             weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
-            shares[self._live] += (instances * weights).sum(axis=0)
+            lost = self._counts[profile].lost
+            each = weights if lost is None else weights + lost[:, self._live]
+            shares[self._live] += (instances * each).sum(axis=0)
         return Displaced(shares, beyond)
 
     def _place_several(self, before: FreeGpus) -> Bools:

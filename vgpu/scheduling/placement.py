@@ -22,6 +22,7 @@ from vgpu.api.grant import Assignment
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.feasibility import FeasibilityTable
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet
+from vgpu.scheduling.mig_stock import NONE
 from vgpu.scheduling.nodes.name_index import Quoted
 from vgpu.scheduling.nodes.nodes_by_column import NodesByColumn
 from vgpu.scheduling.policies.outcome import Scores
@@ -36,6 +37,7 @@ TOO_FEW: Final = "node has too few GPUs that are large enough and of an allowed 
 NO_SINGLE_GPU: Final = "no single GPU has enough free gpu-mem and gpu-core"
 NO_WHOLE: Final = "too few GPUs are wholly free"
 NO_MIG: Final = "too few free MIG instances of the profile"
+NO_MIG_ROOM: Final = "no GPU has room for another MIG instance of the profile beside those in use"
 NO_MIG_EVER: Final = "node has no such MIG instances"
 WITHDRAWN: Final = "a GPU of the node is cordoned or withdrawn, and the pod does not fit the others"
 LIMITS: Final = (
@@ -163,7 +165,7 @@ def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
     Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
     """
     looked_up = _look_up(fleet, candidates)
-    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + sum(known.free_mib for known in fleet.mig.values())
+    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + fleet.stock.free_mib()
     gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[looked_up.columns]
     rating = np.maximum(BEST - np.ceil(gpus.round(6)), 0).astype(int).tolist()  # tenths need not add up to 1 exactly
     names = [fleet.names[at] for at in looked_up.columns.tolist()]
@@ -219,6 +221,7 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (LIMITS, unlimited.fits),
+        (NO_MIG_ROOM, ~now.fits_mig & (fleet.stock.number[:, table.view.columns] != NONE).any(axis=0)),
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_SINGLE_GPU, full),
     ]
