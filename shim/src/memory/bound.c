@@ -73,12 +73,13 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     atomic_fetch_add(&bound->inside, 1); /* first: see bound_settle */
     if (take(bound, bytes))
         return true;
-    enum link_answer answer = LINK_REFUSED;
-    if (bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT))
-        answer = take_or_request(gpu, bytes);
+    const bool possible = bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT);
+    enum link_answer answer = possible ? take_or_request(gpu, bytes) : LINK_REFUSED;
     if (answer == LINK_REFUSED && elastic_trim(gpu, bytes + PAGE) > 0) /* what is kept for the next request */
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_REFUSED && pools_reclaim(gpu)) /* what idle pools keep */
+        answer = take_or_request(gpu, bytes);
+    if (answer == LINK_REFUSED && possible && discard_wait(gpu)) /* what was freed while it is away */
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_ABSENT)
         warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
