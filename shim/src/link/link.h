@@ -168,8 +168,8 @@ void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
 void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
 bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t capacity, uint32_t *count);
-enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
-void link_grown(struct gpu *gpu, uint64_t unneeded_bytes);
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, uint64_t spare_bytes); /* spare: of these, for calls to come */
+void link_grown(struct gpu *gpu, uint64_t unneeded_bytes); /* locked */
 enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message); /* locked afterwards when it is granted */
 
 /* Between link.c, request.c and helper.c. "Locked" = called with link.lock held. */

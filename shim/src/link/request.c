@@ -281,25 +281,29 @@ static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_
     return wire_send(&link_->end, WIRE_CONTEXT, seq, &message, sizeof message);
 }
 
-/* Locked, connected. One request, as `request_once`. */
+/* Locked, connected. One request, as `request_once`. What an arbiter granted whose connection has ended since is not reserved by the next one. */
 static enum link_answer grow_once(struct gpu *gpu, uint64_t bytes, bool *held)
 {
+    const uint32_t ended = link_->ended;
     *held = (link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & WIRE_UNDERSTANDS_GROW) != 0;
     if (!*held)
         return LINK_GRANTED;
     link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
-    if (!reached(say_grow(gpu, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS))
+    if (!reached(say_grow(gpu, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS) || link_->ended != ended)
         return LINK_ABSENT;
     return link_->grow_answer.refused ? LINK_REFUSED : LINK_GRANTED;
 }
 
-enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, uint64_t spare_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
+    bool held = false; /* else granted by an arbiter that knows no bounds */
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);)
-        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, held);
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, &held);
+    if (answer == LINK_GRANTED && held)
+        bound_granted(gpu, spare_bytes);
     link_have_helper();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
@@ -309,20 +313,22 @@ enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
 /* Use is stated first: what NVML counts is read beside it. `unneeded`: of what the arbiter reserved, so much no call was made for. */
 void link_grown(struct gpu *gpu, uint64_t unneeded_bytes)
 {
-    pthread_mutex_lock(&link_->lock);
     if (is_connected() && atomic_load(&gpu->wire) >= 0 && link_state_use(gpu))
         say_grow(gpu, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, unneeded_bytes);
-    pthread_mutex_unlock(&link_->lock);
 }
 
-/* Locked, connected. One request, as `request_once`. An answer that comes too late is undone. */
+/* Locked, connected. One request, as `request_once`. An answer that comes too late is undone; the next arbiter knows of none. */
 static enum link_answer shared_once(struct gpu *gpu, struct wire_shared *message)
 {
+    const uint32_t ended = link_->ended;
     message->gpu = (uint32_t)atomic_load(&gpu->wire);
     link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
     if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, message, sizeof *message)))
         return LINK_ABSENT;
-    if (answered_in_time(&link_->hold, PATIENCE_MS))
+    const bool answered = answered_in_time(&link_->hold, PATIENCE_MS);
+    if (link_->ended != ended)
+        return LINK_ABSENT;
+    if (answered)
         return link_->shared_answer.refused ? LINK_REFUSED : LINK_GRANTED;
     if (is_connected())
         link_drop(message);
