@@ -163,6 +163,7 @@ bool link_has_helper(void);     /* false: what is not needed is returned at once
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes);
 void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes); /* of the unused lease, to the arbiter */
+void link_return_used(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes); /* of the lease in use: it is never unused here */
 void link_return_all(struct gpu *gpu);                                            /* the unused lease of both kinds */
 void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead, and until the page shows what was given back */
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
