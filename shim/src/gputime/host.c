@@ -12,9 +12,9 @@
     EXPORT CUresult name(void *at)                                                                                             \
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
-        const bool watched = activity_call_begins();                                                                           \
+        const struct activity_call call = activity_call_begins();                                                              \
         const CUresult rc = tangram.driver.name(at);                                                                           \
-        activity_call_ends(watched);                                                                                           \
+        activity_call_ends(call);                                                                                              \
         return rc;                                                                                                             \
     }
 

@@ -112,9 +112,9 @@ static uint64_t beyond(enum owned_kind kind, uint64_t limit, const struct depth 
  * waits for them is guessed. */
 static CUresult set_limit(CUlimit limit, size_t value)
 {
-    const bool watched = activity_call_begins();
+    const struct activity_call call = activity_call_begins();
     const CUresult rc = tangram.driver.cuCtxSetLimit(limit, value);
-    activity_call_ends(watched);
+    activity_call_ends(call);
     return rc;
 }
 
