@@ -1,4 +1,4 @@
-/* unit_bound.c - what an arbiter granted whose connection has ended since: the next one has reserved none of it.
+/* unit_bound.c - what an arbiter granted whose connection has ended since: the next one has reserved none of it. And limits that it has not sent.
  *
  * Compiled with the library's own sources, so that the sanitizers see them. The arbiter is a thread at the other end of a pair of sockets. It hands its
  * answers to the library as the helper would; in `ends` the connection has ended, and the next one has begun, before the thread that waits has woken. */
@@ -133,6 +133,28 @@ static void what_is_left_for_calls_does_not_return_once_it_was_lost(void)
     atomic_store(&bound->inside, 0);
 }
 
+static CUresult count_devices(int *count)
+{
+    *count = 2;
+    return CUDA_SUCCESS;
+}
+
+/* The arbiter does not know the second one's pool yet. */
+static void a_gpu_without_limits_leaves_the_other_its_burst(void)
+{
+    struct gpu *other = &tangram.grant.gpu[1];
+    tangram.grant.gpus = 2;
+    tangram.driver.cuDeviceGetCount = count_devices;
+    atomic_store(&tangram.device_gpu[1], other);
+    atomic_store(&tangram.only_gpu, NULL);
+    atomic_store(&other->bursts, true);
+    atomic_store(&tangram.burst_link.needed_ms, 1); /* long ago */
+    atomic_store(&gpu->resident_limit_bytes, MIB);
+    assert(!elastic_able(other) && elastic_reason() == ELASTIC_ABLE && elastic_able(gpu));
+    atomic_store(&gpu->limits_came, false);
+    assert(!elastic_able(gpu) && elastic_reason() == ELASTIC_NO_ARBITER);
+}
+
 int main(void)
 {
     set_up();
@@ -140,6 +162,7 @@ int main(void)
     what_is_opened_is_stated_to_the_next_arbiter();
     what_is_converted_is_elastic_to_the_next_arbiter();
     what_is_left_for_calls_does_not_return_once_it_was_lost();
+    a_gpu_without_limits_leaves_the_other_its_burst();
     puts("ok");
     return 0;
 }
