@@ -10,7 +10,7 @@ Allocations outlive their node's inventory: a node that goes, comes back, or cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ import structlog
 from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import Names
+from vgpu.api.numa import ContainerNeeds
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.policies.registry import POLICIES
@@ -29,6 +30,15 @@ Size: TypeAlias = tuple[str, int]
 NOTHING: Final[frozenset[str]] = frozenset()
 
 log = structlog.get_logger("extender.accounting")
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedPod:
+    """A pod on a node whose kubelet aligns pods or refuses them (`extender.numa`)."""
+
+    needs: tuple[ContainerNeeds, ...]
+    cpus: Mapping[int, int] | None
+    """NUMA node -> CPUs that it will have for itself; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,13 @@ class Allocation:
     """The pod, as `namespace/name`."""
     own: bool = True
     """Is the pod placed there? Else the capacity is set aside for it, and it may be placed elsewhere."""
+    aligned: AlignedPod | None = None
+    """Until the node counts the pod's CPUs; None where none are to be counted."""
+
+    def has_instances(self, uuids: Set[str]) -> bool:
+        """Are MIG instances among these? `NOTHING` stands for those of several containers, so for all of the pod."""
+        parts = (gpu for gpus in self.assignment.containers.values() for gpu in gpus)
+        return any(gpu.kind == "mig" for gpu in parts if not uuids or gpu.uuid in uuids)
 
 
 def sizes_of(request: PodRequest, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
@@ -84,7 +101,7 @@ class Accounting:
         self._versions: dict[str, int] = {}
         """Node -> how often an allocation changed there."""
         self._cdi: set[str] = set()
-        """Nodes offered whose devices come from Allocate."""
+        """Nodes offered where all devices come from Allocate, not MIG instances alone."""
 
     def __len__(self) -> int:
         return len(self._allocations)
@@ -147,6 +164,12 @@ class Accounting:
         self.on_move(uid, "")
         return True
 
+    def counted(self, uid: str) -> None:
+        """The node counts the pod's CPUs."""
+        allocation = self._allocations.get(uid)
+        if allocation is not None and allocation.aligned is not None:
+            self._allocations[uid] = replace(allocation, aligned=None)
+
     def set_node(self, name: str, inventory: Inventory | None) -> None:
         """Offer a node with these GPUs, or stop offering it. Allocations on it stay either way."""
         self._cdi.discard(name)
@@ -179,7 +202,8 @@ class Accounting:
     ) -> dict[str, Set[str]]:
         """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting.
 
-        Only with access mode cdi: there the devices come from Allocate, which cannot distinguish the two pods. A pod that is to have the
+        Only where the devices come from Allocate, which cannot distinguish the two pods: with access mode cdi, and MIG instances with
+        each mode. A pod that is to have the
         emptiest GPU is not restricted to another, and no pod is restricted by one of which `starts_later(uid)` is true: bind waits instead
         (`extender.bind.BindOrder`).
         """
@@ -189,7 +213,7 @@ class Accounting:
         for part in request.containers:
             for size in part.resources(names).items():
                 starting = self._starting.get(size, {})
-                for node in self._cdi & starting.keys():
+                for node in filter(self.fleet.__contains__ if part.kind == "mig" else self._cdi.__contains__, starting):
                     for uid, uuids in starting[node].items():
                         if starts_later(uid):
                             continue
@@ -200,9 +224,11 @@ class Accounting:
     def mistakable(self, uid: str) -> Iterator[str]:
         """UIDs of pods for which the kubelet could mistake this one, to the harm of both: of its size, with other GPUs of its node."""
         allocation = self._allocations.get(uid)
-        if allocation is None or allocation.node not in self._cdi:
+        if allocation is None:
             return
         for size, uuids in allocation.sizes.items():
+            if allocation.node not in self._cdi and not allocation.has_instances(uuids):
+                continue
             for other, theirs in self._starting[size][allocation.node].items():
                 if other != uid and (theirs != uuids or not uuids):
                     yield other

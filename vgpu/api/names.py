@@ -24,7 +24,7 @@ LEVELS: Final = range(5)
 
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
-POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "scheduler")
+POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "cool", "scheduler")
 """Placement policies, as a pod may name them. What they do is in `vgpu.scheduling.policies`, which a reader of requests need not load."""
 
 
@@ -177,9 +177,19 @@ class Names:
         return tuple(self.gpu_label(fact) for fact in GPU_FACTS)
 
     @property
+    def cordoned_gpus(self) -> str:
+        """Node annotation that operators write, by `tangramctl cordon`: which GPUs get no new pods, and why (JSON)."""
+        return f"{self.domain}/cordoned-gpus"
+
+    @property
     def bursts(self) -> str:
         """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
         return f"{self.domain}/bursts"
+
+    @property
+    def numa(self) -> str:
+        """Node annotation that the device plugin writes: to which NUMA nodes the kubelet aligns pods depends on it (JSON)."""
+        return f"{self.domain}/numa"
 
     @property
     def memory_stranded(self) -> str:

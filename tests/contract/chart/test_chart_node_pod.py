@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import annotated_types
 import pytest
+import yaml
 
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.settings import DevicePluginSettings
-from tests.contract.chart.rendering import Helm, Objects, env
+from tests.contract.chart.rendering import CHART, Helm, Objects, Refused, env
 from tests.contract.chart.rights import assert_confined
 from vgpu.gputime.trial_verdict import FILE
 
@@ -156,3 +159,53 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     assert env(nvidia.container("plugin"))["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert env(nvidia.container("plugin"))["NVIDIA_DRIVER_CAPABILITIES"] == "utility,compute"
     assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_the_kubelets_configuration_is_mounted_only_where_it_is_read(helm: Helm) -> None:
+    """Its folder has what pods are given, secrets too: the file alone is mounted."""
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        ({}, set()),
+        ({"enabled": True}, {"/sys/devices/system/node", "/var/lib/kubelet/config.yaml"}),
+        ({"enabled": True, "kubelet": {"topologyManagerPolicy": "restricted"}}, {"/sys/devices/system/node"}),
+    ]
+    for numa, mounted in cases:
+        rendered = helm.objects({"node": {"numa": numa}})
+        pod = rendered.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+        paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+        assert {path for path in paths if "/sys/" in path or "config" in path} == mounted
+        plugin, arbiter = pod["containers"]
+        names = {mount["name"] for mount in plugin["volumeMounts"]} & {"numa-nodes", "kubelet-config"}
+        assert len(names) == len(mounted)
+        assert names.isdisjoint(mount["name"] for mount in arbiter["volumeMounts"])
+        variables = {one["name"]: one.get("value") for one in plugin["env"]}
+        assert variables.get("TANGRAM_DEVICEPLUGIN_KUBELET_TOPOLOGY") == (
+            '{"topologyManagerPolicy":"restricted"}' if "kubelet" in numa else None
+        )
+
+
+def test_mig_on_demand_is_off_unless_set_and_then_the_plugin_may_change_instances(helm: Helm) -> None:
+    off = helm.objects({"accessMode": "nvidia"}).container("plugin")
+    assert env(off)["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"] == "false"
+    values = {"accessMode": "nvidia", "node": {"migOnDemand": True, "migIdleSeconds": 5}}
+    on = helm.objects(values).container("plugin")
+    given = env(on)
+    assert (given["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"], given["TANGRAM_DEVICEPLUGIN_MIG_IDLE_S"]) == ("true", "5")
+    assert on["securityContext"]["privileged"]
+    with pytest.raises(Refused, match=r"node\.privileged is false with node\.migOnDemand=true"):
+        helm.objects({"node": {"migOnDemand": True, "privileged": False}})
+    with pytest.raises(Refused, match="migIdleSeconds"):
+        helm.objects({"node": {"migIdleSeconds": -1}})
+
+
+def test_the_values_of_mig_on_demand_are_those_of_the_plugin() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["node"]
+    ranges = json.loads((CHART / "values.schema.json").read_text())["properties"]["node"]["properties"][
+        "migIdleSeconds"
+    ]
+    fields = DevicePluginSettings.model_fields
+    assert (values["migOnDemand"], values["migIdleSeconds"]) == (
+        fields["mig_on_demand"].default,
+        fields["mig_idle_s"].default,
+    )
+    bounds = {type(one): one for one in fields["mig_idle_s"].metadata}
+    assert (ranges["minimum"], ranges["maximum"]) == (bounds[annotated_types.Ge].ge, bounds[annotated_types.Le].le)
