@@ -135,10 +135,10 @@ class MigInstances:
                 raise Refused(f"the MIG instance of {device} left the record while it was made")
             return Instance(made.uuid, made.answered)
 
-    def remove(self, gpu: Gpu, slot: MigSlot) -> bool:
-        """Remove an instance that no container has; False if a process uses it or it is not ours. Raises NvmlError, OSError."""
+    def remove(self, gpu: Gpu, slot: MigSlot, in_use: Collection[MigSlot]) -> bool:
+        """Remove an instance that no container has. `in_use`: slots that containers have. False if a process uses it or it is not ours. Raises NvmlError, OSError."""
         with self._busy:
-            view = self._refresh(gpu, ())
+            view = self._refresh(gpu, in_use)
             one = view.ours.get(slot)
             if one is None or self._processes((one.uuid,)):
                 return False

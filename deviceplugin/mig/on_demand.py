@@ -212,10 +212,11 @@ class MigOnDemand:
                     await self._remove(gpu, slot)
 
     async def _remove(self, gpu: Gpu, slot: MigSlot) -> None:
-        if slot in self._held(gpu.uuid) | self._assigned(gpu.uuid):
+        in_use = self._held(gpu.uuid) | self._assigned(gpu.uuid)
+        if slot in in_use:
             return
         try:
-            removed = await asyncio.to_thread(self._instances.remove, gpu, slot)
+            removed = await asyncio.to_thread(self._instances.remove, gpu, slot, in_use)
         except NvmlError as error:
             log.warning(
                 "an idle MIG instance is not removed",

@@ -64,7 +64,7 @@ class Machine:
         for _ in range(2):
             view = self.plugin.refresh(GPU, in_use)
             for slot in set(view.ours) - set(in_use):
-                self.plugin.remove(GPU, slot)
+                self.plugin.remove(GPU, slot, in_use)
             self.now_s += LATE_S + 1
 
 
@@ -272,6 +272,15 @@ def test_after_a_reboot_a_container_gets_its_instance_again_under_the_old_name(m
     assert again.uuid != first.uuid
     machine.make(SMALL)
     assert machine.plugin.record.all()[0].answered == again.uuid, "a new container gets the new name"
+
+
+def test_an_idle_instance_that_goes_after_a_reset_takes_no_name_of_a_container_with_it(machine: Machine) -> None:
+    first = machine.make(SMALL)
+    machine.driver.reset()
+    machine.make(OTHER_HALF, SMALL)
+    machine.driver.reset()
+    machine.plugin.remove(GPU, OTHER_HALF, {SMALL})
+    assert machine.make(SMALL, again=True).answered == first.answered
 
 
 def test_after_a_reboot_an_instance_at_a_slot_of_ours_is_foreign(machine: Machine) -> None:

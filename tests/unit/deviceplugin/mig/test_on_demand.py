@@ -102,6 +102,7 @@ async def test_room_that_older_records_of_the_kubelet_deny_is_found_by_newer_one
     known.listed = []
     await known.node.allocate([HALF])
     assert known.driver.layout() == (MigSlot(4, "3g.40gb"),)
+    assert not known.pods.waited_for.is_set()
 
 
 async def test_room_is_waited_for_while_the_watch_is_late(tmp_path: Path) -> None:
