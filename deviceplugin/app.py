@@ -17,12 +17,15 @@ from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
+from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.publish import Publisher
+from deviceplugin.gpus.slice_watch import SliceWatch
 from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
@@ -49,6 +52,7 @@ from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
+from kube.errors import ApiError
 from kube.events import Recorder
 from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
@@ -57,10 +61,13 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.errors import BadDocument
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
+from vgpu.health.owners import Owners
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -68,6 +75,8 @@ INSTALL_RETRY_S: Final = 5.0
 GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
+EARLIER_S: Final = 5.0
+"""How long the start waits for the node's annotations. Guessed: GPUs are offered all the same when the API server is away."""
 COMPONENT: Final = "tangram-deviceplugin"
 log = structlog.get_logger("deviceplugin")
 
@@ -142,13 +151,31 @@ class DevicePlugin:
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
-        self.publisher = Publisher(client, settings.node_name, self.offer, annotation, self._node_labels)
+        self.publisher = Publisher(
+            client, settings.node_name, self.offer, annotation, self._node_labels, settings.selection.label_keys, self._node_seen
+        )  # fmt: skip
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
         self.mig = self._mig_on_demand()
-        self.gpus = self._node_gpus()
+        self.trier = Trier(
+            settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
+        )
+        self.slices = SliceWatch(client, settings.node_name)
+        self.owner_watch = OwnerWatch(
+            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen, ledger=self.ledger.in_use,
+            try_out=self.trier.try_out, until_idle=self.calls.until_idle,
+        )  # fmt: skip
+        self.offer.in_use = self.owner_watch.in_use
         self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
+        self.metrics.owner_sources = lambda: self.owner_watch.failing
+        self.gpus = self._node_gpus()
+        self.nvml_service.health = self.gpus.last_health
+        self.cordons = CordonWatch(
+            self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
+            self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+        )  # fmt: skip
+        self.offer.hold_back = self.cordons.hold_back
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
@@ -164,7 +191,7 @@ class DevicePlugin:
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
             health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
-            try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+            try_out=self.owner_watch.before_offer,
         )  # fmt: skip
 
     def _mig_on_demand(self) -> MigOnDemand:
@@ -200,8 +227,11 @@ class DevicePlugin:
                     self.recorder.run,
                     self.publisher.run,
                     self.nvml_service.run,
-                    self.gpus.run,
+                    self.slices.run,
+                    self._follow_gpus,
+                    self.owner_watch.run,
                     self.health_watch.run,
+                    self.cordons.run,
                     self.upkeep.run,
                     self.status_watch.run,
                     self.class_updater.run,
@@ -240,9 +270,28 @@ class DevicePlugin:
             return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
             return Missing.PODS.because()
+        if self.owner_watch.unknown:
+            return Missing.OWNERS.because(self.owner_watch.unknown)
         if self.publisher.failing:
             return Missing.INVENTORY.because(self.publisher.failing)
         return "" if self.registration.known else Missing.KUBELET.because()
+
+    def _node_seen(self, node: KubernetesNode) -> None:
+        self.cordons.node_seen(node.metadata.annotation(self._names.cordoned_gpus))
+
+    async def _follow_gpus(self) -> None:
+        """What the plugin before this one published is read first: this one will write over it."""
+        try:
+            async with asyncio.timeout(EARLIER_S):
+                node = await self._fetch_node()
+            self._node_seen(node)
+            if text := node.metadata.annotation(self._names.inventory):
+                earlier = inventory_from_json(text)
+                self.gpus.remember(earlier)
+                self.cordons.remember(earlier)
+        except (ApiError, BadDocument, msgspec.MsgspecError, TimeoutError) as error:
+            log.warning("what was published of this node before is not known", error=str(error) or "no answer in time")
+        await self.gpus.run()
 
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from vgpu.api.errors import TangramError
+from vgpu.health.foreign import ForeignDevice, may_be_gpu
 from vgpu_pb import podresources_pb2 as pb
 
 DEADLINE_S: Final = 5.0
@@ -27,6 +29,7 @@ MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
 
 LIST: Final = "/v1.PodResourcesLister/List"
+ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 REQUEST: Final = pb.ListPodResourcesRequest().SerializeToString()
 POD_TAG: Final = 0x0A
 """Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
@@ -47,6 +50,16 @@ class ContainerDevices:
     ids: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class ListedDevices:
+    """What the kubelet knows of device plugins."""
+
+    foreign: frozenset[ForeignDevice]
+    """Offered by others, or given to pods: those that may be GPUs."""
+    held: Mapping[str, frozenset[str]]
+    """Our resources -> device IDs that containers have."""
+
+
 class PodResources:
     """A client of the kubelet's pod resources socket. Connects at the first call, again after a restart of the kubelet.
 
@@ -56,7 +69,7 @@ class PodResources:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
-        self._call: Any = None
+        self._calls: dict[str, Any] = {}
         self._calling = asyncio.Lock()
         self._next: asyncio.Task[bytes] | None = None
         """The question that waits for the one under way."""
@@ -70,10 +83,26 @@ class PodResources:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
+    async def others(self, domain: str, finished: Set[tuple[str, str]] = frozenset()) -> ListedDevices:
+        """Devices of every resource that is not under our domain, and those of ours that containers have.
+
+        `finished`: namespace and name of pods that have ended. Raises KubeletUnreachable, also where the answer cannot be read.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                offered, listed = await asyncio.gather(self._request(ALLOCATABLE), self._list())
+        except TimeoutError:
+            raise KubeletUnreachable(f"pod resources at {self._socket}: no answer in {DEADLINE_S:.0f} s") from None
+        try:
+            return await asyncio.to_thread(_sorted_out, offered, listed, f"{domain}/", finished)
+        except DecodeError as error:
+            raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
+
     async def close(self) -> None:
         """Hang up."""
         if self._channel is not None:
-            channel, self._channel, self._call = self._channel, None, None
+            channel, self._channel = self._channel, None
+            self._calls.clear()
             await channel.close()
 
     async def _list(self) -> bytes:
@@ -85,17 +114,18 @@ class PodResources:
     async def _request_in_turn(self) -> bytes:
         async with self._calling:
             self._next = None
-            return await self._request()
+            return await self._request(LIST)
 
-    async def _request(self) -> bytes:
-        if self._call is None:
+    async def _request(self, method: str) -> bytes:
+        if self._channel is None:
             options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
             self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
-            self._call = self._channel.unary_unary(LIST)
+        if method not in self._calls:
+            self._calls[method] = self._channel.unary_unary(method)
         until_s = time.monotonic() + DEADLINE_S
         while True:
             try:
-                answer: bytes = await self._call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
+                answer: bytes = await self._calls[method](REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until_s:
                     status = f"{error.code().name}: {error.details()}"
@@ -103,6 +133,27 @@ class PodResources:
                 await asyncio.sleep(PAUSE_S)
             else:
                 return answer
+
+
+def _sorted_out(offered: bytes, listed: bytes, prefix: str, finished: Set[tuple[str, str]]) -> ListedDevices:
+    """Raises DecodeError."""
+    foreign: set[ForeignDevice] = set()
+    held: dict[str, set[str]] = {}
+
+    def take(devices: Iterable[pb.ContainerDevices], *, given: bool) -> None:
+        for one in devices:
+            resource = one.resource_name
+            if not resource.startswith(prefix):
+                foreign.update(filter(may_be_gpu, (ForeignDevice(resource, one_id) for one_id in one.device_ids)))
+            elif given:
+                held.setdefault(resource, set()).update(one.device_ids)
+
+    take(pb.AllocatableResourcesResponse.FromString(offered).devices, given=False)
+    for pod in pb.ListPodResourcesResponse.FromString(listed).pod_resources:
+        if (pod.namespace, pod.name) not in finished:
+            for container in pod.containers:
+                take(container.devices, given=True)
+    return ListedDevices(frozenset(foreign), {resource: frozenset(ids) for resource, ids in held.items()})
 
 
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:

@@ -13,6 +13,7 @@ from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitA
 from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
+from vgpu.health.selection import ALLOWED, EVERY, Selection, selection_from_list
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -114,6 +115,11 @@ class DevicePluginSettings(ProgramSettings):
         60.0, gt=0, le=86_400, description="seconds between checks which GPUs and MIG instances exist"
     )
 
+    gpus: list[str] = Field(
+        [EVERY],
+        description=f"which of the node's GPUs are Tangram's: a list of selectors, each of terms {ALLOWED}; another plugin may have the rest",
+    )
+
     unhealthy_gpu_pods: str = Field(
         "leave",
         description="what happens to pods whose GPU is unhealthy or no longer there: leave, evict, or evict-after: 5m; a degraded GPU is no reason",
@@ -137,6 +143,10 @@ class DevicePluginSettings(ProgramSettings):
         le=86_400,
         description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
     )
+    self_test: bool = Field(
+        True,
+        description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
+    )
 
     nvml_start_s: float = Field(
         120.0,
@@ -151,6 +161,12 @@ class DevicePluginSettings(ProgramSettings):
         description="seconds that a call of NVML may take; then its process is killed and another one started",
     )
 
+    @field_validator("gpus")
+    @classmethod
+    def _selectors_are_known(cls, selectors: list[str]) -> list[str]:
+        selection_from_list(selectors)
+        return selectors
+
     @field_validator("unhealthy_gpu_pods")
     @classmethod
     def _policy_is_known(cls, text: str) -> str:
@@ -161,6 +177,11 @@ class DevicePluginSettings(ProgramSettings):
     def unhealthy_gpu_policy(self) -> PodPolicy:
         """For pods whose GPU is unhealthy."""
         return policy_from_text(self.unhealthy_gpu_pods)
+
+    @property
+    def selection(self) -> Selection:
+        """Which GPUs are Tangram's."""
+        return selection_from_list(self.gpus)
 
     @property
     def names(self) -> Names:
@@ -211,6 +232,11 @@ class DevicePluginSettings(ProgramSettings):
     def nvml_released(self) -> Path:
         """While this file exists, nothing of ours has a GPU open."""
         return self.plugin_folder / "nvml.released"
+
+    @property
+    def nvml_withheld(self) -> Path:
+        """PCI addresses of GPUs that NVML does not open."""
+        return self.plugin_folder / "nvml.withheld"
 
     @property
     def shared_gpus(self) -> Path:

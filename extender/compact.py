@@ -133,7 +133,7 @@ def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, labels, taints and resources that are not ours."""
+    """What to keep of a node: its name, and where it has an inventory, that, its cordoned GPUs, labels, taints and resources that are not ours."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -141,7 +141,9 @@ def small_node(names: Names) -> Callable[[Node], Node]:
         if text is not None:
             # equal on thousands of nodes
             labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
-            kept = msgspec.structs.replace(kept, annotations={names.inventory: text}, labels=labels or None)
+            cordons = node.metadata.annotation(names.cordoned_gpus)
+            annotations = {names.inventory: text} | ({names.cordoned_gpus: cordons} if cordons is not None else {})
+            kept = msgspec.structs.replace(kept, annotations=annotations, labels=labels or None)
         if text is None:
             return Node(kept, NodeSpec(), NodeStatus())
         there = (node.status.allocatable or {}).items()

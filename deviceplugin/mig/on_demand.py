@@ -24,7 +24,7 @@ from kube.objects import Pod
 from nvml.errors import NvmlError
 from vgpu.api.errors import Refused
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory, MigInstance, Withdrawal
 from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device, slot_mib, slot_of_device
 from vgpu.mig.on_demand import layout_in_use
@@ -115,7 +115,7 @@ class MigOnDemand:
     async def prepare(self, inventory: Inventory) -> None:
         """After a probe, before its GPUs are offered."""
         for gpu in inventory.gpus:
-            if self._instances.concerns(gpu):
+            if self._instances.concerns(gpu) and not self._left_out(gpu):
                 await self._refresh(gpu)
 
     async def allocate(self, devices: Sequence[str]) -> tuple[str, ...]:
@@ -175,6 +175,8 @@ class MigOnDemand:
             raise Refused(f"{device} is no MIG slot of a GPU of this node")
         if not gpu.healthy and not again:
             raise Refused(f"GPU {gpu.uuid} is unhealthy: no MIG instance is made on it")
+        if (reasons := self._withdrawn(gpu.uuid)) and not again:
+            raise Refused(f"GPU {gpu.uuid} is withdrawn, and no MIG instance is made on it: {reasons[0]}")
         held = self._held(gpu.uuid)
         try:
             async with asyncio.timeout(MAKE_S):
@@ -190,7 +192,7 @@ class MigOnDemand:
 
     async def _tidy(self) -> None:
         """Remove what has been idle for long. Raises NvmlError, OSError."""
-        gpus = [gpu for gpu in self._offer.reported.gpus if self._instances.concerns(gpu)]
+        gpus = [gpu for gpu in self._offer.reported.gpus if self._instances.concerns(gpu) and not self._left_out(gpu)]
         if not gpus or not self._pods.synced:
             return
         due = self._clock() - self._refreshed_s >= REFRESH_S
@@ -246,6 +248,15 @@ class MigOnDemand:
         if view != before and self._offer.probed:
             self._offer.refresh()
             self._write_cdi(self._offer.reported)
+
+    def _withdrawn(self, uuid: str) -> tuple[GpuCondition, ...]:
+        """Why new pods do not get a GPU."""
+        shown = self._offer.inventory().gpu(uuid)
+        return shown.withdrawn if shown is not None else ()
+
+    def _left_out(self, gpu: Gpu) -> bool:
+        """Nothing of Tangram opens it, so that it can be reset."""
+        return any(one.reason == Withdrawal.RELEASED for one in self._withdrawn(gpu.uuid))
 
     def _idle(self, gpu: Gpu) -> set[MigSlot]:
         view = self._instances.views.get(gpu.uuid)

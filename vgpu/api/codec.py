@@ -23,6 +23,7 @@ from vgpu.api.inventory import (
     MOST_CONDITIONS,
     MOST_GPUS_OF_A_NODE,
     MOST_ORPHANS,
+    NORMAL,
     AccessMode,
     Gpu,
     Inventory,
@@ -102,6 +103,8 @@ def inventory_to_json(inventory: Inventory) -> str:
         for instance in gpu["instances"]:
             if instance["start"] < 0:  # likewise
                 del instance["start"]
+        if gpu["heat"] == NORMAL:  # likewise
+            del gpu["heat"]
     for later in ("orphans", "cuda"):
         if not document["inventory"][later]:  # likewise
             del document["inventory"][later]

@@ -36,10 +36,8 @@ from vgpu.scheduling.mig_fit import assigned_mig, fits_mig
 from vgpu.scheduling.packing import FreeGpus, GpuSet, pack
 from vgpu.scheduling.policies.outcome import Displaced, PlacementOutcome
 from vgpu.scheduling.policies.registry import Order
+from vgpu.scheduling.ranking import NEVER, among_equals, quarters, smallest, tightest
 from vgpu.scheduling.usable_gpus import UsableGpus
-
-NEVER: Final = np.int32(np.iinfo(np.int32).max)
-"""Leftover of a GPU that cannot take the request. Larger than any real leftover."""
 
 EXACT_CONTAINERS: Final = 4
 """Containers with a share up to which fitting is exact: the work grows as 3 to this power. Guessed."""
@@ -107,7 +105,7 @@ class FeasibilityTable:
         """What the policy sees."""
         node_free = self._node_free_mib if self._node_free_mib is not None else self._free_after()
         return PlacementOutcome(
-            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._before_and_after
+            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._fullness_and_heat, self._before_and_after
         )  # fmt: skip
 
     def _free_after(self) -> Ints:
@@ -142,15 +140,18 @@ class FeasibilityTable:
         if self._left is not None and self._order == "linked":
             return [self._nearest(np.array([at]), self._left)[0][:, 0].tolist()]
         if self._left is not None:
-            order = self._ranked(self._left[:, at]).argsort(kind="stable")
-            return [order[: self._bundles[0].need.gpus].tolist()]
+            return [self._ranked(self._left[:, at]).argsort(kind="stable")[: self._bundles[0].need.gpus].tolist()]
         live = int(np.searchsorted(self._live, at))
         return [rows[:, live].tolist() for rows in self._rows]
 
     def _place_one(self, free_gpus: FreeGpus, need: GpuSet) -> Bools:
         """One share. Returns (nodes,) whether it fits."""
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
-        left = self._left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
+        left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
+        if self._order == "coolest":
+            keys = quarters(np.where(can, left, np.int32(0)), self._total_mib), self._heat
+            left = np.where(among_equals(can, keys, need.gpus), left, NEVER)
+        self._left = left
         if need.gpus > len(left):
             return np.zeros(len(self.is_candidate), np.bool_)
         kth = need.gpus - 1
@@ -162,12 +163,40 @@ class FeasibilityTable:
         fits: Bools = self._loosest_mib != NEVER
         return fits
 
+    @property
+    def _total_mib(self) -> Ints:
+        return self.fleet.total_mib[:, self.view.columns]
+
+    @property
+    def _heat(self) -> Ints:
+        return self.fleet.heat[:, self.view.columns]
+
+    def _fullness_and_heat(self) -> tuple[Ints, Ints]:
+        """(nodes,) the most quarters left on a GPU that the pod takes a part of, and the highest heat class of the GPUs that it takes."""
+        total_mib, heat = self._total_mib, self._heat
+        if self._left is not None:
+            rows, every = self._share_rows, np.arange(len(self.is_candidate))
+            left = np.where(self._left == NEVER, np.int32(0), self._left)[rows, every]
+            return quarters(left, total_mib[rows, every]).max(axis=0, initial=0), heat[rows, every].max(
+                axis=0, initial=0
+            )
+        fullest, hottest = (np.zeros(len(self.is_candidate), np.int32) for _ in range(2))
+        _, after = self._before_and_after()
+        for rows in self._rows:
+            left = quarters(after.free_mib[rows, self._live], total_mib[rows, self._live])
+            fullest[self._live] = np.maximum(fullest[self._live], left.max(axis=0))
+            hottest[self._live] = np.maximum(hottest[self._live], heat[rows, self._live].max(axis=0))
+        for profile, wanted in self._profiles.items():
+            taken, left = self._counts[profile].at(self._live).take(wanted)
+            for worst, of_gpus in ((fullest, quarters(left, total_mib[:, self._live])), (hottest, heat[:, self._live])):
+                worst[self._live] = np.maximum(worst[self._live], np.where(taken > 0, of_gpus, 0).max(axis=0))
+        return fullest, hottest
+
     def _link_cost(self) -> npt.NDArray[np.int64]:
         """(nodes,) of the GPUs that one share takes; 0 for pods that take the tightest."""
         cost = np.zeros(len(self.is_candidate), np.int64)
         if self._left is not None:
-            fit = np.flatnonzero(self.fits)
-            cost[fit] = self._nearest(fit, self._left)[1]
+            cost[self.fits] = self._nearest(np.flatnonzero(self.fits), self._left)[1]
         return cost
 
     def _nearest(self, at: Columns, left: Ints) -> tuple[Columns, Ints]:
@@ -185,7 +214,7 @@ class FeasibilityTable:
         left, wanted = self._left, self._bundles[0].need.gpus
         if left is None or wanted > len(left):
             return np.zeros((0, len(self.is_candidate)), np.intp)
-        rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
+        rows: Columns = np.sort(smallest(self._ranked(left), wanted), axis=0)
         return rows
 
     def _before_and_after(self) -> tuple[GpusOfNodes, GpusOfNodes]:
@@ -260,13 +289,15 @@ class FeasibilityTable:
         fits: Bools = np.ones(len(self._live), np.bool_)
         every, whole_rows = np.arange(len(self._live)), []
         if wholes:
-            total = self.fleet.total_mib[:, self.view.columns][:, self._live]
-            rows, found = _tightest(np.where(after.untouched, total, NEVER), wholes)
+            untouched = after.untouched
+            if self._order == "coolest" and not needs:  # beside shares the choice could keep the pod from fitting
+                untouched = among_equals(untouched, (self._heat[:, self._live],), wholes)
+            rows, found = tightest(np.where(untouched, self._total_mib[:, self._live], NEVER), wholes)
             _debit(after, None, rows, every)
             whole_rows, fits = [rows], fits & found
         for need in needs:
             can = after.allowed & (after.free_mib >= need.mib) & (after.free_percent >= need.percent)
-            rows, found = _tightest(np.where(can, after.free_mib - np.int32(need.mib), NEVER), need.gpus)
+            rows, found = tightest(np.where(can, after.free_mib - np.int32(need.mib), NEVER), need.gpus)
             _debit(after, need, rows, every)
             self._rows.append(rows)
             fits &= found
@@ -292,10 +323,8 @@ class FeasibilityTable:
         loosest: Ints = np.zeros(len(self._live), np.int32)
         every = np.arange(len(self._live))
         for at, rows in enumerate(self._rows):
-            if at < len(self._bundles):
-                left = after.free_mib[rows, every]
-            else:
-                left = self.fleet.total_mib[:, self.view.columns][:, self._live][rows, every]
+            free = after.free_mib if at < len(self._bundles) else self._total_mib[:, self._live]
+            left = free[rows, every]
             np.maximum(loosest, left.max(axis=0), out=loosest)
         return loosest
 
@@ -323,23 +352,6 @@ def _debit(after: FreeGpus | GpuArrays, need: GpuSet | None, rows: Columns, at: 
     else:
         after.free_mib[rows, at] -= np.int32(need.mib)
         after.free_percent[rows, at] -= np.int32(need.percent)
-
-
-def _first(ranked: Ints, gpus: int) -> Columns:
-    """Rows of the `gpus` smallest per node, (GPUs, nodes)."""
-    rows: Columns = ranked.argmin(axis=0)[np.newaxis, :] if gpus == 1 else ranked.argsort(axis=0, kind="stable")[:gpus]
-    return rows
-
-
-def _tightest(left: Ints, gpus: int) -> tuple[Columns, Bools]:
-    """Rows of the `gpus` smallest of `left` per node, (GPUs, nodes), ties by row; and (nodes,) whether all are real."""
-    if gpus > len(left):
-        return np.zeros((gpus, left.shape[1]), np.intp), np.zeros(left.shape[1], np.bool_)
-    if gpus == 1:
-        return left.argmin(axis=0)[np.newaxis, :], left.min(axis=0) != NEVER
-    rows = left.argsort(axis=0, kind="stable")[:gpus]
-    found: Bools = left[rows[-1], np.arange(left.shape[1])] != NEVER
-    return rows, found
 
 
 def _plausible(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Bools:

@@ -69,6 +69,8 @@ class Fleet:
         self.free_percent: Ints = np.zeros((gpus, nodes), np.int32)
         self.containers: Ints = np.zeros((gpus, nodes), np.int32)
         self.shareable: Bools = np.zeros((gpus, nodes), np.bool_)
+        self.heat: Ints = np.zeros((gpus, nodes), np.int32)
+        """(GPUs, nodes) number of the GPU's class in `HEAT_CLASSES`."""
         self.model: Ints = np.full((gpus, nodes), -1, np.int32)
         self.pool: Ints = np.full((gpus, nodes), -1, np.int32)
         """(GPUs, nodes) number of the GPU's pool, -1 where there is no GPU."""
@@ -88,6 +90,8 @@ class Fleet:
         self.inventory: dict[str, Inventory] = {}
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
+        self.withdrawn: set[str] = set()
+        """Nodes with a GPU of Tangram's that new pods do not get, whatever its health."""
         self.stock = MigStock(FIRST_CAPACITY)
         """MIG instances and slots."""
         self.mig_containers, self.mig = self.stock.containers, self.stock.by_profile
@@ -116,10 +120,8 @@ class Fleet:
 
     def look_up(self, names: Sequence[str]) -> CandidateNodes:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
-        if isinstance(names, Quoted) and not names.names_few:
-            found = self._listed().find(names)
-            if found is not None:
-                return CandidateNodes(found.columns, found.unknown)
+        if isinstance(names, Quoted) and not names.names_few and (found := self._listed().find(names)) is not None:
+            return CandidateNodes(found.columns, found.unknown)
         try:
             return CandidateNodes(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
         except KeyError:
@@ -187,6 +189,9 @@ class Fleet:
             self._grow(axis=0)
         self._clear(at)
         self.inventory[name] = inventory
+        (self.withdrawn.add if any(gpu.temporarily_withdrawn for gpu in inventory.gpus) else self.withdrawn.discard)(
+            name
+        )
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
         self.stock.set_node(name, at, inventory)
@@ -203,9 +208,9 @@ class Fleet:
         self._nodes.renamed()
         self._unsettle(name)
         self.links.pop(name, None)
+        self.withdrawn.discard(name)
         del self.inventory[name], self.mig_containers[name]
-        self.names[at] = ""
-        self.free_cpu_milli[at] = UNKNOWN_CPU
+        self.names[at], self.free_cpu_milli[at] = "", UNKNOWN_CPU
         self._clear(at)
         self.labels.leave(at)
         self.pools.leave(at)
@@ -319,7 +324,7 @@ class Fleet:
     def _set_gpu(self, row: int, at: int, gpu: Gpu) -> None:
         self.total_mib[row, at] = self.free_mib[row, at] = gpu.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
-        self.shareable[row, at] = gpu.shareable
+        self.shareable[row, at], self.heat[row, at] = gpu.shareable, gpu.heat_number
         self.model[row, at] = self.models.setdefault(gpu.model, len(self.models))
         self.join(row, at)
 
@@ -327,7 +332,7 @@ class Fleet:
         self.quit(at)
         self._change(at)
         self.stocked = self.moment
-        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers):
+        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, self.heat):
             array[:, at] = 0
         self.stock.clear(at)
         self.limits.clear(at)
@@ -340,15 +345,14 @@ class Fleet:
         self._name_index = None
         self._nodes.renamed()
         at = self._free_columns.pop()
-        self.column[name] = at
-        self.names[at] = name
+        self.column[name], self.names[at] = at, name
         self.labels.settle(name)
         self.width = max(self.width, at + 1)
         return at
 
     def _grow(self, axis: int) -> None:
         before = self.total_mib.shape[axis]
-        for field in ("total_mib", "free_mib", "free_percent", "containers", "shareable"):
+        for field in ("total_mib", "free_mib", "free_percent", "containers", "heat", "shareable"):
             setattr(self, field, _doubled(getattr(self, field), axis))
         self.limits.grow(axis)
         self.stock.grow(axis)

@@ -73,7 +73,7 @@ class SlotState:
 
 def table_of(gpu: Gpu) -> MigTable | None:
     """Profiles that may be placed on a GPU on demand; None where it is no such GPU, or its placements are not known."""
-    model = model_of(gpu.model) if gpu.on_demand and gpu.mig and gpu.healthy else None
+    model = model_of(gpu.model) if gpu.on_demand and gpu.mig and gpu.offered else None
     return model.table if model is not None and model.table.profiles else None
 
 

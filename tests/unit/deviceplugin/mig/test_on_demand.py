@@ -16,7 +16,7 @@ from deviceplugin.mig.on_demand import MigOnDemand
 from deviceplugin.pod_resources import ContainerDevices, KubeletUnreachable
 from tests.unit.deviceplugin.mig.double import MigDouble, PodsThatHave, mig_gpu, on_demand_of
 from vgpu.api.errors import Refused
-from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.api.inventory import WITHDRAWN, AccessMode, GpuCondition, Inventory, Withdrawal
 from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
@@ -141,6 +141,28 @@ async def test_no_instance_is_made_on_an_unhealthy_gpu_and_a_restart_there_finds
     assert [(device.id, device.healthy) for device in known.offer.devices(RESOURCE) if device.id == SMALL] == [
         (SMALL, False)
     ]
+
+
+async def test_on_a_cordoned_gpu_nothing_is_made_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
+    known = await KnownNode(tmp_path, idle_s=0.0).begin()
+    for slot in (SMALL, HALF.replace("3g.40gb-4", "3g.40gb-0")):
+        await known.node.allocate([slot])
+        known.pods.have([SMALL, slot])
+    known.pods.have([SMALL])
+    known.offer.in_use = lambda _: (SMALL,)
+    known.offer.set_withdrawn("cordons", {GPU.uuid: GpuCondition(Withdrawal.CORDONED, WITHDRAWN, 1, "by hand")})
+    assert [device.id for device in known.offer.devices(RESOURCE)] == [SMALL]
+    with pytest.raises(Refused, match="is withdrawn, and no MIG instance is made on it: Cordoned: by hand"):
+        await known.node.allocate([slot_device(GPU.uuid, MigSlot(0, "1g.10gb"))])
+    await known.node.before_start([SMALL])
+    await known.pass_s(60)
+    assert known.driver.layout() == (MigSlot(6, "1g.10gb"),)
+    known.offer.set_withdrawn("cordons", {GPU.uuid: GpuCondition(Withdrawal.RELEASED, WITHDRAWN, 1)})
+    calls, known.driver.mig = known.driver.mig, None  # type: ignore[assignment, method-assign]
+    await known.pass_s(60)
+    known.driver.mig = calls  # type: ignore[method-assign]
+    known.offer.set_withdrawn("cordons", {})
+    assert len(known.offer.devices(RESOURCE)) == 7
 
 
 @pytest.mark.parametrize("access", ["cdi", "nvidia"])
