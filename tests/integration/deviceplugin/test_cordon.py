@@ -183,7 +183,7 @@ async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(running: S
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
         order(made)
-        (bad, good) = await published(made, lambda gpus: bool(gpus[0].conditions))
+        (bad, good) = await published(made, lambda gpus: gpus[0].state == "unhealthy")
         assert (bad.state, bad.offered, good.offered) == ("unhealthy", False, True)
         assert bad.conditions[0].reason == "SelfTestFailed"
         assert bad.conditions[0].message.endswith("memory does not keep what is copied to it: first at byte 4")
