@@ -13,6 +13,7 @@ from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitA
 from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
+from vgpu.health.taints import Effect
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -128,6 +129,11 @@ class DevicePluginSettings(ProgramSettings):
         description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
     )
 
+    unhealthy_taint: Literal["none", "NoSchedule", "PreferNoSchedule"] = Field(
+        "none",
+        description="effect of the node's taint tangram.sh/gpu-unhealthy while a GPU is unhealthy; it keeps pods off the node's healthy GPUs too; none: it is removed",
+    )
+
     nvml_start_s: float = Field(
         120.0,
         gt=0,
@@ -151,6 +157,11 @@ class DevicePluginSettings(ProgramSettings):
     def unhealthy_gpu_policy(self) -> PodPolicy:
         """For pods whose GPU is unhealthy."""
         return policy_from_text(self.unhealthy_gpu_pods)
+
+    @property
+    def taint_effect(self) -> Effect | None:
+        """Of the taint while a GPU is unhealthy; None: the node gets none."""
+        return None if self.unhealthy_taint == "none" else self.unhealthy_taint
 
     @property
     def names(self) -> Names:
