@@ -265,8 +265,8 @@ class ArbiterServer:
         self._watch.follow(folder)
         try:
             container = ServedContainer(
-                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node
-            )
+                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node, self._siblings
+            )  # fmt: skip
         except OSError as error:
             if name not in self._broken:  # retried at each rescan, logged once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
@@ -278,6 +278,16 @@ class ArbiterServer:
         self._poller.register(attention.fd, selectors.EVENT_READ, container)
         self._settle(container)
         self._listeners.add(container)
+
+    def _siblings(self, of: ServedContainer) -> dict[str, str]:
+        """The other grant directories of its pod, by the runtime's ID of their containers, as far as these are known."""
+        if of.grant is None:
+            return {}
+        return {
+            one.container_id: name
+            for name, one in self.containers.items()
+            if one.container_id not in ("", of.container_id) and one.grant is not None and one.grant.uid == of.grant.uid
+        }
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)

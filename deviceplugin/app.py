@@ -21,6 +21,7 @@ from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
+from deviceplugin.gpus.node_taint import NodeTaint
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
@@ -148,7 +149,8 @@ class DevicePlugin:
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
         self.publisher = Publisher(
-            client, settings.node_name, self.offer, annotation, self._node_labels, settings.selection.label_keys, self._node_seen
+            client, settings.node_name, self.offer, annotation, self._node_labels, settings.selection.label_keys, self._node_seen,
+            NodeTaint(client, settings.node_name, names.unhealthy_taint, settings.taint_effect, self.offer.inventory),
         )  # fmt: skip
         self.host_pool.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)

@@ -99,7 +99,7 @@ class Fleet:
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
         self.withdrawn: set[str] = set()
-        """Nodes with a GPU of Tangram's that new pods do not get, whatever its health."""
+        """Nodes with a withdrawn GPU that `node.gpus` selects."""
         self.mig_containers: dict[str, dict[str, int]] = {}
         """Node -> MIG instance UUID -> containers that use it; free instances are left out."""
         self.mig: dict[str, Instances] = {}
@@ -198,11 +198,9 @@ class Fleet:
         while len(inventory.gpus) > len(self.total_mib):
             self._grow(axis=0)
         self._clear(at)
-        self.inventory[name] = inventory
-        self.mig_containers[name] = {}
-        (self.withdrawn.add if any(gpu.temporarily_withdrawn for gpu in inventory.gpus) else self.withdrawn.discard)(
-            name
-        )
+        self.inventory[name], self.mig_containers[name] = inventory, {}
+        missed = any(gpu.withdrawn and gpu.selected for gpu in inventory.gpus)
+        (self.withdrawn.add if missed else self.withdrawn.discard)(name)
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
             for profile in {instance.profile for instance in gpu.instances}:
