@@ -15,6 +15,7 @@ from deviceplugin.access import arbiters_reviews, reviewer
 from deviceplugin.admission import PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
+from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
@@ -128,9 +129,9 @@ class DevicePlugin:
         self.ledger = DeviceLedger(
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
         )  # fmt: skip
-        self.offer.in_use = self.ledger.in_use
         self.offer.tests_recovered = settings.self_test
         self.records = PodResources(settings.pod_resources)
+        self.offer.in_use = DevicesInUse(self.ledger, self.records, self.pods)
         self.bursts = BurstUpdater(
             self.pods, self.grants, self.offer.inventory, self.reports, self.calls.until_idle, settings.burst_overcommit
         )
@@ -291,6 +292,7 @@ class DevicePlugin:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletUnreachable as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
+        self.offer.recheck()  # before the kubelet sees a device: what is in use is known now
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())

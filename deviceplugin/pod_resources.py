@@ -54,6 +54,8 @@ class PodResources:
     """
 
     def __init__(self, socket: Path) -> None:
+        self.last: tuple[ContainerDevices, ...] = ()
+        """The answer of the last `holdings`."""
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
@@ -64,7 +66,8 @@ class PodResources:
     async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
         """Every device under our domain that a container has. Raises KubeletUnreachable."""
         answer = pb.ListPodResourcesResponse.FromString(await self._list())
-        return tuple(_holdings(answer.pod_resources, f"{domain}/"))
+        self.last = tuple(_holdings(answer.pod_resources, f"{domain}/"))
+        return self.last
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
