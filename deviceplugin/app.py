@@ -15,6 +15,7 @@ from deviceplugin.access import arbiters_reviews, reviewer
 from deviceplugin.admission import PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
+from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
@@ -132,6 +133,7 @@ class DevicePlugin:
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
+        self.offer.in_use = DevicesInUse(self.ledger, self.records, self.pods)
         self.bursts = BurstUpdater(
             self.pods, self.grants, self.offer.inventory, self.reports, self.calls.until_idle, settings.burst_overcommit
         )
@@ -160,10 +162,9 @@ class DevicePlugin:
         )
         self.slices = SliceWatch(client, settings.node_name)
         self.owner_watch = OwnerWatch(
-            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen, ledger=self.ledger.in_use,
+            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen,
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
-        self.offer.in_use = self.owner_watch.in_use
         self.metrics.owner_sources = lambda: self.owner_watch.failing
         self.gpus = self._node_gpus()
         self.cordons = CordonWatch(
@@ -299,6 +300,7 @@ class DevicePlugin:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletUnreachable as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
+        self.offer.refresh()  # before the kubelet sees a device: what is in use is known now
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())

@@ -73,6 +73,7 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
         assert of_first == dict.fromkeys(ids, "Healthy"), "IDs in use stay, and no others"
         made.arbiter_listens("a")
         await made.kubelet.start_container("a", "main")  # it may start again
+        assert not made.kubelet.harmed
         _, metrics = await made.get("/metrics")
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{first.uuid}"}} 1.0' in metrics
         assert 'reason="GpuClash",state="withdrawn"' in metrics

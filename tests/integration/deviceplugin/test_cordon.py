@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from aiohttp import web
 
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import NODE, Node, node
@@ -38,6 +39,7 @@ def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
                 await made.start_plugin("--probe-s", "3600", *options)
                 await made.ready()
                 yield made
+                assert not made.kubelet.harmed, "no cordon makes a device in use unhealthy"
         finally:
             shutil.rmtree(folder)
 
@@ -117,6 +119,30 @@ async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start
             await made.kubelet.admit(pod)
 
 
+async def test_ids_in_use_of_a_cordoned_gpu_are_healthy_from_the_first_list_of_a_plugin_that_starts(
+    running: Start,
+) -> None:
+    """Also where the API server does not list pods: the kubelet's own list is enough."""
+    async with running("--self-test", "false") as made:
+        first = inventory(made).gpus[0].uuid
+        await run_on(made, "stays", 0)
+        order(made, first)
+        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
+        for hang in (False, True):
+            await made.stop_plugin(kill=True)
+            if hang:
+                made.api.faults.append(lambda request, _: _never() if "/pods" in request.path else None)
+            await made.start_plugin("--probe-s", "3600", "--self-test", "false")
+            await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
+            await made.ready()
+        assert not made.kubelet.harmed
+
+
+async def _never() -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(running: Start) -> None:
     async with running("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
@@ -163,6 +189,8 @@ async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
         await made.logged("a GPU was tried", gpu_uuid=first)
+        assert {one[: len(first)] for one in made.kubelet.harmed} == {first}
+        made.kubelet.harmed.clear()
 
 
 FAULTY = """\

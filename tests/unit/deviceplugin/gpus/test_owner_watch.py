@@ -9,7 +9,7 @@ from uuid import UUID
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.slice_watch import SlicesUnknown
-from deviceplugin.pod_resources import KubeletUnreachable, ListedDevices
+from deviceplugin.pod_resources import KubeletUnreachable
 from kube.objects import Pod
 from tests.builders import cordoned, pod
 from vgpu.api.grant import AssignedGpu
@@ -28,16 +28,15 @@ class Kubelet:
 
     def __init__(self) -> None:
         self.foreign: set[ForeignDevice] = set()
-        self.held: dict[str, frozenset[str]] = {}
         self.away = False
         self.finished: Set[tuple[str, str]] = frozenset()
 
-    async def others(self, domain: str, finished: Set[tuple[str, str]]) -> ListedDevices:
+    async def others(self, domain: str, finished: Set[tuple[str, str]]) -> frozenset[ForeignDevice]:
         assert domain == DEFAULT.domain
         self.finished = finished
         if self.away:
             raise KubeletUnreachable("no answer")
-        return ListedDevices(frozenset(self.foreign), dict(self.held))
+        return frozenset(self.foreign)
 
 
 class Slices:
@@ -81,7 +80,7 @@ class Watched:
         self.offered_then: list[list[int]] = []
         self.watch = OwnerWatch(
             Owners(selection_from_list(selectors or ("all",))), self.offer, self.kubelet, self.slices, self.pods,  # type: ignore[arg-type]
-            labels=lambda: self.labels, ledger=lambda _: frozenset({"ledger"}), try_out=self._try_out, until_idle=self._nothing,
+            labels=lambda: self.labels, try_out=self._try_out, until_idle=self._nothing,
             clock=lambda: self.at_s, now=lambda: 1_000_000 + self.at_s,
         )  # fmt: skip
 
@@ -161,14 +160,6 @@ async def test_a_silent_watch_of_slices_counts_for_no_longer_than_the_kubelet() 
     made.slices.away = True
     assert await made.after(LAST_ANSWER_S - 149) == [[], []]
     assert await made.after(1) == [["OwnerUnknown"], ["OwnerUnknown"]]
-
-
-async def test_ids_in_use_are_those_of_the_ledger_and_of_the_kubelet() -> None:
-    made = Watched()
-    made.kubelet.held = {DEFAULT.gpu_mem: frozenset({"kubelet"})}
-    await made.start()
-    assert made.watch.in_use(DEFAULT.gpu_mem) == {"ledger", "kubelet"}
-    assert made.watch.in_use(DEFAULT.gpu) == {"ledger"}
 
 
 async def test_a_gpu_that_is_put_in_is_not_offered_before_both_were_asked() -> None:
