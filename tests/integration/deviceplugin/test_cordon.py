@@ -157,6 +157,25 @@ async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_know
         await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
 
 
+async def test_an_order_that_comes_while_the_plugin_is_away_is_carried_out_and_an_uncordoned_gpu_is_tried(
+    running: Start,
+) -> None:
+    async with running() as made:
+        first = inventory(made).gpus[0].uuid
+        await made.stop_plugin(kill=True)
+        order(made, first)
+        await made.start_plugin("--probe-s", "3600")
+        await made.ready()
+        await published(made, lambda gpus: gpus[0].cordon == "released")
+        await made.stop_plugin(kill=True)
+        order(made)
+        await made.start_plugin("--probe-s", "3600")
+        await made.logged("a GPU was tried", gpu_uuid=first)
+        await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
+        assert (made.state / "plugin/nvml.withheld").read_text() == ""
+        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
+
+
 async def test_since_survives_a_restart_of_the_plugin(running: Start) -> None:
     async with running() as made:
         made.driver.ctl("reading", 0, "slowdowns", 0x40)
