@@ -15,12 +15,14 @@ from deviceplugin.access import arbiters_reviews, reviewer
 from deviceplugin.admission import DevicesSwapped, PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
+from deviceplugin.devices_in_use import DevicesInUse
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
+from deviceplugin.gpus.node_taint import NodeTaint
 from deviceplugin.gpus.numa_watch import NumaWatch
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
@@ -137,6 +139,7 @@ class DevicePlugin:
             names_numa=lambda: self.offer.names_numa,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
+        self.offer.in_use = DevicesInUse(self.ledger, self.records, self.pods)
         self.bursts = BurstUpdater(
             self.pods, self.grants, self.offer.inventory, self.reports, self.calls.until_idle, settings.burst_overcommit
         )
@@ -157,6 +160,7 @@ class DevicePlugin:
         self.publisher = Publisher(
             client, settings.node_name, self.offer, lambda: {**annotation(), **self.numa.annotation()}, self._node_labels,
             settings.selection.label_keys, self._node_seen,
+            NodeTaint(client, settings.node_name, names.unhealthy_taint, settings.taint_effect, self.offer.inventory),
         )  # fmt: skip
         self.host_pool.changed = self.numa.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
@@ -166,10 +170,9 @@ class DevicePlugin:
         )
         self.slices = SliceWatch(client, settings.node_name)
         self.owner_watch = OwnerWatch(
-            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen, ledger=self.ledger.in_use,
+            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen,
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
-        self.offer.in_use = self.owner_watch.in_use
         self.metrics.owner_sources = lambda: self.owner_watch.failing
         self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
@@ -325,6 +328,7 @@ class DevicePlugin:
             await restore(self.records, self.pods, self.ledger, self.grants, self.usage_records, self._names)
         except KubeletUnreachable as error:
             log.warning("what was allocated before this start is known from our own records only", error=str(error))
+        self.offer.refresh()  # before the kubelet sees a device: what is in use is known now
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,16 +51,6 @@ class ContainerDevices:
     ids: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevices:
-    """What the kubelet knows of device plugins."""
-
-    foreign: frozenset[ForeignDevice]
-    """Offered by others, or given to pods: those that may be GPUs."""
-    held: Mapping[str, frozenset[str]]
-    """Our resources -> device IDs that containers have."""
-
-
 class PodResources:
     """A client of the kubelet's pod resources socket. Connects at the first call, again after a restart of the kubelet.
 
@@ -68,6 +58,8 @@ class PodResources:
     """
 
     def __init__(self, socket: Path) -> None:
+        self.last: tuple[ContainerDevices, ...] = ()
+        """What the kubelet listed last of our domain."""
         self._socket = socket
         self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Any] = {}
@@ -78,14 +70,15 @@ class PodResources:
     async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
         """Every device under our domain that a container has. Raises KubeletUnreachable."""
         answer = pb.ListPodResourcesResponse.FromString(await self._list())
-        return tuple(_holdings(answer.pod_resources, f"{domain}/"))
+        self.last = tuple(_holdings(answer.pod_resources, f"{domain}/"))
+        return self.last
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
-    async def others(self, domain: str, finished: Set[tuple[str, str]] = frozenset()) -> ListedDevices:
-        """Devices of every resource that is not under our domain, and those of ours that containers have.
+    async def others(self, domain: str, finished: Set[tuple[str, str]] = frozenset()) -> frozenset[ForeignDevice]:
+        """Devices of every resource that is not under our domain, offered or given to pods: those that may be GPUs.
 
         `finished`: namespace and name of pods that have ended. Raises KubeletUnreachable, also where the answer cannot be read.
         """
@@ -95,9 +88,10 @@ class PodResources:
         except TimeoutError:
             raise KubeletUnreachable(f"pod resources at {self._socket}: no answer in {DEADLINE_S:.0f} s") from None
         try:
-            return await asyncio.to_thread(_sorted_out, offered, listed, f"{domain}/", finished)
+            foreign, self.last = await asyncio.to_thread(_sorted_out, offered, listed, f"{domain}/", finished)
         except DecodeError as error:
             raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
+        return foreign
 
     async def pods(self) -> Sequence[pb.PodResources]:
         """All that each pod has. Raises KubeletUnreachable."""
@@ -144,25 +138,22 @@ class PodResources:
                 return answer
 
 
-def _sorted_out(offered: bytes, listed: bytes, prefix: str, finished: Set[tuple[str, str]]) -> ListedDevices:
+def _sorted_out(
+    offered: bytes, listed: bytes, prefix: str, finished: Set[tuple[str, str]]
+) -> tuple[frozenset[ForeignDevice], tuple[ContainerDevices, ...]]:
     """Raises DecodeError."""
-    foreign: set[ForeignDevice] = set()
-    held: dict[str, set[str]] = {}
-
-    def take(devices: Iterable[pb.ContainerDevices], *, given: bool) -> None:
-        for one in devices:
-            resource = one.resource_name
-            if not resource.startswith(prefix):
-                foreign.update(filter(may_be_gpu, (ForeignDevice(resource, one_id) for one_id in one.device_ids)))
-            elif given:
-                held.setdefault(resource, set()).update(one.device_ids)
-
-    take(pb.AllocatableResourcesResponse.FromString(offered).devices, given=False)
-    for pod in pb.ListPodResourcesResponse.FromString(listed).pod_resources:
+    pods = pb.ListPodResourcesResponse.FromString(listed).pod_resources
+    known = [*pb.AllocatableResourcesResponse.FromString(offered).devices]
+    for pod in pods:
         if (pod.namespace, pod.name) not in finished:
-            for container in pod.containers:
-                take(container.devices, given=True)
-    return ListedDevices(frozenset(foreign), {resource: frozenset(ids) for resource, ids in held.items()})
+            known += (devices for container in pod.containers for devices in container.devices)
+    foreign = (
+        ForeignDevice(one.resource_name, one_id)
+        for one in known
+        if not one.resource_name.startswith(prefix)
+        for one_id in one.device_ids
+    )
+    return frozenset(filter(may_be_gpu, foreign)), tuple(_holdings(pods, prefix))
 
 
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:

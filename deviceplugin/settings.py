@@ -14,6 +14,7 @@ from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
 from vgpu.health.selection import ALLOWED, EVERY, Selection, selection_from_list
+from vgpu.health.taints import Effect
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -134,6 +135,10 @@ class DevicePluginSettings(ProgramSettings):
         description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
     )
 
+    unhealthy_taint: Literal["none", "NoSchedule", "PreferNoSchedule"] = Field(
+        "none",
+        description="effect of the node's taint tangram.sh/gpu-unhealthy while a GPU is unhealthy; it keeps pods off the node's healthy GPUs too; none: it is removed",
+    )
     numa: bool = Field(
         False,
         description="whether devices name their NUMA nodes where the kubelet's TopologyManager refuses pods that it cannot align (policies restricted and single-numa-node), and the node's annotation tangram.sh/numa says what that depends on",
@@ -197,6 +202,11 @@ class DevicePluginSettings(ProgramSettings):
     def selection(self) -> Selection:
         """Which GPUs are Tangram's."""
         return selection_from_list(self.gpus)
+
+    @property
+    def taint_effect(self) -> Effect | None:
+        """Of the taint while a GPU is unhealthy; None: the node gets none."""
+        return None if self.unhealthy_taint == "none" else self.unhealthy_taint
 
     @property
     def names(self) -> Names:

@@ -79,7 +79,7 @@ class FitReporter:
         found = scattered(self._state.fleet, request, nodes)
         if found is not None:
             gpus = self._state.fleet.inventory[found.node].gpus
-            text = note(request, found, [gpu for gpu in gpus if gpu.temporarily_withdrawn])
+            text = note(request, found, [gpu for gpu in gpus if gpu.withdrawn and gpu.selected])
             self._recorder.event(about(pod), REASON, text, "Warning", action="Scheduling")
         return found is not None
 

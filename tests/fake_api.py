@@ -5,7 +5,7 @@
         async with api.client() as client: ...
         api.faults.append(lose_reply("POST", "/binding"))
 
-Knows pods, nodes, disruption budgets and, once served (`serve_kueue`), Kueue's Workloads: list in pages, watch, get, bind, evict, patch a pod's status; Events are kept as they come. What real servers do beyond that is tested on a real one (tests/e2e).
+Knows pods, nodes, disruption budgets and, once served (`serve_kueue`, `serve_slices`), Kueue's Workloads and ResourceSlices: list in pages, watch, get, bind, evict, patch a pod's status; Events are kept as they come. What real servers do beyond that is tested on a real one (tests/e2e).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from kube.auth import Credentials
 from kube.client import STRATEGIC_PATCH, Client, connect
-from kube.paths import BUDGETS, KUEUE, workloads
+from kube.paths import BUDGETS, KUEUE, RESOURCE_API, resource_slices, workloads
 
 Object = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -117,6 +117,12 @@ class FakeApi:
         self.documents[KUEUE] = {"kind": "APIGroup", "versions": [{"version": version} for version in versions]}
         for version in versions:
             self.objects.setdefault(workloads(version), {})
+
+    def serve_slices(self, *versions: str) -> None:
+        """ResourceSlices, in these versions."""
+        self.documents[RESOURCE_API] = {"kind": "APIGroup", "versions": [{"version": version} for version in versions]}
+        for version in versions:
+            self.objects.setdefault(resource_slices(version), {})
 
     def pod(self, key: str) -> Object | None:
         """A pod as it is now."""
@@ -279,6 +285,8 @@ class FakeApi:
         meta = thing["metadata"]
         if thing.get("kind") == "Workload":
             return workloads(thing["apiVersion"].partition("/")[2]), f"{meta['namespace']}/{meta['name']}"
+        if thing.get("kind") == "ResourceSlice":
+            return resource_slices(thing["apiVersion"].partition("/")[2]), meta["name"]
         if "disruptionsAllowed" in thing.get("status", {}):
             return BUDGETS, f"{meta['namespace']}/{meta['name']}"
         if thing["kind"] == "Pod" if "kind" in thing else "namespace" in meta:

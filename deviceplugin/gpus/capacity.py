@@ -66,7 +66,7 @@ def _use(gpu: Gpu, use: str, allocated_mib: int) -> str:
 
 def is_counted(gpu: Gpu, assigned: Collection[AssignedGpu]) -> bool:
     """Is it capacity of Tangram's? One that the operator left to others is not, once no pod of ours has any of it."""
-    return bool(assigned) or not gpu.withdrawn or gpu.temporarily_withdrawn
+    return bool(assigned) or gpu.selected
 
 
 def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:

@@ -32,21 +32,18 @@ log = structlog.get_logger("deviceplugin.gpus.owner_watch")
 
 
 class OwnerWatch:
-    """Of one node. `labels`: the node's, None = not known; `ledger`: resource -> device IDs that containers have;
-    `try_out`: to be awaited before GPUs are offered."""
+    """Of one node. `labels`: the node's, None = not known; `try_out`: to be awaited before GPUs are offered."""
 
     def __init__(
         self, owners: Owners, offer: Offer, records: PodResources, slices: SliceWatch, pods: NodePods, *,
-        labels: Callable[[], Mapping[str, str] | None], ledger: Callable[[str], frozenset[str]],
+        labels: Callable[[], Mapping[str, str] | None],
         try_out: Callable[[Inventory], Awaitable[None]], until_idle: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._owners, self._offer, self._records, self._slices, self._pods = owners, offer, records, slices, pods
-        self._labels, self._ledger, self._try_out, self._until_idle = labels, ledger, try_out, until_idle
+        self._labels, self._try_out, self._until_idle = labels, try_out, until_idle
         self._clock, self._now = clock, now
         self._applying = asyncio.Lock()
-        self._held: Mapping[str, frozenset[str]] = {}
-        """Our device IDs that containers have, as the kubelet answered last."""
         self._checked: frozenset[str] = frozenset()
         """UUIDs of GPUs that were there at the last check."""
 
@@ -85,16 +82,11 @@ class OwnerWatch:
             self._checked |= fresh
         await self._apply(inventory, first=True)
 
-    def in_use(self, resource: str) -> frozenset[str]:
-        """Device IDs that containers have, by the ledger and by the kubelet."""
-        return self._ledger(resource) | self._held.get(resource, frozenset())
-
     async def check(self) -> None:
         """Ask both."""
         try:
-            listed = await self._records.others(self._offer.names.domain, self._finished())
-            self._owners.answered(Source.KUBELET, listed.foreign, self._clock())
-            self._held = listed.held
+            foreign = await self._records.others(self._offer.names.domain, self._finished())
+            self._owners.answered(Source.KUBELET, foreign, self._clock())
         except KubeletUnreachable as error:
             self._failed(Source.KUBELET, str(error))
         try:

@@ -1,4 +1,4 @@
-"""Keep the node's annotations and labels saying what the node has: its inventory, and beside it a summary of bursts and labels for people.
+"""Keep the node's annotations, labels and taint saying what the node has: its inventory, and beside it a summary of bursts and labels for people.
 
 Written when it changed, when a watch of the node shows another (a node that was deleted and made again has none), and checked now and
 then in case the watch is not there: the extender places by it. What is beside it is compared at the same checks, and when its maker requests one.
@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from deviceplugin.gpus.node_taint import NodeTaint
 from deviceplugin.gpus.offer import Offer
 from kube import paths
 from kube.cache import Cache
@@ -46,12 +47,13 @@ class Publisher:
         labels: Callable[[], Mapping[str, str | None]] = dict,
         label_keys: Collection[str] = (),
         seen: Callable[[Node], None] = lambda _: None,
+        taint: NodeTaint | None = None,
     ) -> None:
         self.written = 0
         self.failing = ""
         """Why the last attempt failed; empty when it did not."""
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
-        self._labels, self._label_keys = labels, frozenset(label_keys)
+        self._labels, self._label_keys, self._taint = labels, frozenset(label_keys), taint
         self._nodes: Cache[Node] = Cache(
             client,
             paths.NODES,
@@ -147,7 +149,9 @@ class Publisher:
             self.written += 1
             gpus = self._offer.inventory().gpus
             log.info("inventory published", gpus=len(gpus), healthy=sum(gpu.healthy for gpu in gpus))
-        return await self._publish_beside(node) or wrong
+        beside = await self._publish_beside(node)
+        tainted = await self._taint.keep(node) if self._taint is not None else False
+        return wrong or beside or tainted
 
     async def _publish_beside(self, node: Node) -> bool:
         """The same for the rest. Pods are placed without it, so a refusal is logged and no failure."""

@@ -154,9 +154,9 @@ class Gpu:
         return tuple(one for one in self.conditions if one.state == WITHDRAWN)
 
     @property
-    def temporarily_withdrawn(self) -> bool:
-        """Is it a GPU of Tangram's that new pods do not get now? One that `node.gpus` does not select is not."""
-        return bool(self.withdrawn) and all(one.reason != Withdrawal.NOT_SELECTED for one in self.withdrawn)
+    def selected(self) -> bool:
+        """Does `node.gpus` select it?"""
+        return all(one.reason != Withdrawal.NOT_SELECTED for one in self.withdrawn)
 
     @property
     def cordon(self) -> CordonState | Literal[""]:

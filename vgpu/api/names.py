@@ -182,6 +182,11 @@ class Names:
         return f"{self.domain}/cordoned-gpus"
 
     @property
+    def unhealthy_taint(self) -> str:
+        """Key of the node's taint while a GPU of it is unhealthy, where the operator wants one."""
+        return f"{self.domain}/gpu-unhealthy"
+
+    @property
     def bursts(self) -> str:
         """Node annotation that the device plugin writes for people: its host pool, and the sums of limits (JSON)."""
         return f"{self.domain}/bursts"

@@ -91,7 +91,7 @@ class Fleet:
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
         self.withdrawn: set[str] = set()
-        """Nodes with a GPU of Tangram's that new pods do not get, whatever its health."""
+        """Nodes with a withdrawn GPU that `node.gpus` selects."""
         self.stock = MigStock(FIRST_CAPACITY)
         """MIG instances and slots."""
         self.mig_containers, self.mig = self.stock.containers, self.stock.by_profile
@@ -189,9 +189,8 @@ class Fleet:
             self._grow(axis=0)
         self._clear(at)
         self.inventory[name] = inventory
-        (self.withdrawn.add if any(gpu.temporarily_withdrawn for gpu in inventory.gpus) else self.withdrawn.discard)(
-            name
-        )
+        missed = any(gpu.withdrawn and gpu.selected for gpu in inventory.gpus)
+        (self.withdrawn.add if missed else self.withdrawn.discard)(name)
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
         self.stock.set_node(name, at, inventory)

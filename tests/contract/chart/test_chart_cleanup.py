@@ -97,6 +97,32 @@ def test_the_plugins_annotations_go_from_every_node_and_nothing_else(
         api("DELETE", f"{NODES}/{quote(name)}")
 
 
+def test_the_plugins_taint_goes_from_every_node_and_no_other_taint(
+    program: ModuleType, api: ApiServer, through_http: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though somebody writes a node in between, and a node is deleted meanwhile."""
+    key, kept = Names("gpu.example.com").unhealthy_taint, {"key": FOREIGN, "value": "x", "effect": "NoExecute"}
+    ours = {"key": key, "value": "true", "effect": "NoSchedule"}
+    for name, taints in (("gone", [ours]), ("has-both", [kept, ours]), ("has-none", [kept]), ("has-one", [ours])):
+        spec = {"taints": taints}
+        api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec})
+    caller = program.Api(through_http, "token", None)
+    call, written = caller.call, []
+
+    def between(method: str, path: str, body: Any = None) -> Any:
+        if method == "PATCH" and path.endswith("/has-both") and not written:
+            written.append(api.patch(f"{NODES}/has-both", {"metadata": {"labels": {"a": "b"}}}))
+        return call(method, path, body)
+
+    monkeypatch.setattr(caller, "call", between)
+    assert program.untaint(caller, key) == 3
+    assert written
+    found = {name: api("GET", f"{NODES}/{name}")["spec"] for name in ("has-both", "has-none", "has-one")}
+    assert found == {"has-both": {"taints": [kept]}, "has-none": {"taints": [kept]}, "has-one": {}}
+    for name in found:
+        api("DELETE", f"{NODES}/{name}")
+
+
 def test_what_the_release_made_by_itself_goes(
     program: ModuleType, helm: Helm, api: ApiServer, through_http: str, release_namespace: str
 ) -> None:
@@ -104,7 +130,7 @@ def test_what_the_release_made_by_itself_goes(
     (container,) = helm.objects().one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
     extender = helm.objects().container("extender")
     assert env(extender)["TANGRAM_EXTENDER_PREEMPTED_CONFIG_MAP"] == f"{release_namespace}/tangram-scheduler-preempted"
-    paths = container["command"][4:]
+    paths = container["command"][5:]
     assert [path.rpartition("/")[2] for path in paths] == ["tangram-scheduler", "tangram-scheduler-preempted"]
     for path, version, kind in zip(paths, ("coordination.k8s.io/v1", "v1"), ("Lease", "ConfigMap"), strict=True):
         collection, _, name = path.rpartition("/")
@@ -117,7 +143,7 @@ def test_what_the_release_made_by_itself_goes(
 def test_where_nothing_is_made_nothing_is_to_delete(helm: Helm) -> None:
     objects = helm.objects({"scheduler": {"enabled": False}})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
-    assert len(container["command"]) == 4
+    assert len(container["command"]) == 5
     assert "tangram-cleanup" not in objects.of("Role")
 
 
@@ -125,7 +151,7 @@ def test_who_was_preempted_is_deleted_also_where_preemption_is_off_by_now(helm: 
     values = {"leaderElect": False, "replicas": 1, "preemption": {"enabled": False}}
     objects = helm.objects({"scheduler": values})
     (container,) = objects.one("Job", "tangram-cleanup")["spec"]["template"]["spec"]["containers"]
-    (path,) = container["command"][4:]
+    (path,) = container["command"][5:]
     (rule,) = objects.one("Role", "tangram-cleanup")["rules"]
     assert rule["resourceNames"] == [path.rpartition("/")[2]] == ["tangram-scheduler-preempted"]
 
@@ -142,6 +168,7 @@ def test_the_job_strips_the_annotation_of_the_charts_domain(helm: Helm) -> None:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][2].split(",") == list(OURS)
     assert container["command"][3].split(",") == list(LABELS)
+    assert container["command"][4] == Names("gpu.example.com").unhealthy_taint
     for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ConfigMap", "Job"):
         hook = objects.one(kind, "tangram-cleanup")["metadata"]["annotations"]
         assert hook["helm.sh/hook"] == "post-delete"

@@ -196,7 +196,7 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
     assert (
-        f"nothing of node {name} but its annotations {INVENTORY}, {BURSTS}, {NUMA} and its labels tangram.sh/gpu.model, "
+        f"nothing of node {name} but its annotations {INVENTORY}, {BURSTS}, {NUMA}, its labels tangram.sh/gpu.model, "
         in message
     )
 
@@ -218,6 +218,76 @@ def test_the_plugin_writes_no_label_that_only_resembles_one_of_its_own(policies:
     name = f"resembling-{next(numbers)}"
     node(policies, name)
     refused(lambda: policies.patch(f"{NODES}/{name}", {"metadata": {"labels": {key: "x"}}}, user=PLUGIN, node=name))
+
+
+TAINT = DEFAULT.unhealthy_taint
+FOREIGN = {"key": "example.com/kept", "value": "x", "effect": "NoExecute"}
+
+
+def taint(effect: str = "NoSchedule", key: str = TAINT) -> dict[str, str]:
+    return {"key": key, "value": "true", "effect": effect}
+
+
+def tainted(api: ApiServer, *taints: dict[str, str]) -> str:
+    """A node with these."""
+    name = f"tainted-{next(numbers)}"
+    meta = {"name": name}
+    api("POST", NODES, {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": {"taints": list(taints)}})
+    return name
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule"])
+def test_the_plugin_writes_its_taint_on_its_own_node_alone(policies: ApiServer, effect: str) -> None:
+    name = tainted(policies, FOREIGN)
+    there, gone = ({"spec": {"taints": these}} for these in ([FOREIGN, taint(effect)], [FOREIGN]))
+    for bound in ("other", ""):
+        refused(lambda where=bound: policies.patch(f"{NODES}/{name}", there, user=PLUGIN, node=where))
+    policies.patch(f"{NODES}/{name}", there, user=PLUGIN, node=name)
+    refused(lambda: policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node="other"))
+    policies.patch(f"{NODES}/{name}", gone, user=PLUGIN, node=name)
+    assert policies("GET", f"{NODES}/{name}")["spec"]["taints"] == [FOREIGN]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"taints": [FOREIGN, taint("NoExecute")]},
+        {"taints": [FOREIGN, taint(key="tangram.sh/gpu-unhealth")]},
+        {"taints": [FOREIGN, taint(key="tangram.sh/gpu-unhealthy2")]},
+        {"taints": [FOREIGN, taint(key="node.kubernetes.io/unschedulable")]},
+        {"taints": [taint()]},
+        {"taints": None},
+        {"taints": [FOREIGN | {"value": "y"}, taint()]},
+        {"taints": [FOREIGN | {"effect": "NoSchedule"}, taint()]},
+        {"taints": [FOREIGN, taint()], "unschedulable": True},
+        {"taints": [FOREIGN, taint()], "providerID": "x"},
+        {"taints": [FOREIGN, taint()], "podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]},
+    ],
+    ids=[
+        "evicts", "shorter key", "longer key", "another's key", "another's removed", "all removed", "another's value",
+        "another's effect", "unschedulable", "provider", "addresses",
+    ],
+)  # fmt: skip
+def test_the_plugin_writes_no_other_taint_and_nothing_beside_it(policies: ApiServer, spec: dict[str, Any]) -> None:
+    name = tainted(policies, FOREIGN)
+    refused(lambda: policies.patch(f"{NODES}/{name}", {"spec": spec}, user=PLUGIN, node=name))
+    assert policies("GET", f"{NODES}/{name}")["spec"] == {"taints": [FOREIGN]}
+
+
+def test_the_policy_knows_every_field_of_a_nodes_spec(policies: ApiServer) -> None:
+    """It compares them one by one: one that a later Kubernetes adds has to be added there."""
+    schema = policies("GET", "/openapi/v3/api/v1")["components"]["schemas"]["io.k8s.api.core.v1.NodeSpec"]
+    known = {"configSource", "externalID", "podCIDR", "podCIDRs", "providerID", "taints", "unschedulable"}
+    assert set(schema["properties"]) == known
+
+
+@pytest.mark.parametrize("kind", ["node", "pool"])
+def test_pods_of_the_node_tolerate_the_taint_that_the_plugin_writes(helm: Helm, kind: str) -> None:
+    objects = helm.objects(
+        {"domain": "gpu.example.com", "node": {"tolerations": []}, "burst": {"enabled": True, "hostPool": "4Gi"}}
+    )
+    spec = objects.one("DaemonSet", f"tangram-{kind}")["spec"]["template"]["spec"]
+    assert spec["tolerations"] == [{"key": "gpu.example.com/gpu-unhealthy", "operator": "Exists"}]
 
 
 def test_without_the_policy_the_plugin_has_no_right_to_delete(helm: Helm) -> None:

@@ -53,6 +53,8 @@ class PodApi(FakeApi):
             node = self.objects["/api/v1/nodes"][NODE]
             if request.method == "PATCH":
                 change = await request.json()
+                node.setdefault("spec", {}).update(change.get("spec", {}))
+                change["metadata"].pop("resourceVersion", None)
                 for kind, these in change["metadata"].items():
                     node["metadata"].setdefault(kind, {}).update(these)
                 self.put(node)

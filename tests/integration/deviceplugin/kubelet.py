@@ -29,6 +29,8 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         self.plugins = folder / "device-plugins"
         self.registered: list[str] = []
         self.devices: dict[str, dict[str, str]] = {}
+        self.harmed: set[str] = set()
+        """Devices that a container had while the plugin listed them as unhealthy, or not at all. The kubelet ends such pods when it starts again."""
         self.used: dict[str, set[str]] = {}
         self.records: dict[tuple[str, str], dict[tuple[str, str], tuple[str, ...]]] = {}
         """(namespace, pod) -> (container, resource) -> device IDs."""
@@ -218,6 +220,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         try:
             async for listed in self._plugin(resource).ListAndWatch(dp.Empty()):
                 self.devices[resource] = {device.ID: device.health for device in listed.devices}
+                self.harmed |= self.used.get(resource, set()) - self.healthy(resource)
                 async with self.changed:
                     self.changed.notify_all()
         except grpc.aio.AioRpcError:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kube.paths import RESOURCE_API, resource_slices
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.deviceplugin.plugin_kit import GPU, MEM, Start, inventory, running, sharing
@@ -74,6 +73,7 @@ async def test_a_gpu_that_another_plugin_offers_is_withdrawn_and_its_pods_stay(r
         assert of_first == dict.fromkeys(ids, "Healthy"), "IDs in use stay, and no others"
         made.arbiter_listens("a")
         await made.kubelet.start_container("a", "main")  # it may start again
+        assert not made.kubelet.harmed
         _, metrics = await made.get("/metrics")
         assert f'tangram_deviceplugin_gpu_healthy{{gpu_index="0",gpu_uuid="{first.uuid}"}} 1.0' in metrics
         assert 'reason="GpuClash",state="withdrawn"' in metrics
@@ -150,19 +150,16 @@ async def test_only_selected_gpus_are_offered_and_others_processes_are_no_clash(
 
 async def test_a_gpu_of_the_dra_driver_is_withdrawn(fake_driver: Callable[[str], FakeDriver], short: Path) -> None:
     async with node(fake_driver("gpu t4 count=2 memory_mib=16384\n"), short) as made:
-        made.api.documents[RESOURCE_API] = {"kind": "APIGroup", "versions": [{"version": "v1"}, {"version": "v2"}]}
-        slices = made.api.objects.setdefault(resource_slices("v1"), {})
+        made.api.serve_slices("v1", "v2")
         await made.start_plugin()
         (first, _) = await published(made, lambda gpus: len(gpus) == 2 and all(gpu.shareable for gpu in gpus))
-        made.api.version += 1
-        slices["s"] = {
-            "metadata": {"name": "s", "resourceVersion": str(made.api.version)},
-            "spec": {
-                "driver": "gpu.nvidia.com", "nodeName": "n1",
-                "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": first.uuid}, "index": {"int": 0}}}],
-            },
-        }  # fmt: skip
-        made.api._report(resource_slices("v1"), "ADDED", slices["s"])
+        device = {"name": "gpu-0", "attributes": {"uuid": {"string": first.uuid}, "index": {"int": 0}}}
+        made.api.put(
+            {
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"},
+                "spec": {"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": [device]},
+            }
+        )  # fmt: skip
         await published(made, lambda gpus: clashing(gpus[0]) and gpus[1].shareable)
         await noted(made, "GpuWithdrawn", first.uuid, "gpu.nvidia.com")
 

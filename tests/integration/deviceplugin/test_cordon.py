@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from aiohttp import web
 
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import NODE, Node, node
@@ -38,6 +39,7 @@ def running(fake_driver: Callable[[str], FakeDriver]) -> Start:
                 await made.start_plugin("--probe-s", "3600", *options)
                 await made.ready()
                 yield made
+                assert not made.kubelet.harmed, "no cordon makes a device in use unhealthy"
         finally:
             shutil.rmtree(folder)
 
@@ -117,6 +119,30 @@ async def test_a_pod_that_was_placed_before_the_cordon_is_refused(running: Start
             await made.kubelet.admit(pod)
 
 
+async def test_ids_in_use_of_a_cordoned_gpu_are_healthy_from_the_first_list_of_a_plugin_that_starts(
+    running: Start,
+) -> None:
+    """Also where the API server does not list pods: the kubelet's own list is enough."""
+    async with running("--self-test", "false") as made:
+        first = inventory(made).gpus[0].uuid
+        await run_on(made, "stays", 0)
+        order(made, first)
+        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
+        for hang in (False, True):
+            await made.stop_plugin(kill=True)
+            if hang:
+                made.api.faults.append(lambda request, _: _never() if "/pods" in request.path else None)
+            await made.start_plugin("--probe-s", "3600", "--self-test", "false")
+            await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
+            await made.ready()
+        assert not made.kubelet.harmed
+
+
+async def _never() -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_knows_it_still(running: Start) -> None:
     async with running("--self-test", "false") as made:
         first = inventory(made).gpus[0].uuid
@@ -129,6 +155,25 @@ async def test_a_plugin_that_starts_while_a_gpu_is_out_does_not_open_it_and_know
         assert gpus[0].uuid == first
         order(made)
         await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
+
+
+async def test_an_order_that_comes_while_the_plugin_is_away_is_carried_out_and_an_uncordoned_gpu_is_tried(
+    running: Start,
+) -> None:
+    async with running() as made:
+        first = inventory(made).gpus[0].uuid
+        await made.stop_plugin(kill=True)
+        order(made, first)
+        await made.start_plugin("--probe-s", "3600")
+        await made.ready()
+        await published(made, lambda gpus: gpus[0].cordon == "released")
+        await made.stop_plugin(kill=True)
+        order(made)
+        await made.start_plugin("--probe-s", "3600")
+        await made.logged("a GPU was tried", gpu_uuid=first)
+        await published(made, lambda gpus: all(gpu.offered for gpu in gpus))
+        assert (made.state / "plugin/nvml.withheld").read_text() == ""
+        await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
 
 
 async def test_since_survives_a_restart_of_the_plugin(running: Start) -> None:
@@ -163,6 +208,8 @@ async def test_ids_in_use_are_as_healthy_as_their_gpu_and_it_is_tried_when_it_is
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 8)
         await made.kubelet.until(lambda: len(of(made, MEM, first)) == 16)
         await made.logged("a GPU was tried", gpu_uuid=first)
+        assert {one[: len(first)] for one in made.kubelet.harmed} == {first}
+        made.kubelet.harmed.clear()
 
 
 FAULTY = """\
@@ -183,7 +230,7 @@ async def test_a_gpu_whose_memory_is_bad_stays_withdrawn_and_says_why(running: S
         order(made, first)
         await published(made, lambda gpus: gpus[0].cordon == "released")
         order(made)
-        (bad, good) = await published(made, lambda gpus: bool(gpus[0].conditions))
+        (bad, good) = await published(made, lambda gpus: gpus[0].state == "unhealthy")
         assert (bad.state, bad.offered, good.offered) == ("unhealthy", False, True)
         assert bad.conditions[0].reason == "SelfTestFailed"
         assert bad.conditions[0].message.endswith("memory does not keep what is copied to it: first at byte 4")

@@ -6,17 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
 from deviceplugin.gpus import publish
+from deviceplugin.gpus.node_taint import NodeTaint
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.publish import Publisher
+from kube.client import Client
 from kube.errors import ApiError
 from tests.fake_api import answer_with
 from tests.integration.deviceplugin.harness import NODE, PodApi
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.codec import inventory_from_json
+from vgpu.api.inventory import GpuCondition
 from vgpu.api.names import DEFAULT
 from vgpu.api.node_labels import labels_of
 
@@ -156,3 +160,49 @@ async def test_labels_are_written_beside_the_annotations_and_go_with_the_last_gp
         assert await publisher.publish()
         labels = api.objects["/api/v1/nodes"][NODE]["metadata"]["labels"]
         assert {key: value for key, value in labels.items() if value is not None} == {"kept": "yes"}
+
+
+LOST = GpuCondition("OffTheBus", "unhealthy", 1, "the driver reported XID 79")
+FOREIGN = {"key": "example.com/kept", "value": "x", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+
+
+def with_taint_of(client: Client, offer: Offer, effect: Any) -> Publisher:
+    taint = NodeTaint(client, NODE, DEFAULT.unhealthy_taint, effect, offer.inventory)
+    return Publisher(client, NODE, offer, taint=taint)
+
+
+async def test_a_node_is_tainted_while_a_gpu_is_unhealthy_and_others_taints_stay() -> None:
+    async with PodApi() as api, api.client() as client:
+        node = api.objects["/api/v1/nodes"][NODE]
+        node["spec"] = {"taints": [FOREIGN]}
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(2))
+        publisher = with_taint_of(client, offer, "NoSchedule")
+        await publisher.publish()
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [FOREIGN]
+        offer.set_conditions({inventory(2).gpus[0].uuid: (LOST,)})
+        assert await publisher.publish()
+        ours = {"key": "tangram.sh/gpu-unhealthy", "value": "true", "effect": "NoSchedule"}
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [FOREIGN, ours]
+        assert not await publisher.publish()
+        await with_taint_of(client, offer, None).publish()
+        assert api.objects["/api/v1/nodes"][NODE]["spec"]["taints"] == [FOREIGN], "the setting was turned off"
+
+
+async def test_a_taint_is_written_again_when_somebody_wrote_in_between_and_a_refusal_is_no_failure() -> None:
+    async with PodApi() as api, api.client() as client:
+        offer = Offer(DEFAULT, 1024)
+        offer.set_inventory(inventory(1))
+        publisher = with_taint_of(client, offer, "PreferNoSchedule")
+        await publisher.publish()
+        offer.set_conditions({inventory(1).gpus[0].uuid: (LOST,)})
+        await Publisher(client, NODE, offer).publish()
+        api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 409, "Conflict", "the object has been modified"))
+        assert await publisher.publish()
+        (ours,) = api.objects["/api/v1/nodes"][NODE]["spec"]["taints"]
+        assert ours["effect"] == "PreferNoSchedule"
+        offer.set_conditions({})
+        await Publisher(client, NODE, offer).publish()
+        api.faults.append(answer_with("PATCH", f"/nodes/{NODE}", 403, "Forbidden", "not that taint"))
+        assert not await publisher.publish()
+        assert publisher.failing == ""

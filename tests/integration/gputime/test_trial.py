@@ -56,6 +56,18 @@ def verdicts(trier: Trier, state: Path, of: Inventory | None = None) -> Trials:
 
 
 @pytest.mark.usefixtures("driver")
+def test_a_gpu_that_new_pods_do_not_get_keeps_the_verdict_of_its_model(tmp_path: Path) -> None:
+    """Pods still run on it, and the arbiter reads whether it may suspend them."""
+    one, other = inventory(2).gpus
+    both = replace(inventory(2), gpus=(replace(one, uuid=GPUS[0]), replace(other, model=one.model)))
+    program = shim_build() / "tangram-trial"
+    assert verdicts(trier(tmp_path, program), tmp_path, both).uuids_of(one.model) == (GPUS[0], other.uuid)
+    fewer = verdicts(trier(tmp_path, program), tmp_path, replace(both, gpus=both.gpus[1:]))
+    assert set(fewer.uuids_of(one.model)) == {GPUS[0], other.uuid}
+    assert fewer.of_gpu(GPUS[0]) == fewer.of_gpu(other.uuid)
+
+
+@pytest.mark.usefixtures("driver")
 def test_a_driver_that_suspends_is_found_to_once_a_boot(tmp_path: Path) -> None:
     trials = verdicts(trier(tmp_path, shim_build() / "tangram-trial"), tmp_path)
     (tried,) = trials.tried

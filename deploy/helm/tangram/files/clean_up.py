@@ -1,4 +1,4 @@
-"""Take the device plugin's annotations and labels off every node, and delete what components made by themselves, after the release is gone.
+"""Take the device plugin's annotations, labels and taint off every node, and delete what components made by themselves, after the release is gone.
 
 Runs once, as a hook, in Tangram's image, with nothing but the standard library: by then there is nothing else left of Tangram
 to import its settings or rights from. What is gone already is no error.
@@ -13,12 +13,14 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MERGE_PATCH: Final = "application/merge-patch+json"
+TRIES: Final = 5
+"""Of a write while others write the node too: the kubelet does every 10 s at least. Guessed."""
 PAGE: Final = 500
 """Nodes in one answer. As in client-go."""
 
@@ -42,21 +44,52 @@ class Api:
             return json.load(answer)
 
 
-def marked_nodes(api: Api, marks: Marks) -> list[str]:
-    """Names of the nodes that have one of these annotations or labels."""
-    names: list[str] = []
+def _nodes(api: Api) -> Iterator[Any]:
+    """Every node, in pages."""
     position = ""
     while True:
         page = api.call("GET", f"/api/v1/nodes?limit={PAGE}&continue={urllib.parse.quote(position)}")
-        found = (node["metadata"] for node in page["items"])
-        names += [
-            meta["name"]
-            for meta in found
-            if any(key in (meta.get(kind) or {}) for kind, keys in marks.items() for key in keys)
-        ]
+        yield from page["items"]
         position = page["metadata"].get("continue") or ""
         if not position:
-            return names
+            return
+
+
+def marked_nodes(api: Api, marks: Marks) -> list[str]:
+    """Names of the nodes that have one of these annotations or labels."""
+    found = [node["metadata"] for node in _nodes(api)]
+    return [
+        meta["name"]
+        for meta in found
+        if any(key in (meta.get(kind) or {}) for kind, keys in marks.items() for key in keys)
+    ]
+
+
+def untaint(api: Api, key: str) -> int:
+    """Remove the taint everywhere, and no other. Returns how many nodes had it."""
+    names = [node["metadata"]["name"] for node in _nodes(api) if _tainted(node, key)]
+    for name in names:
+        for attempt in range(TRIES):
+            selector = urllib.parse.quote(f"metadata.name={name}")
+            found = [
+                one for one in api.call("GET", f"/api/v1/nodes?fieldSelector={selector}")["items"] if _tainted(one, key)
+            ]
+            if not found:
+                break
+            left = [taint for taint in found[0]["spec"]["taints"] if taint["key"] != key]
+            version = {"resourceVersion": found[0]["metadata"]["resourceVersion"]}
+            try:
+                api.call("PATCH", f"/api/v1/nodes/{name}", {"metadata": version, "spec": {"taints": left or None}})
+            except urllib.error.HTTPError as error:
+                if error.code not in (404, 409) or (error.code == 409 and attempt + 1 == TRIES):
+                    raise
+                continue
+            break
+    return len(names)
+
+
+def _tainted(node: Any, key: str) -> bool:
+    return any(taint["key"] == key for taint in node.get("spec", {}).get("taints") or ())
 
 
 def strip(api: Api, marks: Marks) -> int:
@@ -84,14 +117,15 @@ def delete(api: Api, path: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """`clean_up.py ANNOTATION[,ANNOTATION...] LABEL[,LABEL...] [PATH ...]`: of nodes, and the API's paths of objects."""
-    annotations, labels, *paths = arguments
+    """`clean_up.py ANNOTATION[,ANNOTATION...] LABEL[,LABEL...] TAINT [PATH ...]`: of nodes, and the API's paths of objects."""
+    annotations, labels, taint, *paths = arguments
     trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
     api = Api(f"https://{host}:{port}", (ACCOUNT / "token").read_text(), trust)
     marks = {"annotations": annotations.split(","), "labels": labels.split(",")}
     print(f"{annotations} and {labels} taken off {strip(api, marks)} nodes")
+    print(f"taint {taint} taken off {untaint(api, taint)} nodes")
     for path in paths:
         print(f"{path}: {'deleted' if delete(api, path) else 'not there'}")
     return 0

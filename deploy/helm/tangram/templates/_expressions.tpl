@@ -7,6 +7,10 @@
 {{- $domain := .Values.domain -}}
 {{- range $at, $fact := list "model" "count" "memory" "driver" "cuda" "mig.capable" "arch" }}{{ if $at }},{{ end }}{{ $domain }}/gpu.{{ $fact }}{{ end -}}
 {{- end -}}
+{{/* Key of the taint that the device plugin writes on its node: Names.unhealthy_taint. */}}
+{{- define "tangram.nodeTaint" -}}
+{{ .Values.domain }}/gpu-unhealthy
+{{- end -}}
 {{- define "tangram.cel.nodeAnnotations" -}}
 ['{{ include "tangram.nodeAnnotations" . | replace "," "', '" }}']
 {{- end -}}

@@ -81,10 +81,13 @@ affinity:
         - matchExpressions:
             - {key: tangram.sh/node, operator: In, values: ["true"]}
 {{- end }}
-{{- with .Values.node.tolerations }}
 tolerations:
+  {{- with .Values.node.tolerations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
+  # the plugin writes this one (`node.unhealthyTaint`)
+  - key: {{ include "tangram.nodeTaint" . }}
+    operator: Exists
 {{- end -}}
 
 {{/* A pod and a container at the level `restricted`. */}}
