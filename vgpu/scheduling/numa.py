@@ -178,8 +178,10 @@ class _Machine:
         for (resource, amount), masks in zip(wanted.items(), hints, strict=True):
             if not masks:
                 return f"it finds no NUMA nodes with {amount} {resource} free, of the fewest that could have as many"
-        kind = "one NUMA node" if self._facts.policy == SINGLE else "equal NUMA nodes"
-        return f"it finds no {kind} for {', '.join(sorted(wanted))} together"
+        what = " and ".join(sorted(wanted))
+        if self._facts.policy == SINGLE:
+            return f"it finds no NUMA node that has its {what}"
+        return f"it finds no NUMA nodes that suit its {what} equally"
 
 
 def supplies_of(
