@@ -33,6 +33,7 @@ from arbiter.metrics import pages
 from arbiter.node_swapping import NodeSwapping
 from arbiter.nvml_source import nvml_source
 from arbiter.open_files import connections_of, raise_limit
+from arbiter.sensors import GpuSensors
 from arbiter.server import ArbiterServer
 from arbiter.settings import ArbiterSettings
 from arbiter.status import StatusSocket
@@ -79,6 +80,7 @@ class _Parts:
     openers: DeviceOpeners | None
     scheduler: NodeScheduler
     usage_check: UsageCheck | None
+    sensors: GpuSensors
 
     def start(self) -> None:
         """Begin reading NVML and the node's processes. If a thread cannot start, the log names the missing function."""
@@ -94,6 +96,10 @@ class _Parts:
             _log.error("no container is named for memory that NVML lists for no process", reason=str(error))
         if self.usage_check is not None:
             self.usage_check.start()
+        try:
+            self.sensors.start()
+        except RuntimeError as error:
+            _log.error("the status shows no temperature, power and clock of GPUs", reason=str(error))
 
     def close(self, status: StatusSocket) -> None:
         """Resume every container, then end the threads: none stays suspended while a thread waits for NVML."""
@@ -103,6 +109,7 @@ class _Parts:
         status.close()
         self.meter.close()
         self.tracer.close()
+        self.sensors.close()
         if self.openers is not None:
             self.openers.close()
 
@@ -161,6 +168,7 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
     )
     swap_node = _swap_node(settings, scheduler, lambda: server.swapping, known.parent)
     openers = DeviceOpeners(nvml()) if settings.processes_visible else None
+    sensors = GpuSensors(nvml(), lambda: server.gpus())
     server = ArbiterServer(
         settings.grants_dir,
         _limits(settings, connections),
@@ -176,9 +184,10 @@ def _build(settings: ArbiterSettings, nvml: Callable[[], Nvml], known: Path) -> 
         attributor=Attributor(visible=settings.processes_visible),
         unlisted_memory=UnlistedMemory(openers),
         swap_node=swap_node,
+        sensors=sensors,
     )
     usage_check = UsageCheck(scheduler, nvml(), grants, named_in) if settings.check_usage else None
-    return server, _Parts(meter, tracer, openers, scheduler, usage_check)
+    return server, _Parts(meter, tracer, openers, scheduler, usage_check, sensors)
 
 
 def _swap_node(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from arbiter.grant_file import read_container_id, read_grant
-from vgpu.api.cgroup import CgroupOwner, depth_of
+from vgpu.api.cgroup import NOWHERE, CgroupOwner, depth_of
 from vgpu.api.cgroup import place_of as place_in
 from vgpu.api.contract import CONTAINER_ID, GRANT, GRANT_DIRS
 from vgpu.api.errors import BadDocument
@@ -39,6 +41,7 @@ have hundreds."""
 KILL_ROUNDS: Final = 4
 """Rounds of killing: a container's processes may start others meanwhile. Guessed: its first process ends in the first round, and all others with it."""
 COMMAND_CHARACTERS: Final = 200
+NO_SIBLINGS: Final[Mapping[str, str]] = MappingProxyType({})
 _STOPPED: Final = frozenset("Tt")
 _START_STACK: Final = 25
 """Of the fields of `stat` behind the command: the 28th of all."""
@@ -221,10 +224,19 @@ def sees_grant(pid: int, grants: Path) -> bool | None:
     return any(one.device == ours[0] and one.directory.rpartition("/")[0] == ours[1] for one in mounts_in(mountinfo))
 
 
-def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid: str = "") -> str | None:
+def rejection_reason(
+    pid: int,
+    folder: str,
+    key: str,
+    *,
+    mount_needed: bool,
+    uid: str = "",
+    siblings: Mapping[str, str] = NO_SIBLINGS,
+) -> str | None:
     """Why the arbiter rejects a process at the socket of grant directory `key`; None = it does not.
 
-    With `mount_needed` exactly that directory must be mounted somewhere in its mount namespace, as the node does it for the container
+    `siblings`: the other grant directories of its pod, by the runtime's ID of their containers. A process whose cgroup is of one of these is rejected,
+    whatever it has mounted: root of a container can change its root to another one of its pod. With `mount_needed` exactly that directory must be mounted somewhere in its mount namespace, as the node does it for the container
     of the grant. The cgroup of a process without a mounted grant must be of the pod `uid`. A process that the arbiter cannot see (pid 0)
     is not rejected, because nothing is known about it.
     """
@@ -234,7 +246,10 @@ def rejection_reason(pid: int, folder: str, key: str, *, mount_needed: bool, uid
     theirs = grant_in(mountinfo, folder)
     if theirs is not None and theirs != key:
         return f"this socket is another container's: yours is in {theirs}"
-    in_pod = theirs is None and uid != "" and place(pid).pod == uid
+    at = place(pid) if siblings or theirs is None else NOWHERE
+    if (sibling := siblings.get(at.container)) is not None:
+        return f"this socket is another container's: yours is in {sibling}"
+    in_pod = theirs is None and uid != "" and at.pod == uid
     if mount_needed and not in_pod and not shows(mountinfo, folder, key):
         return f"process {pid} has no mount of grant {key}: this socket is for the container that has"
     return None

@@ -33,6 +33,7 @@ from arbiter.memory.contexts import NodeMemory
 from arbiter.memory.tracer import Suspect
 from arbiter.memory.unlisted import UnlistedMemory
 from arbiter.node_swapping import NodeSwapping
+from arbiter.sensors import GpuSensors
 from arbiter.swap.node import SwapNode
 from vgpu.protocol.status import KillStatus
 
@@ -62,6 +63,7 @@ class ArbiterServer:
         attributor: Attributor | None = None,
         unlisted_memory: UnlistedMemory | None = None,
         swap_node: SwapNode | None = None,
+        sensors: GpuSensors | None = None,
     ) -> None:
         grants_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.containers: dict[str, ServedContainer] = {}
@@ -74,7 +76,7 @@ class ArbiterServer:
         self.node_memory = node_memory if node_memory is not None else NodeMemory()
         self.attributor = attributor if attributor is not None else Attributor()
         self.unlisted_memory = unlisted_memory if unlisted_memory is not None else UnlistedMemory()
-        self.scheduler = scheduler
+        self.scheduler, self.sensors = scheduler, sensors
         self.swapping = NodeSwapping(swap_node, self.containers, clock)
         self._folder, self._sockets, self._clock = grants_dir, sockets_dir, clock
         self._limits = limits if limits is not None else ContainerOptions()
@@ -153,6 +155,12 @@ class ArbiterServer:
     def killed(self) -> tuple[KillStatus, ...]:
         """Processes that were recently killed for their containers' limits."""
         return self.node_memory.kills.lately(self._clock())
+
+    def gpus(self) -> frozenset[str]:
+        """UUIDs of the GPUs in any grant. For any thread."""
+        with self.lock:
+            grants = [container.grant for container in self.containers.values() if container.grant is not None]
+        return frozenset(gpu.uuid for grant in grants for gpu in grant.gpus)
 
     def stop(self) -> None:
         """End `run`. A signal handler or another thread may call it, repeatedly and after the end."""
@@ -265,8 +273,8 @@ class ArbiterServer:
         self._watch.follow(folder)
         try:
             container = ServedContainer(
-                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node
-            )
+                folder, self._limits, self._clock, opens_at_s, self.node_memory, self._sockets, self.swapping.node, self._siblings
+            )  # fmt: skip
         except OSError as error:
             if name not in self._broken:  # retried at each rescan, logged once
                 _log.error("grant directory cannot be served", grant=name, reason=str(error))
@@ -278,6 +286,16 @@ class ArbiterServer:
         self._poller.register(attention.fd, selectors.EVENT_READ, container)
         self._settle(container)
         self._listeners.add(container)
+
+    def _siblings(self, of: ServedContainer) -> dict[str, str]:
+        """The other grant directories of its pod, by the runtime's ID of their containers, as far as these are known."""
+        if of.grant is None:
+            return {}
+        return {
+            one.container_id: name
+            for name, one in self.containers.items()
+            if one.container_id not in ("", of.container_id) and one.grant is not None and one.grant.uid == of.grant.uid
+        }
 
     def _remove(self, name: str) -> None:
         container = self.containers.pop(name)

@@ -280,6 +280,7 @@ def status_of(server: ArbiterServer, commands: Commands | None = None, *, brief:
         kills=kills,
         ungranted=tuple(map(_ungranted, ungranted)),
         unlisted=unlisted,
+        sensors=() if brief or server.sensors is None else server.sensors.statuses(),
     )
 
 

@@ -142,7 +142,8 @@ class PreStart:
             await self._arbiter_listens(keys)
             return keys
         if resource != self._names.gpu_mem:
-            self._verify_devices(starting, *self._given(starting, resource, ids))
+            container, given = self._given(starting, resource, ids)
+            self._verify_devices(starting, container, given, allocated=self._names.mig_profile(resource) is not None)
             await self._write_in_turn(self._enter, starting.node_pod, resource, ids)
             return ()
         keys = await self._write_in_turn(self._grant, starting, ids, self._bursts.limits(starting.node_pod))
@@ -275,12 +276,15 @@ class PreStart:
         named = [container for container in starting.listed if container in fitting]
         return (named or fitting)[0], tuple(ids)
 
-    def _verify_devices(self, starting: StartingPod, container: str, given: Sequence[str] | None) -> None:
-        """With CDI the devices came from Allocate's guess: they must be the assigned ones (invariant I2)."""
+    def _verify_devices(
+        self, starting: StartingPod, container: str, given: Sequence[str] | None, *, allocated: bool = False
+    ) -> None:
+        """With CDI, and where they are `allocated` with each access mode, the devices came from Allocate's guess: they must be the assigned ones (invariant I2)."""
         assigned = frozenset(starting.node_pod.assignment.uuids(container))
         if gone := self._gone_of(assigned):
             raise StartRefused(f"{starting.node_pod}: container {container} cannot start: {gone}", starting.pod)
-        if given is not None and self._inventory().access == "cdi" and frozenset(given) != assigned:
+        allocated = allocated or self._inventory().access == "cdi"
+        if given is not None and allocated and frozenset(given) != assigned:
             wrong = misaligned(self._inventory(), given, assigned) if self._names_numa() else ""
             if wrong:
                 raise DevicesMisaligned(

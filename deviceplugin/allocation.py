@@ -273,6 +273,11 @@ def check_capacity(
         gpu = inventory.gpu(uuid)
         if gpu is None:
             raise Refused(f"{uuid} is no GPU of this node")
+        if gpu.withdrawn:
+            why = "; ".join(map(str, gpu.withdrawn))
+            raise Refused(
+                f"GPU {gpu.index} ({gpu.uuid}) is withdrawn from new pods ({why}): a pod that was placed there before has to be made again"
+            )
         if mib[uuid] > gpu.mib or percent[uuid] > FULL_CORE_PERCENT:
             raise Refused(
                 f"GPU {uuid} has {gpu.mib} MiB and {FULL_CORE_PERCENT} percent of compute time: pods of this node were assigned {mib[uuid]} MiB and {percent[uuid]} percent of it{_gone(orphans, uuid)}"

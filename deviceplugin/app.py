@@ -12,24 +12,30 @@ import msgspec
 import structlog
 
 from deviceplugin.access import arbiters_reviews, reviewer
-from deviceplugin.admission import PreStart
+from deviceplugin.admission import DevicesSwapped, PreStart
 from deviceplugin.calls_in_progress import CallsInProgress
 from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus import cdi
 from deviceplugin.gpus.burst_annotation import BurstAnnotation
+from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
 from deviceplugin.gpus.numa_watch import NumaWatch
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
+from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.publish import Publisher
+from deviceplugin.gpus.slice_watch import SliceWatch
 from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.grants.container_ids import ContainerIds
 from deviceplugin.grants.earlier_mounts import PreloadingPod, without_variables
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.grants.mount_check import MountCheck
 from deviceplugin.metrics import Metrics
+from deviceplugin.mig.instances import InstanceReplaced, MigInstances
+from deviceplugin.mig.on_demand import MigOnDemand
+from deviceplugin.mig.record import MigRecord
 from deviceplugin.pod_resources import KubeletUnreachable, PodResources
 from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.conditions import PodConditions
@@ -47,6 +53,7 @@ from deviceplugin.upkeep import Upkeep, restore
 from kube import paths
 from kube.cache import Cache
 from kube.client import Client, connect
+from kube.errors import ApiError
 from kube.events import Recorder
 from kube.objects import Node as KubernetesNode
 from kube.objects import Pod
@@ -55,10 +62,13 @@ from observe import collecting
 from observe.operations import Operations
 from observe.pages import Pages
 from observe.signals import on_stop_signal
+from vgpu.api.codec import inventory_from_json
+from vgpu.api.errors import BadDocument
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.api.node_labels import labels_of
 from vgpu.api.readiness import Missing
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
+from vgpu.health.owners import Owners
 
 SYNC_WAIT_S: Final = 10.0
 """How long the first list of pods may take before we register all the same: running containers have to be able to restart."""
@@ -66,6 +76,8 @@ INSTALL_RETRY_S: Final = 5.0
 GRANTS_S: Final = 2.0
 """Between checks whether each grant is there. A check costs some microseconds a directory."""
 
+EARLIER_S: Final = 5.0
+"""How long the start waits for the node's annotations. Guessed: GPUs are offered all the same when the API server is away."""
 COMPONENT: Final = "tangram-deviceplugin"
 log = structlog.get_logger("deviceplugin")
 
@@ -96,7 +108,8 @@ class DevicePlugin:
         self.settings, self._client, self._names = settings, client, names
         self.calls = CallsInProgress()
         processes = PodProcesses(settings.proc_root, self.calls.yield_to_kubelet)
-        self.offer = Offer(names, unit_mib, context_mib=settings.copier_context_mib if settings.host_pool else 0)
+        context_mib = settings.copier_context_mib if settings.host_pool else 0
+        self.offer = Offer(names, unit_mib, context_mib=context_mib, profiles=settings.mig_profiles)
         self.pods = NodePods(
             names, unit_mib, frozenset(settings.latency_critical_namespaces), settings.burst_max if settings.burst_enabled else None,
         )  # fmt: skip
@@ -142,16 +155,31 @@ class DevicePlugin:
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
         self.numa = NumaWatch(settings, self.offer, self.pods, self.records)
         self.publisher = Publisher(
-            client,
-            settings.node_name,
-            self.offer,
-            lambda: {**annotation(), **self.numa.annotation()},
-            self._node_labels,
-        )
+            client, settings.node_name, self.offer, lambda: {**annotation(), **self.numa.annotation()}, self._node_labels,
+            settings.selection.label_keys, self._node_seen,
+        )  # fmt: skip
         self.host_pool.changed = self.numa.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
+        self.trier = Trier(
+            settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
+        )
+        self.slices = SliceWatch(client, settings.node_name)
+        self.owner_watch = OwnerWatch(
+            Owners(settings.selection), self.offer, self.records, self.slices, self.pods, labels=self.publisher.labels_seen, ledger=self.ledger.in_use,
+            try_out=self.trier.try_out, until_idle=self.calls.until_idle,
+        )  # fmt: skip
+        self.offer.in_use = self.owner_watch.in_use
+        self.metrics.owner_sources = lambda: self.owner_watch.failing
+        self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
+        self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
+        self.nvml_service.health = self.gpus.last_health
+        self.cordons = CordonWatch(
+            self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
+            self.trier.self_test if settings.self_test else None, self.gpus.self_tested,
+        )  # fmt: skip
+        self.offer.hold_back = self.cordons.hold_back
         self.metrics.readings = lambda: self.gpus.health.readings
         self.upkeep = Upkeep(
             names, records=self.records, pods=self.pods, ledger=self.ledger, grants=self.grants, usage_records=self.usage_records,
@@ -166,8 +194,24 @@ class DevicePlugin:
         settings = self.settings
         return NodeGpus(
             self.offer, self.metrics, self.nvml_service.supervisor, access=settings.access, unit_mib=settings.unit_mib,
-            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi,
-            try_out=Trier(settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial).try_out,
+            health_s=settings.health_s, probe_s=settings.probe_s, on_inventory=self._write_cdi, prepare=self.mig.prepare,
+            try_out=self.owner_watch.before_offer,
+        )  # fmt: skip
+
+    def _mig_on_demand(self) -> MigOnDemand:
+        settings = self.settings
+        record = MigRecord(settings.mig_folder, self.grants.boot)
+        record.load()
+        if record.damaged:
+            log.error("no MIG instance is made or removed on this node", error=record.damaged)
+        instances = MigInstances(
+            self.nvml_service.supervisor.nvml, record, enabled=settings.mig_on_demand,
+            count=lambda change: self.metrics.mig_changes.labels(change).inc(),
+        )  # fmt: skip
+        return MigOnDemand(
+            instances, self.offer, self.pods, given=lambda: self.ledger.done, usage=self.usage_records,
+            holdings=lambda: self.records.holdings(self._names.domain), write_cdi=self._write_cdi, report=self.reports.mig_not_on_demand,
+            idle_s=settings.mig_idle_s,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -187,8 +231,11 @@ class DevicePlugin:
                     self.recorder.run,
                     self.publisher.run,
                     self.nvml_service.run,
-                    self.gpus.run,
+                    self.slices.run,
+                    self._follow_gpus,
+                    self.owner_watch.run,
                     self.health_watch.run,
+                    self.cordons.run,
                     self.upkeep.run,
                     self.status_watch.run,
                     self.class_updater.run,
@@ -228,9 +275,28 @@ class DevicePlugin:
             return Missing.PROBE.because()
         if not self.cache.has_synced.is_set():
             return Missing.PODS.because()
+        if self.owner_watch.unknown:
+            return Missing.OWNERS.because(self.owner_watch.unknown)
         if self.publisher.failing:
             return Missing.INVENTORY.because(self.publisher.failing)
         return "" if self.registration.known else Missing.KUBELET.because()
+
+    def _node_seen(self, node: KubernetesNode) -> None:
+        self.cordons.node_seen(node.metadata.annotation(self._names.cordoned_gpus))
+
+    async def _follow_gpus(self) -> None:
+        """What the plugin before this one published is read first: this one will write over it."""
+        try:
+            async with asyncio.timeout(EARLIER_S):
+                node = await self._fetch_node()
+            self._node_seen(node)
+            if text := node.metadata.annotation(self._names.inventory):
+                earlier = inventory_from_json(text)
+                self.gpus.remember(earlier)
+                self.cordons.remember(earlier)
+        except (ApiError, BadDocument, msgspec.MsgspecError, TimeoutError) as error:
+            log.warning("what was published of this node before is not known", error=str(error) or "no answer in time")
+        await self.gpus.run()
 
     async def _fetch_node(self) -> KubernetesNode:
         return msgspec.json.decode(await self._client.get(paths.node(self.settings.node_name)), type=KubernetesNode)
@@ -262,6 +328,7 @@ class DevicePlugin:
         collecting.set_aside()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.orphans.run())
+            group.create_task(self.mig.run())
             group.create_task(self.registration.run())
 
     async def _install(self) -> None:
@@ -281,7 +348,7 @@ class DevicePlugin:
     def _service(self, resource: str) -> DevicePluginService:
         return DevicePluginService(
             resource, offer=self.offer, ledger=self.ledger, grants=self.grants, prestart=self._before_start,
-            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering,
+            state_root=self.settings.state_root, observer=self.reports, answering=self.calls.answering, make_instances=self.mig.allocate,
         )  # fmt: skip
 
     async def _keep_tidy(self) -> None:
@@ -304,12 +371,18 @@ class DevicePlugin:
         if inventory.access == "cdi" and not (self.settings.cdi_dir / cdi.SPEC_FILE).exists():
             await asyncio.to_thread(self._write_cdi, inventory)
         self.mount_check.starting(await self.prestart(resource, ids))
+        try:
+            await self.mig.before_start(ids)
+        except InstanceReplaced as error:
+            uid = next((uid for uid, _ in self.ledger.holders(resource, ids)), "")
+            raise DevicesSwapped(str(error), self.pods.pod(uid)) from None
 
     def _write_cdi(self, inventory: Inventory) -> None:
         if inventory.access != "cdi" or not inventory.gpus:
             return
         root = cdi.DriverRoot(self.settings.driver_root, self.settings.host_root)
-        if cdi.write(self.settings.cdi_dir, inventory, root):
+        described, aliases = self.mig.described(inventory)
+        if cdi.write(self.settings.cdi_dir, described, root, aliases):
             log.info("CDI specification written", path=str(self.settings.cdi_dir / cdi.SPEC_FILE))
 
 

@@ -47,6 +47,10 @@ log = structlog.get_logger("deviceplugin.device_ledger")
 class AssignedPods(Protocol):
     """The pods of this node that have an assignment, as `deviceplugin.pods.node_pods.NodePods` has them."""
 
+    @property
+    def synced(self) -> bool:
+        """Is every pod of the node known?"""
+
     def node_pods(self) -> Sequence[NodePod]:
         """Every pod of this node with a readable assignment that is not finished."""
 
@@ -149,6 +153,21 @@ class DeviceLedger:
         for uid in self.done.keys() - alive:
             del self.done[uid]
 
+    def in_use(self, resource: str) -> frozenset[str]:
+        """Device IDs that containers have, or that processes of pods which the API no longer has may use. Before the pods are known, those of every pod that
+        had any."""
+        alive = {node_pod.uid for node_pod in self._pods.node_pods()} if self._pods.synced else self.done.keys()
+        had = {
+            one
+            for uid in self.done.keys() & alive
+            for (_, given), ids in self.done[uid].items()
+            if given == resource
+            for one in ids
+        }
+        known = self._users_of(resource) if self._users_of is not None else {}
+        users = self._users() if known else {}
+        return frozenset(had | {one for one, uid in known.items() if uid in users})
+
     def holders(self, resource: str, ids: Collection[str]) -> list[tuple[str, str]]:
         """(pod UID, container) of each container that was allocated exactly these devices."""
         wanted = frozenset(ids)
@@ -226,7 +245,8 @@ class DeviceLedger:
         return candidates(self._pods.node_pods(), self.done, flight, request, self._names)
 
     def _allocate(self, request: DeviceRequest, ids: frozenset[str]) -> Choice:
-        must_match = self._inventory().access == "cdi"
+        # what a container sees of MIG comes from the kubelet's device in each access mode
+        must_match = self._inventory().access == "cdi" or self._names.mig_profile(request.resource) is not None
         try:
             choice = choose_container(self._choices(request), ids, request, must_match=must_match)
             if choice.swapped and (wrong := self._misaligned(choice, ids)):

@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deviceplugin.allocation import DeviceRequest, NodePod
 from deviceplugin.gpus.capacity import MIB, CapacityCollector
-from deviceplugin.gpus.health_metrics import HealthCollector
+from deviceplugin.gpus.health_metrics import HealthCollector, OwnerSourceCollector
 from observe.refusals import Refusals
 from vgpu.api.inventory import Inventory, Orphan
 from vgpu.health.conditions import Reading
+from vgpu.health.owners import Source
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 5.0, 10.0)
 
@@ -32,6 +33,9 @@ class Metrics:
         self.readings: Callable[[], Mapping[str, Reading]] = dict
         """UUID -> what the GPU's sensors showed last."""
         self.registry.register(HealthCollector(inventory, lambda: self.readings()))
+        self.owner_sources: Callable[[], Mapping[Source, str]] = dict
+        """Sources of whose GPUs are whose that do not answer now, and why."""
+        self.registry.register(OwnerSourceCollector(lambda: self.owner_sources()))
         self.listeners = Refusals("deviceplugin")
         self.registry.register(self.listeners)
         counter = partial(Counter, registry=self.registry)
@@ -66,6 +70,10 @@ class Metrics:
             "tangram_deviceplugin_nvml_processes_abandoned", "NVML processes that hang in the driver and cannot be killed.",
         )  # fmt: skip
 
+        self.mig_changes = counter(
+            "tangram_deviceplugin_mig_changes_total",
+            "MIG instances on demand that were made or removed, and those that the driver did not make (failed).", ("change",),
+        )  # fmt: skip
         self.host_pool = gauge(
             "tangram_node_host_pool_ready",
             "1 when every GPU of the node that is shared has its host pool, else 0. Without burst.hostPool: 0.",

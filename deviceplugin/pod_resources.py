@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from vgpu.api.errors import TangramError
+from vgpu.health.foreign import ForeignDevice, may_be_gpu
 from vgpu_pb import podresources_pb2 as pb
 
 DEADLINE_S: Final = 5.0
@@ -27,9 +29,9 @@ MESSAGE_LIMIT: Final = 64 * 2**20
 """A node of 110 pods with a thousand IDs each is 6 MB; the kubelet's own client takes 16 MiB."""
 
 LIST: Final = "/v1.PodResourcesLister/List"
-MACHINE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
+ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 REQUEST: Final = pb.ListPodResourcesRequest().SerializeToString()
-"""Empty, as the one for `MACHINE`."""
+"""Empty, as the one for `ALLOCATABLE`."""
 POD_TAG: Final = 0x0A
 """Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
 
@@ -47,6 +49,16 @@ class ContainerDevices:
     container: str
     resource: str
     ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDevices:
+    """What the kubelet knows of device plugins."""
+
+    foreign: frozenset[ForeignDevice]
+    """Offered by others, or given to pods: those that may be GPUs."""
+    held: Mapping[str, frozenset[str]]
+    """Our resources -> device IDs that containers have."""
 
 
 class PodResources:
@@ -72,6 +84,21 @@ class PodResources:
         """The pod with exactly these devices, as the function `holders` answers. Raises KubeletUnreachable."""
         return holders(_holdings(naming(await self._list(), ids), resource), resource, ids)
 
+    async def others(self, domain: str, finished: Set[tuple[str, str]] = frozenset()) -> ListedDevices:
+        """Devices of every resource that is not under our domain, and those of ours that containers have.
+
+        `finished`: namespace and name of pods that have ended. Raises KubeletUnreachable, also where the answer cannot be read.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                offered, listed = await asyncio.gather(self._request(ALLOCATABLE), self._list())
+        except TimeoutError:
+            raise KubeletUnreachable(f"pod resources at {self._socket}: no answer in {DEADLINE_S:.0f} s") from None
+        try:
+            return await asyncio.to_thread(_sorted_out, offered, listed, f"{domain}/", finished)
+        except DecodeError as error:
+            raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
+
     async def pods(self) -> Sequence[pb.PodResources]:
         """All that each pod has. Raises KubeletUnreachable."""
         return pb.ListPodResourcesResponse.FromString(await self._list()).pod_resources
@@ -79,7 +106,7 @@ class PodResources:
     async def machine(self) -> pb.AllocatableResourcesResponse:
         """What containers can be given in all, in use or not. Raises KubeletUnreachable."""
         async with self._calling:
-            return pb.AllocatableResourcesResponse.FromString(await self._request(MACHINE))
+            return pb.AllocatableResourcesResponse.FromString(await self._request(ALLOCATABLE))
 
     async def close(self) -> None:
         """Hang up."""
@@ -115,6 +142,27 @@ class PodResources:
                 await asyncio.sleep(PAUSE_S)
             else:
                 return answer
+
+
+def _sorted_out(offered: bytes, listed: bytes, prefix: str, finished: Set[tuple[str, str]]) -> ListedDevices:
+    """Raises DecodeError."""
+    foreign: set[ForeignDevice] = set()
+    held: dict[str, set[str]] = {}
+
+    def take(devices: Iterable[pb.ContainerDevices], *, given: bool) -> None:
+        for one in devices:
+            resource = one.resource_name
+            if not resource.startswith(prefix):
+                foreign.update(filter(may_be_gpu, (ForeignDevice(resource, one_id) for one_id in one.device_ids)))
+            elif given:
+                held.setdefault(resource, set()).update(one.device_ids)
+
+    take(pb.AllocatableResourcesResponse.FromString(offered).devices, given=False)
+    for pod in pb.ListPodResourcesResponse.FromString(listed).pod_resources:
+        if (pod.namespace, pod.name) not in finished:
+            for container in pod.containers:
+                take(container.devices, given=True)
+    return ListedDevices(frozenset(foreign), {resource: frozenset(ids) for resource, ids in held.items()})
 
 
 def naming(answer: bytes, ids: Collection[str]) -> list[pb.PodResources]:

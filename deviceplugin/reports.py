@@ -40,6 +40,10 @@ from vgpu.health.notes import Note
 
 GPU_UNFIT: Final = "GpuUnfit"
 """An Event's reason: a GPU of the pod is unhealthy, or no longer in the node."""
+MIG_NOT_ON_DEMAND: Final = "MigNotOnDemand"
+"""An Event's reason: instances that others made, a driver that contradicts the tables, or a model that is not in them."""
+MIG_PROFILE_NOT_LISTED: Final = "MigProfileNotListed"
+"""An Event's reason: kube-scheduler does not know that a MIG profile is Tangram's."""
 _DELETIONS: Final[dict[str, RemovalReason]] = {BYPASSED: "bypass"}
 """An Event's reason -> that of the deletion that follows; any other: over-limit."""
 
@@ -142,6 +146,15 @@ class Reports:
     def host_pool_missing(self, note: str) -> None:
         """The node has no host pool, or not for each GPU: report it to the operator, on the node."""
         self._report_on_node(NO_HOST_POOL, note)
+
+    def mig_not_on_demand(self, note: str) -> None:
+        """A GPU in MIG mode makes no instances on demand: report it to the operator, on the node."""
+        self._report_on_node(MIG_NOT_ON_DEMAND, note)
+
+    def mig_profile_not_listed(self, profile: str) -> None:
+        """The node has a MIG profile that it does not offer: report it to the operator, on the node."""
+        note = f"MIG profile {profile} is not offered: it is neither in migProfiles nor in extraMigProfiles of the chart, so kube-scheduler would not leave its pods to Tangram"
+        self._report_on_node(MIG_PROFILE_NOT_LISTED, note)
 
     def misplaced(self, pod: Pod, container: str, note: str) -> None:
         """A container does not find its grant: report it to the pod's user."""

@@ -19,8 +19,9 @@ from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.grant_directories import GrantDirectories
-from vgpu.api.contract import CONTAINER_DIR, GRANT, GRANT_ENV, cdi_names, mounts
+from vgpu.api.contract import CONTAINER_DIR, GPUS_ENV, GRANT, GRANT_ENV, NVIDIA_ENV, cdi_names, mounts
 from vgpu.api.errors import Refused, TangramError
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import Names
 from vgpu_pb import deviceplugin_pb2 as pb
 from vgpu_pb import deviceplugin_pb2_grpc
@@ -62,6 +63,7 @@ class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
         prestart: Callable[[str, Sequence[str]], Awaitable[object]],
         state_root: Path,
         observer: CallObserver,
+        make_instances: Callable[[Sequence[str]], Awaitable[tuple[str, ...]]] | None = None,
         answering: Callable[[], AbstractContextManager[None]] = nullcontext,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -71,7 +73,7 @@ class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
         """ListAndWatch calls that are open: the kubelet keeps one."""
         self._offer, self._ledger, self._grants, self._prestart = offer, ledger, grants, prestart
         self._state_root, self._observer, self._now = state_root, observer, now
-        self._answering = answering
+        self._make_instances, self._answering = make_instances, answering
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: ARG002, N802
         """What the kubelet should call."""
@@ -160,6 +162,11 @@ class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         names, gpus = self._offer.names, tuple(choice.gpus)
         answer = pb.ContainerAllocateResponse()
+        if self._make_instances is not None and any(map(slot_of_device, gpus)):
+            gpus = await self._make_instances(gpus)
+        if names.mig_profile(self.resource):
+            # Not from the assignment: nobody knows the UUID of an instance on demand before this.
+            answer.envs.update(dict.fromkeys((NVIDIA_ENV, GPUS_ENV), ",".join(gpus)))
         if self.resource == names.gpu_mem:
             key = await self._prepared(choice, ids)
             # a library of the release before, put back after a rollback, knows no mount there and would limit nothing

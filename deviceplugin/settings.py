@@ -13,6 +13,7 @@ from vgpu.api.names import DEFAULT, DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitA
 from vgpu.api.overcommit import LEAST, MOST
 from vgpu.api.quantity import MEMORY_UNITS_MIB
 from vgpu.health.pod_policy import PodPolicy, policy_from_text
+from vgpu.health.selection import ALLOWED, EVERY, Selection, selection_from_list
 
 
 class DevicePluginSettings(ProgramSettings):
@@ -114,6 +115,11 @@ class DevicePluginSettings(ProgramSettings):
         60.0, gt=0, le=86_400, description="seconds between checks which GPUs and MIG instances exist"
     )
 
+    gpus: list[str] = Field(
+        [EVERY],
+        description=f"which of the node's GPUs are Tangram's: a list of selectors, each of terms {ALLOWED}; another plugin may have the rest",
+    )
+
     unhealthy_gpu_pods: str = Field(
         "leave",
         description="what happens to pods whose GPU is unhealthy or no longer there: leave, evict, or evict-after: 5m; a degraded GPU is no reason",
@@ -122,6 +128,10 @@ class DevicePluginSettings(ProgramSettings):
     node_labels: bool = Field(
         True,
         description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
+    )
+    self_test: bool = Field(
+        True,
+        description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
     )
 
     numa: bool = Field(
@@ -138,6 +148,20 @@ class DevicePluginSettings(ProgramSettings):
     numa_nodes_dir: Path = Field(
         Path("/sys/devices/system/node"), description="the kernel's folder of NUMA nodes, as seen from here"
     )
+    mig_profiles: list[str] = Field(
+        ["*"],
+        description="MIG profiles that kube-scheduler leaves to Tangram; the node offers no others and reports them; * = all",
+    )
+    mig_on_demand: bool = Field(
+        False,
+        description="whether the MIG instances of GPUs in MIG mode are made when pods request them, where nobody else made one",
+    )
+    mig_idle_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
+    )
 
     nvml_start_s: float = Field(
         120.0,
@@ -152,6 +176,12 @@ class DevicePluginSettings(ProgramSettings):
         description="seconds that a call of NVML may take; then its process is killed and another one started",
     )
 
+    @field_validator("gpus")
+    @classmethod
+    def _selectors_are_known(cls, selectors: list[str]) -> list[str]:
+        selection_from_list(selectors)
+        return selectors
+
     @field_validator("unhealthy_gpu_pods")
     @classmethod
     def _policy_is_known(cls, text: str) -> str:
@@ -162,6 +192,11 @@ class DevicePluginSettings(ProgramSettings):
     def unhealthy_gpu_policy(self) -> PodPolicy:
         """For pods whose GPU is unhealthy."""
         return policy_from_text(self.unhealthy_gpu_pods)
+
+    @property
+    def selection(self) -> Selection:
+        """Which GPUs are Tangram's."""
+        return selection_from_list(self.gpus)
 
     @property
     def names(self) -> Names:
@@ -194,6 +229,11 @@ class DevicePluginSettings(ProgramSettings):
         return self.state_root / "plugin"
 
     @property
+    def mig_folder(self) -> Path:
+        """Where it is recorded which MIG instances were made on demand."""
+        return self.state_root / "mig"
+
+    @property
     def nvml_socket(self) -> Path:
         """The socket by which the arbiter queries NVML."""
         return self.plugin_folder / "nvml.sock"
@@ -207,6 +247,11 @@ class DevicePluginSettings(ProgramSettings):
     def nvml_released(self) -> Path:
         """While this file exists, nothing of ours has a GPU open."""
         return self.plugin_folder / "nvml.released"
+
+    @property
+    def nvml_withheld(self) -> Path:
+        """PCI addresses of GPUs that NVML does not open."""
+        return self.plugin_folder / "nvml.withheld"
 
     @property
     def shared_gpus(self) -> Path:

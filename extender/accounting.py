@@ -56,6 +56,11 @@ class Allocation:
     aligned: AlignedPod | None = None
     """Until the node counts the pod's CPUs; None where none are to be counted."""
 
+    def has_instances(self, uuids: Set[str]) -> bool:
+        """Are MIG instances among these? `NOTHING` stands for those of several containers, so for all of the pod."""
+        parts = (gpu for gpus in self.assignment.containers.values() for gpu in gpus)
+        return any(gpu.kind == "mig" for gpu in parts if not uuids or gpu.uuid in uuids)
+
 
 def sizes_of(request: PodRequest, assignment: Assignment, names: Names) -> dict[Size, frozenset[str]]:
     """The sizes by which the kubelet could mistake another pod for this one."""
@@ -96,7 +101,7 @@ class Accounting:
         self._versions: dict[str, int] = {}
         """Node -> how often an allocation changed there."""
         self._cdi: set[str] = set()
-        """Nodes offered whose devices come from Allocate."""
+        """Nodes offered where all devices come from Allocate, not MIG instances alone."""
 
     def __len__(self) -> int:
         return len(self._allocations)
@@ -197,7 +202,8 @@ class Accounting:
     ) -> dict[str, Set[str]]:
         """Node -> the UUIDs that the pod may be placed on there, because a pod of the same size is starting.
 
-        Only with access mode cdi: there the devices come from Allocate, which cannot distinguish the two pods. A pod that is to have the
+        Only where the devices come from Allocate, which cannot distinguish the two pods: with access mode cdi, and MIG instances with
+        each mode. A pod that is to have the
         emptiest GPU is not restricted to another, and no pod is restricted by one of which `starts_later(uid)` is true: bind waits instead
         (`extender.bind.BindOrder`).
         """
@@ -207,7 +213,7 @@ class Accounting:
         for part in request.containers:
             for size in part.resources(names).items():
                 starting = self._starting.get(size, {})
-                for node in self._cdi & starting.keys():
+                for node in filter(self.fleet.__contains__ if part.kind == "mig" else self._cdi.__contains__, starting):
                     for uid, uuids in starting[node].items():
                         if starts_later(uid):
                             continue
@@ -218,9 +224,11 @@ class Accounting:
     def mistakable(self, uid: str) -> Iterator[str]:
         """UIDs of pods for which the kubelet could mistake this one, to the harm of both: of its size, with other GPUs of its node."""
         allocation = self._allocations.get(uid)
-        if allocation is None or allocation.node not in self._cdi:
+        if allocation is None:
             return
         for size, uuids in allocation.sizes.items():
+            if allocation.node not in self._cdi and not allocation.has_instances(uuids):
+                continue
             for other, theirs in self._starting[size][allocation.node].items():
                 if other != uid and (theirs != uuids or not uuids):
                     yield other

@@ -6,7 +6,8 @@ the reply is lost, a read of the pod shows the outcome: it is bound to this node
 Without a reservation (the extender restarted, or kube-scheduler took longer than the reservation lives) bind chooses GPUs again, on the node
 that kube-scheduler has chosen. If the pod does not fit there any more, kube-scheduler starts over.
 
-With access mode cdi, `BindOrder` makes pods of one size start one after the other if they have different GPUs of a node.
+With access mode cdi, and for MIG instances with each mode, `BindOrder` makes pods of one size start one after the other if they have
+different GPUs of a node.
 """
 
 from __future__ import annotations
@@ -168,10 +169,11 @@ class Binder:
 class BindOrder:
     """Makes two pods of one size that are to have different GPUs of a node start one after the other.
 
-    With access mode cdi the devices come from Allocate, and the kubelet distinguishes pods by their sizes alone. So while a pod is starting, no
-    pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by placing them on the same GPU; a pod
-    that is to have the emptiest GPU waits here instead. Pods of a node whose kubelet aligns pods or refuses them wait for each other, too: to which NUMA
-    nodes it aligns one depends on those before it (`extender.numa`). `patience_s` is how long a bind call may wait; 0 = not at all.
+    With access mode cdi, and for MIG instances with each mode, the devices come from Allocate, and the kubelet distinguishes pods by their
+    sizes alone. So while a pod is starting, no pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by
+    placing them on the same GPU; a pod that is to have the emptiest GPU waits here instead. Pods of a node whose kubelet aligns pods or refuses them
+    wait for each other, too: to which NUMA nodes it aligns one depends on those before it (`extender.numa`). `patience_s` is how long a bind call
+    may wait; 0 = not at all.
     """
 
     def __init__(self, state: State, patience_s: float) -> None:

@@ -133,7 +133,7 @@ def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, NUMA facts, labels, taints and resources that are not ours."""
+    """What to keep of a node: its name, and where it has an inventory, that, its cordoned GPUs, NUMA facts, labels, taints and resources that are not ours."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -141,9 +141,9 @@ def small_node(names: Names) -> Callable[[Node], Node]:
         if text is not None:
             # equal on thousands of nodes
             labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
-            numa = meta.annotation(names.numa)
-            ours = {names.inventory: text} | ({names.numa: numa} if numa is not None else {})
-            kept = msgspec.structs.replace(kept, annotations=ours, labels=labels or None)
+            found = {key: meta.annotation(key) for key in (names.inventory, names.cordoned_gpus, names.numa)}
+            annotations = {key: value for key, value in found.items() if value is not None}
+            kept = msgspec.structs.replace(kept, annotations=annotations, labels=labels or None)
         if text is None:
             return Node(kept, NodeSpec(), NodeStatus())
         there = (node.status.allocatable or {}).items()

@@ -14,6 +14,7 @@ from extender.state import State
 from kube.events import Recorder, about
 from kube.objects import Pod
 from vgpu.api.errors import BadRequest
+from vgpu.api.inventory import Gpu
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.explain import Scattered, gpus_of, need_of, scattered
 
@@ -77,12 +78,14 @@ class FitReporter:
             return False
         found = scattered(self._state.fleet, request, nodes)
         if found is not None:
-            self._recorder.event(about(pod), REASON, note(request, found), "Warning", action="Scheduling")
+            gpus = self._state.fleet.inventory[found.node].gpus
+            text = note(request, found, [gpu for gpu in gpus if gpu.temporarily_withdrawn])
+            self._recorder.event(about(pod), REASON, text, "Warning", action="Scheduling")
         return found is not None
 
 
-def note(request: PodRequest, found: Scattered) -> str:
-    """The sentence for the user."""
+def note(request: PodRequest, found: Scattered, withdrawn: Sequence[Gpu] = ()) -> str:
+    """The sentence for the user. `withdrawn`: the node's GPUs that new pods do not get."""
     mib, percent = need_of(request) or (0, 0)
     gpus = gpus_of(request)
     requested = f"{mib} MiB and {percent} % gpu-core of {'one GPU' if gpus == 1 else f'each of {gpus} GPUs'}"
@@ -90,4 +93,9 @@ def note(request: PodRequest, found: Scattered) -> str:
         f"Fits the sum of node {found.node}, no single GPU: {found.gpus} GPUs have {found.free_mib} MiB and "
         f"{found.free_percent} % gpu-core free together, the best of them {found.most_mib} MiB and "
         f"{found.most_percent} %; the pod requests {requested}"
+        + (f". Not counted: {', '.join(map(_named, withdrawn))}" if withdrawn else "")
     )
+
+
+def _named(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({', '.join(one.reason for one in gpu.withdrawn)})"

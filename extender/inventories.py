@@ -11,8 +11,16 @@ from collections.abc import Iterator, Mapping
 import structlog
 
 from extender.accounting import Accounting
-from extender.reasons import NEWER_INVENTORY, OTHER_UNIT, UNKNOWN_NODE, UNREADABLE_ASSIGNMENT, UNREADABLE_INVENTORY
+from extender.reasons import (
+    NEWER_INVENTORY,
+    OTHER_UNIT,
+    UNKNOWN_NODE,
+    UNREADABLE_ASSIGNMENT,
+    UNREADABLE_CORDONS,
+    UNREADABLE_INVENTORY,
+)
 from vgpu.api.codec import inventory_from_json
+from vgpu.api.cordon import cordons_from_json, with_cordons
 from vgpu.api.errors import BadDocument, NewerVersion
 from vgpu.api.inventory import Inventory
 from vgpu.scheduling.placement import NO_INVENTORY
@@ -40,9 +48,9 @@ class Inventories:
         """Nodes that take no pods until an inventory or an assignment is corrected."""
         return set(self._excluded) | set(self._blocked)
 
-    def set_node(self, name: str, text: str | None) -> Inventory | None:
-        """A node came, or its annotation changed. Returns the inventory, None where there is none or it cannot be used."""
-        self._nodes[name] = inventory = self._read(name, text)
+    def set_node(self, name: str, text: str | None, cordons: str | None = None) -> Inventory | None:
+        """A node came, or its annotations changed. Returns the inventory, None where there is none or it cannot be used. `cordons`: which GPUs are cordoned."""
+        self._nodes[name] = inventory = self._read(name, text, cordons)
         return inventory
 
     def forget(self, name: str) -> None:
@@ -77,7 +85,7 @@ class Inventories:
         """Copies: every node with its inventory, and the reason of each that is left out."""
         return dict(self._nodes), self._excluded | dict.fromkeys(self._blocked, UNREADABLE_ASSIGNMENT)
 
-    def _read(self, name: str, text: str | None) -> Inventory | None:
+    def _read(self, name: str, text: str | None, cordons: str | None) -> Inventory | None:
         self._excluded.pop(name, None)
         if text is None:
             return None
@@ -91,4 +99,9 @@ class Inventories:
             self._excluded[name] = OTHER_UNIT
             log.error(OTHER_UNIT, node=name, node_unit_mib=inventory.unit_mib, cluster_unit_mib=self._unit_mib)
             return None
-        return inventory
+        try:
+            return with_cordons(inventory, cordons_from_json(cordons))
+        except BadDocument as error:
+            self._excluded[name] = UNREADABLE_CORDONS
+            log.error("the list of cordoned GPUs cannot be read; the node takes no pods", node=name, error=str(error))
+            return None

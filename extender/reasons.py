@@ -14,6 +14,7 @@ from vgpu.scheduling.placement import SWAP_RISK, UNRESOLVABLE
 UNKNOWN_NODE: Final = "node is not known to Tangram's scheduler yet"
 UNREADABLE_INVENTORY: Final = "node's GPU inventory cannot be read"
 NEWER_INVENTORY: Final = "node's GPU inventory was written by a newer Tangram"
+UNREADABLE_CORDONS: Final = "node's list of cordoned GPUs cannot be read"
 OTHER_UNIT: Final = "node counts GPU memory in another unit than the cluster"
 UNREADABLE_ASSIGNMENT: Final = "a pod on the node has a GPU assignment that cannot be read"
 BINDING: Final = "the pod is being bound to another node"
@@ -28,8 +29,8 @@ NUMA_UNREADABLE: Final = "node's NUMA facts cannot be read"
 NUMA_NOT_TRIED: Final = "other nodes were tried first against the kubelet's TopologyManager"
 
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
-    SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, OTHER_UNIT, UNREADABLE_ASSIGNMENT, BINDING, BOUND,
-    GANG_PAUSED, GANG_YIELDS, NUMA, NUMA_UNREADABLE, NUMA_NOT_TRIED,
+    SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, UNREADABLE_CORDONS, OTHER_UNIT, UNREADABLE_ASSIGNMENT,
+    BINDING, BOUND, GANG_PAUSED, GANG_YIELDS, NUMA, NUMA_UNREADABLE, NUMA_NOT_TRIED,
 }  # fmt: skip
 """Time or a correction helps against these; kube-scheduler must not evict pods because of them."""
 

@@ -34,7 +34,7 @@ class WatchIntake:
         self._seen_started = 0
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """A node was added, changed or removed. Only its inventory, resources, labels and taints matter."""
+        """A node was added, changed or removed. Only its inventory, cordoned GPUs, resources, labels and taints matter."""
         state = self._state
         if new is None:
             if old is not None:
@@ -45,12 +45,17 @@ class WatchIntake:
         state.numa.set_node(name, new.metadata.annotation(state.names.numa))
         state.report_cpu({name})
         state.fleet.set_labels(name, new.metadata.labels, new.spec.taints)
-        if old is not None and name in state.inventories and old.metadata.annotation(state.names.inventory) == text:
+        cordons = new.metadata.annotation(state.names.cordoned_gpus)
+        if old is not None and name in state.inventories and self._gpus_of(old) == (text, cordons):
             return
-        inventory = state.inventories.set_node(name, text)
+        inventory = state.inventories.set_node(name, text, cordons)
         if inventory is not None or text is None:  # one that cannot be read frees nothing
             state.orphans.reported(name, inventory.orphans if inventory is not None else ())
         state.offer(name)
+
+    def _gpus_of(self, node: Node) -> tuple[str | None, str | None]:
+        names = self._state.names
+        return node.metadata.annotation(names.inventory), node.metadata.annotation(names.cordoned_gpus)
 
     def pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         """A pod was added, changed or removed."""

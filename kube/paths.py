@@ -15,6 +15,8 @@ ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 POD_GROUPS_API: Final = "/apis/scheduling.k8s.io/v1alpha2"
 POD_GROUPS: Final = f"{POD_GROUPS_API}/podgroups"
 
+RESOURCE_API: Final = "/apis/resource.k8s.io"
+
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 KUEUE: Final = f"/apis/{KUEUE_GROUP}"
 
@@ -56,6 +58,11 @@ def events(namespace: str, name: str = "") -> str:
 def workloads(version: str) -> str:
     """All of Kueue's Workloads."""
     return f"{KUEUE}/{_name(version)}/workloads"
+
+
+def resource_slices(version: str) -> str:
+    """All ResourceSlices."""
+    return f"{RESOURCE_API}/{_name(version)}/resourceslices"
 
 
 def of_kind(api_version: str, resource: str, namespace: str, name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from nvml import gpu_facts, mig, readings, usage
+from nvml import gpu_facts, handles, mig, readings, usage
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.events import Events
@@ -136,8 +136,8 @@ class Session:
 
     def _answer(self, request: AnyRequest) -> AnyReply:
         match request:
-            case OpenRequest(driver_root):
-                return self._opened(Path(driver_root))
+            case OpenRequest(driver_root, only):
+                return self._opened(Path(driver_root), only)
             case CountRequest():
                 return gpu_facts.count()
             case GpuAtRequest(index):
@@ -162,12 +162,11 @@ class Session:
             case MapsRequest() | DescriptorsRequest():
                 return ErrorReply("the NVML process examines no processes: the program that serves does")
 
-    def _opened(self, driver_root: Path) -> OpenReply:
+    def _opened(self, driver_root: Path, only: tuple[str, ...] | None) -> OpenReply:
         """Attaching a GPU for the first time can take seconds; it belongs to the start and not to the first call."""
         found = self._open.enter_context(opened(driver_root))
-        for index in range(gpu_facts.count().count):
-            with suppress(nv.NVMLError):  # a call about a lost one fails later, with the reason
-                nv.nvmlDeviceGetHandleByIndex(index)
+        with naming("the number of GPUs"):
+            handles.restrict(only)
         return OpenReply(found, mapped(LIBRARY.partition(".so")[0]))
 
     def _xids(self, uuids: tuple[str, ...]) -> XidsReply:

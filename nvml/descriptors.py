@@ -40,6 +40,16 @@ def gpu_open(pid: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool |
     return False if any_seen else None
 
 
+def opens(pid: int, minor: int, proc: Path = Path("/proc"), major: int = MAJOR) -> bool:
+    """Has any of its threads the device file of this GPU open, by its minor number? A process that is gone has not."""
+    try:
+        return any(
+            path is not None and _numbers(path) == (major, minor) for path in _descriptors(proc / str(pid) / "task")
+        )
+    except OSError:
+        return False
+
+
 def _descriptors(tasks: Path) -> Iterator[str | None]:
     """Of each thread; None at the end of each. Raises OSError where the process is gone, or may not be read."""
     with os.scandir(tasks) as threads:
@@ -53,8 +63,14 @@ def _descriptors(tasks: Path) -> Iterator[str | None]:
 
 
 def _is_gpu(path: str, major: int) -> bool:
+    numbers = _numbers(path)
+    return numbers is not None and numbers[0] == major and numbers[1] < NO_GPU
+
+
+def _numbers(path: str) -> tuple[int, int] | None:
+    """Major and minor number of a character device; None: it is another file."""
     try:
         of = os.stat(path)  # noqa: PTH116 - a Path for each descriptor costs more than the call
     except OSError:  # closed meanwhile
-        return False
-    return stat.S_ISCHR(of.st_mode) and os.major(of.st_rdev) == major and os.minor(of.st_rdev) < NO_GPU
+        return None
+    return (os.major(of.st_rdev), os.minor(of.st_rdev)) if stat.S_ISCHR(of.st_mode) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import Xid
@@ -25,7 +26,7 @@ class Events:
         for uuid in uuids:
             try:
                 with naming(f"events of GPU {uuid}"):
-                    handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+                    handle = handles.of_uuid(uuid)
                     nv.nvmlDeviceRegisterEvents(handle, nv.nvmlEventTypeXidCriticalError, self._set)
             except NvmlError as error:
                 self.unwatched[uuid] = str(error)

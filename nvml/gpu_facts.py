@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.messages import CountReply
 from nvml.naming import naming
@@ -35,7 +36,7 @@ T = TypeVar("T")
 def count() -> CountReply:
     """How many GPUs there are, and the driver's version. Raises NvmlError."""
     with naming("the number of GPUs"):
-        counted, driver = int(nv.nvmlDeviceGetCount()), str(nv.nvmlSystemGetDriverVersion())
+        counted, driver = handles.count(), str(nv.nvmlSystemGetDriverVersion())
     return CountReply(counted, driver, _optional(_cuda, ""))
 
 
@@ -48,7 +49,7 @@ def _cuda() -> str:
 def gpu_at(index: int) -> Gpu:
     """The GPU with this index; its links by the PCI bus of the peer. Raises NvmlError."""
     with naming(f"GPU {index}"):
-        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        handle = handles.of_index(index)
         uuid = str(nv.nvmlDeviceGetUUID(handle))
     with naming(f"GPU {index} ({uuid})"):
         total_bytes = int(nv.nvmlDeviceGetMemoryInfo(handle).total)
@@ -57,7 +58,7 @@ def gpu_at(index: int) -> Gpu:
     mig = bool(mode)
     return Gpu(
         uuid=uuid,
-        index=index,
+        index=_optional(lambda: handles.number(handle, index), index),
         model=model,
         mib=total_bytes // MIB,
         minor=_optional(lambda: int(nv.nvmlDeviceGetMinorNumber(handle)), index),

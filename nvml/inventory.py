@@ -12,7 +12,7 @@ from typing import Final
 from nvml.errors import NvmlAway, NvmlError
 from nvml.queries import Nvml
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
-from vgpu.health.presence import present
+from vgpu.health.presence import bus_address, present
 
 FUNCTION_NOT_FOUND: Final = 13
 """NVML_ERROR_FUNCTION_NOT_FOUND, from nvml.h."""
@@ -26,17 +26,24 @@ def probe(
     last: Inventory | None = None,
     reopened: bool = False,
     on_bus: Collection[str] | None = None,
+    withheld: Collection[str] = (),
 ) -> Inventory:
-    """Everything NVML reports of this machine's GPUs. `reopened`, `on_bus`: as `vgpu.health.presence.present` has them.
+    """Everything NVML reports of this machine's GPUs. `reopened`, `on_bus`: as `vgpu.health.presence.present` has them. `withheld`: PCI addresses that are
+    not open.
 
     A GPU that does not answer now and did in `last` stands as it was, unhealthy, while it is in the machine. One that never answered is left out. Raises
     NvmlError when no GPU answers and none did before, or NVML as a whole does not.
     """
     counted = nvml.count()
+    before = [gpu for gpu in last.gpus if bus_address(gpu.pci) not in withheld] if last and not reopened else []
     gpus: list[Gpu] = []
     silent: list[NvmlError] = []
     for index in range(counted.count):
-        known = next((gpu for gpu in last.gpus if gpu.index == index), None) if last and not reopened else None
+        known = (
+            (before[index] if index < len(before) else None)
+            if withheld
+            else next((gpu for gpu in before if gpu.index == index), None)
+        )
         try:
             gpus.append(nvml.gpu_at(index, known.uuid if known is not None else ""))
         except NvmlAway:

@@ -1,4 +1,4 @@
-"""What needs the rights of this program and no NVML: it is answered here, without a child."""
+"""What needs the rights of this program, or is known here, and needs no NVML: it is answered without a child."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from nvml.messages import (
     DescriptorsReply,
     DescriptorsRequest,
     ErrorReply,
+    HealthReply,
+    HealthRequest,
     MapsReply,
     MapsRequest,
 )
@@ -22,21 +24,35 @@ LOCAL: Final = (MapsRequest, DescriptorsRequest)
 
 
 class LocalAnswers:
-    """Examines processes of the node. If reading maps hangs, descriptors are read all the same, and the other way round."""
+    """Examines processes of the node. If reading maps hangs, descriptors are read all the same, and the other way round.
 
-    def __init__(self, maps: MapsCheck | None = None, descriptors: MapsCheck | None = None) -> None:
+    `health`: what was read last of a GPU, by UUID; None = a child is queried.
+    """
+
+    def __init__(
+        self,
+        maps: MapsCheck | None = None,
+        descriptors: MapsCheck | None = None,
+        health: Callable[[str], HealthReply] | None = None,
+    ) -> None:
+        self._health = health
         self._maps, self._descriptors = maps or MapsCheck(), descriptors or MapsCheck(gpu_open)
 
     def answer_all(
         self, requests: Sequence[AnyRequest], carry: Callable[[Sequence[AnyRequest]], Sequence[AnyReply]]
     ) -> list[AnyReply]:
         """A reply for each. `carry` brings those that need NVML to the child, together; what it raises is raised."""
-        for_child = [request for request in requests if not isinstance(request, LOCAL)]
+        known = [self.answer(request) for request in requests]
+        for_child = [request for request, reply in zip(requests, known, strict=True) if reply is None]
         replies = iter(carry(for_child) if for_child else ())
-        return [self.answer(request) if isinstance(request, LOCAL) else next(replies) for request in requests]
+        return [next(replies) if reply is None else reply for reply in known]
 
-    def answer(self, request: MapsRequest | DescriptorsRequest) -> MapsReply | DescriptorsReply | ErrorReply:
-        """As it goes over the socket."""
+    def answer(self, request: AnyRequest) -> MapsReply | DescriptorsReply | HealthReply | ErrorReply | None:
+        """As it goes over the socket. None = a child is to answer."""
+        if isinstance(request, HealthRequest) and self._health is not None:
+            return self._health(request.uuid)
+        if not isinstance(request, LOCAL):
+            return None
         if len(request.processes) > MOST_MAPS:
             return ErrorReply(f"{request.wants}: {len(request.processes)} processes, at most {MOST_MAPS} are examined")
         if isinstance(request, MapsRequest):

@@ -108,11 +108,12 @@ class NvmlRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenRequest(NvmlRequest, frozen=True, tag="Open"):
-    """Load the library, initialise NVML and attach every GPU. The first request."""
+    """Load the library, initialise NVML and attach every GPU, or `only` those at these PCI addresses. The first request."""
 
     wants: ClassVar[str] = "its start"
 
     driver_root: str
+    only: tuple[str, ...] | None = None
 
 
 class CountRequest(NvmlRequest, frozen=True, tag="Count"):
@@ -251,6 +252,8 @@ class HealthReply(NvmlReply, frozen=True, tag="Health"):
     """Where it answers."""
     code: int = 0
     """NVML's number of the error."""
+    heat: str | None = None
+    """Its heat class, where the program that serves determines it; None = a child's own answer."""
 
 
 class ProcessesReply(NvmlReply, frozen=True, tag="Held"):
@@ -365,7 +368,7 @@ AnyReply = (
     | MigDestroyedReply
     | ErrorReply
 )
-ServedRequest = CountRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
+ServedRequest = CountRequest | HealthRequest | ProcessesRequest | UtilisationRequest | MapsRequest | DescriptorsRequest
 """What other programs may request: nothing that changes a GPU. Each XID event is reported once, to the supervisor's program."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import MigInstanceFacts, MigReply
@@ -24,7 +25,7 @@ MOST_PLACES: Final = 64
 def state(uuid: str) -> MigReply:
     """Mode, profiles and instances of a GPU. Raises NvmlError."""
     with naming(f"MIG of GPU {uuid}"):
-        gpu = nv.nvmlDeviceGetHandleByUUID(uuid)
+        gpu = handles.of_uuid(uuid)
         device_id = f"0x{int(nv.nvmlDeviceGetPciInfo(gpu).pciDeviceId):08x}"
         name = str(nv.nvmlDeviceGetName(gpu))
         try:
@@ -41,7 +42,7 @@ def state(uuid: str) -> MigReply:
 def set_mode(uuid: str, on: bool) -> bool:
     """Switch MIG mode. False: it is pending until the GPU is reset. Raises NvmlError."""
     with naming(f"MIG mode of GPU {uuid}"):
-        gpu = nv.nvmlDeviceGetHandleByUUID(uuid)
+        gpu = handles.of_uuid(uuid)
         nv.nvmlDeviceSetMigMode(gpu, nv.NVML_DEVICE_MIG_ENABLE if on else nv.NVML_DEVICE_MIG_DISABLE)
         now, pending = map(bool, nv.nvmlDeviceGetMigMode(gpu))
     return now == pending == on
@@ -50,7 +51,7 @@ def set_mode(uuid: str, on: bool) -> bool:
 def create(uuid: str, profile: int, start: int) -> MigInstanceFacts:
     """A GPU instance of the profile with this number at this memory slice, and its compute instance. Raises NvmlError; then neither is there."""
     with naming(f"a MIG instance of profile {profile} at slice {start} of GPU {uuid}"):
-        gpu = nv.nvmlDeviceGetHandleByUUID(uuid)
+        gpu = handles.of_uuid(uuid)
         info = next((one for one in _profiles(gpu) if int(one.id) == profile), None)
         if info is None:
             raise NvmlError(f"GPU {uuid} has no MIG profile {profile}")
@@ -72,7 +73,7 @@ def create(uuid: str, profile: int, start: int) -> MigInstanceFacts:
 def destroy(uuid: str, number: int) -> None:
     """Remove the GPU instance with this ID, and its compute instances. The driver refuses while one is in use: then it stays. Raises NvmlError."""
     with naming(f"MIG instance {number} of GPU {uuid}"):
-        gpu = nv.nvmlDeviceGetHandleByUUID(uuid)
+        gpu = handles.of_uuid(uuid)
         _remove(nv.nvmlDeviceGetGpuInstanceById(gpu, number))
 
 

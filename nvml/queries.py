@@ -72,6 +72,10 @@ class Nvml:
         """Whether the GPU answers, and what its sensors show."""
         return self._call(HealthRequest(uuid), HealthReply)
 
+    def health_of(self, uuids: Iterable[str]) -> dict[str, HealthReply | NvmlError]:
+        """The same of several GPUs. A device plugin's server answers with what it read last. Raises NvmlAway only."""
+        return self._call_all({uuid: HealthRequest(uuid) for uuid in uuids}, HealthReply)
+
     def processes(self, uuid: str) -> tuple[ProcessUsage, ...]:
         """Every process with a context on the GPU, by host pid."""
         return self._call(ProcessesRequest(uuid), ProcessesReply).processes

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.errors import NvmlError
 from nvml.messages import HealthReply
@@ -17,6 +18,9 @@ from vgpu.health.conditions import GPU_IS_LOST, Reading
 MOST_LINKS: Final = 18
 """NVML_NVLINK_MAX_LINKS of nvml.h."""
 
+HEADROOM_C: Final = range(-100, 200)
+"""What is outside these is no difference of two temperatures: an answer of a driver that does not know better."""
+
 T = TypeVar("T")
 
 
@@ -24,7 +28,7 @@ def health(uuid: str) -> HealthReply:
     """Does the GPU answer, and what do its sensors show?"""
     try:
         with naming(f"GPU {uuid}"):
-            handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+            handle = handles.of_uuid(uuid)
             nv.nvmlDeviceGetMemoryInfo(handle)
             return HealthReply(None, reading(handle))
     except NvmlError as error:
@@ -34,10 +38,14 @@ def health(uuid: str) -> HealthReply:
 def reading(handle: Any) -> Reading:
     """Raises the binding's error where the GPU is lost."""
     corrected, uncorrected, pending, failed = _optional(lambda: nv.nvmlDeviceGetRemappedRows(handle)) or [None] * 4
+    temperature_c = _optional(lambda: int(nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)))
     return Reading(
-        temperature_c=_optional(lambda: int(nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU))),
+        temperature_c=temperature_c,
         power_mw=_optional(lambda: int(nv.nvmlDeviceGetPowerUsage(handle))),
         power_limit_mw=_optional(lambda: int(nv.nvmlDeviceGetEnforcedPowerLimit(handle))),
+        headroom_c=_headroom_c(handle, temperature_c),
+        sm_clock_mhz=_optional(lambda: int(nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM))),
+        sm_clock_max_mhz=_optional(lambda: int(nv.nvmlDeviceGetMaxClockInfo(handle, nv.NVML_CLOCK_SM))),
         slowdowns=_optional(lambda: int(nv.nvmlDeviceGetCurrentClocksThrottleReasons(handle))),
         ecc_corrected=_ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
         ecc_uncorrected=_ecc(handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
@@ -63,6 +71,31 @@ def _links_up(handle: Any) -> int | None:
             break
         states.append(state)
     return sum(states) if states else None
+
+
+def _headroom_c(handle: Any, temperature_c: int | None) -> int | None:
+    """Degrees left. From the margin that GPUs since Ada report (T.Limit; NVIDIA names it for them), else from the slowdown temperature. Neither was measured."""
+    margin_of = getattr(nv, "nvmlDeviceGetMarginTemperature", None)
+    margin_c = _optional(lambda: int(margin_of(handle))) if margin_of is not None else None
+    at_c = _signed_field(handle, "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT") if margin_c is not None else None
+    if margin_c is not None and at_c is not None:
+        left_c = margin_c - at_c
+    else:
+        slowdown_c = _optional(
+            lambda: int(nv.nvmlDeviceGetTemperatureThreshold(handle, nv.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+        )
+        if not slowdown_c or temperature_c is None:
+            return None
+        left_c = slowdown_c - temperature_c
+    return left_c if left_c in HEADROOM_C else None
+
+
+def _signed_field(handle: Any, name: str) -> int | None:
+    field = getattr(nv, name, None)
+    values = _optional(lambda: nv.nvmlDeviceGetFieldValues(handle, [field])) if field is not None else None
+    if not values or values[0].nvmlReturn != nv.NVML_SUCCESS:
+        return None
+    return int(values[0].value.siVal)
 
 
 def _recovery_action(handle: Any) -> int:

@@ -28,13 +28,14 @@ from nvml.messages import (
     AnyReply,
     AnyRequest,
     ErrorReply,
+    HealthReply,
     ReplyPacket,
     decode_served,
     encode,
 )
 
-CONNECTIONS: Final = 8
-"""The arbiter has four; one that restarts has four more until its old ones are seen to end. Guessed."""
+CONNECTIONS: Final = 10
+"""The arbiter has five; one that restarts has five more until its old ones are seen to end. Guessed."""
 SILENT_S: Final = 30.0
 """A connection that has sent nothing for this long is closed when another one needs its place. The arbiter's each send something every few seconds where they have queries, and connect anew. Guessed."""
 THREADS: Final = 2 * CONNECTIONS
@@ -68,7 +69,7 @@ class _Peer:
 
 
 class NvmlServer:
-    """Open until `close`. `user`: whose processes may connect. Raises OSError when the socket cannot be made."""
+    """Open until `close`. `user`: whose processes may connect. `health`: as of `LocalAnswers`. Raises OSError when the socket cannot be made."""
 
     def __init__(
         self,
@@ -77,10 +78,11 @@ class NvmlServer:
         *,
         user: int | None = None,
         report: Callable[[str], None] = lambda _: None,
+        health: Callable[[str], HealthReply] | None = None,
     ) -> None:
         self.refused = 0
         """Connections that were rejected or closed."""
-        self._path, self._supervisor, self._report, self._local = path, supervisor, report, LocalAnswers()
+        self._path, self._supervisor, self._report, self._local = path, supervisor, report, LocalAnswers(health=health)
         self._user = os.geteuid() if user is None else user
         self._bind()
         self._lock = threading.Lock()

@@ -2,7 +2,8 @@
 
 One thread does it all: it starts the child, carries requests that wait together in one packet, and watches. A call that does not return in time costs the child:
 it is killed, or abandoned where it cannot be killed (`nvml.replacing`). The driver is checked each second, and a child that opened another
-one is replaced. While the file `released` exists there is no child, so that a GPU can be reset.
+one is replaced. While the file `released` exists there is no child, so that a GPU can be reset. The file `withheld` names single GPUs, by PCI address, that no child
+opens (`nvml.withheld`).
 
 Nothing here calls NVML. The thread itself never waits longer than a limit, and a caller no longer than its own.
 """
@@ -35,6 +36,7 @@ from nvml.messages import (
 from nvml.process import COMMAND, END_S, Child, Ended, Wake
 from nvml.queries import Nvml
 from nvml.replacing import EndReason, Quarantine, RestartDelay, too_many
+from nvml.withheld import addresses, changed_from, read_withheld
 
 START_S: Final = 120.0
 """Specified: without persistence mode eight GPUs take tens of seconds."""
@@ -76,7 +78,7 @@ class NvmlSupervisor:
 
     def __init__(
         self, driver_root: Path, limits: TimeLimits | None = None, *, released: Path | None = None,
-        report: Callable[[EndReason | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
+        withheld: Path | None = None, report: Callable[[EndReason | None, str], None] = lambda *_: None, command: Sequence[str] = COMMAND,
         driver: Callable[[Path, str], DriverIdentity] = identity,
     ) -> None:  # fmt: skip
         self.failing = "NVML is being opened"
@@ -87,6 +89,9 @@ class NvmlSupervisor:
         """Calls about a GPU that did not return, since one did."""
         self.openings = 0
         """So often NVML was opened: it lists the GPUs that there were at the last time."""
+        self.withheld: frozenset[str] = frozenset()
+        """PCI addresses of GPUs that the last child did not open."""
+        self._withheld = withheld
         self._driver_root, self._limits, self._released = driver_root, limits or TimeLimits(), released
         self._report, self._command = report, command
         self._changed = threading.Condition()
@@ -205,6 +210,8 @@ class NvmlSupervisor:
             if self._driver.changed():
                 self._quarantine.forget()
                 raise _Stop(EndReason.DRIVER, self._driver.change)
+            if self.withheld != (now := self._to_withhold()):
+                raise _Stop(EndReason.REOPENED, changed_from(self.withheld, now))
             self._serve(self._child)
         elif why:
             self._rest(why)
@@ -220,6 +227,13 @@ class NvmlSupervisor:
         stuck = [one.child.pid for one in self._abandoned if one.driver == self._driver.opened]
         return too_many(stuck) if self._child is None and not self._driver.changed() else ""
 
+    def _to_withhold(self) -> frozenset[str]:
+        """Where the machine's GPUs are not known by address, none can be left out: then only `released` lets go of them."""
+        on_bus = self._driver.opened.on_bus
+        return (
+            read_withheld(self._withheld) & addresses(on_bus) if self._withheld is not None and on_bus else frozenset()
+        )
+
     def _rest(self, why: str, seconds: float = TICK_S) -> None:
         with self._changed:
             self.failing, self._starting, self._tried = why or self.failing, False, True
@@ -230,13 +244,15 @@ class NvmlSupervisor:
         with self._changed:
             self._starting, self._reopen = True, ""
         self._driver.opens()
+        self.withheld = self._to_withhold()
+        only = tuple(sorted(addresses(self._driver.opened.on_bus or ()) - self.withheld)) if self.withheld else None
         try:
             child = self._child = Child(self._command)
         except OSError as error:
             raise _Stop(EndReason.DIED, f"the NVML process cannot be started: {error}") from None
         limit_s = self._limits.start_s
         try:
-            (reply,) = self._exchange(child, [OpenRequest(str(self._driver_root))], limit_s, may_stop=True)
+            (reply,) = self._exchange(child, [OpenRequest(str(self._driver_root), only)], limit_s, may_stop=True)
         except Hangs:
             raise _Stop(EndReason.HUNG, f"the start of NVML did not return within {limit_s:g} s") from None
         if isinstance(reply, ErrorReply):

@@ -33,6 +33,10 @@ from vgpu.gputime.trial_verdict import (
 
 LIMIT_S: Final = 45.0
 """Of one trial, which takes a second, or some seconds where no process keeps the GPU initialised. Guessed."""
+CHECK_MIB: Final = "TANGRAM_TRIAL_CHECK_MIB"
+"""The trial program allocates so much memory, and copies and compares it."""
+SELF_TEST_MIB: Final = 64
+"""Guessed: seen in milliseconds, and more than the caches of any GPU of today (60 MB on Hopper)."""
 END_S: Final = 5.0
 """How long killed processes are waited for. A process that the kernel does not let go is left behind."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -71,7 +75,10 @@ class Trier:
                 self._report(verdict, model, trials.driver)
                 if verdict.outcome is TrialOutcome.CANNOT_RUN:
                     self._given_up.add(model)
-            tried = ModelVerdict(model, tuple(gpu.uuid for gpu in gpus), verdict)
+            uuids = dict.fromkeys(
+                (*(gpu.uuid for gpu in gpus), *trials.uuids_of(model))
+            )  # pods may still run on one that is offered no more
+            tried = ModelVerdict(model, tuple(uuids), verdict)
             others = tuple(one for one in trials.tried if one.model != model)
             trials = Trials(boot_id=trials.boot_id, driver=trials.driver, tried=(*others, tried))
         self._write(trials_to_text(trials).encode())
@@ -91,11 +98,15 @@ class Trier:
         fresh.chmod(0o644)
         fresh.replace(self._path)
 
-    async def _run(self, uuid: str) -> TrialVerdict:
+    async def self_test(self, uuid: str) -> TrialVerdict:
+        """Try one GPU, with its memory too. No verdict is kept."""
+        return await self._run(uuid, {CHECK_MIB: str(SELF_TEST_MIB)})
+
+    async def _run(self, uuid: str, more: Mapping[str, str] = MappingProxyType({})) -> TrialVerdict:
         command = [sys.executable, "-P", "-m", "arbiter.gputime.suspend_trial", "--program", str(self._program)]
         if folder := library_folder(self._driver_root):
             command += ["--libraries", str(folder)]
-        env = {**os.environ, **self._env, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
+        env = {**os.environ, **self._env, **more, "CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"}
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,

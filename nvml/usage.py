@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from nvml import handles
 from nvml.binding import nv
 from nvml.messages import WHOLE, Busy, MemoryUse, ProcessUsage
 from nvml.naming import naming
@@ -17,7 +18,7 @@ TRIES: Final = 3
 def processes(uuid: str) -> tuple[ProcessUsage, ...]:
     """Every process with a context on the GPU, compute, MPS and graphics, by pid. Pids are the host's. Raises NvmlError."""
     with naming(f"processes of GPU {uuid}"):
-        handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+        handle = handles.of_uuid(uuid)
         held: dict[int, int | None] = {}
         computing = _listed(nv.nvmlDeviceGetComputeRunningProcesses, handle)
         clients = _listed(nv.nvmlDeviceGetMPSComputeRunningProcesses, handle)
@@ -38,7 +39,7 @@ def memory(uuid: str) -> MemoryUse | None:
     either.
     """
     with naming(f"used memory of GPU {uuid}"):
-        handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+        handle = handles.of_uuid(uuid)
     if _is_numa_node(handle):
         return None
     try:
@@ -70,7 +71,7 @@ def busy(uuid: str, since_us: int, until_us: int) -> Busy:
     as for a GPU in MIG mode.
     """
     with naming(f"utilisation of GPU {uuid}"):
-        handle = nv.nvmlDeviceGetHandleByUUID(uuid)
+        handle = handles.of_uuid(uuid)
         try:
             samples = _samples(handle, since_us)
         except nv.NVMLError_NotFound:

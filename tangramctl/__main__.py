@@ -96,6 +96,20 @@ An instance that a process or a pod uses is never touched: if it is in the way, 
 Exit codes: 2 bad option or file, 69 no GPU, 70 a step failed, 75 refused.
 """
 
+CORDON = """Keep new pods off one GPU of a cluster's node. Pods that have it stay, unless it is drained.
+
+\b
+  tangramctl cordon node-1 3 --reason "ECC errors"
+  tangramctl cordon node-1 GPU-8c9f --drain       evict its pods, and wait until nothing has it open
+  tangramctl uncordon node-1 3
+
+GPU is an index, a UUID, or the beginning of one that no other GPU of the node has. kubectl is called, with your rights: to patch nodes, and with
+--drain to list pods and disruption budgets and to create pods/eviction. Disruption budgets are waited for. Ctrl-C ends the waiting; the GPU stays cordoned.
+Exit codes: 2 bad option, no such node or GPU, or refused by the API server; 69 no pod has it, and it cannot be released alone; 75 not drained within --timeout-s; 127 no kubectl.
+"""
+
+GPUS = """Print the GPUs of a cluster's node: health, cordon, and what is wrong with each."""
+
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
@@ -276,6 +290,53 @@ def explain_pod(
     with _answering():
         fits = explain(pod, pod=spec, snapshot=snapshot, extender=extender, domain=domain, json=json)
         raise typer.Exit(0 if fits else 3)
+
+
+@app.command(help=CORDON)
+def cordon(
+    node: parameters.NodeName, gpu: parameters.NodeGpu,
+    drain: Annotated[bool, typer.Option("--drain", help="Evict the pods that have it, and wait.")] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="For people; one line.")] = "",
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout-s", metavar="SECONDS", parser=parameters.number("--timeout-s", 0, 604800),
+            help="With --drain: give up after so long. 0: never.",
+        ),
+    ] = 0.0,
+    domain: parameters.Domain = "tangram.sh",
+) -> None:  # fmt: skip
+    """See CORDON."""
+    from tangramctl import cordon as cordons
+    from tangramctl.drain import Drain
+    from vgpu.api.names import Names
+
+    with _answering():
+        uuid = cordons.cordon(node, gpu, reason, Names(domain))
+        if drain:
+            Drain(node, uuid, Names(domain), timeout_s).run()
+
+
+@app.command(
+    help="Let pods on a GPU of a cluster's node again, once it has passed its self-test. See tangramctl cordon."
+)
+def uncordon(node: parameters.NodeName, gpu: parameters.NodeGpu, domain: parameters.Domain = "tangram.sh") -> None:
+    """See CORDON."""
+    from tangramctl import cordon as cordons
+    from vgpu.api.names import Names
+
+    with _answering():
+        cordons.uncordon(node, gpu, Names(domain))
+
+
+@app.command(help=GPUS)
+def gpus(node: parameters.NodeName, domain: parameters.Domain = "tangram.sh") -> None:
+    """See GPUS."""
+    from tangramctl import cordon as cordons
+    from vgpu.api.names import Names
+
+    with _answering():
+        print("\n".join(cordons.lines(cordons.read(node, Names(domain)))))
 
 
 @mig_app.command(name="plan", help="Print what apply would destroy and create.")

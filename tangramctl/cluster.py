@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tangramctl.errors import BadOption, NotFound
 from vgpu.api.codec import assignment_from_json, inventory_from_json
+from vgpu.api.cordon import cordons_from_json, with_cordons
 from vgpu.api.errors import BadDocument
 from vgpu.api.names import Names
 from vgpu.scheduling.snapshot import NodeRecord, PodRecord, Snapshot
@@ -100,11 +101,13 @@ def snapshot_of(nodes: list[dict[str, Any]], pods: list[dict[str, Any]], names: 
 
 def _node(node: dict[str, Any], names: Names, broken: set[str]) -> NodeRecord:
     name = node["metadata"]["name"]
-    text = (node["metadata"].get("annotations") or {}).get(names.inventory)
+    annotations = node["metadata"].get("annotations") or {}
+    text = annotations.get(names.inventory)
     if text is None:
         return NodeRecord(name, None)
     try:
-        return NodeRecord(name, inventory_from_json(text), UNREADABLE if name in broken else "")
+        inventory = with_cordons(inventory_from_json(text), cordons_from_json(annotations.get(names.cordoned_gpus)))
+        return NodeRecord(name, inventory, UNREADABLE if name in broken else "")
     except BadDocument:
         return NodeRecord(name, None, UNREADABLE)
 

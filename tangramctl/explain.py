@@ -152,14 +152,22 @@ def _notes_of_bursts(bursts: dict[str, Burst], known: Snapshot) -> list[str]:
 
 
 def met_webhook(found: dict[str, Any], names: Names) -> bool:
-    """It sets a variable in each container that requests a GPU. The scheduler's name is less certain: a cluster may run Tangram's under any."""
-    spec = found.get("spec") or {}
+    """It sets a variable in each container that requests a share or a GPU, and the class of every pod. The scheduler's name is less certain: a cluster may run Tangram's under any."""
+    spec, annotations = found.get("spec") or {}, (found.get("metadata") or {}).get("annotations") or {}
     requesting = [
         one
         for one in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
         if requests_ours(one, names)
     ]
+    if all(_only_mig(one, names) for one in requesting):
+        return names.service_class in annotations
+    requesting = [one for one in requesting if not _only_mig(one, names)]
     return all(any(env.get("name") == GPUS_ENV for env in one.get("env") or []) for one in requesting)
+
+
+def _only_mig(container: dict[str, Any], names: Names) -> bool:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return all(names.mig_profile(one) for one in limits if names.ours(one))
 
 
 def _never_admitted(found: dict[str, Any]) -> str:

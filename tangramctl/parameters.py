@@ -160,3 +160,9 @@ KubeletCheckpoint = Annotated[
         help="The kubelet's record of devices. Default /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint; none there: no pods.",
     ),
 ]  # fmt: skip
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+NodeGpu = Annotated[
+    str,
+    typer.Argument(metavar="GPU", help="Index, UUID, or the beginning of a UUID that no other GPU of the node has."),
+]
+Domain = Annotated[str, typer.Option("--domain", metavar="DOMAIN", help="Of resources and annotations.")]

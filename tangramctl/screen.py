@@ -15,6 +15,7 @@ from rich.text import Text
 from tangramctl.swapping import clock, ends_of, state_of
 from tangramctl.top import TopRow, TopTable
 from tangramctl.view import GpuView, RunView, StateRootView, unenforced_limit, why_unenforced
+from tangramctl.warmth import GpuRow, clocks, degrees, slowed_by, watts
 from vgpu.api.enforcement import Limit
 from vgpu.protocol.status import UnenforcedStatus
 
@@ -27,7 +28,7 @@ PLAIN_WIDTH: Final = 100_000
 GAP: Final = 2
 COMMAND_LEAST: Final = 12
 """Columns that COMMAND has at least; it alone is cut. Guessed: an interpreter and the beginning of a script's name."""
-LEFT: Final = frozenset({"PID", "RUN", "GPU", "CLASS", "STATE", "COMMAND"})
+LEFT: Final = frozenset({"PID", "RUN", "GPU", "CLASS", "STATE", "COMMAND", "HEAT", "SLOWED BY"})
 """Words; the others are numbers."""
 PS_COLUMNS: Final = (
     "PID", "RUN", "GPU", "CLASS", "CORE", "TIME", "LIMIT", "EXCESS", "SWAPPED", "LEASED", "USED", "CONTEXT", "SHARED", "PROCS", "COMMAND",
@@ -46,6 +47,8 @@ TOP_EXPENDABLE: Final = (
 )  # fmt: skip
 
 
+GPU_COLUMNS: Final = ("GPU", "CLOCK", "POWER", "TEMPERATURE", "HEAT", "SLOWED BY")
+GPU_EXPENDABLE: Final = ("SLOWED BY", "TEMPERATURE", "HEAT", "POWER")
 TOP_OF_BURSTS: Final = frozenset({"LIMIT", *PS_OF_BURSTS})
 
 
@@ -122,6 +125,7 @@ def _table(
 ) -> Table:
     """As much of the rows as fits the width, but for some columns. COMMAND is cut, the others are there whole or not at all."""
     widths = {name: max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(names)}
+    widths.setdefault("COMMAND", 0)
     least = widths | {"COMMAND": min(widths["COMMAND"], COMMAND_LEAST)}
     shown = [name for name in names if name not in without]
     for name in expendable:
@@ -201,12 +205,26 @@ def drawn_top(table: TopTable, width: int) -> RenderableType:
     notes += [Text(one, style="yellow") for row in table.rows for one in row.swapping]
     notes += [Text(why, style="red") for row in table.rows for why in why_unenforced(row.name, row.unenforced)]
     notes += [Text(one, style="red") for row in table.rows for one in row.ends]
+    gpus = [_table(GPU_COLUMNS, list(map(_gpu_row, table.gpus)), GPU_EXPENDABLE, width)] if table.gpus else []
     if not table.rows:
-        return Group(Text("no run computes"), *notes)
+        return Group(Text("no run computes"), *gpus, *notes)
     first = 1 if all(row.pid is None for row in table.rows) else 0  # containers of pods have no PID here
     names, rows = TOP_COLUMNS[first:], [_top_row(row)[first:] for row in table.rows]
     bursts = any(row.bursts for row in table.rows)
-    return Group(_table(names, rows, TOP_EXPENDABLE, width, without=frozenset() if bursts else TOP_OF_BURSTS), *notes)
+    shown = _table(names, rows, TOP_EXPENDABLE, width, without=frozenset() if bursts else TOP_OF_BURSTS)
+    return Group(shown, *gpus, *notes)
+
+
+def _gpu_row(row: GpuRow) -> list[Text]:
+    hot = "bold red" if row.heat == "hot" else ""
+    return [
+        Text(row.name),
+        Text(clocks(row)),
+        Text(watts(row)),
+        Text(degrees(row)),
+        Text(row.heat, style=hot),
+        Text(slowed_by(row)),
+    ]
 
 
 def _top_row(row: TopRow) -> list[Text]:

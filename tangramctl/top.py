@@ -17,6 +17,7 @@ import msgspec
 from tangramctl import view
 from tangramctl.swapping import ends_of, state_of
 from tangramctl.view import RunView, StateRootView
+from tangramctl.warmth import GpuRow, gpu_rows, slowed_notes
 from vgpu.protocol.status import UnenforcedStatus
 
 PAUSED: Final = "paused"
@@ -85,6 +86,8 @@ class TopTable(msgspec.Struct, frozen=True):
     seconds: float
     notes: tuple[str, ...] = ()
     version: int = 1
+    gpus: tuple[GpuRow, ...] = ()
+    """Those that the runs and containers share, where an arbiter reports their sensors."""
 
 
 def between(before: StateRootView, now: StateRootView, seconds: float) -> TopTable:
@@ -94,7 +97,9 @@ def between(before: StateRootView, now: StateRootView, seconds: float) -> TopTab
     rows += [
         _unknown(entry) for entry in now.entries if entry.gpu_time is None and (entry.unenforced or _paused(entry))
     ]
-    return TopTable(tuple(sorted(rows, key=lambda row: (-(row.got_percent or 0.0), row.name))), seconds, now.notes)
+    gpus = gpu_rows(now, {row.key: row.got_percent for row in rows})
+    rows.sort(key=lambda row: (-(row.got_percent or 0.0), row.name))
+    return TopTable(tuple(rows), seconds, (*now.notes, *slowed_notes(gpus)), gpus=gpus)
 
 
 def _row(before: RunView | None, now: RunView, seconds: float) -> TopRow:

@@ -24,6 +24,7 @@ from vgpu.api.errors import BadDocument
 from vgpu.protocol.status import (
     ContainerStatus,
     GpuTimeStatus,
+    SensorStatus,
     StatusDocument,
     SwapStatus,
     UnenforcedStatus,
@@ -108,6 +109,8 @@ class StateRootView(msgspec.Struct, frozen=True):
     entries: tuple[RunView, ...]
     notes: tuple[str, ...] = ()
     version: int = VERSION
+    sensors: tuple[SensorStatus, ...] = ()
+    """Of the GPUs that they share, by UUID; empty from an arbiter that reports none."""
 
 
 def seen_at(state: Path | None) -> StateRootView:
@@ -130,19 +133,23 @@ def read_view(machine: StateRoot | None, cluster_socket: Path = CLUSTER_SOCKET) 
     """
     entries: list[RunView] = []
     notes: list[str] = []
+    sensors: dict[str, SensorStatus] = {}
     for place, described in fake.all_of(machine):
-        there, note = _of_machine(place, described)
+        there, note, shown = _of_machine(place, described)
         entries += there
         notes += note
+        sensors |= {one.uuid: one for one in shown}
     if os.access(cluster_socket, os.W_OK):
         try:
             reported = requested(cluster_socket)
             entries += map(_container, reported.containers)
             notes += map(ungranted_note, reported.ungranted)
             notes += map(unlisted_note, reported.unlisted)
+            sensors |= {one.uuid: one for one in reported.sensors}
         except (OSError, BadDocument) as error:
             notes.append(f"the node's arbiter at {cluster_socket} does not list pods: {error}")
-    return StateRootView(tuple(entries), (*notes, *map(_not_held, filter(_reports_nothing, entries))))
+    notes += map(_not_held, filter(_reports_nothing, entries))
+    return StateRootView(tuple(entries), tuple(notes), sensors=tuple(sensors[uuid] for uuid in sorted(sensors)))
 
 
 def _reports_nothing(entry: RunView) -> bool:
@@ -189,22 +196,24 @@ def unenforced_limit(limit: Limit, found: Iterable[UnenforcedStatus]) -> bool:
     return any(limit in one.limits for one in found)
 
 
-def _of_machine(machine: StateRoot, described: str | None) -> tuple[list[RunView], list[str]]:
+def _of_machine(machine: StateRoot, described: str | None) -> tuple[list[RunView], list[str], tuple[SensorStatus, ...]]:
     with machine.locked():
         there = runs(machine)
     if not there:
-        return [], []
+        return [], [], ()
     notes = [run.why for run in there if isinstance(run, UnreadableRun)]
     reported: dict[str, ContainerStatus] = {}
+    sensors: tuple[SensorStatus, ...] = ()
     try:
         service.await_socket(machine, machine.status_socket, service.IDLE_S)
         status = requested(machine.status_socket)
         reported = {one.key: one for one in status.containers}
         notes += map(ungranted_note, status.ungranted)
         notes += map(unlisted_note, status.unlisted)
+        sensors = status.sensors
     except (OSError, BadDocument, Broken) as error:
         notes.append(f"the arbiter of {machine.root} does not report what is used: {error}")
-    return [_run(run, reported.get(run.key), described) for run in there], notes
+    return [_run(run, reported.get(run.key), described) for run in there], notes, sensors
 
 
 def requested(path: Path) -> StatusDocument:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from kube.objects import Node, Pod
 from vgpu.api.codec import assignment_to_json, inventory_to_json
+from vgpu.api.cordon import Cordon, condition
 from vgpu.api.grant import AssignedGpu, Assignment
-from vgpu.api.inventory import AccessMode, Gpu, Inventory, MigInstance
+from vgpu.api.inventory import AccessMode, CordonState, Gpu, Inventory, MigInstance, withdraw
 from vgpu.api.names import DEFAULT, Names
 
 NAMESPACE = uuid.UUID("6f1d4a52-0000-4000-8000-000000000000")
@@ -26,6 +27,11 @@ NAMESPACE = uuid.UUID("6f1d4a52-0000-4000-8000-000000000000")
 def uuid_of(text: str, prefix: str = "GPU") -> str:
     """The same UUID for the same text, spelled as NVML spells them."""
     return f"{prefix}-{uuid.uuid5(NAMESPACE, text)}"
+
+
+def cordoned(gpu: Gpu, state: str) -> Gpu:
+    """As the inventory has it in this `CordonState`; empty: as it is."""
+    return withdraw(gpu, condition(cast(CordonState, state), Cordon())) if state else gpu
 
 
 def gpu(index: int, mib: int = 81_920, node: str = "n1", model: str = "NVIDIA A100-SXM4-80GB", **more: Any) -> Gpu:

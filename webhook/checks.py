@@ -14,10 +14,10 @@ from typing import Any, Final
 from vgpu.api.confinement import Rights, folder_behind, way_out
 from vgpu.api.contract import GPUS_ENV, NVIDIA_ENV, PRELOAD_ENV
 from vgpu.api.errors import BadRequest
-from vgpu.api.inventory import kind_of_uuid
 from vgpu.api.mount_paths import refusal
 from vgpu.api.names import CLASSES, DEFAULT_CLASS, Names
 from vgpu.api.request import PodRequest
+from vgpu.api.uuids import kind_of_uuid
 from webhook.admission_rules import EVERYWHERE, STOCK_SCHEDULER, AdmissionRules
 from webhook.objects import AdmissionContainer, AdmissionPod
 

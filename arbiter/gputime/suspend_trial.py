@@ -40,6 +40,10 @@ class TrialCannotRun(Exception):
     """The trial shows nothing about the driver."""
 
 
+class Faulty(Exception):
+    """The GPU's memory did not keep what was copied to it, or a copy failed."""
+
+
 class NoSuspend(Exception):
     """The driver did not suspend or resume as an arbiter needs it."""
 
@@ -63,7 +67,7 @@ class TrialProgram:
             theirs.close()
 
     def channels(self) -> tuple[Channels, int]:
-        """Its channels and their descriptor, once the count moves. Raises TrialCannotRun."""
+        """Its channels and their descriptor, once the count moves. Raises TrialCannotRun, Faulty."""
         try:
             packet, fds, _, _ = socket.recv_fds(self._ours, 2048, 1)
         except TimeoutError:
@@ -74,6 +78,8 @@ class TrialProgram:
         if what != "channels" or not fds:
             for fd in fds:
                 os.close(fd)
+            if what == "faulty":
+                raise Faulty(rest)
             raise TrialCannotRun(rest or f"the trial program ended with status {self._process.wait(START_S)}")
         client, subdevice, *compute = (int(word) for word in rest.split())
         return Channels(0, client, subdevice, tuple(compute), (), fresh=True), fds[0]
@@ -160,6 +166,8 @@ def run(program: Path, libraries: Path | None = None) -> TrialVerdict:
         return attempt(started.count, channel_group)
     except (TrialCannotRun, BadDocument) as error:
         return TrialVerdict(TrialOutcome.CANNOT_RUN, str(error))
+    except Faulty as error:
+        return TrialVerdict(TrialOutcome.FAULTY, str(error))
     except NoSuspend as error:
         return TrialVerdict(TrialOutcome.NO_SUSPEND, str(error))
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,7 +77,8 @@ class ContainerOptions:
 
 class ServedContainer:
     """See the module. `opens_at_s`: no lease before then, so that processes of an earlier arbiter can state their leases. `sockets`: the folder
-    of all containers' sockets; None = each socket is in its grant directory. `swapping`: where containers of the node may burst. Raises OSError."""
+    of all containers' sockets; None = each socket is in its grant directory. `swapping`: where containers of the node may burst. `siblings`: as in
+    `host.rejection_reason`. Raises OSError."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class ServedContainer:
         node_memory: NodeMemory,
         sockets: Path | None = None,
         swapping: Swapping | None = None,
+        siblings: Callable[[ServedContainer], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self.folder = folder
         self.grant: Grant | None = None
@@ -105,7 +107,7 @@ class ServedContainer:
         self._trouble = ""
         """Why the present grant file cannot be used."""
         self._limits, self._clock, self._node_memory, self._sockets = limits, clock, node_memory, sockets
-        self._serves_bursts = swapping is not None
+        self._serves_bursts, self._siblings = swapping is not None, siblings
         self._page = ContainerPage(limits.wait_ms, bursts=self._serves_bursts)
         self._unchanged = UnchangedReadings()
         self.connections = Connections(folder.name, clock, self._ended)
@@ -204,7 +206,10 @@ class ServedContainer:
             return None
         grants, key, needed = self.folder.parent.name, self.folder.name, self._limits.mount_needed
         uid = self.grant.uid if self.grant is not None else ""
-        if strange := host.rejection_reason(connection.pid, grants, key, mount_needed=needed, uid=uid):
+        strange = host.rejection_reason(
+            connection.pid, grants, key, mount_needed=needed, uid=uid, siblings=self._siblings(self)
+        )
+        if strange:
             self.connections.refuse(connection, NO_GRANT, strange, "grant-not-mounted")
             return None
         return connection

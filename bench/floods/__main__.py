@@ -10,7 +10,7 @@ processes. The last columns compare that with the goals: p99 of admission, filte
 50 ms more; probes and scrapes of the flooded port itself at most 500 ms, half of what the kubelet waits; no call failed; at most 64 MiB more than under the control. A program that ended ends the run. Needs root for the cgroup.
 
 Each listener has a control of its own, just before its attacks: what earlier ones left in memory counts on both sides. Of attacks that the same code meets in the same way, one listener
-has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 65 runs of 60 s take about 70 min (111 with
+has all: endless headers and an endless request line, bodies with and without a length. --every runs all on all. 70 runs of 60 s take about 75 min (123 with
 --every). Parts (--only, --listener, --attack) go into the same CSV: a row takes the place of an earlier one of its listener, attack and commit.
 `load` is that of the last minute, before the run: the last flood's own, and what else the machine did.
 `commit` is that of the tree, or TANGRAM_COMMIT; "+" means that the tree had changes beside it.
@@ -40,7 +40,7 @@ from bench.floods.flood import (
     flood,
     quantile,
 )
-from bench.floods.servers import extender, plugin, webhook
+from bench.floods.servers import extender, hostpool, plugin, webhook
 from bench.floods.sockets import arbiter
 
 PROGRAMS: Final[dict[str, Callable[[], AbstractContextManager[list[Listener]]]]] = {
@@ -48,6 +48,7 @@ PROGRAMS: Final[dict[str, Callable[[], AbstractContextManager[list[Listener]]]]]
     "extender": extender,
     "arbiter": arbiter,
     "plugin": plugin,
+    "hostpool": hostpool,
 }
 MORE_MIB: Final = 64.0
 

@@ -1,4 +1,4 @@
-"""The HTTP listeners and their clients: an API server that calls the webhook, kube-scheduler that calls the extender, the kubelet that probes the device plugin."""
+"""The HTTP listeners and their clients: an API server that calls the webhook, kube-scheduler that calls the extender, the kubelet that probes the programs of a node."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tests.fake import start_fake_driver
 from tests.fake_api import FakeApi
 from tests.integration.deviceplugin.harness import Node
 from tests.integration.deviceplugin.harness import node as plugin_node
+from tests.integration.hostpool.stand import FIRST, SECOND, Stand
 from tests.ports import free_port
 from vgpu.api.names import DEFAULT_POLICY
 from webhook.certs import CA_CERT, CERT, KEY, renewed
@@ -310,3 +311,19 @@ def plugin() -> Iterator[list[Listener]]:
         thread.join()
         driver.stop()
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def hostpool() -> Iterator[list[Listener]]:
+    stand = Stand()
+    try:
+        stand.share(FIRST, SECOND)
+        process = stand.start()
+        stand.until_ready(FIRST, SECOND)
+        where, call = at_port(stand.port, "/metrics"), Kubelet(stand.port, "/readyz")
+        yield [
+            listener("hostpool 9404", process.pid, where, METRICS_OF_NODE, call, goal_ms=half_a_second, each_s=PROBE_EACH_S)
+        ]  # fmt: skip
+        assert process.poll() is None, "the host pool's program ended"
+    finally:
+        stand.end()

@@ -18,10 +18,12 @@ from prometheus_client.registry import Collector
 from deviceplugin.allocation import NodePod
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.mig_device import slot_of_device
 
 MIB: Final = 2**20
-USES: Final = ("free", "shared", "whole", "mig", "unhealthy")
-"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, it is not fit for use."""
+USES: Final = ("free", "shared", "whole", "mig", "withdrawn", "unhealthy")
+"""Of a GPU: nothing of it is allocated, shares of it are, all of it is to one container, it is in MIG mode, new pods do not get it whatever its health and none has a
+share of it, it is not fit for use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +34,51 @@ class GpuMemory:
     """All of it; in MIG mode that of its instances."""
     allocated_mib: int
     free_mib: int
-    """What pods may still be given; 0 while the GPU is unhealthy."""
+    """What pods may still be given; 0 while the GPU is unhealthy or withdrawn."""
     use: str
     """One of `USES`."""
 
 
 def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
-    """Of this GPU, with the parts of it and of its instances that pods have."""
+    """Of this GPU, with the parts of it and of its instances that pods have. With instances on demand all of it counts, and what no pod has is free."""
+    if gpu.on_demand:
+        allocated = min(gpu.mib, sum(one.mib for one in assigned))
+        free = gpu.mib - allocated if gpu.healthy else 0
+        return GpuMemory(gpu.mib, allocated, free, "mig" if gpu.healthy else "unhealthy")
     if gpu.mig:
         used = {one.uuid for one in assigned}
         instances = gpu.instances
         free = sum(one.mib for one in gpu.offered_instances if one.uuid not in used)
         allocated = sum(one.mib for one in instances if one.uuid in used)
-        return GpuMemory(sum(one.mib for one in instances), allocated, free, "mig" if gpu.healthy else "unhealthy")
+        return GpuMemory(sum(one.mib for one in instances), allocated, free, _use(gpu, "mig", allocated))
     whole = any(one.kind == "whole" for one in assigned)
     allocated = gpu.mib if whole else sum(one.mib for one in assigned)
     use = "whole" if whole else "shared" if assigned else "free"
-    free = max(0, gpu.mib - allocated) if gpu.healthy else 0
-    return GpuMemory(gpu.mib, allocated, free, use if gpu.healthy else "unhealthy")
+    free = max(0, gpu.mib - allocated) if gpu.offered else 0
+    return GpuMemory(gpu.mib, allocated, free, _use(gpu, use, allocated))
+
+
+def _use(gpu: Gpu, use: str, allocated_mib: int) -> str:
+    if gpu.withdrawn and not allocated_mib:
+        return "withdrawn"
+    return use if gpu.healthy else "unhealthy"
+
+
+def is_counted(gpu: Gpu, assigned: Collection[AssignedGpu]) -> bool:
+    """Is it capacity of Tangram's? One that the operator left to others is not, once no pod of ours has any of it."""
+    return bool(assigned) or not gpu.withdrawn or gpu.temporarily_withdrawn
 
 
 def memory_by_gpu(inventory: Inventory, assigned: Iterable[AssignedGpu]) -> Iterator[tuple[Gpu, GpuMemory]]:
-    """Every GPU of the node. Parts of a GPU that the node no longer has are left out."""
+    """Every GPU of the node that is Tangram's. Parts of a GPU that the node no longer has are left out."""
     of_gpu: dict[str, list[AssignedGpu]] = {}
     uuids = {uuid: gpu.uuid for gpu in inventory.gpus for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances))}
     for one in assigned:
-        of_gpu.setdefault(uuids.get(one.uuid, ""), []).append(one)
+        slot = slot_of_device(one.uuid)
+        of_gpu.setdefault(slot[0] if slot else uuids.get(one.uuid, ""), []).append(one)
     for gpu in inventory.gpus:
-        yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
+        if is_counted(gpu, of_gpu.get(gpu.uuid, ())):
+            yield gpu, memory_of(gpu, of_gpu.get(gpu.uuid, ()))
 
 
 class CapacityCollector(Collector):
@@ -78,7 +97,7 @@ class CapacityCollector(Collector):
         for name, what in (
             ("capacity", "that pods may have; in MIG mode that of its instances"),
             ("allocated", "that bound pods have"),
-            ("free", "that pods may still be given; 0 while it is unhealthy"),
+            ("free", "that pods may still be given; 0 while it is unhealthy or withdrawn"),
         ):
             per_gpu = GaugeMetricFamily(
                 f"tangram_gpu_memory_{name}_bytes", f"Memory of a GPU {what}.", labels=("node", "gpu_uuid", "gpu_index", "model")

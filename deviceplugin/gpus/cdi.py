@@ -10,9 +10,11 @@ Format: github.com/cncf-tags/container-device-interface, SPEC.md, version 0.5.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +26,7 @@ from vgpu.api.inventory import Gpu, Inventory, MigInstance
 
 VERSION: Final = "0.5.0"
 SPEC_FILE: Final = "tangram.sh-gpu.json"
+NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 LIBRARIES: Final = (
     "libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-nvvm70", "libcudadebugger",
@@ -42,6 +45,7 @@ PERSISTENCED: Final = "run/nvidia-persistenced/socket"
 
 _SHARED_OBJECT = re.compile(r"(lib[\w-]+)\.so\.([0-9.]+)\Z")
 _MIG_MINOR = re.compile(r"gpu([0-9]+)/gi([0-9]+)(?:/ci([0-9]+))?/access ([0-9]+)\Z")
+_CAPS_MAJOR = re.compile(r"^\s*([0-9]+) nvidia-caps$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +73,21 @@ class DriverRoot:
         return next((path for folder in folders if (path := self.here / folder / name).exists()), None)
 
 
-def spec(inventory: Inventory, root: DriverRoot) -> dict[str, Any]:
-    """The specification as decoded JSON."""
-    devices = [_device(gpu.uuid, [f"nvidia{gpu.minor}"], root) for gpu in inventory.gpus if not gpu.mig]
+def spec(inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> dict[str, Any]:
+    """The specification as decoded JSON. `aliases`: further names of MIG instances, name -> UUID."""
+    devices = [_device(gpu.uuid, [_node(f"nvidia{gpu.minor}", root)]) for gpu in inventory.gpus if not gpu.mig]
     minors = mig_minors(root.here)
     for gpu in inventory.gpus:
-        devices += [_device(i.uuid, _instance_nodes(gpu, i, minors), root) for i in gpu.instances]
+        for instance in gpu.instances:
+            names = [instance.uuid, *(name for name, uuid in sorted(aliases.items()) if uuid == instance.uuid)]
+            devices += [_device(name, _instance_nodes(gpu, instance, minors, root)) for name in names]
     edits = {"deviceNodes": list(_control_nodes(root)), "mounts": list(_mounts(root))}
     return {"cdiVersion": VERSION, "kind": CDI_KIND, "devices": devices, "containerEdits": edits}
 
 
-def write(folder: Path, inventory: Inventory, root: DriverRoot) -> bool:
+def write(folder: Path, inventory: Inventory, root: DriverRoot, aliases: Mapping[str, str] = NO_ALIASES) -> bool:
     """Write the specification where container runtimes read it. Returns whether it changed. Raises OSError."""
-    content = msgspec.json.format(msgspec.json.encode(spec(inventory, root)), indent=2) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(spec(inventory, root, aliases)), indent=2) + b"\n"
     path = folder / SPEC_FILE
     if path.exists() and path.read_bytes() == content:
         return False
@@ -102,6 +108,16 @@ def mig_minors(root: Path) -> dict[tuple[int, int, int | None], int]:
     return {}
 
 
+def capability_major(root: Path) -> int | None:
+    """Major number of capability devices; None where no such driver is loaded."""
+    for where in (root / "proc", Path("/proc")):
+        with suppress(OSError):
+            found = _CAPS_MAJOR.search((where / "devices").read_text())
+            if found:
+                return int(found[1])
+    return None
+
+
 def capability_minor(gpu: int, gpu_instance: int, compute_instance: int | None) -> int:
     """The numbers of the driver's list, for when it cannot be read: 135 numbers a GPU from 3 on, 9 a GPU instance.
 
@@ -111,16 +127,22 @@ def capability_minor(gpu: int, gpu_instance: int, compute_instance: int | None) 
     return of_gpu_instance if compute_instance is None else of_gpu_instance + 1 + compute_instance
 
 
-def _instance_nodes(gpu: Gpu, instance: MigInstance, minors: dict[tuple[int, int, int | None], int]) -> list[str]:
+def _instance_nodes(
+    gpu: Gpu, instance: MigInstance, minors: dict[tuple[int, int, int | None], int], root: DriverRoot
+) -> list[dict[str, Any]]:
+    """With the numbers of its capability devices: those of a new instance may have no file on the host yet."""
     within, compute = instance.gpu_instance, instance.compute_instance
     caps = [
         minors.get((gpu.minor, within, part), capability_minor(gpu.minor, within, part)) for part in (None, compute)
     ]
-    return [f"nvidia{gpu.minor}", *(f"nvidia-caps/nvidia-cap{minor}" for minor in caps)]
+    major = capability_major(root.here)
+    numbers: list[dict[str, Any]] = [{} if major is None else {"type": "c", "major": major, "minor": m} for m in caps]
+    nodes = [_node(f"nvidia-caps/nvidia-cap{minor}", root) | more for minor, more in zip(caps, numbers, strict=True)]
+    return [_node(f"nvidia{gpu.minor}", root), *nodes]
 
 
-def _device(uuid: str, nodes: list[str], root: DriverRoot) -> dict[str, Any]:
-    return {"name": uuid, "containerEdits": {"deviceNodes": [_node(name, root) for name in nodes]}}
+def _device(uuid: str, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"name": uuid, "containerEdits": {"deviceNodes": nodes}}
 
 
 def _control_nodes(root: DriverRoot) -> Iterator[dict[str, Any]]:

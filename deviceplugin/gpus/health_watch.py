@@ -14,7 +14,8 @@ from typing import Final, Protocol
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pods.node_pods import NodePods
 from kube.objects import Pod
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import RELEASED, Inventory
+from vgpu.api.mig_device import slot_of_device
 from vgpu.health.notes import Note, changes
 from vgpu.health.pod_policy import PodPolicy, UnfitGpu, affected, due, unfit_gpus
 
@@ -81,11 +82,14 @@ class HealthWatch:
         """Why a container with these GPUs or MIG instances cannot start; empty when they are there, or when that is not known yet."""
         inventory = self._offer.inventory()
         gone = [uuid for uuid in uuids if inventory.gpu(uuid) is None] if self._offer.probed else []
-        return f"{', '.join(sorted(gone))} is no longer in this node" if gone else ""
+        if gone:
+            return f"{', '.join(sorted(gone))} is no longer in this node"
+        found = [gpu for uuid in uuids if (gpu := inventory.gpu(uuid)) is not None and gpu.cordon == RELEASED]
+        return f"GPU {found[0].index} ({found[0].uuid}) is cordoned and released" if found else ""
 
     def _check_pods(self, inventory: Inventory) -> None:
         now_s = self._now()
-        pods = [(pod.uid, {gpu.uuid for gpu in pod.assignment.held()}) for pod in self._pods.node_pods()]
+        pods = [(pod.uid, {_known_by(gpu.uuid) for gpu in pod.assignment.held()}) for pod in self._pods.node_pods()]
         gone = {uuid for _, uuids in pods for uuid in uuids if inventory.gpu(uuid) is None}
         self._gone = {uuid: self._gone.get(uuid, int(now_s)) for uuid in gone}
         before, self._affected = self._affected, affected(unfit_gpus(inventory, self._gone), pods)
@@ -98,3 +102,9 @@ class HealthWatch:
                 self._observer.gpu_unfit(pod, gpu.why)
             if uid in evicted:
                 self._observer.evict_unfit(pod, gpu.why)
+
+
+def _known_by(uuid: str) -> str:
+    """A MIG slot on demand is as well as its GPU."""
+    slot = slot_of_device(uuid)
+    return slot[0] if slot else uuid

@@ -58,9 +58,11 @@ class SharedGpusFile:
         """Write what changed. Before NVML answered and the pods are known, an earlier file of this boot stays. Raises OSError."""
         if not self._offer.probed or not self._pods.synced:
             return
-        gpus = [gpu.uuid for gpu in self._offer.inventory().gpus if not gpu.mig]
         held = [part for pod in self._pods.node_pods() for part in pod.assignment.held()]
         held += [part for orphan in self._offer.inventory().orphans for part in orphan.held]
+        used = {part.uuid for part in held}
+        there = [gpu for gpu in self._offer.inventory().gpus if not gpu.mig]
+        gpus = [gpu.uuid for gpu in there if gpu.uuid in used or not gpu.withdrawn]  # no copier on a GPU of others
         whole = {part.uuid for part in held if part.kind == "whole"}
         shared = SharedGpus(
             boot_id=self._boot_id,

@@ -20,13 +20,14 @@ from deviceplugin.gpus.offer import Offer
 from deviceplugin.metrics import Metrics
 from nvml.errors import NvmlAway, NvmlError, NvmlHung
 from nvml.inventory import probe
-from nvml.messages import Found, OpenReply, XidsReply
+from nvml.messages import Found, HealthReply, OpenReply, XidsReply
 from nvml.queries import Nvml
 from vgpu.api.contract import NVIDIA_ENV
-from vgpu.api.inventory import AccessMode, Inventory
+from vgpu.api.inventory import NORMAL, AccessMode, Gpu, Inventory
 from vgpu.health.conditions import Reading
+from vgpu.health.heat import NodeHeat
 from vgpu.health.node_health import NodeHealth
-from vgpu.health.presence import LateGpus, missing
+from vgpu.health.presence import LateGpus, bus_address, missing
 
 RETRY_S: Final = 1.0
 """Between attempts. They cost nothing: the supervisor decides when a child is started."""
@@ -58,6 +59,8 @@ class NvmlConnection(Protocol):
     """Calls about a GPU that did not return, since one did."""
     openings: int
     """So often NVML was opened."""
+    withheld: frozenset[str]
+    """PCI addresses of GPUs that are not open, as they are to be reset."""
 
     @property
     def on_bus(self) -> frozenset[str] | None:
@@ -82,15 +85,16 @@ class NodeGpus:
     def __init__(
         self, offer: Offer, metrics: Metrics, driver: NvmlConnection, *, access: Literal["auto", "cdi", "nvidia"],
         unit_mib: int, health_s: float, probe_s: float, on_inventory: Callable[[Inventory], None],
-        try_out: Callable[[Inventory], Awaitable[None]], clock: Callable[[], float] = time.monotonic,
+        try_out: Callable[[Inventory], Awaitable[None]], prepare: Callable[[Inventory], Awaitable[None]] | None = None, clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._offer, self._metrics, self._on_inventory = offer, metrics, on_inventory
-        self._try_out, self._clock, self._now = try_out, clock, now
+        self._try_out, self._prepare, self._clock, self._now = try_out, prepare, clock, now
         self._driver, self._nvml = driver, driver.nvml
         self._wanted, self._unit_mib = access, unit_mib
         self._health_s, self._probe_s = health_s, probe_s
         self.health = NodeHealth()
+        self.heat = NodeHeat()
         self._away = ""
         self._away_since_s = 0.0
         self._openings = 0
@@ -98,11 +102,28 @@ class NodeGpus:
         self._late = LateGpus()
         self._hung: dict[str, str] = {}
         """UUID -> why, of GPUs of which a call did not return."""
+        self._earlier: tuple[Gpu, ...] = ()
 
     @property
     def failing(self) -> str:
         """Why NVML cannot be used, or not for some GPU; empty when it can."""
         return self._away or next(iter(self._hung.values()), "")
+
+    def last_health(self, uuid: str) -> HealthReply:
+        """What the last health query showed, with the heat class as it is offered. For any thread."""
+        reading = self.health.readings.get(uuid)
+        trouble = None if reading is not None else f"GPU {uuid} has not answered the last health query"
+        return HealthReply(trouble, reading, heat=self.heat.classes.get(uuid, NORMAL))
+
+    def remember(self, earlier: Inventory) -> None:
+        """As the node's annotation was when this program began: since when conditions stand, and GPUs that are not opened now."""
+        self.health.remember(earlier.gpus)
+        self._earlier = earlier.gpus
+
+    def self_tested(self, uuid: str, why: str) -> None:
+        """A GPU was tried. `why` it does not work; empty: it does."""
+        if self.health.tested(uuid, why, self._now()):
+            self._reported()
 
     async def run(self) -> None:
         """Until cancelled, or until the driver is closed."""
@@ -130,22 +151,26 @@ class NodeGpus:
         uuids = [gpu.uuid for gpu in self._offer.inventory().gpus]
         if long and self._offer.probed and self.health.away(uuids, why, self._now()):
             self._reported()
+        self._report_heat()
 
     async def _follow(self, access: AccessMode, opened: OpenReply) -> None:
         while True:
             before = self._offer.reported if self._offer.probed else None
-            openings, on_bus = self._driver.openings, self._driver.on_bus
+            openings, on_bus, withheld = self._driver.openings, self._driver.on_bus, self._driver.withheld
             inventory = await asyncio.to_thread(
-                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before,
-                reopened=openings != self._openings, on_bus=on_bus,
+                probe, self._nvml, unit_mib=self._unit_mib, access=access, last=before or self._closed_before(withheld),
+                reopened=openings != self._openings, on_bus=on_bus, withheld=withheld,
             )  # fmt: skip
             self._openings = openings
             described = [gpu for gpu in inventory.gpus if gpu.healthy]
-            self._late.probed(missing(described, on_bus), self._clock())
+            self._late.probed(missing(described, on_bus) - withheld, self._clock())
+            if self._prepare is not None:
+                await self._prepare(inventory)
             self._on_inventory(inventory)
             await self._try_out(inventory)  # before any share is granted
             self.health.back()
-            self.health.keep_only([gpu.uuid for gpu in inventory.gpus])
+            for kept in (self.health, self.heat):
+                kept.keep_only([gpu.uuid for gpu in inventory.gpus])
             self._offer.set_inventory(inventory, self.health.conditions)
             self._report()
             if self._away or before is None:
@@ -153,7 +178,12 @@ class NodeGpus:
             self._away = ""
             if not inventory.gpus:
                 log.info("this node has no GPUs", next_probe_s=self._probe_s)
-            await self._watch([gpu.uuid for gpu in inventory.gpus])
+            await self._watch([gpu.uuid for gpu in inventory.gpus if bus_address(gpu.pci) not in withheld])
+
+    def _closed_before(self, withheld: frozenset[str]) -> Inventory | None:
+        """GPUs that the program before this one had, and that NVML does not describe as it does not open them."""
+        gpus = tuple(gpu for gpu in self._earlier if bus_address(gpu.pci) in withheld)
+        return Inventory(gpus, self._unit_mib) if gpus else None
 
     async def _watch(self, uuids: list[str]) -> None:
         """Watch XID events and query the health of the GPUs for `probe_s`. Raises NvmlError when NVML as such does not answer."""
@@ -212,6 +242,7 @@ class NodeGpus:
         while silent_rounds < SILENT_ROUNDS:
             troubles = [await self._trouble_of(uuid) for uuid in uuids]
             silent_rounds = 0 if None in troubles else silent_rounds + 1
+            self._report_heat()
             await asyncio.sleep(self._health_s)
             if self._left_unhealthy(uuids, troubles) and not probing.expired():
                 probing.reschedule(asyncio.get_running_loop().time())
@@ -222,7 +253,7 @@ class NodeGpus:
         """Is there a GPU that is healthy, and did not answer the last probe?"""
         answering = {uuid for uuid, trouble in zip(uuids, troubles, strict=True) if trouble is None}
         well = {uuid for uuid in answering if not self.health.stands(uuid)}
-        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.inventory().gpus)
+        return any(gpu.uuid in well and not gpu.healthy for gpu in self._offer.reported.gpus)
 
     async def _trouble_of(self, uuid: str) -> str | None:
         """Why the GPU does not answer, if it does not; a change of its health is reported. Raises NvmlAway."""
@@ -237,10 +268,18 @@ class NodeGpus:
         if reply.trouble is not None:
             changed = self.health.failed(uuid, reply.trouble, self._now(), code=reply.code)
         else:
-            changed = self.health.answered(uuid, reply.reading or Reading(), self._now())
+            reading = reply.reading or Reading()
+            changed = self.health.answered(uuid, reading, self._now())
+            self.heat.read(uuid, reading, self._clock())
         if changed:
             self._reported()
         return reply.trouble
+
+    def _report_heat(self) -> None:
+        """Heat classes are no change of health: kubelet and Events do not get them."""
+        if self.heat.changed(self._clock()):
+            log.info("heat classes changed", classes=self.heat.classes)
+            self._offer.set_heat(self.heat.classes)
 
     def _reported(self) -> None:
         conditions = self.health.conditions

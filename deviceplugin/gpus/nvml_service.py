@@ -6,6 +6,7 @@ If the server cannot start, the plugin goes on, reports it and tries again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from deviceplugin.grants.atomic_file import make_folder
 from deviceplugin.metrics import Metrics
 from deviceplugin.settings import DevicePluginSettings
+from nvml.messages import HealthReply
 from nvml.replacing import EndReason
 from nvml.server import NvmlServer
 from nvml.supervisor import NvmlSupervisor, TimeLimits
@@ -32,10 +34,13 @@ class NvmlService:
             settings.driver_root,
             TimeLimits(settings.nvml_start_s, settings.nvml_call_s),
             released=settings.nvml_released,
+            withheld=settings.nvml_withheld,
             report=_report,
         )
         self.failing = "NVML's socket is not open yet"
         """Why the arbiter cannot query NVML; empty when it can."""
+        self.health: Callable[[str], HealthReply] | None = None
+        """What the plugin read last of a GPU, for the arbiter."""
         self._settings, self._metrics = settings, metrics
         self._counted: dict[EndReason, int] = {}
 
@@ -65,6 +70,7 @@ class NvmlService:
                     self._settings.nvml_socket,
                     self.supervisor,
                     report=lambda text: log.warning("NVML's socket", what=text),
+                    health=self.health,
                 )
             except OSError as error:
                 self.failing = f"NVML's socket is not open: {error}"

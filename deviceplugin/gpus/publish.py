@@ -7,7 +7,7 @@ then in case the watch is not there: the extender places by it. What is beside i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -33,7 +33,9 @@ log = structlog.get_logger("deviceplugin.gpus.publish")
 
 
 class Publisher:
-    """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there."""
+    """Writes the annotations of one node. `beside`, `labels`: further annotations, and labels, as they should be now; None = it should not be there.
+    `label_keys`: of the labels that `labels_seen` answers. `seen` is called with the node as the watch shows it: of its annotations, its inventory and its
+    cordoned GPUs are kept."""
 
     def __init__(
         self,
@@ -42,14 +44,21 @@ class Publisher:
         offer: Offer,
         beside: Callable[[], Mapping[str, str | None]] = dict,
         labels: Callable[[], Mapping[str, str | None]] = dict,
+        label_keys: Collection[str] = (),
+        seen: Callable[[Node], None] = lambda _: None,
     ) -> None:
         self.written = 0
         self.failing = ""
         """Why the last attempt failed; empty when it did not."""
         self._client, self._path, self._offer, self._beside = client, paths.node(node), offer, beside
-        self._labels = labels
+        self._labels, self._label_keys = labels, frozenset(label_keys)
         self._nodes: Cache[Node] = Cache(
-            client, paths.NODES, Node, field_selector=f"metadata.name={node}", shrink=self._small
+            client,
+            paths.NODES,
+            Node,
+            field_selector=f"metadata.name={node}",
+            shrink=self._small,
+            on_change=lambda _, new: seen(new) if new is not None else None,
         )
         self._due = asyncio.Event()
         self._refused: int | None = None
@@ -62,6 +71,11 @@ class Publisher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._nodes.run())
             group.create_task(self._keep_published())
+
+    def labels_seen(self) -> Mapping[str, str] | None:
+        """Those of the node, by `label_keys`, as its watch shows them; None = the watch shows no node."""
+        node = next(self._nodes.items(), None)
+        return None if node is None else node.metadata.labels or {}
 
     def check(self) -> None:
         """What is beside the inventory changed, and is worth a check now."""
@@ -114,9 +128,14 @@ class Publisher:
 
     def _small(self, node: Node) -> Node:
         """What is read of a node."""
-        meta, key = node.metadata, self._offer.names.inventory
-        text = meta.annotation(key)
-        return Node(Metadata(meta.name, "", meta.uid, meta.resource_version, annotations={key: text} if text else None))
+        meta, names = node.metadata, self._offer.names
+        kept = {
+            key: text for key in (names.inventory, names.cordoned_gpus) if (text := meta.annotation(key)) is not None
+        }
+        labels = {one: value for one, value in (meta.labels or {}).items() if one in self._label_keys}
+        return Node(
+            Metadata(meta.name, "", meta.uid, meta.resource_version, labels=labels or None, annotations=kept or None)
+        )
 
     async def publish(self) -> bool:
         """Make the annotations right. Returns whether one was written. Raises ApiError."""

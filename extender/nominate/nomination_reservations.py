@@ -106,6 +106,7 @@ class NominationReservations:
         columns = [fleet.column[node] for node in there]
         least = np.minimum(fleet.free_mib[:, columns], fleet.free_percent[:, columns]).min(axis=0)
         for node, left in zip(there, least.tolist(), strict=True):
-            if left < 0 or any(pods > 1 for pods in fleet.mig_containers[node].values()):
+            shared = any(pods > 1 for pods in fleet.mig_containers[node].values())
+            if left < 0 or shared or fleet.stock.overlaps(fleet.column[node]):
                 found.append(node)
         return found

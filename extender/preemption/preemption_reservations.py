@@ -111,8 +111,7 @@ class PreemptionReservations:
 def _free_part(fleet: Fleet, node: str, assigned: AssignedGpu) -> AssignedGpu | None:
     """The free part of an assigned GPU, None if nothing of it is free."""
     if assigned.kind == "mig":
-        offered = {one.uuid for gpu in fleet.inventory[node].gpus for one in gpu.offered_instances}
-        return assigned if assigned.uuid in offered and assigned.uuid not in fleet.mig_containers[node] else None
+        return assigned if fleet.is_free(node, assigned.uuid) else None
     rows = [row for row, gpu in enumerate(fleet.inventory[node].gpus) if gpu.uuid == assigned.uuid]
     if not rows:
         return None

@@ -2,9 +2,10 @@
  *
  * It counts on the GPU and switches nothing itself: python -m arbiter.gputime.suspend_trial starts it, is sent its channels with their descriptor, as
  * an arbiter is, and suspends them from outside. Then it requests the count, byte by byte. The first GPU that CUDA shows is tried.
+ * With TANGRAM_TRIAL_CHECK_MIB in the environment it first copies so much to the GPU and back, and compares: a GPU that does not keep it is faulty.
  * The driver's libraries are loaded from FOLDER, by path: the folder may be a host's, with another libc beside them.
  *
- *   sends      channels CLIENT SUBDEVICE CHANNEL...      once, with the descriptor, when the count moves; else  cannot WHY
+ *   sends      channels CLIENT SUBDEVICE CHANNEL...      once, with the descriptor, when the count moves; else  cannot WHY or faulty WHY
  *   answers    a packet of any bytes with the count in decimal
  *   ends       when the other side hangs up: the kernel stops, even if it was not resumed, as a process's channels end with it
  */
@@ -24,7 +25,7 @@
 
 #include "../src/gputime/forms.h"
 
-enum { START_MS = 5000, KERNEL_US = 30000000, PACKET = 2048 };
+enum { START_MS = 5000, KERNEL_US = 30000000, PACKET = 2048, MOST_CHECK_MIB = 1024 };
 
 /* One thread counts until `stop`, which stands behind the count, is not 0, or the time is over. Real PTX, for every driver since
  * 535; the fake driver reads the comment. The fence keeps what was counted before a suspend from arriving after it. */
@@ -116,6 +117,55 @@ static void find(int sock, const char *name, void *at, size_t bytes)
             cannot(sock, name, code_);                                                                                             \
     } while (0)
 
+/* A copy that fails is the GPU's fault; memory that cannot be allocated is not: others may have it. */
+#define COPY(name, types, ...)                                                                                                     \
+    do {                                                                                                                           \
+        int(*call_) types;                                                                                                         \
+        find(sock, name, &call_, sizeof call_);                                                                                    \
+        int code_ = call_(__VA_ARGS__);                                                                                            \
+        if (code_ != 0)                                                                                                            \
+            faulty(sock, name " failed with CUDA error", (size_t)code_);                                                           \
+    } while (0)
+
+_Noreturn static void faulty(int sock, const char *what, size_t number)
+{
+    char line[256];
+    snprintf(line, sizeof line, "faulty %s %zu", what, number);
+    send_line(sock, line, -1);
+    _exit(1);
+}
+
+/* Two patterns, so that each bit is 0 once and 1 once; each word differs from its neighbours. */
+static void check_memory(int sock, size_t bytes)
+{
+    uint64_t at;
+    size_t words = bytes / sizeof(uint32_t);
+    uint32_t *sent = malloc(bytes), *back = malloc(bytes);
+    if (sent == NULL || back == NULL)
+        cannot(sock, "the host has no memory for the self-test", 0);
+    CALL("cuMemAlloc_v2", (uint64_t *, size_t), &at, bytes);
+    for (uint32_t flip = 0; flip < 2; flip++) {
+        for (size_t i = 0; i < words; i++)
+            sent[i] = ((uint32_t)i * 2654435761U) ^ (0U - flip);
+        memset(back, 0, bytes);
+        COPY("cuMemcpyHtoD_v2", (uint64_t, const void *, size_t), at, sent, bytes);
+        COPY("cuMemcpyDtoH_v2", (void *, uint64_t, size_t), back, at, bytes);
+        for (size_t i = 0; i < words; i++)
+            if (back[i] != sent[i])
+                faulty(sock, "memory does not keep what is copied to it: first at byte", i * sizeof(uint32_t));
+    }
+    COPY("cuMemFree_v2", (uint64_t), at);
+    free(sent);
+    free(back);
+}
+
+static size_t bytes_to_check(void)
+{
+    const char *text = getenv("TANGRAM_TRIAL_CHECK_MIB");
+    unsigned long mib = text != NULL ? strtoul(text, NULL, 10) : 0;
+    return mib > MOST_CHECK_MIB ? (size_t)MOST_CHECK_MIB << 20 : (size_t)mib << 20;
+}
+
 static volatile uint32_t *count_on_gpu(int sock)
 {
     int device;
@@ -126,6 +176,8 @@ static volatile uint32_t *count_on_gpu(int sock)
     CALL("cuInit", (unsigned), 0);
     CALL("cuDeviceGet", (int *, int), &device, 0);
     CALL("cuCtxCreate_v2", (void **, unsigned, int), &context, 0, device);
+    if (bytes_to_check() > 0)
+        check_memory(sock, bytes_to_check());
     CALL("cuMemHostAlloc", (void **, size_t, unsigned), &host, 2 * sizeof(uint32_t), 2); /* mapped for the GPU */
     memset(host, 0, 2 * sizeof(uint32_t));
     CALL("cuMemHostGetDevicePointer_v2", (uint64_t *, void *, unsigned), &at, host, 0);

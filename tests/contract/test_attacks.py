@@ -45,7 +45,9 @@ def test_an_attack_is_made_in_one_way_and_names_how_it_is_seen(attack: Attack) -
 def test_a_test_that_shows_an_attack_elsewhere_exists(attack: Attack) -> None:
     path, _, name = attack.test.partition("::")
     functions = [
-        node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert name in functions
 

@@ -53,6 +53,7 @@ KINDS: Final[Mapping[str, tuple[str, str, bool]]] = {
     "node": (_CORE, "nodes", False),
     "pod": (_CORE, "pods", True),
     "replicaset": (_APPS, "replicasets", True),
+    "resourceslice": ("/apis/resource.k8s.io/v1", "resourceslices", False),
     "resourcequota": (_CORE, "resourcequotas", True),
     "secret": (_CORE, "secrets", True),
     "serviceaccount": (_CORE, "serviceaccounts", True),

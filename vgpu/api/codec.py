@@ -23,18 +23,22 @@ from vgpu.api.inventory import (
     MOST_CONDITIONS,
     MOST_GPUS_OF_A_NODE,
     MOST_ORPHANS,
+    NORMAL,
     AccessMode,
     Gpu,
     Inventory,
     Orphan,
-    kind_of_uuid,
 )
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import CLASSES, DEFAULT, DEFAULT_OVER_LIMIT_ACTION, LEVELS, OVER_LIMIT_ACTIONS, Kind
 from vgpu.api.quantity import LARGEST_GPU_MIB, MEMORY_UNITS_MIB
 from vgpu.api.request import FULL_CORE_PERCENT
+from vgpu.api.uuids import kind_of_uuid
 
 VERSION: Final = 1
 GRANT_BYTES_LIMIT: Final = 64 * 1024
+LARGEST_START: Final = 99
+"""Memory slice of a MIG instance. Specified with the name of a slot."""
 LARGEST_INDEX: Final = 255
 """Of a GPU or minor number. NVIDIA's driver makes at most 256 device nodes."""
 
@@ -93,9 +97,14 @@ def inventory_to_json(inventory: Inventory) -> str:
     )
     document = msgspec.to_builtins(_InventoryDocument(VERSION, fields))
     for gpu in document["inventory"]["cards"]:
-        for later in ("conditions", "arch", "mig_capable"):
+        for later in ("conditions", "arch", "mig_capable", "on_demand"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
+        if gpu["heat"] == NORMAL:  # likewise
+            del gpu["heat"]
+        for instance in gpu["instances"]:
+            if instance["start"] < 0:  # likewise
+                del instance["start"]
     for later in ("orphans", "cuda"):
         if not document["inventory"][later]:  # likewise
             del document["inventory"][later]
@@ -138,11 +147,16 @@ def _check_orphan(orphan: Orphan) -> None:
 
 def check_assigned_gpu(where: str, gpu: AssignedGpu) -> AssignedGpu:
     """The AssignedGpu, when every field is in range. Raises BadDocument that names `where`, the field, its value and the range."""
+    slot = None
     if gpu.kind == "mig":
         _profile(where, gpu.profile)
+        slot = slot_of_device(gpu.uuid)
     elif gpu.profile:
         raise BadDocument(f"{where}: profile is {gpu.profile!r}: it must be empty for kind {gpu.kind}")
-    _uuid(where, gpu.uuid, "MIG" if gpu.kind == "mig" else "GPU")
+    if slot is None:
+        _uuid(where, gpu.uuid, "MIG" if gpu.kind == "mig" else "GPU")
+    elif slot[1].profile != gpu.profile:
+        raise BadDocument(f"{where}: profile is {gpu.profile!r}: it must be that of its slot, {gpu.uuid}")
     _within(where, "index", gpu.index, 0, LARGEST_INDEX)
     _within(where, "mib", gpu.mib, 0, LARGEST_GPU_MIB)
     _within(where, "core", gpu.core_percent, 0, FULL_CORE_PERCENT)
@@ -160,7 +174,10 @@ def _check_gpu(gpu: Gpu) -> None:
     _within(where, "number of conditions", len(gpu.conditions), 0, MOST_CONDITIONS)
     if gpu.instances and not gpu.mig:
         raise BadDocument(f"{where} has {len(gpu.instances)} MIG instances: it must have 0 while its MIG mode is off")
+    if gpu.on_demand and not gpu.mig:
+        raise BadDocument(f"{where} makes MIG instances on demand: it must not while its MIG mode is off")
     for instance in gpu.instances:
+        _within(f"{where}: instance {instance.uuid}", "start", instance.start, -1, LARGEST_START)
         _uuid(where, instance.uuid, "MIG")
         _within(f"{where}: instance {instance.uuid}", "mib", instance.mib, 0, LARGEST_GPU_MIB)
         _profile(f"{where}: instance {instance.uuid}", instance.profile)

@@ -13,9 +13,11 @@ from typing import Final
 
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import Assignment, Grant, GrantGpu
-from vgpu.api.inventory import Inventory, kind_of_uuid
+from vgpu.api.inventory import Inventory
+from vgpu.api.mig_device import DEVICE_ID_LIMIT, slot_of_device
 from vgpu.api.names import DEFAULT_OVER_LIMIT_ACTION, Names, OverLimitAction
 from vgpu.api.request import FULL_CORE_PERCENT
+from vgpu.api.uuids import UUID_LENGTH, kind_of_uuid
 
 CONTAINER_DIR: Final = "/.tangram"
 """Where a container has its grant. Its parent is the root of the container's own file system, which no volume can be: a container that shares a
@@ -46,12 +48,6 @@ GPUS_ENV: Final = "TANGRAM_GPUS"
 NVIDIA_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD_ENV: Final = "LD_PRELOAD"
 CDI_KIND: Final = "tangram.sh/gpu"
-DEVICE_ID_LIMIT: Final = 63
-"""Characters of a device ID. Specified by the kubelet's checkpoint and CDI names."""
-
-UUID_LENGTH: Final = 40
-"""Characters of a GPU or MIG UUID with its prefix. Specified by NVML."""
-
 _SLOT = re.compile(r"-(?:0|[1-9][0-9]*)\Z")
 
 
@@ -76,14 +72,15 @@ class Device:
 def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]:
     """Resource name -> every device ID that the node offers under it.
 
-    A GPU in MIG mode offers only its instances. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
+    A GPU in MIG mode offers only its instances; slots on demand depend on what is in use, and are not here. `gpu-mem` has one ID per memory unit, `gpu-core` one per percent;
     a rest of memory smaller than a unit is not offered.
     """
     mem, core, whole = [], [], []
-    offered: dict[str, list[Device]] = {names.mig(profile): [] for profile in inventory.profiles}
+    declared = {one.profile for gpu in inventory.gpus if not gpu.on_demand for one in gpu.instances}
+    offered: dict[str, list[Device]] = {names.mig(profile): [] for profile in sorted(declared)}
     for gpu in inventory.gpus:
         if gpu.mig:
-            for instance in gpu.instances:
+            for instance in () if gpu.on_demand else gpu.instances:
                 offered[names.mig(instance.profile)].append(Device(instance.uuid, instance.uuid, gpu.healthy, gpu.numa))
             continue
         mem += [
@@ -97,7 +94,7 @@ def devices(inventory: Inventory, names: Names) -> dict[str, tuple[Device, ...]]
 
 
 def uuid_of(device_id: str) -> str:
-    """The GPU or MIG UUID that a device ID carries.
+    """The GPU or MIG UUID that a device ID carries; that of a MIG slot on demand is the slot's name, the ID itself.
 
     Raises BadDocument when it is not one of ours.
     """
@@ -105,7 +102,11 @@ def uuid_of(device_id: str) -> str:
     kind = kind_of_uuid(uuid)
     if kind and len(device_id) <= DEVICE_ID_LIMIT and (not slot or (kind == "GPU" and _SLOT.match(slot))):
         return uuid
-    raise BadDocument(f"device ID {device_id[:80]!r} is none of Tangram's: they are <uuid> or <uuid>-<slot>")
+    if slot_of_device(device_id):
+        return device_id
+    raise BadDocument(
+        f"device ID {device_id[:80]!r} is none of Tangram's: they are <uuid>, <uuid>-<slot> or <uuid>-<MIG profile>-<start>"
+    )
 
 
 def grant_key(device_ids: Iterable[str]) -> str:

@@ -7,11 +7,13 @@ Units: memory in MiB (2**20 bytes), rounded down from what NVML reports.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final, Literal
 
 from vgpu.api.grant import AssignedGpu, Assignment
+from vgpu.api.mig_device import slot_of_device
 
 AccessMode = Literal["cdi", "nvidia"]
 """How a container gets its devices: CDI names from Allocate, or NVIDIA's runtime reading NVIDIA_VISIBLE_DEVICES."""
@@ -24,35 +26,64 @@ MOST_GPUS_OF_A_NODE: Final = 64
 MOST_ORPHANS: Final = 500
 """That an inventory may name. Guessed: four times the pods that a node has at most by the kubelet's default, and 128 KiB of annotation."""
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-
-
-def kind_of_uuid(text: str) -> Literal["GPU", "MIG"] | None:
-    """Whether a UUID, as NVML spells them since driver 470, is of a GPU or of a MIG instance; None when it is neither."""
-    found = _UUID.match(text)
-    if not found:
-        return None
-    return "GPU" if found[1] == "GPU" else "MIG"
-
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One MIG instance that exists on a GPU. It is offered while its GPU is in MIG mode and healthy."""
+    """One MIG instance that exists on a GPU. Where instances are declared, it is offered while its GPU is in MIG mode and healthy."""
 
     uuid: str
     profile: str
     mib: int
     gpu_instance: int
     compute_instance: int
+    start: int = -1
+    """First memory slice; -1 when it is not known. A reader of an earlier version passes over it."""
 
 
 HealthState = Literal["healthy", "degraded", "unhealthy", "unmonitored"]
 """degraded: pods may have the GPU. unhealthy: it is not fit for use. unmonitored: nothing is known about it. New pods get neither of the last two."""
 
+WITHDRAWN: Final = "withdrawn"
+"""The state of a condition that says nothing about health: new pods do not get the GPU, and running ones stay."""
+
 WORST_FIRST: Final[tuple[HealthState, ...]] = ("unhealthy", "unmonitored", "degraded", "healthy")
 
+HeatClass = Literal["cool", "normal", "hot"]
+"""How warm a GPU was, and how much power it drew, in the last minutes (`vgpu.health.heat`)."""
+
+HEAT_CLASSES: Final[tuple[HeatClass, ...]] = ("cool", "normal", "hot")
+NORMAL: Final[HeatClass] = "normal"
+"""Also of a GPU of which nothing is known."""
+
+CordonState = Literal["cordoned", "not-released", "released", "testing"]
+"""cordoned: an operator keeps new pods off. released: also, no pod has it, and no process of Tangram has it open. not-released: no pod has it, and NVML cannot leave
+it out, as its PCI address is not known. testing: it is tried before pods get it again."""
+
+CORDONED: Final[CordonState] = "cordoned"
+NOT_RELEASED: Final[CordonState] = "not-released"
+RELEASED: Final[CordonState] = "released"
+TESTING: Final[CordonState] = "testing"
+
+
+class Withdrawal(StrEnum):
+    """Why new pods do not get a GPU, whatever its health: reasons of conditions of state `WITHDRAWN`."""
+
+    CORDONED = "Cordoned"
+    NOT_RELEASED = "NotReleased"
+    RELEASED = "Released"
+    TESTING = "SelfTest"
+    NOT_SELECTED = "NotSelected"
+    CLASH = "GpuClash"
+    UNKNOWN = "OwnerUnknown"
+
+
+CORDON_REASONS: Final[Mapping[str, CordonState]] = {
+    Withdrawal.CORDONED: CORDONED, Withdrawal.NOT_RELEASED: NOT_RELEASED, Withdrawal.RELEASED: RELEASED, Withdrawal.TESTING: TESTING,
+}  # fmt: skip
+CORDON_STATES: Final = tuple(CORDON_REASONS.values())
+
 MOST_CONDITIONS: Final = 16
-"""Of one GPU. Guessed: there are twelve reasons."""
+"""Of one GPU. Guessed: there are thirteen of health, and two withdrawals may stand at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +91,16 @@ class GpuCondition:
     """Something is wrong with a GPU."""
 
     reason: str
-    """In CamelCase, as `vgpu.health.conditions.Reason`; a reader takes any."""
+    """In CamelCase, as `vgpu.health.conditions.Reason` or `Withdrawal`; a reader takes any."""
     state: str
-    """What the GPU is at best while this lasts, as `HealthState`; a reader takes any."""
+    """What the GPU is at best while this lasts, as `HealthState`, or `WITHDRAWN`; a reader takes any."""
     since_s: int
     """Seconds since 1970."""
     message: str = ""
     """For a person."""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.message else self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +127,61 @@ class Gpu:
     """It has a MIG mode, on or off."""
     conditions: tuple[GpuCondition, ...] = ()
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
+    heat: str = NORMAL
+    """As `HeatClass`; a reader takes any, and counts one that it does not know as normal."""
+    on_demand: bool = False
+    """It is in MIG mode, and its instances are made when pods request them: `instances` are those that exist now, for pods or idle.
+    Pods get slots of it (`vgpu.api.mig_device`), not instances. A reader of an earlier version passes over it."""
+
+    @property
+    def heat_number(self) -> int:
+        """Of its class in `HEAT_CLASSES`; higher is warmer."""
+        known: Sequence[str] = HEAT_CLASSES
+        return known.index(self.heat if self.heat in known else NORMAL)
 
     @property
     def state(self) -> HealthState:
-        """That of its worst condition. An earlier plugin writes no conditions."""
+        """That of its worst condition of health. An earlier plugin writes no conditions."""
         states = {one.state for one in self.conditions}
         found: HealthState = next((state for state in WORST_FIRST if state in states), "healthy")
-        return found if self.healthy or found != "healthy" else "unhealthy"
+        if self.healthy or found != "healthy":
+            return found
+        return "unmonitored" if self.cordon else "unhealthy"  # NVML leaves it out, or did until now
+
+    @property
+    def withdrawn(self) -> tuple[GpuCondition, ...]:
+        """Why new pods do not get it, whatever its health."""
+        return tuple(one for one in self.conditions if one.state == WITHDRAWN)
+
+    @property
+    def temporarily_withdrawn(self) -> bool:
+        """Is it a GPU of Tangram's that new pods do not get now? One that `node.gpus` does not select is not."""
+        return bool(self.withdrawn) and all(one.reason != Withdrawal.NOT_SELECTED for one in self.withdrawn)
+
+    @property
+    def cordon(self) -> CordonState | Literal[""]:
+        """Whether an operator keeps new pods off, or its plugin does until it is seen to work; empty: neither."""
+        return next((CORDON_REASONS[one.reason] for one in self.withdrawn if one.reason in CORDON_REASONS), "")
 
     @property
     def offered_instances(self) -> tuple[MigInstance, ...]:
-        """Instances that pods may be given now."""
-        return self.instances if self.mig and self.healthy else ()
+        """Instances that pods may be given now. Of a GPU on demand none: its slots are."""
+        return self.instances if self.mig and self.offered and not self.on_demand else ()
 
     @property
     def shareable(self) -> bool:
         """May this GPU be shared out or given whole? (MIG GPUs are not: their instances are.)"""
-        return self.healthy and not self.mig
+        return self.offered and not self.mig
+
+    @property
+    def offered(self) -> bool:
+        """May new pods be given this GPU, or instances of it?"""
+        return self.healthy and not self.withdrawn
+
+
+def withdraw(gpu: Gpu, *conditions: GpuCondition) -> Gpu:
+    """The same GPU, which new pods do not get because of these. Without conditions it is as it was."""
+    return replace(gpu, conditions=(*gpu.conditions, *conditions)) if conditions else gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +219,9 @@ class Inventory:
     """Newest CUDA version that the driver supports, as `13.0`."""
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The GPU with this UUID, or the GPU that carries this MIG instance."""
+        """The GPU with this UUID, or the GPU that carries this MIG instance or MIG slot."""
+        slot = slot_of_device(uuid)
+        uuid = slot[0] if slot else uuid
         for gpu in self.gpus:
             if gpu.uuid == uuid or any(instance.uuid == uuid for instance in gpu.instances):
                 return gpu

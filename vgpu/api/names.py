@@ -24,7 +24,7 @@ LEVELS: Final = range(5)
 
 DEFAULT_LEVEL: Final = 2
 DEFAULT_POLICY: Final = "binpack"
-POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "scheduler")
+POLICY_NAMES: Final = ("binpack", "spread", "fragmentation", "topology", "cool", "scheduler")
 """Placement policies, as a pod may name them. What they do is in `vgpu.scheduling.policies`, which a reader of requests need not load."""
 
 
@@ -175,6 +175,11 @@ class Names:
     def gpu_labels(self) -> tuple[str, ...]:
         """All of these."""
         return tuple(self.gpu_label(fact) for fact in GPU_FACTS)
+
+    @property
+    def cordoned_gpus(self) -> str:
+        """Node annotation that operators write, by `tangramctl cordon`: which GPUs get no new pods, and why (JSON)."""
+        return f"{self.domain}/cordoned-gpus"
 
     @property
     def bursts(self) -> str:

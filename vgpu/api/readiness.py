@@ -19,6 +19,7 @@ class Missing(StrEnum):
     NVML_SOCKET = "the arbiter cannot query NVML: {}"
     PROBE = "NVML was not queried yet"
     PODS = "the pods of this node are not known yet"
+    OWNERS = "GPUs are not offered: {}"
     INVENTORY = "the inventory is not published: {}"
     KUBELET = "the kubelet does not watch our resources yet"
     CACHE = "cache not synced: {} are still being listed"
@@ -56,6 +57,10 @@ TABLE: Final[Mapping[Missing, MissingText]] = {
     ),
     Missing.PROBE: MissingText(_PLUGIN, "Nothing: without persistence mode the driver takes tens of seconds to start."),
     Missing.PODS: MissingText(_PLUGIN, "Check that the node reaches the API server."),
+    Missing.OWNERS: MissingText(
+        _PLUGIN,
+        "Check that the kubelet's pod resources socket is there, and that the plugin may list and watch resourceslices: docs/operations/beside-nvidia.md.",
+    ),
     Missing.INVENTORY: MissingText(
         _PLUGIN, "Check that the node reaches the API server and that the plugin may patch its node."
     ),

@@ -35,6 +35,8 @@ class TrialOutcome(StrEnum):
     NO_SUSPEND = "no-suspend"
     HUNG = "hung"
     """The trial did not end by itself: a call of the driver did not return."""
+    FAULTY = "faulty"
+    """What was copied to the GPU did not come back, or a copy failed. Only a self-test finds that; it is no verdict about a driver."""
     CANNOT_RUN = "cannot-run"
     """The trial shows nothing about the driver: no further context fits the GPU, or the driver's CUDA library is missing."""
 
@@ -70,6 +72,10 @@ class Trials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of_model(self, model: str) -> TrialVerdict | None:
         """None = no trial was made on that model."""
         return next((one.verdict for one in self.tried if one.model == model), None)
+
+    def uuids_of(self, model: str) -> tuple[str, ...]:
+        """GPUs of that model that have its verdict."""
+        return next((one.uuids for one in self.tried if one.model == model), ())
 
     def of_gpu(self, uuid: str) -> TrialVerdict | None:
         """None = no trial was made on that GPU's model."""

@@ -14,7 +14,7 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -43,6 +43,7 @@ class Reason(StrEnum):
     XID = "XidError"
     RECOVERY = "RecoveryNeeded"
     REMAP_FAILED = "RowRemapFailed"
+    SELF_TEST = "SelfTestFailed"
     UNMONITORED = "NvmlAway"
     REMAP_PENDING = "RowRemapPending"
     ECC = "UncorrectableEcc"
@@ -58,6 +59,7 @@ STATES: Final[dict[Reason, HealthState]] = {
     Reason.XID: "unhealthy",
     Reason.RECOVERY: "unhealthy",
     Reason.REMAP_FAILED: "unhealthy",
+    Reason.SELF_TEST: "unhealthy",
     Reason.UNMONITORED: "unmonitored",
     Reason.REMAP_PENDING: "degraded",
     Reason.ECC: "degraded",
@@ -92,6 +94,11 @@ class Reading:
     temperature_c: int | None = None
     power_mw: int | None = None
     power_limit_mw: int | None = None
+    headroom_c: int | None = None
+    """Degrees below the temperature at which the GPU reduces its clocks; below 0 it is hotter."""
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    """The highest that the GPU may reach."""
     slowdowns: int | None = None
     """Bits of `SLOWDOWNS`."""
     ecc_corrected: int | None = None
@@ -149,6 +156,21 @@ def after_away(health: GpuHealth, why: str, at_s: float) -> GpuHealth:
     return replace(_with(health, Reason.UNMONITORED, why, at_s), answers=0)
 
 
+def after_self_test(health: GpuHealth, why: str, at_s: float) -> GpuHealth:
+    """The GPU was tried. `why` it does not work; empty: it does."""
+    before = without(health, (Reason.SELF_TEST,))
+    return _with(before, Reason.SELF_TEST, why, at_s) if why else before
+
+
+def since_before(health: GpuHealth, earlier_s: Mapping[Reason, int]) -> GpuHealth:
+    """Conditions that stood when this program ended and stand again began when they did then."""
+    standing = {
+        reason: replace(one, since_s=min(one.since_s, earlier_s.get(reason, one.since_s)))
+        for reason, one in health.standing.items()
+    }
+    return replace(health, standing=standing)
+
+
 def after_reading(health: GpuHealth, reading: Reading, at_s: float) -> GpuHealth:
     """The GPU was queried and answered."""
     most_links = max(health.most_links, reading.links_up or 0)
@@ -167,7 +189,7 @@ def after_reading(health: GpuHealth, reading: Reading, at_s: float) -> GpuHealth
 def _over(health: GpuHealth, shown: dict[Reason, str], at_s: float) -> Iterator[Reason]:
     """Conditions that stand and are no longer there."""
     for reason in health.standing:
-        if reason in shown:
+        if reason in shown or reason is Reason.SELF_TEST:  # only another self-test ends that
             continue
         if reason in SENSORS:
             if at_s - health.seen_s.get(reason, at_s) >= CALM_S:

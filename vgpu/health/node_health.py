@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from vgpu.api.inventory import GpuCondition
+from vgpu.api.inventory import Gpu, GpuCondition
 from vgpu.health.conditions import (
     GpuHealth,
     Reading,
@@ -12,7 +12,9 @@ from vgpu.health.conditions import (
     after_away,
     after_failure,
     after_reading,
+    after_self_test,
     after_xid,
+    since_before,
     without,
 )
 
@@ -24,6 +26,16 @@ class NodeHealth:
         self.readings: dict[str, Reading] = {}
         """UUID -> what the GPU showed last. Missing while it does not answer."""
         self._health: dict[str, GpuHealth] = {}
+        self._earlier_s: dict[str, dict[Reason, int]] = {}
+        """UUID -> since when conditions stood as this program began, until the GPU shows whether they still do."""
+
+    def remember(self, gpus: Iterable[Gpu]) -> None:
+        """As they were published before this program began. Only a failed self-test stands because of that: nothing else would find it again."""
+        for gpu in gpus:
+            stood = {Reason(one.reason): one for one in gpu.conditions if one.reason in set(Reason)}
+            self._earlier_s[gpu.uuid] = {reason: one.since_s for reason, one in stood.items()}
+            if (failed := stood.get(Reason.SELF_TEST)) is not None:
+                self._health[gpu.uuid] = after_self_test(GpuHealth(), failed.message, failed.since_s)
 
     @property
     def conditions(self) -> Mapping[str, tuple[GpuCondition, ...]]:
@@ -41,7 +53,13 @@ class NodeHealth:
     def answered(self, uuid: str, reading: Reading, at_s: float) -> bool:
         """A query was answered."""
         self.readings[uuid] = reading
-        return self._set(uuid, after_reading(self._of(uuid), reading, at_s))
+        changed = self._set(uuid, after_reading(self._of(uuid), reading, at_s))
+        self._earlier_s.pop(uuid, None)  # what is not there now has ended
+        return changed
+
+    def tested(self, uuid: str, why: str, at_s: float) -> bool:
+        """The GPU was tried. `why` it does not work; empty: it does."""
+        return self._set(uuid, after_self_test(self._of(uuid), why, at_s))
 
     def failed(self, uuid: str, why: str, at_s: float, *, code: int = 0, hung: bool = False) -> bool:
         """A query failed, or did not return."""
@@ -70,5 +88,7 @@ class NodeHealth:
 
     def _set(self, uuid: str, health: GpuHealth) -> bool:
         before = self._of(uuid).conditions
+        if earlier_s := self._earlier_s.get(uuid):
+            health = since_before(health, earlier_s)
         self._health[uuid] = health
         return before != health.conditions

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vgpu.api.inventory import Gpu, HealthState, Inventory
+from vgpu.api.inventory import RELEASED, WITHDRAWN, Gpu, GpuCondition, HealthState, Inventory, Withdrawal
 
 ADDED: Final = "GpuAdded"
 REMOVED: Final = "GpuRemoved"
 MOVED: Final = "GpuMoved"
+GPU_WITHDRAWN: Final = "GpuWithdrawn"
+GPU_OFFERED: Final = "GpuOffered"
+GPU_UNCORDONED: Final = "GpuUncordoned"
+SILENT: Final = frozenset({Withdrawal.NOT_SELECTED})
+"""The operator's own choice is no news."""
+CORDON_NOTES: Final[dict[str, tuple[str, str]]] = {
+    Withdrawal.CORDONED: ("GpuCordoned", "is cordoned: it gets no new pods"),
+    Withdrawal.NOT_RELEASED: (
+        "GpuNotReleased",
+        "is not released: no pod has it, but NVML cannot leave it out, as this node does not show the PCI addresses of its GPUs. To reset it, release all GPUs of the node",
+    ),
+    Withdrawal.RELEASED: ("GpuReleased", "is released: no pod has it, and no process of Tangram has it open"),
+    Withdrawal.TESTING: ("GpuSelfTest", "is tried before pods get it again"),
+}
+"""Reason of a withdrawal -> reason of the Event, and what it says."""
 STATE_REASONS: Final[dict[HealthState, str]] = {
     "healthy": "GpuHealthy",
     "degraded": "GpuDegraded",
@@ -46,25 +61,51 @@ def changes(before: Inventory | None, after: Inventory) -> Iterator[Note]:
             yield Note(uuid, ADDED, f"{_named(gpu)} was added to this node", "Normal")
         if earlier is not None and earlier.pci != gpu.pci:
             yield Note(uuid, MOVED, f"{_named(gpu)} was at {earlier.pci or 'an unknown address'} before", "Normal")
+        yield from _of_withdrawal(earlier, gpu)
         yield from _of_health(earlier, gpu)
+
+
+def _of_withdrawal(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
+    """New reasons, new words of a reason (another plugin offers it too), or none any more."""
+    had = before.withdrawn if before is not None else ()
+    known = {(one.reason, one.message) for one in had}
+    for one in gpu.withdrawn:
+        if one.reason not in SILENT and (one.reason, one.message) not in known:
+            yield _of_reason(gpu, one)
+    if had and gpu.offered:  # of one that failed its self-test its health says why pods do not get it
+        if all(one.reason in CORDON_NOTES for one in had):
+            yield Note(gpu.uuid, GPU_UNCORDONED, f"{_named(gpu)} may be used by pods again", "Normal")
+        else:
+            yield Note(gpu.uuid, GPU_OFFERED, f"{_named(gpu)} is offered to new pods", "Normal")
+
+
+def _of_reason(gpu: Gpu, one: GpuCondition) -> Note:
+    if one.reason in CORDON_NOTES:
+        event, says = CORDON_NOTES[one.reason]
+        level: Literal["Normal", "Warning"] = "Warning" if one.reason == Withdrawal.NOT_RELEASED else "Normal"
+        return Note(gpu.uuid, event, f"{_named(gpu)} {says}{f' ({one.message})' if one.message else ''}", level)
+    return Note(gpu.uuid, GPU_WITHDRAWN, f"{_named(gpu)} is not offered to new pods: {one}")
 
 
 def _of_health(before: Gpu | None, gpu: Gpu) -> Iterator[Note]:
     """A state that changed, or new conditions of the same state."""
-    known = before.conditions if before is not None else ()
+    known = [one for one in before.conditions if one.state != WITHDRAWN] if before is not None else []
+    standing = [one for one in gpu.conditions if one.state != WITHDRAWN]
     state = before.state if before is not None else "healthy"
     reasons = {one.reason for one in known}
-    fresh = [one for one in gpu.conditions if one.reason not in reasons]
-    if gpu.state == state and not fresh:
+    fresh = [one for one in standing if one.reason not in reasons]
+    if (gpu.state == state and not fresh) or (not standing and _closed(gpu, known)):
         return
     if gpu.state == "healthy":
         yield Note(gpu.uuid, STATE_REASONS["healthy"], f"{_named(gpu)} is healthy again", "Normal")
         return
-    why = (
-        "; ".join(f"{one.reason}: {one.message}" for one in (fresh or gpu.conditions))
-        or "it did not answer the last probe"
-    )
+    why = "; ".join(map(str, fresh or standing)) or "it did not answer the last probe"
     yield Note(gpu.uuid, STATE_REASONS[gpu.state], f"{_named(gpu)} is {gpu.state}: {why}")
+
+
+def _closed(gpu: Gpu, known: Collection[GpuCondition]) -> bool:
+    """Does NVML leave it out, or will or did so until it is opened anew? That is no trouble of the GPU."""
+    return gpu.cordon == RELEASED or (bool(gpu.cordon) and not known)
 
 
 def _named(gpu: Gpu) -> str:

@@ -255,6 +255,23 @@ class UnlistedStatus(msgspec.Struct, frozen=True):
     """Host pids of these processes."""
 
 
+class SensorStatus(msgspec.Struct, frozen=True):
+    """What the sensors of a GPU show that containers share. None = this GPU or driver does not report it."""
+
+    uuid: str
+    heat: str
+    """Class: cool, normal or hot."""
+    temperature_c: int | None = None
+    headroom_c: int | None = None
+    """Degrees below the temperature at which the GPU reduces its clocks."""
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    slowdowns: tuple[str, ...] = ()
+    """Why the clocks are reduced, by nvidia-smi's names."""
+
+
 class StatusDocument(msgspec.Struct, frozen=True):
     """All containers of one arbiter, by key."""
 
@@ -266,6 +283,8 @@ class StatusDocument(msgspec.Struct, frozen=True):
     """Memory that no limit counts."""
     unlisted: tuple[UnlistedStatus, ...] = ()
     """Memory that no limit counts, whose owner is unknown."""
+    sensors: tuple[SensorStatus, ...] = ()
+    """By UUID. A GPU is left out while nothing of it could be read lately. Empty in a brief document."""
 
 
 class _Version(msgspec.Struct):

@@ -18,7 +18,7 @@ Units and shapes as in `fleet`; a column is a node in `view`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -26,31 +26,21 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.api.grant import AssignedGpu, Assignment
-from vgpu.api.quantity import LARGEST_GPU_MIB
-from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest, peak
+from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
 from vgpu.scheduling import scarcity
 from vgpu.scheduling.arrays import GpuArrays, GpusOfNodes
+from vgpu.scheduling.bundles import bundles_of, deal
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
-from vgpu.scheduling.links import nearest
-from vgpu.scheduling.mig_instances import choose
+from vgpu.scheduling.links import nearest, nearest_of_kinds
+from vgpu.scheduling.mig_fit import assigned_mig, fits_mig
 from vgpu.scheduling.packing import FreeGpus, GpuSet, pack
 from vgpu.scheduling.policies.outcome import Displaced, PlacementOutcome
 from vgpu.scheduling.policies.registry import Order
+from vgpu.scheduling.ranking import NEVER, among_equals, quarters, smallest, tightest
 from vgpu.scheduling.usable_gpus import UsableGpus
-
-NEVER: Final = np.int32(np.iinfo(np.int32).max)
-"""Leftover of a GPU that cannot take the request. Larger than any real leftover."""
 
 EXACT_CONTAINERS: Final = 4
 """Containers with a share up to which fitting is exact: the work grows as 3 to this power. Guessed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Bundle:
-    """Containers that are given the same GPUs, and what they need of them at their peak."""
-
-    requests: tuple[GpuRequest, ...]
-    need: GpuSet
 
 
 class FeasibilityTable:
@@ -78,7 +68,7 @@ class FeasibilityTable:
         self.fleet, self.request = fleet, request
         self.view = UsableGpus(fleet, request, candidates, only or {}, emptied=emptied, limited=limited)
         self.names, self.is_candidate = self.view.names, self.view.is_candidate
-        self._bundles = _bundles([part for part in request.containers if part.kind == "share"])
+        self._bundles = bundles_of([part for part in request.containers if part.kind == "share"])
         self._wholes = [part for part in request.containers if part.kind == "whole"]
         self._profiles = {
             part.profile: peak(request.of_profile(part.profile), lambda one: one.gpus)
@@ -86,9 +76,7 @@ class FeasibilityTable:
             if part.kind == "mig"
         }
         self._counts = {profile: self.view.instances(profile) for profile in self._profiles}
-        self.fits_mig = self.is_candidate.copy()
-        for profile, wanted in self._profiles.items():
-            self.fits_mig &= self._counts[profile].enough(wanted)
+        self.fits_mig = fits_mig(self.view, self._profiles, self._counts)
         self._left: Ints | None = None
         """(GPUs, nodes) left on each GPU after the pod, of a pod that is one share."""
         self._loosest_mib: Ints = np.zeros(len(self.is_candidate), np.int32)
@@ -109,7 +97,7 @@ class FeasibilityTable:
         """What the policy sees."""
         node_free = self._node_free_mib if self._node_free_mib is not None else self._free_after()
         return PlacementOutcome(
-            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._before_and_after
+            self.request, self._loosest_mib, node_free, self.fleet.distribution, self._displaced, self._link_cost, self._fullness_and_heat, self._before_and_after
         )  # fmt: skip
 
     def _free_after(self) -> Ints:
@@ -132,31 +120,48 @@ class FeasibilityTable:
                 AssignedGpu(gpus[row].uuid, gpus[row].index, gpus[row].mib, FULL_CORE_PERCENT, "whole")
                 for row in taken[-1]
             ]
-            given |= _dealt(assigned, self._wholes)
-        for profile, wanted in self._profiles.items():
-            assigned = [
-                AssignedGpu(instance.uuid, gpu.index, instance.mib, FULL_CORE_PERCENT, "mig", profile)
-                for gpu, instance in choose(self.view.instances_on(self.names[at], profile), wanted)
-            ]
-            given |= _dealt(assigned, self.request.of_profile(profile))
+            given |= deal(assigned, self._wholes)
+        for profile, assigned in assigned_mig(self.view, self.names[at], self._profiles).items():
+            given |= deal(assigned, self.request.of_profile(profile))
         ordered = {request.container: given[request.container] for request in self.request.containers}
         init = frozenset(request.container for request in self.request.containers if request.init)
         return Assignment(ordered, init, self.request.service_class, self.request.level)
 
     def _taken(self, at: int) -> list[list[int]]:
-        """Per bundle, then for the whole GPUs: the rows taken on a node."""
+        """Per bundle, then for the whole GPUs: the rows taken on a node. Of GPUs that are alike to the policy, those with the best links."""
         if self._left is not None and self._order == "linked":
-            return [self._nearest(np.array([at]), self._left)[0][:, 0].tolist()]
+            return [self._nearest(np.array([at]), self._left != NEVER, self._bundles[0].need.gpus)[0][:, 0].tolist()]
         if self._left is not None:
             order = self._ranked(self._left[:, at]).argsort(kind="stable")
-            return [order[: self._bundles[0].need.gpus].tolist()]
+            return [self._linked(at, order[: self._bundles[0].need.gpus].tolist(), self._left[:, at] != NEVER)]
         live = int(np.searchsorted(self._live, at))
-        return [rows[:, live].tolist() for rows in self._rows]
+        taken = [rows[:, live].tolist() for rows in self._rows]
+        if self._wholes:
+            can = self._free_gpus.untouched[:, at].copy()
+            can[[row for rows in taken[:-1] for row in rows]] = False
+            taken[-1] = self._linked(at, taken[-1], can)
+        return taken
+
+    def _linked(self, at: int, taken: list[int], can: Bools) -> list[int]:
+        """The GPUs with the best links among those that can be taken on a node and are alike: of one model, with as much free and promised."""
+        if len(taken) == 1:
+            return taken
+        column = self.view.in_fleet(np.array([at]))[0]
+        facts = [self.fleet.model, self.fleet.pool, self.fleet.total_mib, self.fleet.limits.excess_mib]
+        facts += [self.fleet.heat] if self._order == "coolest" else []
+        free = (self._free_gpus.free_mib[:, at], self._free_gpus.free_percent[:, at])
+        kinds = [*zip(*(one[:, column].tolist() for one in facts), *(one.tolist() for one in free), strict=True)]
+        costs = self.fleet.link_costs([self.names[at]])[:, :, 0]
+        return nearest_of_kinds(costs, [kind if may else None for kind, may in zip(kinds, can, strict=True)], taken)
 
     def _place_one(self, free_gpus: FreeGpus, need: GpuSet) -> Bools:
         """One share. Returns (nodes,) whether it fits."""
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
-        left = self._left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
+        left = np.where(can, free_gpus.free_mib - np.int32(need.mib), NEVER)
+        if self._order == "coolest":
+            keys = quarters(np.where(can, left, np.int32(0)), self._total_mib), self._heat
+            left = np.where(among_equals(can, keys, need.gpus), left, NEVER)
+        self._left = left
         if need.gpus > len(left):
             return np.zeros(len(self.is_candidate), np.bool_)
         kth = need.gpus - 1
@@ -168,18 +173,53 @@ class FeasibilityTable:
         fits: Bools = self._loosest_mib != NEVER
         return fits
 
-    def _link_cost(self) -> npt.NDArray[np.int64]:
-        """(nodes,) of the GPUs that one share takes; 0 for pods that take the tightest."""
-        cost = np.zeros(len(self.is_candidate), np.int64)
+    @property
+    def _total_mib(self) -> Ints:
+        return self.fleet.total_mib[:, self.view.columns]
+
+    @property
+    def _heat(self) -> Ints:
+        return self.fleet.heat[:, self.view.columns]
+
+    def _fullness_and_heat(self) -> tuple[Ints, Ints]:
+        """(nodes,) the most quarters left on a GPU that the pod takes a part of, and the highest heat class of the GPUs that it takes."""
+        total_mib, heat = self._total_mib, self._heat
         if self._left is not None:
-            fit = np.flatnonzero(self.fits)
-            cost[fit] = self._nearest(fit, self._left)[1]
+            rows, every = self._share_rows, np.arange(len(self.is_candidate))
+            left = np.where(self._left == NEVER, np.int32(0), self._left)[rows, every]
+            return quarters(left, total_mib[rows, every]).max(axis=0, initial=0), heat[rows, every].max(
+                axis=0, initial=0
+            )
+        fullest, hottest = (np.zeros(len(self.is_candidate), np.int32) for _ in range(2))
+        _, after = self._before_and_after()
+        for rows in self._rows:
+            left = quarters(after.free_mib[rows, self._live], total_mib[rows, self._live])
+            fullest[self._live] = np.maximum(fullest[self._live], left.max(axis=0))
+            hottest[self._live] = np.maximum(hottest[self._live], heat[rows, self._live].max(axis=0))
+        for profile, wanted in self._profiles.items():
+            taken, left = self._counts[profile].at(self._live).take(wanted)
+            for worst, of_gpus in ((fullest, quarters(left, total_mib[:, self._live])), (hottest, heat[:, self._live])):
+                worst[self._live] = np.maximum(worst[self._live], np.where(taken > 0, of_gpus, 0).max(axis=0))
+        return fullest, hottest
+
+    def _link_cost(self) -> npt.NDArray[np.int64]:
+        """(nodes,) of the GPUs that one share or whole GPUs alone take; 0 for other pods."""
+        cost, fit = np.zeros(len(self.is_candidate), np.int64), np.flatnonzero(self.fits)
+        if self._left is not None:
+            cost[fit] = self._nearest(fit, self._left != NEVER, self._bundles[0].need.gpus)[1]
+        elif self._links_wholes:
+            cost[fit] = self._nearest(fit, self._free_gpus.untouched, len(self._rows[-1]))[1]
         return cost
 
-    def _nearest(self, at: Columns, left: Ints) -> tuple[Columns, Ints]:
-        """The set of GPUs with the best links on nodes `at`, and its cost."""
+    @property
+    def _links_wholes(self) -> bool:
+        """Whether links choose the pod's whole GPUs: it has no share, whose GPUs a choice by links could take."""
+        return self._order == "linked" and bool(self._wholes) and not self._bundles
+
+    def _nearest(self, at: Columns, can: Bools, gpus: int) -> tuple[Columns, Ints]:
+        """The set of GPUs with the best links on nodes `at`, and its cost. `can`: (GPUs, nodes in view) which may be taken."""
         costs = self.fleet.link_costs(self.names[node] for node in at.tolist())
-        return nearest(costs, left[:, at] != NEVER, self._bundles[0].need.gpus)
+        return nearest(costs, can[:, at], gpus)
 
     def _ranked(self, left: Ints) -> Ints:
         """Leftovers as numbers of which the smallest are taken first."""
@@ -191,7 +231,7 @@ class FeasibilityTable:
         left, wanted = self._left, self._bundles[0].need.gpus
         if left is None or wanted > len(left):
             return np.zeros((0, len(self.is_candidate)), np.intp)
-        rows: Columns = np.sort(_first(self._ranked(left), wanted), axis=0)
+        rows: Columns = np.sort(smallest(self._ranked(left), wanted), axis=0)
         return rows
 
     def _before_and_after(self) -> tuple[GpusOfNodes, GpusOfNodes]:
@@ -232,7 +272,9 @@ class FeasibilityTable:
                 beyond = ((mib > 0) * tenths[pool]).sum(axis=0)
         for profile, instances in self._instances.items():
             weights = scarcity.of_instances(self.fleet, profile)[self.fleet.pool[:, columns][:, self._live]]
-            shares[self._live] += (instances * weights).sum(axis=0)
+            lost = self._counts[profile].lost
+            each = weights if lost is None else weights + lost[:, self._live]
+            shares[self._live] += (instances * each).sum(axis=0)
         return Displaced(shares, beyond)
 
     def _place_several(self, before: FreeGpus) -> Bools:
@@ -264,13 +306,17 @@ class FeasibilityTable:
         fits: Bools = np.ones(len(self._live), np.bool_)
         every, whole_rows = np.arange(len(self._live)), []
         if wholes:
-            total = self.fleet.total_mib[:, self.view.columns][:, self._live]
-            rows, found = _tightest(np.where(after.untouched, total, NEVER), wholes)
+            untouched = after.untouched
+            if self._order == "coolest" and not needs:  # beside shares the choice could keep the pod from fitting
+                untouched = among_equals(untouched, (self._heat[:, self._live],), wholes)
+            rows, found = tightest(np.where(untouched, self._total_mib[:, self._live], NEVER), wholes)
+            if self._links_wholes and found.any():
+                rows[:, found] = self._nearest(self._live, self._free_gpus.untouched, wholes)[0][:, found]
             _debit(after, None, rows, every)
             whole_rows, fits = [rows], fits & found
         for need in needs:
             can = after.allowed & (after.free_mib >= need.mib) & (after.free_percent >= need.percent)
-            rows, found = _tightest(np.where(can, after.free_mib - np.int32(need.mib), NEVER), need.gpus)
+            rows, found = tightest(np.where(can, after.free_mib - np.int32(need.mib), NEVER), need.gpus)
             _debit(after, need, rows, every)
             self._rows.append(rows)
             fits &= found
@@ -296,10 +342,8 @@ class FeasibilityTable:
         loosest: Ints = np.zeros(len(self._live), np.int32)
         every = np.arange(len(self._live))
         for at, rows in enumerate(self._rows):
-            if at < len(self._bundles):
-                left = after.free_mib[rows, every]
-            else:
-                left = self.fleet.total_mib[:, self.view.columns][:, self._live][rows, every]
+            free = after.free_mib if at < len(self._bundles) else self._total_mib[:, self._live]
+            left = free[rows, every]
             np.maximum(loosest, left.max(axis=0), out=loosest)
         return loosest
 
@@ -329,23 +373,6 @@ def _debit(after: FreeGpus | GpuArrays, need: GpuSet | None, rows: Columns, at: 
         after.free_percent[rows, at] -= np.int32(need.percent)
 
 
-def _first(ranked: Ints, gpus: int) -> Columns:
-    """Rows of the `gpus` smallest per node, (GPUs, nodes)."""
-    rows: Columns = ranked.argmin(axis=0)[np.newaxis, :] if gpus == 1 else ranked.argsort(axis=0, kind="stable")[:gpus]
-    return rows
-
-
-def _tightest(left: Ints, gpus: int) -> tuple[Columns, Bools]:
-    """Rows of the `gpus` smallest of `left` per node, (GPUs, nodes), ties by row; and (nodes,) whether all are real."""
-    if gpus > len(left):
-        return np.zeros((gpus, left.shape[1]), np.intp), np.zeros(left.shape[1], np.bool_)
-    if gpus == 1:
-        return left.argmin(axis=0)[np.newaxis, :], left.min(axis=0) != NEVER
-    rows = left.argsort(axis=0, kind="stable")[:gpus]
-    found: Bools = left[rows[-1], np.arange(left.shape[1])] != NEVER
-    return rows, found
-
-
 def _plausible(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Bools:
     """(nodes,) no sum rules the needs out: most nodes that are full are found here, cheaply."""
     plausible: Bools = _node_free(free_gpus) >= sum(need.mib * need.gpus for need in needs)
@@ -358,30 +385,3 @@ def _plausible(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Boo
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
         plausible &= np.count_nonzero(can, axis=0) >= need.gpus
     return plausible
-
-
-def _bundles(shares: Sequence[GpuRequest]) -> list[_Bundle]:
-    """Which containers share their GPUs, largest first. A need beyond any GPU is kept within the arrays' numbers."""
-    groups = [tuple(shares)] if any(request.init for request in shares) else [(request,) for request in shares]
-    bundles = [
-        _Bundle(
-            group,
-            GpuSet(
-                max(request.gpus for request in group),
-                min(peak(group, lambda request: request.mib), LARGEST_GPU_MIB + 1),
-                peak(group, lambda request: request.core_percent),
-            ),
-        )
-        for group in groups
-    ]
-    return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
-
-
-def _dealt(assigned: Sequence[AssignedGpu], requests: Sequence[GpuRequest]) -> dict[str, tuple[AssignedGpu, ...]]:
-    """GPUs per container: each after those of the containers that keep running, so that an init container's are reused."""
-    dealt: dict[str, tuple[AssignedGpu, ...]] = {}
-    first = 0
-    for request in requests:
-        dealt[request.container] = tuple(assigned[first : first + request.gpus])
-        first += 0 if request.init else request.gpus
-    return dealt

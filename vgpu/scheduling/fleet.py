@@ -19,12 +19,14 @@ import numpy.typing as npt
 
 from vgpu.api.grant import AssignedGpu
 from vgpu.api.inventory import AccessMode, Gpu, Inventory
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.demand.pool_capacity import PoolCapacity
 from vgpu.scheduling.demand.pools import Pools
 from vgpu.scheduling.demand.request_distribution import RequestDistribution
 from vgpu.scheduling.limit_sums import LimitSums
 from vgpu.scheduling.links import costs_of
+from vgpu.scheduling.mig_stock import MigStock
 from vgpu.scheduling.nodes.constraints import ANYWHERE, NodeConstraints, Taint
 from vgpu.scheduling.nodes.labels import Labels
 from vgpu.scheduling.nodes.name_index import NameIndex, Quoted
@@ -51,18 +53,6 @@ class CandidateNodes:
     """Those that are not."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Instances:
-    """MIG instances of one profile, per GPU."""
-
-    offered: Ints
-    """(GPUs, nodes) instances that exist and may be given."""
-    free: Ints
-    """(GPUs, nodes) of those, how many are free."""
-    free_mib: Ints
-    """(GPUs, nodes) memory of the free ones together."""
-
-
 class Fleet:
     """Free memory and compute of every GPU of every node.
 
@@ -79,6 +69,8 @@ class Fleet:
         self.free_percent: Ints = np.zeros((gpus, nodes), np.int32)
         self.containers: Ints = np.zeros((gpus, nodes), np.int32)
         self.shareable: Bools = np.zeros((gpus, nodes), np.bool_)
+        self.heat: Ints = np.zeros((gpus, nodes), np.int32)
+        """(GPUs, nodes) number of the GPU's class in `HEAT_CLASSES`."""
         self.model: Ints = np.full((gpus, nodes), -1, np.int32)
         self.pool: Ints = np.full((gpus, nodes), -1, np.int32)
         """(GPUs, nodes) number of the GPU's pool, -1 where there is no GPU."""
@@ -98,10 +90,11 @@ class Fleet:
         self.inventory: dict[str, Inventory] = {}
         self.links: dict[str, Ints] = {}
         """Node -> costs of its links, (GPUs, GPUs), as far as they were looked up (`links`)."""
-        self.mig_containers: dict[str, dict[str, int]] = {}
-        """Node -> MIG instance UUID -> containers that use it; free instances are left out."""
-        self.mig: dict[str, Instances] = {}
-        """Profile -> its instances, counted from the inventories and `mig_containers`."""
+        self.withdrawn: set[str] = set()
+        """Nodes with a GPU of Tangram's that new pods do not get, whatever its health."""
+        self.stock = MigStock(FIRST_CAPACITY)
+        """MIG instances and slots."""
+        self.mig_containers, self.mig = self.stock.containers, self.stock.by_profile
         self.moment = 0
         """Another number whenever a column changes."""
         self.changed: npt.NDArray[np.int64] = np.zeros(nodes, np.int64)
@@ -127,10 +120,8 @@ class Fleet:
 
     def look_up(self, names: Sequence[str]) -> CandidateNodes:
         """Which of these nodes are known, and where. Raises as `Quoted` does."""
-        if isinstance(names, Quoted) and not names.names_few:
-            found = self._listed().find(names)
-            if found is not None:
-                return CandidateNodes(found.columns, found.unknown)
+        if isinstance(names, Quoted) and not names.names_few and (found := self._listed().find(names)) is not None:
+            return CandidateNodes(found.columns, found.unknown)
         try:
             return CandidateNodes(np.fromiter(map(self.column.__getitem__, names), np.intp, len(names)), ())
         except KeyError:
@@ -159,7 +150,7 @@ class Fleet:
         return self._nodes.sharing(self.look_up(names).columns, self.names)  # the look-up may make `names` anew
 
     def homes(self, uuid: str) -> Sequence[tuple[str, int]]:
-        """(node, row) of every GPU with this UUID, or that carries the MIG instance with it.
+        """(node, row) of every GPU with this UUID, or that carries the MIG instance with it, or the slot on demand of this name.
 
         Written down at the first question, and kept from then on: 0.3 s once and 22 MiB for 80,000 GPUs and 56,000 MIG
         instances (measured), which few clusters ever need.
@@ -168,7 +159,8 @@ class Fleet:
             self._homes = {}
             for node, inventory in self.inventory.items():
                 self._settle(node, inventory)
-        return self._homes.get(uuid, ())
+        slot = slot_of_device(uuid)
+        return self._homes.get(uuid if slot is None else slot[0], ())
 
     def _settle(self, node: str, inventory: Inventory) -> None:
         """Write down where the node's UUIDs are."""
@@ -197,11 +189,12 @@ class Fleet:
             self._grow(axis=0)
         self._clear(at)
         self.inventory[name] = inventory
-        self.mig_containers[name] = {}
+        (self.withdrawn.add if any(gpu.temporarily_withdrawn for gpu in inventory.gpus) else self.withdrawn.discard)(
+            name
+        )
         for row, gpu in enumerate(inventory.gpus):
             self._set_gpu(row, at, gpu)
-            for profile in {instance.profile for instance in gpu.instances}:
-                self._count_instances(name, row, profile)
+        self.stock.set_node(name, at, inventory)
         self.pools.change(name)
         for assigned in held:
             self.debit(name, assigned)
@@ -215,9 +208,9 @@ class Fleet:
         self._nodes.renamed()
         self._unsettle(name)
         self.links.pop(name, None)
+        self.withdrawn.discard(name)
         del self.inventory[name], self.mig_containers[name]
-        self.names[at] = ""
-        self.free_cpu_milli[at] = UNKNOWN_CPU
+        self.names[at], self.free_cpu_milli[at] = "", UNKNOWN_CPU
         self._clear(at)
         self.labels.leave(at)
         self.pools.leave(at)
@@ -230,6 +223,10 @@ class Fleet:
     def credit(self, node: str, assigned: AssignedGpu) -> None:
         """A pod no longer has this part of a GPU. The reverse of `debit`."""
         self._apply(node, assigned, -1)
+
+    def is_free(self, node: str, name: str) -> bool:
+        """May a pod be given this MIG instance or slot of a node that is there?"""
+        return self.stock.is_free(node, self.column[node], self.inventory[node], name)
 
     def link_costs(self, nodes: Iterable[str]) -> Ints:
         """(GPUs, GPUs, nodes) costs between GPUs, worked out at the first question about a node."""
@@ -279,19 +276,9 @@ class Fleet:
 
     def overcommitted(self) -> list[tuple[str, str, int, int]]:
         """(node, UUID, free MiB, free percent) of every GPU and MIG instance with less than nothing left: I1 is broken."""
-        gpus = list[tuple[str, str, int, int]]()
-        for r, c in np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist():
-            uuid = self.inventory[self.names[c]].gpus[r].uuid
-            gpus.append((self.names[c], uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])))
-        instances = [
-            (node, one.uuid, one.mib * free, FULL_CORE_PERCENT * free)
-            for node, taken in self.mig_containers.items()
-            if any(containers > 1 for containers in taken.values())
-            for gpu in self.inventory[node].gpus
-            for one in gpu.instances
-            if (free := 1 - taken.get(one.uuid, 0)) < 0
-        ]
-        return gpus + instances
+        broken = np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist()
+        gpus = [(self.names[c], self.inventory[self.names[c]].gpus[r].uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])) for r, c in broken]  # fmt: skip
+        return gpus + list(self.stock.overcommitted(self.column, self.inventory))
 
     def snapshot(self) -> Mapping[str, Ints]:
         """Copies of what changes, by name: for tests and for a snapshot that a bug report can carry."""
@@ -307,13 +294,7 @@ class Fleet:
         if at is None:
             return
         if assigned.kind == "mig":
-            held = self.mig_containers[node]
-            held[assigned.uuid] = held.get(assigned.uuid, 0) + sign
-            if not held[assigned.uuid]:
-                del held[assigned.uuid]
-            for at_row, gpu in enumerate(self.inventory[node].gpus):
-                if any(instance.uuid == assigned.uuid for instance in gpu.instances):
-                    self._count_instances(node, at_row, assigned.profile)
+            self.stock.change(node, at, self.inventory[node], assigned, sign)
             return
         row = self._row(node, assigned)
         if row is None:
@@ -341,26 +322,17 @@ class Fleet:
     def _set_gpu(self, row: int, at: int, gpu: Gpu) -> None:
         self.total_mib[row, at] = self.free_mib[row, at] = gpu.mib
         self.free_percent[row, at] = FULL_CORE_PERCENT
-        self.shareable[row, at] = gpu.shareable
+        self.shareable[row, at], self.heat[row, at] = gpu.shareable, gpu.heat_number
         self.model[row, at] = self.models.setdefault(gpu.model, len(self.models))
         self.join(row, at)
-
-    def _count_instances(self, node: str, row: int, profile: str) -> None:
-        """Write down how many instances of a profile a GPU offers, and what of them is free."""
-        if profile not in self.mig:
-            self.mig[profile] = Instances(*(np.zeros_like(self.total_mib) for _ in range(3)))
-        known, at, taken = self.mig[profile], self.column[node], self.mig_containers[node]
-        offered = [i for i in self.inventory[node].gpus[row].offered_instances if i.profile == profile]
-        free = [instance.mib for instance in offered if instance.uuid not in taken]
-        known.offered[row, at], known.free[row, at], known.free_mib[row, at] = len(offered), len(free), sum(free)
 
     def _clear(self, at: int) -> None:
         self.quit(at)
         self._change(at)
         self.stocked = self.moment
-        instances = [array for known in self.mig.values() for array in (known.offered, known.free, known.free_mib)]
-        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, *instances):
+        for array in (self.total_mib, self.free_mib, self.free_percent, self.containers, self.heat):
             array[:, at] = 0
+        self.stock.clear(at)
         self.limits.clear(at)
         self.shareable[:, at] = False
         self.model[:, at] = -1
@@ -371,20 +343,17 @@ class Fleet:
         self._name_index = None
         self._nodes.renamed()
         at = self._free_columns.pop()
-        self.column[name] = at
-        self.names[at] = name
+        self.column[name], self.names[at] = at, name
         self.labels.settle(name)
         self.width = max(self.width, at + 1)
         return at
 
     def _grow(self, axis: int) -> None:
         before = self.total_mib.shape[axis]
-        for field in ("total_mib", "free_mib", "free_percent", "containers", "shareable"):
+        for field in ("total_mib", "free_mib", "free_percent", "containers", "heat", "shareable"):
             setattr(self, field, _doubled(getattr(self, field), axis))
         self.limits.grow(axis)
-        for profile, known in self.mig.items():
-            arrays = (known.offered, known.free, known.free_mib)
-            self.mig[profile] = Instances(*(_doubled(array, axis) for array in arrays))
+        self.stock.grow(axis)
         self.model = np.concatenate([self.model, np.full_like(self.model, -1)], axis=axis)
         self.pool = np.concatenate([self.pool, np.full_like(self.pool, -1)], axis=axis)
         if axis == 1:

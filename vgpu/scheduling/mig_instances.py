@@ -9,29 +9,39 @@ Units and shapes as in `fleet`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from vgpu.api.inventory import Gpu, MigInstance
+from vgpu.api.quantity import LARGEST_GPU_MIB
 from vgpu.scheduling.fleet import Bools, Columns, Fleet, Ints
 
-_LAST: Final = np.int32(np.iinfo(np.int32).max)
+Floats = npt.NDArray[np.float32]
+
+_LAST: Final = np.inf
 """Sorts behind every GPU that has instances left."""
+
+LOSSES: Final = 10_000
+"""Losses of a GPU that are told apart, as parts of it. Guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceCounts:
-    """Instances of one profile that a pod may take."""
+    """Instances of one profile that a pod may take: declared ones, and as many as still fit GPUs on demand."""
 
     free: Ints
     """(GPUs, nodes)"""
     free_mib: Ints
     """(GPUs, nodes) their memory together."""
+    lost: Floats | None = None
+    """(GPUs, nodes) what the best place loses of a GPU on demand, as a part of it; None where the fleet has no such GPU."""
 
     def at(self, columns: Columns) -> InstanceCounts:
         """Of these nodes only."""
-        return InstanceCounts(self.free[:, columns], self.free_mib[:, columns])
+        lost = None if self.lost is None else self.lost[:, columns]
+        return InstanceCounts(self.free[:, columns], self.free_mib[:, columns], lost)
 
     def enough(self, wanted: int) -> Bools:
         """(nodes,) whether there are so many."""
@@ -40,13 +50,19 @@ class InstanceCounts:
 
     def take(self, wanted: int) -> tuple[Ints, Ints]:
         """Of nodes that have enough: (GPUs, nodes) how many instances are taken of each GPU, and the MiB left on it after that."""
-        order = np.where(self.free > 0, self.free_mib, _LAST).argsort(axis=0, kind="stable")
+        order = np.where(self.free > 0, self._rank(), _LAST).argsort(axis=0, kind="stable")
         free = np.take_along_axis(self.free, order, axis=0)
         before = free.cumsum(axis=0, dtype=np.int32) - free
         taken = np.zeros_like(self.free)
         np.put_along_axis(taken, order, (np.int32(wanted) - before).clip(0, free), axis=0)
         each_mib = self.free_mib // np.maximum(self.free, 1)
         return taken, self.free_mib - taken * each_mib
+
+    def _rank(self) -> npt.NDArray[Any]:
+        """(GPUs, nodes) the lowest is taken first: what is lost counts before the memory that is left. Declared instances lose nothing."""
+        if self.lost is None:
+            return self.free_mib
+        return np.rint(self.lost * LOSSES).astype(np.float64) * np.float64(LARGEST_GPU_MIB) + self.free_mib
 
 
 def choose(free: list[tuple[Gpu, MigInstance]], wanted: int) -> list[tuple[Gpu, MigInstance]]:
@@ -58,7 +74,7 @@ def choose(free: list[tuple[Gpu, MigInstance]], wanted: int) -> list[tuple[Gpu, 
 
 
 def on_node(fleet: Fleet, name: str, profile: str, *, emptied: bool) -> list[tuple[Gpu, MigInstance]]:
-    """Every instance of a profile that may be given on a node, in order of GPUs; `emptied`: as if no pod used any."""
+    """Every declared instance of a profile that may be given on a node, in order of GPUs; `emptied`: as if no pod used any."""
     taken = {} if emptied else fleet.mig_containers[name]
     return [
         (gpu, instance)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from vgpu.api.grant import Assignment
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.feasibility import FeasibilityTable
-from vgpu.scheduling.fleet import CandidateNodes, Columns, Fleet
+from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet
+from vgpu.scheduling.mig_stock import NONE
 from vgpu.scheduling.nodes.name_index import Quoted
 from vgpu.scheduling.nodes.nodes_by_column import NodesByColumn
 from vgpu.scheduling.policies.outcome import Scores
@@ -36,13 +37,15 @@ TOO_FEW: Final = "node has too few GPUs that are large enough and of an allowed 
 NO_SINGLE_GPU: Final = "no single GPU has enough free gpu-mem and gpu-core"
 NO_WHOLE: Final = "too few GPUs are wholly free"
 NO_MIG: Final = "too few free MIG instances of the profile"
+NO_MIG_ROOM: Final = "no GPU has room for another MIG instance of the profile beside those in use"
 NO_MIG_EVER: Final = "node has no such MIG instances"
+WITHDRAWN: Final = "a GPU of the node is cordoned or withdrawn, and the pod does not fit the others"
 LIMITS: Final = (
     "on each GPU that has room for the guarantee, memory limits would add up to more than burst.overcommit allows"
 )
 SWAP_RISK: Final = "a pod of the same size is starting on another GPU of the node"
 
-UNRESOLVABLE: Final = frozenset({NO_INVENTORY, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
+UNRESOLVABLE: Final = frozenset({NO_INVENTORY, WITHDRAWN, TOO_LARGE, TOO_FEW, NO_MIG_EVER})
 """Reasons that no eviction can help against: the pod would not fit if the node were empty."""
 
 GUESSES: Final = 4
@@ -162,7 +165,7 @@ def spare(fleet: Fleet, candidates: Iterable[str]) -> dict[str, int]:
     Free pieces of several GPUs add up, and MIG instances count with the memory that they have.
     """
     looked_up = _look_up(fleet, candidates)
-    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + sum(known.free_mib for known in fleet.mig.values())
+    free_mib = np.where(fleet.shareable, fleet.free_mib, 0) + fleet.stock.free_mib()
     gpus = (free_mib / np.maximum(fleet.total_mib, 1)).sum(axis=0)[looked_up.columns]
     rating = np.maximum(BEST - np.ceil(gpus.round(6)), 0).astype(int).tolist()  # tenths need not add up to 1 exactly
     names = [fleet.names[at] for at in looked_up.columns.tolist()]
@@ -188,6 +191,14 @@ def explain(
     return _no_fit(FeasibilityTable(fleet, request, looked_up, only), looked_up, only).reasons
 
 
+def _withdrawn(fleet: Fleet, table: FeasibilityTable) -> Bools:
+    """(nodes in view,) which have a GPU that new pods do not get."""
+    marked = np.zeros(fleet.width, np.bool_)
+    marked[[fleet.column[name] for name in fleet.withdrawn]] = True
+    in_view: Bools = marked[table.view.columns]
+    return in_view
+
+
 def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[str, Set[str]] | None) -> NoFit:
     """Per candidate that does not fit, the reason that helps most. The table has the candidates in view, or all columns of the fleet."""
     fleet, request = table.fleet, table.request
@@ -204,11 +215,13 @@ def _no_fit(table: FeasibilityTable, looked_up: CandidateNodes, only: Mapping[st
     unlimited = table if fleet.limits.overcommit is None else FeasibilityTable(fleet, request, looked_up, limited=False)
     found = [
         (NO_INVENTORY, (fleet.model[:, table.view.columns] < 0).all(axis=0)),
+        (WITHDRAWN, ~empty.fits & _withdrawn(fleet, table)),
         (NO_MIG_EVER, ~empty.fits & ~empty.fits_mig),
         (TOO_LARGE, ~empty.fits & ~empty.fits_largest),
         (TOO_FEW, ~empty.fits),
         (SWAP_RISK, now.fits),
         (LIMITS, unlimited.fits),
+        (NO_MIG_ROOM, ~now.fits_mig & (fleet.stock.number[:, table.view.columns] != NONE).any(axis=0)),
         (NO_MIG, ~now.fits_mig),
         (NO_WHOLE if any(part.kind == "whole" for part in request.containers) else NO_SINGLE_GPU, full),
     ]

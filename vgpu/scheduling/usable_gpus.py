@@ -9,14 +9,18 @@ reading all of them is quicker than picking out many; else the candidates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
+from functools import cached_property
 
 import numpy as np
 
 from vgpu.api.inventory import Gpu, MigInstance
+from vgpu.api.mig import MigSlot
+from vgpu.api.mig_device import slot_device, slot_mib
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
 from vgpu.scheduling.mig_instances import InstanceCounts, on_node
+from vgpu.scheduling.mig_slots import SlotGpu, losses
 from vgpu.scheduling.packing import FreeGpus
 
 
@@ -39,7 +43,7 @@ class UsableGpus:
         limited: bool = True,
     ) -> None:
         """`only`: node -> the GPUs that the pod may use there. `emptied`: as if no pod had anything. `limited`: within the bound of limits."""
-        self.fleet, self.request, self._only, self._emptied = fleet, request, only, emptied
+        self.fleet, self.request, self._only, self.emptied = fleet, request, only, emptied
         self._limited = limited and fleet.limits.overcommit is not None
         columns = candidates.columns
         self.columns: slice | Columns
@@ -60,7 +64,7 @@ class UsableGpus:
         """What is free, before the pod. Not to be written to. `untouched`: report also which GPUs no pod has any of."""
         fleet, view = self.fleet, self.columns
         allowed = self._allowed()
-        if self._emptied:
+        if self.emptied:
             total = fleet.total_mib[:, view]
             return FreeGpus(total, np.full_like(total, FULL_CORE_PERCENT), allowed, allowed)
         free = allowed & (fleet.containers[:, view] == 0) if untouched else allowed
@@ -82,24 +86,53 @@ class UsableGpus:
             nothing = np.zeros((len(self.fleet.total_mib), len(self.is_candidate)), np.int32)
             return InstanceCounts(nothing, nothing)
         usable = self._models() if request.models or request.not_models else np.True_
-        free = (known.offered if self._emptied else known.free)[:, self.columns] * usable
+        free = (known.offered if self.emptied else known.free)[:, self.columns] * usable
         free_mib = known.free_mib[:, self.columns] * usable
-        one_by_one = {at for _, at in self._homes(request.uuids | request.not_uuids)}
-        one_by_one |= {at for at in map(self._position, self._only) if at >= 0}
         if request.uuids:
             free[:], free_mib[:] = 0, 0
-        for at in one_by_one:
+        for at in self._one_by_one:
             free[:, at], free_mib[:, at] = 0, 0
-            rows = {gpu.uuid: row for row, gpu in enumerate(self.fleet.inventory[self.names[at]].gpus)}
-            for gpu, instance in self.instances_on(self.names[at], profile):
+            name = self.names[at]
+            rows = {gpu.uuid: row for row, gpu in enumerate(self.fleet.inventory[name].gpus)}
+            for gpu, instance in self.instances_on(name, profile):
                 free[rows[gpu.uuid], at] += 1
                 free_mib[rows[gpu.uuid], at] += instance.mib
-        return InstanceCounts(free, free_mib)
+            for one in self.slots_on(name):
+                free[one.row, at] = room = one.room(profile)
+                free_mib[one.row, at] = room * slot_mib(one.gpu.mib, one.table, profile) if room else 0
+        return InstanceCounts(free, free_mib, losses(self.fleet, profile, self.columns))
+
+    @cached_property
+    def _one_by_one(self) -> frozenset[int]:
+        """Nodes in view on which the pod's conditions name single GPUs or instances."""
+        named = {at for _, at in self._homes(self.request.uuids | self.request.not_uuids)}
+        return frozenset(named | {at for at in map(self._position, self._only) if at >= 0})
+
+    def is_narrowed(self, at: int) -> bool:
+        """May the pod use only some of the GPUs of a node in view?"""
+        request = self.request
+        return bool(request.models or request.not_models or request.uuids) or at in self._one_by_one
+
+    def slots_on(self, name: str) -> list[SlotGpu]:
+        """GPUs on demand of one node that the pod may use some slot of."""
+        stock, at, found = self.fleet.stock, self.fleet.column[name], list[SlotGpu]()
+        for row, gpu in enumerate(self.fleet.inventory[name].gpus):
+            state = stock.state(row, at)
+            used = None if state is None else () if self.emptied else state.layout
+            if state is not None and used is not None and self.request.allows_model(gpu.model):
+                found.append(SlotGpu(row, gpu, state.table, used, self._slots_allowed(name, gpu)))
+        return found
+
+    def _slots_allowed(self, name: str, gpu: Gpu) -> Callable[[MigSlot], bool] | None:
+        """Which slots of a GPU the pod's conditions allow; None: all."""
+        if not self.request.uuids and not self.request.not_uuids and name not in self._only:
+            return None
+        return lambda slot: self._may_use(name, gpu, slot_device(gpu.uuid, slot))
 
     def instances_on(self, name: str, profile: str) -> list[tuple[Gpu, MigInstance]]:
-        """Those of one node."""
-        found = on_node(self.fleet, name, profile, emptied=self._emptied)
-        return [(gpu, instance) for gpu, instance in found if self._may_use(name, gpu, instance)]
+        """Declared ones of one node."""
+        found = on_node(self.fleet, name, profile, emptied=self.emptied)
+        return [(gpu, instance) for gpu, instance in found if self._may_use(name, gpu, instance.uuid)]
 
     def _allowed(self) -> Bools:
         """(GPUs, nodes) GPUs that the pod may have a share of, or whole, when no other pod has them."""
@@ -123,7 +156,7 @@ class UsableGpus:
 
     def _within_limits(self, limits_mib: tuple[int, ...]) -> Bools:
         """(GPUs, nodes) where the pod's limits keep to the bound."""
-        total_mib, emptied = self.fleet.total_mib[:, self.columns], self._emptied
+        total_mib, emptied = self.fleet.total_mib[:, self.columns], self.emptied
         free_mib = total_mib if emptied else self._guarantees_leave()
         return self.fleet.limits.allow(limits_mib, total_mib, free_mib, view=self.columns, emptied=emptied)
 
@@ -150,9 +183,9 @@ class UsableGpus:
         found = np.flatnonzero(self.columns == column)
         return int(found[0]) if len(found) else -1
 
-    def _may_use(self, name: str, gpu: Gpu, instance: MigInstance) -> bool:
-        """Do the pod's conditions and `only` allow an instance? It answers to its own UUID and to its GPU's."""
-        known = {gpu.uuid, instance.uuid}
+    def _may_use(self, name: str, gpu: Gpu, instance: str) -> bool:
+        """Do the pod's conditions and `only` allow an instance or slot? It answers to its own UUID or name, and to its GPU's."""
+        known = {gpu.uuid, instance}
         return self.request.allows(gpu.model, known) and (
             name not in self._only or not known.isdisjoint(self._only[name])
         )

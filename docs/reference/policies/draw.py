@@ -7,13 +7,13 @@ does; a test compares the files with what is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Gpu, Inventory
+from vgpu.api.inventory import NORMAL, Gpu, Inventory
 from vgpu.api.request import GpuRequest, PodRequest
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.placement import Placement, place, rate
@@ -42,6 +42,8 @@ class Scene:
     """Tenths that the cluster's pods request, where the policy learns it."""
     linked: tuple[int, int] | None = None
     """GPUs of each node with NVLink between them."""
+    heat: Mapping[str, str] = field(default_factory=dict)
+    """UUID of a GPU -> its heat class, where it is not normal."""
 
 
 TWO_NODES: Final = {"a": (6, 7), "b": (0, 5)}
@@ -54,6 +56,13 @@ SCENES: Final[Mapping[str, Sequence[Scene]]] = {
     "topology": [
         Scene("two GPUs: those with NVLink", {"a": (0, 0, 0, 0)}, gpus=2, linked=(0, 1)),
         Scene("one GPU: none of the pair", {"a": (0, 0, 0, 0)}, linked=(0, 1)),
+    ],
+    "cool": [
+        Scene(
+            "two tenths go to the cool GPU of those about equally full",
+            {"a": (6, 6), "b": (0, 0)},
+            heat={"a0": "hot", "a1": "cool", "b0": "cool", "b1": "cool"},
+        )
     ],
     "scheduler": [
         Scene("two tenths: every node that fits, with its rating", {"a": (7, 10), "b": (0, 10), "c": (10, 9)})
@@ -71,6 +80,7 @@ def fleet_of(scene: Scene) -> Fleet:
             Gpu(
                 f"{name}{row}", row, "gpu", TENTHS, numa=row // 2,
                 nvlinks={f"{name}{other}": 4 for other in peers if row in peers and other != row},
+                heat=scene.heat.get(f"{name}{row}", NORMAL),
             )
             for row in range(len(used))
         )  # fmt: skip
@@ -126,7 +136,8 @@ def _scene(scene: Scene, policy: str, left: int) -> tuple[list[str], int]:
         parts.append(f'<text x="{at + GAP}" y="{TOP + BAR_HEIGHT + 40}">{said}</text>')
         for row, tenths in enumerate(used):
             new = scene.tenths if f"{name}{row}" in mine else 0
-            parts += _gpu(row, tenths, new, at + GAP + row * (BAR_WIDTH + GAP))
+            label = scene.heat.get(f"{name}{row}", f"gpu {row}")
+            parts += _gpu(label, tenths, new, at + GAP + row * (BAR_WIDTH + GAP))
         if scene.linked:
             first, second = (at + GAP + row * (BAR_WIDTH + GAP) + BAR_WIDTH // 2 for row in scene.linked)
             middle = TOP + GAP + BAR_HEIGHT // 3
@@ -135,7 +146,7 @@ def _scene(scene: Scene, policy: str, left: int) -> tuple[list[str], int]:
     return parts, max(at, left + 7 * len(scene.about)) + EDGE
 
 
-def _gpu(row: int, used: int, new: int, x: int) -> list[str]:
+def _gpu(label: str, used: int, new: int, x: int) -> list[str]:
     """A GPU as a glass: what is used, and the pod on top of it."""
     bottom, tenth = TOP + GAP + BAR_HEIGHT, BAR_HEIGHT / TENTHS
     parts = [f'<rect class="free" x="{x}" y="{bottom - BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"/>']
@@ -143,7 +154,7 @@ def _gpu(row: int, used: int, new: int, x: int) -> list[str]:
         if height:
             y = bottom - (below + height) * tenth
             parts.append(f'<rect class="{kind}" x="{x}" y="{y:g}" width="{BAR_WIDTH}" height="{height * tenth:g}"/>')
-    parts.append(f'<text class="small" x="{x}" y="{bottom + 12}">gpu {row}</text>')
+    parts.append(f'<text class="small" x="{x}" y="{bottom + 12}">{label}</text>')
     return parts
 
 

@@ -11,7 +11,7 @@ from hack.cluster.console import Steps
 from hack.cluster.layout import cache_folder
 from hack.cluster.programs import ETCD, HELM, KUBERNETES
 from tests.apiserver import ApiServer, running
-from tests.contract.chart.policy_kit import POLICIES, wait_until_in_force
+from tests.contract.chart.policy_kit import NODES, POLICIES, node, pod, wait_until_in_force
 from tests.contract.chart.rendering import EXAMPLES, NAMESPACE, Helm, Objects
 
 
@@ -83,3 +83,32 @@ def policies(helm: Helm, api: ApiServer) -> Iterator[ApiServer]:
     for name in things[0]:
         api("DELETE", f"{POLICIES}/{name}")
         api("DELETE", f"{POLICIES.replace('policies', 'policybindings')}/{name}")
+
+
+@pytest.fixture
+def token(helm: Helm, policies: ApiServer) -> Iterator[str]:
+    """Of the device plugin's account with the rights that the chart gives it, bound to a pod on node-a."""
+    rbac, accounts = "/apis/rbac.authorization.k8s.io/v1", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    places = {
+        "ServiceAccount": accounts,
+        "ClusterRole": f"{rbac}/clusterroles",
+        "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    policies.apply(namespace, "/api/v1/namespaces")
+    rendered = helm.objects()
+    for kind, path in places.items():
+        policies.apply(rendered.one(kind, "tangram-node"), path)
+    for where in ("node-a", "node-b"):
+        node(policies, where)
+    name = pod(policies, namespace=NAMESPACE, serviceAccountName="tangram-node", nodeName="node-a")
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": policies("GET", path)["metadata"]["uid"]}
+    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": reference}}
+    yield policies("POST", f"{accounts}/tangram-node/token", wanted)["status"]["token"]
+    now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}  # there is no kubelet to let it end
+    policies("DELETE", path, now)
+    for path in places.values():
+        policies("DELETE", f"{path}/tangram-node")
+    for where in ("node-a", "node-b"):
+        policies("DELETE", f"{NODES}/{where}")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import annotated_types
 import pytest
+import yaml
 
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.grant_directories import GrantDirectories
 from deviceplugin.settings import DevicePluginSettings
-from tests.contract.chart.rendering import Helm, Objects, env
+from tests.contract.chart.rendering import CHART, Helm, Objects, Refused, env
 from tests.contract.chart.rights import assert_confined
 from vgpu.gputime.trial_verdict import FILE
 
@@ -178,3 +181,31 @@ def test_the_kubelets_configuration_is_mounted_only_where_it_is_read(helm: Helm)
         assert variables.get("TANGRAM_DEVICEPLUGIN_KUBELET_TOPOLOGY") == (
             '{"topologyManagerPolicy":"restricted"}' if "kubelet" in numa else None
         )
+
+
+def test_mig_on_demand_is_off_unless_set_and_then_the_plugin_may_change_instances(helm: Helm) -> None:
+    off = helm.objects({"accessMode": "nvidia"}).container("plugin")
+    assert env(off)["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"] == "false"
+    values = {"accessMode": "nvidia", "node": {"migOnDemand": True, "migIdleSeconds": 5}}
+    on = helm.objects(values).container("plugin")
+    given = env(on)
+    assert (given["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"], given["TANGRAM_DEVICEPLUGIN_MIG_IDLE_S"]) == ("true", "5")
+    assert on["securityContext"]["privileged"]
+    with pytest.raises(Refused, match=r"node\.privileged is false with node\.migOnDemand=true"):
+        helm.objects({"node": {"migOnDemand": True, "privileged": False}})
+    with pytest.raises(Refused, match="migIdleSeconds"):
+        helm.objects({"node": {"migIdleSeconds": -1}})
+
+
+def test_the_values_of_mig_on_demand_are_those_of_the_plugin() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["node"]
+    ranges = json.loads((CHART / "values.schema.json").read_text())["properties"]["node"]["properties"][
+        "migIdleSeconds"
+    ]
+    fields = DevicePluginSettings.model_fields
+    assert (values["migOnDemand"], values["migIdleSeconds"]) == (
+        fields["mig_on_demand"].default,
+        fields["mig_idle_s"].default,
+    )
+    bounds = {type(one): one for one in fields["mig_idle_s"].metadata}
+    assert (ranges["minimum"], ranges["maximum"]) == (bounds[annotated_types.Ge].ge, bounds[annotated_types.Le].le)

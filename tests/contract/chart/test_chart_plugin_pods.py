@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,11 @@ from tests.contract.chart.policy_kit import (
     SHARE,
     bind,
     container,
-    node,
     pod,
     refused,
     status_patch,
 )
-from tests.contract.chart.rendering import NAMESPACE, Helm, env
+from tests.contract.chart.rendering import Helm, env
 from vgpu.api.names import DEFAULT
 
 
@@ -147,33 +145,6 @@ def test_the_right_to_write_conditions_comes_with_bursts_and_the_policy_alone(he
             there = "tangram-conditions" in objects.of("ValidatingAdmissionPolicy")
             setting = env(objects.container("plugin"))["TANGRAM_DEVICEPLUGIN_POD_CONDITIONS"]
             assert (given, there, setting) == (bursts and enabled, bursts and enabled, str(bursts and enabled).lower())
-
-
-@pytest.fixture
-def token(helm: Helm, policies: ApiServer) -> Iterator[str]:
-    """Of the device plugin's account with the rights that the chart gives it, bound to a pod on node-a."""
-    rbac, accounts = "/apis/rbac.authorization.k8s.io/v1", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-    places = {
-        "ServiceAccount": accounts,
-        "ClusterRole": f"{rbac}/clusterroles",
-        "ClusterRoleBinding": f"{rbac}/clusterrolebindings",
-    }
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    policies.apply(namespace, "/api/v1/namespaces")
-    rendered = helm.objects()
-    for kind, path in places.items():
-        policies.apply(rendered.one(kind, "tangram-node"), path)
-    for where in ("node-a", "node-b"):
-        node(policies, where)
-    name = pod(policies, namespace=NAMESPACE, serviceAccountName="tangram-node", nodeName="node-a")
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": policies("GET", path)["metadata"]["uid"]}
-    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": reference}}
-    yield policies("POST", f"{accounts}/tangram-node/token", wanted)["status"]["token"]
-    now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}  # there is no kubelet to let it end
-    policies("DELETE", path, now)
-    for path in places.values():
-        policies("DELETE", f"{path}/tangram-node")
 
 
 def test_a_token_bound_to_one_node_deletes_no_pod_of_another(policies: ApiServer, token: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.contract.chart.rendering import CHART, ROOT
+from tests.contract.chart.rendering import CHART, ROOT, Helm, env
 from vgpu.api.codec import inventory_from_json
 from vgpu.api.mig_tables import known_profiles
 
@@ -34,6 +34,14 @@ def test_the_list_and_the_page_are_as_the_tables_have_them():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert listed() == list(known_profiles())
+
+
+def test_the_nodes_offer_what_kube_scheduler_leaves_to_tangram(helm: Helm):
+    rendered = helm.objects({"migProfiles": ["1g.5gb", "2g.10gb"], "extraMigProfiles": ["9g.99gb", "1g.5gb"]})
+    given = json.loads(env(rendered.container("plugin"))["TANGRAM_DEVICEPLUGIN_MIG_PROFILES"])
+    assert given == ["1g.5gb", "2g.10gb", "9g.99gb"]
+    configured = json.dumps(rendered.of("ConfigMap"))
+    assert all(f"tangram.sh/mig-{profile}" in configured for profile in given)
 
 
 def test_every_profile_of_the_list_passes_the_charts_schema():

@@ -60,6 +60,9 @@ def applied(document: Any, ops: list[dict[str, Any]]) -> Any:
                 at.insert(int(last), copy.deepcopy(op["value"]))
             case "add", dict():
                 at[last] = copy.deepcopy(op["value"])
+            case "remove", list():
+                assert 0 <= int(last) < len(at), op
+                del at[int(last)]
             case "remove", dict():
                 del at[last]
             case _:

@@ -47,6 +47,13 @@ def ephemeral(**more: Any) -> Any:
     return act
 
 
+def ephemeral_over_etc(cluster: Cluster, namespace: str, name: str) -> None:
+    """By a volume that every pod has: the token of its account."""
+    (volume, *_) = cluster.pod(namespace, name)["spec"]["volumes"]
+    mounts = [{"name": volume["name"], "mountPath": "/etc/."}]
+    ephemeral(volumeMounts=mounts)(cluster, namespace, name)
+
+
 def resize(cluster: Cluster, namespace: str, name: str) -> None:
     """The running pod's share, from 8 GiB to 64."""
     (main, *_) = cluster.pod(namespace, name)["spec"]["containers"]
@@ -76,6 +83,10 @@ ATTACKS: Final = (
     _act(
         "ephemeral-devices", "A user adds an ephemeral container with NVIDIA_VISIBLE_DEVICES=all.", "NVIDIA_VISIBLE_DEVICES",
         ephemeral(env={"NVIDIA_VISIBLE_DEVICES": "all"}),
+    ),
+    _act(
+        "ephemeral-mount", "A user adds an ephemeral container with a volume over /etc.", "container debug mounts volume",
+        ephemeral_over_etc,
     ),
     _act("resized", "A user raises the share of a running pod.", "only cpu and memory resources are mutable", resize),
     Attack(

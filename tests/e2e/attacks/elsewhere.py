@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.e2e.attacks.attack import Attack, Level, Outcome, Where
 
+OBSERVE: Final = "tests/unit/observe"
 SHIM: Final = "tests/integration/shim"
 GPU_TIME: Final = "tests/integration/gputime"
 
@@ -44,12 +45,41 @@ ATTACKS: Final = (
         Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_whose_grant_mount_was_detached_is_killed",
     ),
     _below(
+        "beside-a-share", "A container without a share takes memory through the driver's socket of another container of its pod.",
+        Outcome.KILLED, f"{SHIM}/test_bypass.py::test_a_program_of_a_container_without_a_grant_counts_against_the_grant_of_its_pod",
+    ),
+    _below(
+        "hidden-burst", "A user hides a burst limit above the namespace's largest behind a container's own one, and removes that one later.",
+        Outcome.HARMLESS,
+        "tests/unit/deviceplugin/pods/test_burst.py::test_a_limit_that_the_containers_own_annotation_hid_from_admission_does_not_count",
+    ),
+    _below(
         "ungranted", "A process of the node, in no container, uses memory of a shared GPU.",
         Outcome.REPORTED, f"{SHIM}/test_bypass.py::test_memory_that_belongs_to_no_grant_is_in_the_status_within_5_s",
     ),
     _below(
         "unlisted", "A program uses memory of a shared GPU without a context, so that NVML lists it for no process.",
         Outcome.REPORTED, f"{SHIM}/test_unlisted.py::test_memory_that_nvml_lists_for_no_process_is_in_the_status_within_5_s",
+    ),
+    _below(
+        "endless-request", "A client sends headers or a body without an end to an HTTP port.",
+        Outcome.REFUSED, f"{OBSERVE}/test_observe_serving.py::test_a_request_beyond_a_bound_is_refused_and_never_reaches_the_program",
+    ),
+    _below(
+        "silent-clients", "A client opens connections to an HTTP port until none is free, and sends nothing.",
+        Outcome.HARMLESS, f"{OBSERVE}/test_observe_connections.py::test_when_all_are_taken_the_oldest_without_a_request_goes_and_last_one_that_was_served",
+    ),
+    _below(
+        "new-connections", "A client opens and closes connections to an HTTP port without a pause.",
+        Outcome.HARMLESS, f"{OBSERVE}/test_observe_acceptor.py::test_an_address_that_opens_connections_too_fast_is_dropped_by_the_kernel_and_others_are_served",
+    ),
+    _below(
+        "request-flood", "A client sends requests for metrics without a pause.",
+        Outcome.HARMLESS, f"{OBSERVE}/test_observe_serving.py::test_requests_of_a_flood_wait_and_a_request_from_elsewhere_comes_before_them",
+    ),
+    _below(
+        "made-up-tokens", "A client requests a node's metrics with one made-up token after another, each of which the API server would review.",
+        Outcome.HARMLESS, f"{OBSERVE}/test_observe_access.py::test_made_up_tokens_are_reviewed_slowly_and_a_new_client_comes_before_the_flood",
     ),
     _below(
         "unreported-work", "A program launches kernels past the library and reports that it is idle.",

@@ -119,6 +119,16 @@ raw(program="/tmp/nvidia-cuda-mps-server")
 """,
     ),
     Attack(
+        name="unreadable",
+        does="A static program's file may be executed and not read, so that only root sees what the kernel shows of its process.",
+        outcome=KILLED,
+        script="""
+import shutil
+shutil.copy(RAW, "/tmp/unreadable"); os.chmod("/tmp/unreadable", 0o111)
+raw(program="/tmp/unreadable")
+""",
+    ),
+    Attack(
         name="relay",
         does="Static programs that live for less than two readings of the arbiter use the memory one after the other.",
         outcome=KILLED,

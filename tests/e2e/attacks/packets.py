@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.e2e.attacks.attack import Attack, Outcome
+from tests.e2e.attacks.attack import BOTH, Attack, Outcome
 
 HARMLESS: Final = Outcome.HARMLESS
 CPU: Final = "300m"
@@ -130,6 +130,36 @@ for _ in range(50000):
     except BlockingIOError: time.sleep(0.0005)
     except OSError: sock = connect(); sock.send(hello()); sock.setblocking(False)
 log("tried: 50000 packets"); sock.close(); take()
+""",
+    ),
+    Attack(
+        name="written-page",
+        does="A container opens the page of its limits again for writing, and writes, maps, cuts and seals it.",
+        outcome=HARMLESS,
+        levels=BOTH,
+        prints="tried: the page, 0 of 5 ways changed it",
+        script="""
+import array, fcntl, mmap
+sock, passed = connect(), array.array("i"); sock.send(hello())
+for _, _, words in sock.recvmsg(65536, socket.CMSG_SPACE(8 * passed.itemsize))[1]: passed.frombytes(words)
+(page,) = [one for one in passed if "tangram-unleased" in os.readlink(f"/proc/self/fd/{one}")]
+before = os.pread(page, 65536, 0)
+def opened(): return os.open(f"/proc/self/fd/{page}", os.O_RDWR)
+def hole():
+    if libc().fallocate(opened(), 3, ctypes.c_long(0), ctypes.c_long(4096)): raise OSError
+ways = (
+    lambda: os.pwrite(opened(), bytes([255]) * 64, 0),
+    lambda: mmap.mmap(opened(), 64).write(bytes([255]) * 64),
+    hole,
+    lambda: os.ftruncate(opened(), 0),
+    lambda: fcntl.fcntl(opened(), 1033, 8),  # F_ADD_SEALS, F_SEAL_WRITE: the arbiter could not write
+)
+changed = 0
+for way in ways:
+    try: way(); changed += 1
+    except OSError: pass
+changed += len(os.pread(page, 65536, 0)) != len(before)
+log(f"tried: the page, {changed} of {len(ways)} ways changed it"); take()
 """,
     ),
 )

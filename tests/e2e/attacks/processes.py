@@ -136,4 +136,21 @@ log(greeted(f"/proc/{found[0]}/root/.tangram/socket/arbiter.sock"))
 stay()
 """,
     ),
+    Attack(
+        name="siblings-root",
+        does="Root of a container changes its root to that of another container of its pod, and connects to the arbiter's socket there.",
+        outcome=REFUSED,
+        levels=BASELINE_ONLY,
+        pod=together(),
+        prints="refused: this socket is another container's",
+        script=OTHERS
+        + """
+os.chroot(f"/proc/{found[0]}/root"); os.chdir("/")
+for _ in range(60):  # until the pod's status has the container's ID, its containers count as one
+    said = greeted(ARBITER_SOCKET)
+    if "another container's" in said: break
+    time.sleep(0.5)
+log(said); stay()
+""",
+    ),
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 
+from vgpu.api.names import DEFAULT
 from vgpu_pb import deviceplugin_pb2 as dp
 from vgpu_pb import deviceplugin_pb2_grpc as dp_grpc
 from vgpu_pb import podresources_pb2 as pr
@@ -38,6 +39,10 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
         """(pod, container) of init containers, which the kubelet does not list."""
         self.starts_with: dict[str, bool] = {}
         """Resource -> does its plugin want to be called before a container starts?"""
+        self.foreign: dict[str, list[str]] = {}
+        """Resource of another device plugin -> its healthy devices."""
+        self.silent = False
+        """Does the pod resources service hang?"""
         self.changed = asyncio.Condition()
         self._listed: dict[tuple[str, str], tuple[object, bytes]] = {}
         self._servers: list[grpc.aio.Server] = []
@@ -74,7 +79,7 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
     async def Register(self, request: dp.RegisterRequest, context: Any) -> dp.Empty:  # noqa: N802, ARG002
         assert request.version == "v1beta1"
         name = request.resource_name
-        assert request.options.get_preferred_allocation_available
+        assert request.options.get_preferred_allocation_available or not DEFAULT.ours(name)
         self.starts_with[name] = request.options.pre_start_required
         if old := self._watches.pop(name, None):
             old.cancel()
@@ -88,6 +93,16 @@ class Kubelet(dp_grpc.RegistrationServicer, pr_grpc.PodResourcesListerServicer):
     async def List(self, request: Any, context: Any) -> pr.ListPodResourcesResponse:  # noqa: N802, ARG002
         listed = [self._listed_pod(key, held) for key, held in self.records.items()]
         return pr.ListPodResourcesResponse.FromString(b"".join(listed))
+
+    async def GetAllocatableResources(self, request: Any, context: Any) -> pr.AllocatableResourcesResponse:  # noqa: N802, ARG002
+        if self.silent:
+            await asyncio.Event().wait()
+        answer = pr.AllocatableResourcesResponse()
+        own = {resource: self.healthy(resource) for resource in self.devices}
+        for resource, ids in (own | self.foreign).items():
+            for one in ids:  # one entry for each device, as the real one has them
+                answer.devices.add(resource_name=resource, device_ids=[one])
+        return answer
 
     def _listed_pod(self, key: tuple[str, str], held: dict[tuple[str, str], tuple[str, ...]]) -> bytes:
         """Encoded once for its content: the real kubelet is written in Go."""

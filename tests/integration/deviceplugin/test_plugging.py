@@ -13,6 +13,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from nvml.client import NvmlClient
+from nvml.messages import HealthReply
 from tests.fake import FakeDriver, fake_driver
 from tests.integration.deviceplugin.harness import Node, node
 from tests.integration.deviceplugin.plugin_kit import inventory, sharing
@@ -96,6 +98,8 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: St
 
         made.driver.ctl("reading", 0, "slowdowns", 0x40)
         made.driver.ctl("reading", 0, "temperature_c", 91)
+        made.driver.ctl("reading", 0, "power_mw", 70_500)
+        made.driver.ctl("reading", 0, "clock_mhz", 585)
         (hot, _) = await published(made, lambda gpus: bool(gpus[0].conditions))
         assert (hot.state, hot.healthy, [one.reason for one in hot.conditions]) == (
             "degraded",
@@ -106,7 +110,21 @@ async def test_health_is_in_the_inventory_the_events_and_the_metrics(running: St
         await noted("GpuDegraded", first, "ThermalSlowdown")
         _, metrics = await made.get("/metrics")
         assert f'tangram_gpu_temperature_celsius{{gpu_index="0",gpu_uuid="{first}"}} 91.0' in metrics
+        assert f'tangram_gpu_temperature_headroom_celsius{{gpu_index="0",gpu_uuid="{first}"}} -4.0' in metrics
+        assert f'tangram_gpu_power_watts{{gpu_index="0",gpu_uuid="{first}"}} 70.5' in metrics
+        assert f'tangram_gpu_sm_clock_hertz{{gpu_index="0",gpu_uuid="{first}"}} 5.85e+08' in metrics
+        assert f'tangram_gpu_heat_class{{class="normal",gpu_index="0",gpu_uuid="{first}"}} 1.0' in metrics
+        assert (
+            f'tangram_gpu_throttle_reason{{gpu_index="0",gpu_uuid="{first}",reason="hw_thermal_slowdown"}} 1.0'
+            in metrics
+        )
         assert f'tangram_gpu_health_state{{gpu_index="0",gpu_uuid="{first}",state="degraded"}} 1.0' in metrics
+        client = NvmlClient(made.state / "plugin/nvml.sock", 10)
+        served = client.nvml.health_of([first])[first]
+        client.close()
+        assert isinstance(served, HealthReply)
+        assert served.reading is not None
+        assert (served.heat, served.reading.temperature_c, served.reading.sm_clock_mhz) == ("normal", 91, 585)
         made.driver.xid(1, 13)  # a program's own fault
         made.driver.xid(1, 79)
         await made.kubelet.until(lambda: len(uuids(made)) == 1)

@@ -242,6 +242,31 @@ def test_a_static_program_of_a_pod_that_is_called_like_the_mps_server_is_killed(
     wait_for(lambda: not (container_cgroup / "cgroup.procs").read_text())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_of_a_container_without_a_grant_counts_against_the_grant_of_its_pod(
+    strict: Stage, raw: Path, bypasses: list[Bypass], container_cgroup: Path
+) -> None:
+    """In a pod whose containers see each other's processes, one reaches what another one was given."""
+    beside = container_cgroup.parent / ("d2" * 32)
+    beside.mkdir(exist_ok=True)
+    try:
+        strict.stop_arbiter()
+        strict.write_grant(grant_to_text(Grant("default", "a", UID, "main", (GrantGpu(GPUS[0], 1000),))))
+        (strict.folder / "grants" / strict.key / "container").write_text(f"{ID}\n")
+        strict.start_measuring_arbiter(*KILL, "--mount-needed", "true")
+        began = time.monotonic()
+        bypass = Bypass(strict, "sh", "-c", ENTER, str(beside), str(raw), str(strict.folder / "driver.sock"), "1500")
+        bypasses.append(bypass)
+        wait_for(lambda: reasons(strict).get("bypassing") == (bypass.pid,), REPORTED_S)
+        assert bypass.process.wait(KILLED_S - (time.monotonic() - began)) == -signal.SIGKILL
+        assert [(kill.pid, kill.container) for kill in document(strict).kills] == [(bypass.pid, "main")]
+        assert document(strict).ungranted == ()
+        wait_for(lambda: not (beside / "cgroup.procs").read_text())
+    finally:
+        with suppress(OSError):
+            beside.rmdir()
+
+
 AGAIN = 'echo $$ > "$0/cgroup.procs"; while :; do "$@" || true; done'
 
 

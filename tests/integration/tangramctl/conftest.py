@@ -92,7 +92,8 @@ class Ctl:
     def probe(self, gpu_mem: object, options: Sequence[object] = ()) -> Probe:
         """A GPU program with a context, driven by lines (shim/tests/probe.c)."""
         probe = Probe(self.start(gpu_mem, self.build / "tests/probe-direct", options=options))
-        assert probe.request("use", 0) == [0]
+        used = probe.request("use", 0)
+        assert used == [0], probe.end()
         return probe
 
     def ps(self) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +293,23 @@ def test_a_bad_value_is_named_with_its_range(ctl: Ctl, options: list[str], sente
     done = ctl.call("run", "--fake", ctl.gpus, *options, "--", "true")
     assert done.returncode == 2
     assert sentence in done.stderr
+
+
+def test_top_shows_what_the_sensors_of_a_gpu_show(ctl: Ctl) -> None:
+    ctl.probe("1Gi", options=["--gpu", 0])
+    control = [ctl.build / "fake/nvidia-fake-driverd", "ctl", "--socket", ctl.machine() / "driver.sock"]
+    for name, value in (("power_mw", 69_800), ("clock_mhz", 900), ("slowdowns", 4), ("temperature_c", 71)):
+        subprocess.run([*control, "reading", "0", name, str(value)], check=True)
+    gpus: list[dict[str, Any]] = []
+    until_s = time.monotonic() + 60
+    while not any(gpu["temperature_c"] == 71 for gpu in gpus):
+        assert time.monotonic() < until_s, gpus
+        done = ctl.call("top", "--once", "--json")
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        gpus = document["gpus"]
+    (gpu,) = gpus
+    assert (gpu["uuid"], gpu["index"], gpu["heat"]) == (LARGE, 0, "normal")
+    assert (gpu["power_mw"], gpu["sm_clock_mhz"], gpu["headroom_c"]) == (69_800, 900, 16)
+    assert gpu["slowdowns"] == ["sw_power_cap"]
+    assert any("its power limit reduces the clock (900 of" in note for note in document["notes"])

@@ -95,7 +95,7 @@ def test_pods_that_no_node_could_ever_take_are_named(files: list[str | Path], co
     [
         (
             ["--policy", "best"],
-            "--policy is 'best': it must be one of binpack, spread, fragmentation, topology, scheduler",
+            "--policy is 'best': it must be one of binpack, spread, fragmentation, topology, cool, scheduler",
         ),
         (["--seeds", "5:5"], "--seeds is '5:5', which is 0 seeds"),
         (["--seeds", "x"], "--seeds is 'x'"),

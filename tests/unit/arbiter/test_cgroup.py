@@ -126,6 +126,39 @@ def test_a_process_that_shows_no_grant_is_served_at_the_sockets_of_its_pod_alone
         assert isinstance(process.receive(), wire.Error)
 
 
+@pytest.mark.parametrize(
+    ("container", "mounted_there", "served"),
+    [(C1, "", True), (C2, "", False), (C2, "k", False), ("d3" * 32, "", True)],
+    ids=[
+        "its",
+        "a sibling",
+        "a sibling that shows a folder of that name",
+        "a container that started again, or has no grant",
+    ],
+)
+def test_a_process_of_another_container_with_a_grant_is_refused_whatever_it_shows(
+    node: ArbiterNode, monkeypatch: pytest.MonkeyPatch, container: str, mounted_there: str, *, served: bool
+) -> None:
+    """Root of a container can change its root to that of another container of its pod, where that one's socket is."""
+    node.limits = replace(node.limits, mount_needed=True)
+    server = node.start()
+    for key, its in (("k", C1), ("sibling", C2)):
+        (node.allocate(key, replace(a_grant(), uid=A)) / CONTAINER_ID).write_text(f"{its}\n")
+    wait_for(
+        lambda: (
+            [server.containers[key].container_id for key in ("k", "sibling") if key in server.containers] == [C1, C2]
+        )
+    )
+    mounts = f"40 22 8:1 /x/{node.folder.name}/{mounted_there} /.tangram ro - ext4 /dev/sda1 rw\n" * bool(mounted_there)
+    shown = {"cgroup": in_pod(A, container).encode(), "mountinfo": mounts.encode()}
+    monkeypatch.setattr(host, "_read", lambda pid, name: shown.get(name, b"") if pid == os.getpid() else b"")
+    process = node.connect()
+    if served:
+        assert process.hello().lease(MIB).granted_bytes == MIB
+    else:
+        assert process.receive() == wire.Error(2, "this socket is another container's: yours is in sibling")
+
+
 def test_a_process_that_is_connected_belongs_to_the_container_that_it_is_connected_to(
     node: ArbiterNode, meter: HandMeter
 ) -> None:

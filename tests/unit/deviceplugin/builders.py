@@ -54,6 +54,7 @@ class KnownPods:
 
     shown: dict[str, NodePod] = field(default_factory=dict)
     change: asyncio.Event = field(default_factory=asyncio.Event)
+    synced: bool = True
 
     def node_pods(self) -> Sequence[NodePod]:
         return list(self.shown.values())

@@ -82,7 +82,16 @@ def test_a_nomination_reservation_blocks_no_bind(state: State) -> None:
 
 
 @pytest.mark.parametrize("access", ["nvidia", "cdi"])
-def test_only_where_devices_come_from_allocate_and_also_mig_instances(access: str) -> None:
+def test_shares_only_where_devices_come_from_allocate(access: str) -> None:
+    state = State(lambda: 0.0, names=DEFAULT)
+    WatchIntake(state).node_changed(None, node("n1").with_gpus(2).with_access(access).build())  # type: ignore[arg-type]
+    first, other = reserve(state, spreading("a"), spreading("b"))
+    state.on("bind", first)
+    assert BindOrder(state, 0).blocked(other) == (access == "cdi")
+
+
+@pytest.mark.parametrize("access", ["nvidia", "cdi"])
+def test_mig_instances_with_each_access_mode(access: str) -> None:
     state = State(lambda: 0.0, names=DEFAULT)
     gpus = (mig_gpu(0, "1g.10gb", "1g.10gb"),)
     WatchIntake(state).node_changed(None, node("n1").with_inventory(*gpus).with_access(access).build())  # type: ignore[arg-type]
@@ -90,7 +99,7 @@ def test_only_where_devices_come_from_allocate_and_also_mig_instances(access: st
     pods = [pod(name).asking(mig="1g.10gb").annotated(placement="spread") for name in ("a", "b")]
     first, other = reserve(state, *pods)
     state.on("bind", first)
-    assert order.blocked(other) == (access == "cdi")
+    assert order.blocked(other)
 
 
 async def test_a_pod_is_bound_when_the_other_has_started(state: State) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -20,7 +20,9 @@ from extender.reasons import (
 from extender.state import State
 from extender.watch_intake import WatchIntake
 from tests.builders import NodeBuilder, PodBuilder, gpu, mig_gpu, node, pod, share
+from vgpu.api.codec import assignment_to_json
 from vgpu.api.grant import Assignment
+from vgpu.api.inventory import AccessMode
 from vgpu.api.names import DEFAULT
 from vgpu.scheduling.placement import NO_INVENTORY, NO_SINGLE_GPU, SWAP_RISK, TOO_LARGE
 from vgpu.scheduling.reservations import STAGES, Event
@@ -264,10 +266,27 @@ def test_a_reserved_pod_of_the_same_size_counts_as_starting_too(cluster: Filtere
     assert cluster.filter(pod("b").asking(gpus=1), "n1").node_names == ["n1"]
 
 
-def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: FilteredState) -> None:
-    cluster.add(node("n1").with_inventory(mig_gpu(0, "1g.10gb", "1g.10gb")).with_access("cdi"))
+@pytest.mark.parametrize("access", ["nvidia", "cdi"])
+def test_mig_instances_of_one_profile_start_one_at_a_time(cluster: FilteredState, access: AccessMode) -> None:
+    cluster.add(node("n1").with_inventory(mig_gpu(0, "1g.10gb", "1g.10gb")).with_access(access))
     assert cluster.filter(pod("a").asking(mig="1g.10gb"), "n1").node_names == ["n1"]
     assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {SWAP_RISK: ["n1"]}
+
+
+@pytest.mark.parametrize("access", ["nvidia", "cdi"])
+def test_slots_on_demand_of_one_profile_are_taken_one_at_a_time_and_of_two_profiles_at_once(
+    cluster: FilteredState, access: AccessMode
+) -> None:
+    cluster.add(node("n1").with_inventory(replace(gpu(0), mig=True, on_demand=True)).with_access(access))
+    first = pod("a").asking(mig="1g.10gb")
+    assert cluster.filter(first, "n1").node_names == ["n1"]
+    assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").unresolvable == {SWAP_RISK: ["n1"]}
+    assert cluster.filter(pod("c").asking(mig="2g.20gb"), "n1").node_names == ["n1"]
+    allocation = cluster.state.allocations.get(first.build().uid)
+    assert allocation is not None
+    started = first.on("n1").assigned(text=assignment_to_json(allocation.assignment)).with_phase("Running")
+    cluster.see(started)
+    assert cluster.filter(pod("b").asking(mig="1g.10gb"), "n1").node_names == ["n1"]
 
 
 def test_the_same_size_over_another_number_of_gpus_waits(cluster: FilteredState) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvml import descriptors
-from nvml.descriptors import MAJOR, NO_GPU, gpu_open
+from nvml.descriptors import MAJOR, NO_GPU, gpu_open, opens
 from nvml.mapped import MapsCheck, started_at
 from tests.unit.nvml.stand import wait_for
 from tests.unit.nvml.test_mapped import FIRST_ENDED
@@ -123,3 +123,15 @@ def test_a_process_that_may_not_be_read_is_unknown(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert gpu_open(7, tmp_path, MEMORY) is None
+
+
+def test_one_gpu_is_open_by_its_number_and_no_other() -> None:
+    null = Path("/dev/null").stat().st_rdev
+    with Path("/dev/null").open():
+        assert opens(os.getpid(), os.minor(null), major=os.major(null))
+        assert not opens(os.getpid(), os.minor(null) + 100, major=os.major(null))
+        assert not opens(os.getpid(), os.minor(null), major=MAJOR)
+
+
+def test_a_process_that_is_gone_has_no_gpu_open(tmp_path: Path) -> None:
+    assert not opens(1, 0, tmp_path)

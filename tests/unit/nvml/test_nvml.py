@@ -246,9 +246,6 @@ class Samples:
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - its name
-        return uuid
-
     def nvmlDeviceGetProcessUtilization(self, _handle: str, _since_us: int) -> object:  # noqa: N802 - its name
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
@@ -256,29 +253,40 @@ class Samples:
         return answer
 
 
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls of the binding about utilisation get these answers, one each."""
+
+    def answer(*answers: object) -> None:
+        monkeypatch.setattr(usage, "nv", Samples(*answers))
+        monkeypatch.setattr(usage.handles, "of_uuid", str)
+
+    return answer
+
+
 def sample(pid: int, percent: int, at_us: int) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at_us)
 
 
-def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_count_that_are_new_and_not_of_a_clock_that_was_set_back(answering: Callable[..., None]) -> None:
     reported = [sample(1, 10, 99), sample(2, 20, 100), sample(3, 30, 101), sample(4, 0, 150), sample(5, 50, 201)]
     reported += [sample(6, 4_000_000, 120)]  # one that the driver has lost sight of
-    monkeypatch.setattr(usage, "nv", Samples(reported))
+    answering(reported)
     assert busy(GPU, 100, 200) == Busy({3: 30}, 150)
 
 
-def test_a_process_more_than_were_counted_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_more_than_were_counted_is_called_again(answering: Callable[..., None]) -> None:
     late = nv.NVMLError_InsufficientSize()
-    monkeypatch.setattr(usage, "nv", Samples(late, late, [sample(3, 30, 101)]))
+    answering(late, late, [sample(3, 30, 101)])
     assert busy(GPU, 100, 200) == Busy({3: 30}, 101)
-    monkeypatch.setattr(usage, "nv", Samples(late, late, late))
+    answering(late, late, late)
     with pytest.raises(NvmlError, match=f"utilisation of GPU {GPU}"):
         busy(GPU, 100, 200)
 
 
 def test_a_gpu_without_samples_has_no_process_and_one_that_does_not_count_by_process_reports_that(
-    monkeypatch: pytest.MonkeyPatch,
+    answering: Callable[..., None],
 ) -> None:
     for error, by_process in ((nv.NVMLError_NotFound(), True), (nv.NVMLError_NotSupported(), False)):
-        monkeypatch.setattr(usage, "nv", Samples(error))
+        answering(error)
         assert busy(GPU, 100, 200) == Busy({}, 100, by_process=by_process)

@@ -24,6 +24,7 @@ from nvml.server import CONNECTIONS, NvmlServer
 from tests.flooder import descriptors, flooded
 from tests.unit.nvml.double import GPU
 from tests.unit.nvml.stand import wait_for
+from vgpu.health.conditions import Reading
 
 ARBITER_S = 3.0
 """The arbiter waits so long for an answer."""
@@ -101,6 +102,20 @@ def test_maps_are_read_by_the_program_that_serves_and_not_by_a_child(
     assert requests.requested == []
 
 
+def test_health_is_answered_with_what_the_program_read_last_and_without_that_by_the_child(
+    folder: Path, requests: RequestCache
+) -> None:
+    read = m.HealthReply(None, Reading(temperature_c=61), heat="hot")
+    for health, expected in ((lambda _: read, read), (None, m.HealthReply("silent"))):
+        server = NvmlServer(folder / "nvml.sock", requests, health=health)
+        requests.answer, requests.requested = lambda _: m.HealthReply("silent"), []
+        client = NvmlClient(folder / "nvml.sock", 10)
+        assert client.nvml.health_of([GPU]) == {GPU: expected}
+        assert requests.requested == ([] if health else [m.HealthRequest(GPU)])
+        client.close()
+        server.close()
+
+
 def test_an_answer_comes_within_50_ms(folder: Path, server: NvmlServer) -> None:
     client, took_ms = NvmlClient(folder / "nvml.sock", 10), []
     for _ in range(100):
@@ -134,10 +149,10 @@ def test_only_our_own_user_may_connect(folder: Path, requests: RequestCache) -> 
         bytes(m.REQUEST_BYTES + 1),
         m.encode(m.RequestPacket(1, m.OpenRequest("/"))),
         m.encode(m.RequestPacket(1, m.XidsRequest((GPU,)))),
-        m.encode(m.RequestPacket(1, m.HealthRequest(GPU))),
+        m.encode(m.RequestPacket(1, m.MigDestroyRequest(GPU, 1))),
         m.encode([1, {"type": "Processes", "uuid": 5}]),
     ],
-    ids=["no message", "deep", "too long", "opens", "events", "health", "wrong type"],
+    ids=["no message", "deep", "too long", "opens", "events", "changes a GPU", "wrong type"],
 )
 def test_a_peer_that_sends_what_it_must_not_is_hung_up_on(
     folder: Path, requests: RequestCache, server: NvmlServer, packet: bytes

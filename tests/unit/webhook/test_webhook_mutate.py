@@ -132,7 +132,9 @@ def test_every_container_of_a_pod_that_requests_has_its_gpus_decided(
         env = {entry["name"]: entry for entry in container.get("env", [])}
         if container["name"] in requests:
             request = requests[container["name"]]
-            for name in ("NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"):
+            if request.kind == "mig":
+                assert not {"NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"} & set(env)
+            for name in () if request.kind == "mig" else ("NVIDIA_VISIBLE_DEVICES", "TANGRAM_GPUS"):
                 path = env[name]["valueFrom"]["fieldRef"]["fieldPath"]
                 assert path == f"metadata.annotations['tangram.sh/gpus.{container['name']}']"
             whole = {name: str(number) for name, number in request.resources(rules.names).items()}

@@ -11,7 +11,7 @@ from webhook.settings import Settings
 @pytest.mark.parametrize(
     ("policies", "why"),
     [
-        (["binpack", "best"], "best: placement policies are binpack, spread, fragmentation, topology, scheduler"),
+        (["binpack", "best"], "best: placement policies are binpack, spread, fragmentation, topology, cool, scheduler"),
         (["spread"], "policies are spread: default_policy is binpack, which must be one, for pods that name none"),
         ([], "policies are none: default_policy is binpack, which must be one"),
     ],

@@ -102,6 +102,8 @@ class _Tables:
     needs: Mapping[str, Mapping[GpuNeed, int]]
     """By profile, GPUs of which "" is for: how many were requested, by need. Of all pods seen, the rare ones too: a rare pool may be requested
     by few."""
+    instances: Mapping[str, int]
+    """MIG profile -> instances of these needs."""
     constraints: tuple[NodeConstraints, ...]
     """Of these needs, those for most GPUs first."""
     sets: tuple[tuple[int, Floats, npt.NDArray[np.bool_]], ...]
@@ -183,6 +185,11 @@ class RequestDistribution:
         """What the requests require of their nodes, those for most GPUs first. The same object until the tables are made anew."""
         known = self._known()
         return () if known is None else known.constraints
+
+    def instances(self) -> Mapping[str, int]:
+        """MIG profile -> instances that the pods seen requested."""
+        known = self._known()
+        return {} if known is None else known.instances
 
     def displaced(self, pools: Pools, capacity: PoolCapacity) -> Weights:
         """(pools + 1,) GPUs' worth of capacity for future requests that each MiB takes with it, where `capacity` is what the whole fleet has free.
@@ -326,6 +333,7 @@ def _tables(requests: dict[Typical, float], needs: Mapping[str, Counter[GpuNeed]
         requested_mib=sum(probability * one.gpus * one.mib for one, probability in with_gpus if one.mib >= 0),
         requested_whole=sum(probability * one.gpus for one, probability in with_gpus if one.mib < 0),
         needs=needs,
+        instances={profile: sum(counted.values()) for profile, counted in needs.items() if profile},
         constraints=_ranked(needs.values()),
         sets=_merged(sets),
     )

@@ -46,6 +46,9 @@ class PlacementOutcome:
     """By the GPUs before and after the pod."""
     link_cost: Callable[[], npt.NDArray[np.int64]]
     """(nodes,) how badly the GPUs taken are linked, or how much their loss hurts the others: see `links`."""
+    fullness_and_heat: Callable[[], tuple[Ints, Ints]]
+    """(nodes,) each: the most quarters of its memory that stay free on a GPU of which the pod takes a part, and the highest heat class
+    (its number in `HEAT_CLASSES`) of the GPUs taken."""
     before_and_after: Callable[[], tuple[GpusOfNodes, GpusOfNodes]]
     """The GPUs before and after the pod. Copies, so made only for the policies that read them."""
 

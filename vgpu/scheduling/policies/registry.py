@@ -17,14 +17,16 @@ import numpy.typing as npt
 
 from vgpu.scheduling.fleet import Columns
 from vgpu.scheduling.policies.binpack import binpack
+from vgpu.scheduling.policies.cool import cool
 from vgpu.scheduling.policies.fragmentation import fragmentation
 from vgpu.scheduling.policies.outcome import PlacementOutcome, Scores
 from vgpu.scheduling.policies.scheduler import scheduler
 from vgpu.scheduling.policies.spread import spread
 from vgpu.scheduling.policies.topology import topology
 
-Order = Literal["tightest", "emptiest", "linked"]
-"""Which GPUs of a node a share takes: those left with least, those left with most, or those with the best links."""
+Order = Literal["tightest", "emptiest", "linked", "coolest"]
+"""Which GPUs of a node a share takes: those left with least, those left with most, those with the best links, or of those that are about equally
+full the coolest. A pod of whole GPUs alone takes the coolest too."""
 
 
 Grade = npt.NDArray[Any]
@@ -72,6 +74,7 @@ POLICIES: Final[Mapping[str, PlacementPolicy]] = {
     "spread": PlacementPolicy(spread, "emptiest", quarters),
     "fragmentation": PlacementPolicy(fragmentation),
     "topology": PlacementPolicy(topology, "linked"),
+    "cool": PlacementPolicy(cool, "coolest"),
     "scheduler": PlacementPolicy(scheduler, lists=True),
 }
 """Every policy a pod may name in its placement annotation."""

@@ -12,7 +12,7 @@ Groups
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -285,17 +285,32 @@ def _gpus(
 
 
 def _instances(views: Sequence[NodeView], pods: _Pods, part: GpuRequest) -> tuple[_Groups, _Dimensions, Bools]:
-    """All that have an instance of the profile, a group for each node. Which GPUs may be taken is left out of account."""
+    """All that have an instance of the profile, a group for each node. Which GPUs may be taken is left out of account.
+
+    With GPUs on demand an instance of any profile may be in the way, and one eviction may make room for several: so one counts as enough.
+    """
+    on_demand = [view.on_demand for view in views]
     held = [
         (node, base + at)
         for node, (view, base) in enumerate(zip(views, pods.first.tolist(), strict=False))
-        for at, assigned in view.mig
-        if assigned.profile == part.profile
+        for at in _having(view, part.profile, anything=on_demand[node])
     ]
     group, pod = np.array(held, np.int64).reshape(-1, 2).T
     groups, ones = _Groups(pods, group, pod, len(views)), np.ones(len(group), np.int64)
     there = np.array([view.instances(part.profile) for view in views], np.int64)
-    return groups, [(ones, part.gpus - (there - groups.sums(ones, groups.live)))], there >= part.gpus
+    lacking = part.gpus - (there - groups.sums(ones, groups.live))
+    for node, view in enumerate(views):
+        if on_demand[node]:
+            settled = pods.live[pods.first[node] : pods.first[node + 1]].all()
+            lacking[node] = int(settled and view.free_instances(part.profile) < part.gpus)
+    return groups, [(ones, lacking)], there >= part.gpus
+
+
+def _having(view: NodeView, profile: str, *, anything: bool) -> Iterable[int]:
+    """Pods, each as often as it has an instance of the profile; `anything`: once each that has one of any."""
+    if anything:
+        return dict.fromkeys(at for at, _ in view.mig)
+    return (at for at, assigned in view.mig if assigned.profile == profile)
 
 
 def _elsewhere(views: Sequence[NodeView], pods: _Pods, rules: EvictionRules) -> list[tuple[Ints, Ints]]:

@@ -13,6 +13,7 @@ from vgpu.api.inventory import Gpu, Inventory
 from vgpu.api.names import CLASSES
 from vgpu.api.overcommit import bound_mib, limit_of, withheld_mib
 from vgpu.api.request import FULL_CORE_PERCENT, PodRequest
+from vgpu.scheduling.mig_stock import free_on
 from vgpu.scheduling.victims.eligibility import AllocatedPod
 
 RANKS: Final = {service_class: at for at, service_class in enumerate(CLASSES)}
@@ -124,8 +125,22 @@ class NodeView:
         return self._requests[resource]
 
     def instances(self, profile: str) -> int:
-        """How many MIG instances of a profile are offered, free or not."""
-        return sum(one.profile == profile for gpu in self.inventory.gpus for one in gpu.offered_instances)
+        """How many MIG instances of a profile are offered, free or not: those that exist, and those that GPUs on demand have room for without pods."""
+        gpus = self.inventory.gpus
+        declared = sum(one.profile == profile for gpu in gpus for one in gpu.offered_instances)
+        return declared + sum(free_on(gpu, profile) for gpu in gpus if gpu.on_demand)
+
+    @property
+    def on_demand(self) -> bool:
+        """Has the node GPUs whose MIG instances are created on demand?"""
+        return any(gpu.on_demand for gpu in self.inventory.gpus)
+
+    def free_instances(self, profile: str) -> int:
+        """How many of `instances` no pod has, and still fit beside what pods have."""
+        taken = {assigned.uuid for _, assigned in self.mig}
+        gpus = self.inventory.gpus
+        free = sum(one.profile == profile and one.uuid not in taken for gpu in gpus for one in gpu.offered_instances)
+        return free + sum(free_on(gpu, profile, taken) for gpu in gpus if gpu.on_demand)
 
     def allowed(self, request: PodRequest, only: Set[str] | None) -> Bools:
         """(GPUs,) which the pod may have a share of, or as a whole. `only`: no others than these."""

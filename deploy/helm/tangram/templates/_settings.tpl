@@ -21,7 +21,7 @@
 
 {{- define "tangram.privileged" -}}
 {{- if ne (toString .Values.node.privileged) "auto" -}}{{ .Values.node.privileged }}
-{{- else -}}{{ and (eq (include "tangram.accessMode" .) "cdi") (not (include "tangram.nodeRuntimeClass" .)) }}
+{{- else -}}{{ or .Values.node.migOnDemand (and (eq (include "tangram.accessMode" .) "cdi") (not (include "tangram.nodeRuntimeClass" .))) }}
 {{- end -}}
 {{- end -}}
 
@@ -294,6 +294,9 @@ memory: {{ add $pool $overhead }}Mi
 {{- end -}}
 {{- if and (ne .Values.node.unhealthyGpuPods "leave") (not .Values.policy.enabled) -}}
 {{- fail (printf "node.unhealthyGpuPods is %s with policy.enabled=false: nothing would keep the device plugin from evicting pods of other nodes, so it has no right to; it must be leave" .Values.node.unhealthyGpuPods) -}}
+{{- end -}}
+{{- if and .Values.node.migOnDemand (ne (include "tangram.privileged" .) "true") -}}
+{{- fail "node.privileged is false with node.migOnDemand=true: the driver lets only a privileged container change MIG instances; it must be auto or true" -}}
 {{- end -}}
 {{- if ge (float64 .Values.scheduler.preemption.deadlineSeconds) (float64 .Values.scheduler.extender.httpTimeoutSeconds) -}}
 {{- fail (printf "scheduler.preemption.deadlineSeconds is %v: kube-scheduler waits for scheduler.extender.httpTimeoutSeconds (%v) and would never hear the answer; it must be less, or 0" .Values.scheduler.preemption.deadlineSeconds .Values.scheduler.extender.httpTimeoutSeconds) -}}

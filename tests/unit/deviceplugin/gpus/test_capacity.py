@@ -97,7 +97,7 @@ def test_pods_and_orphans_are_allocated_in_bytes_per_gpu_and_per_node() -> None:
         assert found.get_sample_value(f"tangram_gpu_memory_{name}_bytes", of_gpu) == on_gpu * MIB
         assert found.get_sample_value(f"tangram_node_gpu_memory_{name}_bytes", {"node": "n1"}) == on_node * MIB
     uses = {use: found.get_sample_value("tangram_node_gpus", {"node": "n1", "use": use}) for use in USES}
-    assert uses == {"free": 0, "shared": 2, "whole": 0, "mig": 0, "unhealthy": 0}
+    assert uses == {"free": 0, "shared": 2, "whole": 0, "mig": 0, "withdrawn": 0, "unhealthy": 0}
 
 
 def test_whole_gpus_and_instances_are_counted_per_pod_and_shares_are_not() -> None:

@@ -77,6 +77,19 @@ def test_a_mig_gpu_is_offered_as_its_instances_with_their_capabilities(tmp_path:
     ]  # fmt: skip
 
 
+def test_capabilities_of_an_instance_made_just_now_need_no_file_on_the_host(tmp_path: Path) -> None:
+    """A container runtime that is given the numbers does not look at the host's node, which nothing may have made yet."""
+    instance = MigInstance("MIG-00000000-0000-0000-0000-000000000001", "2g.10gb", 9856, 5, 0)
+    has = Inventory((Gpu(uuid(1), 1, "A100", 40_000, minor=1, mig=True, instances=(instance,)),))
+    root = driver_root(tmp_path)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n510 nvidia-caps\n511 nvidia-uvm\n")
+    (device,) = spec(has, root)["devices"]
+    assert [(n.get("type"), n.get("major"), n.get("minor")) for n in device["containerEdits"]["deviceNodes"]] == [
+        (None, None, None), ("c", 510, 183), ("c", 510, 184),
+    ]  # fmt: skip
+
+
 def test_the_drivers_own_list_of_capabilities_is_believed_before_the_formula(tmp_path: Path) -> None:
     listed = tmp_path / "proc/driver/nvidia-caps"
     listed.mkdir(parents=True)

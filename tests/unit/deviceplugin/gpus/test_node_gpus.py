@@ -31,6 +31,7 @@ from nvml.queries import Nvml
 from tests.unit.deviceplugin.builders import inventory
 from vgpu.api.inventory import GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
+from vgpu.health.conditions import Reading
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,13 @@ class FakeNvmlConnection:
         self.hangs = 0
         self.openings = 1
         self.on_bus: frozenset[str] | None = None
+        self.withheld: frozenset[str] = frozenset()
         self.silent = False
         self.closed = False
         self.reopened: list[str] = []
         self.xids: list[Xid] = []
         self.gpus = inventory(2).gpus
+        self.shown: dict[str, Reading] = {}
 
     @property
     def nvml(self) -> Nvml:
@@ -92,7 +95,7 @@ class FakeNvmlConnection:
             case GpuAtRequest(index):
                 return GpuReply(self.gpus[index])
             case HealthRequest(uuid):
-                return HealthReply(f"GPU {uuid}: silent" if self.silent else None)
+                return HealthReply(f"GPU {uuid}: silent" if self.silent else None, self.shown.get(uuid))
             case XidsRequest():
                 seen, self.xids = self.xids, []
                 return XidsReply(tuple(seen), {})
@@ -112,14 +115,16 @@ async def nothing(_: object) -> None:
 class Following:
     """A machine that follows a driver, its grace and pauses short."""
 
-    def __init__(self, driver: FakeNvmlConnection, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing) -> None:
+    def __init__(
+        self, driver: FakeNvmlConnection, monkeypatch: pytest.MonkeyPatch, tried: Any = nothing, **options: Any
+    ) -> None:
         monkeypatch.setattr(gpus, "RETRY_S", 0.001)
         monkeypatch.setattr(gpus, "EVENTS_S", 0.001)
         monkeypatch.setattr(gpus, "GRACE_S", 0.05)
         self.offer = Offer(DEFAULT, 1024)
         self.gpus = NodeGpus(
             self.offer, Metrics(), driver, access="cdi", unit_mib=1024, health_s=0.001, probe_s=60.0,
-            on_inventory=lambda _: None, try_out=tried,
+            on_inventory=lambda _: None, try_out=tried, **options,
         )  # fmt: skip
 
     async def __aenter__(self) -> Following:
@@ -294,3 +299,35 @@ async def test_nvml_is_opened_anew_for_a_gpu_on_the_bus_that_it_does_not_list_ye
         async with asyncio.timeout(20):
             await until(lambda: len(driver.reopened) == 2)
         assert "does not list the GPU at 0000:99:00.0" in driver.reopened[0]
+
+
+async def test_heat_classes_are_offered_at_most_once_a_minute_and_end_when_nvml_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, at_s = FakeNvmlConnection(), [0.0]
+
+    def clock() -> float:
+        at_s[0] += 10.0  # each query is 10 s after the last one, or more
+        return at_s[0]
+
+    async with Following(driver, monkeypatch, clock=clock) as following:
+
+        async def until(*classes: str) -> float:
+            async with asyncio.timeout(20):
+                while tuple(gpu.heat for gpu in following.offer.inventory().gpus) != classes:
+                    await following.offer.changed_since(following.offer.version)
+            return at_s[0]
+
+        await until("normal", "normal")
+        first, second = (gpu.uuid for gpu in driver.gpus)
+        driver.shown = {
+            first: Reading(power_mw=690_000, power_limit_mw=700_000),
+            second: Reading(power_mw=90_000, power_limit_mw=700_000, headroom_c=50),
+        }
+        began_s = await until("hot", "cool")
+        assert following.gpus.last_health(first) == HealthReply(None, driver.shown[first], heat="hot")
+        driver.there = False
+        assert await until("normal", "normal") - began_s >= 60.0
+        gone = following.gpus.last_health(first)
+        assert (gone.reading, gone.heat) == (None, "normal")
+        assert gone.trouble

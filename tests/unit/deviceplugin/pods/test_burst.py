@@ -167,6 +167,16 @@ def test_annotations_that_got_past_the_webhook_leave_the_guarantee_and_are_repor
     assert node.mib(key) == 7 * 1024
 
 
+def test_a_limit_that_the_containers_own_annotation_hid_from_admission_does_not_count(tmp_path: Path) -> None:
+    """Admission checks the annotation that applies, and the policy those that an edit changes: here the one that applies is removed."""
+    node = NodeWithBursts(tmp_path, {"default": "8Gi"})
+    key = node.runs(placed("a", **{"gpu_mem_burst": "max", "gpu_mem_burst.main": "6Gi"}))
+    assert (node.mib(key), node.reported) == (6 * 1024, [])
+    node.shown(placed("a", gpu_mem_burst="max"))
+    assert node.limits(key) is None
+    assert [reason for _, reason, _ in node.reported] == [IGNORED]
+
+
 def test_a_plugin_that_was_away_follows_what_changed_meanwhile(tmp_path: Path) -> None:
     first = NodeWithBursts(tmp_path)
     keys = [first.runs(placed(name, 4, gpu_mem_burst="8Gi")) for name in "abc"]

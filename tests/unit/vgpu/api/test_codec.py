@@ -263,3 +263,70 @@ def test_more_orphans_than_a_reader_takes_are_not_written() -> None:
     with pytest.raises(BadDocument, match="number of orphans is 501: it must be 0 to 500"):
         inventory_to_json(replace(NODE, orphans=many))
     assert inventory_from_json(inventory_to_json(replace(NODE, orphans=many[:500]))).orphans == many[:500]
+
+
+SLOT = f"{B}-1g.10gb.me-3"
+ON_DEMAND = Inventory(
+    (
+        Gpu(
+            B,
+            3,
+            "h100",
+            81559,
+            mig=True,
+            on_demand=True,
+            instances=(MigInstance(M, "1g.10gb.me", 9856, 7, 0, start=3),),
+        ),
+    )
+)
+
+
+def test_a_gpu_with_instances_on_demand_comes_back_and_offers_none_of_them() -> None:
+    read = inventory_from_json(inventory_to_json(ON_DEMAND))
+    assert read == ON_DEMAND
+    assert read.gpus[0].offered_instances == ()
+    assert read.gpu(SLOT) is read.gpus[0]
+    assert read.gpu(SLOT.replace(B, A)) is None
+
+
+def test_without_instances_on_demand_the_text_is_as_earlier_versions_wrote_it() -> None:
+    assert "on_demand" not in inventory_to_json(NODE)
+    assert "start" not in inventory_to_json(NODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"mig":true', '"mig":false', "instances"),
+        ('"start":3', '"start":100', "start is 100: it must be -1 to 99"),
+        ('"start":3', '"start":-2', "start is -2: it must be -1 to 99"),
+    ],
+)
+def test_an_inventory_with_impossible_instances_on_demand_is_refused(old: str, new: str, why: str) -> None:
+    with pytest.raises(BadDocument, match=why):
+        inventory_from_json(inventory_to_json(ON_DEMAND).replace(old, new))
+
+
+def test_instances_on_demand_need_mig_mode() -> None:
+    text = inventory_to_json(Inventory((Gpu(B, 3, "h100", 81559, on_demand=True),)))
+    with pytest.raises(BadDocument, match="MIG mode is off"):
+        inventory_from_json(text)
+
+
+def test_an_assignment_names_a_mig_slot_by_its_device_id() -> None:
+    given = Assignment({"main": (AssignedGpu(SLOT, 3, 10194, kind="mig", profile="1g.10gb.me"),)})
+    assert assignment_from_json(assignment_to_json(given)) == given
+    assert [one.uuid for one in given.held()] == [SLOT]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        (AssignedGpu(SLOT, 3, 10194, kind="mig", profile="1g.10gb"), "it must be that of its slot"),
+        (AssignedGpu(SLOT, 3, 10194), "is no GPU UUID"),
+        (AssignedGpu(f"{B}-1g.10gb-x", 3, 10194, kind="mig", profile="1g.10gb"), "is no MIG UUID"),
+    ],
+)
+def test_an_assigned_slot_that_contradicts_itself_is_refused(gpu: AssignedGpu, why: str) -> None:
+    with pytest.raises(BadDocument, match=why):
+        assignment_from_json(assignment_to_json(Assignment({"main": (gpu,)})))

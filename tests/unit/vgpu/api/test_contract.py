@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.api.contract import DEVICE_ID_LIMIT, devices, grant_for, grant_key, uuid_of
+from vgpu.api.contract import devices, grant_for, grant_key, uuid_of
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu, Assignment, GrantGpu
 from vgpu.api.inventory import Gpu, Inventory, MigInstance
+from vgpu.api.mig_device import DEVICE_ID_LIMIT
 from vgpu.api.names import DEFAULT
 
 A, B = (f"GPU-{UUID(int=number)}" for number in (1, 2))
@@ -36,6 +37,16 @@ def test_a_gpu_in_mig_mode_offers_its_instances_only() -> None:
     offered = devices(Inventory((mig,)), DEFAULT)
     assert [(d.id, d.healthy, d.numa) for d in offered[DEFAULT.mig("1g.10gb")]] == [(M, False, 1)]
     assert not offered[DEFAULT.gpu_mem] + offered[DEFAULT.gpu_core] + offered[DEFAULT.gpu]
+
+
+def test_what_exists_on_a_gpu_with_instances_on_demand_is_not_offered_as_declared() -> None:
+    instance = MigInstance(M, "1g.10gb", 9856, 7, 0, start=3)
+    offered = devices(Inventory((Gpu(A, 0, "h100", 81559, mig=True, on_demand=True, instances=(instance,)),)), DEFAULT)
+    assert not any(offered.values())
+
+
+def test_a_slot_on_demand_is_its_own_uuid() -> None:
+    assert uuid_of(f"{A}-1g.10gb.me-3") == f"{A}-1g.10gb.me-3"
 
 
 @pytest.mark.parametrize(

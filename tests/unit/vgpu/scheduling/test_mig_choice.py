@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.vgpu.mig_layouts import reachable
+from tests.unit.vgpu.mig_layouts import places, reachable, slices
 from vgpu.api.mig import Layout, MigSlot, MigTable, with_slot
 from vgpu.api.mig_tables import MODELS
 from vgpu.scheduling.mig_choice import EVEN, MigGpu, MixWorth, choose, offered
@@ -27,19 +27,10 @@ class Slow:
         self.known: dict[Layout, float] = {}
 
     def slices(self, slot: MigSlot) -> set[int]:
-        return set(range(slot.start, slot.start + self.table.by_name[slot.profile].memory))
+        return slices(self.table, slot)
 
     def places(self, layout: Layout, name: str) -> list[MigSlot]:
-        taken = set().union(*(self.slices(slot) for slot in layout))
-        of = [self.table.by_name[slot.profile] for slot in layout]
-        profile = self.table.by_name[name]
-        if sum(one.decoders for one in of) + profile.decoders > self.table.decoders:
-            return []
-        if sum(one.flow_engines for one in of) + profile.flow_engines > self.table.flow_engines:
-            return []
-        if sum(one.compute for one in of) + profile.compute > self.table.compute:
-            return []
-        return [MigSlot(start, name) for start in profile.starts if not self.slices(MigSlot(start, name)) & taken]
+        return places(self.table, layout, name)
 
     def left(self, layout: Layout) -> float:
         if layout not in self.known:

@@ -1,0 +1,236 @@
+"""Carry out what operators order about single GPUs: keep new pods off a cordoned GPU, let go of it when nobody has it, and try it before pods get it again.
+
+The decisions are those of `vgpu.health.cordons`. What was cordoned last stays so while the annotation cannot be read. GPUs that are let go of are in a file, which
+the NVML supervisor reads: so a plugin that starts while a GPU is being reset does not open it, whether the API server answers or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.gpus.offer import CORDONS, Offer
+from deviceplugin.pods.node_pods import NodePods
+from nvml.descriptors import opens
+from nvml.withheld import addresses, write_withheld
+from vgpu.api.cordon import Cordon, condition, cordons_from_json
+from vgpu.api.errors import BadDocument
+from vgpu.api.grant import AssignedGpu
+from vgpu.api.inventory import CORDON_REASONS, TESTING, CordonState, Gpu, GpuCondition, Inventory, Withdrawal
+from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
+from vgpu.health.conditions import Reason
+from vgpu.health.cordons import CordonPlan, Opened, held_gpus, plan, recovered
+
+CHECK_S: Final = 1.0
+"""Between checks while a GPU is cordoned or tried: whether a process that is to let go of it has. Guessed."""
+OURS: Final = frozenset({"tangram-copier", "tangram-trial"})
+"""Programs that open GPUs: of the host pool, and of a trial."""
+
+log = structlog.get_logger("deviceplugin.gpus.cordons")
+
+
+class OpenedNvml(Protocol):
+    """NVML as a supervisor keeps it open."""
+
+    withheld: frozenset[str]
+    """PCI addresses that its process does not open."""
+
+    @property
+    def on_bus(self) -> frozenset[str] | None:
+        """PCI addresses of the machine's GPUs; None where they cannot be read."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedGpus:
+    """Which of our processes have a GPU open: the one that has NVML, by its pid, and others by name."""
+
+    driver: OpenedNvml
+    proc_root: Path = Path("/proc")
+
+    def of(self, gpus: Collection[Gpu]) -> Opened:
+        """Of cordoned GPUs."""
+        on_bus = addresses(self.driver.on_bus or ())
+        stuck = frozenset(gpu.uuid for gpu in gpus if not gpu.pci or not addresses([gpu.pci]) <= on_bus)
+        out = [gpu for gpu in gpus if gpu.uuid not in stuck and addresses([gpu.pci]) <= self.driver.withheld]
+        if not out:
+            return Opened(stuck=stuck)
+        pid = self.driver.pid
+        ours = [(one, self.proc_root) for one in _by_name(self.proc_root)] + ([(pid, Path("/proc"))] if pid else [])
+        return Opened(
+            frozenset(gpu.uuid for gpu in out if not any(opens(one, gpu.minor, proc) for one, proc in ours)), stuck
+        )
+
+
+class CordonWatch:
+    """Of one node. `try_out` tries a GPU; None: GPUs are not tried. `tested` is called with its UUID and why it does not work."""
+
+    def __init__(
+        self, offer: Offer, pods: NodePods, withheld: Path, opened: Callable[[Collection[Gpu]], Opened],
+        try_out: Callable[[str], Awaitable[TrialVerdict]] | None, tested: Callable[[str, str], None],
+        now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.withheld: frozenset[str] = frozenset()
+        """UUIDs of GPUs that nothing of ours may have open."""
+        self._offer, self._pods, self._path, self._opened = offer, pods, withheld, opened
+        self._try_out, self._tested, self._now = try_out, tested, now
+        self._cordons: Mapping[str, Cordon] = {}
+        self._text: str | None = ""
+        """As it was seen last; no node has an empty one that can be read."""
+        self._known = False
+        """Was the annotation read since the start?"""
+        self._changed = asyncio.Event()
+        self._tests: dict[str, asyncio.Task[None]] = {}
+
+    def remember(self, earlier: Inventory) -> None:
+        """As the node's annotation was when this program began: what was withdrawn is not offered before it was tried."""
+        if not self._known:  # or it cannot be read
+            self._cordons = {gpu.uuid: Cordon() for gpu in earlier.gpus if gpu.cordon not in ("", TESTING)}
+            self._changed.set()
+        stood = {gpu.uuid: one for gpu in earlier.gpus for one in gpu.withdrawn if one.reason in CORDON_REASONS}
+        unhealthy = {gpu.uuid for gpu in earlier.gpus if gpu.state == "unhealthy"}
+        self._offer.set_withdrawn(CORDONS, self._testing(unhealthy) | stood)
+
+    def node_seen(self, text: str | None) -> None:
+        """The node's annotation that names its cordoned GPUs; None: it has none."""
+        if text == self._text:
+            return
+        self._text = text
+        try:
+            self._cordons = cordons_from_json(text)
+        except BadDocument as error:
+            log.error("the list of cordoned GPUs cannot be read: those of before stay cordoned", error=str(error))
+            return
+        self._known = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                version = self._offer.version
+                self._changed.clear()
+                try:
+                    await self.once()
+                except OSError as error:
+                    log.error("which GPUs NVML leaves out cannot be written", error=str(error), retry_s=CHECK_S)
+                await self._wait_for_change(version)
+        finally:
+            for test in self._tests.values():
+                test.cancel()
+            await asyncio.gather(*self._tests.values(), return_exceptions=True)
+
+    async def once(self) -> None:
+        """Bring the offer in step. Before the annotation is known, NVML leaves out what it left out before. Raises OSError."""
+        self._offer.refresh()
+        if not self._offer.probed:
+            return
+        inventory = self._offer.inventory()
+        self.withheld = self._plan(inventory, Opened()).withheld
+        let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci]
+        if self._known and await asyncio.to_thread(write_withheld, self._path, let_go):
+            log.info("GPUs that NVML leaves out", pci=let_go)
+        ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
+        opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()
+        now = self._plan(self._offer.inventory(), opened)  # a GPU may have recovered or passed its self-test meanwhile
+        self._offer.set_withdrawn(CORDONS, self._conditions(now.states))
+        for uuid, state in now.states.items():
+            if state == TESTING and uuid not in self._tests and self._works(uuid):
+                self._tests[uuid] = asyncio.create_task(self._test(uuid))
+
+    def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
+        held = held_gpus(inventory, self._held(inventory))
+        return plan(inventory, self._cordons, held, opened, known=self._pods.synced)
+
+    def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
+        for pod in self._pods.node_pods():
+            yield from pod.assignment.held()
+        for orphan in inventory.orphans:
+            yield from orphan.held
+
+    def _works(self, uuid: str) -> bool:
+        """Does it answer, is nothing else wrong with it, and is it nobody else's? Else it is tried when that has ended."""
+        reported, gpu = self._offer.reported.gpu(uuid), self._offer.inventory().gpu(uuid)
+        wrong = [one for one in gpu.conditions if one.state != "degraded"] if gpu is not None else []
+        expected = {Reason.SELF_TEST, *CORDON_REASONS}
+        return reported is not None and reported.healthy and all(one.reason in expected for one in wrong)
+
+    def hold_back(self, before: Inventory, after: Inventory) -> Mapping[str, GpuCondition]:
+        """GPUs that were unhealthy and are not: they are tried before pods get them again."""
+        return self._testing(recovered(before, after)) if self._try_out is not None else {}
+
+    def _testing(self, uuids: Iterable[str]) -> dict[str, GpuCondition]:
+        return dict.fromkeys(uuids, condition(TESTING, Cordon(since_s=int(self._now()))))
+
+    def _conditions(self, states: Mapping[str, CordonState]) -> dict[str, GpuCondition]:
+        """As the inventory says it. What stands keeps its time."""
+        before, now = self._offer.withdrawn_by(CORDONS), condition(TESTING, Cordon(since_s=int(self._now())))
+        found = {}
+        for uuid, state in states.items():
+            if state == TESTING:
+                stood = before.get(uuid)
+                found[uuid] = stood if stood is not None and stood.reason == Withdrawal.TESTING else now
+            else:
+                found[uuid] = condition(state, self._cordons[uuid])
+        return found
+
+    async def _test(self, uuid: str) -> None:
+        try:
+            verdict = await self._try_out(uuid) if self._try_out is not None else None
+            why = why_unfit(verdict) if verdict is not None else ""
+            (log.error if why else log.info)(
+                "a GPU was tried", gpu_uuid=uuid, outcome=verdict and verdict.outcome, why=verdict and verdict.why
+            )
+            if uuid in self._cordons:  # again, meanwhile
+                return
+            if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
+                self._tested(uuid, why)
+            others = {one: reason for one, reason in self._offer.withdrawn_by(CORDONS).items() if one != uuid}
+            self._offer.set_withdrawn(CORDONS, others)
+        finally:
+            self._tests.pop(uuid, None)
+            self._changed.set()
+
+    async def _wait_for_change(self, version: int) -> None:
+        """At most `CHECK_S` while a GPU is cordoned or tried."""
+        waiting: list[asyncio.Future[object]] = [
+            asyncio.ensure_future(self._offer.changed_since(version)),
+            asyncio.ensure_future(self._pods.changed()),
+            asyncio.ensure_future(self._changed.wait()),
+        ]
+        withdrawn = any(gpu.cordon for gpu in self._offer.inventory().gpus) or bool(self._cordons)
+        try:
+            await asyncio.wait(waiting, timeout=CHECK_S if withdrawn else None, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+def why_unfit(verdict: TrialVerdict) -> str:
+    """Why pods must not have the GPU; empty where they may. That a driver does not suspend says nothing about the GPU, nor does a test that could not run."""
+    if verdict.outcome in (TrialOutcome.FAULTY, TrialOutcome.HUNG):
+        return f"the self-test failed: {verdict.why}"
+    return ""
+
+
+def _by_name(proc_root: Path) -> Collection[int]:
+    """Processes of `OURS`."""
+    found = []
+    for folder in proc_root.iterdir():
+        if folder.name.isdigit():
+            try:
+                name = (folder / "comm").read_text(errors="replace").strip()
+            except OSError:  # it has ended
+                continue
+            if name in OURS:
+                found.append(int(folder.name))
+    return found

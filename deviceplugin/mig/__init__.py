@@ -1,0 +1,1 @@
+"""MIG instances that are made when pods request them."""

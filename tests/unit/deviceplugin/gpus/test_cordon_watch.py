@@ -1,0 +1,252 @@
+"""The device plugin carries out cordons: what is let go of, tried, and offered again, with pods, NVML and the self-test as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
+from deviceplugin.gpus.offer import Offer
+from deviceplugin.pods.node_pods import NodePods
+from kube.objects import Pod
+from nvml.withheld import read_withheld
+from tests.builders import cordoned, pod
+from vgpu.api.cordon import Cordon, cordons_to_json
+from vgpu.api.grant import AssignedGpu
+from vgpu.api.inventory import Gpu, GpuCondition, Inventory
+from vgpu.api.names import DEFAULT
+from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
+from vgpu.health.cordons import Opened
+from vgpu.health.node_health import NodeHealth
+
+ONE = Gpu("GPU-00000000-0000-0000-0000-000000000001", 0, "NVIDIA T4", 16_384, pci="00000000:17:00.0")
+TWO = Gpu("GPU-00000000-0000-0000-0000-000000000002", 1, "NVIDIA T4", 16_384, minor=1, pci="00000000:29:00.0")
+WORKS = TrialVerdict(TrialOutcome.WORKS)
+
+
+class Watched:
+    """A node with two GPUs. Its NVML closes what it must at once, unless `open` has it."""
+
+    def __init__(self, folder: Path, *, tests: bool = True) -> None:
+        self.path = folder / "nvml.withheld"
+        self.offer, self.pods, self.health = Offer(DEFAULT, 1024), NodePods(DEFAULT, 1024), NodeHealth()
+        self.pods.attach(self._no_change, lambda: True)
+        self.open: set[str] = set()
+        self.verdicts: asyncio.Queue[TrialVerdict] = asyncio.Queue()
+        self.tried: list[str] = []
+        self.watch = CordonWatch(
+            self.offer, self.pods, self.path, self._opened, self._try_out if tests else None, self._tested
+        )
+        self.offer.hold_back = self.watch.hold_back
+        self.offer.set_inventory(Inventory((ONE, TWO)))
+
+    async def _no_change(self) -> None:
+        await asyncio.Event().wait()
+
+    def _opened(self, gpus: Collection[Gpu]) -> Opened:
+        out = read_withheld(self.path)
+        return Opened(frozenset(g.uuid for g in gpus if g.uuid not in self.open and g.pci[4:] in out))
+
+    async def _try_out(self, uuid: str) -> TrialVerdict:
+        self.tried.append(uuid)
+        return await self.verdicts.get()
+
+    def _tested(self, uuid: str, why: str) -> None:
+        if self.health.tested(uuid, why, 7.0):
+            self.offer.set_conditions(self.health.conditions)
+
+    def order(self, *gpus: Gpu) -> None:
+        self.watch.node_seen(cordons_to_json({one.uuid: Cordon() for one in gpus}))
+
+    def cordons(self) -> list[str]:
+        return [one.cordon for one in self.offer.inventory().gpus]
+
+    async def step(self) -> list[str]:
+        """One round, and what then can be done of the self-tests."""
+        await self.watch.once()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.cordons()
+
+
+def on(name: str, gpu: Gpu) -> Pod:
+    assigned = AssignedGpu(gpu.uuid, gpu.index, 8192)
+    return msgspec.convert(pod(name).asking(mib=8192).on("n1").assigned(assigned).plain(), Pod)
+
+
+async def test_a_gpu_is_let_go_of_when_its_last_pod_is_gone_and_no_process_has_it_open(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.open.add(ONE.uuid)
+    first = on("a", ONE)
+    made.pods.on_change(None, first)
+    made.order(ONE)
+    assert await made.step() == ["cordoned", ""]
+    assert not read_withheld(made.path)
+    made.pods.on_change(first, None)
+    assert await made.step() == ["cordoned", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.open.clear()
+    assert await made.step() == ["released", ""]
+
+
+async def test_a_gpu_that_is_uncordoned_is_offered_after_its_self_test(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    assert await made.step() == ["released", ""]
+    made.order()
+    assert await made.step() == ["testing", ""]
+    assert not read_withheld(made.path)
+    assert made.tried == [ONE.uuid]
+    assert not made.offer.inventory().gpus[0].offered
+    made.verdicts.put_nowait(WORKS)
+    assert await made.step() == ["", ""]
+    assert made.offer.inventory().gpus[0].offered
+
+
+@pytest.mark.parametrize("outcome", [TrialOutcome.FAULTY, TrialOutcome.HUNG])
+async def test_a_gpu_that_fails_its_self_test_stays_withdrawn_with_the_reason(
+    tmp_path: Path, outcome: TrialOutcome
+) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.order()
+    await made.step()
+    made.verdicts.put_nowait(TrialVerdict(outcome, "memory does not keep what is copied to it: first at byte 4"))
+    await made.step()
+    gpu = made.offer.inventory().gpus[0]
+    assert (gpu.offered, gpu.state, gpu.cordon) == (False, "unhealthy", "")
+    assert gpu.conditions == (
+        GpuCondition(
+            "SelfTestFailed",
+            "unhealthy",
+            7,
+            "the self-test failed: memory does not keep what is copied to it: first at byte 4",
+        ),
+    )
+    for device in made.offer.devices(DEFAULT.gpu_mem):
+        assert device.healthy == (device.uuid != ONE.uuid)
+    assert await made.step() == ["", ""], "it is not tried again and again"
+    assert made.tried == [ONE.uuid]
+    for verdict, offered in ((TrialVerdict(TrialOutcome.CANNOT_RUN), False), (WORKS, True)):
+        made.order(ONE)
+        await made.step()
+        made.order()
+        await made.step()
+        made.verdicts.put_nowait(verdict)
+        await made.step()
+        assert made.offer.inventory().gpus[0].offered == offered, "a cordon and an uncordon try it again"
+
+
+@pytest.mark.parametrize("outcome", [TrialOutcome.CANNOT_RUN, TrialOutcome.NO_SUSPEND])
+async def test_a_test_that_says_nothing_about_the_gpu_does_not_withdraw_it(
+    tmp_path: Path, outcome: TrialOutcome
+) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.order()
+    await made.step()
+    made.verdicts.put_nowait(TrialVerdict(outcome, "no context fits"))
+    await made.step()
+    assert made.offer.inventory().gpus[0].offered
+
+
+async def test_without_self_tests_a_gpu_is_offered_as_soon_as_it_answers(tmp_path: Path) -> None:
+    made = Watched(tmp_path, tests=False)
+    made.order(ONE)
+    await made.step()
+    made.offer.set_inventory(Inventory((replace(ONE, healthy=False), TWO)))
+    made.order()
+    assert await made.step() == ["testing", ""]
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert await made.step() == ["", ""]
+
+
+async def test_a_cordon_during_the_self_test_keeps_the_gpu_withdrawn(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.order()
+    await made.step()
+    made.order(ONE)
+    made.verdicts.put_nowait(WORKS)
+    assert (await made.step())[0] != ""
+    assert await made.step() == ["released", ""]
+
+
+async def test_a_list_that_cannot_be_read_keeps_the_cordons_of_before(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.watch.node_seen("{}")
+    assert await made.step() == ["released", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+
+
+async def test_a_plugin_that_starts_beside_a_list_that_cannot_be_read_keeps_what_was_published(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.path.write_text("0000:17:00.0\n")
+    made.watch.node_seen("no list")
+    made.watch.remember(Inventory((cordoned(ONE, "released"), TWO)))
+    assert await made.step() == ["released", ""]
+    assert read_withheld(made.path) == {"0000:17:00.0"}
+    made.order()
+    assert await made.step() == ["testing", ""]
+    assert not read_withheld(made.path)
+    made.verdicts.put_nowait(WORKS)
+    await made.step()
+
+
+async def test_a_gpu_that_recovers_while_processes_are_looked_at_is_tried_all_the_same(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.offer.set_conditions({TWO.uuid: (GpuCondition("OffTheBus", "unhealthy", 1, "XID 79"),)})
+    made.order(ONE)
+    loop, opened = asyncio.get_running_loop(), made.watch._opened
+    recovers = asyncio.Event()
+
+    def look(gpus: Collection[Gpu]) -> Opened:
+        asyncio.run_coroutine_threadsafe(recover(), loop).result(20)
+        return opened(gpus)
+
+    async def recover() -> None:
+        made.offer.set_conditions({})
+        recovers.set()
+
+    made.watch._opened = look
+    assert await made.step() == ["released", "testing"]
+    assert recovers.is_set()
+    assert made.tried == [TWO.uuid]
+    made.verdicts.put_nowait(WORKS)
+    await made.step()
+
+
+class OpenedNvml:
+    """NVML without a process."""
+
+    pid = None
+
+    def __init__(self, withheld: Collection[str], on_bus: Collection[str] | None) -> None:
+        self.withheld = frozenset(withheld)
+        self.on_bus = None if on_bus is None else frozenset(on_bus)
+
+
+@pytest.mark.parametrize(
+    ("withheld", "on_bus", "expected"),
+    [
+        ((), ("0000:17:00.0",), Opened()),
+        (("0000:17:00.0",), ("0000:17:00.0",), Opened(closed=frozenset({ONE.uuid}))),
+        (("0000:17:00.0",), ("0000:17:00.0", "0000:29:00.0"), Opened(closed=frozenset({ONE.uuid}))),
+        ((), None, Opened(stuck=frozenset({ONE.uuid}))),
+        ((), ("0000:29:00.0",), Opened(stuck=frozenset({ONE.uuid}))),
+    ],
+)
+def test_a_gpu_is_closed_when_nvml_leaves_it_out_and_stuck_where_its_address_is_not_known(
+    tmp_path: Path, withheld: tuple[str, ...], on_bus: tuple[str, ...] | None, expected: Opened
+) -> None:
+    assert OpenedGpus(OpenedNvml(withheld, on_bus), tmp_path).of([ONE]) == expected

@@ -1,0 +1,67 @@
+"""What becomes of a cordoned GPU: which state it is in, and whether NVML may have it open. Pure.
+
+cordoned       an operator cordoned it. Pods that have it stay
+released       nobody has it, and no process of Tangram has it open: it may be reset or taken out
+not-released   nobody has it, and NVML cannot leave it out: the node does not show its PCI address
+testing        it is no longer cordoned, or no longer unhealthy, and is tried before pods get it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from vgpu.api.cordon import Cordon
+from vgpu.api.grant import AssignedGpu
+from vgpu.api.inventory import CORDONED, NOT_RELEASED, RELEASED, TESTING, CordonState, Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Which cordoned GPUs processes of Tangram have open."""
+
+    closed: frozenset[str] = frozenset()
+    """UUIDs of those that none has open."""
+    stuck: frozenset[str] = frozenset()
+    """UUIDs of those that NVML cannot leave out."""
+
+    def state(self, uuid: str) -> CordonState:
+        """Of a cordoned GPU that nobody has."""
+        return RELEASED if uuid in self.closed else NOT_RELEASED if uuid in self.stuck else CORDONED
+
+
+@dataclass(frozen=True, slots=True)
+class CordonPlan:
+    """For the GPUs of a node."""
+
+    states: Mapping[str, CordonState]
+    """By UUID; others are offered as their health allows."""
+    withheld: frozenset[str]
+    """UUIDs of GPUs that nothing of ours may have open."""
+
+
+def held_gpus(inventory: Inventory, held: Iterable[AssignedGpu]) -> frozenset[str]:
+    """UUIDs of the GPUs that these parts lie on. Those that the node does not have are left out."""
+    found = (inventory.gpu(one.uuid) for one in held)
+    return frozenset(gpu.uuid for gpu in found if gpu is not None)
+
+
+def plan(
+    inventory: Inventory, cordons: Mapping[str, Cordon], held: Collection[str], opened: Opened, *, known: bool
+) -> CordonPlan:
+    """`held`: GPUs that pods, or processes of pods that are gone, have. `known`: are the pods known?"""
+    states: dict[str, CordonState] = {}
+    for gpu in inventory.gpus:
+        if gpu.uuid in cordons:
+            free = known and gpu.uuid not in held
+            states[gpu.uuid] = opened.state(gpu.uuid) if free else CORDONED
+        elif gpu.cordon:
+            states[gpu.uuid] = TESTING
+    withheld = frozenset(uuid for uuid in states if uuid in cordons and known and uuid not in held)
+    return CordonPlan(states, withheld)
+
+
+def recovered(before: Inventory, after: Inventory) -> frozenset[str]:
+    """UUIDs of GPUs that were unhealthy and are not."""
+    was = {gpu.uuid for gpu in before.gpus if gpu.state == "unhealthy"}
+    return frozenset(gpu.uuid for gpu in after.gpus if gpu.uuid in was and gpu.healthy)
