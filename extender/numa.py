@@ -20,6 +20,7 @@ from extender.accounting import Accounting, AlignedPod, Allocation
 from extender.reasons import NUMA_NOT_TRIED, NUMA_UNREADABLE, numa_elsewhere, numa_refuses, numa_several, numa_starting
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu, Assignment
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import Names
 from vgpu.api.numa import ContainerNeeds, NumaFacts, facts_from_json
 from vgpu.api.request import PodRequest
@@ -51,7 +52,10 @@ class Judgement:
 
     def allows(self, assignment: Assignment) -> bool:
         """Has each container only GPUs that it can have?"""
-        return all(self.gpus.get(name, NOBODY).issuperset(assignment.uuids(name)) for name in assignment.containers)
+        return all(
+            self.gpus.get(name, NOBODY).issuperset(map(_carrier, assignment.uuids(name)))
+            for name in assignment.containers
+        )
 
 
 class NumaNodes:
@@ -195,6 +199,12 @@ class NumaNodes:
         del self._since_s[uid]
         self._allocations.counted(uid)
         return None
+
+
+def _carrier(uuid: str) -> str:
+    """Of a MIG slot on demand its GPU; others are known by their own UUID."""
+    slot = slot_of_device(uuid)
+    return slot[0] if slot else uuid
 
 
 def _explained(answer: Placement | NoFit, reasons: Mapping[str, str]) -> Placement | NoFit:

@@ -137,7 +137,7 @@ class State:
         if pod.status.start_time:
             return Allocation(node, assignment, {}, pod.key, aligned=aligned)
         request = self._request_or_nothing(pod)
-        if before is None:
+        if aligned is None:
             aligned = self.numa.alignment(node, pod.uid, request)
         return Allocation(node, assignment, sizes_of(request, assignment, self.names), pod.key, aligned=aligned)
 

@@ -38,7 +38,7 @@ from vgpu_pb import podresources_pb2 as pb
 
 CHECK_S: Final = 10.0
 """Between checks when no pod of the node changes. Guessed: pods without a GPU change nothing that the watch shows of CPUs."""
-SETTLE_S: Final = 0.2
+SETTLE_S: Final = 0.5
 """After a pod changed: several do so at once, and the kubelet is asked once. Guessed."""
 LARGEST_BYTES: Final = 1024 * 1024
 """Of the kubelet's configuration file. Guessed: one of kubeadm has 1 KiB."""
@@ -183,11 +183,18 @@ def read_numa_nodes(folder: Path) -> tuple[dict[int, set[int]], dict[int, tuple[
     for entry in folder.iterdir():
         if entry.name.startswith("node") and entry.name[4:].isdigit():
             node = int(entry.name[4:])
-            cpus[node] = cpu_list((entry / "cpulist").read_text())
-            distances[node] = tuple(int(one) for one in (entry / "distance").read_text().split())
+            cpus[node] = cpu_list((entry / "cpulist").read_text(errors="replace"))
+            distances[node] = _numbers(entry / "distance")
     if not cpus:
         raise BadDocument(f"{folder}: it has no NUMA node")
     return cpus, distances
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    text = path.read_text(errors="replace")
+    if not all(one.isascii() and one.isdigit() for one in text.split()):
+        raise BadDocument(f"{path}: it is {text[:80]!r}, and should be numbers")
+    return tuple(map(int, text.split()))
 
 
 def cpu_list(text: str) -> set[int]:

@@ -187,7 +187,9 @@ class Offer:
         found = devices(replace(inventory, gpus=tuple(gpus)), self.names) if gpus else {}
         for gpu in gpus if self.slots is not None else ():
             for profile, names in self.slots.devices(gpu).items() if self.slots is not None else ():
-                more = tuple(Device(name, name, gpu.healthy, gpu.numa) for name in names)
+                more = tuple(
+                    Device(name, name, gpu.healthy, -1) for name in names
+                )  # which IDs are free is not predicted
                 found[self.names.mig(profile)] = (*found.get(self.names.mig(profile), ()), *more)
         return found
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m hack.cluster up|down|status|logs|load|kubeconfig|env|restart|shell|build`."""
+"""The command line: `python -m hack.cluster up|down|status|logs|load|kubeconfig|env|restart|align|shell|build`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hack.cluster import node, processes, programs, providers, status
+from hack.cluster import node, numa, processes, programs, providers, status
 from hack.cluster.build import build
 from hack.cluster.caller import become_root
 from hack.cluster.console import Steps
@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     restart = commands.add_parser("restart", help="end one program and start it again, pods stay")
     restart.add_argument("program", choices=["kubelet", "containerd"])
     restart.add_argument("--node", default="node1")
+    align = commands.add_parser("align", help="restart a kubelet with two NUMA nodes and a policy of TopologyManager")
+    align.add_argument("policy", choices=numa.POLICIES)
+    align.add_argument("--node", default="node1")
     shell = commands.add_parser("shell", help="run a command where a node's own folders are seen")
     shell.add_argument("--node", default="node1")
     shell.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND")
@@ -107,6 +110,9 @@ def _run(arguments: argparse.Namespace, layout: Layout, steps: Steps) -> None:
             providers.down(layout, steps)
         case "load":
             providers.load(layout, arguments.archives, steps)
+        case "align":
+            with steps.step(f"restart the kubelet of {arguments.node} with policy {arguments.policy}"):
+                node.align(layout.node_named(arguments.node), arguments.policy)
         case "restart":
             _restart(layout, arguments.program, arguments.node, steps)
 

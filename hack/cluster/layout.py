@@ -84,6 +84,16 @@ class NodeLayout:
         """Book of the image archives that were imported."""
         return self.folder / "loaded.json"
 
+    @property
+    def numa_policy(self) -> Path:
+        """Names the policy of the kubelet's TopologyManager, where it is another than none (`hack.cluster.numa`)."""
+        return self.folder / "numa-policy"
+
+    @property
+    def numa_nodes(self) -> Path:
+        """What is then mounted in place of the kernel's NUMA nodes."""
+        return self.folder / "numa-nodes"
+
     def own(self, folder: str) -> Path:
         """What the node sees at `folder`, as the host sees it."""
         return self.folder / "root" / folder.removeprefix("/")

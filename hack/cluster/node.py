@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hack.cluster import cgroups, network, pki, processes, settings
+from hack.cluster import cgroups, network, numa, pki, processes, settings
 from hack.cluster.layout import NODE_FOLDERS, Layout, NodeLayout
 from hack.cluster.processes import Program
 
@@ -26,12 +26,31 @@ def start_runtime(node: NodeLayout) -> None:
     _prepare(node)
     processes.start(node.cluster, _namespace(node))
     processes.wait_until_exists(node.mounted, timeout_s=10)
+    numa.mount(node, lambda command: inside(node, command))
     processes.start(node.cluster, _containerd(node))
     processes.wait_until_exists(node.containerd_socket, timeout_s=30)
 
 
 def start_kubelet(node: NodeLayout) -> None:
     processes.start(node.cluster, _kubelet(node))
+
+
+def align(node: NodeLayout, policy: str) -> None:
+    """Restart the node's kubelet with this policy of TopologyManager, one of `numa.POLICIES`; pods stay."""
+    if policy not in numa.POLICIES:
+        raise ValueError(f"policy {policy!r}: it must be one of {', '.join(numa.POLICIES)}")
+    processes.stop(node.cluster, node.process("kubelet"))
+    node.numa_policy.write_text(f"{policy}\n")
+    # a CPU manager does not start with what one of another policy wrote down
+    (node.own("/var/lib/kubelet") / "cpu_manager_state").unlink(missing_ok=True)
+    numa.mount(node, lambda command: inside(node, command))
+    _write_kubelet_settings(node)
+    start_kubelet(node)
+
+
+def _write_kubelet_settings(node: NodeLayout) -> None:
+    text = settings.kubelet(node, measures_storage=on_disk(node.folder), numa_policy=numa.policy_of(node))
+    (node.folder / "kubelet.json").write_text(text)
 
 
 def _prepare(node: NodeLayout) -> None:
@@ -48,7 +67,7 @@ def _prepare(node: NodeLayout) -> None:
     pki.write_kubeconfig(node.cluster, node.name, node.folder / "kubelet.kubeconfig")
     runc = find_runc()
     (node.folder / "containerd.toml").write_text(settings.containerd(node, runc, snapshotter(node.folder)))
-    (node.folder / "kubelet.json").write_text(settings.kubelet(node, measures_storage=on_disk(node.folder)))
+    _write_kubelet_settings(node)
     (node.own("/etc/nvidia-container-runtime") / "config.toml").write_text(settings.nvidia_runtime(runc))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hack.cluster import numa
 from hack.cluster.cgroups import GROUP
 from hack.cluster.layout import DNS_SERVICE_ADDRESS, MAX_NODES, POD_NETWORK, Layout, NodeLayout
 
@@ -24,8 +25,8 @@ def _text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def kubelet(node: NodeLayout, *, measures_storage: bool) -> str:
-    """`measures_storage`: the node's disk is one whose use the kubelet can read; without, it would not start on some."""
+def kubelet(node: NodeLayout, *, measures_storage: bool, numa_policy: str = numa.NONE) -> str:
+    """`measures_storage`: the node's disk is one whose use the kubelet can read; without, it would not start on some. `numa_policy`: of its TopologyManager."""
     pki = node.cluster.pki
     content: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -67,7 +68,7 @@ def kubelet(node: NodeLayout, *, measures_storage: bool) -> str:
         # tests kill a container again and again: how long Kubernetes then waits is not what they measure
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
     }
-    return _text(content)
+    return _text(content | numa.kubelet_fields(numa_policy))
 
 
 def proxy(layout: Layout) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import combinations
 from typing import Final
@@ -178,8 +178,10 @@ class _Machine:
         for (resource, amount), masks in zip(wanted.items(), hints, strict=True):
             if not masks:
                 return f"it finds no NUMA nodes with {amount} {resource} free, of the fewest that could have as many"
-        kind = "one NUMA node" if self._facts.policy == SINGLE else "equal NUMA nodes"
-        return f"it finds no {kind} for {', '.join(sorted(wanted))} together"
+        what = " and ".join(sorted(wanted))
+        if self._facts.policy == SINGLE:
+            return f"it finds no NUMA node that has its {what}"
+        return f"it finds no NUMA nodes that suit its {what} equally"
 
 
 def supplies_of(
@@ -194,15 +196,19 @@ def supplies_of(
         found[CPU] = Supply(total, free)
     for resource, counts in facts.others.items():
         found[resource] = Supply({one.numa: one.total for one in counts}, {one.numa: one.free for one in counts})
-    used = _used(inventory, names, held)
     known = {node.id for node in facts.nodes}
-    for resource, ids in devices(inventory, names).items():
+    used = _used(inventory, names, held)
+    offered = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
+    for resource, ids in devices(offered, names).items():
         total_ids = Counter(one.numa for one in ids if one.numa in known)
-        if not total_ids:
-            continue
-        healthy = Counter(one.numa for one in ids if one.numa in known and one.healthy)
-        healthy.subtract(used.get(resource, {}))
-        found[resource] = Supply(total_ids, {node: max(0, healthy[node]) for node in total_ids})
+        free_ids = Counter(one.numa for one in ids if one.numa in known and one.healthy)
+        for uuid, count in used.get(resource, {}).items():
+            gpu = inventory.gpu(uuid)
+            if gpu is not None and gpu.numa in known:
+                # of a withdrawn GPU the kubelet has the IDs that are in use, and no others
+                (total_ids if gpu.withdrawn else free_ids)[gpu.numa] += count if gpu.withdrawn else -count * gpu.healthy
+        if total_ids:
+            found[resource] = Supply(total_ids, {node: max(0, free_ids[node]) for node in total_ids})
     return found
 
 
@@ -210,22 +216,23 @@ def gpus_of(facts: NumaFacts, inventory: Inventory, mask: int) -> frozenset[str]
     """UUIDs of the GPUs, and of the MIG instances, that a container aligned to this mask can be given."""
     known = {node.id for node in facts.nodes}
     anywhere = mask == mask_of(known) and facts.policy == SINGLE  # the kubelet then keeps no mask
-    if anywhere or not any(gpu.numa in known for gpu in inventory.gpus):
+    if anywhere or not any(gpu.numa in known and not gpu.on_demand for gpu in inventory.gpus):
         near = inventory.gpus
     else:
-        near = tuple(gpu for gpu in inventory.gpus if gpu.numa >= 0 and mask >> gpu.numa & 1)
+        # slots on demand name no NUMA node: the kubelet takes any
+        near = tuple(gpu for gpu in inventory.gpus if gpu.on_demand or (gpu.numa >= 0 and mask >> gpu.numa & 1))
     return frozenset(uuid for gpu in near for uuid in (gpu.uuid, *(one.uuid for one in gpu.instances)))
 
 
-def _used(inventory: Inventory, names: Names, held: Iterable[AssignedGpu]) -> dict[str, Counter[int]]:
-    """Resource -> NUMA node -> IDs that pods have, on GPUs that are healthy: the others' are not counted as free anyway."""
-    used: dict[str, Counter[int]] = {}
+def _used(inventory: Inventory, names: Names, held: Iterable[AssignedGpu]) -> dict[str, Counter[str]]:
+    """Resource -> UUID of a GPU -> IDs that pods have there."""
+    used: dict[str, Counter[str]] = {}
     for one in held:
         gpu = inventory.gpu(one.uuid)
-        if gpu is None or not gpu.healthy:
+        if gpu is None or gpu.on_demand:
             continue
         for resource, count in _ids(one, names, inventory.unit_mib).items():
-            used.setdefault(resource, Counter())[gpu.numa] += count
+            used.setdefault(resource, Counter())[gpu.uuid] += count
     return used
 
 

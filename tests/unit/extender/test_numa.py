@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extender.bind import BindOrder
 from extender.compact import small_node
 from extender.filter import filter_nodes
-from extender.numa import COUNTED_S
+from extender.numa import COUNTED_S, Judgement
 from extender.protocol import FilterArgs, FilterResult
 from extender.reasons import NUMA, eviction_may_help
 from extender.state import State
@@ -22,7 +22,10 @@ from tests.builders import PodBuilder, gpu, node, pod
 from tests.unit.vgpu.scheduling.slow_numa import SlowKubelet, Things
 from vgpu.api.codec import assignment_to_json
 from vgpu.api.contract import devices
+from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu
+from vgpu.api.mig import MigSlot
+from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
 from vgpu.api.numa import NumaFacts, NumaNode, facts_to_json
 from vgpu.scheduling.numa import as_one
@@ -267,3 +270,9 @@ def _recount(cluster: Cluster, kubelet: SlowKubelet, had: dict[str, Any], policy
     cluster.publish(
         free=free, policy=policy, scope=scope, counted=tuple(built.build().uid for built, _ in had.values())
     )
+
+
+def test_a_slot_on_demand_is_allowed_where_its_gpu_is() -> None:
+    slot = AssignedGpu(slot_device(gpu(0).uuid, MigSlot(0, "1g.10gb")), 0, 9728, kind="mig", profile="1g.10gb")
+    for allowed, answer in ((gpu(0).uuid, True), (gpu(1).uuid, False)):
+        assert Judgement({"main": frozenset({allowed})}, "").allows(Assignment({"main": (slot,)})) is answer

@@ -182,6 +182,9 @@ def test_numa_nodes_with_their_cpus_and_distances(tmp_path: Path) -> None:
     cpus, distances = read_numa_nodes(sysfs(tmp_path / "sys", "0-1", ""))
     assert cpus == {0: {0, 1}, 1: set()}
     assert distances == {0: (10, 21), 1: (21, 10)}
+    (tmp_path / "sys" / "node0" / "distance").write_bytes(b"10 \xff")
+    with pytest.raises(BadDocument, match="should be numbers"):
+        read_numa_nodes(tmp_path / "sys")
     with pytest.raises(BadDocument, match="no NUMA node"):
         read_numa_nodes(tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.builders import gpu, mig_gpu, share
 from tests.unit.vgpu.scheduling.slow_numa import SlowKubelet, Things
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import WITHDRAWN, GpuCondition, Inventory
 from vgpu.api.names import DEFAULT
 from vgpu.api.numa import ContainerNeeds, DeviceCount, NumaFacts, NumaNode
 from vgpu.scheduling.numa import CPU, Supply, gpus_of, mask_of, nodes_of, predict, preferred, supplies_of
@@ -185,3 +186,19 @@ def test_devices_of_an_init_container_are_reused_once() -> None:
     supplies = {"a": Supply({0: 3, 1: 3}, {0: 3, 1: 3})}
     needs = [ContainerNeeds("init", 0, {"a": 2}, init=True), *(ContainerNeeds(name, 0, {"a": 2}) for name in "cd")]
     assert predict(facts(), supplies, needs).masks == {"init": 0b01, "c": 0b01, "d": 0b10}
+
+
+def test_of_a_withdrawn_gpu_the_kubelet_has_the_ids_in_use_alone() -> None:
+    cordoned = (GpuCondition("Cordoned", WITHDRAWN, 0),)
+    left, stays = gpu(0, numa=0, mib=4096, conditions=cordoned), gpu(1, numa=0, mib=4096)
+    held = [share(left, 1024), share(stays, 2048)]
+    found = supplies_of(facts(), Inventory((left, stays)), DEFAULT, held, {})
+    assert found[DEFAULT.gpu_mem] == Supply({0: 5}, {0: 2})
+    assert found[DEFAULT.gpu] == Supply({0: 1}, {0: 1})
+
+
+def test_slots_on_demand_count_nowhere_and_are_given_anywhere() -> None:
+    slots = replace(mig_gpu(0), numa=1, on_demand=True)
+    inventory = Inventory((slots, gpu(1, numa=0, mib=4096)))
+    assert DEFAULT.mig("1g.10gb") not in supplies_of(facts(), inventory, DEFAULT, [], {})
+    assert slots.uuid in gpus_of(facts(), inventory, 0b01)
