@@ -24,6 +24,7 @@ from deviceplugin.device_ledger import DeviceLedger
 from deviceplugin.grants.allocation_record import Record
 from deviceplugin.grants.grant_directories import GrantDirectories, GrantDirectory
 from deviceplugin.grants.lookup import as_far_as_another, containers_of
+from deviceplugin.numa_check import misaligned
 from deviceplugin.pods.burst import BurstUpdater
 from deviceplugin.pods.node_pods import NodePods, initialized
 from deviceplugin.pods.usage_records import UsageRecord, UsageRecords
@@ -89,6 +90,10 @@ class DevicesSwapped(StartRefused):
     """The container was given the devices of another pod of the same size: only a new pod can mend that."""
 
 
+class DevicesMisaligned(DevicesSwapped):
+    """Likewise, because the kubelet aligned it to other NUMA nodes."""
+
+
 class PreStart:
     """Serves PreStartContainer for all resources."""
 
@@ -109,9 +114,10 @@ class PreStart:
         clear: bool = False,
         gone_of: Callable[[Collection[str]], str] = lambda _: "",
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        names_numa: Callable[[], bool] = bool,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._gone_of = gone_of
+        self._gone_of, self._names_numa = gone_of, names_numa
         self._names, self._unit_mib = names, unit_mib
         self._pods, self._records, self._ledger, self._grants = pods, records, ledger, grants
         self._inventory, self._fetch, self._now = inventory, fetch, now
@@ -279,6 +285,11 @@ class PreStart:
             raise StartRefused(f"{starting.node_pod}: container {container} cannot start: {gone}", starting.pod)
         allocated = allocated or self._inventory().access == "cdi"
         if given is not None and allocated and frozenset(given) != assigned:
+            wrong = misaligned(self._inventory(), given, assigned) if self._names_numa() else ""
+            if wrong:
+                raise DevicesMisaligned(
+                    f"{starting.node_pod}: container {container}: {wrong}; this pod has to be replaced", starting.pod
+                )
             raise DevicesSwapped(
                 f"{starting.node_pod}: container {container} was given {', '.join(sorted(given))} and is assigned {', '.join(sorted(assigned))}: the kubelet mixed up two pods of the same size, so this one has to be replaced",
                 starting.pod,

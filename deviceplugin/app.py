@@ -21,6 +21,7 @@ from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.health_watch import HealthWatch
 from deviceplugin.gpus.host_pool import HostPoolWatch, SharedGpusFile
 from deviceplugin.gpus.node_gpus import NodeGpus
+from deviceplugin.gpus.numa_watch import NumaWatch
 from deviceplugin.gpus.nvml_service import NvmlService
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
@@ -133,6 +134,7 @@ class DevicePlugin:
         )  # fmt: skip
         self.ledger = DeviceLedger(
             self.pods, self.offer.inventory, names, orphans=self.orphans, users=self.usage_records.users, waiting=self._call_waits,
+            names_numa=lambda: self.offer.names_numa,
         )  # fmt: skip
         self.records = PodResources(settings.pod_resources)
         self.bursts = BurstUpdater(
@@ -141,7 +143,7 @@ class DevicePlugin:
         self.prestart = PreStart(
             names, unit_mib, bursts=self.bursts, pods=self.pods, records=self.records, ledger=self.ledger, grants=self.grants,
             usage_records=self.usage_records, inventory=self.offer.inventory, fetch=partial(fetch_pod, client), over_limit_action=settings.guard_policy,
-            clear=settings.clear_memory, gone_of=self.health_watch.gone_of, waiting=self._call_waits,
+            clear=settings.clear_memory, gone_of=self.health_watch.gone_of, waiting=self._call_waits, names_numa=lambda: self.offer.names_numa,
         )  # fmt: skip
         self.status_watch = StatusWatch(settings.status, self.pods.pod, self.reports)
         self.class_updater = ServiceClassUpdater(self.pods, self.grants, self.reports, self.calls.until_idle)
@@ -151,13 +153,14 @@ class DevicePlugin:
             settings.host_pool_status, self.grants.boot, settings.host_pool_request, self._fetch_node, self.reports.host_pool_missing, self.metrics.host_pool,
         )  # fmt: skip
         annotation = BurstAnnotation(settings, self.offer, self.pods, self.bursts, self.host_pool)
+        self.numa = NumaWatch(settings, self.offer, self.pods, self.records)
         self.publisher = Publisher(
-            client, settings.node_name, self.offer, annotation, self._node_labels, settings.selection.label_keys, self._node_seen
+            client, settings.node_name, self.offer, lambda: {**annotation(), **self.numa.annotation()}, self._node_labels,
+            settings.selection.label_keys, self._node_seen,
         )  # fmt: skip
-        self.host_pool.changed = self.publisher.check
+        self.host_pool.changed = self.numa.changed = self.publisher.check
         self.registration = KubeletRegistration(settings.device_plugins, self.offer, self._service)
         self.nvml_service = NvmlService(settings, self.metrics)
-        self.mig = self._mig_on_demand()
         self.trier = Trier(
             settings.plugin_folder, settings.trial_program, settings.driver_root, report=_report_of_trial
         )
@@ -167,9 +170,10 @@ class DevicePlugin:
             try_out=self.trier.try_out, until_idle=self.calls.until_idle,
         )  # fmt: skip
         self.offer.in_use = self.owner_watch.in_use
-        self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.metrics.owner_sources = lambda: self.owner_watch.failing
+        self.mig = self._mig_on_demand()
         self.gpus = self._node_gpus()
+        self.offer.slots, self.offer.unlisted = self.mig, self.reports.mig_profile_not_listed
         self.nvml_service.health = self.gpus.last_health
         self.cordons = CordonWatch(
             self.offer, self.pods, settings.nvml_withheld, OpenedGpus(self.nvml_service.supervisor, settings.proc_root).of,
@@ -239,6 +243,7 @@ class DevicePlugin:
                     self.container_ids.run,
                     self.mount_check.run,
                     self._to_kubelet,
+                    self.numa.run,
                     self._keep_grants,
                     self._keep_tidy,
                     *([self.shared_gpus.run, self.host_pool.run] if self.settings.host_pool else []),

@@ -28,6 +28,7 @@ from deviceplugin.allocation import (
     prefer,
     prefer_anywhere,
 )
+from deviceplugin.numa_check import misaligned
 from deviceplugin.pods.orphan_finder import OrphanFinder
 from vgpu.api.contract import uuid_of
 from vgpu.api.errors import Refused
@@ -72,6 +73,7 @@ class DeviceLedger:
         orphans: OrphanFinder | None = None,
         users: Callable[[str], Mapping[str, str]] | None = None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        names_numa: Callable[[], bool] = bool,
         clock: Callable[[], float] = time.monotonic,
         pod_wait_s: float = POD_WAIT_S,
     ) -> None:
@@ -83,7 +85,7 @@ class DeviceLedger:
         """Allocations whose devices lie on another GPU than assigned."""
         self._pods, self._inventory, self._names = pods, inventory, names
         self._orphans, self._users_of, self._waiting = orphans, users, waiting
-        self._clock, self._pod_wait_s = clock, pod_wait_s
+        self._clock, self._pod_wait_s, self._names_numa = clock, pod_wait_s, names_numa
         self._flight, self._flight_at = PodInFlight(), float("-inf")
         self._gave_up_on: DeviceRequest | None = None
 
@@ -247,15 +249,23 @@ class DeviceLedger:
         must_match = self._inventory().access == "cdi" or self._names.mig_profile(request.resource) is not None
         try:
             choice = choose_container(self._choices(request), ids, request, must_match=must_match)
+            if choice.swapped and (wrong := self._misaligned(choice, ids)):
+                raise Refused(f"{choice.node_pod}: {wrong}")
         except Refused as error:
             likeliest = next(self._choices(request), None)
             if likeliest is not None:
                 self._check_capacity(likeliest)  # then that is why the kubelet found no devices where they should be
-            raise Refused(self._pods.other_scheduler(request) or str(error)) from None
+            wrong = self._misaligned(likeliest, ids) if likeliest is not None else ""
+            wrong = f"{error}: {wrong}" if wrong and wrong not in str(error) else str(error)
+            raise Refused(self._pods.other_scheduler(request) or wrong) from None
         self._check_capacity(choice)
         self._check_unused(choice.node_pod, request.resource, ids)
         self._enter(choice, request, ids)
         return choice
+
+    def _misaligned(self, choice: Choice, ids: frozenset[str]) -> str:
+        """Why NUMA nodes are the reason for devices of other GPUs; empty if they are not."""
+        return misaligned(self._inventory(), map(uuid_of, ids), choice.gpus) if self._names_numa() else ""
 
     def _enter(self, choice: Choice, request: DeviceRequest, ids: frozenset[str]) -> None:
         uid = choice.node_pod.uid

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ MESSAGE_LIMIT: Final = 64 * 2**20
 LIST: Final = "/v1.PodResourcesLister/List"
 ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 REQUEST: Final = pb.ListPodResourcesRequest().SerializeToString()
+"""Empty, as the one for `ALLOCATABLE`."""
 POD_TAG: Final = 0x0A
 """Field 1 (pod_resources), of a length that follows. Specified by protobuf's encoding and the API's field numbers."""
 
@@ -98,6 +99,15 @@ class PodResources:
         except DecodeError as error:
             raise KubeletUnreachable(f"pod resources at {self._socket}: the answer cannot be read: {error}") from None
 
+    async def pods(self) -> Sequence[pb.PodResources]:
+        """All that each pod has. Raises KubeletUnreachable."""
+        return pb.ListPodResourcesResponse.FromString(await self._list()).pod_resources
+
+    async def machine(self) -> pb.AllocatableResourcesResponse:
+        """What containers can be given in all, in use or not. Raises KubeletUnreachable."""
+        async with self._calling:
+            return pb.AllocatableResourcesResponse.FromString(await self._request(ALLOCATABLE))
+
     async def close(self) -> None:
         """Hang up."""
         if self._channel is not None:
@@ -120,12 +130,11 @@ class PodResources:
         if self._channel is None:
             options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.max_reconnect_backoff_ms", 1000)]
             self._channel = grpc.aio.insecure_channel(f"unix://{self._socket}", options=options)
-        if method not in self._calls:
-            self._calls[method] = self._channel.unary_unary(method)
+        call = self._calls.setdefault(method, self._channel.unary_unary(method))
         until_s = time.monotonic() + DEADLINE_S
         while True:
             try:
-                answer: bytes = await self._calls[method](REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
+                answer: bytes = await call(REQUEST, timeout=DEADLINE_S, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until_s:
                     status = f"{error.code().name}: {error.details()}"

@@ -152,8 +152,12 @@ class DevicePluginService(deviceplugin_pb2_grpc.DevicePluginServicer):
         self._observer.served(call, self.resource, time.perf_counter() - began_s)
 
     def _listed(self) -> list[pb.Device]:
-        # No NUMA node is named: the GPU is chosen before the kubelet decides, and a topology hint could only force another one.
-        return [pb.Device(ID=device.id, health=HEALTH[device.healthy]) for device in self._offer.devices(self.resource)]
+        # The GPU is chosen before the kubelet decides, and a NUMA node could only force another one: none is named, unless that is predicted.
+        listed = [pb.Device(ID=one.id, health=HEALTH[one.healthy]) for one in self._offer.devices(self.resource)]
+        for device, one in zip(listed, self._offer.devices(self.resource), strict=True):
+            if self._offer.names_numa and one.numa >= 0:
+                device.topology.nodes.add(ID=one.numa)
+        return listed
 
     async def _with_devices(self, choice: Choice, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         names, gpus = self._offer.names, tuple(choice.gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -129,6 +129,25 @@ class DevicePluginSettings(ProgramSettings):
         True,
         description="whether labels of the node say what GPUs it has (tangram.sh/gpu.model and others); false: they are removed",
     )
+    self_test: bool = Field(
+        True,
+        description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
+    )
+
+    numa: bool = Field(
+        False,
+        description="whether devices name their NUMA nodes where the kubelet's TopologyManager refuses pods that it cannot align (policies restricted and single-numa-node), and the node's annotation tangram.sh/numa says what that depends on",
+    )
+    kubelet_config: Path = Field(
+        Path("/var/lib/kubelet/config.yaml"),
+        description="the kubelet's configuration file, as seen from here, of which the fields about alignment are read; flags and drop-in files are not",
+    )
+    kubelet_topology: dict[str, Any] = Field(
+        {}, description="these fields instead of the file, as KubeletConfiguration has them; empty: the file is read"
+    )
+    numa_nodes_dir: Path = Field(
+        Path("/sys/devices/system/node"), description="the kernel's folder of NUMA nodes, as seen from here"
+    )
     mig_profiles: list[str] = Field(
         ["*"],
         description="MIG profiles that kube-scheduler leaves to Tangram; the node offers no others and reports them; * = all",
@@ -142,10 +161,6 @@ class DevicePluginSettings(ProgramSettings):
         ge=0,
         le=86_400,
         description="seconds that a MIG instance on demand stays when no pod has it; 0: it is removed at once",
-    )
-    self_test: bool = Field(
-        True,
-        description="whether a GPU is tried before pods get it again, after it was cordoned or unhealthy: memory is allocated, copied and compared, and work is suspended and resumed",
     )
 
     nvml_start_s: float = Field(

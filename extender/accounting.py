@@ -10,7 +10,7 @@ Allocations outlive their node's inventory: a node that goes, comes back, or cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ import structlog
 from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Inventory
 from vgpu.api.names import Names
+from vgpu.api.numa import ContainerNeeds
 from vgpu.api.request import PodRequest
 from vgpu.scheduling.fleet import Fleet
 from vgpu.scheduling.policies.registry import POLICIES
@@ -29,6 +30,15 @@ Size: TypeAlias = tuple[str, int]
 NOTHING: Final[frozenset[str]] = frozenset()
 
 log = structlog.get_logger("extender.accounting")
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedPod:
+    """A pod on a node whose kubelet aligns pods or refuses them (`extender.numa`)."""
+
+    needs: tuple[ContainerNeeds, ...]
+    cpus: Mapping[int, int] | None
+    """NUMA node -> CPUs that it will have for itself; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Allocation:
     """The pod, as `namespace/name`."""
     own: bool = True
     """Is the pod placed there? Else the capacity is set aside for it, and it may be placed elsewhere."""
+    aligned: AlignedPod | None = None
+    """Until the node counts the pod's CPUs; None where none are to be counted."""
 
     def has_instances(self, uuids: Set[str]) -> bool:
         """Are MIG instances among these? `NOTHING` stands for those of several containers, so for all of the pod."""
@@ -151,6 +163,12 @@ class Accounting:
             self.on_started()
         self.on_move(uid, "")
         return True
+
+    def counted(self, uid: str) -> None:
+        """The node counts the pod's CPUs."""
+        allocation = self._allocations.get(uid)
+        if allocation is not None and allocation.aligned is not None:
+            self._allocations[uid] = replace(allocation, aligned=None)
 
     def set_node(self, name: str, inventory: Inventory | None) -> None:
         """Offer a node with these GPUs, or stop offering it. Allocations on it stay either way."""

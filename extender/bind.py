@@ -84,11 +84,12 @@ class Binder:
         reservation = self._state.reservations.get(args.uid)
         if reservation is None or reservation.firm or reservation.node != args.node:
             raise Refused(
-                f"pod {args.key} has lost its reservation on node {args.node} while it waited for another pod of its size to start"
+                f"pod {args.key} has lost its reservation on node {args.node} while it waited for another pod to start"
             )
         if not unblocked:
+            why = self._order.why(args.uid) or SWAP_RISK
             self._state.end_reservation(args.uid)
-            raise Refused(f"pod {args.key} is not bound to node {args.node} yet: {SWAP_RISK}")
+            raise Refused(f"pod {args.key} is not bound to node {args.node} yet: {why}")
         return self._timeout_s - self._order.patience_s
 
     async def _post(self, args: BindingArgs, timeout_s: float) -> None:
@@ -169,8 +170,10 @@ class BindOrder:
     """Makes two pods of one size that are to have different GPUs of a node start one after the other.
 
     With access mode cdi, and for MIG instances with each mode, the devices come from Allocate, and the kubelet distinguishes pods by their
-    sizes alone. So while a pod is starting, no pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by placing them on the same GPU; a pod
-    that is to have the emptiest GPU waits here instead. `patience_s` is how long a bind call may wait; 0 = not at all.
+    sizes alone. So while a pod is starting, no pod of its size may be bound to other GPUs of the node. `Accounting.only` avoids most such cases by
+    placing them on the same GPU; a pod that is to have the emptiest GPU waits here instead. Pods of a node whose kubelet aligns pods or refuses them
+    wait for each other, too: to which NUMA nodes it aligns one depends on those before it (`extender.numa`). `patience_s` is how long a bind call
+    may wait; 0 = not at all.
     """
 
     def __init__(self, state: State, patience_s: float) -> None:
@@ -179,8 +182,14 @@ class BindOrder:
         state.allocations.on_started = self._changed.set
 
     def blocked(self, uid: str) -> bool:
-        """Is a pod of this one's size starting on another GPU of its node?"""
-        return any(map(self._is_starting, self._state.allocations.mistakable(uid)))
+        """May the pod not be bound now?"""
+        return bool(self.why(uid))
+
+    def why(self, uid: str) -> str:
+        """Why it may not: a pod of its size is starting on another GPU of its node, or the kubelet would not align it to its GPUs now. Empty if it may."""
+        if any(map(self._is_starting, self._state.allocations.mistakable(uid))):
+            return SWAP_RISK
+        return self._state.numa.waits(uid, self._is_starting)
 
     async def wait(self, uid: str) -> bool:
         """Return when no pod blocks this one, or patience has ended. Returns whether it may be bound."""

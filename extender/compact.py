@@ -133,7 +133,7 @@ def _controllers(meta: Metadata) -> tuple[OwnerReference, ...]:
 
 
 def small_node(names: Names) -> Callable[[Node], Node]:
-    """What to keep of a node: its name, and where it has an inventory, that, its cordoned GPUs, labels, taints and resources that are not ours."""
+    """What to keep of a node: its name, and where it has an inventory, that, its cordoned GPUs, NUMA facts, labels, taints and resources that are not ours."""
 
     def shrink(node: Node) -> Node:
         meta, text = node.metadata, node.metadata.annotation(names.inventory)
@@ -141,8 +141,8 @@ def small_node(names: Names) -> Callable[[Node], Node]:
         if text is not None:
             # equal on thousands of nodes
             labels = {intern(key): intern(value) for key, value in (meta.labels or {}).items()}
-            cordons = node.metadata.annotation(names.cordoned_gpus)
-            annotations = {names.inventory: text} | ({names.cordoned_gpus: cordons} if cordons is not None else {})
+            found = {key: meta.annotation(key) for key in (names.inventory, names.cordoned_gpus, names.numa)}
+            annotations = {key: value for key, value in found.items() if value is not None}
             kept = msgspec.structs.replace(kept, annotations=annotations, labels=labels or None)
         if text is None:
             return Node(kept, NodeSpec(), NodeStatus())

@@ -15,7 +15,7 @@ from typing import Final
 
 from extender.preferences import preferences_of
 from extender.protocol import FilterArgs, FilterResult
-from extender.reasons import BINDING, BOUND, NO_EVICTION_HELPS
+from extender.reasons import BINDING, BOUND, eviction_may_help
 from extender.state import State
 from kube.objects import Pod
 from vgpu.api.burst import Burst
@@ -106,8 +106,8 @@ def _with_figures(
 
 def _nowhere(nodes: Mapping[str, Sequence[str]]) -> FilterResult:
     return FilterResult(
-        failed={reason: those for reason, those in nodes.items() if reason not in NO_EVICTION_HELPS},
-        unresolvable={reason: those for reason, those in nodes.items() if reason in NO_EVICTION_HELPS},
+        failed={reason: those for reason, those in nodes.items() if eviction_may_help(reason)},
+        unresolvable={reason: those for reason, those in nodes.items() if not eviction_may_help(reason)},
     )
 
 

@@ -26,6 +26,9 @@ class OrphanAllocations:
     def __iter__(self) -> Iterator[str]:
         return iter(self._allocated)
 
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._allocated
+
     def __len__(self) -> int:
         return len(self._allocated)
 

@@ -6,6 +6,7 @@ Few and constant: the scheduler counts equal strings and shows the counts to the
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from vgpu.scheduling.placement import SWAP_RISK, UNRESOLVABLE
@@ -23,11 +24,41 @@ GANG_YIELDS: Final = (
     "the pod's gang had reservations and was not scheduled: pods that wait for that capacity are tried first"
 )
 
+NUMA: Final = "the kubelet's TopologyManager does not allow it"
+NUMA_UNREADABLE: Final = "node's NUMA facts cannot be read"
+NUMA_NOT_TRIED: Final = "other nodes were tried first against the kubelet's TopologyManager"
+
 NO_EVICTION_HELPS: Final = UNRESOLVABLE | {
     SWAP_RISK, UNKNOWN_NODE, UNREADABLE_INVENTORY, NEWER_INVENTORY, UNREADABLE_CORDONS, OTHER_UNIT, UNREADABLE_ASSIGNMENT,
-    BINDING, BOUND, GANG_PAUSED, GANG_YIELDS,
+    BINDING, BOUND, GANG_PAUSED, GANG_YIELDS, NUMA, NUMA_UNREADABLE, NUMA_NOT_TRIED,
 }  # fmt: skip
 """Time or a correction helps against these; kube-scheduler must not evict pods because of them."""
+
+
+def eviction_may_help(reason: str) -> bool:
+    """May kube-scheduler evict pods because of it?"""
+    return reason not in NO_EVICTION_HELPS and not reason.startswith(NUMA)
+
+
+def numa_refuses(policy: str, why: str) -> str:
+    """It would not admit the pod, or that cannot be known."""
+    return f"{NUMA} ({policy}): it would refuse the pod, since {why}"
+
+
+def numa_elsewhere(policy: str, nodes: Sequence[int]) -> str:
+    """It aligns the pod to these NUMA nodes."""
+    which = f"NUMA node {nodes[0]}" if len(nodes) == 1 else f"NUMA nodes {', '.join(map(str, nodes))}"
+    return f"{NUMA} ({policy}): it would align the pod to {which}, where no GPU has room for it"
+
+
+def numa_several(policy: str) -> str:
+    """No assignment that fits was found."""
+    return f"{NUMA} ({policy}): it would align the pod's containers to different NUMA nodes"
+
+
+def numa_starting(key: str) -> str:
+    """Pods of such a node start one after another."""
+    return f"{NUMA} yet: it aligns one pod after another, and pod {key} is starting on the node"
 
 
 def gang_paused(paused_s: float, longest_s: float, refusal: int) -> str:

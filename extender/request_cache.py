@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from extender.node_resources import cpu_milli_of
+from kube.alignment import container_needs
 from kube.objects import Pod
 from kube.pod_requests import requests_of
 from vgpu.api.names import Names
@@ -36,6 +37,7 @@ class RequestCache:
         request = pod_request(msgspec.json.decode(body), names=self._names, unit_mib=self._unit_mib, policies=POLICIES)
         if not request:
             return request
-        requests = requests_of(msgspec.json.decode(body, type=Pod))
+        pod = msgspec.json.decode(body, type=Pod)
+        requests = requests_of(pod)
         others = {resource: amount for resource, amount in requests.items() if not self._names.ours(resource)}
-        return replace(request, cpu_milli=cpu_milli_of(requests), requests=others)
+        return replace(request, cpu_milli=cpu_milli_of(requests), requests=others, needs=container_needs(pod.spec))

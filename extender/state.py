@@ -20,6 +20,7 @@ import structlog
 from extender.accounting import Accounting, Allocation, sizes_of
 from extender.inventories import Inventories
 from extender.node_resources import NodeResources
+from extender.numa import NumaNodes
 from extender.orphans import OrphanAllocations
 from extender.request_cache import RequestCache
 from extender.spread_index import SpreadIndex
@@ -64,6 +65,7 @@ class State:
         self.allocations = Accounting(overcommit if bursts else None)
         self.inventories = Inventories(self.allocations, unit_mib)
         self.orphans = OrphanAllocations(self.allocations)
+        self.numa = NumaNodes(self.allocations, self.orphans, names, clock)
         self.resources = NodeResources()
         self.spread_index = SpreadIndex(self.allocations)
         in_gang_s = max(STAGES["in gang"].life_s, reservation_life_s)
@@ -89,6 +91,7 @@ class State:
         """A node is gone."""
         self.orphans.reported(name, ())
         self.resources.set_node(name, {})
+        self.numa.set_node(name, None)
         self.fleet.set_labels(name, None)
         self.inventories.forget(name)
 
@@ -129,8 +132,14 @@ class State:
 
     def allocation_of(self, pod: Pod, assignment: Assignment) -> Allocation:
         """What a bound pod has by its assignment."""
-        sizes = {} if pod.status.start_time else sizes_of(self._request_or_nothing(pod), assignment, self.names)
-        return Allocation(pod.spec.node_name, assignment, sizes, pod.key)
+        node, before = pod.spec.node_name, self.allocations.get(pod.uid)
+        aligned = before.aligned if before is not None and before.node == node else None
+        if pod.status.start_time:
+            return Allocation(node, assignment, {}, pod.key, aligned=aligned)
+        request = self._request_or_nothing(pod)
+        if before is None:
+            aligned = self.numa.alignment(node, pod.uid, request)
+        return Allocation(node, assignment, sizes_of(request, assignment, self.names), pod.key, aligned=aligned)
 
     def report_cpu(self, nodes: Iterable[str]) -> None:
         """Report the free CPU of these nodes to the fleet."""
@@ -180,7 +189,12 @@ class State:
         bursts: Mapping[str, Burst] = NO_BURSTS,
     ) -> Placement | NoFit:
         """The best of the candidates, or why each cannot take the pod."""
-        answer = place_with_room(self.fleet, request, bursts, candidates, self.only(request), preferences)
+
+        def placing(only: Mapping[str, Set[str]]) -> Placement | NoFit:
+            return place_with_room(self.fleet, request, bursts, candidates, only, preferences)
+
+        only = self.only(request)
+        answer = self.numa.place(request, only, placing) if self.numa else placing(only)
         if isinstance(answer, NoFit):
             without: dict[str, list[str]] = {}
             for node in answer.nodes.pop(NO_INVENTORY, ()):
@@ -217,7 +231,8 @@ class State:
     def allocate(self, uid: str, key: str, request: PodRequest, placement: Placement, *, own: bool = True) -> None:
         """Count a placement until `release`; `own` is false while it is set aside for a pod that may be placed elsewhere."""
         sizes = sizes_of(request, placement.assignment, self.names)
-        self.allocations.allocate(uid, Allocation(placement.node, placement.assignment, sizes, key, own))
+        aligned = self.numa.alignment(placement.node, uid, request) if own else None
+        self.allocations.allocate(uid, Allocation(placement.node, placement.assignment, sizes, key, own, aligned))
         self.report_cpu(self.resources.allocate(uid, placement.node, request.requests))
 
     def release(self, uid: str) -> None:

@@ -42,6 +42,7 @@ class WatchIntake:
             return
         name, text = new.metadata.name, new.metadata.annotation(state.names.inventory)
         state.resources.set_node(name, allocatable_of(new.status))
+        state.numa.set_node(name, new.metadata.annotation(state.names.numa))
         state.report_cpu({name})
         state.fleet.set_labels(name, new.metadata.labels, new.spec.taints)
         cordons = new.metadata.annotation(state.names.cordoned_gpus)

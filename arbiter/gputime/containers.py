@@ -21,6 +21,7 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
     def __init__(self) -> None:
         super().__init__()
         self._depending: dict[str, list[GpuTimeContainer]] = {}
+        self._spanning: dict[str, list[GpuTimeContainer]] = {}
         self._exempt: dict[str, Mapping[int, str]] = {}
         self._contexts: dict[str, Mapping[tuple[Identity, int], float]] = {}
 
@@ -41,12 +42,20 @@ class GpuTimeContainers(dict[str, GpuTimeContainer]):
     def moved(self) -> None:
         """The threads on which a container depends have changed."""
         self._depending.clear()
+        self._spanning.clear()
 
     def depending(self, gpu: str) -> Sequence[GpuTimeContainer]:
         """The containers that the thread of a GPU reads or switches; called several times in each round."""
         found = self._depending.get(gpu)
         if found is None:
             found = self._depending[gpu] = [one for one in self.values() if gpu in one.depends_on()]
+        return found
+
+    def spanning(self, gpu: str) -> Sequence[GpuTimeContainer]:
+        """Those of `depending` that have channels on several GPUs."""
+        found = self._spanning.get(gpu)
+        if found is None:
+            found = self._spanning[gpu] = [one for one in self.depending(gpu) if len(one.gpus) > 1]
         return found
 
     def set_exempt(self, name: str, pids: Mapping[int, str]) -> GpuTimeContainer | None:

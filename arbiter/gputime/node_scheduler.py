@@ -23,6 +23,7 @@ from arbiter.gputime.container import GpuTimeContainer
 from arbiter.gputime.container_status import status_of
 from arbiter.gputime.containers import GpuTimeContainers
 from arbiter.gputime.counters import GpuTimeCounters
+from arbiter.gputime.due_switches import DueSwitches
 from arbiter.gputime.log_messages import report_of_partial, report_of_stall
 from arbiter.gputime.process import PROCESSES_LIMIT, GpuTimeProcess
 from arbiter.gputime.suspend_plan import SuspendPlan
@@ -79,6 +80,7 @@ class NodeScheduler:
         self._failed, self._awake_s, self._processes, self._observe = failed, awake_s, processes, observe
         self._new = partial(GpuTimeContainer, copies=copies, caps_unreported=cap_unreported, clock=clock)
         self.suspend_threads = SuspendThreads(lambda uuid: SuspendThread(uuid, self), self.pulse, clock)
+        self._due = DueSwitches(self.containers, self.suspend_threads)
         self.verdicts = ContainerVerdicts(self.counters, suspending)
         self.watchdog = Watchdog(self.containers.depending, self.counters, watchdog_s)
         self._decision = Decision(frozenset(), {}, {})
@@ -251,17 +253,12 @@ class NodeScheduler:
         self._sync_policy(container)
 
     def step(self, gpu: str) -> tuple[GpuTimeContainer, bool] | None:
-        """What to switch next on a GPU: suspends first, so that no container is resumed beside one that is to run alone."""
+        """What to switch next on a GPU."""
+        for event in self._due.hung(gpu, max(self.clock(), self.policy.now_s)):
+            self._apply(event)
         if self._undecided or self.clock() >= self._decision.decide_again_s:
             self._decide()
-        starts = None
-        for container in self.containers.depending(gpu):
-            todo = container.to_do(gpu) if gpu in container.gpus else None  # else this thread only reads it
-            if todo is False:
-                return container, False
-            if todo is True and (starts is None or not container.wanted):
-                starts = container
-        return None if starts is None else (starts, True)
+        return self._due.next(gpu)
 
     def switched(self, container: GpuTimeContainer, on: bool, status: int, took_s: float) -> None:
         """A switch was made, or failed: then the container runs until it reports its channels again."""
@@ -356,6 +353,7 @@ class NodeScheduler:
     def _publish_state(self, container: GpuTimeContainer, took_s: float) -> None:
         """Publish to its processes and the policy whether it is on, once that is true on all of its GPUs. A container without channels counts as switched
         at once: while it may not run, a new process waits at the gate until the arbiter has its channels and has suspended it."""
+        self._due.wake_waiting(container.gpus)
         if container.joined is None or container.page is None:
             return
         gated = (container.gates or container.empty) and not container.wanted

@@ -9,13 +9,16 @@ containers have, as healthy as the GPU is, and no others. An ID in use that left
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
 from vgpu.api.contract import Device, devices
 from vgpu.api.inventory import NORMAL, Gpu, GpuCondition, HeatClass, Inventory, Orphan, withdraw, without_copiers
 from vgpu.api.names import Names
+
+CORDONS: Final = "cordons"
+"""Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
 EVERY: Final = "*"
 """Each MIG profile is offered."""
@@ -29,10 +32,6 @@ class SlotsOnDemand(Protocol):
 
     def devices(self, gpu: Gpu) -> Mapping[str, tuple[str, ...]]:
         """Profile -> names of the slots that it offers now."""
-
-
-CORDONS: Final = "cordons"
-"""Who withdraws GPUs that an operator cordoned, and GPUs that are to be tried: of `Offer.set_withdrawn`."""
 
 
 class Offer:
@@ -53,6 +52,8 @@ class Offer:
         self._profiles, self._unlisted = frozenset(profiles), set[str]()
         self.probed = False
         """Has NVML answered once?"""
+        self.names_numa = False
+        """Does each device name its GPU's NUMA node to the kubelet?"""
         self._context_mib = context_mib
         self._reported = self._inventory = Inventory((), unit_mib)
         self._conditions: Mapping[str, tuple[GpuCondition, ...]] = {}
@@ -112,7 +113,7 @@ class Offer:
         self.refresh()
 
     def refresh(self) -> None:
-        """Containers may have ended: IDs of withdrawn GPUs that nobody has leave the list. Slots on demand may have changed, too."""
+        """Slots on demand may have changed, or containers have ended: IDs of withdrawn GPUs that nobody has leave the list."""
         if self.probed:
             self._set(self._reported, self._conditions)
 
@@ -121,6 +122,12 @@ class Offer:
         self._heat = dict(classes)
         if self.probed:
             self._set(self._reported, self._conditions)
+
+    def name_numa(self, named: bool) -> None:
+        """As of `names_numa`."""
+        if named != self.names_numa:
+            self.names_numa = named
+            self._notify()
 
     async def changed_since(self, version: int) -> int:
         """Return the present version as soon as it is not `version`."""
@@ -134,9 +141,9 @@ class Offer:
             self._withdrawn[CORDONS] = {**held_back, **self._withdrawn.get(CORDONS, {})}
             inventory = self._made(reported, conditions)
         self._reported, self._conditions = reported, conditions
-        always = inventory != self._inventory or not self.version
+        changed = inventory != self._inventory or not self.version
         self._inventory = inventory
-        self._list(inventory, always=always)
+        self._list(inventory, always=changed)
 
     def _made(self, reported: Inventory, conditions: Mapping[str, tuple[GpuCondition, ...]]) -> Inventory:
         """As NVML reported it, with what is wrong and what is withdrawn."""
@@ -155,53 +162,45 @@ class Offer:
 
     def _list(self, inventory: Inventory, *, always: bool = False) -> None:
         """Make the device IDs anew, and notify if they changed, or `always`."""
-        listed = dict.fromkeys(self._devices, ()) | self._listed(self._offered(inventory))
+        listed = dict.fromkeys(self._devices, ()) | self._offered(inventory)
         if listed == self._devices and not always:
             return
         self._devices = listed
+        self._notify()
+
+    def _notify(self) -> None:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _listed(self, offered: Mapping[str, tuple[Device, ...]]) -> dict[str, tuple[Device, ...]]:
-        """Without profiles that kube-scheduler does not leave to Tangram."""
+    def _offered(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
+        """Resource -> its device IDs. A resource that only withdrawn GPUs have is left out, unless containers have some of it."""
+        offered = self._devices_of(inventory, [gpu for gpu in inventory.gpus if not gpu.withdrawn])
+        for resource, ids in self._devices_of(inventory, [gpu for gpu in inventory.gpus if gpu.withdrawn]).items():
+            used = frozenset(self.in_use(resource))
+            if kept := tuple(one for one in ids if one.id in used):
+                offered[resource] = offered.get(resource, ()) + kept
+        return self._listed(offered)
+
+    def _devices_of(self, inventory: Inventory, gpus: Sequence[Gpu]) -> dict[str, tuple[Device, ...]]:
+        """Shares, whole GPUs, MIG instances and slots of these GPUs."""
+        found = devices(replace(inventory, gpus=tuple(gpus)), self.names) if gpus else {}
+        for gpu in gpus if self.slots is not None else ():
+            for profile, names in self.slots.devices(gpu).items() if self.slots is not None else ():
+                more = tuple(Device(name, name, gpu.healthy, gpu.numa) for name in names)
+                found[self.names.mig(profile)] = (*found.get(self.names.mig(profile), ()), *more)
+        return found
+
+    def _listed(self, offered: dict[str, tuple[Device, ...]]) -> dict[str, tuple[Device, ...]]:
+        """Without the MIG profiles that are not offered, which are reported once."""
         if EVERY in self._profiles:
-            return dict(offered)
+            return offered
         mig = {resource: self.names.mig_profile(resource) for resource in offered}
         for profile in mig.values():
             if profile and profile not in self._profiles | self._unlisted:
                 self._unlisted.add(profile)
                 self.unlisted(profile)
         return {resource: ids for resource, ids in offered.items() if mig[resource] in (None, *self._profiles)}
-
-    def _offered(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
-        """Resource -> its device IDs. A resource that only withdrawn GPUs have is left out, unless containers have some of it."""
-        withdrawn = tuple(gpu for gpu in inventory.gpus if gpu.withdrawn)
-        others = replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.withdrawn))
-        offered = devices(others, self.names) if others.gpus else {}
-        _add(offered, self._slot_devices(others))
-        if withdrawn:
-            theirs = devices(replace(inventory, gpus=withdrawn), self.names)
-            _add(theirs, self._slot_devices(replace(inventory, gpus=withdrawn)))
-            for resource, ids in theirs.items():
-                used = frozenset(self.in_use(resource))
-                if kept := tuple(one for one in ids if one.id in used):
-                    _add(offered, {resource: kept})
-        return offered
-
-    def _slot_devices(self, inventory: Inventory) -> dict[str, tuple[Device, ...]]:
-        """Slots on demand; a resource is named also where all its slots are ruled out now."""
-        found: dict[str, tuple[Device, ...]] = {}
-        for gpu in inventory.gpus if self.slots is not None else ():
-            for profile, names in self.slots.devices(gpu).items() if self.slots is not None else ():
-                more = tuple(Device(name, name, gpu.healthy, gpu.numa) for name in names)
-                _add(found, {self.names.mig(profile): more})
-        return found
-
-
-def _add(offered: dict[str, tuple[Device, ...]], more: Mapping[str, tuple[Device, ...]]) -> None:
-    for resource, ids in more.items():
-        offered[resource] = offered.get(resource, ()) + ids
 
 
 def _with_conditions(gpu: Gpu, conditions: tuple[GpuCondition, ...]) -> Gpu:

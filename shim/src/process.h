@@ -56,6 +56,7 @@ enum warning {
     WARN_GRAPHICS,
     WARN_BURST,
     WARN_UNSWAPPABLE,
+    WARN_POOL_STAYS,
     WARN_ELASTIC_IPC,
     WARN_CREATED_STAYS,
     WARN_NOT_OPENED,
@@ -329,6 +330,7 @@ void late_forget_all(void);
 /* vmm.c: a block that something beside handles and mappings keeps; NULL when the handle is none of ours. */
 struct block *vmm_retain(CUmemGenericAllocationHandle handle);
 void vmm_let_go(struct block *block);
+void vmm_let_go_at_once(struct block *block); /* the same, and its lease is the arbiter's at once */
 void vmm_hold(struct block *block);     /* one more such holder */
 void vmm_exported(struct block *block); /* another process may keep it */
 void vmm_converted(struct block *block); /* its lease is resident now */

@@ -434,9 +434,12 @@ static void an_export_of_memory_that_is_away_reports_work(void)
     assert(atomic_load(&tangram.activity.waiting) == 0 && region->ipc.exporting == 0 && !region->ipc.resident);
 }
 
+static _Atomic unsigned freed; /* ranges of addresses */
+
 static CUresult free_addresses(CUdeviceptr at, size_t bytes)
 {
     (void)at, (void)bytes;
+    atomic_fetch_add(&freed, 1);
     return CUDA_SUCCESS;
 }
 
@@ -465,6 +468,51 @@ static unsigned open_descriptors(void)
     for (int fd = 0; fd < 256; fd++)
         count += fcntl(fd, F_GETFD) >= 0;
     return count;
+}
+
+/* One block, away, without a request. */
+static void *discard_one(void *unused)
+{
+    CUresult rc;
+    uint64_t id;
+    struct elastic_region *region = region_new(gpu, 0, NULL, PAGE, REGION_SMALL, &rc);
+    assert(region != NULL && region_list(region));
+    kept_add(region);
+    region->rested = true;
+    release(region->block[0].handle);
+    block_move(&region->block[0], BLOCK_AWAY);
+    discard_begin();
+    assert(discard_next(gpu, &id, 1) == 1);
+    discard_answered(&id, 1);
+    return unused;
+}
+
+/* An allocation of another thread would take it: memory on the GPU that the arbiter counts as away until it is returned. Nothing is returned meanwhile. */
+static void the_lease_of_what_is_discarded_is_never_unused(void)
+{
+    struct {
+        struct wire_header header;
+        struct wire_amount back;
+    } packet;
+    pthread_t thread;
+    int pair[2];
+    assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
+    atomic_store(&gpu->elastic_leased_bytes, PAGE);
+    atomic_store(&gpu->elastic_unused_bytes, 0);
+    atomic_store(&freed, 0);
+    pthread_mutex_lock(&tangram.link.lock);
+    assert(pthread_create(&thread, NULL, discard_one, NULL) == 0);
+    for (unsigned ms = 0; atomic_load(&freed) == 0; ms++)
+        assert(ms < 2000 && usleep(1000) == 0);
+    for (unsigned ms = 0; ms < 50; ms++)
+        assert(atomic_load(&gpu->elastic_unused_bytes) == 0 && usleep(1000) == 0);
+    pthread_mutex_unlock(&tangram.link.lock);
+    assert(pthread_join(thread, NULL) == 0 && recv(pair[1], &packet, sizeof packet, MSG_DONTWAIT) == sizeof packet);
+    assert(packet.header.type == WIRE_RETURN && packet.back.kind == WIRE_ELASTIC && packet.back.bytes == PAGE);
+    assert(atomic_load(&gpu->elastic_leased_bytes) == 0 && atomic_load(&gpu->discarding_bytes) == 0);
+    close(pair[1]);
+    discard_one(NULL);
+    assert(atomic_load(&gpu->elastic_unused_bytes) == PAGE); /* without an arbiter */
 }
 
 /* What is being discarded is the parent's: a child that counted it as free would wait for it at each request that is refused. */
@@ -498,6 +546,7 @@ int main(void)
             elastic_filled(ids[i]);
     an_export_of_memory_that_is_away_reports_work();
     what_is_freed_while_it_is_exported_is_released_afterwards();
+    the_lease_of_what_is_discarded_is_never_unused();
     a_child_discards_nothing();
     puts("ok");
     return 0;

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "../src/hooks/hook.h"
 #include "../src/gputime/launching.h"
@@ -89,6 +90,42 @@ static void a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns(void)
     reported = false;
     assert(cuMemcpyDtoH_v2_ptds(NULL, 0, 1) == CUDA_SUCCESS);
     assert(reported && !activity_work_reported());
+    end();
+}
+
+static _Atomic bool inside, let;
+
+/* As where the driver waits for the GPU by poll: there a thread is cancelled. */
+static CUresult slow_copy(void *to, CUdeviceptr from, size_t bytes)
+{
+    atomic_store(&inside, true);
+    while (!atomic_load(&let))
+        usleep(1000);
+    return copy(to, from, bytes);
+}
+
+static void *copies(void *unused)
+{
+    assert(cuMemcpyDtoH_v2(NULL, 0, 1) == CUDA_SUCCESS);
+    pthread_testcancel();
+    return unused;
+}
+
+static void a_thread_that_is_cancelled_in_a_copy_does_not_count_as_work_for_ever(void)
+{
+    pthread_t thread;
+    void *ended = NULL;
+    begin();
+    tangram.driver.cuMemcpyDtoH_v2 = slow_copy;
+    atomic_store(&inside, false);
+    atomic_store(&let, false);
+    assert(pthread_create(&thread, NULL, copies, NULL) == 0);
+    for (unsigned ms = 0; !atomic_load(&inside); ms++)
+        assert(ms < 2000 && usleep(1000) == 0);
+    assert(atomic_load(&tangram.activity.waiting) == 1 && pthread_cancel(thread) == 0);
+    atomic_store(&let, true);
+    assert(pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    assert(atomic_load(&tangram.activity.waiting) == 0 && !activity_work_reported());
     end();
 }
 
@@ -195,6 +232,7 @@ void copies_are_work(void)
     work_reports_whether_there_is_more_than_kernels();
     kernels_behind_another_process_are_never_taken_for_done();
     a_copy_to_the_cpu_is_reported_and_has_ended_when_it_returns();
+    a_thread_that_is_cancelled_in_a_copy_does_not_count_as_work_for_ever();
     a_fill_that_is_not_waited_for_is_work_until_the_driver_is_done();
     what_the_driver_refuses_is_no_work();
     copies_and_waits_in_a_stream_are_reported();

@@ -100,11 +100,11 @@ def inventory_to_json(inventory: Inventory) -> str:
         for later in ("conditions", "arch", "mig_capable", "on_demand"):
             if not gpu[later]:  # then the text is as earlier versions wrote it
                 del gpu[later]
+        if gpu["heat"] == NORMAL:  # likewise
+            del gpu["heat"]
         for instance in gpu["instances"]:
             if instance["start"] < 0:  # likewise
                 del instance["start"]
-        if gpu["heat"] == NORMAL:  # likewise
-            del gpu["heat"]
     for later in ("orphans", "cuda"):
         if not document["inventory"][later]:  # likewise
             del document["inventory"][later]

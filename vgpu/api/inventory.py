@@ -127,11 +127,11 @@ class Gpu:
     """It has a MIG mode, on or off."""
     conditions: tuple[GpuCondition, ...] = ()
     """The worst first. A reader of an earlier version passes over them, and sees `healthy`."""
+    heat: str = NORMAL
+    """As `HeatClass`; a reader takes any, and counts one that it does not know as normal."""
     on_demand: bool = False
     """It is in MIG mode, and its instances are made when pods request them: `instances` are those that exist now, for pods or idle.
     Pods get slots of it (`vgpu.api.mig_device`), not instances. A reader of an earlier version passes over it."""
-    heat: str = NORMAL
-    """As `HeatClass`; a reader takes any, and counts one that it does not know as normal."""
 
     @property
     def heat_number(self) -> int:

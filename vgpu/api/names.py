@@ -187,6 +187,11 @@ class Names:
         return f"{self.domain}/bursts"
 
     @property
+    def numa(self) -> str:
+        """Node annotation that the device plugin writes: to which NUMA nodes the kubelet aligns pods depends on it (JSON)."""
+        return f"{self.domain}/numa"
+
+    @property
     def memory_stranded(self) -> str:
         """Pod condition that the device plugin writes: memory of a container cannot come back from host memory."""
         return f"{self.domain}/GpuMemoryStranded"

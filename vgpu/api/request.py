@@ -24,6 +24,7 @@ from vgpu.api.names import (
     Names,
     OverLimitAction,
 )
+from vgpu.api.numa import ContainerNeeds
 from vgpu.api.quantity import LARGEST_GPU_MIB, SMALLEST_BYTES, counted, memory_units, parse, whole_number
 
 MOST_GPUS: Final = 16
@@ -85,6 +86,8 @@ class PodRequest:
     """Memory limits of its shares on each of their GPUs, where those count for placement (`vgpu.scheduling.bursts`)."""
     requests: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     """All that it requests beside GPUs, if they are known (`kube.pod_requests`). Placement does not use it."""
+    needs: tuple[ContainerNeeds, ...] = field(default=(), compare=False, repr=False)
+    """What the kubelet aligns, of every container, if it is known (`kube.alignment`). Placement does not use it."""
 
     def __bool__(self) -> bool:
         return bool(self.containers)

@@ -41,6 +41,8 @@ class ContainerState:
     on: bool = True
     blocked: bool = False
     """It may not run: some of its memory is away, or is about to be."""
+    hung: bool = False
+    """A GPU of it does not answer."""
     working: bool = False
     idle_since_s: float | None = None
     """When its last work ended."""
@@ -104,6 +106,11 @@ class ContainerState:
         """Whether it has work, has announced work for now, or still keeps the GPU after work."""
         return self.working or self.announced_from_s <= now_s < self.announced_until_s or now_s < self.kept_until_s
 
+    @property
+    def barred(self) -> bool:
+        """Whether it is in no decision: it is blocked, or is suspended and cannot be resumed on all of its GPUs."""
+        return self.blocked or (self.hung and not self.on)
+
     def rests(self, now_s: float, credit_most_s: float) -> bool:
         """Whether its state stays the same until its next event: it is on, has no work and none announced, and its credit is at the maximum."""
         if self.working or self.blocked or not self.on or now_s < max(self.announced_until_s, self.kept_until_s):
@@ -121,6 +128,14 @@ class ContainerState:
         """It may run again, as after idleness: it has no accumulated priority over containers that ran meanwhile."""
         if self.blocked:
             self.blocked = False
+            self.catch_up(least_served)
+
+    def hang(self, least_served: tuple[float, float], *, hung: bool) -> None:
+        """A GPU of it does not answer, or does again. It waits for that GPU and not for GPU time, as while it is blocked."""
+        before, self.hung = self.barred, hung
+        if before is not self.barred:
+            self.waits_since_s, self.starvation_left_s, self.slice_left_s = None, 0.0, 0.0
+        if before and not self.barred:
             self.catch_up(least_served)
 
     def catch_up(self, least_served: tuple[float, float]) -> None:

@@ -117,7 +117,15 @@ class Unblock(_Event, frozen=True, tag_field="type", tag=str.lower):
     """All memory of the container is on its GPUs again."""
 
 
-Event = Join | Leave | Work | Idle | Hint | BeginSection | EndSection | Switched | Stalled | Late | Block | Unblock
+class Hung(_Event, frozen=True, tag_field="type", tag=str.lower):
+    """Whether a GPU of the container does not answer: while it is suspended, it cannot be resumed on all of its GPUs."""
+
+    hung: bool
+
+
+Event = (
+    Join | Leave | Work | Idle | Hint | BeginSection | EndSection | Switched | Stalled | Late | Block | Unblock | Hung
+)
 _decoder = msgspec.json.Decoder(Event)
 
 

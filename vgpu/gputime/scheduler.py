@@ -15,7 +15,8 @@ The rules, in their order
     slices     Containers of equal urgency get time slices: the one served least for its weight runs first, and a slice is its weight's part of
                a frame. Equals without caps and with equal weights all run: the driver slices time between them well, and further slices
                would only cost switches.
-    several    A container with several GPUs runs on all of them or on none: its parts spin waiting for each other otherwise.
+    several    A container with several GPUs runs on all of them or on none: its parts spin waiting for each other otherwise. Its time slice begins when
+               it runs on all. If a GPU of it does not answer while it is suspended, it is in no decision, so that its other GPUs serve others.
     idleness   An idle container keeps the GPU from one with work for no longer than a switch takes: in its time slice a container pauses
                between two kernels, and would be suspended and resumed for each pause. It pays for that time. If its pauses are usually longer
                than its work, or than a switch, it does not keep the GPU. Beside a container above its guarantee, each of the others
@@ -48,6 +49,7 @@ from vgpu.gputime.events import (
     EndSection,
     Event,
     Hint,
+    Hung,
     Idle,
     Join,
     Late,
@@ -137,6 +139,8 @@ class GpuTimeScheduler:
                 state.block()
             case Unblock():
                 state.unblock(self._least_served(state.container))
+            case Hung(hung=hung):
+                state.hang(self._least_served(state.container), hung=hung)
 
     def decide(self, now_s: float) -> Decision:
         """Which containers are to run from now on. Cost: O(containers with work x log) plus O(GPUs), and a little for each of the others."""
@@ -145,8 +149,8 @@ class GpuTimeScheduler:
         why = dict.fromkeys(self._states, "idle")
         ready = []
         for name, state in self._astir.items():
-            if state.blocked:
-                why[name] = "blocked"
+            if state.barred:
+                why[name] = "blocked" if state.blocked else "hung"
             elif not state.active(self._now_s):
                 continue
             elif not self._solvent(state):
@@ -183,7 +187,7 @@ class GpuTimeScheduler:
         beside = [
             (other, s) for other, s in self._astir.items() if not s.container.gpus.isdisjoint(state.container.gpus)
         ]
-        rivals = [(other, s) for other, s in beside if s.active(self._now_s) and not s.blocked]
+        rivals = [(other, s) for other, s in beside if s.active(self._now_s) and not s.barred]
         if any(s.starvation_left_s or s.own_urgency <= state.urgency for _, s in rivals):
             return []
         return [other for other, s in rivals if s.on and s.working]
@@ -290,7 +294,7 @@ class GpuTimeScheduler:
 
     def _least_served(self, container: SchedulingParameters) -> tuple[float, float]:
         """The least served time among the containers with which it will share the GPU by time slices, and the least above their guarantees."""
-        here = [state for state in self._astir.values() if state.active(self._now_s) and not state.blocked]
+        here = [state for state in self._astir.values() if state.active(self._now_s) and not state.barred]
         here = [state for state in here if not state.container.gpus.isdisjoint(container.gpus)]
         above = (state.guarantee.served for state in here if state.guarantee is not None)
         return min((state.served for state in here), default=0.0), min(above, default=0.0)
@@ -318,7 +322,7 @@ class GpuTimeScheduler:
 
     def _pass_active(self, state: ContainerState, passed_s: float, rate: float) -> None:
         if not state.on:
-            if state.blocked:
+            if state.barred:
                 return
             if self._solvent(state):
                 state.usage.off_s += passed_s
@@ -372,7 +376,7 @@ class GpuTimeScheduler:
     def _next_s(self, name: str, on: bool, wanted: set[str]) -> float:
         """When this container alone requires a new decision."""
         state, now_s = self._states[name], self._now_s
-        if state.blocked:
+        if state.barred:
             return inf
         times = [state.announced_from_s, state.announced_until_s]
         if not self._solvent(state):

@@ -18,7 +18,7 @@ Units and shapes as in `fleet`; a column is a node in `view`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vgpu.api.grant import AssignedGpu, Assignment
-from vgpu.api.quantity import LARGEST_GPU_MIB
-from vgpu.api.request import FULL_CORE_PERCENT, GpuRequest, PodRequest, peak
+from vgpu.api.request import FULL_CORE_PERCENT, PodRequest, peak
 from vgpu.scheduling import scarcity
 from vgpu.scheduling.arrays import GpuArrays, GpusOfNodes
+from vgpu.scheduling.bundles import bundles_of, deal
 from vgpu.scheduling.fleet import Bools, CandidateNodes, Columns, Fleet, Ints
-from vgpu.scheduling.links import nearest
+from vgpu.scheduling.links import nearest, nearest_of_kinds
 from vgpu.scheduling.mig_fit import assigned_mig, fits_mig
 from vgpu.scheduling.packing import FreeGpus, GpuSet, pack
 from vgpu.scheduling.policies.outcome import Displaced, PlacementOutcome
@@ -41,14 +41,6 @@ from vgpu.scheduling.usable_gpus import UsableGpus
 
 EXACT_CONTAINERS: Final = 4
 """Containers with a share up to which fitting is exact: the work grows as 3 to this power. Guessed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Bundle:
-    """Containers that are given the same GPUs, and what they need of them at their peak."""
-
-    requests: tuple[GpuRequest, ...]
-    need: GpuSet
 
 
 class FeasibilityTable:
@@ -76,7 +68,7 @@ class FeasibilityTable:
         self.fleet, self.request = fleet, request
         self.view = UsableGpus(fleet, request, candidates, only or {}, emptied=emptied, limited=limited)
         self.names, self.is_candidate = self.view.names, self.view.is_candidate
-        self._bundles = _bundles([part for part in request.containers if part.kind == "share"])
+        self._bundles = bundles_of([part for part in request.containers if part.kind == "share"])
         self._wholes = [part for part in request.containers if part.kind == "whole"]
         self._profiles = {
             part.profile: peak(request.of_profile(part.profile), lambda one: one.gpus)
@@ -128,21 +120,39 @@ class FeasibilityTable:
                 AssignedGpu(gpus[row].uuid, gpus[row].index, gpus[row].mib, FULL_CORE_PERCENT, "whole")
                 for row in taken[-1]
             ]
-            given |= _dealt(assigned, self._wholes)
+            given |= deal(assigned, self._wholes)
         for profile, assigned in assigned_mig(self.view, self.names[at], self._profiles).items():
-            given |= _dealt(assigned, self.request.of_profile(profile))
+            given |= deal(assigned, self.request.of_profile(profile))
         ordered = {request.container: given[request.container] for request in self.request.containers}
         init = frozenset(request.container for request in self.request.containers if request.init)
         return Assignment(ordered, init, self.request.service_class, self.request.level)
 
     def _taken(self, at: int) -> list[list[int]]:
-        """Per bundle, then for the whole GPUs: the rows taken on a node."""
+        """Per bundle, then for the whole GPUs: the rows taken on a node. Of GPUs that are alike to the policy, those with the best links."""
         if self._left is not None and self._order == "linked":
-            return [self._nearest(np.array([at]), self._left)[0][:, 0].tolist()]
+            return [self._nearest(np.array([at]), self._left != NEVER, self._bundles[0].need.gpus)[0][:, 0].tolist()]
         if self._left is not None:
-            return [self._ranked(self._left[:, at]).argsort(kind="stable")[: self._bundles[0].need.gpus].tolist()]
+            order = self._ranked(self._left[:, at]).argsort(kind="stable")
+            return [self._linked(at, order[: self._bundles[0].need.gpus].tolist(), self._left[:, at] != NEVER)]
         live = int(np.searchsorted(self._live, at))
-        return [rows[:, live].tolist() for rows in self._rows]
+        taken = [rows[:, live].tolist() for rows in self._rows]
+        if self._wholes:
+            can = self._free_gpus.untouched[:, at].copy()
+            can[[row for rows in taken[:-1] for row in rows]] = False
+            taken[-1] = self._linked(at, taken[-1], can)
+        return taken
+
+    def _linked(self, at: int, taken: list[int], can: Bools) -> list[int]:
+        """The GPUs with the best links among those that can be taken on a node and are alike: of one model, with as much free and promised."""
+        if len(taken) == 1:
+            return taken
+        column = self.view.in_fleet(np.array([at]))[0]
+        facts = [self.fleet.model, self.fleet.pool, self.fleet.total_mib, self.fleet.limits.excess_mib]
+        facts += [self.fleet.heat] if self._order == "coolest" else []
+        free = (self._free_gpus.free_mib[:, at], self._free_gpus.free_percent[:, at])
+        kinds = [*zip(*(one[:, column].tolist() for one in facts), *(one.tolist() for one in free), strict=True)]
+        costs = self.fleet.link_costs([self.names[at]])[:, :, 0]
+        return nearest_of_kinds(costs, [kind if may else None for kind, may in zip(kinds, can, strict=True)], taken)
 
     def _place_one(self, free_gpus: FreeGpus, need: GpuSet) -> Bools:
         """One share. Returns (nodes,) whether it fits."""
@@ -193,16 +203,23 @@ class FeasibilityTable:
         return fullest, hottest
 
     def _link_cost(self) -> npt.NDArray[np.int64]:
-        """(nodes,) of the GPUs that one share takes; 0 for pods that take the tightest."""
-        cost = np.zeros(len(self.is_candidate), np.int64)
+        """(nodes,) of the GPUs that one share or whole GPUs alone take; 0 for other pods."""
+        cost, fit = np.zeros(len(self.is_candidate), np.int64), np.flatnonzero(self.fits)
         if self._left is not None:
-            cost[self.fits] = self._nearest(np.flatnonzero(self.fits), self._left)[1]
+            cost[fit] = self._nearest(fit, self._left != NEVER, self._bundles[0].need.gpus)[1]
+        elif self._links_wholes:
+            cost[fit] = self._nearest(fit, self._free_gpus.untouched, len(self._rows[-1]))[1]
         return cost
 
-    def _nearest(self, at: Columns, left: Ints) -> tuple[Columns, Ints]:
-        """The set of GPUs with the best links on nodes `at`, and its cost."""
+    @property
+    def _links_wholes(self) -> bool:
+        """Whether links choose the pod's whole GPUs: it has no share, whose GPUs a choice by links could take."""
+        return self._order == "linked" and bool(self._wholes) and not self._bundles
+
+    def _nearest(self, at: Columns, can: Bools, gpus: int) -> tuple[Columns, Ints]:
+        """The set of GPUs with the best links on nodes `at`, and its cost. `can`: (GPUs, nodes in view) which may be taken."""
         costs = self.fleet.link_costs(self.names[node] for node in at.tolist())
-        return nearest(costs, left[:, at] != NEVER, self._bundles[0].need.gpus)
+        return nearest(costs, can[:, at], gpus)
 
     def _ranked(self, left: Ints) -> Ints:
         """Leftovers as numbers of which the smallest are taken first."""
@@ -293,6 +310,8 @@ class FeasibilityTable:
             if self._order == "coolest" and not needs:  # beside shares the choice could keep the pod from fitting
                 untouched = among_equals(untouched, (self._heat[:, self._live],), wholes)
             rows, found = tightest(np.where(untouched, self._total_mib[:, self._live], NEVER), wholes)
+            if self._links_wholes and found.any():
+                rows[:, found] = self._nearest(self._live, self._free_gpus.untouched, wholes)[0][:, found]
             _debit(after, None, rows, every)
             whole_rows, fits = [rows], fits & found
         for need in needs:
@@ -366,30 +385,3 @@ def _plausible(free_gpus: FreeGpus, needs: Sequence[GpuSet], wholes: int) -> Boo
         can = free_gpus.allowed & (free_gpus.free_mib >= need.mib) & (free_gpus.free_percent >= need.percent)
         plausible &= np.count_nonzero(can, axis=0) >= need.gpus
     return plausible
-
-
-def _bundles(shares: Sequence[GpuRequest]) -> list[_Bundle]:
-    """Which containers share their GPUs, largest first. A need beyond any GPU is kept within the arrays' numbers."""
-    groups = [tuple(shares)] if any(request.init for request in shares) else [(request,) for request in shares]
-    bundles = [
-        _Bundle(
-            group,
-            GpuSet(
-                max(request.gpus for request in group),
-                min(peak(group, lambda request: request.mib), LARGEST_GPU_MIB + 1),
-                peak(group, lambda request: request.core_percent),
-            ),
-        )
-        for group in groups
-    ]
-    return sorted(bundles, key=lambda bundle: (-bundle.need.mib, -bundle.need.percent))
-
-
-def _dealt(assigned: Sequence[AssignedGpu], requests: Sequence[GpuRequest]) -> dict[str, tuple[AssignedGpu, ...]]:
-    """GPUs per container: each after those of the containers that keep running, so that an init container's are reused."""
-    dealt: dict[str, tuple[AssignedGpu, ...]] = {}
-    first = 0
-    for request in requests:
-        dealt[request.container] = tuple(assigned[first : first + request.gpus])
-        first += 0 if request.init else request.gpus
-    return dealt

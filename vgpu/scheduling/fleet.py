@@ -276,10 +276,8 @@ class Fleet:
 
     def overcommitted(self) -> list[tuple[str, str, int, int]]:
         """(node, UUID, free MiB, free percent) of every GPU and MIG instance with less than nothing left: I1 is broken."""
-        gpus = list[tuple[str, str, int, int]]()
-        for r, c in np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist():
-            uuid = self.inventory[self.names[c]].gpus[r].uuid
-            gpus.append((self.names[c], uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])))
+        broken = np.argwhere((self.free_mib < 0) | (self.free_percent < 0)).tolist()
+        gpus = [(self.names[c], self.inventory[self.names[c]].gpus[r].uuid, int(self.free_mib[r, c]), int(self.free_percent[r, c])) for r, c in broken]  # fmt: skip
         return gpus + list(self.stock.overcommitted(self.column, self.inventory))
 
     def snapshot(self) -> Mapping[str, Ints]:

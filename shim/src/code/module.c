@@ -192,9 +192,9 @@ LOADS(cuLibraryLoadFromFile, library, OWNED_LIBRARY, cuLibraryUnload,
         await_memory();                                                                                                        \
         bool ours = table_disown(OWNED_AS(kind, (uintptr_t)handle), &was);                                                     \
         struct owned_list functions = code_forget(handle);                                                                     \
-        const bool watched = activity_call_begins();                                                                           \
+        const struct activity_call call = activity_call_begins();                                                              \
         CUresult rc = tangram.driver.name(handle);                                                                             \
-        activity_call_ends(watched);                                                                                           \
+        activity_call_ends(call);                                                                                              \
         code_forgotten(functions, rc);                                                                                         \
         if (rc == CUDA_SUCCESS && (kind) == OWNED_LIBRARY)                                                                     \
             library_unloaded(handle);                                                                                          \

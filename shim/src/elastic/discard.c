@@ -139,20 +139,20 @@ static struct elastic_region *take_gone(bool all)
     return NULL;
 }
 
-/* Its lease goes back at once: the arbiter counts on that. */
+/* Its lease goes back at once: the arbiter counts it as away until then. It is never unused lease here, of which another thread would take some: that would
+ * be memory on the GPU that the arbiter counts as away for a second. */
 static void end(struct elastic_region *region)
 {
     struct gpu *gpu = region->gpu;
     const uint64_t bytes = region->bytes;
     if (region->created != NULL) {
-        vmm_let_go(region->created->charge);
+        vmm_let_go_at_once(region->created->charge);
         free(region->created);
         free(region);
     } else {
         region_end_away(region);
-        lease_give_back_as(gpu, WIRE_ELASTIC, bytes);
+        link_return_used(gpu, WIRE_ELASTIC, bytes);
     }
-    link_return(gpu, WIRE_ELASTIC, bytes);
     atomic_fetch_sub(&gpu->discarding_bytes, bytes);
 }
 

@@ -20,9 +20,11 @@ struct ipc_opened {
     CUdeviceptr base;
     uint64_t bytes; /* of all blocks */
     uint64_t number;
-    unsigned opens; /* less closes */
+    unsigned opens;  /* less closes */
+    unsigned users;  /* threads that are in the driver with it: it is not freed meanwhile */
+    bool left;       /* its context ended: it is in no list, and the last user frees it */
     unsigned blocks;
-    uint64_t others; /* devices beside `device` that it was opened on, a bit each */
+    uint64_t others; /* devices beside `device` that have access, a bit each */
     uint64_t block_bytes[];
 };
 
@@ -45,19 +47,38 @@ static struct ipc_opened **with_handle(const void *handle)
     return place;
 }
 
-/* Locked. */
-static struct ipc_opened **with_pointer(CUdeviceptr at)
+/* Locked. What was closed as often as it was opened is not open, also while a thread uses it. */
+static bool is_open_at(const struct ipc_opened *opened, CUdeviceptr at)
 {
+    return opened->opens > 0 && pointer_of(opened) == at;
+}
+
+/* Locked. NULL: nothing is open there. */
+static struct ipc_opened *with_pointer(CUdeviceptr at)
+{
+    struct ipc_opened *opened = elastic->ipc.opened;
+    while (opened != NULL && !is_open_at(opened, at))
+        opened = opened->next;
+    return opened;
+}
+
+/* Locked. Off the list, if nothing has it open and no thread uses it. False: it stays. */
+static bool take_ended(struct ipc_opened *opened)
+{
+    if (opened->opens > 0 || opened->users > 0)
+        return false;
     struct ipc_opened **place = &elastic->ipc.opened;
-    while (*place != NULL && pointer_of(*place) != at)
+    while (!opened->left && *place != opened)
         place = &(*place)->next;
-    return place;
+    if (!opened->left)
+        *place = opened->next;
+    return true;
 }
 
 bool ipc_find(CUdeviceptr at, struct elastic_found *found)
 {
     const struct ipc_opened *opened = elastic->ipc.opened;
-    while (opened != NULL && at - pointer_of(opened) >= opened->handle.requested)
+    while (opened != NULL && (opened->opens == 0 || at - pointer_of(opened) >= opened->handle.requested))
         opened = opened->next;
     if (opened != NULL)
         *found = (struct elastic_found){.gpu = opened->gpu, .device = opened->device, .at = pointer_of(opened), .requested = opened->handle.requested,
@@ -71,36 +92,6 @@ bool ipc_in(CUdeviceptr at, uint64_t bytes)
     const struct ipc_opened *opened = elastic->ipc.opened;
     while (opened != NULL && at - opened->base >= opened->bytes && opened->base - at >= bytes)
         opened = opened->next;
-    return opened != NULL;
-}
-
-/* One more of what is open here already. On another GPU than before it gets access for that, too; the driver's has an address for each context. */
-static bool open_again(const void *handle, CUdeviceptr *at, CUresult *rc)
-{
-    CUdevice device = 0;
-    const bool known = tangram.driver.cuCtxGetDevice(&device) == CUDA_SUCCESS && device < PEER_DEVICES;
-    const uint64_t bit = known ? (uint64_t)1 << device : 0;
-    lock_acquire(&elastic->lock);
-    struct ipc_opened *opened = *with_handle(handle);
-    const bool more = opened != NULL && opened->device != device && (opened->others & bit) == 0;
-    CUdeviceptr base = 0;
-    uint64_t bytes = 0;
-    if (opened != NULL) {
-        opened->opens++; /* it stays meanwhile */
-        opened->others |= more ? bit : 0;
-        *at = pointer_of(opened);
-        base = opened->base;
-        bytes = opened->bytes;
-    }
-    lock_release(&elastic->lock);
-    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    *rc = more ? tangram.driver.cuMemSetAccess(base, bytes, &access, 1) : CUDA_SUCCESS;
-    if (*rc != CUDA_SUCCESS) {
-        lock_acquire(&elastic->lock);
-        opened->opens--; /* another open has it, or its close was refused */
-        opened->others &= ~bit;
-        lock_release(&elastic->lock);
-    }
     return opened != NULL;
 }
 
@@ -125,6 +116,12 @@ static CUresult map_block(CUdeviceptr at, uint64_t bytes, int fd)
     return rc;
 }
 
+static CUresult allow(const struct ipc_opened *opened, CUdevice device)
+{
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return tangram.driver.cuMemSetAccess(opened->base, opened->bytes, &access, 1);
+}
+
 /* With access for the device of the current context. */
 static CUresult map(struct ipc_opened *opened, const struct passed_blocks *passed)
 {
@@ -140,9 +137,8 @@ static CUresult map(struct ipc_opened *opened, const struct passed_blocks *passe
         if (rc != CUDA_SUCCESS)
             break;
     }
-    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     if (rc == CUDA_SUCCESS)
-        rc = tangram.driver.cuMemSetAccess(opened->base, opened->bytes, &access, 1);
+        rc = allow(opened, device);
     if (rc != CUDA_SUCCESS)
         unmap(opened, mapped);
     return rc;
@@ -181,25 +177,82 @@ static void end(struct ipc_opened *opened, bool charged)
         shared_end_or_give_back(&was);
 }
 
-/* Another thread may have opened it meanwhile: then this one's is not needed. */
-static CUdeviceptr list(struct ipc_opened *opened)
+static uint64_t bit_of(CUdevice device)
+{
+    return device < PEER_DEVICES ? (uint64_t)1 << device : 0;
+}
+
+/* With a user counted, who ends here. False: its context ended meanwhile. */
+static bool open_on(struct ipc_opened *opened, CUdevice device, CUdeviceptr *at, CUresult *rc)
+{
+    CUstreamCaptureMode mode = relax();
+    *rc = allow(opened, device);
+    relax_end(mode);
+    lock_acquire(&elastic->lock);
+    const bool there = !opened->left;
+    opened->users--;
+    if (there && *rc == CUDA_SUCCESS) {
+        opened->opens++;
+        opened->others |= bit_of(device);
+        *at = pointer_of(opened);
+    }
+    const bool ends = take_ended(opened);
+    lock_release(&elastic->lock);
+    if (ends)
+        end(opened, true);
+    return there;
+}
+
+/* One more of what is open here already. On another GPU than before it gets access for that, too, and counts from then on; the driver's has an
+ * address for each context. False: it is not open. */
+static bool open_again(const void *handle, CUdeviceptr *at, CUresult *rc)
+{
+    CUdevice device;
+    *rc = tangram.driver.cuCtxGetDevice(&device);
+    if (*rc != CUDA_SUCCESS)
+        return true;
+    struct quiet quiet = quiet_begin();
+    lock_acquire(&elastic->lock);
+    struct ipc_opened *opened = *with_handle(handle);
+    const bool more = opened != NULL && opened->device != device && (opened->others & bit_of(device)) == 0;
+    if (more) {
+        opened->users++;
+    } else if (opened != NULL) {
+        opened->opens++;
+        *at = pointer_of(opened);
+    }
+    lock_release(&elastic->lock);
+    const bool again = more ? open_on(opened, device, at, rc) : opened != NULL;
+    quiet_end(quiet);
+    return again;
+}
+
+/* False: another thread has opened it meanwhile. */
+static bool listed(struct ipc_opened *opened, CUdeviceptr *at)
 {
     lock_acquire(&elastic->lock);
-    struct ipc_opened *other = *with_handle(&opened->handle);
-    struct ipc_opened *listed = other != NULL ? other : opened;
-    const CUdeviceptr at = pointer_of(listed);
-    if (other != NULL) {
-        other->opens++;
-    } else {
+    const bool first = *with_handle(&opened->handle) == NULL;
+    if (first) {
+        *at = pointer_of(opened);
         opened->number = atomic_fetch_add(&elastic->numbers, 1) + 1;
         opened->next = elastic->ipc.opened;
         elastic->ipc.opened = opened;
         atomic_store(&elastic->ipc.any_opened, true);
     }
     lock_release(&elastic->lock);
-    if (other != NULL)
-        end(opened, true);
-    return at;
+    return first;
+}
+
+/* Where another thread was first, this one's mapping is not needed. */
+static CUresult list(struct ipc_opened *opened, CUdeviceptr *at)
+{
+    CUresult rc;
+    while (!listed(opened, at))
+        if (open_again(&opened->handle, at, &rc)) {
+            end(opened, true);
+            return rc;
+        }
+    return CUDA_SUCCESS;
 }
 
 static bool charge(const struct ipc_opened *opened)
@@ -225,8 +278,7 @@ static CUresult open_passed(CUdeviceptr *at, const struct passed_blocks *passed,
         end(opened, false);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *at = list(opened);
-    return CUDA_SUCCESS;
+    return list(opened, at);
 }
 
 /* As the driver: a process does not open its own memory, and what it has open already is only counted. */
@@ -255,14 +307,29 @@ CUresult ipc_open(CUdeviceptr *at, const void *handle, unsigned int flags)
     return rc;
 }
 
+/* False: it would be the last close, and work that uses the memory was not waited for. */
+static bool closed(CUdeviceptr at, bool waited, CUresult *rc)
+{
+    lock_acquire(&elastic->lock);
+    struct ipc_opened *opened = with_pointer(at);
+    const bool closes = opened == NULL || opened->opens > 1 || waited;
+    if (opened != NULL && closes)
+        opened->opens--;
+    const bool ends = opened != NULL && closes && take_ended(opened);
+    lock_release(&elastic->lock);
+    *rc = opened != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (ends)
+        end(opened, true);
+    return closes;
+}
+
 bool ipc_close(CUdeviceptr at, CUresult *rc)
 {
     CUcontext current = NULL;
     if (!atomic_load(&elastic->ipc.any_opened))
         return false;
     lock_acquire(&elastic->lock);
-    struct ipc_opened *opened = *with_pointer(at);
-    const bool last = opened != NULL && opened->opens == 1;
+    const struct ipc_opened *opened = with_pointer(at);
     CUcontext context = opened != NULL ? opened->context : NULL;
     lock_release(&elastic->lock);
     if (opened == NULL)
@@ -270,20 +337,11 @@ bool ipc_close(CUdeviceptr at, CUresult *rc)
     *rc = tangram.driver.cuCtxGetCurrent(&current);
     if (*rc == CUDA_SUCCESS && current == NULL)
         *rc = CUDA_ERROR_INVALID_CONTEXT;
-    if (*rc == CUDA_SUCCESS && last)
-        *rc = anchor_wait(context); /* unmapping does not wait, and work that uses it would fail */
-    if (*rc != CUDA_SUCCESS)
+    if (*rc != CUDA_SUCCESS || closed(at, false, rc))
         return true;
-    lock_acquire(&elastic->lock);
-    struct ipc_opened **place = with_pointer(at);
-    opened = *place;
-    const bool ends = opened != NULL && --opened->opens == 0;
-    if (ends)
-        *place = opened->next;
-    lock_release(&elastic->lock);
-    *rc = opened != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    if (ends)
-        end(opened, true);
+    *rc = anchor_wait(context); /* unmapping does not wait, and work that uses it would fail */
+    if (*rc == CUDA_SUCCESS)
+        closed(at, true, rc);
     return true;
 }
 
@@ -296,11 +354,16 @@ void ipc_forget_context(CUcontext context, struct gpu *gpu, uint64_t before)
         while (*place != NULL && ((*place)->context != context || (gpu != NULL && (*place)->gpu != gpu) || (*place)->number > before))
             place = &(*place)->next;
         struct ipc_opened *opened = *place;
-        if (opened != NULL)
+        if (opened != NULL) {
             *place = opened->next;
+            opened->left = true;
+            opened->opens = 0;
+        }
+        const bool ends = opened != NULL && take_ended(opened);
         lock_release(&elastic->lock);
         if (opened == NULL)
             return;
-        end(opened, true);
+        if (ends)
+            end(opened, true);
     }
 }

@@ -122,7 +122,7 @@ static CUresult renounce(struct pool *pool, CUmemoryPool handle, const CUmemAcce
         lock_release(&elastic->lock);
     CUresult rc = some ? CUDA_ERROR_NOT_SUPPORTED : tangram.driver.cuMemPoolSetAccess(handle, access, count);
     if (some)
-        warn(WARN_UNSWAPPABLE, "a pool with memory that can be swapped was to be opened to another device: cuMemPoolSetAccess fails");
+        warn(WARN_POOL_STAYS, "a pool that has memory that can be swapped was to be opened to a place that is no GPU: cuMemPoolSetAccess fails");
     if (rc != CUDA_SUCCESS)
         atomic_store(&pool->swaps, swaps);
     return rc;

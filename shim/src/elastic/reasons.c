@@ -85,6 +85,15 @@ static enum gpus_seen gpus_seen(struct gpu *gpu)
     return seen;
 }
 
+/* The arbiter serves bursts: where the limits of a GPU are missing, it does not know that GPU's pool or memory yet, and sends them then. */
+static bool some_limits_came(void)
+{
+    bool some = false;
+    for (unsigned i = 0; i < tangram.grant.gpus && !some; i++)
+        some = atomic_load(&tangram.grant.gpu[i].limits_came);
+    return some;
+}
+
 bool elastic_able(struct gpu *gpu)
 {
     struct quiet quiet = quiet_begin();
@@ -92,8 +101,9 @@ bool elastic_able(struct gpu *gpu)
     look_for_rdma();
     if (seen == GPUS_OTHERS)
         elastic_unable(ELASTIC_OTHER_GPU);
-    if (elastic_reason() == ELASTIC_ABLE && !burst_limits_came(gpu))
+    const bool waits = elastic_reason() == ELASTIC_ABLE, came = waits && burst_limits_came(gpu);
+    if (waits && !came && !some_limits_came())
         elastic_unable(ELASTIC_NO_ARBITER);
     quiet_end(quiet);
-    return seen == GPUS_OURS && elastic_reason() == ELASTIC_ABLE && burst_is_allowed(gpu);
+    return seen == GPUS_OURS && came && elastic_reason() == ELASTIC_ABLE && burst_is_allowed(gpu);
 }

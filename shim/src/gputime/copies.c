@@ -21,9 +21,9 @@
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         activity_other(NULL, ptds);                                                                                            \
-        const bool watched = activity_call_begins();                                                                           \
+        const struct activity_call call = activity_call_begins();                                                              \
         CUresult rc = tangram.driver.name(__VA_ARGS__);                                                                        \
-        activity_call_ends(watched);                                                                                           \
+        activity_call_ends(call);                                                                                              \
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }
@@ -48,11 +48,11 @@
     {                                                                                                                          \
         NEEDS(name);                                                                                                           \
         activity_other(NULL, ptds);                                                                                            \
-        const bool watched = activity_call_begins();                                                                           \
+        const struct activity_call call = activity_call_begins();                                                              \
         CUresult rc = UNLIKELY(atomic_load_explicit(&tangram.hot.several_gpus, memory_order_relaxed))                          \
                           ? name##_across(__VA_ARGS__)                                                                         \
                           : tangram.driver.name(__VA_ARGS__);                                                                  \
-        activity_call_ends(watched);                                                                                           \
+        activity_call_ends(call);                                                                                              \
         activity_something_synced();                                                                                           \
         return rc;                                                                                                             \
     }

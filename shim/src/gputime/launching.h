@@ -88,19 +88,30 @@ static inline bool activity_is_inside(void)
     return atomic_load(&tangram.activity.waiting) > 0 || (channels_are_suspended() && bounds_inside());
 }
 
-/* Around a call that mostly returns when its work has ended: the driver may put it on the GPU piece by piece, and a query between two finds nothing. */
-static inline bool activity_call_begins(void)
+/* Of a thread in a call of the driver that counts as work. */
+struct activity_call {
+    bool watched;
+    int cancelling; /* the thread's state */
+};
+
+/* Around a call that mostly returns when its work has ended: the driver may put it on the GPU piece by piece, and a query between two finds nothing. The
+ * thread is not cancelled in it: it would be counted for ever, and the process would never be idle again. */
+static inline struct activity_call activity_call_begins(void)
 {
-    const bool watched = atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed);
-    if (watched)
+    struct activity_call call = {.watched = atomic_load_explicit(&tangram.hot.watched, memory_order_relaxed)};
+    if (call.watched) {
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &call.cancelling);
         atomic_fetch_add(&tangram.activity.waiting, 1);
-    return watched;
+    }
+    return call;
 }
 
-static inline void activity_call_ends(bool watched)
+static inline void activity_call_ends(struct activity_call call)
 {
-    if (watched)
-        atomic_fetch_sub(&tangram.activity.waiting, 1);
+    if (!call.watched)
+        return;
+    atomic_fetch_sub(&tangram.activity.waiting, 1);
+    pthread_setcancelstate(call.cancelling, NULL);
 }
 
 #endif

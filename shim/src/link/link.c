@@ -50,6 +50,21 @@ bool link_send(enum wire_type type, const void *body, uint32_t body_bytes)
     return wire_send(&link_->end, type, link_next_seq(), body, body_bytes);
 }
 
+/* Locked. What becomes free once the arbiter has read it: a query of the free memory waits for the answer. */
+bool link_give(enum wire_type type, const void *body, uint32_t body_bytes)
+{
+    uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
+    bool sent = wire_send(&link_->end, type, seq, body, body_bytes);
+    if (sent)
+        atomic_store(&link_->given_seq, seq);
+    return sent;
+}
+
+bool link_drop(const struct wire_shared *message)
+{
+    return link_give(WIRE_DROP, message, sizeof *message);
+}
+
 /* What this process leases, in full: a restarted arbiter adopts it as it is. */
 bool link_state_use(struct gpu *gpu)
 {

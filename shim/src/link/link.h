@@ -163,13 +163,14 @@ bool link_has_helper(void);     /* false: what is not needed is returned at once
 enum link_answer { LINK_GRANTED, LINK_REFUSED, LINK_ABSENT };
 enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes);
 void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes); /* of the unused lease, to the arbiter */
+void link_return_used(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes); /* of the lease in use: it is never unused here */
 void link_return_all(struct gpu *gpu);                                            /* the unused lease of both kinds */
 void link_settle(struct gpu *gpu); /* waits for a lease that was requested ahead, and until the page shows what was given back */
 enum link_answer link_context_begin(struct gpu *gpu, bool *estimated);
 void link_context_end(struct gpu *gpu, enum wire_step step, bool wait);
 bool link_processes(struct gpu *gpu, struct wire_process *out, uint32_t capacity, uint32_t *count);
-enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held); /* not held: granted by an arbiter that knows no bounds */
-void link_grown(struct gpu *gpu, uint64_t unneeded_bytes);
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, uint64_t spare_bytes); /* spare: of these, for calls to come */
+void link_grown(struct gpu *gpu, uint64_t unneeded_bytes); /* locked */
 enum link_answer link_shared(struct gpu *gpu, struct wire_shared *message); /* locked afterwards when it is granted */
 
 /* Between link.c, request.c and helper.c. "Locked" = called with link.lock held. */

@@ -142,7 +142,8 @@ enum link_answer passing_convert(struct gpu *gpu, uint64_t bytes)
         link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
         const uint32_t ended = link_->ended;
         const bool sent = wire_send(&link_->end, WIRE_CONVERT, link_->hold.seq, &message, sizeof message);
-        if (sent && answered(&link_->hold, CONVERT_MS))
+        const bool came = sent && answered(&link_->hold, CONVERT_MS);
+        if (came && link_->ended == ended)
             answer = link_->shared_answer.refused ? LINK_REFUSED : LINK_GRANTED;
         else if (sent && link_->ended == ended)
             wire_hang_up(&link_->end);

@@ -22,21 +22,6 @@ struct tries {
 
 static struct link *const link_ = &tangram.link;
 
-/* Locked. What becomes free once the arbiter has read it: a query of the free memory waits for the answer. */
-bool link_give(enum wire_type type, const void *body, uint32_t body_bytes)
-{
-    uint32_t seq = link_next_seq() | WIRE_SEQ_GIVEN;
-    bool sent = wire_send(&link_->end, type, seq, body, body_bytes);
-    if (sent)
-        atomic_store(&link_->given_seq, seq);
-    return sent;
-}
-
-bool link_drop(const struct wire_shared *message)
-{
-    return link_give(WIRE_DROP, message, sizeof *message);
-}
-
 static bool is_connected(void)
 {
     return link_->stage == LINK_CONNECTED;
@@ -85,11 +70,20 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
     return awaited->answered;
 }
 
-/* Can an answer to this come? Not when the arbiter reads nothing. When it has ended, the thread that reads will detect that: waiting
- * for the answer is waiting for that. */
+/* Can an answer come? Not when the arbiter reads nothing. Where it has ended, waiting for the answer is waiting until the thread that reads finds that. */
 static bool reached(bool sent)
 {
     return sent || errno != EAGAIN;
+}
+
+/* Locked. What is in no lease of this process any more. Without an arbiter it is unused lease, and stated to the next one. */
+static void give_back(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+{
+    const struct wire_amount back = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .bytes = bytes};
+    if (is_connected() && link_give(WIRE_RETURN, &back, sizeof back))
+        atomic_fetch_sub(leased_of(gpu, kind), bytes);
+    else
+        atomic_fetch_add(unused_of(gpu, kind), bytes);
 }
 
 /* Locked. Returns up to so much of the unused lease. Without an arbiter it stays leased. */
@@ -98,11 +92,7 @@ static void return_unused(struct gpu *gpu, enum wire_lease_kind kind, uint64_t m
     if (!is_connected() || atomic_load(unused_of(gpu, kind)) == 0)
         return;
     atomic_fetch_add(&link_->gives, 1); /* before it is taken out */
-    struct wire_amount back = {.gpu = (uint32_t)atomic_load(&gpu->wire), .kind = kind, .bytes = lease_take_unused(gpu, kind, most_bytes)};
-    if (link_give(WIRE_RETURN, &back, sizeof back))
-        atomic_fetch_sub(leased_of(gpu, kind), back.bytes);
-    else
-        atomic_fetch_add(unused_of(gpu, kind), back.bytes);
+    give_back(gpu, kind, lease_take_unused(gpu, kind, most_bytes));
 }
 
 /* Locked. */
@@ -168,9 +158,8 @@ static enum link_answer request_once(struct gpu *gpu, enum wire_lease_kind kind,
     return LINK_GRANTED;
 }
 
-/* Requests at least `need` bytes. Granted: `need` is the caller's, the rest is unused lease. The unused lease is returned first, in
- * every try: an arbiter that was away at the start does not have it yet, and would count it as leased. That of the other kind is, too: else a
- * request could be refused, or memory of other containers moved, for a lease that nothing uses. */
+/* Requests at least `need` bytes. Granted: `need` is the caller's, the rest is unused lease. The unused lease is returned first, in every try: an arbiter that
+ * was away at the start would count it as leased. That of the other kind is, too: else a request could be refused, or memory of others moved, for nothing. */
 enum link_answer link_request(struct gpu *gpu, enum wire_lease_kind kind, uint64_t need_bytes, uint64_t want_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
@@ -201,6 +190,16 @@ void link_return(struct gpu *gpu, enum wire_lease_kind kind, uint64_t most_bytes
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     return_unused(gpu, kind, most_bytes);
+    pthread_mutex_unlock(&link_->lock);
+    quiet_end(quiet);
+}
+
+void link_return_used(struct gpu *gpu, enum wire_lease_kind kind, uint64_t bytes)
+{
+    struct quiet quiet = quiet_begin();
+    pthread_mutex_lock(&link_->lock);
+    atomic_fetch_add(&link_->gives, 1);
+    give_back(gpu, kind, bytes);
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
 }
@@ -281,25 +280,29 @@ static bool say_grow(struct gpu *gpu, enum wire_step step, uint32_t seq, uint64_
     return wire_send(&link_->end, WIRE_CONTEXT, seq, &message, sizeof message);
 }
 
-/* Locked, connected. One request, as `request_once`. */
+/* Locked, connected. One request, as `request_once`. What an arbiter granted whose connection has ended since is not reserved by the next one. */
 static enum link_answer grow_once(struct gpu *gpu, uint64_t bytes, bool *held)
 {
+    const uint32_t ended = link_->ended;
     *held = (link_page_word(WIRE_GPU_TIME_AT + offsetof(struct wire_gpu_time, features)) & WIRE_UNDERSTANDS_GROW) != 0;
     if (!*held)
         return LINK_GRANTED;
     link_->grow = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_GROW};
-    if (!reached(say_grow(gpu, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS))
+    if (!reached(say_grow(gpu, WIRE_GROW, link_->grow.seq, bytes)) || !answered_in_time(&link_->grow, PATIENCE_MS) || link_->ended != ended)
         return LINK_ABSENT;
     return link_->grow_answer.refused ? LINK_REFUSED : LINK_GRANTED;
 }
 
-enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
+enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, uint64_t spare_bytes)
 {
     enum link_answer answer = LINK_ABSENT;
+    bool held = false; /* else granted by an arbiter that knows no bounds */
     struct quiet quiet = quiet_begin();
     pthread_mutex_lock(&link_->lock);
     for (struct tries tries = {0}; answer == LINK_ABSENT && should_send(&tries);)
-        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, held);
+        answer = atomic_load(&gpu->wire) < 0 ? LINK_REFUSED : grow_once(gpu, bytes, &held);
+    if (answer == LINK_GRANTED && held)
+        bound_granted(gpu, spare_bytes);
     link_have_helper();
     pthread_mutex_unlock(&link_->lock);
     quiet_end(quiet);
@@ -309,20 +312,22 @@ enum link_answer link_grow(struct gpu *gpu, uint64_t bytes, bool *held)
 /* Use is stated first: what NVML counts is read beside it. `unneeded`: of what the arbiter reserved, so much no call was made for. */
 void link_grown(struct gpu *gpu, uint64_t unneeded_bytes)
 {
-    pthread_mutex_lock(&link_->lock);
     if (is_connected() && atomic_load(&gpu->wire) >= 0 && link_state_use(gpu))
         say_grow(gpu, WIRE_GROWN, link_next_seq() | WIRE_SEQ_GROW, unneeded_bytes);
-    pthread_mutex_unlock(&link_->lock);
 }
 
-/* Locked, connected. One request, as `request_once`. An answer that comes too late is undone. */
+/* Locked, connected. One request, as `request_once`. An answer that comes too late is undone; the next arbiter knows of none. */
 static enum link_answer shared_once(struct gpu *gpu, struct wire_shared *message)
 {
+    const uint32_t ended = link_->ended;
     message->gpu = (uint32_t)atomic_load(&gpu->wire);
     link_->hold = (struct awaited){.seq = link_next_seq() | WIRE_SEQ_HOLD};
     if (!reached(wire_send(&link_->end, WIRE_HOLD, link_->hold.seq, message, sizeof *message)))
         return LINK_ABSENT;
-    if (answered_in_time(&link_->hold, PATIENCE_MS))
+    const bool answered = answered_in_time(&link_->hold, PATIENCE_MS);
+    if (link_->ended != ended)
+        return LINK_ABSENT;
+    if (answered)
         return link_->shared_answer.refused ? LINK_REFUSED : LINK_GRANTED;
     if (is_connected())
         link_drop(message);

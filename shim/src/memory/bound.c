@@ -35,17 +35,11 @@ static bool take(struct bound *bound, uint64_t bytes)
 static enum link_answer request_memory(struct gpu *gpu, uint64_t bytes)
 {
     struct bound *bound = bound_of(gpu);
-    bool held = false;
     uint64_t need = bytes + (atomic_load(&bound->open) ? 0 : PAGE), requested = need < AT_ONCE ? AT_ONCE : need;
-    enum link_answer answer = link_grow(gpu, requested, &held);
+    enum link_answer answer = link_grow(gpu, requested, requested - need);
     if (answer == LINK_REFUSED) {
         link_return_all(gpu);
-        requested = need;
-        answer = link_grow(gpu, requested, &held);
-    }
-    if (answer == LINK_GRANTED && held) {
-        atomic_store(&bound->open, true);
-        atomic_fetch_add(&bound->left, requested - need);
+        answer = link_grow(gpu, need, 0);
     }
     if (answer == LINK_ABSENT && lease_take(gpu, bytes)) {
         atomic_fetch_add(&bound->borrowed, bytes);
@@ -73,12 +67,13 @@ bool bound_begin(struct gpu *gpu, uint64_t bytes)
     atomic_fetch_add(&bound->inside, 1); /* first: see bound_settle */
     if (take(bound, bytes))
         return true;
-    enum link_answer answer = LINK_REFUSED;
-    if (bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT))
-        answer = take_or_request(gpu, bytes);
+    const bool possible = bytes <= lease_limit_bytes(gpu, WIRE_RESIDENT);
+    enum link_answer answer = possible ? take_or_request(gpu, bytes) : LINK_REFUSED;
     if (answer == LINK_REFUSED && elastic_trim(gpu, bytes + PAGE) > 0) /* what is kept for the next request */
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_REFUSED && pools_reclaim(gpu)) /* what idle pools keep */
+        answer = take_or_request(gpu, bytes);
+    if (answer == LINK_REFUSED && possible && discard_wait(gpu)) /* what was freed while it is away */
         answer = take_or_request(gpu, bytes);
     if (answer == LINK_ABSENT)
         warn(WARN_AWAY, "the arbiter does not answer at %s: new GPU memory is refused until it does", tangram.grant.socket);
@@ -114,19 +109,23 @@ unsigned bound_period(const struct gpu *gpu)
     return atomic_load(&bound_of(gpu)->periods);
 }
 
-/* Locked. A thread that begins sets its mark before it reserves: either the mark is seen here, or the thread finds nothing left. */
+/* Locked. What is left is taken out and reported, or put back, in one step: a WELCOME in between would end it, and what is put back then would be
+ * reserved by nothing. A thread that begins sets its mark before it reserves: either the mark is seen here, or the thread finds nothing left. */
 static bool settle(struct gpu *gpu)
 {
     struct bound *bound = bound_of(gpu);
+    pthread_mutex_lock(&tangram.link.lock);
     uint64_t left = atomic_exchange(&bound->left, 0);
-    if (atomic_load(&bound->inside) > 0) {
+    const bool inside = atomic_load(&bound->inside) > 0;
+    if (inside)
         atomic_fetch_add(&bound->left, left);
-        return false;
-    }
-    if (atomic_exchange(&bound->open, false))
+    else if (atomic_exchange(&bound->open, false))
         link_grown(gpu, left);
     else
         left = 0; /* of an arbiter that is gone */
+    pthread_mutex_unlock(&tangram.link.lock);
+    if (inside)
+        return false;
     uint64_t borrowed = atomic_exchange(&bound->borrowed, 0);
     if (borrowed > 0)
         lease_give_back(gpu, borrowed);
@@ -149,6 +148,12 @@ bool bound_settle(struct gpu *gpu)
     }
     quiet_end(quiet);
     return released;
+}
+
+void bound_granted(struct gpu *gpu, uint64_t spare_bytes)
+{
+    atomic_store(&bound_of(gpu)->open, true);
+    atomic_fetch_add(&bound_of(gpu)->left, spare_bytes);
 }
 
 /* The next arbiter measures what there is. */

@@ -28,7 +28,9 @@ bool bound_unseen(struct gpu *gpu); /* is it to be reserved for variables that a
 bool bound_settle(struct gpu *gpu);
 
 bool bounds_inside(void); /* is such a call under way, on any GPU? */
-void bound_lost(struct gpu *gpu);   /* the arbiter that reserved something is gone. Callable with link.lock held */
+/* With link.lock held. The arbiter reserved something, of it so much for calls to come; the next one has welcomed this process, and has reserved nothing. */
+void bound_granted(struct gpu *gpu, uint64_t spare_bytes);
+void bound_lost(struct gpu *gpu);
 void bounds_forget_all(void);       /* in a forked child */
 
 #endif

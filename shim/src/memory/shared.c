@@ -121,9 +121,12 @@ bool shared_opened(struct gpu *gpu, enum wire_space space, uint64_t at, uint64_t
     if (answer == LINK_REFUSED) { /* what this process has and does not use may be what is missing */
         elastic_trim(gpu, bytes);
         pools_reclaim(gpu);
+        bound_settle(gpu);
         link_return_all(gpu);
         answer = request_charge(block);
     }
+    if (answer == LINK_REFUSED && discard_wait(gpu))
+        answer = request_charge(block);
     if (answer != LINK_GRANTED)
         free(block);
     if (answer == LINK_ABSENT)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "hooks/hook.h"
+#include "gputime/launching.h"
 #include "memory/memory.h"
 
 enum {
@@ -107,6 +108,16 @@ static uint64_t beyond(enum owned_kind kind, uint64_t limit, const struct depth 
     return bytes == UINT64_MAX ? UINT64_MAX : bytes > base ? bytes - base : 0;
 }
 
+/* The driver exchanges the stacks when the GPU does not use them: a call that is still inside while the channels are suspended counts as work. That it
+ * waits for them is guessed. */
+static CUresult set_limit(CUlimit limit, size_t value)
+{
+    const struct activity_call call = activity_call_begins();
+    const CUresult rc = tangram.driver.cuCtxSetLimit(limit, value);
+    activity_call_ends(call);
+    return rc;
+}
+
 EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     NEEDS(cuCtxSetLimit);
@@ -115,15 +126,15 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     bool takes = (int)limit == STACK_SIZE || (int)limit == HEAP_SIZE;
     struct gpu *gpu = takes ? current_gpu() : NULL;
     if (gpu == NULL)
-        return tangram.driver.cuCtxSetLimit(limit, value);
+        return set_limit(limit, value);
     if (!depth_of(kind, gpu, limit_now((int)limit), &depth))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (depth.gpu == NULL)
-        return tangram.driver.cuCtxSetLimit(limit, value);
+        return set_limit(limit, value);
     uint64_t charged = beyond(kind, value, &depth), more = charged > depth.charged ? charged - depth.charged : 0;
     if (charged == UINT64_MAX || !reserve(depth.gpu, more))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = tangram.driver.cuCtxSetLimit(limit, value);
+    CUresult rc = set_limit(limit, value);
     if (rc == CUDA_SUCCESS)
         depth_record(&depth, charged);
     else

@@ -55,7 +55,7 @@ static size_t first_mapping(uint64_t at)
     return low;
 }
 
-static void let_go(struct block *block, uint64_t holders)
+static void let_go(struct block *block, uint64_t holders, bool at_once)
 {
     if (block == NULL || holders == 0)
         return;
@@ -65,7 +65,10 @@ static void let_go(struct block *block, uint64_t holders)
     if (last) {
         if (block->exported || block->imported) /* a process that still has it is charged before it is free here; or it is free now */
             contexts_measure(block->gpu);
-        lease_give_back_as(block->gpu, block->kind, block->bytes);
+        if (at_once)
+            link_return_used(block->gpu, block->kind, block->bytes);
+        else
+            lease_give_back_as(block->gpu, block->kind, block->bytes);
         free(block);
     }
 }
@@ -83,7 +86,12 @@ struct block *vmm_retain(CUmemGenericAllocationHandle handle)
 
 void vmm_let_go(struct block *block)
 {
-    let_go(block, 1);
+    let_go(block, 1, false);
+}
+
+void vmm_let_go_at_once(struct block *block)
+{
+    let_go(block, 1, true);
 }
 
 void vmm_hold(struct block *block)
@@ -206,7 +214,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
         add_handle(handle, block); /* without memory for that it is charged until the process ends */
     pthread_mutex_unlock(&vmm->lock);
     if (rc == CUDA_SUCCESS)
-        let_go(block, 1);
+        let_go(block, 1, false);
     return rc;
 }
 
@@ -293,7 +301,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
         return tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
     uint64_t reserved;
     if (!pay_begin(block, offset + bytes, &reserved)) {
-        let_go(block, 1);
+        let_go(block, 1, false);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult rc = tangram.driver.cuMemMap(at, bytes, offset, handle, flags);
@@ -308,7 +316,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     }
     pay_end(block, offset + bytes, reserved, rc == CUDA_SUCCESS);
     if (rc != CUDA_SUCCESS)
-        let_go(block, 1);
+        let_go(block, 1, false);
     return rc;
 }
 
@@ -333,7 +341,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
         pthread_mutex_unlock(&vmm->lock);
         if (!found)
             break;
-        let_go(block, 1);
+        let_go(block, 1, false);
     }
     return rc;
 }

@@ -17,7 +17,7 @@ from tests.contract.chart.rendering import CHART, Helm, env
 from vgpu.api.names import Names
 
 NODES = "/api/v1/nodes"
-OURS, FOREIGN = tuple(f"gpu.example.com/{name}" for name in ("inventory", "bursts")), "example.com/kept"
+OURS, FOREIGN = tuple(f"gpu.example.com/{name}" for name in ("inventory", "bursts", "numa")), "example.com/kept"
 LABELS = Names("gpu.example.com").gpu_labels
 
 

@@ -161,6 +161,28 @@ def test_in_mode_nvidia_the_runtime_brings_the_driver(nvidia: Objects) -> None:
     assert env(nvidia.container("arbiter"))["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
+def test_the_kubelets_configuration_is_mounted_only_where_it_is_read(helm: Helm) -> None:
+    """Its folder has what pods are given, secrets too: the file alone is mounted."""
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        ({}, set()),
+        ({"enabled": True}, {"/sys/devices/system/node", "/var/lib/kubelet/config.yaml"}),
+        ({"enabled": True, "kubelet": {"topologyManagerPolicy": "restricted"}}, {"/sys/devices/system/node"}),
+    ]
+    for numa, mounted in cases:
+        rendered = helm.objects({"node": {"numa": numa}})
+        pod = rendered.one("DaemonSet", "tangram-node")["spec"]["template"]["spec"]
+        paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+        assert {path for path in paths if "/sys/" in path or "config" in path} == mounted
+        plugin, arbiter = pod["containers"]
+        names = {mount["name"] for mount in plugin["volumeMounts"]} & {"numa-nodes", "kubelet-config"}
+        assert len(names) == len(mounted)
+        assert names.isdisjoint(mount["name"] for mount in arbiter["volumeMounts"])
+        variables = {one["name"]: one.get("value") for one in plugin["env"]}
+        assert variables.get("TANGRAM_DEVICEPLUGIN_KUBELET_TOPOLOGY") == (
+            '{"topologyManagerPolicy":"restricted"}' if "kubelet" in numa else None
+        )
+
+
 def test_mig_on_demand_is_off_unless_set_and_then_the_plugin_may_change_instances(helm: Helm) -> None:
     off = helm.objects({"accessMode": "nvidia"}).container("plugin")
     assert env(off)["TANGRAM_DEVICEPLUGIN_MIG_ON_DEMAND"] == "false"

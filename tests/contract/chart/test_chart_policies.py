@@ -16,6 +16,7 @@ from tests.contract.chart.policy_kit import (
     GPUS,
     INVENTORY,
     NODES,
+    NUMA,
     OURS,
     PLUGIN,
     PODS,
@@ -157,7 +158,7 @@ def test_an_ephemeral_container_gets_no_gpu(
     act() if comes_in else refused(act)
 
 
-@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS, NUMA])
 def test_only_the_plugin_of_a_node_writes_its_annotations(policies: ApiServer, key: str) -> None:
     name = f"own-{next(numbers)}"
     node(policies, name)
@@ -174,7 +175,7 @@ def test_only_the_plugin_of_a_node_writes_its_annotations(policies: ApiServer, k
     policies.patch(f"{NODES}/{name}", gone, user=CLEANUP)
 
 
-@pytest.mark.parametrize("key", [INVENTORY, BURSTS])
+@pytest.mark.parametrize("key", [INVENTORY, BURSTS, NUMA])
 def test_a_node_is_not_created_with_an_annotation_of_the_plugin(policies: ApiServer, key: str) -> None:
     refused(lambda: node(policies, "rich", **{key: "{}"}))
 
@@ -195,7 +196,7 @@ def test_the_plugin_changes_nothing_else_of_its_node(policies: ApiServer, change
     node(policies, name, kept="yes")
     message = refused(lambda: policies.patch(f"{NODES}/{name}", change, user=PLUGIN, node=name))
     assert (
-        f"nothing of node {name} but its annotations {INVENTORY}, {BURSTS} and its labels tangram.sh/gpu.model, "
+        f"nothing of node {name} but its annotations {INVENTORY}, {BURSTS}, {NUMA} and its labels tangram.sh/gpu.model, "
         in message
     )
 

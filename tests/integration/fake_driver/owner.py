@@ -162,6 +162,24 @@ def export(handle: int) -> int:
     return fd.value
 
 
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle: it is passed by value."""
+
+    _fields_ = (("raw", ctypes.c_ubyte * 64),)
+
+
+def ipc_name(at: int) -> str:
+    handle = IpcHandle()
+    ok(cuda.cuIpcGetMemHandle(ctypes.byref(handle), u64(at)))
+    return bytes(handle.raw).hex()
+
+
+def ipc_open(name: str) -> int:
+    at = ctypes.c_uint64()
+    ok(cuda.cuIpcOpenMemHandle_v2(ctypes.byref(at), IpcHandle.from_buffer_copy(bytes.fromhex(name)), 1))
+    return at.value
+
+
 def close(fd: int) -> None:
     os.close(fd)
 

@@ -27,7 +27,7 @@ from vgpu.api.grant import Grant, GrantGpu
 from vgpu.gputime.trial_verdict import FILE, ModelVerdict, TrialOutcome, Trials, TrialVerdict, trials_to_text
 from vgpu.protocol.status import GpuTimeStatus, decode_status
 
-GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(2))
+GPUS = tuple(f"GPU-0000000{n}-aaaa-bbbb-cccc-00000000000{n}" for n in range(4))
 PROGRAM = Path(__file__).with_name("program.py")
 COMMAND = (sys.executable, str(PROGRAM))
 
@@ -124,11 +124,13 @@ class Node:
         until((self.folder / "status.sock").exists, 30)  # a busy machine takes seconds to load a program
         return self.arbiter
 
-    def grant(self, name: str, service_class: str = "standard", core: int = 0, gpus: int = 1, level: int = 2) -> Path:
-        """Writes a container's grant, or writes it anew."""
+    def grant(
+        self, name: str, service_class: str = "standard", core: int = 0, gpus: int = 1, level: int = 2, first: int = 0
+    ) -> Path:
+        """Writes a container's grant, or writes it anew: of so many GPUs from the first on."""
         folder = self.grants / name
         folder.mkdir(exist_ok=True)
-        shares = tuple(GrantGpu(uuid, 1024, core) for uuid in GPUS[:gpus])
+        shares = tuple(GrantGpu(uuid, 1024, core) for uuid in GPUS[first : first + gpus])
         grant = Grant("default", name, f"uid-{name}", "main", shares, service_class, level)
         fresh = folder / ".grant"
         fresh.write_text(self._grant_text(grant))
@@ -141,14 +143,16 @@ class Node:
         grant = self.grant(name, service_class, core)
         return self.run_in(grant, **env)
 
-    def run_in(self, grant: Path, *, channels: bool = True, at: str = "", **env: str) -> Program:
+    def run_in(
+        self, grant: Path, *, channels: bool = True, at: str = "", command: Sequence[str] = COMMAND, **env: str
+    ) -> Program:
         """`channels`: of its own. Else there is no kernel's side of the driver for it, as far as it can see. `at`: where the grant is mounted
         in a root of its own; else a variable names it."""
         preload = f"{self.library}:{self.kernel}" if channels else self.library
         carried = {"LD_PRELOAD": preload, "TANGRAM_GRANT": str(grant), **env}
         if at:
             del carried["TANGRAM_GRANT"]
-        command = with_grant(grant.parent, at, *COMMAND) if at else COMMAND
+        command = with_grant(grant.parent, at, *command) if at else command
         program = Program(self.driver.env(**carried | env), grant.parent.name, command)
         self.programs.append(program)
         key = grant.parent.name

@@ -144,6 +144,8 @@ class SwappingArbiter:
     folder: Path
     limits: tuple[int, int] | None = (1000, 4000)
     features: int = FEATURES
+    strict: bool = False
+    """CONTEXT GROW and HOLD are refused beyond what no process leases; else they are granted, and count for nothing."""
     pending: bool = False
     """Elastic leases get PENDING, and no answer, until it is False."""
     leased: dict[wire.LeaseKind, int] = field(default_factory=lambda: {RESIDENT: 0, ELASTIC: 0})
@@ -295,8 +297,14 @@ class SwappingArbiter:
                 self.usages.append(message)
                 if not any(self.leased.values()):
                     self.leased[RESIDENT] = message.leased_bytes
-            case wire.Context(_, wire.Step.BEGIN | wire.Step.GROW, amount):
+            case wire.Context(_, wire.Step.BEGIN, amount):
                 sock.send(wire.encode(seq, wire.Leased(0, False, max(1, amount), 0)))
+            case wire.Context(_, wire.Step.GROW, amount) | wire.Hold(_, wire.HoldState.OPENED, _, amount, _):
+                good = not self.strict or amount <= self._left()
+                self.leases.append((RESIDENT, amount, good))
+                sock.send(wire.encode(seq, wire.Leased(0, not good, max(1, amount) * good, 0)))
+            case wire.Drop():
+                sock.send(wire.encode(seq, wire.Leased(0, False, 0, 0)))
             case wire.Context(_, wire.Step.DONE | wire.Step.GONE):
                 sock.send(wire.encode(seq, wire.Measured(0, True, 0, 0)))
 
@@ -318,12 +326,16 @@ class SwappingArbiter:
             self.wrong.append(f"RETURN of {amount} bytes of {kind.name}")
         self.show()
 
+    def _left(self) -> int:
+        _, limit = self.limits or (1000, 1000)
+        return limit * MIB - sum(self.leased.values())
+
     def _lease(self, sock: socket.socket, seq: int, kind: wire.LeaseKind, need: int, want: int) -> None:
         if self.pending and kind is ELASTIC:
             threading.Thread(target=self._wait, args=(sock, seq, need), daemon=True).start()
             return
-        guarantee, limit = self.limits or (1000, 1000)
-        left = limit * MIB - sum(self.leased.values())
+        guarantee, _ = self.limits or (1000, 1000)
+        left = self._left()
         if kind is RESIDENT:
             left = min(left, guarantee * MIB - self.leased[RESIDENT])
         granted = min(want, need + max(0, left - need) // 4)

@@ -310,6 +310,7 @@ def test_a_pool_that_is_opened_to_another_place_is_the_drivers_from_then_on(stag
     gpu.must("stream_sync()")
     gpu.must(f"pool_access({pool}, 2)")
     assert not is_elastic(gpu, gpu.must(f"pool_alloc(10, {pool})"))
+    assert "was to be opened to a place that is no GPU: cuMemPoolSetAccess fails" in gpu.end()
 
 
 def test_reused_memory_is_zeroed_in_order_where_the_grant_requests_it(stage: Stage) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -151,6 +152,40 @@ def test_an_arbiter_of_an_earlier_release_finds_blocks_gone_that_the_one_before_
     swap.back([block for block in blocks if block.id not in message.ids])
     swap.settle()
     assert swap.wrong(piece) == 0
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request beside an allocation that needs lease."""
+
+    expression: str
+    prepare: Callable[[Swap], str] = lambda _: ""
+    """Before memory leaves; its answer is the last word of the expression."""
+
+
+WAITERS = {
+    "what code and streams may take": Waiter("stream() > 0"),
+    "memory of another process": Waiter(
+        "ipc_open('{}') > 0", lambda swap: swap.hand.do(f"ipc_name(alloc({100 * MIB}))")
+    ),
+    "a lease that becomes resident": Waiter("export({}) > 0", lambda swap: swap.program.do("create(8)")),
+}
+
+
+@pytest.mark.parametrize("waiter", WAITERS.values(), ids=WAITERS.keys())
+def test_whatever_needs_lease_waits_for_the_answer(swap: Swap, waiter: Waiter) -> None:
+    gone = swap.written(600, 1)
+    swap.away()
+    name = waiter.prepare(swap)
+    freed(swap, gone)
+    seq, message = swap.peer.discard()
+    elastic_mib(swap)
+    swap.arbiter.limits, swap.arbiter.strict = (1000, sum(swap.arbiter.leased.values()) // MIB), True
+    swap.program.do(f"beside({waiter.expression.format(name)!r})")
+    wait_for(lambda: [granted for _, _, granted in swap.arbiter.leases if not granted])
+    assert swap.program.do("threads[-1].join(0.3) or threads[-1].is_alive()")
+    swap.peer.discarded(seq, message)
+    assert swap.program.do("result()")
 
 
 def test_a_request_that_needs_the_lease_waits_for_the_answer(swap: Swap) -> None:

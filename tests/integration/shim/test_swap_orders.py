@@ -298,12 +298,21 @@ def test_code_is_loaded_when_the_memory_is_back(swap: Swap, call: str) -> None:
     assert swap.wrong(piece) == 0
 
 
-def test_a_load_that_is_inside_the_driver_when_memory_leaves_counts_as_work(swap: Swap) -> None:
+INSIDE = {
+    "cuModuleLoadData": LOADS,
+    "cuMemFreeHost": "cuda.cuMemFreeHost(ctypes.c_void_p(kept[-1]))",
+    "cuCtxSetLimit": "cuda.cuCtxSetLimit(0, ctypes.c_size_t(2048))",
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_call_that_is_inside_the_driver_when_memory_leaves_counts_as_work(swap: Swap, name: str) -> None:
     """It waits for the suspended channels, and launches nothing."""
     piece = swap.written(6, 1)
+    swap.program.do("kept.append(pinned(4096))")
     wait_for(lambda: swap.arbiter.idle)
-    swap.stage.driver_ctl("fault", "hang", "cuModuleLoadData", "seconds=3")
-    swap.program.do(f"beside({LOADS!r})")
+    swap.stage.driver_ctl("fault", "hang", name, "seconds=3")
+    swap.program.do(f"beside({INSIDE[name]!r})")
     assert swap.program.do("threads[-1].join(0.3) or threads[-1].is_alive()")
     assert swap.arbiter.idle
     blocks = swap.away()
@@ -313,6 +322,16 @@ def test_a_load_that_is_inside_the_driver_when_memory_leaves_counts_as_work(swap
     swap.back(blocks)
     assert swap.program.do("result()") == 0
     wait_for(lambda: swap.arbiter.idle)
+    assert swap.wrong(piece) == 0
+
+
+def test_pinned_memory_is_freed_at_once_while_memory_is_away_and_brings_nothing_back(swap: Swap) -> None:
+    piece = swap.written(6, 1)
+    swap.program.do("kept.append(pinned(4096))")
+    blocks = swap.away()
+    assert swap.program.do(INSIDE["cuMemFreeHost"]) == 0
+    assert swap.program.do(INSIDE["cuCtxSetLimit"]) == 0
+    swap.back(blocks)
     assert swap.wrong(piece) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,23 @@ async def test_a_disk_that_does_not_answer_refuses_the_pod_and_the_kubelet_goes_
             await service(grants, pods, tmp_path).Allocate(request, GrpcContext())
     finally:
         answers.set()
+
+
+async def test_a_device_names_its_numa_node_while_that_is_predicted(grants: GrantDirectories, tmp_path: Path) -> None:
+    serving = service(grants, KnownPods(), tmp_path)
+    offer = serving._offer
+    offer.set_inventory(replace(inventory(2), gpus=(replace(inventory(2).gpus[0], numa=1), inventory(2).gpus[1])))
+    stream = serving.ListAndWatch(pb.Empty(), GrpcContext())
+
+    async def named() -> dict[str, set[int]]:
+        answer, found = await anext(stream), dict[str, set[int]]()
+        for device in answer.devices:
+            found.setdefault(device.ID[:40], set()).update(node.ID for node in device.topology.nodes)
+        return found
+
+    assert await named() == {uuid(0): set(), uuid(1): set()}
+    offer.name_numa(True)
+    assert await named() == {uuid(0): {1}, uuid(1): set()}
+    offer.name_numa(True)
+    offer.name_numa(False)
+    assert await named() == {uuid(0): set(), uuid(1): set()}

@@ -1,7 +1,7 @@
-{{/* Keys that the device plugin writes on its node: Names.inventory, .bursts and .gpu_labels in vgpu/api/names.py. As lists by comma, and in CEL. */}}
+{{/* Keys that the device plugin writes on its node: Names.inventory, .bursts, .numa and .gpu_labels in vgpu/api/names.py. As lists by comma, and in CEL. */}}
 {{- define "tangram.nodeAnnotations" -}}
 {{- $domain := .Values.domain -}}
-{{- range $at, $name := list "inventory" "bursts" }}{{ if $at }},{{ end }}{{ $domain }}/{{ $name }}{{ end -}}
+{{- range $at, $name := list "inventory" "bursts" "numa" }}{{ if $at }},{{ end }}{{ $domain }}/{{ $name }}{{ end -}}
 {{- end -}}
 {{- define "tangram.nodeLabels" -}}
 {{- $domain := .Values.domain -}}

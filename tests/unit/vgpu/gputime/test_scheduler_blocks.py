@@ -1,4 +1,4 @@
-"""A blocked container never runs, and to the others it is as if it were not there."""
+"""A blocked container never runs, and to the others it is as if it were not there. Nor does a suspended one of which a GPU does not answer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vgpu.gputime.events import (
     Block,
     Event,
     Hint,
+    Hung,
     Idle,
     Join,
     Late,
@@ -45,18 +46,19 @@ def event_of(what: str, name: str, at_s: float, joining: SchedulingParameters) -
     return events[what]
 
 
+@pytest.mark.parametrize("why", ["blocked", "hung"])
 @given(happenings, st.sampled_from(NAMES), containers, later)
 def test_whatever_comes_a_blocked_container_never_runs_and_the_others_run_as_if_it_had_left(
-    before: list[Happening], blocked: str, parameters: SchedulingParameters, after: list[Happening]
+    why: str, before: list[Happening], blocked: str, parameters: SchedulingParameters, after: list[Happening]
 ) -> None:
     """The slow version: a scheduler from which the container left at the moment of its block."""
-    before = [*before, (0.0, blocked, "unblock", parameters), (0.0, blocked, "join", parameters)]
+    before += [(0.0, blocked, what, parameters) for what in ("unblock", "answer", "join")]
     (one, _, _, now_s), (other, _, _, _) = play(before), play(before)
     for name in (decision := one.decide(now_s)).why:
         for scheduler in (one, other):
             scheduler.apply(Switched(now_s, name, name in decision.on, 0.0006))
     others = {name for name in decision.why if name != blocked}
-    one.apply(Block(now_s, blocked))
+    one.apply(Block(now_s, blocked) if why == "blocked" else Hung(now_s, blocked, hung=True))
     one.apply(Switched(now_s, blocked, on=False, took_s=0.0, gate=True))
     other.apply(Leave(now_s, blocked))
     for pause_s, name, what, joining in after:
@@ -71,7 +73,7 @@ def test_whatever_comes_a_blocked_container_never_runs_and_the_others_run_as_if_
             if event.name != blocked:
                 other.apply(event)
         decision, without = one.decide(now_s), other.decide(now_s)
-        assert decision.why.pop(blocked) == "blocked"
+        assert decision.why.pop(blocked) == why
         assert blocked not in decision.on
         assert (decision.on, decision.why) == (without.on, without.why)
         assert decision.decide_again_s == without.decide_again_s

@@ -21,6 +21,7 @@ from vgpu.gputime.events import (
     EndSection,
     Event,
     Hint,
+    Hung,
     Idle,
     Join,
     Late,
@@ -57,7 +58,9 @@ happenings = st.lists(
     st.tuples(
         st.floats(0.0, 0.1),
         st.sampled_from(NAMES),
-        st.sampled_from(["join", "leave", "work", "idle", "hint", "begin", "end", "block", "unblock", "obey"]),
+        st.sampled_from(
+            ["join", "leave", "work", "idle", "hint", "begin", "end", "block", "unblock", "hang", "answer", "obey"]
+        ),
         containers,
     ),
     max_size=60,
@@ -93,6 +96,8 @@ def play(
             wanted = scheduler.decide(now_s).on
             made = [Switched(now_s, other, other in wanted, 0.0006) for other in on if (other in wanted) != on[other]]
             on = {other: other in wanted for other in on}
+        elif what in ("hang", "answer"):
+            made = [Hung(now_s, name, what == "hang")]
         else:
             kinds = {
                 "work": Work,
@@ -125,8 +130,8 @@ def test_no_decision_leaves_a_gpu_empty_or_gives_it_twice(list_: list[Happening]
     assert decision.on <= here.keys()
     assert decision.decide_again_s > now_s
     assert decision.why.keys() == here.keys()
-    may_run = {name for name, why in decision.why.items() if why not in ("idle", "no credit", "blocked")}
-    assert not {name for name, why in decision.why.items() if why == "blocked"} & decision.on
+    may_run = {name for name, why in decision.why.items() if why not in ("idle", "no credit", "blocked", "hung")}
+    assert not {name for name, why in decision.why.items() if why in ("blocked", "hung")} & decision.on
     running = may_run & decision.on
     for gpu in "01":
         takers = {name for name in running if gpu in here[name].gpus}

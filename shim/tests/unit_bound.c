@@ -1,0 +1,168 @@
+/* unit_bound.c - what an arbiter granted whose connection has ended since: the next one has reserved none of it. And limits that it has not sent.
+ *
+ * Compiled with the library's own sources, so that the sanitizers see them. The arbiter is a thread at the other end of a pair of sockets. It hands its
+ * answers to the library as the helper would; in `ends` the connection has ended, and the next one has begun, before the thread that waits has woken. */
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "bursting.h"
+
+#undef NDEBUG
+
+enum { ROUNDS = 20000, LOOKS = 200 };
+
+static int arbiter;
+static struct gpu *gpu;
+static _Atomic unsigned requests; /* GROW, HOLD and CONVERT */
+static _Atomic bool ends;         /* with the next answer */
+
+static void answer_and_end(struct awaited *awaited)
+{
+    pthread_mutex_lock(&tangram.link.lock);
+    tangram.link.grow_answer = tangram.link.shared_answer = (struct wire_leased){.refused = 0};
+    awaited->answered = true;
+    tangram.link.ended++;
+    bound_lost(gpu);
+    pthread_cond_broadcast(&tangram.link.changed);
+    pthread_mutex_unlock(&tangram.link.lock);
+}
+
+static void *serve(void *unused)
+{
+    struct wire_packet packet;
+    while (recv(arbiter, &packet, sizeof packet, 0) > 0) {
+        const enum wire_type type = (enum wire_type)packet.header.type;
+        const bool grows = type == WIRE_CONTEXT && packet.body.context.step == WIRE_GROW;
+        const struct wire_packet leased = {.header = {.type = WIRE_LEASED, .seq = packet.header.seq}};
+        if (!grows && type != WIRE_HOLD && type != WIRE_CONVERT)
+            continue;
+        atomic_fetch_add(&requests, 1);
+        if (atomic_exchange(&ends, false))
+            answer_and_end(grows ? &tangram.link.grow : &tangram.link.hold);
+        else
+            assert(link_handle(&leased));
+    }
+    return unused;
+}
+
+static void set_up(void)
+{
+    static _Alignas(8) char page[WIRE_PAGE_BYTES];
+    pthread_condattr_t clock;
+    pthread_t thread;
+    int pair[2];
+    gpu = bursting_gpu(0, 0);
+    atomic_store(&gpu->limit_bytes, 1000 * MIB);
+    atomic_store(&gpu->resident_limit_bytes, 1000 * MIB);
+    process_check();
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&tangram.link.changed, &clock);
+    assert(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0 && wire_own(&tangram.link.end, pair[0]));
+    arbiter = pair[1];
+    atomic_store(&tangram.link.page, (_Atomic uint64_t *)(void *)page);
+    atomic_store(&((struct wire_gpu_time *)(void *)(page + WIRE_GPU_TIME_AT))->features, WIRE_UNDERSTANDS_OPEN | WIRE_UNDERSTANDS_GROW);
+    tangram.link.stage = LINK_CONNECTED;
+    tangram.link.clocked = tangram.link.threaded = tangram.link.reading = true;
+    assert(pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0);
+}
+
+static uint64_t left_mib(void)
+{
+    return atomic_load(&tangram.bounds[gpu->at].left) / MIB;
+}
+
+static void what_is_granted_for_calls_is_requested_of_the_next_arbiter(void)
+{
+    assert(bound_begin(gpu, MIB) && atomic_exchange(&requests, 0) == 1 && left_mib() == 13);
+    bound_end(gpu);
+    assert(bound_settle(gpu) && left_mib() == 0);
+    atomic_store(&ends, true);
+    assert(bound_begin(gpu, MIB) && atomic_exchange(&requests, 0) == 2 && left_mib() == 13);
+    bound_end(gpu);
+    assert(bound_settle(gpu) && left_mib() == 0);
+}
+
+static void what_is_opened_is_stated_to_the_next_arbiter(void)
+{
+    const uint8_t key[WIRE_HANDLE_BYTES] = {1};
+    atomic_store(&ends, true);
+    assert(shared_opened(gpu, WIRE_IPC, 1, PAGE, key) && atomic_exchange(&requests, 0) == 2);
+}
+
+static void what_is_converted_is_elastic_to_the_next_arbiter(void)
+{
+    atomic_store(&gpu->elastic_leased_bytes, 4 * MIB);
+    atomic_store(&ends, true);
+    assert(!lease_convert(gpu, 4 * MIB) && atomic_load(&gpu->elastic_leased_bytes) == 4 * MIB && atomic_exchange(&requests, 0) == 1);
+    assert(lease_convert(gpu, 4 * MIB) && atomic_load(&gpu->elastic_leased_bytes) == 0 && atomic_exchange(&requests, 0) == 1);
+}
+
+static void *settles(void *ended)
+{
+    while (!atomic_load((_Atomic bool *)ended))
+        bound_settle(gpu);
+    return NULL;
+}
+
+/* While the helper reads a WELCOME, which is with link.lock. */
+static void what_is_left_for_calls_does_not_return_once_it_was_lost(void)
+{
+    struct bound *bound = &tangram.bounds[gpu->at];
+    _Atomic bool ended = false;
+    pthread_t thread;
+    atomic_store(&bound->inside, 1);
+    assert(pthread_create(&thread, NULL, settles, &ended) == 0);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        pthread_mutex_lock(&tangram.link.lock);
+        bound_granted(gpu, 10 * MIB);
+        pthread_mutex_unlock(&tangram.link.lock);
+        sched_yield();
+        pthread_mutex_lock(&tangram.link.lock);
+        bound_lost(gpu);
+        for (unsigned look = 0; look < LOOKS; look++)
+            assert(left_mib() == 0);
+        pthread_mutex_unlock(&tangram.link.lock);
+        assert(left_mib() == 0);
+    }
+    atomic_store(&ended, true);
+    pthread_join(thread, NULL);
+    atomic_store(&bound->inside, 0);
+}
+
+static CUresult count_devices(int *count)
+{
+    *count = 2;
+    return CUDA_SUCCESS;
+}
+
+/* The arbiter does not know the second one's pool yet. */
+static void a_gpu_without_limits_leaves_the_other_its_burst(void)
+{
+    struct gpu *other = &tangram.grant.gpu[1];
+    tangram.grant.gpus = 2;
+    tangram.driver.cuDeviceGetCount = count_devices;
+    atomic_store(&tangram.device_gpu[1], other);
+    atomic_store(&tangram.only_gpu, NULL);
+    atomic_store(&other->bursts, true);
+    atomic_store(&tangram.burst_link.needed_ms, 1); /* long ago */
+    atomic_store(&gpu->resident_limit_bytes, MIB);
+    assert(!elastic_able(other) && elastic_reason() == ELASTIC_ABLE && elastic_able(gpu));
+    atomic_store(&gpu->limits_came, false);
+    assert(!elastic_able(gpu) && elastic_reason() == ELASTIC_NO_ARBITER);
+}
+
+int main(void)
+{
+    set_up();
+    what_is_granted_for_calls_is_requested_of_the_next_arbiter();
+    what_is_opened_is_stated_to_the_next_arbiter();
+    what_is_converted_is_elastic_to_the_next_arbiter();
+    what_is_left_for_calls_does_not_return_once_it_was_lost();
+    a_gpu_without_limits_leaves_the_other_its_burst();
+    puts("ok");
+    return 0;
+}
