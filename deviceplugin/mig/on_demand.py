@@ -173,7 +173,8 @@ class MigOnDemand:
         gpu = next((one for one in self._offer.reported.gpus if parsed and one.uuid == parsed[0]), None)
         if parsed is None or gpu is None:
             raise Refused(f"{device} is no MIG slot of a GPU of this node")
-        if not gpu.healthy and not again:
+        now = self._offer.inventory().gpu(gpu.uuid)
+        if not again and (now is None or not now.healthy):
             raise Refused(f"GPU {gpu.uuid} is unhealthy: no MIG instance is made on it")
         if (reasons := self._withdrawn(gpu.uuid)) and not again:
             raise Refused(f"GPU {gpu.uuid} is withdrawn, and no MIG instance is made on it: {reasons[0]}")
