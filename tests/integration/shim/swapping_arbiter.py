@@ -228,6 +228,9 @@ class SwappingArbiter:
             except OSError:
                 return
             with self._lock:
+                if self._ended.is_set():  # it was killed meanwhile, and closes nothing more
+                    sock.close()
+                    return
                 self._socks.append(sock)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 

@@ -93,8 +93,12 @@ class Ctl:
         """A GPU program with a context, driven by lines (shim/tests/probe.c)."""
         probe = Probe(self.start(gpu_mem, self.build / "tests/probe-direct", options=options))
         used = probe.request("use", 0)
-        assert used == [0], probe.end()
+        assert used == [0], f"{probe.end()}\nkeeper and arbiter:\n{self.log()}"
         return probe
+
+    def log(self) -> str:
+        """What the keepers and arbiters of the fake GPUs wrote."""
+        return "\n".join(path.read_text() for path in (self.folder / "s/fake").glob("*/arbiter.log"))
 
     def ps(self) -> list[dict[str, Any]]:
         """The entries of `ps --json`."""
