@@ -8,6 +8,7 @@
  *                 threads share that wait, and after it each is refused at once until the arbiter is back.
  *     silent      it is connected, or has accepted our connection, and sends nothing for SILENT_MS. That is detected once: from then on,
  *                 until a packet comes, requests are refused at once. A measure that does not come for MEASURE_MS is detected once, too.
+ *                 Time in which the waiting thread itself did not run does not count: the arbiter may have had no processor, either.
  *     rejecting   it answers HELLO with an ERROR. Requests are refused at once; the helper keeps trying.
  * What is leased stays usable in all of them.
  */
@@ -25,6 +26,7 @@ enum {
     WAIT_MS = 30000,        /* specified: where the arbiter's page gives no value */
     WAIT_MOST_MS = 600000,  /* guessed */
     PROMISE_MS = 500,       /* after HELLO; half of the time for which the arbiter reserves it: specified */
+    SLICE_MS = 100,         /* after which a thread that waits sees whether it ran; guessed */
     RETRY_FIRST_MS = 5,     /* guessed */
     RETRY_MOST_MS = 200,    /* below the arbiter's grace after a start, in which it waits for statements */
     THREAD_AGAIN_MS = 1000, /* guessed: a limit on processes may be lifted */
@@ -173,7 +175,7 @@ void link_greet(void)
         pthread_mutex_lock(&link_->lock);
         if (link_->stage == LINK_APART && !link_->reading && !link_->pumping && link_->lost_at_ms == 0) {
             link_->promised_until_ms = now_ms() + PROMISE_MS;
-            greet(atomic_load(&tangram.contexts.one_made) ? 0 : WIRE_FOR_CONTEXT);
+            link_->ahead = greet(atomic_load(&tangram.contexts.one_made) ? 0 : WIRE_FOR_CONTEXT);
         }
         pthread_mutex_unlock(&link_->lock);
     }
@@ -283,6 +285,19 @@ void link_pump(uint64_t deadline_ms)
     pthread_cond_broadcast(&link_->changed);
 }
 
+/* Locked on entry and exit: until a packet, a change or the deadline, for a slice at most. Returns how much later than due this thread ran again. */
+uint64_t link_wait_for_packet(uint64_t deadline_ms)
+{
+    const uint64_t begun_ms = now_ms(), slice_ms = begun_ms + SLICE_MS;
+    const uint64_t until_ms = deadline_ms < begun_ms ? begun_ms : deadline_ms < slice_ms ? deadline_ms : slice_ms;
+    if (link_->reading || link_->pumping)
+        link_wait_until(until_ms);
+    else
+        link_pump(until_ms);
+    const uint64_t now = now_ms();
+    return now > until_ms ? now - until_ms : 0;
+}
+
 /* Locked. How long to wait for an arbiter that is away: by the program's environment, else by what the arbiter announced before. It
  * limits only the wait. */
 static uint64_t wait_ms(void)
@@ -321,11 +336,14 @@ static void set_up(void)
 /* Locked. `most_ms`: no longer than that, whatever it is worth. */
 static bool connected_in(uint64_t most_ms)
 {
-    uint64_t begun_ms = now_ms();
+    uint64_t begun_ms = now_ms(), late_ms = 0;
     bool looked = false;
     set_up();
+    if (link_->ahead) /* nothing waited for the WELCOME until now: the driver was busy */
+        link_->greeted_at_ms = begun_ms;
+    link_->ahead = false;
     while (link_->stage != LINK_CONNECTED) {
-        uint64_t until_ms = worth_until_ms();
+        uint64_t until_ms = worth_until_ms() + (link_->stage == LINK_GREETED ? late_ms : 0);
         if (until_ms > begun_ms + most_ms)
             until_ms = begun_ms + most_ms;
         if (now_ms() >= until_ms && (looked || link_->reading))
@@ -333,10 +351,7 @@ static bool connected_in(uint64_t most_ms)
         if (!link_->reading && process_is_guest()) /* it cannot bring that about */
             return false;
         looked = true;
-        if (link_->reading || link_->pumping)
-            link_wait_until(until_ms);
-        else
-            link_pump(until_ms);
+        late_ms += link_wait_for_packet(until_ms);
     }
     return true;
 }

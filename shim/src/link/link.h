@@ -85,6 +85,7 @@ struct link {
     struct wire_end end;
     struct wire_past past;
     uint64_t greeted_at_ms;     /* monotonic, as all that follow */
+    bool ahead;                 /* HELLO was sent before a thread needed the answer, and none has waited for it yet */
     uint64_t lost_at_ms;        /* since when the arbiter is away; 0 = no request has found the loss yet */
     uint64_t again_ms;          /* not before then is it tried again */
     unsigned pause_ms;          /* between tries */
@@ -184,6 +185,7 @@ bool link_is_silent(void);            /* locked, connected */
 void link_have_helper(void);          /* locked */
 void link_wait_until(uint64_t deadline_ms); /* locked */
 void link_pump(uint64_t deadline_ms); /* locked */
+uint64_t link_wait_for_packet(uint64_t deadline_ms); /* locked */
 bool link_try(void);                  /* locked, by the thread that reads; false: the arbiter is away */
 void link_read(void);                 /* not locked, by the thread that reads, when there is something */
 bool link_state_use(struct gpu *gpu); /* locked */

@@ -27,15 +27,6 @@ static bool is_connected(void)
     return link_->stage == LINK_CONNECTED;
 }
 
-/* Locked. Until something that a packet brings, the connection ends, or the deadline. */
-static void wait_for_packet(uint64_t deadline_ms)
-{
-    if (link_->reading || link_->pumping)
-        link_wait_until(deadline_ms);
-    else
-        link_pump(deadline_ms);
-}
-
 /* How long a request may wait while the arbiter reports that it waits for other containers. */
 static uint64_t pending_most_ms(void)
 {
@@ -56,10 +47,13 @@ static bool answered_in_time(struct awaited *awaited, int patience_ms)
 {
     const uint32_t ended = link_->ended;
     const uint64_t begun_ms = now_ms(), most_ms = begun_ms + pending_most_ms();
-    for (uint64_t deadline_ms = begun_ms + (uint64_t)patience_ms; !awaited->answered && link_->ended == ended && now_ms() < deadline_ms;) {
-        wait_for_packet(deadline_ms);
-        if (awaited->pending_ms > begun_ms)
-            deadline_ms = awaited->pending_ms + (uint64_t)patience_ms;
+    uint64_t heard_ms = begun_ms, deadline_ms = begun_ms + (uint64_t)patience_ms;
+    while (!awaited->answered && link_->ended == ended && now_ms() < deadline_ms) {
+        deadline_ms += link_wait_for_packet(deadline_ms);
+        if (awaited->pending_ms > heard_ms) {
+            heard_ms = awaited->pending_ms;
+            deadline_ms = heard_ms + (uint64_t)patience_ms;
+        }
         deadline_ms = deadline_ms < most_ms ? deadline_ms : most_ms;
     }
     awaited->seq = 0;
@@ -110,7 +104,7 @@ static bool came(_Atomic uint32_t *seq)
     const uint32_t ended = link_->ended;
     uint64_t deadline_ms = now_ms() + (link_is_silent() ? 0 : PATIENCE_MS);
     while (atomic_load(seq) != 0 && is_connected() && link_->ended == ended && now_ms() < deadline_ms)
-        wait_for_packet(deadline_ms);
+        deadline_ms += link_wait_for_packet(deadline_ms);
     if (atomic_load(seq) != 0 && is_connected() && link_->ended == ended)
         atomic_store(&link_->silent, true);
     atomic_store(seq, 0);

@@ -4,6 +4,7 @@ which sends no more than it must."""
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, Stage
+from tests.integration.shim.conftest import CONTEXT_MIB, GPUS, MIB, OUT_OF_MEMORY, Stage, Worker
+from tests.signals import send_signal
 from vgpu.protocol import wire
 
 WAIT_S = 60
@@ -175,3 +177,37 @@ def begun_and_first_lease(peer: Peer) -> tuple[int, wire.Lease]:
             peer.send(seq, wire.Leased(0, False, CONTEXT_MIB * MIB, 0))
         elif isinstance(message, wire.Context) and message.step == wire.Step.DONE:
             peer.send(seq, wire.Measured(0, True, CONTEXT_MIB * MIB, 0))
+
+
+def stops_and_goes_on(worker: Worker) -> None:
+    """For longer than an arbiter may be silent, as on a machine whose processors others have. Then a process that counted that time has given up."""
+    send_signal(worker.pid, signal.SIGSTOP)
+    threading.Event().wait(PATIENCE_S * 1.2)
+    os.kill(worker.pid, signal.SIGCONT)
+    threading.Event().wait(PATIENCE_S / 4)
+
+
+def test_time_in_which_the_process_does_not_run_is_no_silence_of_the_arbiter(stage: Stage) -> None:
+    worker = stage.bare_worker()
+    worker.start("use() and alloc(100)")
+    with arbiter(stage) as peer:
+        seq, lease = begun_and_first_lease(peer)
+        stops_and_goes_on(worker)
+        peer.send(seq, wire.Leased(0, False, lease.need_bytes, 0))
+        assert worker.finish()[0] == 0
+
+
+def test_nor_is_it_before_the_first_answer(stage: Stage) -> None:
+    worker = stage.bare_worker()
+    worker.request("[0]")  # it is up
+
+    def welcome(peer: Peer) -> None:
+        stops_and_goes_on(worker)
+        peer.welcomes()
+
+    with arbiter(stage, lambda: worker.start("use()"), welcome) as peer:
+        seq, begun = peer.receive(wire.Context)
+        assert isinstance(begun, wire.Context)
+        assert begun.step == wire.Step.BEGIN
+        peer.send(seq, wire.Leased(0, False, MIB, 0))
+        assert worker.finish()[0] == 0
