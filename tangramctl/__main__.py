@@ -13,108 +13,15 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from tangramctl import parameters
+from tangramctl import help_texts, parameters
 from tangramctl.errors import Broken, CommandError
 from tangramctl.proc import called_by_kubectl
-
-ABOUT = """Give a command a share of a GPU, on any Linux machine, and see which process has what.
-
-\b
-  tangramctl run --gpu-mem 8Gi -- python train.py
-  tangramctl ps
-  tangramctl top
-
-No cluster is needed. On a node of a Tangram cluster, ps (as root) also shows the pods' containers.
-"""
-
-RUN = """Run a command with a share of one GPU: it sees a GPU of the size requested, and cannot take more.
-
-\b
-  tangramctl run --gpu-mem 8Gi -- python train.py
-  tangramctl run --gpu-mem 8Gi --gpu-core 30 --class best-effort -- python train.py
-  tangramctl run --gpu-mem 20Gi --gpu 1 -- ./server     on GPU 1, and no other
-  tangramctl run --gpu-mem 8Gi --wait -- ./nightly      when a GPU has enough free memory
-  tangramctl run --gpu-mem 8Gi -- bash                  a shell; all that starts in it shares the 8 GiB
-  tangramctl run --fake gpus.txt --gpu-mem 8Gi -- nvidia-smi     no GPU needed
-
-Of the GPUs with enough free memory, the one with the least is chosen. The command replaces tangramctl: exit code, signals and terminal are its own.
-Before it runs: 2 bad option, 69 no GPU, 70 Tangram is broken, 75 too little free memory, 126 and 127 as in a shell.
-"""
-
-PS = """Show the runs of this user, and as root on a cluster's node its containers, with what they use.
-
-\b
-  tangramctl ps
-  tangramctl ps --watch
-  tangramctl ps --json | jq '.entries[] | select(.over)'
-
-CORE is the part of the GPU's time that was requested, TIME what it had of it so far.
-LIMIT is what was granted, LEASED what the processes may use without a request, USED what they allocated, CONTEXT what CUDA itself takes.
-"""
-
-SIMULATE = """Replay a workload through Tangram's own placement, or check whether a pod would fit a cluster's snapshot.
-
-\b
-  tangramctl simulate --nodes nodes.csv --pods pods.csv
-  tangramctl simulate --nodes nodes.csv --pods pods.csv --policy fragmentation --plot curve.svg
-  tangramctl simulate --snapshot snapshot.json --gpu-mem 20Gi --gpu-core 30
-
-No cluster and no GPU is needed. The files are described in docs/reference/simulate.md; those of the openb trace are read as they are.
-Exit code 3: the pod does not fit the snapshot.
-"""
-
-EXPLAIN = """Print why a pod is pending: of each node the nearest GPU, and what it lacks.
-
-\b
-  tangramctl explain pod default/train-0
-  tangramctl explain pod default/train-0 --json | jq .why_not
-  tangramctl explain pod default/train-0 --snapshot snapshot.json
-
-The data come from the extender (kubectl -n tangram-system port-forward deploy/tangram-scheduler 8888); where none answers, from the API.
-The pod itself is read by kubectl. Exit code 3: it fits no node; 2: bad option or file, no such pod, no answer of the API; 127: no kubectl.
-"""
-
-TOP = """Show the GPU time of each run: a table of the last second, again each second until stopped.
-
-\b
-  tangramctl top
-  tangramctl top --once --json | jq '.rows[] | select(.got_percent > 50)'
-
-GOT is the part of the second in which it had work and might run, WAITED in which it had work and waited for others,
-CAPPED in which it waited for its own cap, SUSPENDS how often it was suspended. Runs that share a GPU openly divide the time.
-"""
-
-MIG = """Compare this machine's MIG instances with a file in the format of NVIDIA's mig-parted, and change them. Runs as root.
-
-\b
-  tangramctl mig plan --file mig.yaml --config balanced       what apply would destroy and create
-  tangramctl mig apply --file mig.yaml --config balanced
-  tangramctl mig assert --file mig.yaml --config balanced     exit code 3 when it differs
-  tangramctl mig export > mig.yaml
-
-An instance that a process or a pod uses is never touched: if it is in the way, nothing is changed.
-Exit codes: 2 bad option or file, 69 no GPU, 70 a step failed, 75 refused.
-"""
-
-CORDON = """Keep new pods off one GPU of a cluster's node. Pods that have it stay, unless it is drained.
-
-\b
-  tangramctl cordon node-1 3 --reason "ECC errors"
-  tangramctl cordon node-1 GPU-8c9f --drain       evict its pods, and wait until nothing has it open
-  tangramctl uncordon node-1 3
-
-GPU is an index, a UUID, or the beginning of one that no other GPU of the node has. kubectl is called, with your rights: to patch nodes, and with
---drain to list pods and disruption budgets and to create pods/eviction. Disruption budgets are waited for. Ctrl-C ends the waiting; the GPU stays cordoned.
-Exit codes: 2 bad option, no such node or GPU, or refused by the API server; 69 no pod has it, and it cannot be released alone; 75 not drained within --timeout-s; 127 no kubectl.
-"""
-
-GPUS = """Print the GPUs of a cluster's node: health, cordon, and what is wrong with each."""
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="tangramctl",
-    help=ABOUT,
+    help=help_texts.ABOUT,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help costs 250 ms and breaks the examples
@@ -128,7 +35,7 @@ app.add_typer(arbiter_app, name="arbiter")
 explain_app = typer.Typer(help="Explain the state of a cluster.", no_args_is_help=True)
 app.add_typer(explain_app, name="explain")
 
-mig_app = typer.Typer(help=MIG, no_args_is_help=True, rich_markup_mode=None)
+mig_app = typer.Typer(help=help_texts.MIG, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(mig_app, name="mig")
 
 State = Annotated[
@@ -159,7 +66,7 @@ def options(
     """What stands before the command."""
 
 
-@app.command(help=RUN, context_settings={"allow_interspersed_args": False})
+@app.command(help=help_texts.RUN, context_settings={"allow_interspersed_args": False})
 def run(
     command: parameters.Command,
     gpu_mem: parameters.GpuMem,
@@ -177,7 +84,7 @@ def run(
     idle_s: parameters.IdleS = 60.0,
     state: State = None,
 ) -> None:
-    """See RUN."""
+    """See help_texts.RUN."""
     from tangramctl.machine import default_root
     from tangramctl.run import Options
     from tangramctl.run import run as start
@@ -190,20 +97,20 @@ def run(
         start(options)
 
 
-@app.command(help=PS)
+@app.command(help=help_texts.PS)
 def ps(
     json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show again every second until stopped.")] = False,
     state: State = None,
 ) -> None:
-    """See PS."""
+    """See help_texts.PS."""
     from tangramctl.ps import ps as show
 
     with _answering():
         show(state, json=json, watch=watch)
 
 
-@app.command(help=SIMULATE)
+@app.command(help=help_texts.SIMULATE)
 def simulate(
     context: typer.Context,
     nodes: parameters.SimulatedNodes = None,
@@ -220,7 +127,7 @@ def simulate(
     gpu_model: parameters.PodGpuModel = "",
     json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
 ) -> None:
-    """See SIMULATE."""
+    """See help_texts.SIMULATE."""
     from tangramctl.errors import BadOption
     from tangramctl.simulate import simulate as replay
     from tangramctl.simulate import would_fit
@@ -254,20 +161,20 @@ def simulate(
         replay(nodes, pods, policy=policy, seeds=seeds, arrive=arrive, json=json, plot=plot, jobs=jobs)
 
 
-@app.command(help=TOP)
+@app.command(help=help_texts.TOP)
 def top(
     json: Annotated[bool, typer.Option("--json", help="A document a line, for programs.")] = False,
     once: Annotated[bool, typer.Option("--once", help="One second, and end.")] = False,
     state: State = None,
 ) -> None:
-    """See TOP."""
+    """See help_texts.TOP."""
     from tangramctl.top import top as show
 
     with _answering():
         show(state, json=json, once=once)
 
 
-@explain_app.command(name="pod", help=EXPLAIN)
+@explain_app.command(name="pod", help=help_texts.EXPLAIN)
 def explain_pod(
     pod: Annotated[str, typer.Argument(metavar="NAMESPACE/NAME", help="The pod.")],
     snapshot: Annotated[
@@ -284,7 +191,7 @@ def explain_pod(
     ] = "tangram.sh",
     json: Annotated[bool, typer.Option("--json", help="A document for programs.")] = False,
 ) -> None:
-    """See EXPLAIN."""
+    """See help_texts.EXPLAIN."""
     from tangramctl.explain import explain_pod as explain
 
     with _answering():
@@ -292,7 +199,7 @@ def explain_pod(
         raise typer.Exit(0 if fits else 3)
 
 
-@app.command(help=CORDON)
+@app.command(help=help_texts.CORDON)
 def cordon(
     node: parameters.NodeName, gpu: parameters.NodeGpu,
     drain: Annotated[bool, typer.Option("--drain", help="Evict the pods that have it, and wait.")] = False,
@@ -306,7 +213,7 @@ def cordon(
     ] = 0.0,
     domain: parameters.Domain = "tangram.sh",
 ) -> None:  # fmt: skip
-    """See CORDON."""
+    """See help_texts.CORDON."""
     from tangramctl import cordon as cordons
     from tangramctl.drain import Drain
     from vgpu.api.names import Names
@@ -321,7 +228,7 @@ def cordon(
     help="Let pods on a GPU of a cluster's node again, once it has passed its self-test. See tangramctl cordon."
 )
 def uncordon(node: parameters.NodeName, gpu: parameters.NodeGpu, domain: parameters.Domain = "tangram.sh") -> None:
-    """See CORDON."""
+    """See help_texts.CORDON."""
     from tangramctl import cordon as cordons
     from vgpu.api.names import Names
 
@@ -329,9 +236,9 @@ def uncordon(node: parameters.NodeName, gpu: parameters.NodeGpu, domain: paramet
         cordons.uncordon(node, gpu, Names(domain))
 
 
-@app.command(help=GPUS)
+@app.command(help=help_texts.GPUS)
 def gpus(node: parameters.NodeName, domain: parameters.Domain = "tangram.sh") -> None:
-    """See GPUS."""
+    """See help_texts.GPUS."""
     from tangramctl import cordon as cordons
     from vgpu.api.names import Names
 
@@ -344,7 +251,7 @@ def mig_plan(
     file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
     checkpoint: parameters.KubeletCheckpoint = None,
 ) -> None:  # fmt: skip
-    """See MIG."""
+    """See help_texts.MIG."""
     from tangramctl.kubelet_devices import CHECKPOINT
     from tangramctl.mig import Where, show_plan
 
@@ -359,7 +266,7 @@ def mig_apply(
     file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
     checkpoint: parameters.KubeletCheckpoint = None,
 ) -> None:  # fmt: skip
-    """See MIG."""
+    """See help_texts.MIG."""
     from tangramctl.kubelet_devices import CHECKPOINT
     from tangramctl.mig import Where, apply
 
@@ -371,7 +278,7 @@ def mig_apply(
 def mig_assert(
     file: parameters.MigFile, config: parameters.MigConfig, driver_root: parameters.DriverRoot = Path("/"),
 ) -> None:  # fmt: skip
-    """See MIG."""
+    """See help_texts.MIG."""
     from tangramctl import mig
 
     with _answering():
@@ -383,7 +290,7 @@ def mig_export(
     config: Annotated[str, typer.Option("--config", "-c", metavar="NAME", help="Name of the layout in the file.")] = "current",
     driver_root: parameters.DriverRoot = Path("/"),
 ) -> None:  # fmt: skip
-    """See MIG."""
+    """See help_texts.MIG."""
     from tangramctl import mig
 
     with _answering():

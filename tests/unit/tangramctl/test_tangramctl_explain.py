@@ -12,9 +12,9 @@ from threading import Thread
 
 import pytest
 
-from tangramctl.__main__ import EXPLAIN
 from tangramctl.cluster import UNREADABLE, complaint
 from tangramctl.explain import STANDING, free_text, met_webhook
+from tangramctl.help_texts import EXPLAIN
 from tests.builders import gpu, node, pod
 from tests.contract.webhook.pairs import INPUTS, answer, load
 from tests.unit.tangramctl.explained import admitted, cluster, explain, files, held, of_files
