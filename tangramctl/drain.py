@@ -18,7 +18,8 @@ from tangramctl.cordon import NodeGpus, described, read
 from tangramctl.errors import BadOption, CommandError, NotFound
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import BadDocument
-from vgpu.api.inventory import NOT_RELEASED, RELEASED
+from vgpu.api.inventory import NOT_RELEASED, RELEASED, Inventory
+from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import Names
 
 POLL_S: Final = 2.0
@@ -55,22 +56,28 @@ class Holder:
         return f"{self.namespace}/{self.name}"
 
 
-def holders(pods: Iterable[Mapping[str, Any]], uuids: Iterable[str], names: Names) -> list[Holder]:
-    """Those of these pods that were assigned one of the UUIDs and have not ended. An assignment that cannot be read counts: it may name any."""
-    wanted, found = set(uuids), []
+def holders(pods: Iterable[Mapping[str, Any]], uuid: str, inventory: Inventory, names: Names) -> list[Holder]:
+    """Those of these pods that were assigned the GPU, or an instance or slot of it, and have not ended. An assignment that cannot be read counts: it may name any."""
+    found = []
     for pod in pods:
         meta = pod["metadata"]
         text = (meta.get("annotations") or {}).get(names.assignment)
         if text is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             continue
         try:
-            has = {gpu.uuid for gpu in assignment_from_json(text).held()}
+            has = {_carrier(one.uuid, inventory) for one in assignment_from_json(text).held()}
         except BadDocument:
-            has = wanted
-        if has & wanted:
+            has = {uuid}
+        if uuid in has:
             labels, leaving = meta.get("labels") or {}, "deletionTimestamp" in meta
             found.append(Holder(meta["namespace"], meta["name"], meta["uid"], labels, leaving))
     return found
+
+
+def _carrier(uuid: str, inventory: Inventory) -> str:
+    """UUID of the GPU that a part lies on. A slot names its GPU, also one that the node no longer has."""
+    gpu, slot = inventory.gpu(uuid), slot_of_device(uuid)
+    return gpu.uuid if gpu is not None else slot[0] if slot is not None else uuid
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
@@ -133,10 +140,8 @@ class Drain:
         found = read(self._node, self._names)
         if self._uuid not in found.cordons:
             raise BadOption(f"{described(found, self._uuid)} was uncordoned by someone else: nothing more is evicted")
-        gpu = found.inventory.gpu(self._uuid)
-        uuids = {self._uuid, *(one.uuid for one in gpu.instances)} if gpu is not None else {self._uuid}
         pods = kubectl("get", "pods", "--all-namespaces", "--field-selector", f"spec.nodeName={self._node}")["items"]
-        left = holders(pods, uuids, self._names)
+        left = holders(pods, self._uuid, found.inventory, self._names)
         for pod in left:
             self._evict(pod)
         if left:
