@@ -69,7 +69,7 @@ class OwnerWatch:
         """Ask, and follow the answers."""
         await self.check()
         if self._offer.probed:
-            await self._apply(self._offer.reported)
+            await self._apply()
 
     async def before_offer(self, inventory: Inventory) -> None:
         """An inventory is about to be offered: waits for answers at the first, and where a GPU is new, and tries GPUs that are ours."""
@@ -80,7 +80,7 @@ class OwnerWatch:
                         await self._slices.first()
             await self.check()
             self._checked |= fresh
-        await self._apply(inventory, first=True)
+        await self._apply(inventory)
 
     async def check(self) -> None:
         """Ask both."""
@@ -101,13 +101,15 @@ class OwnerWatch:
             log.warning("whether others offer GPUs of this node is not known now", source=source, error=why)
         self._owners.failed(source, why)
 
-    async def _apply(self, inventory: Inventory, *, first: bool = False) -> None:
-        """Withdraw at once, and offer what is ours after it was tried. `first`: the inventory is not offered yet."""
+    async def _apply(self, coming: Inventory | None = None) -> None:
+        """Withdraw at once, and offer what is ours after it was tried. `coming`: an inventory that is not offered yet; None: follow what is offered."""
         async with self._applying:
+            # read here: who waited for the lock would follow an inventory without the GPUs that came meanwhile
+            inventory = coming if coming is not None else self._offer.reported
             now, before = self._withdrawn(inventory), self._offer.withdrawn_by(BY)
             there = {gpu.uuid for gpu in inventory.gpus}
             lifted = {uuid: one for uuid, one in before.items() if uuid in there and uuid not in now}
-            if lifted or first:
+            if lifted or coming is not None:
                 self._offer.set_withdrawn(BY, lifted | now)
                 await self._try_out(_without(inventory, now.keys() | self._offer.withdrawn_by(CORDONS)))
                 now = self._withdrawn(inventory)

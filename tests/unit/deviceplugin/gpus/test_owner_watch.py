@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Set
 from dataclasses import replace
 from uuid import UUID
+
+import pytest
 
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
@@ -75,6 +78,8 @@ class Watched:
     def __init__(self, *selectors: str) -> None:
         self.kubelet, self.slices, self.pods, self.offer = Kubelet(), Slices(), Pods(), Offer(DEFAULT, 1024)
         self.at_s, self.labels = 0.0, dict[str, str]()
+        self.may_end, self.begun = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
         self.tried: list[list[int]] = []
         """Indexes of the GPUs of each trial, and in `offered_then` of those that were offered meanwhile."""
         self.offered_then: list[list[int]] = []
@@ -90,6 +95,8 @@ class Watched:
     async def _try_out(self, inventory: Inventory) -> None:
         self.tried.append([gpu.index for gpu in inventory.gpus])
         self.offered_then.append([gpu.index for gpu in self.offer.inventory().gpus if gpu.offered])
+        self.begun.set()
+        await self.may_end.wait()
 
     async def start(self, inventory: Inventory = BOTH) -> list[list[str]]:
         """As `NodeGpus` does with each probe."""
@@ -167,6 +174,28 @@ async def test_a_gpu_that_is_put_in_is_not_offered_before_both_were_asked() -> N
     await made.start(replace(BOTH, gpus=(ONE,)))
     made.kubelet.foreign = {ForeignDevice("nvidia.com/gpu", TWO.uuid)}
     assert await made.start() == [[], ["GpuClash"]]
+
+
+async def test_a_check_that_waits_while_a_gpu_is_put_in_does_not_offer_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Watched()
+    await made.start(replace(BOTH, gpus=(ONE,)))
+    made.kubelet.foreign = {ForeignDevice("nvidia.com/gpu", TWO.uuid)}
+    made.may_end.clear()
+    made.begun.clear()
+    put_in = asyncio.create_task(made.start())
+    await made.begun.wait()
+    asked, check = asyncio.Event(), made.watch.check
+
+    async def checked() -> None:
+        await check()
+        asked.set()
+
+    monkeypatch.setattr(made.watch, "check", checked)
+    once = asyncio.create_task(made.watch.once())
+    await asked.wait()
+    made.may_end.set()
+    await asyncio.gather(put_in, once)
+    assert made.reasons() == [[], ["GpuClash"]]
 
 
 async def test_labels_select_and_pods_that_have_ended_are_left_out_of_the_kubelets_list() -> None:
