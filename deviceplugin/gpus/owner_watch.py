@@ -63,7 +63,14 @@ class OwnerWatch:
         while True:
             await asyncio.sleep(CHECK_S)
             await self._until_idle()
-            await self.once()
+            try:
+                await self.once()
+            except OSError as error:  # of a trial: a disk that is full must not end the program
+                withdrawn = sorted(self._offer.withdrawn_by(BY))
+                log.error(
+                    "what a trial found cannot be written: GPUs that are withdrawn stay so",
+                    gpu_uuids=withdrawn, error=str(error), retry_s=CHECK_S,
+                )  # fmt: skip
 
     async def once(self) -> None:
         """Ask, and follow the answers."""

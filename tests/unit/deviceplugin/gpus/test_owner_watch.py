@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Set
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
+from deviceplugin.gpus import owner_watch
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.gpus.owner_watch import OwnerWatch
 from deviceplugin.gpus.slice_watch import SlicesUnknown
@@ -80,6 +82,8 @@ class Watched:
         self.at_s, self.labels = 0.0, dict[str, str]()
         self.may_end, self.begun = asyncio.Event(), asyncio.Event()
         self.may_end.set()
+        self.full = False
+        """Is the disk, so that no verdict of a trial can be written?"""
         self.tried: list[list[int]] = []
         """Indexes of the GPUs of each trial, and in `offered_then` of those that were offered meanwhile."""
         self.offered_then: list[list[int]] = []
@@ -97,6 +101,8 @@ class Watched:
         self.offered_then.append([gpu.index for gpu in self.offer.inventory().gpus if gpu.offered])
         self.begun.set()
         await self.may_end.wait()
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     async def start(self, inventory: Inventory = BOTH) -> list[list[str]]:
         """As `NodeGpus` does with each probe."""
@@ -196,6 +202,34 @@ async def test_a_check_that_waits_while_a_gpu_is_put_in_does_not_offer_it(monkey
     made.may_end.set()
     await asyncio.gather(put_in, once)
     assert made.reasons() == [[], ["GpuClash"]]
+
+
+async def test_a_full_disk_keeps_a_gpu_that_comes_back_withdrawn_until_it_can_be_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner_watch, "CHECK_S", 0.0)
+    made = Watched()
+    made.kubelet.foreign = {ForeignDevice("nvidia.com/gpu", ONE.uuid)}
+    await made.start()
+    made.kubelet.foreign = set()
+    made.at_s += RETURN_S
+    made.begun.clear()
+    made.full = True
+    running = asyncio.create_task(made.watch.run())
+    try:
+        async with asyncio.timeout(60):
+            for full in (True, True, False):
+                made.full = full
+                await made.begun.wait()
+                made.begun.clear()
+                if full:
+                    assert made.reasons() == [["GpuClash"], []]
+            while made.reasons() != [[], []]:
+                await made.offer.changed_since(made.offer.version)
+            assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_labels_select_and_pods_that_have_ended_are_left_out_of_the_kubelets_list() -> None:
