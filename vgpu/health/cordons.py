@@ -3,7 +3,7 @@
 cordoned       an operator cordoned it. Pods that have it stay
 released       nobody has it, and no process of Tangram has it open: it may be reset or taken out
 not-released   nobody has it, and NVML cannot leave it out: the node does not show its PCI address
-testing        it is no longer cordoned, or no longer unhealthy, and is tried before pods get it
+testing        it is no longer cordoned, or no longer unhealthy, and is tried before pods get it. Not one that `node.gpus` does not select
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def plan(
         if gpu.uuid in cordons:
             free = known and gpu.uuid not in held
             states[gpu.uuid] = opened.state(gpu.uuid) if free else CORDONED
-        elif gpu.cordon:
+        elif gpu.cordon and gpu.selected:  # others are no business of the self-test: it would not be made
             states[gpu.uuid] = TESTING
     withheld = frozenset(uuid for uuid in states if uuid in cordons and known and uuid not in held)
     return CordonPlan(states, withheld)

@@ -18,7 +18,7 @@ from nvml.withheld import read_withheld
 from tests.builders import cordoned, pod
 from vgpu.api.cordon import Cordon, cordons_to_json
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Gpu, GpuCondition, Inventory
+from vgpu.api.inventory import WITHDRAWN, Gpu, GpuCondition, Inventory, Withdrawal
 from vgpu.api.names import DEFAULT
 from vgpu.gputime.trial_verdict import TrialOutcome, TrialVerdict
 from vgpu.health.cordons import Opened
@@ -224,6 +224,16 @@ async def test_a_gpu_that_recovers_while_processes_are_looked_at_is_tried_all_th
     assert made.tried == [TWO.uuid]
     made.verdicts.put_nowait(WORKS)
     await made.step()
+
+
+async def test_a_gpu_that_recovers_and_is_not_selected_does_not_wait_for_a_self_test(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.offer.set_withdrawn("owners", {TWO.uuid: GpuCondition(Withdrawal.NOT_SELECTED, WITHDRAWN, 1)})
+    made.offer.set_conditions({TWO.uuid: (GpuCondition("OffTheBus", "unhealthy", 1, "XID 79"),)})
+    made.offer.set_conditions({})
+    assert await made.step() == ["", ""]
+    assert not made.tried
+    assert not made.offer.inventory().gpus[1].offered
 
 
 class OpenedNvml:

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import cordoned
 from vgpu.api.cordon import Cordon
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import CORDON_STATES, Gpu, GpuCondition, Inventory, MigInstance
+from vgpu.api.inventory import CORDON_STATES, WITHDRAWN, Gpu, GpuCondition, Inventory, MigInstance, Withdrawal, withdraw
 from vgpu.health.cordons import Opened, held_gpus, plan, recovered
 from vgpu.health.notes import changes
 
@@ -33,6 +33,14 @@ def test_a_gpu_is_released_only_if_it_is_ordered_and_nobody_has_it(
         expected = "testing" if before else ""
     assert found.states.get("GPU-1", "") == expected
     assert found.withheld == (frozenset({"GPU-1"}) if ordered and free else frozenset())
+
+
+@pytest.mark.parametrize("before", CORDON_STATES)
+def test_a_gpu_that_is_not_selected_is_not_tried(before: str) -> None:
+    left = withdraw(cordoned(GPU, before), GpuCondition(Withdrawal.NOT_SELECTED, WITHDRAWN, 1))
+    assert not plan(Inventory((left,)), {}, (), Opened(), known=True).states
+    ordered = plan(Inventory((left,)), {"GPU-1": Cordon()}, (), Opened(), known=True)
+    assert ordered.states == {"GPU-1": "cordoned"}, "it can be cordoned all the same"
 
 
 def test_a_cordon_of_a_gpu_that_the_node_does_not_have_changes_nothing() -> None:
