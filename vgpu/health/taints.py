@@ -16,10 +16,11 @@ VALUE: Final = "true"
 
 
 def wanted_effect(inventory: Inventory, effect: Effect | None, *, present: bool) -> Effect | None:
-    """The taint's effect as it should be; None = there should be none. `present`: is it there now? Then it stays until a GPU that recovered was tried."""
+    """The taint's effect as it should be; None = there should be none. `present`: is it there now? Then it stays until a GPU that recovered was tried.
+    A cordoned GPU counts no more: somebody takes care of it."""
     if effect is None:
         return None
-    unhealthy = any(gpu.state == "unhealthy" and gpu.selected for gpu in inventory.gpus)
+    unhealthy = any(gpu.state == "unhealthy" and gpu.selected and gpu.cordon in ("", TESTING) for gpu in inventory.gpus)
     tried = present and any(gpu.cordon == TESTING for gpu in inventory.gpus)
     return effect if unhealthy or tried else None
 

@@ -34,6 +34,8 @@ def gpu(state: str = "", cordon: str = "") -> Gpu:
         (gpu("unmonitored"), True, False),
         (gpu("unhealthy"), False, True),
         (gpu(cordon="cordoned"), True, False),
+        *((gpu("unhealthy", cordon), True, False) for cordon in ("cordoned", "not-released", "released")),
+        (gpu("unhealthy", "testing"), False, True),
         (gpu(cordon="testing"), True, True),
         (gpu(cordon="testing"), False, False),
         (withdraw(gpu("unhealthy"), GpuCondition(Withdrawal.NOT_SELECTED, WITHDRAWN, 1)), True, False),
