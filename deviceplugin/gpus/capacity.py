@@ -43,8 +43,8 @@ def memory_of(gpu: Gpu, assigned: Collection[AssignedGpu]) -> GpuMemory:
     """Of this GPU, with the parts of it and of its instances that pods have. With instances on demand all of it counts, and what no pod has is free."""
     if gpu.on_demand:
         allocated = min(gpu.mib, sum(one.mib for one in assigned))
-        free = gpu.mib - allocated if gpu.healthy else 0
-        return GpuMemory(gpu.mib, allocated, free, "mig" if gpu.healthy else "unhealthy")
+        free = gpu.mib - allocated if gpu.offered else 0
+        return GpuMemory(gpu.mib, allocated, free, _use(gpu, "mig", allocated))
     if gpu.mig:
         used = {one.uuid for one in assigned}
         instances = gpu.instances

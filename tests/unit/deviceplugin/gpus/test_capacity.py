@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from deviceplugin.allocation import NodePod
 from deviceplugin.gpus.capacity import MIB, USES, CapacityCollector, memory_by_gpu
+from tests.builders import cordoned
 from tests.unit.deviceplugin.builders import node_pod, share, uuid
 from vgpu.api.grant import AssignedGpu, Assignment
 from vgpu.api.inventory import Gpu, Inventory, MigInstance, Orphan
+from vgpu.api.mig import MigSlot
+from vgpu.api.mig_device import slot_device
 from vgpu.api.request import GpuRequest
 
 
@@ -80,6 +84,30 @@ def test_it_is_as_counted_mib_by_mib(gpus: list[Gpu], wanted: list[tuple[int, in
 def test_a_gpu_that_shrank_under_its_pods_has_nothing_free() -> None:
     ((_, found),) = memory_by_gpu(Inventory((gpu(0, 4),)), [AssignedGpu(uuid(0), 0, 6)])
     assert (found.capacity_mib, found.allocated_mib, found.free_mib) == (4, 6, 0)
+
+
+CUT = gpu(0, 8, instances=(4, 4))
+ON_DEMAND = replace(gpu(0, 8), mig=True, on_demand=True)
+SLOT = slot_device(uuid(0), MigSlot(0, "1g.10gb"))
+
+
+@pytest.mark.parametrize(
+    ("of", "part", "use"),
+    [
+        (gpu(0, 8), AssignedGpu(uuid(0), 0, 4), "shared"),
+        (CUT, AssignedGpu(CUT.instances[0].uuid, 0, 4, 0, "mig", "1g.10gb"), "mig"),
+        (ON_DEMAND, AssignedGpu(SLOT, 0, 4, 0, "mig", "1g.10gb"), "mig"),
+    ],
+)
+def test_a_withdrawn_gpu_has_nothing_free_and_is_in_use_until_its_last_pod_is_gone(
+    of: Gpu, part: AssignedGpu, use: str
+) -> None:
+    out = cordoned(of, "cordoned")
+    for parts, expected in (((part,), (4, 0, use)), ((), (0, 0, "withdrawn"))):
+        ((_, found),) = memory_by_gpu(Inventory((out,)), parts)
+        assert (found.allocated_mib, found.free_mib, found.use) == expected
+    ((_, found),) = memory_by_gpu(Inventory((of,)), [part])
+    assert (found.allocated_mib, found.free_mib, found.use) == (4, 4, use)
 
 
 def scraped(inventory: Inventory, *pods: NodePod) -> CollectorRegistry:
