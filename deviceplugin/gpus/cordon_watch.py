@@ -185,7 +185,7 @@ class CordonWatch:
 
     async def _test(self, uuid: str) -> None:
         try:
-            verdict = await self._try_out(uuid) if self._try_out is not None else None
+            verdict = await self._tried(uuid)
             why = why_unfit(verdict) if verdict is not None else ""
             (log.error if why else log.info)(
                 "a GPU was tried", gpu_uuid=uuid, outcome=verdict and verdict.outcome, why=verdict and verdict.why
@@ -199,6 +199,13 @@ class CordonWatch:
         finally:
             self._tests.pop(uuid, None)
             self._changed.set()
+
+    async def _tried(self, uuid: str) -> TrialVerdict | None:
+        """Of a GPU in MIG mode, CUDA would try an instance, which a pod may have."""
+        gpu = self._offer.reported.gpu(uuid)
+        if self._try_out is not None and gpu is not None and gpu.mig:
+            return TrialVerdict(TrialOutcome.CANNOT_RUN, "GPUs in MIG mode are not tried")
+        return await self._try_out(uuid) if self._try_out is not None else None
 
     async def _wait_for_change(self, version: int) -> None:
         """At most `CHECK_S` while a GPU is cordoned or tried."""

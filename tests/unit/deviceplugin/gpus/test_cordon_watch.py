@@ -168,6 +168,21 @@ async def test_without_self_tests_a_gpu_is_offered_as_soon_as_it_answers(tmp_pat
     assert await made.step() == ["", ""]
 
 
+async def test_a_gpu_in_mig_mode_is_offered_without_a_self_test_unless_it_failed_one_before(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.offer.set_inventory(Inventory((replace(ONE, mig=True), TWO)))
+    for failed, offered in ((False, True), (True, False)):
+        if failed:
+            made._tested(ONE.uuid, "the self-test failed")
+        made.order(ONE)
+        assert await made.step() == ["released", ""]
+        made.order()
+        await made.step()
+        assert await made.step() == ["", ""]
+        assert made.offer.inventory().gpus[0].offered == offered
+    assert not made.tried
+
+
 async def test_a_cordon_during_the_self_test_keeps_the_gpu_withdrawn(tmp_path: Path) -> None:
     made = Watched(tmp_path)
     made.order(ONE)
