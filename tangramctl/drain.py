@@ -18,7 +18,7 @@ from tangramctl.cordon import NodeGpus, described, read
 from tangramctl.errors import BadOption, CommandError, NotFound
 from vgpu.api.codec import assignment_from_json
 from vgpu.api.errors import BadDocument
-from vgpu.api.inventory import NOT_RELEASED, RELEASED, Inventory
+from vgpu.api.inventory import CORDON_REASONS, NOT_RELEASED, RELEASED, Gpu, Inventory
 from vgpu.api.mig_device import slot_of_device
 from vgpu.api.names import Names
 
@@ -78,6 +78,12 @@ def _carrier(uuid: str, inventory: Inventory) -> str:
     """UUID of the GPU that a part lies on. A slot names its GPU, also one that the node no longer has."""
     gpu, slot = inventory.gpu(uuid), slot_of_device(uuid)
     return gpu.uuid if gpu is not None else slot[0] if slot is not None else uuid
+
+
+def _others(gpu: Gpu | None) -> str:
+    """What else the GPU is withdrawn for, for the end of a sentence: other plugins may have given it to pods."""
+    why = [str(one) for one in gpu.withdrawn if one.reason not in CORDON_REASONS] if gpu is not None else []
+    return f". Pods of other plugins are not evicted: {'; '.join(why)}" if why else ""
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
@@ -159,7 +165,9 @@ class Drain:
             self._tell(f"processes of pods that were deleted by force still use {name}: {', '.join(orphans)}")
             return f"processes of {', '.join(orphans)} use {name}"
         if gpu is None or gpu.cordon == RELEASED:
-            self._say(f"nothing holds {name}: no pod has it, and no process of Tangram has it open")
+            self._say(
+                f"{name} is released: no pod of Tangram has it, and no process of Tangram has it open{_others(gpu)}"
+            )
             return ""
         if gpu.cordon == NOT_RELEASED:
             raise NotReleased(

@@ -118,7 +118,7 @@ def test_a_gpu_is_cordoned_drained_released_and_comes_back(cluster: Cluster, nam
         assert any("not evicted yet: disruption budget keeps refuses" in line for line in drain.stdout)
         assert "deletionTimestamp" not in cluster.pod(namespace, "running")["metadata"]
         cluster.kubectl("-n", namespace, "delete", "poddisruptionbudget", "keeps")
-        assert any("nothing holds GPU" in line for line in drain.stdout)
+        assert any("is released: no pod of Tangram has it" in line for line in drain.stdout)
         assert drain.wait(DRAIN_S) == 0
     assert cluster.find("pod", "running", namespace) is None
     assert is_ready(cluster.pod(namespace, "elsewhere")), "a pod on another GPU is not touched"

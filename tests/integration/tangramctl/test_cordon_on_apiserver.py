@@ -248,7 +248,7 @@ def test_a_drain_evicts_the_pods_of_this_gpu_waits_for_a_budget_and_for_the_plug
         desk.end(kept)
         line_with(process, "Waiting until the device plugin of the node has closed it")
         desk.publish(cordoned(gpu(0, healthy=False), "released"), gpu(1))
-        line_with(process, "nothing holds GPU 0")
+        line_with(process, "is released: no pod of Tangram has it")
         assert process.wait(60) == 0
     assert "deletionTimestamp" not in desk.pod(other)["metadata"]
 
@@ -291,7 +291,7 @@ def test_a_gpu_that_cannot_be_released_alone_ends_the_drain_with_the_reason(desk
     code, out, err = desk.call("cordon", desk.node, "0", "--drain")
     assert code == 69
     assert "cannot release it alone: the node does not show the PCI addresses" in err
-    assert "nothing holds" not in out
+    assert "is released" not in out
 
 
 def test_a_drain_evicts_pods_on_instances_and_waits_for_orphans(desk: Desk) -> None:
@@ -304,7 +304,7 @@ def test_a_drain_evicts_pods_on_instances_and_waits_for_orphans(desk: Desk) -> N
         desk.end("on-instance")
         assert "default/by-force" in line_with(process, "deleted by force still use")
         desk.publish(cordoned(replace(cut, healthy=False), "released"))
-        line_with(process, "nothing holds GPU 0")
+        line_with(process, "is released: no pod of Tangram has it")
         assert process.wait(60) == 0
 
 

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tangramctl.drain import holders
-from tests.builders import gpu, mig_gpu, pod, share
+from tangramctl import drain
+from tangramctl.cordon import NodeGpus
+from tangramctl.drain import Drain, holders
+from tests.builders import cordoned, gpu, mig_gpu, pod, share
+from vgpu.api.cordon import Cordon
 from vgpu.api.grant import AssignedGpu
-from vgpu.api.inventory import Inventory
+from vgpu.api.inventory import WITHDRAWN, GpuCondition, Inventory, Withdrawal, withdraw
 from vgpu.api.mig import MigSlot
 from vgpu.api.mig_device import slot_device
 from vgpu.api.names import DEFAULT
@@ -36,3 +39,30 @@ def test_a_pod_has_the_gpu_that_its_share_instance_or_slot_lies_on(
     for index in range(2):
         found = holders([thing], gpu(index).uuid, inventory, DEFAULT)
         assert [one.key for one in found] == (["default/a"] if index == of else [])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "more"),
+    [
+        ((), ""),
+        (
+            (GpuCondition(Withdrawal.CLASH, WITHDRAWN, 1, "it is also offered or in use as nvidia.com/gpu"),),
+            ". Pods of other plugins are not evicted: GpuClash: it is also offered or in use as nvidia.com/gpu",
+        ),
+        (
+            (GpuCondition(Withdrawal.NOT_SELECTED, WITHDRAWN, 1), GpuCondition("XidError", "degraded", 1)),
+            ". Pods of other plugins are not evicted: NotSelected",
+        ),
+    ],
+)
+def test_a_released_gpu_is_called_free_of_pods_and_processes_of_tangram_alone(
+    monkeypatch: pytest.MonkeyPatch, conditions: tuple[GpuCondition, ...], more: str
+) -> None:
+    out = withdraw(cordoned(gpu(0), "released"), *conditions)
+    found = NodeGpus("n1", "1", Inventory((out,)), {out.uuid: Cordon()})
+    monkeypatch.setattr(drain, "read", lambda *_: found)
+    monkeypatch.setattr(drain, "kubectl", lambda *_: {"items": []})
+    said: list[str] = []
+    Drain("n1", out.uuid, DEFAULT, 1.0, say=said.append).run()
+    name = f"GPU 0 of node n1 ({out.uuid})"
+    assert said == [f"{name} is released: no pod of Tangram has it, and no process of Tangram has it open{more}"]
