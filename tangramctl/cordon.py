@@ -135,7 +135,7 @@ def _change(
     node: str, gpu: str, names: Names, change: Callable[[NodeGpus, str], Mapping[str, Cordon]]
 ) -> tuple[NodeGpus, str, bool]:
     """The node as it was, the UUID, and whether anything was written."""
-    for attempt in range(TRIES):
+    for _ in range(TRIES):
         found = read(node, names)
         uuid = found.named(gpu)
         now = change(found, uuid)
@@ -149,7 +149,7 @@ def _change(
         try:
             output_of("patch", "node", node, "--type", "merge", "-p", json.dumps(patch), "-o", "name")
         except BadOption as error:
-            if "the object has been modified" not in str(error) or attempt + 1 == TRIES:
+            if "the object has been modified" not in str(error):
                 raise
             continue
         return found, uuid, True
