@@ -137,6 +137,11 @@ class NvmlSupervisor:
         return len(self._abandoned)
 
     @property
+    def abandoned_pids(self) -> tuple[int, ...]:
+        """Theirs."""
+        return tuple(one.child.pid for one in self._abandoned)
+
+    @property
     def closed(self) -> bool:
         """`close` was called: no call is answered any more."""
         return self._closing

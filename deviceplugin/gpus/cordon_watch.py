@@ -17,7 +17,7 @@ import structlog
 
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.pods.node_pods import NodePods
-from nvml.descriptors import opens
+from nvml.descriptors import gpu_open, opens
 from nvml.withheld import addresses, write_withheld
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
@@ -49,10 +49,14 @@ class OpenedNvml(Protocol):
     def pid(self) -> int | None:
         """Of the process."""
 
+    @property
+    def abandoned_pids(self) -> tuple[int, ...]:
+        """Of processes before it that could not be killed."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedGpus:
-    """Which of our processes have a GPU open: the one that has NVML, by its pid, and others by name."""
+    """Which of our processes have a GPU open: those that have NVML, by pid, and others by name."""
 
     driver: OpenedNvml
     proc_root: Path = Path("/proc")
@@ -64,8 +68,11 @@ class OpenedGpus:
         out = [gpu for gpu in gpus if gpu.uuid not in stuck and addresses([gpu.pci]) <= self.driver.withheld]
         if not out:
             return Opened(stuck=stuck)
-        pid = self.driver.pid
-        ours = [(one, self.proc_root) for one in _by_name(self.proc_root)] + ([(pid, Path("/proc"))] if pid else [])
+        pid, abandoned = self.driver.pid, self.driver.abandoned_pids
+        if any(gpu_open(one) is None for one in abandoned):  # it may be closing any: then its descriptors are gone
+            return Opened(stuck=stuck)
+        ours = [(one, self.proc_root) for one in _by_name(self.proc_root)]
+        ours += [(one, Path("/proc")) for one in (*((pid,) if pid else ()), *abandoned)]
         return Opened(
             frozenset(gpu.uuid for gpu in out if not any(opens(one, gpu.minor, proc) for one, proc in ours)), stuck
         )

@@ -64,6 +64,7 @@ def test_a_child_that_cannot_be_killed_is_abandoned_and_a_third_waits_until_one_
     second = hang_for_good(stand)
     wait_for(lambda: "cannot be killed: no other is started until one ends" in started.failing)
     assert started.abandoned == 2
+    assert list(started.abandoned_pids) == stand.children
     assert len(stand.children) == 2
     with pytest.raises(NvmlAway, match=r"2 NVML processes \(\d+, \d+\) hang in the driver"):
         started.nvml.count()

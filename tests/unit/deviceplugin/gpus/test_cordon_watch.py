@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from deviceplugin.gpus import cordon_watch
 from deviceplugin.gpus.cordon_watch import CordonWatch, OpenedGpus
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pods.node_pods import NodePods
 from kube.objects import Pod
+from nvml.descriptors import opens
 from nvml.withheld import read_withheld
 from tests.builders import cordoned, pod
 from vgpu.api.cordon import Cordon, cordons_to_json
@@ -256,7 +261,10 @@ class OpenedNvml:
 
     pid = None
 
-    def __init__(self, withheld: Collection[str], on_bus: Collection[str] | None) -> None:
+    def __init__(
+        self, withheld: Collection[str], on_bus: Collection[str] | None, abandoned_pids: tuple[int, ...] = ()
+    ) -> None:
+        self.abandoned_pids = abandoned_pids
         self.withheld = frozenset(withheld)
         self.on_bus = None if on_bus is None else frozenset(on_bus)
 
@@ -275,3 +283,23 @@ def test_a_gpu_is_closed_when_nvml_leaves_it_out_and_stuck_where_its_address_is_
     tmp_path: Path, withheld: tuple[str, ...], on_bus: tuple[str, ...] | None, expected: Opened
 ) -> None:
     assert OpenedGpus(OpenedNvml(withheld, on_bus), tmp_path).of([ONE]) == expected
+
+
+@pytest.mark.parametrize(("minor", "closed"), [(3, False), (5, True)])
+def test_a_gpu_is_not_closed_while_a_process_that_cannot_be_killed_has_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: int, *, closed: bool
+) -> None:
+    """The process is the test itself, and its GPUs are /dev/null (1, 3) and /dev/zero (1, 5)."""
+    monkeypatch.setattr(cordon_watch, "opens", partial(opens, major=1))
+    nvml = OpenedNvml(("0000:17:00.0",), ("0000:17:00.0",), (os.getpid(),))
+    with Path("/dev/null").open():
+        found = OpenedGpus(nvml, tmp_path).of([replace(ONE, minor=minor)])
+    assert found == Opened(closed=frozenset({ONE.uuid} if closed else ()))
+
+
+def test_a_gpu_is_not_closed_while_an_abandoned_process_is_closing_its_files(tmp_path: Path) -> None:
+    """The kernel shows no descriptors of a process that has begun to end, like those of one that is not waited for."""
+    with subprocess.Popen(["/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        nvml = OpenedNvml(("0000:17:00.0",), ("0000:17:00.0",), (ended.pid,))
+        assert OpenedGpus(nvml, tmp_path).of([ONE]) == Opened()
