@@ -91,7 +91,7 @@ class NumaNodes:
 
     def _read(self, name: str, text: str) -> None:
         try:
-            facts = facts_from_json(text)
+            facts = facts_from_json(text, self._names)
         except BadDocument as error:
             self._unreadable.add(name)
             log.error("a node's NUMA facts cannot be read; it takes no pods", node=name, error=str(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -116,7 +116,7 @@ class NumaWatch:
         )
         return NumaFacts(
             VERSION, topology.policy, topology.scope, nodes, topology.static_cpus, topology.prefer_closest,
-            others_of(machine, pods, self._settings.names), self._counted(pods) if topology.static_cpus else (),
+            others_of(machine, pods, self._settings.names, cpus.keys()), self._counted(pods) if topology.static_cpus else (),
             topology.unpredictable,
         )  # fmt: skip
 
@@ -133,14 +133,17 @@ class NumaWatch:
 
 
 def others_of(
-    machine: pb.AllocatableResourcesResponse, pods: Iterable[pb.PodResources], names: Names
+    machine: pb.AllocatableResourcesResponse, pods: Iterable[pb.PodResources], names: Names, known: Collection[int]
 ) -> dict[str, tuple[DeviceCount, ...]]:
-    """Resources of other device plugins that name NUMA nodes. Empty for one that has a device on several: the kubelet counts it on each."""
+    """Resources of other device plugins that name NUMA nodes. Empty for one that has a device on several: the kubelet counts it on each.
+
+    `known`: the machine's NUMA nodes. A device that names another, as -1, is passed over.
+    """
     node_of: dict[str, dict[str, int]] = {}
     several: set[str] = set()
     for devices in machine.devices:
         nodes = [node.ID for node in devices.topology.nodes]
-        if names.ours(devices.resource_name) or not nodes:
+        if names.ours(devices.resource_name) or not nodes or nodes[0] not in known:
             continue
         for id_ in devices.device_ids:
             before = node_of.setdefault(devices.resource_name, {}).setdefault(id_, nodes[0])

@@ -156,13 +156,15 @@ def test_devices_of_other_plugins_are_counted_by_numa_node() -> None:
         ("nic", "b", 1),
         ("wide", "c", 0, 1),
         ("flat", "d"),
+        ("nic", "f", -1),
+        ("lost", "g", 2),
         (DEFAULT.gpu, "e", 0),
     ):
         devices = machine.devices.add(resource_name=resource, device_ids=[id_])
         for one in nodes:
             devices.topology.nodes.add(ID=one)
     listed.pod_resources.add(name="p").containers.add().devices.add(resource_name="nic", device_ids=["b", "gone"])
-    assert others_of(machine, listed.pod_resources, DEFAULT) == {
+    assert others_of(machine, listed.pod_resources, DEFAULT, (0, 1)) == {
         "nic": (DeviceCount(0, 1, 1), DeviceCount(1, 1, 0)), "wide": (),
     }  # fmt: skip
 
