@@ -153,9 +153,10 @@ class NumaNodes:
         return self._judgement(node, self._aligned(node, request.needs))
 
     def _judgement(self, node: str, aligned: Aligned) -> Judgement:
-        facts, inventory = self._facts[node], self._allocations.fleet.inventory[node]
-        if aligned.refused:
+        facts = self._facts[node]
+        if aligned.refused:  # also of a node that is not in the fleet
             return Judgement({}, numa_refuses(facts.policy, aligned.refused))
+        inventory = self._allocations.fleet.inventory[node]
         gpus = {name: gpus_of(facts, inventory, mask) for name, mask in aligned.masks.items()}
         masks = {nodes for mask in aligned.masks.values() for nodes in nodes_of(mask)}
         return Judgement(gpus, numa_elsewhere(facts.policy, sorted(masks)))

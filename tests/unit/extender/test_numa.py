@@ -172,6 +172,13 @@ def test_cpus_that_are_never_counted_block_no_pod_for_ever() -> None:
     assert not order.blocked(second.build().uid)
 
 
+def test_a_node_whose_gpus_are_no_longer_known_when_the_pod_is_bound_is_refused() -> None:
+    cluster, one = Cluster(), wanting("a")
+    cluster.filter(one)
+    cluster.state.allocations.set_node("n1", None)
+    assert "its GPUs are not known" in BindOrder(cluster.state, 0).why(one.build().uid)
+
+
 def test_pods_without_cpus_of_their_own_wait_for_the_start_alone() -> None:
     cluster, first, second = Cluster(), wanting("a", 2), wanting("b", 4)
     order = BindOrder(cluster.state, 0)
