@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,30 @@ async def test_one_that_refuses_for_ever_is_reported(tmp_path: Path, monkeypatch
     async with served(FixedPodResources(lambda: True), tmp_path) as client:
         with pytest.raises(KubeletUnreachable, match=r"kubelet\.sock: RESOURCE_EXHAUSTED: rejected by rate limit"):
             await client.holdings("tangram.sh")
+
+
+@pytest.mark.parametrize("answer", [b"\x0a", b"\x0a\xff", b"\x0a\x05id0"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda records: records.holdings("tangram.sh"),
+        lambda records: records.holders(RESOURCE, ["id0"]),
+        lambda records: records.others("tangram.sh"),
+        lambda records: records.pods(),
+        lambda records: records.machine(),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_is_none(
+    tmp_path: Path, call: Callable[[PodResources], Awaitable[object]], answer: bytes
+) -> None:
+    records = PodResources(tmp_path / "kubelet.sock")
+
+    async def answered(method: str) -> bytes:
+        return answer
+
+    records._request = answered  # type: ignore[method-assign]
+    with pytest.raises(KubeletUnreachable, match="the answer cannot be read"):
+        await call(records)
 
 
 async def test_a_caller_that_is_cancelled_cancels_no_other(tmp_path: Path) -> None:
