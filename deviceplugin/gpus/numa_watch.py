@@ -172,7 +172,7 @@ def read_configuration(path: Path) -> Mapping[str, Any]:
         raise BadDocument(f"{path}: it has more than {LARGEST_BYTES} bytes")
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that there is not
         raise BadDocument(f"{path}: it cannot be read as YAML: {error}") from None
     if not isinstance(found, Mapping) or found.get("kind") != "KubeletConfiguration":
         raise BadDocument(f"{path}: it is no KubeletConfiguration")

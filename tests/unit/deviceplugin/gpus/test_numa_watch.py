@@ -192,7 +192,14 @@ def test_numa_nodes_with_their_cpus_and_distances(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("[", "YAML"), ("a: 1", "no KubeletConfiguration"), ("x" * (1024 * 1024 + 1), "bytes")]
+    ("text", "why"),
+    [
+        ("[", "YAML"),
+        ("a: 2026-99-99", "YAML: month must be"),
+        ("[" * 10_000, "YAML: maximum recursion"),
+        ("a: 1", "no KubeletConfiguration"),
+        ("x" * (1024 * 1024 + 1), "bytes"),
+    ],
 )
 def test_a_configuration_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "config.yaml"
