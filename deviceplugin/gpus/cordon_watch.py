@@ -18,7 +18,7 @@ import structlog
 from deviceplugin.gpus.offer import CORDONS, Offer
 from deviceplugin.pods.node_pods import NodePods
 from nvml.descriptors import opens
-from nvml.withheld import addresses, write_withheld
+from nvml.withheld import addresses, read_withheld, write_withheld
 from vgpu.api.cordon import Cordon, condition, cordons_from_json
 from vgpu.api.errors import BadDocument
 from vgpu.api.grant import AssignedGpu
@@ -130,15 +130,14 @@ class CordonWatch:
             await asyncio.gather(*self._tests.values(), return_exceptions=True)
 
     async def once(self) -> None:
-        """Bring the offer in step. Before the annotation is known, NVML leaves out what it left out before. Raises OSError."""
+        """Bring the offer in step. Before the annotation and the pods are known, NVML leaves out what it left out before. Raises OSError."""
         self._offer.refresh()
         if not self._offer.probed:
             return
         inventory = self._offer.inventory()
         self.withheld = self._plan(inventory, Opened()).withheld
-        let_go = [gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci]
-        if self._known and await asyncio.to_thread(write_withheld, self._path, let_go):
-            log.info("GPUs that NVML leaves out", pci=let_go)
+        if self._known and (self._pods.synced or not self._cordons):  # until then nobody knows who has a cordoned GPU
+            await asyncio.to_thread(self._write_withheld, inventory, frozenset(self._cordons))
         ordered = [gpu for gpu in inventory.gpus if gpu.uuid in self._cordons]
         opened = await asyncio.to_thread(self._opened, ordered) if ordered else Opened()
         now = self._plan(self._offer.inventory(), opened)  # a GPU may have recovered or passed its self-test meanwhile
@@ -146,6 +145,14 @@ class CordonWatch:
         for uuid, state in now.states.items():
             if state == TESTING and uuid not in self._tests and self._works(uuid):
                 self._tests[uuid] = asyncio.create_task(self._test(uuid))
+
+    def _write_withheld(self, inventory: Inventory, cordoned: frozenset[str]) -> None:
+        """What was left out stays so while a cordoned GPU is not in the inventory: NVML describes no GPU that it never opened. Raises OSError."""
+        let_go = {gpu.pci for gpu in inventory.gpus if gpu.uuid in self.withheld and gpu.pci}
+        if cordoned - {gpu.uuid for gpu in inventory.gpus}:
+            let_go |= read_withheld(self._path) - addresses(gpu.pci for gpu in inventory.gpus)
+        if write_withheld(self._path, let_go):
+            log.info("GPUs that NVML leaves out", pci=sorted(let_go))
 
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
         held = held_gpus(inventory, self._held(inventory))
