@@ -101,6 +101,10 @@ class NumaNodes:
             self._since_s.pop(uid, None)
             self._allocations.counted(uid)
 
+    def forget_pod(self, uid: str) -> None:
+        """It is gone."""
+        self._since_s.pop(uid, None)
+
     def alignment(self, node: str, uid: str, request: PodRequest) -> AlignedPod | None:
         """Of a pod that is being placed there."""
         if node not in self._facts:
