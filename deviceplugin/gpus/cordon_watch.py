@@ -156,7 +156,8 @@ class CordonWatch:
 
     def _plan(self, inventory: Inventory, opened: Opened) -> CordonPlan:
         held = held_gpus(inventory, self._held(inventory))
-        return plan(inventory, self._cordons, held, opened, known=self._pods.synced)
+        withdrawn = self._offer.withdrawn_by(CORDONS)
+        return plan(inventory, self._cordons, held, opened, known=self._pods.synced, withdrawn=withdrawn)
 
     def _held(self, inventory: Inventory) -> Iterable[AssignedGpu]:
         for pod in self._pods.node_pods():
@@ -197,7 +198,7 @@ class CordonWatch:
             (log.error if why else log.info)(
                 "a GPU was tried", gpu_uuid=uuid, outcome=verdict and verdict.outcome, why=verdict and verdict.why
             )
-            if uuid in self._cordons:  # again, meanwhile
+            if uuid in self._cordons or self._offer.inventory().gpu(uuid) is None:  # again, or away, meanwhile
                 return
             if verdict is None or verdict.outcome is not TrialOutcome.CANNOT_RUN:  # else a failure of before stands
                 self._tested(uuid, why)

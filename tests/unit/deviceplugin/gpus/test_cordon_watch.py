@@ -181,6 +181,40 @@ async def test_a_cordon_during_the_self_test_keeps_the_gpu_withdrawn(tmp_path: P
     assert await made.step() == ["released", ""]
 
 
+async def test_a_cordoned_gpu_that_was_away_comes_back_cordoned(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.offer.set_inventory(Inventory((TWO,)))
+    assert await made.step() == [""]
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["cordoned", ""], "at once"
+    assert await made.step() == ["released", ""]
+
+
+async def test_a_gpu_that_is_uncordoned_while_it_is_away_is_tried_when_it_comes_back(tmp_path: Path) -> None:
+    made = Watched(tmp_path)
+    made.order(ONE)
+    await made.step()
+    made.offer.set_inventory(Inventory((TWO,)))
+    made.order()
+    await made.step()
+    assert made.tried == []
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["testing", ""]
+    await made.step()
+    assert made.tried == [ONE.uuid]
+    made.offer.set_inventory(Inventory((TWO,)))
+    made.verdicts.put_nowait(TrialVerdict(TrialOutcome.FAULTY, "it is not there"))
+    await made.step()
+    made.offer.set_inventory(Inventory((ONE, TWO)))
+    assert made.cordons() == ["testing", ""]
+    assert not made.health.conditions
+    made.verdicts.put_nowait(WORKS)
+    await made.step()
+    assert await made.step() == ["", ""]
+
+
 async def test_a_list_that_cannot_be_read_keeps_the_cordons_of_before(tmp_path: Path) -> None:
     made = Watched(tmp_path)
     made.order(ONE)
