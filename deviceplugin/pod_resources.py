@@ -55,7 +55,7 @@ class ContainerDevices:
 class PodResources:
     """A client of the kubelet's pod resources socket. Connects at the first call, again after a restart of the kubelet.
 
-    One call is under way at a time. Callers that come meanwhile share the answer of the next one.
+    One call that lists pods is under way at a time. Callers that come meanwhile share the answer of the next one.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -70,7 +70,10 @@ class PodResources:
 
     async def holdings(self, domain: str) -> tuple[ContainerDevices, ...]:
         """Every device under our domain that a container has. Raises KubeletUnreachable."""
-        self.last = tuple(_holdings(await self.pods(), f"{domain}/"))
+        answer = await self._list()
+        with self._reading():
+            listed = pb.ListPodResourcesResponse.FromString(answer)
+        self.last = tuple(_holdings(listed.pod_resources, f"{domain}/"))
         return self.last
 
     async def holders(self, resource: str, ids: Collection[str]) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
@@ -97,14 +100,13 @@ class PodResources:
         """All that each pod has. Raises KubeletUnreachable."""
         answer = await self._list()
         with self._reading():
-            return pb.ListPodResourcesResponse.FromString(answer).pod_resources
+            return (await asyncio.to_thread(pb.ListPodResourcesResponse.FromString, answer)).pod_resources
 
     async def machine(self) -> pb.AllocatableResourcesResponse:
         """What containers can be given in all, in use or not. Raises KubeletUnreachable."""
-        async with self._calling:
-            answer = await self._request(ALLOCATABLE)
+        answer = await self._request(ALLOCATABLE)
         with self._reading():
-            return pb.AllocatableResourcesResponse.FromString(answer)
+            return await asyncio.to_thread(pb.AllocatableResourcesResponse.FromString, answer)
 
     async def close(self) -> None:
         """Hang up."""

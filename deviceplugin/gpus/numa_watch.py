@@ -108,7 +108,8 @@ class NumaWatch:
         """Raises OSError, BadDocument, KubeletUnreachable."""
         cpus, distances = await asyncio.to_thread(read_numa_nodes, self._settings.numa_nodes_dir)
         machine, pods = await self._records.machine(), await self._records.pods()
-        taken = {cpu for pod in pods for container in pod.containers for cpu in container.cpu_ids}
+        taken = await asyncio.to_thread(_cpus_of, pods)
+        others = await asyncio.to_thread(others_of, machine, pods, self._settings.names, cpus.keys())
         free = set(machine.cpu_ids) - taken if topology.static_cpus else set()
         nodes = tuple(
             NumaNode(id_, len(those), len(those & free), distances[id_] if topology.prefer_closest else ())
@@ -116,7 +117,7 @@ class NumaWatch:
         )
         return NumaFacts(
             VERSION, topology.policy, topology.scope, nodes, topology.static_cpus, topology.prefer_closest,
-            others_of(machine, pods, self._settings.names, cpus.keys()), self._counted(pods) if topology.static_cpus else (),
+            others, self._counted(pods) if topology.static_cpus else (),
             topology.unpredictable,
         )  # fmt: skip
 
@@ -130,6 +131,11 @@ class NumaWatch:
             if pod is not None and pod.status.start_time and self._pods.node_pod(pod.uid) is not None:
                 found.append(pod.uid)
         return tuple(sorted(found))
+
+
+def _cpus_of(pods: Iterable[pb.PodResources]) -> set[int]:
+    """That containers have for themselves."""
+    return {cpu for pod in pods for container in pod.containers for cpu in container.cpu_ids}
 
 
 def others_of(

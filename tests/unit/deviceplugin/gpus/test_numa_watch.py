@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deviceplugin.gpus import numa_watch
 from deviceplugin.gpus.numa_watch import NumaWatch, cpu_list, others_of, read_configuration, read_numa_nodes
 from deviceplugin.gpus.offer import Offer
 from deviceplugin.pod_resources import KubeletUnreachable
@@ -91,6 +93,23 @@ async def test_the_annotation_has_the_policy_and_the_free_cpus_of_each_numa_node
     assert node.checks == 1
     await node.watch.once()
     assert node.checks == 1
+
+
+async def test_the_kubelets_answer_is_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full node's names thousands of devices."""
+    node, threads = Node(tmp_path), []
+
+    def seen(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return others_of(*given)
+
+    monkeypatch.setattr(numa_watch, "others_of", seen)
+    node.configure(**SINGLE)
+    await node.watch.once()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
